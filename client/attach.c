@@ -13,8 +13,6 @@
 #include "client/device.h"
 #include "ipc/base/sys.h"
 
-#define REVIVE_PAUSE_NS UINT64_C(100000000)
-
 /* ---- mapping --------------------------------------------------------------------------------- */
 
 static int map_index(struct view *view, int fd, uint64_t bytes) {
@@ -73,6 +71,21 @@ static struct kvd_msg_space open_request(const struct kvd_space *s) {
         };
 }
 
+/* A GPU's driver makes a context, or waits for what the GPU has to do: without kvd.lock. */
+static int reserve(struct view *view, int semaphores, uint32_t row) {
+        struct kvd *handle = view->space->handle;
+        int r;
+
+        if (view->ix->backend == KVD_BACKEND_HOST)
+                return view->mapping->reserve(view);
+        handle_unlock(handle);
+        r = view->mapping->reserve(view);
+        if (r == 0)
+                r = semaphore_open(view, semaphores, row);
+        handle_lock_again(handle);
+        return r;
+}
+
 static int map_all(struct view *view, const struct kvd_msg_space_reply *reply,
                    const struct kvd_fds *fds) {
         int r;
@@ -89,9 +102,8 @@ static int map_all(struct view *view, const struct kvd_msg_space_reply *reply,
                                 "a space comes with two descriptors, and one on a GPU with three");
         if (r < 0)
                 return r;
-        view->memory = view->ix->backend == KVD_BACKEND_HOST ? &mapping_host : &mapping_device;
-        r = view->memory->reserve(view);
-        return r == 0 && view->device ? semaphore_open(view, fds->fd[2], reply->semaphore_row) : r;
+        view->mapping = view->ix->backend == KVD_BACKEND_HOST ? &mapping_host : &mapping_device;
+        return reserve(view, fds->fd[2], reply->semaphore_row);
 }
 
 static int attach(struct kvd_space *space, struct view *view) {
@@ -106,7 +118,7 @@ static int attach(struct kvd_space *space, struct view *view) {
         view->epoch = space->handle->epoch;
         r = map_all(view, &reply, &fds);
         kvd_fds_close(&fds);
-        if (r < 0) {
+        if (r < 0 && view_is_connected(view)) {
                 struct kvd_msg_detach detach = {view->handle};
 
                 handle_call(space->handle, KVD_MSG_detach, &detach, NULL, NULL);
@@ -127,48 +139,108 @@ static void publish(struct kvd_space *space, struct view *view) {
 }
 
 static bool usable(const struct view *view) {
-        return view && view->epoch == view->space->handle->epoch && atomic_load(&view->ix->alive);
-}
-
-int view_attach(struct kvd_space *space, struct view **ret) {
-        struct view *view = atomic_load(&space->view);
-        int r = handle_connect(space->handle);
-
-        if (r < 0)
-                return r;
-        *ret = view;
-        if (usable(view)) {
-                if (view->device)
-                        device_drain(view);
-                return 0;
-        }
-        view = view_new(space);
-        if (!view)
-                return client_fail(-ENOMEM, "out of memory");
-        r = attach(space, view);
-        if (r < 0) {
-                view_free(view);
-                return r;
-        }
-        publish(space, view);
-        *ret = view;
-        return 0;
+        return view && view_is_connected(view) && atomic_load(&view->ix->alive);
 }
 
 /*
- * The index says that its daemon is gone or the space deleted: attaches anew, but not at every
- * lookup.
+ * What came up since the last call. Without new segments their blocks are missed by lookups, which
+ * is no reason to fail, unless the daemon is.
  */
-void space_revive(struct kvd_space *space) {
-        struct kvd *handle = space->handle;
-        uint64_t now = sys_now_ns();
-        struct view *view;
+static int keep_up(struct view *view) {
+        int r = view_catch_up(view);
 
-        if (pthread_mutex_trylock(&handle->lock) != 0)
-                return;
-        if (now >= handle->retry_ns) {
-                handle->retry_ns = now + REVIVE_PAUSE_NS;
-                view_attach(space, &view);
-        }
-        pthread_mutex_unlock(&handle->lock);
+        if (unlikely(view->older))
+                view_is_last(view);
+        return r == -ETIMEDOUT || !conn_is_open(view->space->handle->conn) ? r : 0;
+}
+
+/* The space gets a view of the connection that there is now. */
+static int attach_anew(struct kvd_space *space, struct view **ret) {
+        struct view *view = view_new(space);
+        int r;
+
+        *ret = view;
+        if (!view)
+                return client_fail(-ENOMEM, "out of memory");
+        space->attaching = true;
+        r = attach(space, view);
+        space->attaching = false;
+        handle_changed(space->handle);
+        if (r < 0)
+                view_free(view);
+        else
+                publish(space, view);
+        return r;
+}
+
+/* 0: the lock was let go of, and now something is missing again. 1: all is there. */
+static int try_attach(struct kvd_space *space, struct view **ret) {
+        struct view *view = atomic_load(&space->view);
+        int r;
+
+        if (view && view->device)
+                device_drain(view);
+        r = handle_connect(space->handle);
+        if (r < 0)
+                return r;
+        view = atomic_load(&space->view);
+        if (!usable(view) && space->attaching)
+                return handle_wait(space->handle);
+        if (!usable(view))
+                r = attach_anew(space, &view);
+        if (r == 0)
+                r = keep_up(view);
+        *ret = view;
+        return r < 0 ? r : view_is_current(view) && view_is_connected(view);
+}
+
+int view_attach(struct kvd_space *space, struct view **ret) {
+        int r;
+
+        do
+                r = try_attach(space, ret);
+        while (r == 0);
+        return r < 0 ? r : 0;
+}
+
+/* ---- catching up ----------------------------------------------------------------------------- */
+
+#define RETRY_NS UINT64_C(100000000)
+
+/*
+ * The connection of a daemon that was killed may look open for a moment, until the kernel has taken
+ * its ring down; its successor has written into our page by then.
+ */
+static bool was_replaced(const struct kvd_space *space) {
+        const struct view *view = atomic_load(&space->view);
+
+        return view && view->epoch == space->handle->epoch && !view_is_served(view);
+}
+
+static int catch_up(struct kvd_space *space) {
+        struct kvd *handle = space->handle;
+        uint64_t began = sys_now_ns();
+        struct view *view;
+        int r;
+
+        if (began < handle->retry_ns)
+                return client_fail(-EAGAIN, "the kvd did not answer just now");
+        if (conn_is_open(handle->conn) && (!conn_has_peer(handle->conn) || was_replaced(space)))
+                handle->conn = conn_close(handle->conn);
+        r = view_attach(space, &view);
+        if (r < 0) /* as long as it took, at least */
+                handle->retry_ns = 2 * sys_now_ns() - began + RETRY_NS;
+        return r;
+}
+
+int kvd_catch_up(struct kvd_space *space) {
+        int r = space_check(space);
+
+        if (r == 0)
+                r = handle_lock(space->handle);
+        if (r < 0)
+                return r;
+        r = catch_up(space);
+        handle_unlock(space->handle);
+        return r;
 }

@@ -16,13 +16,14 @@
 #include <sys/stat.h>
 #include <sys/time.h>
 
+#include "client/deadline.h"
 #include "client/error.h"
 #include "ipc/address.h"
 #include "ipc/base/sys.h"
 
 #define DEFAULT_PATH "/run/kvd-0.sock"
-#define DEADLINE_MS 5000u
 #define MAX_ABANDONED 16u
+#define MAX_STRAY 64u /* more late answers before the one that is waited for are no kvd's */
 
 struct abandoned { /* a request whose answer came too late */
         uint64_t serial; /* 0: unused */
@@ -46,8 +47,8 @@ struct conn {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static const char *effective_path(const char *path) {
-        const char *env = getenv("KVD_SOCKET");
+const char *conn_choose_path(const char *path) {
+        const char *env = secure_getenv("KVD_SOCKET");
 
         return path && *path ? path : env && *env ? env : DEFAULT_PATH;
 }
@@ -78,9 +79,27 @@ static int connect_failed(const char *path, int error) {
         }
 }
 
-static int connect_socket(struct conn *c) {
-        /* of connect, and of waiting for a reply */
-        const struct timeval deadline = {.tv_sec = DEADLINE_MS / 1000};
+/*
+ * Waits while as many wait for the daemon as the kernel lets wait. A signal ends that each time,
+ * and the socket's own time limit would begin anew.
+ */
+static int connect_by(const struct conn *c, const struct kvd_address *to, uint64_t deadline_ns) {
+        for (;;) {
+                uint64_t now = sys_now_ns(), us = now < deadline_ns ? (deadline_ns - now) / 1000 : 0;
+                struct timeval left = {(time_t)(us / 1000000), (suseconds_t)(us % 1000000)};
+
+                if (!us)
+                        return -EAGAIN;
+                if (sys->setsockopt(c->fd, SOL_SOCKET, SO_SNDTIMEO, &left, sizeof left) < 0)
+                        return -errno;
+                if (sys->connect(c->fd, kvd_address_of(to), to->size) == 0)
+                        return 0;
+                if (errno != EINTR)
+                        return -errno;
+        }
+}
+
+static int connect_socket(struct conn *c, uint64_t deadline_ns) {
         struct kvd_address address;
         int r = kvd_address_make(c->path, &address);
 
@@ -89,12 +108,8 @@ static int connect_socket(struct conn *c) {
         c->fd = sys->socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
         if (c->fd < 0)
                 return client_fail(-errno, "cannot make a socket: %s", strerror(errno));
-        if (sys->setsockopt(c->fd, SOL_SOCKET, SO_SNDTIMEO, &deadline, sizeof deadline) < 0 ||
-            sys->setsockopt(c->fd, SOL_SOCKET, SO_RCVTIMEO, &deadline, sizeof deadline) < 0)
-                return client_fail(-errno, "cannot give a socket a deadline: %s", strerror(errno));
-        if (sys->connect(c->fd, kvd_address_of(&address), address.size) < 0)
-                return connect_failed(c->path, errno);
-        return 0;
+        r = connect_by(c, &address, deadline_ns);
+        return r < 0 ? connect_failed(c->path, -r) : 0;
 }
 
 static void keep_peer(struct conn *c, const struct kvd_msg_attach_reply *peer) {
@@ -104,10 +119,10 @@ static void keep_peer(struct conn *c, const struct kvd_msg_attach_reply *peer) {
         c->peer.domain = kvd_slice_of(kvd_slice_copy(peer->domain, c->domain, sizeof c->domain));
 }
 
-static int greet(struct conn *c, const char *name) {
+static int greet(struct conn *c, const char *name, uint64_t deadline_ns) {
         struct kvd_msg_attach hello = {.protocol = KVD_PROTOCOL, .name = kvd_slice_of(name)};
         struct kvd_msg_attach_reply peer;
-        int r = conn_call(c, KVD_MSG_attach, &hello, &peer);
+        int r = conn_call_by(c, deadline_ns, KVD_MSG_attach, &hello, &peer, NULL);
 
         if (r < 0)
                 return r;
@@ -120,35 +135,47 @@ static int greet(struct conn *c, const char *name) {
         return 0;
 }
 
-static int meet(struct conn *c, const char *name) {
-        int r = connect_socket(c);
+/* Who it is comes first: nothing is said to somebody else. */
+static int meet(struct conn *c, const struct server_user *user, const char *name,
+                uint64_t deadline_ns) {
+        int r = connect_socket(c, deadline_ns);
 
-        return r < 0 ? r : greet(c, name);
+        if (r == 0)
+                r = server_user_check(user, c->fd, c->path);
+        return r < 0 ? r : greet(c, name, deadline_ns);
 }
 
 static void conn_closep(struct conn **c) {
         *c = conn_close(*c);
 }
 
-int conn_open(const char *path, const char *name, struct conn **ret) {
+int conn_open_by(const char *path, const struct server_user *user, const char *name,
+                 uint64_t deadline_ns, struct conn **ret) {
         _cleanup_(conn_closep) struct conn *c = sys->calloc(1, sizeof *c);
         int r;
 
         if (!c)
                 return client_fail(-ENOMEM, "out of memory");
         c->fd = -1;
-        snprintf(c->path, sizeof c->path, "%s", effective_path(path));
+        snprintf(c->path, sizeof c->path, "%s", conn_choose_path(path));
         r = kvd_decoder_new(&c->decoder);
         if (r < 0)
                 return client_fail(r, "out of memory");
-        r = meet(c, name);
+        r = meet(c, user, name, deadline_ns);
         /* paused for the second that there is to attach, or the daemon was replaced just now */
         if (r == -ECONNRESET)
-                r = meet(c, name);
+                r = meet(c, user, name, deadline_ns);
         if (r < 0)
                 return r;
         *ret = STEAL(c);
         return 0;
+}
+
+int conn_open(const char *path, const char *name, struct conn **ret) {
+        struct server_user user;
+        int r = server_user_find(NULL, &user);
+
+        return r < 0 ? r : conn_open_by(path, &user, name, deadline_from_now(), ret);
 }
 
 struct conn *conn_close(struct conn *c) {
@@ -191,23 +218,6 @@ static int lost(struct conn *c) {
         return client_fail(-ECONNRESET, "the kvd at %s ended the connection", c->path);
 }
 
-/* 0: ready; -ETIMEDOUT. */
-static int wait_for(int fd, short events, uint64_t deadline_ns) {
-        for (;;) {
-                struct pollfd p = {.fd = fd, .events = events};
-                uint64_t now = sys_now_ns();
-                int r;
-
-                if (now >= deadline_ns)
-                        return -ETIMEDOUT;
-                r = sys->poll(&p, 1, (int)((deadline_ns - now) / 1000000 + 1));
-                if (r > 0)
-                        return 0;
-                if (r < 0 && errno != EINTR)
-                        return -errno;
-        }
-}
-
 static int send_request(struct conn *c, uint32_t number, const void *request,
                         uint64_t deadline_ns) {
         struct kvd_msg msg = {.number = number, .serial = ++c->serial};
@@ -223,7 +233,7 @@ static int send_request(struct conn *c, uint32_t number, const void *request,
                                    "limit",
                                    number);
         while ((r = kvd_frame_send(c->fd, c->out, (size_t)n, NULL, MSG_DONTWAIT)) == -EAGAIN) {
-                r = wait_for(c->fd, POLLOUT, deadline_ns);
+                r = deadline_poll(c->fd, POLLOUT, deadline_ns);
                 if (r < 0)
                         return client_fail(r, "the kvd at %s takes no requests", c->path);
         }
@@ -317,10 +327,12 @@ static int receive(struct conn *c, struct kvd_msg *ret, struct kvd_fds *fds, uin
         int r;
 
         fds->n = 0;
-        while ((n = kvd_frame_receive(c->fd, c->in, fds, 0)) == -EAGAIN)
-                if (sys_now_ns() >= deadline_ns)
-                        return client_fail(-ETIMEDOUT, "the kvd at %s does not answer (stopped?)",
-                                           c->path);
+        do {
+                r = deadline_poll(c->fd, POLLIN, deadline_ns);
+                if (r == -ETIMEDOUT)
+                        return client_fail(r, "the kvd at %s does not answer (stopped?)", c->path);
+                n = r < 0 ? r : kvd_frame_receive(c->fd, c->in, fds, MSG_DONTWAIT);
+        } while (n == -EAGAIN);
         if (n <= 0)
                 return lost(c);
         r = kvd_msg_decode(c->decoder, c->in, (size_t)n, ret);
@@ -352,23 +364,18 @@ static int take_reply(struct conn *c, uint32_t number, const struct kvd_msg *msg
         return 0;
 }
 
-int conn_call_fds(struct conn *c, uint32_t number, const void *request, void *reply,
-                  struct kvd_fds *fds) {
-        uint64_t deadline_ns = sys_now_ns() + DEADLINE_MS * UINT64_C(1000000), serial;
+static int exchange(struct conn *c, uint64_t deadline_ns, uint32_t number, const void *request,
+                    void *reply, struct kvd_fds *fds) {
         struct kvd_msg msg;
-        int r;
+        uint64_t serial;
+        int r = send_request(c, number, request, deadline_ns);
 
-        fds->n = 0;
-        c->in_doubt = false;
-        if (c->fd < 0)
-                return client_fail(-ENOTCONN, "not connected to the kvd at %s", c->path);
-        r = send_request(c, number, request, deadline_ns);
         if (r < 0)
                 return r;
         serial = c->serial;
         c->in_doubt = true;
-        for (;;) {
-                r = receive(c, &msg, fds, deadline_ns);
+        for (uint32_t stray = 0;; stray++) {
+                r = stray < MAX_STRAY ? receive(c, &msg, fds, deadline_ns) : lost(c);
                 if (r < 0 && c->fd >= 0)
                         abandon(c, number, request);
                 if (r < 0)
@@ -378,16 +385,24 @@ int conn_call_fds(struct conn *c, uint32_t number, const void *request, void *re
                 undo(c, &msg, fds);
         }
         c->in_doubt = msg.number != KVD_MSG_error && msg.number != number + KVD_REPLY;
-        r = take_reply(c, number, &msg, reply);
-        if (r < 0)
-                kvd_fds_close(fds);
+        return take_reply(c, number, &msg, reply);
+}
+
+int conn_call_by(struct conn *c, uint64_t deadline_ns, uint32_t number, const void *request,
+                 void *reply, struct kvd_fds *fds) {
+        struct kvd_fds unwanted = {.n = 0}, *to = fds ? fds : &unwanted;
+        int r;
+
+        to->n = 0;
+        c->in_doubt = false;
+        if (c->fd < 0)
+                return client_fail(-ENOTCONN, "not connected to the kvd at %s", c->path);
+        r = exchange(c, deadline_ns, number, request, reply, to);
+        if (r < 0 || !fds)
+                kvd_fds_close(to);
         return r;
 }
 
 int conn_call(struct conn *c, uint32_t number, const void *request, void *reply) {
-        struct kvd_fds fds;
-        int r = conn_call_fds(c, number, request, reply, &fds);
-
-        kvd_fds_close(&fds);
-        return r;
+        return conn_call_by(c, deadline_from_now(), number, request, reply, NULL);
 }

@@ -8,12 +8,18 @@
  * daemon's own refusals come with its words.
  */
 
+#include "client/server_user.h"
 #include "ipc/frame.h"
 #include "ipc/msg.h"
 
 struct conn;
 
-/* path as in kvd_open; name is what kvctl clients shows. */
+/*
+ * path as in kvd_open; user is whose the server must be; name is what kvctl clients shows. Ends by
+ * a deadline (deadline.h). conn_open: the usual one, and server_user_find(NULL).
+ */
+int conn_open_by(const char *path, const struct server_user *user, const char *name,
+                 uint64_t deadline_ns, struct conn **ret);
 int conn_open(const char *path, const char *name, struct conn **ret);
 struct conn *conn_close(struct conn *conn); /* NULL is fine; returns NULL */
 
@@ -25,9 +31,12 @@ struct conn *conn_close(struct conn *conn); /* NULL is fine; returns NULL */
  */
 int conn_call(struct conn *conn, uint32_t number, const void *request, void *reply);
 
-/* The same, taking descriptors that came with the reply: the caller's to close. */
-int conn_call_fds(struct conn *conn, uint32_t number, const void *request, void *reply,
-                  struct kvd_fds *fds);
+/*
+ * The same by a deadline of the caller's, taking descriptors that came with the reply: the caller's
+ * to close. fds NULL: they are closed.
+ */
+int conn_call_by(struct conn *conn, uint64_t deadline_ns, uint32_t number, const void *request,
+                 void *reply, struct kvd_fds *fds);
 
 bool conn_is_open(const struct conn *conn);
 /* asks the kernel whether the other end is there still */
@@ -35,6 +44,8 @@ bool conn_has_peer(const struct conn *conn);
 /* the last call was sent and not answered: it may have been done */
 bool conn_in_doubt(const struct conn *conn);
 const char *conn_path(const struct conn *conn);
+/* path, or if it is NULL or "" what conn_open takes instead of it */
+const char *conn_choose_path(const char *path);
 /* its strings live as long as conn */
 const struct kvd_msg_attach_reply *conn_peer(const struct conn *conn);
 

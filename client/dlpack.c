@@ -31,16 +31,15 @@ struct owner {
 /* What reads the block on a GPU may still be under way. */
 static void let_go(struct owner *o) {
         struct view *view = o->view;
-        struct promise until;
 
         if (o->pinned == KVD_ROOT)
                 return;
-        if (view->device && semaphore_promise(view, o->stream, &until) == 0) {
-                deferred_settle(view);
-                deferred_add(view, until, o->pinned, true);
-        } else {
+        if (!view->device) {
                 unpin_block(view, kvd_ref_id(o->pinned));
+                return;
         }
+        deferred_settle(view);
+        deferred_unpin(view, o->pinned, o->stream);
 }
 
 static void end(struct owner *o) {

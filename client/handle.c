@@ -38,17 +38,40 @@ static const char *own_name(void) {
 static int join(struct conn *conn, const uint8_t team[16]) {
         const struct kvd_msg_join request = {.team = {team, 16}};
 
-        return conn_call(conn, KVD_MSG_join, &request, NULL);
+        return conn_call_by(conn, deadline_ns(), KVD_MSG_join, &request, NULL, NULL);
+}
+
+int handle_lock(struct kvd *handle) {
+        return deadline_lock(&handle->lock);
+}
+
+void handle_lock_again(struct kvd *handle) {
+        pthread_mutex_lock(&handle->lock);
+}
+
+int handle_wait(struct kvd *handle) {
+        return deadline_wait(&handle->changed, &handle->lock);
+}
+
+void handle_changed(struct kvd *handle) {
+        pthread_cond_broadcast(&handle->changed);
+}
+
+void handle_unlock(struct kvd *handle) {
+        pthread_mutex_unlock(&handle->lock);
 }
 
 /* Before the daemon has a space of this process on its books, it knows the team. */
 int handle_connect(struct kvd *handle) {
         int r;
 
-        if (conn_is_open(handle->conn))
+        if (conn_is_open(handle->conn)) {
+                if (unlikely(atomic_load(&handle->later)))
+                        later_send(handle);
                 return 0;
+        }
         handle->conn = conn_close(handle->conn);
-        r = conn_open(handle->path, own_name(), &handle->conn);
+        r = conn_open_by(handle->path, &handle->server, own_name(), deadline_ns(), &handle->conn);
         if (r == 0 && handle->joined)
                 r = join(handle->conn, handle->team);
         if (r < 0) {
@@ -64,7 +87,9 @@ int kvd_join(struct kvd *handle, const uint8_t team[16]) {
 
         if (handle_check(handle) < 0)
                 return -ECHILD;
-        pthread_mutex_lock(&handle->lock);
+        r = handle_lock(handle);
+        if (r < 0)
+                return r;
         r = handle_connect(handle);
         if (r == 0)
                 r = join(handle->conn, team);
@@ -72,31 +97,35 @@ int kvd_join(struct kvd *handle, const uint8_t team[16]) {
                 handle->joined = true;
                 memcpy(handle->team, team, sizeof handle->team);
         }
-        pthread_mutex_unlock(&handle->lock);
+        handle_unlock(handle);
         return r;
 }
 
 int handle_call(struct kvd *handle, uint32_t number, const void *request, void *reply,
                 struct kvd_fds *fds) {
-        return fds ? conn_call_fds(handle->conn, number, request, reply, fds) :
-                     conn_call(handle->conn, number, request, reply);
+        return conn_call_by(handle->conn, deadline_ns(), number, request, reply, fds);
 }
 
 static void kvd_closep(struct kvd **handle) {
         *handle = kvd_close(*handle);
 }
 
-int kvd_open(const char *socket_path, struct kvd **ret) {
+int kvd_open_expecting(const char *socket_path, const char *server_user, struct kvd **ret) {
         _cleanup_(kvd_closep) struct kvd *handle = sys->calloc(1, sizeof *handle);
         int r;
 
+        deadline_begin();
         if (!handle)
                 return client_fail(-ENOMEM, "out of memory");
         pthread_mutex_init(&handle->lock, NULL);
+        deadline_cond_init(&handle->changed);
         atomic_init(&handle->users, 1);
         r = make_fork_guard(handle);
         if (r < 0)
                 return client_fail(r, "out of memory");
+        r = server_user_find(server_user, &handle->server);
+        if (r < 0)
+                return r;
         if (socket_path) {
                 handle->path = sys->calloc(1, strlen(socket_path) + 1);
                 if (!handle->path)
@@ -110,12 +139,18 @@ int kvd_open(const char *socket_path, struct kvd **ret) {
         return 0;
 }
 
+int kvd_open(const char *socket_path, struct kvd **ret) {
+        return kvd_open_expecting(socket_path, NULL, ret);
+}
+
 struct kvd *kvd_close(struct kvd *handle) {
         if (!handle || atomic_fetch_sub(&handle->users, 1) != 1)
                 return NULL;
-        conn_close(handle->conn);
+        handle->conn = conn_close(handle->conn);
+        later_send(handle); /* to nobody any more */
         if (handle->not_forked)
                 munmap((void *)handle->not_forked, 4096);
+        pthread_cond_destroy(&handle->changed);
         free(handle->path);
         free(handle);
         return NULL;

@@ -10,30 +10,35 @@
  *      view       one attachment's mappings: index (read-only), pin page, pool. Views of lost attachments stay mapped
  *                 until the last pin and block in them is let go
  *
- * Locks: kvd.lock for the connection and for making and retiring views; magazine.lock for a view's
- * blocks to fill. kvd.lock is taken inside magazine.lock, never the other way round. Lookups take
- * neither.
+ * Locks: kvd.lock for the connection and for making and retiring views, with the deadline of the
+ * call; magazine.lock for a view's blocks to fill, never while the daemon is waited for.
+ * magazine.lock is taken inside kvd.lock, never the other way round. Lookups take neither.
  */
 
 #include <errno.h>
 #include <pthread.h>
 
 #include "client/conn.h"
+#include "client/deadline.h"
 #include "client/error.h"
 #include "client/kvd.h"
 #include "client/kvd_methods.h"
 #include "ipc/base/sequence.h"
 
 struct kvd_ops;
+struct later;
 struct scratch;
 
 struct kvd {
         const uint32_t *not_forked; /* owned page, wiped in children: 1 here, 0 there */
         pthread_mutex_t lock;
+        pthread_cond_t changed; /* with lock: a thread is back from a GPU's driver */
         char *path;           /* owned; as given, or NULL */
+        struct server_user server; /* whose every daemon must be */
         struct conn *conn;    /* owned; NULL: lost, or not yet made */
         uint64_t epoch;       /* of the connection */
-        uint64_t retry_ns;    /* lookups do not try to reconnect before that */
+        uint64_t retry_ns;    /* kvd_catch_up does not try before that */
+        _Atomic(struct later *) later; /* owned: what could not be said in time */
         bool joined;          /* every connection joins the team */
         uint8_t team[16];
         _Atomic uint32_t users; /* the caller, until kvd_close, and spaces */
@@ -49,14 +54,14 @@ struct segment_source {
 
 /*
  * How a pool is mapped: memory_host.c, memory_device.c. All under kvd.lock, with the words of a
- * failure said.
+ * failure said. map lets go of it while a GPU's driver is at work: what was read under it before is
+ * to be read again, and replies are to be copied; the view stays mapped.
  */
 struct mapping_kind {
         /* addresses for all segments there can be: view->base */
         int (*reserve)(struct view *view);
         int (*map)(struct view *view, uint32_t number, const struct segment_source *from,
                    bool writable);
-        void (*unmap)(struct view *view, uint32_t number); /* NULL: only all at once */
         void (*release)(struct view *view);  /* everything, also what was not begun */
 };
 extern const struct mapping_kind mapping_host, mapping_device;
@@ -82,22 +87,27 @@ struct view {
         uint8_t *base;
         uint8_t *sealed;             /* inside it, the same once more, read-only; on a GPU: base */
         uint64_t reserved;           /* bytes of either */
-        const struct mapping_kind *memory; /* NULL: not yet known */
+        const struct mapping_kind *mapping; /* NULL: not yet known */
         struct device *device;       /* owned; NULL in host memory (device.h) */
 
         alignas(64) _Atomic uint64_t refs; /* lookups under way, pins, blocks of the caller */
+        _Atomic bool wanted;         /* a lookup found blocks of a segment that is not mapped */
 
         /* under kvd.lock */
         /* segments mapped, from the first on without a hole; read by lookups */
         alignas(64) _Atomic uint32_t n_mapped;
+        _Atomic uint32_t memory_epoch; /* of the index, when what is mapped was compared with it */
         uint64_t index_bytes;
         uint32_t handle;             /* of the space in the connection */
         uint64_t epoch;              /* of the connection */
         bool unmapped;
+        _Atomic uint32_t fetched;    /* of ix->n_segments, when they were last fetched */
         struct view *older;          /* owned */
         uint64_t writable[KVD_MAX_SEGMENTS / 64];
         /* read by lookups that meet a hole (GPU pools have some) */
         _Atomic uint64_t mapped[KVD_MAX_SEGMENTS / 64];
+        /* host spaces: what kvd_index_memory said when the memfd that is mapped was asked for */
+        _Atomic uint32_t memory[KVD_MAX_SEGMENTS];
 
         struct magazine magazine;
 };
@@ -109,6 +119,7 @@ struct kvd_space {
         struct kvd_space_options options;
         _Atomic uint32_t reserve;    /* kvd_reserve's n */
         _Atomic(struct view *) view; /* owned, and the older ones behind it */
+        bool attaching;              /* a thread makes the next one; under kvd.lock */
         /* of ended views, and our own */
         _Atomic uint64_t counters[sizeof(struct kvd_counters) / sizeof(uint64_t)];
         struct {                  /* KVD_SPACE_FIXED: what all views have in turn; under kvd.lock */
@@ -154,8 +165,11 @@ static inline bool forked(const struct kvd *handle) {
         return unlikely(*handle->not_forked == 0);
 }
 
-/* 0; in a child of the process that opened it, -ECHILD, with the words said. */
+/*
+ * A call begins. 0; in a child of the process that opened it, -ECHILD, with the words said.
+ */
 static inline int handle_check(const struct kvd *handle) {
+        deadline_begin();
         return forked(handle) ?
                        client_fail(-ECHILD,
                                    "this process was forked from the one that connected; open a "
@@ -164,22 +178,42 @@ static inline int handle_check(const struct kvd *handle) {
 }
 
 static inline int space_check(const struct kvd_space *space) {
+        deadline_begin();
         return forked(space->handle) ?
                        client_fail(-ECHILD, "this process was forked from the one that opened the "
                                             "space; open it anew") :
                        0;
 }
 
-/* handle.c; all under kvd.lock */
+/* handle.c */
+int handle_lock(struct kvd *handle); /* by the call's deadline; 0 or -ETIMEDOUT */
+void handle_unlock(struct kvd *handle);
+/* for who let go of it within a call that has it: whatever the deadline, its caller counts on it */
+void handle_lock_again(struct kvd *handle);
+/* until handle_changed, without it; 0 or -ETIMEDOUT */
+int handle_wait(struct kvd *handle);
+void handle_changed(struct kvd *handle);
+/* the others: under kvd.lock */
 int handle_connect(struct kvd *handle); /* 0 if there is a connection now */
 int handle_call(struct kvd *handle, uint32_t number, const void *request, void *reply,
                 struct kvd_fds *fds);
 
+/*
+ * later.c: what a call that cannot fail did not get through before its deadline; later_send, under
+ * kvd.lock, when there is a connection.
+ */
+void later_release(const struct view *view, const kvd_ref *refs, uint32_t n);
+void later_detach(struct kvd *handle, uint64_t epoch, uint32_t space);
+void later_close(const struct view *view, uint32_t sequence);
+void later_send(struct kvd *handle);
+
 /* view.c: mappings of one attachment, and who still uses them */
 struct view *view_get(struct kvd_space *space); /* the current one, with a reference */
 void view_put(struct view *view);
+void view_leave(struct view *view); /* as view_put, but makes no system call */
 bool view_is_current(const struct view *view);
-/* under kvd.lock: those before it are unmapped, or that is done now */
+bool view_is_connected(const struct view *view); /* under kvd.lock: it is of today's connection */
+/* under kvd.lock: unmaps those before it that nobody uses; true: that is all of them */
 bool view_is_last(struct view *view);
 struct view *view_new(struct kvd_space *space);
 void view_free(struct view *view);
@@ -188,23 +222,34 @@ void view_count(const struct view *view, uint64_t counters[COUNTERS]); /* adds w
 void view_forget_mappings(struct kvd_space *space);
 void view_free_all(struct kvd_space *space);
 int view_map_file(int fd, uint64_t bytes, int prot, void **ret); /* refuses one that is shorter */
-bool view_has(const struct view *view, uint32_t segment);
+bool view_has(const struct view *view, uint32_t segment); /* mapped, and with today's memory */
+/* has no segment got other memory since what is mapped was last looked at? */
+bool view_is_fresh(const struct view *view);
+/*
+ * C5, its other word (lookup.c): an index whose daemon was replaced says SEALED for ever. Partner:
+ * D11 (store/cache/inherit.c).
+ */
+static inline bool view_is_served(const struct view *view) {
+        return atomic_load_explicit(&view->page->epoch, memory_order_seq_cst) == view->ix->life;
+}
 bool view_has_any(const struct view *view);
 bool view_may_write(const struct view *view, uint32_t segment);
 void view_set_segment(struct view *view, uint32_t segment, bool mapped, bool writable);
 void view_lose_segment(struct view *view, uint32_t segment); /* it is about to be unmapped */
 
-/* segments.c: under kvd.lock, but for view_map_blocks */
+/* segments.c: under kvd.lock, which they let go of as map does; but for view_map_blocks */
+int view_catch_up(struct view *view); /* what the pool has grown by, and what lookups wanted */
 int view_map_segments(struct view *view, uint32_t at_least); /* those below it that have memory */
 int view_map_block(struct view *view, uint32_t id, bool write);
 /* segments of blocks that others sealed */
 int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n);
 
 /* attach.c */
-/* under kvd.lock: current and connected, or error */
+/*
+ * Under kvd.lock: current and connected, or error. Lets go of the lock for a while where a GPU's
+ * memory is mapped, or wanted back: what was read under it before is to be read again.
+ */
 int view_attach(struct kvd_space *space, struct view **ret);
-/* the index says that its daemon is gone: attaches, but not at every call */
-void space_revive(struct kvd_space *space);
 
 /* geometry.c */
 struct kvd_shape shape_of(const struct kvd_geometry *geometry);

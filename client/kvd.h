@@ -30,8 +30,16 @@
  *  - If the daemon dies, pinned blocks and allocated blocks stay readable and writable until they
  *    are let go (their memory belongs to whoever maps it). kvd_alloc, kvd_seal and the like return
  *    -ECONNRESET or -ECONNREFUSED while it is away; the library reconnects by itself on the next
- *    call, and lookups then see the new daemon's cache. Blocks allocated before that are refused by
- *    kvd_seal with -ESTALE: free them.
+ *    call that asks the daemon (see kvd_catch_up), and lookups then see the new daemon's cache.
+ *    Blocks allocated before that are refused by kvd_seal with -ESTALE: free them.
+ *  - Every call ends. kvd_lookup, kvd_lookup_keys, kvd_match, kvd_available, kvd_counters and
+ *    kvd_paged_attention never wait for the daemon or for another thread, and kvd_unpin does not.
+ *    Every other call may, for 5 seconds altogether, whatever it waits for, however many threads
+ *    wait with it and whatever signals arrive, and then returns -ETIMEDOUT. Those with a time
+ *    limit of their own (kvd_lease, kvd_sequence_wait) may take that much longer; kvd_prefix_sample
+ *    gives a worker a minute, and calls that wait for a GPU's stream (kvd_cuda.h) take what the
+ *    stream takes. Calls that cannot fail (kvd_free, kvd_space_close, kvd_sequence_close) leave
+ *    what they could not say in time to a later call.
  *  - All calls may be made from many threads at once, on the same handles. A struct kvd_pin or
  *    kvd_block belongs to one thread at a time. The library starts no threads, installs no signal
  *    handlers and prints nothing.
@@ -135,10 +143,18 @@ void kvd_fingerprint(uint64_t fingerprint[2], const void *data, size_t bytes);
 /*
  * Connects to the daemon at a socket path; NULL takes $KVD_SOCKET, then /run/kvd-0.sock. The handle
  * is freed by kvd_close, which returns NULL. -ENOENT, -ECONNREFUSED: no daemon there; -ENOTSOCK:
- * that is a folder or a file; -EACCES: not allowed to use the socket; -EPROTO: not a kvd, or
- * another protocol version.
+ * that is a folder or a file; -EACCES: not allowed to use the socket; -EPERM: the server is of a
+ * user who is not expected, and was told nothing; -EPROTO: not a kvd, or another protocol version.
+ *
+ * The server must be root's or the caller's own (in what it listens as: a service manager's socket
+ * is root's), or of the user to whom root gave the socket's folder: all folders above it are
+ * root's, and nobody else may write to any of them. $KVD_SERVER_USER, a name or a number, states
+ * another user; then only he and root are expected. kvd_open_expecting takes such a statement as
+ * well; NULL and "" leave it to the environment. -EINVAL: there is no user of that name. Each
+ * connection that the handle makes later is held to the same.
  */
 int kvd_open(const char *socket_path, kvd **ret);
+int kvd_open_expecting(const char *socket_path, const char *server_user, kvd **ret);
 kvd *kvd_close(kvd *handle);
 
 /*
@@ -191,8 +207,9 @@ struct kvd_space_memory {
 /*
  * Maps what the pool has grown by as well, so that blocks of which another process of the same
  * engine told may be used: call it again when an id is not below mapped. Addresses stay what they
- * are until the daemon is replaced, or for ever (KVD_SPACE_FIXED). With the daemon gone: what is
- * mapped.
+ * are until the daemon is replaced, or for ever (KVD_SPACE_FIXED); under isolation = arena the memory
+ * behind them may be replaced where no block is held, and this call maps the new one, too. With the
+ * daemon gone: what is mapped.
  */
 int kvd_space_memory(kvd_space *space, struct kvd_space_memory *ret);
 
@@ -224,9 +241,10 @@ struct kvd_pin {
  * to last, to blocks[], which has room for max_blocks; a longer prefix is cut there. The count is a
  * multiple of block_tokens unless the last block is a sealed partial one that ends exactly at
  * n_tokens. In a bidirectional space the answer is n_tokens or 0. Makes no system call, takes no
- * lock and does not wait for the daemon, except when the pool has grown since the last call (the
- * new segment is fetched once). pin must hold nothing; on 0 it still holds nothing. pin->salt is
- * read: chains of different salts are strangers, and never share a block, whatever their tokens. A
+ * lock and never waits for the daemon. So blocks in memory by which the pool has grown are missed
+ * (what is before them in the chain is found) until a call that asks the daemon has mapped it:
+ * kvd_seal, kvd_alloc when its magazine is empty, or kvd_catch_up. pin must hold nothing; on 0 it
+ * still holds nothing. pin->salt is read: chains of different salts are strangers, and never share a block, whatever their tokens. A
  * token id beyond the vocabulary is in no chain: what is before it is found. -EINVAL: group out of
  * range, a pin that holds something, or a salt in a bidirectional space. If the daemon is dead the
  * answer is still right for as long as its memory is mapped.
@@ -234,7 +252,32 @@ struct kvd_pin {
 int64_t kvd_lookup(kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens,
                    uint32_t *blocks, uint32_t max_blocks, struct kvd_pin *pin);
 
-/* The same search without a pin: a hint for schedulers, true at no particular time. */
+/*
+ * What lookups do not do, since it may wait: maps what the pool has grown by, and attaches to the
+ * daemon that took the place of one that ended. Every call that asks the daemon does that as well;
+ * who only looks up calls this now and then, and before a lookup that should miss nothing. One
+ * system call where there is nothing to do. 0, or why not; after a failure -EAGAIN at once, for as
+ * long as the failure took and a tenth of a second.
+ */
+int kvd_catch_up(kvd_space *space);
+
+/*
+ * Brings up what the daemon's file has of a chain, behind what is in the pool of it, or else what
+ * its remote servers have. Returns how many tokens of the prefix are in the pool, or will be
+ * (servers are only being asked yet: they may have more), and does not wait for them: *fd becomes
+ * readable when that has ended, well or not, so that the caller waits as long as it is worth
+ * (poll), and then looks up. -1: there is nothing to wait for. The descriptor is the caller's to
+ * close, at any time; what is on its way comes all the same. 512 blocks come at a time, and more by
+ * asking again, of the first 15,360 tokens and 4,096 blocks. salt as in struct kvd_pin. -EBUSY: too many are
+ * under way; -EINVAL: group out of range, a bidirectional space.
+ */
+int64_t kvd_fetch(kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
+                  uint32_t n_tokens, int *fd);
+
+/*
+ * The same search without a pin: a hint for schedulers, true at no particular time. Counts blocks
+ * that are not mapped yet as well.
+ */
 int64_t kvd_match(kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens);
 int64_t kvd_match_salted(kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
                          uint32_t n_tokens);

@@ -23,8 +23,14 @@
  *      kvd_seal_on(stream)         publishes them at once; who finds them waits for the stream, not for the call
  *
  * stream is a CUstream (cudaStream_t) of the device's primary context, as a pointer; NULL is the
- * legacy default stream, as in CUDA. Not while the stream is being captured into a graph. In a host
- * space stream is ignored and each of these calls is the one of kvd.h without "_on".
+ * legacy default stream, as in CUDA. In a host space stream is ignored and each of these calls is the
+ * one of kvd.h without "_on".
+ *
+ * While the stream is being captured into a graph (cuStreamBeginCapture, cudaStreamBeginCapture,
+ * torch.cuda.graph), or, for the legacy default stream, while one is that it takes turns with, each
+ * call that would put something into it is -EBUSY and does nothing: pin and blocks stay the
+ * caller's, and the capture stays valid. What orders blocks holds for one time, and a graph would
+ * do it each time: call kvd before and behind what is captured.
  *
  * Where the driver has no stream memory operations, or all of a process' 64 slots are in use by
  * other streams, kvd_seal_on, kvd_unpin_on and kvd_free_on wait for the stream instead. kvd_seal,
@@ -87,15 +93,19 @@ int kvd_seal_keep_on(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct k
 
 /*
  * Lets go when the stream has passed this point. The pin holds nothing afterwards; the blocks stay
- * pinned until a later call of this library (or kvd_settle) finds the stream past it.
+ * pinned until a later call of this library (or kvd_settle) finds the stream past it. 0; -EBUSY (the
+ * stream is being captured) is the only error.
  */
-void kvd_unpin_on(kvd_space *space, struct kvd_pin *pin, void *stream);
-void kvd_free_on(kvd_space *space, uint32_t n, struct kvd_block *blocks, void *stream);
+int kvd_unpin_on(kvd_space *space, struct kvd_pin *pin, void *stream);
+
+/* Likewise. -EBUSY: blocks that are not zeros are the caller's still. */
+int kvd_free_on(kvd_space *space, uint32_t n, struct kvd_block *blocks, void *stream);
 
 /*
  * Lets go of what streams have passed since, and of memory without blocks that the daemon wants for
- * others; returns how many pins and blocks still wait for a stream. Waits for no stream. For who
- * calls nothing else for long.
+ * others; returns how many pins and blocks still wait for a stream. Waits for no stream, but a driver
+ * may where it unmaps memory; other threads' calls go on meanwhile. For who calls nothing else for
+ * long.
  */
 int kvd_settle(kvd_space *space);
 
@@ -136,7 +146,9 @@ int kvd_dlpack_versioned(struct DLManagedTensor *tensor, struct DLManagedTensorV
  * One block, shape [layers of the group, 2 (K, V), heads, tokens, dim] in HND order or [layers, 2,
  * tokens, heads, dim] in NHD; of opaque blocks, [block_bytes] of uint8. pin must hold the block;
  * the tensor holds a pin of its own, which its deleter lets go: on a GPU when the legacy default
- * stream has passed, or the one named by kvd_dlpack_release_on. -EINVAL: the block is not in the
+ * stream has passed, or the one named by kvd_dlpack_release_on. A deleter that is called while that
+ * stream is being captured leaves the capture alone: the block is let go of by a later call of this
+ * library (or kvd_settle), until when the stream must stay. -EINVAL: the block is not in the
  * pin's chain.
  */
 int kvd_dlpack_block(kvd_space *space, const struct kvd_pin *pin, uint32_t block,

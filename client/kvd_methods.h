@@ -213,7 +213,8 @@ const uint8_t *kvd_sequence_labels(const kvd_sequence *sequence, uint32_t slot,
 /*
  * The sharing configuration of a sequence, made by the worker from what its last prompt queries
  * select: bits is [layers][kv_heads][queries][words] of 64 tokens each, in blocks of the caller
- * (kvd_alloc), one after the other, which it keeps until kvd_sequence_sharing answers.
+ * (kvd_alloc), one after the other, which it keeps until kvd_sequence_sharing answers; layers x
+ * kv_heads x queries are at most 1048576.
  */
 int kvd_sequence_critical(kvd_sequence *sequence, uint32_t n, const struct kvd_block *blocks,
                           uint32_t queries, uint32_t words, uint32_t selected);

@@ -25,7 +25,10 @@ static int lease_call(struct kvd_space *space, uint32_t op, const uint32_t *toke
         struct view *view;
         int r;
 
-        pthread_mutex_lock(&space->handle->lock);
+        deadline_begin(); /* of each request: waiting in between has its own */
+        r = handle_lock(space->handle);
+        if (r < 0)
+                return r;
         r = view_attach(space, &view);
         if (r == 0) {
                 prefix = kvd_key_prefix(view->ix, tokens, n_tokens);
@@ -33,7 +36,7 @@ static int lease_call(struct kvd_space *space, uint32_t op, const uint32_t *toke
                 request.prefix_key = (struct kvd_slice){&prefix, sizeof prefix};
                 r = handle_call(space->handle, KVD_MSG_lease, &request, reply, NULL);
         }
-        pthread_mutex_unlock(&space->handle->lock);
+        handle_unlock(space->handle);
         return r;
 }
 

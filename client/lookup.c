@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Tokens in, pinned chain out, in shared memory only.
+ * Tokens in, pinned chain out, in shared memory only: no system call, no lock, nobody is asked.
  *
  * The search goes along the chain: runs of 16 blocks first (one probe, one line of ids, tokens side
  * by side), then single blocks for what is left. It works in stages over a window, so that cache
@@ -13,7 +13,7 @@
  * The pin, steps as named in tests/client/spin/pins.pml and leaf.pml; the daemon's half is in
  * store/cache/evict.c:
  *
- *      C1  read the slot word of the deepest block: SEALED, generation g
+ *      C1  read the slot word of the deepest block: SEALED or RETIRING, generation g
  *      C2  compare links and tokens along the chain
  *      C3  pins[leaf] += 1     C4  full fence (one add does both)       partner: D2 to D4
  *      C5  slot word still SEALED, generation g? then C6: use it in place, and at the end
@@ -60,19 +60,35 @@ struct search {
 
 /* ---- probing --------------------------------------------------------------------------------- */
 
-/* Goes through the table slots that may hold a key, from *at on; NO_CANDIDATE at the end. */
-static uint32_t next_candidate(const shm_u64 *table, uint32_t mask, struct kvd_key key,
-                               uint32_t *at) {
-        while (*at < MIN(KVD_PROBE_MAX, mask + 1)) {
-                uint64_t slot = shm_load(&table[(uint32_t)(key.lo + (*at)++) & mask]);
+/* A key, its two buckets (layout.h), and what was found there. */
+struct probe {
+        struct kvd_key key;
+        const shm_u64 *bucket[KVD_BUCKETS];
+        uint32_t n_looked; /* at slots */
+        uint32_t id;       /* that the key may mean; NO_CANDIDATE */
+};
 
-                if (slot == 0)
-                        break;
-                if (slot == kvd_table_slot(key, (uint32_t)slot - 1))
-                        return (uint32_t)slot - 1;
+/* Where to look; both lines are on their way to us. */
+static void probe_begin(struct probe *p, const shm_u64 *table, uint32_t slots) {
+        for (uint32_t i = 0; i < KVD_BUCKETS; i++) {
+                p->bucket[i] = table + kvd_bucket(slots, p->key, i);
+                __builtin_prefetch(p->bucket[i]);
         }
-        *at = KVD_PROBE_MAX;
-        return NO_CANDIDATE;
+        p->n_looked = 0;
+}
+
+/* Goes on to the next id that the key may mean. */
+static uint32_t probe_next(struct probe *p) {
+        while (p->n_looked < KVD_BUCKETS * KVD_BUCKET_SLOTS) {
+                uint32_t i = p->n_looked++;
+                uint64_t slot = shm_load(&p->bucket[i / KVD_BUCKET_SLOTS]
+                                                   [kvd_bucket_slot(p->key, i)]);
+
+                p->id = (uint32_t)slot - 1;
+                if (slot && slot == kvd_table_slot(p->key, p->id))
+                        return p->id;
+        }
+        return p->id = NO_CANDIDATE;
 }
 
 /* ---- runs ------------------------------------------------------------------------------------ */
@@ -110,12 +126,10 @@ static bool try_run(struct search *s, uint32_t id) {
         return true;
 }
 
-static bool find_run(struct search *s, struct kvd_key key) {
-        const shm_u64 *table = kvd_index_run_table(s->ix);
-        uint32_t at = 0, id;
-
-        while ((id = next_candidate(table, s->ix->run_table_slots - 1, key, &at)) != NO_CANDIDATE)
-                if (try_run(s, id))
+/* From what seek_run found on. */
+static bool find_run(struct search *s, struct probe *p) {
+        for (; p->id != NO_CANDIDATE; probe_next(p))
+                if (try_run(s, p->id))
                         return true;
         return false;
 }
@@ -126,14 +140,11 @@ static void prefetch_lines(const void *from, uint32_t bytes) {
 }
 
 /* What a key may name, with its lines on their way to us. */
-static uint32_t seek_run(const struct search *s, struct kvd_key key) {
-        uint32_t at = 0, id = next_candidate(kvd_index_run_table(s->ix), s->ix->run_table_slots - 1,
-                                             key, &at);
-
-        if (id == NO_CANDIDATE || id >= s->ix->run_capacity)
-                return NO_CANDIDATE;
-        prefetch_lines(kvd_index_run(s->ix, id), s->ix->run_stride);
-        return id;
+static bool seek_run(const struct search *s, struct probe *p) {
+        if (probe_next(p) >= s->ix->run_capacity)
+                return false;
+        prefetch_lines(kvd_index_run(s->ix, p->id), s->ix->run_stride);
+        return true;
 }
 
 /*
@@ -163,28 +174,24 @@ static uint32_t runs_left(const struct search *s) {
  * Keys of the next runs; what they name is fetched while later ones are hashed. Returns how many
  * may be there.
  */
-static uint32_t seek_runs(const struct search *s, struct kvd_key *keys, uint32_t n) {
+static uint32_t seek_runs(const struct search *s, struct probe *probes, uint32_t n) {
         uint32_t run_tokens = KVD_RUN_BLOCKS * s->ix->geometry.block_tokens, last = NO_CANDIDATE,
                  seeked = 0;
         const shm_u64 *table = kvd_index_run_table(s->ix);
         struct kvd_key key = s->key;
 
         for (uint32_t i = 0; i < n + RUN_LAG; i++) {
-                uint32_t id;
-
                 if (i < n) {
-                        key = keys[i] = kvd_key_run(s->ix, key,
-                                                    s->tokens + s->n_covered + i * run_tokens,
-                                                    run_tokens);
-                        __builtin_prefetch(&table[(uint32_t)key.lo & (s->ix->run_table_slots - 1)]);
+                        key = kvd_key_run(s->ix, key, s->tokens + s->n_covered + i * run_tokens,
+                                          run_tokens);
+                        probes[i].key = key;
+                        probe_begin(&probes[i], table, s->ix->run_table_slots);
                 }
                 if (i < RUN_LAG)
                         continue;
-                id = seek_run(s, keys[seeked]);
-                if (id == NO_CANDIDATE)
+                if (!seek_run(s, &probes[seeked]))
                         break;
-                last = id;
-                seeked++;
+                last = probes[seeked++].id;
         }
         prefetch_leaf(s, last);
         return seeked;
@@ -192,13 +199,13 @@ static uint32_t seek_runs(const struct search *s, struct kvd_key *keys, uint32_t
 
 /* One window of runs; false when the chain of runs has ended. */
 static bool search_runs(struct search *s) {
-        struct kvd_key keys[WINDOW];
-        uint32_t n = seek_runs(s, keys, MIN(runs_left(s), WINDOW));
+        struct probe probes[WINDOW];
+        uint32_t n = seek_runs(s, probes, MIN(runs_left(s), WINDOW));
 
         for (uint32_t i = 0; i < n; i++) {
-                if (!find_run(s, keys[i]))
+                if (!find_run(s, &probes[i]))
                         return false;
-                s->key = keys[i];
+                s->key = probes[i].key;
         }
         return n == WINDOW;
 }
@@ -213,16 +220,28 @@ static bool matches(const struct search *s, const struct kvd_desc *desc, uint32_
                shm_equal_words(desc->tokens, s->tokens + s->n_covered, n);
 }
 
+/* While the daemon asks who uses a block, all that is said of it stays true. */
+static bool stands(uint64_t slot) {
+        return kvd_slot_state(slot) == KVD_SEALED || kvd_slot_state(slot) == KVD_RETIRING;
+}
+
+/* Does a block continue what we have? Its word may go to RETIRING and back meanwhile. */
+static bool read_block(const struct search *s, const struct kvd_desc *desc, uint32_t n,
+                       uint64_t *ret) {
+        for (uint32_t i = 0; i < TRIES; i++) {
+                *ret = shm_load(&desc->slot); /* C1 */
+                if (!stands(*ret) || !matches(s, desc, n))
+                        return false;
+                if (shm_recheck(&desc->slot, *ret)) /* C2 */
+                        return true;
+        }
+        return false;
+}
+
 static bool try_block(struct search *s, uint32_t id, uint32_t n) {
-        const struct kvd_desc *desc;
         uint64_t slot;
 
-        if (id >= s->ix->capacity)
-                return false;
-        desc = kvd_index_desc(s->ix, id);
-        slot = shm_load(&desc->slot); /* C1 */
-        if (kvd_slot_state(slot) != KVD_SEALED || !matches(s, desc, n) ||
-            !shm_recheck(&desc->slot, slot)) /* C2 */
+        if (id >= s->ix->capacity || !read_block(s, kvd_index_desc(s->ix, id), n, &slot))
                 return false;
         if (s->blocks)
                 s->blocks[s->n_found] = id;
@@ -232,25 +251,19 @@ static bool try_block(struct search *s, uint32_t id, uint32_t n) {
         return true;
 }
 
-static bool find_block(struct search *s, struct kvd_key key, uint32_t n) {
-        const shm_u64 *table = kvd_index_table(s->ix);
-        uint32_t at = 0, id;
-
-        while ((id = next_candidate(table, s->ix->table_slots - 1, key, &at)) != NO_CANDIDATE)
-                if (try_block(s, id, n))
+static bool find_block(struct search *s, struct probe *p, uint32_t n) {
+        for (; p->id != NO_CANDIDATE; probe_next(p))
+                if (try_block(s, p->id, n))
                         return true;
         return false;
 }
 
-static bool seek_block(const struct search *s, struct kvd_key key) {
-        uint32_t at = 0,
-                 id = next_candidate(kvd_index_table(s->ix), s->ix->table_slots - 1, key, &at);
-
-        if (id == NO_CANDIDATE || id >= s->ix->capacity)
+static bool seek_block(const struct search *s, struct probe *p) {
+        if (probe_next(p) >= s->ix->capacity)
                 return false;
-        prefetch_lines(kvd_index_desc(s->ix, id), s->ix->desc_stride);
+        prefetch_lines(kvd_index_desc(s->ix, p->id), s->ix->desc_stride);
         if (s->pins)
-                __builtin_prefetch(&s->pins[id], 1);
+                __builtin_prefetch(&s->pins[p->id], 1);
         return true;
 }
 
@@ -264,7 +277,7 @@ static uint32_t blocks_left(const struct search *s) {
  * As seek_runs. Where the first ones are missing nothing further is hashed: most prompts end in
  * something new.
  */
-static uint32_t seek_blocks(const struct search *s, struct kvd_key *keys, uint32_t n) {
+static uint32_t seek_blocks(const struct search *s, struct probe *probes, uint32_t n) {
         uint32_t bt = s->ix->geometry.block_tokens, left = s->n_tokens - s->n_covered, seeked = 0;
         const shm_u64 *table = kvd_index_table(s->ix);
         struct kvd_key key = s->key;
@@ -273,12 +286,12 @@ static uint32_t seek_blocks(const struct search *s, struct kvd_key *keys, uint32
                 if (i < n) {
                         key = kvd_key_block(s->ix, key, s->tokens + s->n_covered + i * bt,
                                             MIN(bt, left - i * bt));
-                        keys[i] = key;
-                        __builtin_prefetch(&table[(uint32_t)key.lo & (s->ix->table_slots - 1)]);
+                        probes[i].key = key;
+                        probe_begin(&probes[i], table, s->ix->table_slots);
                 }
                 if (i < BLOCK_LAG)
                         continue;
-                if (!seek_block(s, keys[seeked]))
+                if (!seek_block(s, &probes[seeked]))
                         break;
                 seeked++;
         }
@@ -288,13 +301,13 @@ static uint32_t seek_blocks(const struct search *s, struct kvd_key *keys, uint32
 /* One window of blocks; false when the chain has ended. */
 static bool search_blocks(struct search *s) {
         uint32_t n = MIN(blocks_left(s), WINDOW), bt = s->ix->geometry.block_tokens;
-        struct kvd_key keys[WINDOW];
+        struct probe probes[WINDOW];
 
-        n = seek_blocks(s, keys, n);
+        n = seek_blocks(s, probes, n);
         for (uint32_t i = 0; i < n; i++) {
-                if (!find_block(s, keys[i], MIN(bt, s->n_tokens - s->n_covered)))
+                if (!find_block(s, &probes[i], MIN(bt, s->n_tokens - s->n_covered)))
                         return false;
-                s->key = keys[i];
+                s->key = probes[i].key;
         }
         return n == WINDOW;
 }
@@ -343,16 +356,48 @@ static void search(struct search *s) {
 
 /* ---- pins ------------------------------------------------------------------------------------ */
 
+#define SETTLE_LOOKS 16384u /* at a word that says RETIRING: about a millisecond */
+
+static void pause_briefly(void) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+}
+
+/* C5 once more, until the daemon has decided. */
+static bool settles(const shm_u64 *slot, uint64_t sealed) {
+        uint64_t retiring = kvd_slot_make(KVD_RETIRING, kvd_slot_generation(sealed)),
+                 word = retiring;
+
+        for (uint32_t i = 0; i < SETTLE_LOOKS && word == retiring; i++) {
+                pause_briefly();
+                word = atomic_load_explicit(slot, memory_order_seq_cst);
+        }
+        return word == sealed;
+}
+
+/*
+ * Where this process had a pin already, RETIRING says most likely that the daemon has not come to
+ * it: it looks at pins before it writes RETIRING, so that this is the moment after the first pin.
+ * It does not say so surely (another thread's pin may be on its way back, C8), so the word decides
+ * here, too: SEALED in the same generation, read after our own pin, is C5 whenever it is read.
+ */
 bool pin_block(struct view *view, kvd_ref ref) {
-        uint32_t id = kvd_ref_id(ref);
+        uint32_t id = kvd_ref_id(ref), pins = 0;
         uint64_t sealed = kvd_slot_make(KVD_SEALED, kvd_ref_generation(ref));
         const shm_u64 *slot;
 
         if (id >= view->ix->capacity)
                 return false;
         slot = &kvd_index_desc(view->ix, id)->slot;
-        atomic_fetch_add_explicit(&view->pins[id], 1, memory_order_seq_cst); /* C3, C4 */
-        if (atomic_load_explicit(slot, memory_order_seq_cst) == sealed)      /* C5 */
+        pins = atomic_fetch_add_explicit(&view->pins[id], 1, memory_order_seq_cst); /* C3, C4 */
+        if (unlikely(!view_is_served(view))) {                                      /* C5 */
+                unpin_block(view, id);
+                return false;
+        }
+        if (atomic_load_explicit(slot, memory_order_seq_cst) == sealed)             /* C5 */
+                return true;
+        if (pins && settles(slot, sealed))
                 return true;
         unpin_block(view, id); /* C8 */
         return false;
@@ -378,54 +423,48 @@ static uint32_t segment_of(const struct view *view, uint32_t id) {
         return kvd_segment_of(view->ix, id);
 }
 
-static uint32_t top_segment(const struct view *view, const struct search *s) {
-        uint32_t top = kvd_ref_id(s->leaf);
+/* How many of the blocks that were found, from the first on, can be read here. */
+static uint32_t mapped_blocks(const struct view *view, const struct search *s) {
+        uint32_t n = 0;
 
-        for (uint32_t i = 0; i < s->n_found; i++)
-                top = MAX(top, s->blocks[i]);
-        return segment_of(view, top);
-}
-
-/* Past the first hole: is there one where something was found? */
-static bool all_mapped(const struct view *view, const struct search *s) {
-        bool all = view_has(view, segment_of(view, kvd_ref_id(s->leaf)));
-
-        for (uint32_t i = 0; all && i < s->n_found; i++)
-                all = view_has(view, segment_of(view, s->blocks[i]));
-        return all;
+        while (n < s->n_found && view_has(view, segment_of(view, s->blocks[n])))
+                n++;
+        return n;
 }
 
 /*
- * Where the pool has grown into what was found: fetches the new segments. The only system calls of
- * a lookup.
+ * Where the pool has grown into what was found, or a segment has other memory than before, it is
+ * found up to there: the rest is a miss until a call that may wait has fetched what is new. True:
+ * there is no rest.
  */
-static bool map_found(struct view *view, const struct search *s) {
-        uint32_t mapped = atomic_load_explicit(&view->n_mapped, memory_order_acquire), need;
-        struct kvd *handle = view->space->handle;
-        int r;
+static bool can_be_read(struct view *view, struct search *s) {
+        uint32_t mapped = atomic_load_explicit(&view->n_mapped, memory_order_acquire), n;
 
-        if (likely(mapped >= atomic_load_explicit(&view->ix->n_segments, memory_order_acquire)))
+        if (likely(view_is_fresh(view) &&
+                   mapped >= atomic_load_explicit(&view->ix->n_segments, memory_order_acquire)))
                 return true;
-        need = top_segment(view, s) + 1;
-        if (need <= mapped || all_mapped(view, s))
+        n = mapped_blocks(view, s);
+        if (n == s->n_found)
                 return true;
-        pthread_mutex_lock(&handle->lock);
-        r = view_map_segments(view, need);
-        pthread_mutex_unlock(&handle->lock);
-        return r == 0 && all_mapped(view, s);
+        atomic_store_explicit(&view->wanted, true, memory_order_relaxed);
+        s->max_blocks = s->whole || bidirectional(s) ? 0 : n;
+        return false;
 }
 
-/* Searches and pins; false: nothing found, or what was found went away each time. */
+/*
+ * Searches and pins; false: nothing found, or what was found went away each time, or cannot be
+ * read here.
+ */
 static bool search_and_pin(struct view *view, struct search *s) {
         for (uint32_t i = 0; i < TRIES; i++) {
                 search(s);
                 if (s->leaf == KVD_ROOT)
                         return false;
                 if (pin_block(view, s->leaf)) {
-                        if (map_found(view, s))
+                        if (can_be_read(view, s))
                                 return true;
                         unpin_block(view, kvd_ref_id(s->leaf));
-                        return false;
+                        continue;
                 }
                 count_lookup(view, KVD_CLIENT_RETRIES, 1);
         }
@@ -466,19 +505,6 @@ static inline int check_arguments(const struct kvd_space *space, uint32_t group,
         return likely(good) ? 0 : refuse_arguments(space, group, pin);
 }
 
-/*
- * The view to look in; a daemon that ended cleanly, or deleted the space, has said so in the index.
- */
-static struct view *view_for_lookup(struct kvd_space *space) {
-        struct view *view = view_get(space);
-
-        if (likely(atomic_load_explicit(&view->ix->alive, memory_order_relaxed)))
-                return view;
-        view_put(view);
-        space_revive(space);
-        return view_get(space);
-}
-
 /* Of the chain that is looked for. */
 static inline uint64_t root_of(const struct view *view, uint64_t salt, uint32_t n_tokens) {
         return view->ix->kind == KVD_BIDIRECTIONAL ? n_tokens : salt;
@@ -493,7 +519,7 @@ static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole,
 
         if (r < 0)
                 return r;
-        view = view_for_lookup(space);
+        view = view_get(space);
         s = (struct search){.ix = view->ix,
                             .pins = view->pins,
                             .tokens = tokens,
@@ -507,7 +533,7 @@ static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole,
         count_lookup(view, KVD_CLIENT_LOOKUPS, 1);
         count_lookup(view, KVD_CLIENT_TOKENS_ASKED, n_tokens);
         if (!search_and_pin(view, &s)) {
-                view_put(view);
+                view_leave(view);
                 return 0;
         }
         count_lookup(view, KVD_CLIENT_HITS, 1);
@@ -527,16 +553,16 @@ void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct 
         const shm_u64 *table = kvd_index_table(view->ix);
         struct search s = {.ix = view->ix, .pins = view->pins};
         uint32_t bt = view->ix->geometry.block_tokens;
-        struct kvd_key keys[LOOKUP_AHEAD];
+        struct probe probes[LOOKUP_AHEAD];
 
         for (uint32_t i = 0; i < n; i++) {
-                keys[i] = kvd_key_block(s.ix, kvd_key_root(s.ix, 0, pins[i].salt), tokens + i * bt,
-                                        bt);
-                __builtin_prefetch(&table[(uint32_t)keys[i].lo & (s.ix->table_slots - 1)]);
+                probes[i].key = kvd_key_block(s.ix, kvd_key_root(s.ix, 0, pins[i].salt),
+                                              tokens + i * bt, bt);
+                probe_begin(&probes[i], table, s.ix->table_slots);
         }
         for (uint32_t i = 0; i < n; i++)
-                seek_block(&s, keys[i]);
-        view_put(view);
+                seek_block(&s, &probes[i]);
+        view_leave(view);
 }
 
 int64_t lookup_whole(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens,
@@ -552,11 +578,11 @@ int64_t kvd_match_salted(struct kvd_space *space, uint32_t group, uint64_t salt,
 
         if (r < 0)
                 return r;
-        view = view_for_lookup(space);
+        view = view_get(space);
         s = (struct search){.ix = view->ix, .tokens = tokens, .n_tokens = n_tokens, .group = group,
                             .root = root_of(view, salt, n_tokens), .max_blocks = UINT32_MAX};
         search(&s);
-        view_put(view);
+        view_leave(view);
         return s.n_covered;
 }
 

@@ -37,19 +37,36 @@ static uint32_t ceiling_of(const struct view *view) {
 
 /* ---- with the daemon ------------------------------------------------------------------------- */
 
-static void release(struct view *view, const kvd_ref *blocks, uint32_t n) {
+static void release(const struct view *view, const kvd_ref *blocks, uint32_t n) {
         struct kvd_msg_release request = {view->handle, {blocks, n * (uint32_t)sizeof *blocks}};
 
-        if (n && view->epoch == view->space->handle->epoch &&
-            conn_is_open(view->space->handle->conn))
+        if (n && view_is_connected(view))
                 handle_call(view->space->handle, KVD_MSG_release, &request, NULL, NULL);
+}
+
+/*
+ * The daemon looks for blocks that nobody uses in pieces, and says so when it has found none yet:
+ * it is asked again, until the deadline of the call.
+ */
+static int ask(struct view *view, uint32_t n, struct kvd_msg_allocate_reply *reply) {
+        struct kvd_msg_allocate request = {view->handle, n};
+        int r;
+
+        do
+                r = handle_call(view->space->handle, KVD_MSG_allocate, &request, reply, NULL);
+        while (r >= 0 && reply->more && sys_now_ns() < deadline_ns());
+        if (r >= 0 && reply->more)
+                return client_fail(-ENOBUFS,
+                                   "the daemon is still looking for a block of space '%s' that "
+                                   "nobody uses; let some go, or ask again",
+                                   view->space->name);
+        return r;
 }
 
 /* Under kvd.lock: n blocks at most, into to. How many, or an error. */
 static int fetch(struct view *view, uint32_t n, kvd_ref *to) {
-        struct kvd_msg_allocate request = {view->handle, n};
         struct kvd_msg_allocate_reply reply;
-        int r = handle_call(view->space->handle, KVD_MSG_allocate, &request, &reply, NULL);
+        int r = ask(view, n, &reply);
         uint32_t got;
 
         if (r < 0)
@@ -69,10 +86,12 @@ static int fetch(struct view *view, uint32_t n, kvd_ref *to) {
 }
 
 void magazine_send_back(struct view *view, const kvd_ref *blocks, uint32_t n) {
-        pthread_mutex_lock(&view->space->handle->lock);
+        bool now = handle_lock(view->space->handle) == 0;
+
         for (uint32_t i = 0; i < n; i += FETCH_MAX)
-                release(view, blocks + i, MIN(n - i, FETCH_MAX));
-        pthread_mutex_unlock(&view->space->handle->lock);
+                (now ? release : later_release)(view, blocks + i, MIN(n - i, FETCH_MAX));
+        if (now)
+                handle_unlock(view->space->handle);
 }
 
 /* ---- the magazine: all under its lock -------------------------------------------------------- */
@@ -124,69 +143,114 @@ static uint32_t pop(struct view *view, uint32_t n, kvd_ref *to) {
         return got;
 }
 
-/* Up to n more from the daemon. How many, or an error. */
-static int fetch_more(struct view *view, uint32_t n) {
-        struct kvd_space *space = view->space;
-        struct view *now;
-        int r;
-
-        n = MIN(n, FETCH_MAX);
-        if (!make_room(view, n))
-                return client_fail(-ENOMEM, "out of memory");
-        pthread_mutex_lock(&space->handle->lock);
-        r = view_attach(space, &now);
-        if (r == 0)
-                r = now == view ? fetch(view, n, view->magazine.refs + view->magazine.n) :
-                                  MAGAZINE_REPLACED;
-        pthread_mutex_unlock(&space->handle->lock);
-        if (r > 0)
-                put_in_order(view, (uint32_t)r);
-        return r;
-}
-
-/*
- * So that it holds n, and some more; and what is below the floor is replaced, if the daemon says
- * that there is any.
- */
-static int refill(struct view *view, uint32_t n) {
-        uint64_t want = (uint64_t)n + floor_of(view);
-        int r = 0;
-
-        if (view->magazine.n >= n &&
-            (view->magazine.n >= want || !atomic_load(&view->page->available)))
-                return 0;
-        do
-                r = fetch_more(view,
-                               (uint32_t)MIN(MAX(want - view->magazine.n, batch(view)), FETCH_MAX));
-        while (r > 0 && view->magazine.n < n);
-        return r;
-}
-
 /* The highest go. */
-static void shrink(struct view *view, uint32_t to) {
-        uint32_t n = view->magazine.n - MIN(view->magazine.n, to);
+static uint32_t take_highest(struct view *view, uint32_t most, kvd_ref *to) {
+        uint32_t n = MIN(view->magazine.n, most);
 
         if (!n)
-                return;
-        magazine_send_back(view, view->magazine.refs, n);
+                return 0;
+        memcpy(to, view->magazine.refs, n * sizeof *to);
         view->magazine.n -= n;
         memmove(view->magazine.refs, view->magazine.refs + n,
                 view->magazine.n * sizeof *view->magazine.refs);
+        return n;
+}
+
+struct wish {
+        uint32_t n;     /* that it holds these */
+        uint32_t floor; /* and these as well, if the daemon says that there are any */
+        uint32_t batch; /* asked for at least */
+};
+
+/* How many to ask the daemon for; 0: none. */
+static uint32_t shortage(const struct view *view, struct wish wish) {
+        uint64_t want = (uint64_t)wish.n + wish.floor;
+
+        if (view->magazine.n >= wish.n &&
+            (view->magazine.n >= want || !atomic_load(&view->page->available)))
+                return 0;
+        return (uint32_t)MIN(MAX(want - view->magazine.n, wish.batch), FETCH_MAX);
+}
+
+/* ---- with the daemon: kvd.lock is taken first ------------------------------------------------------- */
+
+static void lock(struct view *view) {
+        pthread_mutex_lock(&view->magazine.lock);
+}
+
+static void unlock(struct view *view) {
+        pthread_mutex_unlock(&view->magazine.lock);
+}
+
+static uint32_t shortage_now(struct view *view, struct wish wish) {
+        uint32_t want;
+
+        lock(view);
+        want = shortage(view, wish);
+        unlock(view);
+        return want;
+}
+
+static bool put(struct view *view, const kvd_ref *refs, uint32_t n) {
+        bool room;
+
+        lock(view);
+        room = make_room(view, n);
+        if (room) {
+                memcpy(view->magazine.refs + view->magazine.n, refs, n * sizeof *refs);
+                put_in_order(view, n);
+        }
+        unlock(view);
+        return room;
+}
+
+/* Under kvd.lock, by when another thread may have fetched what we miss: what is missing then. */
+static int fetch_more(struct view *view, struct wish wish) {
+        uint32_t want = shortage_now(view, wish);
+        kvd_ref refs[FETCH_MAX];
+        int r = want ? fetch(view, want, refs) : 1;
+
+        if (r < 0 || !want || put(view, refs, (uint32_t)r))
+                return r;
+        release(view, refs, (uint32_t)r);
+        return client_fail(-ENOMEM, "out of memory");
+}
+
+/* Positive, or an error. */
+static int refill(struct view *view, struct wish wish) {
+        struct kvd_space *space = view->space;
+        struct view *now;
+        int r = handle_lock(space->handle);
+
+        if (r < 0)
+                return r;
+        r = view_attach(space, &now);
+        if (r == 0)
+                r = now == view ? fetch_more(view, wish) : MAGAZINE_REPLACED;
+        handle_unlock(space->handle);
+        return r;
 }
 
 /* ---- in and out ------------------------------------------------------------------------------ */
 
 /* n blocks at most from magazine or daemon. */
 int magazine_take(struct view *view, uint32_t n, kvd_ref *to) {
+        struct wish wish = {n, floor_of(view), batch(view)};
         uint32_t got = 0;
-        int r;
+        int r = 1;
 
-        pthread_mutex_lock(&view->magazine.lock);
-        r = refill(view, n);
-        if (r != MAGAZINE_REPLACED)
-                got = pop(view, n, to);
-        pthread_mutex_unlock(&view->magazine.lock);
-        return got ? (int)got : r;
+        for (;; wish.floor = 0) {
+                bool enough;
+
+                lock(view);
+                enough = r <= 0 || !shortage(view, wish);
+                if (enough && r != MAGAZINE_REPLACED)
+                        got = pop(view, n, to);
+                unlock(view);
+                if (enough)
+                        return got ? (int)got : r;
+                r = refill(view, wish);
+        }
 }
 
 /*
@@ -196,7 +260,7 @@ void magazine_put(struct view *view, const kvd_ref *blocks, uint32_t n) {
         uint32_t kept = 0;
 
         if (view_is_current(view)) {
-                pthread_mutex_lock(&view->magazine.lock);
+                lock(view);
                 kept = MIN(n, ceiling_of(view) - MIN(view->magazine.n, ceiling_of(view)));
                 if (kept && !make_room(view, kept))
                         kept = 0;
@@ -204,10 +268,26 @@ void magazine_put(struct view *view, const kvd_ref *blocks, uint32_t n) {
                         memcpy(view->magazine.refs + view->magazine.n, blocks,
                                kept * sizeof *blocks);
                 put_in_order(view, kept);
-                pthread_mutex_unlock(&view->magazine.lock);
+                unlock(view);
         }
         if (kept < n)
                 magazine_send_back(view, blocks + kept, n - kept);
+}
+
+/* What is over the ceiling goes back. */
+static void shrink(struct view *view) {
+        kvd_ref refs[FETCH_MAX];
+        uint32_t n;
+
+        do {
+                uint32_t holds = atomic_load(&view->magazine.n), most = ceiling_of(view);
+
+                lock(view);
+                n = take_highest(view, MIN(holds - MIN(holds, most), FETCH_MAX), refs);
+                unlock(view);
+                if (n)
+                        magazine_send_back(view, refs, n);
+        } while (n == FETCH_MAX);
 }
 
 /* Fills it to the floor, or brings it down to it. How many it holds, or an error. */
@@ -215,12 +295,8 @@ int magazine_keep(struct view *view) {
         uint32_t n = floor_of(view);
         int r = 1;
 
-        pthread_mutex_lock(&view->magazine.lock);
-        while (r > 0 && view->magazine.n < n)
-                r = fetch_more(view, n - view->magazine.n);
-        shrink(view, ceiling_of(view));
-        if (r > 0 || r == -ENOBUFS || r == -EDQUOT)
-                r = (int)view->magazine.n;
-        pthread_mutex_unlock(&view->magazine.lock);
-        return r;
+        while (r > 0 && atomic_load(&view->magazine.n) < n)
+                r = refill(view, (struct wish){n, 0, 1});
+        shrink(view);
+        return r > 0 || r == -ENOBUFS || r == -EDQUOT ? (int)atomic_load(&view->magazine.n) : r;
 }

@@ -6,42 +6,38 @@
  * one reserved range of device addresses, as the host's do in one of host addresses; a legacy
  * handle brings its own address, so there is one segment and no range.
  *
+ * The driver may wait for whatever the GPU has to do, and that may wait for anything: it maps and
+ * unmaps without kvd.lock, so that other threads go on meanwhile, and nobody else touches the
+ * segments that are in its hands.
+ *
  * What the GPU may be using is never unmapped: a segment is given back only when the daemon says
  * that it has no blocks, and a block stays while it is pinned, which it is until the stream of its
- * last reader has passed (order.c).
+ * last reader has passed (semaphore.c).
  */
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "client/device.h"
 #include "ipc/base/sys.h"
 
-static void uuid_text(const uint8_t uuid[16], char to[static 41]) {
-        char *p = to + sprintf(to, "GPU-");
-
-        for (int i = 0; i < 16; i++)
-                p += sprintf(p, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
-                             uuid[i]);
-}
-
 static int open_gpu(struct view *view, struct device *d) {
         struct cu_uuid uuid;
-        char text[41];
+        char text[KVD_UUID_TEXT];
         int r;
 
         memcpy(uuid.bytes, view->ix->device, sizeof uuid.bytes);
         r = kvd_device_open(&d->gpu, &uuid);
         if (r == 0)
                 return 0;
-        uuid_text(view->ix->device, text);
-        return client_fail(r, "the pool is on %s, which this process cannot see: %s", text,
-                           d->gpu.why);
+        kvd_uuid_text(&uuid, NULL, text);
+        return client_fail(r,
+                           "the pool is on the GPU with UUID %s, which this process cannot see: %s",
+                           text, d->gpu.why);
 }
 
-static int device_fail(struct device *d, int error, const char *what) {
-        return client_fail(error, "%s: %s", what, d->gpu.why);
+static int device_fail(const struct kvd_device *gpu, int error, const char *what) {
+        return client_fail(error, "%s: %s", what, gpu->why);
 }
 
 static int reserve(struct view *view) {
@@ -67,7 +63,7 @@ static int reserve(struct view *view) {
                 return 0; /* the address comes with the segment */
         r = kvd_device_reserve(&d->gpu, bytes, &at);
         if (r < 0)
-                return device_fail(d, r, "no device addresses for the pool");
+                return device_fail(&d->gpu, r, "no device addresses for the pool");
         view->base = view->sealed = (uint8_t *)at;
         view->reserved = bytes;
         return 0;
@@ -77,7 +73,52 @@ static cu_address address(const struct view *view, uint32_t number) {
         return (cu_address)view->base + (uint64_t)number * view->ix->segment_bytes;
 }
 
+/* ---- in the driver's hands ------------------------------------------------------------------- */
+
+static uint64_t *busy_word(struct view *view, uint32_t number) {
+        return &view->device->busy[number / 64];
+}
+
+static bool is_busy(struct view *view, uint32_t number) {
+        return *busy_word(view, number) >> number % 64 & 1;
+}
+
+/* Until hand_back they are this thread's, and kvd.lock is not. */
+static void hand_over(struct view *view, const uint32_t *segments, uint32_t n) {
+        for (uint32_t i = 0; i < n; i++)
+                *busy_word(view, segments[i]) |= UINT64_C(1) << segments[i] % 64;
+        view->device->n_busy += n;
+        atomic_fetch_add(&view->refs, 1);
+        handle_unlock(view->space->handle);
+}
+
+static void hand_back(struct view *view, const uint32_t *segments, uint32_t n) {
+        handle_lock_again(view->space->handle);
+        view_leave(view);
+        for (uint32_t i = 0; i < n; i++)
+                *busy_word(view, segments[i]) &= ~(UINT64_C(1) << segments[i] % 64);
+        view->device->n_busy -= n;
+        handle_changed(view->space->handle);
+}
+
+bool device_is_mapping(const struct view *view) {
+        return view->device->n_busy;
+}
+
+static int wait_for(struct view *view, uint32_t number) {
+        int r = 0;
+
+        atomic_fetch_add(&view->refs, 1);
+        while (r == 0 && is_busy(view, number))
+                r = handle_wait(view->space->handle);
+        view_leave(view);
+        return r;
+}
+
+/* ---- mapping --------------------------------------------------------------------------------- */
+
 static int map_legacy(struct view *view, uint32_t number, const struct segment_source *from) {
+        struct kvd_device gpu = view->device->gpu; /* with words of our own */
         struct cu_ipc_handle handle;
         cu_address at;
         int r;
@@ -87,40 +128,51 @@ static int map_legacy(struct view *view, uint32_t number, const struct segment_s
         if (number != 0 || !from->handle)
                 return daemon_fail(-EPROTO, "a pool of legacy handles has one");
         memcpy(handle.bytes, from->handle, sizeof handle.bytes);
-        r = kvd_device_open_handle(&view->device->gpu, &handle, &at);
+        hand_over(view, &number, 1);
+        r = kvd_device_open_handle(&gpu, &handle, &at);
+        hand_back(view, &number, 1);
         if (r < 0)
-                return device_fail(view->device, r, "cannot open the pool's handle");
+                return device_fail(&gpu, r, "cannot open the pool's handle");
         /* before n_mapped, and so before any block is looked for in it */
         view->base = view->sealed = (uint8_t *)at;
         return 0;
 }
 
 static void unmap(struct view *view, uint32_t number) {
-        kvd_device_unmap(&view->device->gpu, address(view, number), view->ix->segment_bytes);
+        struct kvd_device gpu = view->device->gpu; /* with words of our own */
+
+        kvd_device_unmap(&gpu, address(view, number), view->ix->segment_bytes);
 }
 
 /*
  * One that is mapped read-only and is to be written now belongs to nobody but us: nothing of it is
  * in use here.
  */
-static int map(struct view *view, uint32_t number, const struct segment_source *from,
-               bool writable) {
-        struct device *d = view->device;
+static int map_vmm(struct view *view, uint32_t number, int fd, bool writable) {
+        struct kvd_device gpu = view->device->gpu; /* with words of our own */
+        bool had = view_has(view, number);
         int r;
 
-        if (view->ix->backend == KVD_BACKEND_LEGACY)
-                return map_legacy(view, number, from);
-        if (view_has(view, number)) {
-                if (!writable || view_may_write(view, number))
-                        return 0;
-                unmap(view, number);
-        }
-        r = kvd_device_map(&d->gpu, address(view, number), view->ix->segment_bytes, from->fd,
-                           writable);
-        if (r == 0)
+        if (had && (!writable || view_may_write(view, number)))
                 return 0;
         view_lose_segment(view, number);
-        return device_fail(d, r, "cannot map a segment of the pool");
+        hand_over(view, &number, 1);
+        if (had)
+                unmap(view, number);
+        r = kvd_device_map(&gpu, address(view, number), view->ix->segment_bytes, fd, writable);
+        hand_back(view, &number, 1);
+        return r < 0 ? device_fail(&gpu, r, "cannot map a segment of the pool") : 0;
+}
+
+static int map(struct view *view, uint32_t number, const struct segment_source *from,
+               bool writable) {
+        int r = wait_for(view, number);
+
+        if (r < 0)
+                return r;
+        return view->ix->backend == KVD_BACKEND_LEGACY ?
+                       map_legacy(view, number, from) :
+                       map_vmm(view, number, from->fd, writable);
 }
 
 static void unmap_all(struct view *view) {
@@ -147,7 +199,7 @@ static void release(struct view *view) {
 }
 
 const struct mapping_kind mapping_device = {
-        .reserve = reserve, .map = map, .unmap = unmap, .release = release};
+        .reserve = reserve, .map = map, .release = release};
 
 /* ---- giving segments back -------------------------------------------------------------------- */
 
@@ -170,13 +222,48 @@ static int ask_drain(struct view *view, uint32_t *segments, uint32_t *n) {
 
 /*
  * The bit goes first: who meets a block there later on maps the segment again, whatever it is made
- * of by then.
+ * of by then. *n: those that we had, which come first; one that is being mapped is not yet had.
  */
-static void let_go(struct view *view, uint32_t number) {
-        if (number >= view->ix->max_segments || !view_has(view, number))
+static void lose(struct view *view, uint32_t *segments, uint32_t *n) {
+        uint32_t had = 0;
+
+        for (uint32_t i = 0; i < *n; i++) {
+                uint32_t number = segments[i];
+
+                if (number >= view->ix->max_segments || !view_has(view, number))
+                        continue;
+                view_lose_segment(view, number);
+                segments[i] = segments[had];
+                segments[had++] = number;
+        }
+        *n = had;
+}
+
+static void give_back(struct view *view, uint32_t *segments, uint32_t n) {
+        uint32_t had = n;
+
+        lose(view, segments, &had);
+        if (!had)
                 return;
-        view_lose_segment(view, number);
-        unmap(view, number);
+        hand_over(view, segments, had);
+        for (uint32_t i = 0; i < had; i++)
+                unmap(view, segments[i]);
+        hand_back(view, segments, had);
+}
+
+static bool is_unmapped(struct view *view, uint32_t number) {
+        return number >= view->ix->max_segments ||
+               (!view_has(view, number) && !is_busy(view, number));
+}
+
+/* What another thread has mapped again meanwhile, or is about to, is not to be reported. */
+static uint32_t keep_unmapped(struct view *view, uint32_t *segments, uint32_t n) {
+        uint32_t kept = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                if (is_unmapped(view, segments[i]))
+                        segments[kept++] = segments[i];
+        return kept;
 }
 
 bool device_drain_wanted(const struct view *view) {
@@ -184,17 +271,28 @@ bool device_drain_wanted(const struct view *view) {
                atomic_load(&view->ix->drain_epoch) != atomic_load(&view->device->drained);
 }
 
-void device_drain(struct view *view) {
+static void drain(struct view *view) {
         uint32_t epoch = atomic_load(&view->ix->drain_epoch), segments[DRAIN_MAX], n = 0;
 
-        if (likely(!device_drain_wanted(view)))
-                return;
-        for (uint32_t i = 0; i < DRAIN_ROUNDS && ask_drain(view, segments, &n) == 0; i++) {
+        for (uint32_t i = 0; i < DRAIN_ROUNDS && view_is_connected(view); i++) {
+                n = keep_unmapped(view, segments, n);
+                if (ask_drain(view, segments, &n) < 0)
+                        return;
                 if (n == 0) {
                         atomic_store(&view->device->drained, epoch);
                         return;
                 }
-                for (uint32_t k = 0; k < n; k++)
-                        let_go(view, segments[k]);
+                give_back(view, segments, n);
         }
+}
+
+/* One thread at a time; the view is not released while the lock is somebody else's. */
+void device_drain(struct view *view) {
+        if (likely(!device_drain_wanted(view)) || view->device->draining)
+                return;
+        view->device->draining = true;
+        atomic_fetch_add(&view->refs, 1);
+        drain(view);
+        view->device->draining = false;
+        view_leave(view);
 }

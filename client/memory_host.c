@@ -29,10 +29,8 @@ static int reserve_range(uint64_t half, uint8_t **ret) {
                 return client_fail(-errno, "no address space for a pool of %llu bytes",
                                    (unsigned long long)bytes);
         aligned = (uint8_t *)ALIGN_UP((uintptr_t)at, HUGE_BYTES);
-        if (aligned > at)
-                munmap(at, (size_t)(aligned - at));
-        if (aligned - at < (ptrdiff_t)HUGE_BYTES)
-                munmap(aligned + bytes - HUGE_BYTES, (size_t)(at + HUGE_BYTES - aligned));
+        munmap(at, (size_t)(aligned - at)); /* refused if that is nothing */
+        munmap(aligned + bytes - HUGE_BYTES, (size_t)(at + HUGE_BYTES - aligned));
         *ret = aligned;
         return 0;
 }

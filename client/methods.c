@@ -47,11 +47,13 @@ int kvd_space_set(struct kvd_space *space, const char *name, double value) {
                 return client_fail(-EINVAL, "there is no setting '%s'", name);
         request.value = kvd_slice_of(
                 kvd_setting_format((enum kvd_setting)which, value, text, sizeof text));
-        pthread_mutex_lock(&space->handle->lock);
+        r = handle_lock(space->handle);
+        if (r < 0)
+                return r;
         r = view_attach(space, &view);
         if (r == 0)
                 r = handle_call(space->handle, KVD_MSG_space_set, &request, NULL, NULL);
-        pthread_mutex_unlock(&space->handle->lock);
+        handle_unlock(space->handle);
         return r;
 }
 
@@ -72,7 +74,10 @@ static int fetch_summaries(struct kvd_sequence *s) {
         struct view *now;
         int r;
 
-        pthread_mutex_lock(&handle->lock);
+        deadline_begin();
+        r = handle_lock(handle);
+        if (r < 0)
+                return r;
         r = view_attach(s->space, &now);
         if (r == 0 && now != s->view)
                 r = client_fail(-ESTALE, "the sequence belongs to a daemon that is gone");
@@ -81,7 +86,7 @@ static int fetch_summaries(struct kvd_sequence *s) {
         if (r == 0)
                 r = map_summaries(s, &fds, reply.bytes);
         kvd_fds_close(&fds);
-        pthread_mutex_unlock(&handle->lock);
+        handle_unlock(handle);
         return r;
 }
 
@@ -136,6 +141,7 @@ int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_b
                 refs[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
         }
         request.blocks = (struct kvd_slice){refs, n * (uint32_t)sizeof *refs};
+        deadline_begin();
         return sequence_ask(s, KVD_MSG_critical, &request, NULL, NULL, NULL);
 }
 
@@ -163,7 +169,10 @@ int kvd_sequence_sharing(struct kvd_sequence *s, uint8_t *layer, uint8_t *head) 
                 .space = s->view->handle, .sequence = s->number, .op = 2};
         struct sharing sharing = {&s->space->geometry, layer, head, 0};
         struct kvd_msg_critical_reply reply;
-        int r = sequence_ask(s, KVD_MSG_critical, &request, &reply, take_sharing, &sharing);
+        int r;
+
+        deadline_begin();
+        r = sequence_ask(s, KVD_MSG_critical, &request, &reply, take_sharing, &sharing);
 
         return r < 0 ? r : sharing.ready;
 }
@@ -213,12 +222,15 @@ static int sample_call(struct kvd_space *space, const struct view *view, uint32_
         struct view *now;
         int r;
 
-        pthread_mutex_lock(&space->handle->lock);
+        deadline_begin(); /* of each request: what is waited for in between has its own */
+        r = handle_lock(space->handle);
+        if (r < 0)
+                return r;
         r = view_attach(space, &now);
         if (r == 0)
                 r = now == view ? handle_call(space->handle, number, request, reply, NULL) :
                                   client_fail(-ESTALE, "the daemon that took the sample is gone");
-        pthread_mutex_unlock(&space->handle->lock);
+        handle_unlock(space->handle);
         return r;
 }
 

@@ -50,6 +50,7 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in
                 .blocks = {own, bytes},
                 .tokens = {p->tokens, p->n_tokens * (uint32_t)sizeof *p->tokens},
         };
+        struct kvd *handle = p->view->space->handle;
         struct kvd_msg_seal_reply reply;
         struct view *now;
         int r;
@@ -61,19 +62,21 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in
         if (p->view->ix->kind == KVD_BIDIRECTIONAL)
                 request.prefix_key = (struct kvd_slice){&p->prefix, sizeof p->prefix};
         *in_doubt = false;
-        pthread_mutex_lock(&p->view->space->handle->lock);
+        r = handle_lock(handle);
+        if (r < 0)
+                return r;
         r = view_attach(p->view->space, &now);
         if (r == 0 && now != p->view) {
                 r = client_fail(-ESTALE, "the blocks belong to a daemon that is gone; free them");
         } else if (r == 0) {
-                r = handle_call(p->view->space->handle, KVD_MSG_seal, &request, &reply, NULL);
-                *in_doubt = conn_in_doubt(p->view->space->handle->conn) || (r == 0 && reply.blocks.size != bytes);
+                r = handle_call(handle, KVD_MSG_seal, &request, &reply, NULL);
+                *in_doubt = conn_in_doubt(handle->conn) || (r == 0 && reply.blocks.size != bytes);
         }
         if (r == 0 && *in_doubt)
                 r = client_fail(-EPROTO, "the daemon sealed another number of blocks");
         if (r == 0)
                 memcpy(ret, reply.blocks.data, bytes);
-        pthread_mutex_unlock(&p->view->space->handle->lock);
+        handle_unlock(handle);
         return r;
 }
 
@@ -153,6 +156,23 @@ static void withdraw(const struct piece *p) {
 }
 
 /*
+ * Maps what holds the content now. Until the chain is held by its last block, it may be evicted and
+ * its segments may lose their memory: so that is pinned first, unless it is our own, which is.
+ */
+static int hold_and_map(const struct piece *p, const kvd_ref *now, bool own_last, bool *in_doubt) {
+        kvd_ref last = now[p->n_blocks - 1];
+        int r;
+
+        if (!own_last && !pin_block(p->view, last))
+                return -EAGAIN;
+        r = view_map_blocks(p->view, now, p->n_blocks);
+        *in_doubt = r < 0;
+        if (r < 0 && !own_last)
+                unpin_block(p->view, kvd_ref_id(last));
+        return r;
+}
+
+/*
  * Seals a piece and moves the pin to its end. -EAGAIN: all were duplicates and the last one went
  * away.
  */
@@ -165,12 +185,8 @@ static int seal_once(const struct piece *p) {
                 own[i] = ref_of(&p->blocks[i]);
         atomic_fetch_add(&p->view->pins[kvd_ref_id(last)], 1);
         r = ask(p, own, now, &in_doubt);
-        if (r == 0) {
-                r = view_map_blocks(p->view, now, p->n_blocks);
-                in_doubt = r < 0;
-        }
-        if (r == 0 && now[p->n_blocks - 1] != last)
-                r = pin_block(p->view, now[p->n_blocks - 1]) ? 0 : -EAGAIN;
+        if (r == 0)
+                r = hold_and_map(p, now, now[p->n_blocks - 1] == last, &in_doubt);
         held = r == 0 && now[p->n_blocks - 1] == last;
         if (!held)
                 unpin_block(p->view, kvd_ref_id(last));

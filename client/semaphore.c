@@ -53,15 +53,31 @@ static int enter(struct device *d) {
         return r < 0 ? client_fail(r, "%s", d->gpu.why) : 0;
 }
 
+/*
+ * A stream that is being captured, or the legacy default stream while one is that it takes turns
+ * with: what is put there holds for this one time, and a graph would do it each time; and whoever
+ * waits for it breaks the capture. Asking does not. With the device entered.
+ */
+static int refuse_capture(const struct device *d, cu_stream stream) {
+        int status = CU_NOT_CAPTURING;
+        cu_result error = d->gpu.cuda->cuStreamIsCapturing(stream, &status);
+
+        if (error != CU_CAPTURE_IMPLICIT && (error || status == CU_NOT_CAPTURING))
+                return 0;
+        return client_fail(-EBUSY, "the stream is being captured into a graph: kvd's calls belong "
+                                   "before and behind what is captured");
+}
+
 static int wait_for_stream(struct device *d, void *stream) {
-        int r = enter(d);
         cu_result error;
+        int r = enter(d);
 
         if (r < 0)
                 return r;
-        error = d->gpu.cuda->cuStreamSynchronize(stream);
+        r = refuse_capture(d, stream);
+        error = r < 0 ? CU_OK : d->gpu.cuda->cuStreamSynchronize(stream);
         kvd_device_leave(&d->gpu);
-        return error ? stream_fail(d, error, "the stream failed") : 0;
+        return error ? stream_fail(d, error, "the stream failed") : r;
 }
 
 static bool probe_on(struct device *d, cu_stream stream) {
@@ -69,39 +85,52 @@ static bool probe_on(struct device *d, cu_stream stream) {
         uint32_t semaphore = semaphore_at(d->row, PROBE_SEMAPHORE);
         const struct kvd_cuda *cuda = d->gpu.cuda;
         cu_address at = semaphore_address(d, semaphore);
+        uint64_t value = own->value + 1;
 
-        own->value++;
-        return cuda->cuStreamWriteValue64(stream, at, own->value, CU_WRITE_DEFAULT) == CU_OK &&
-               cuda->cuStreamWaitValue64(stream, at, own->value, CU_WAIT_GEQ) == CU_OK &&
-               cuda->cuStreamSynchronize(stream) == CU_OK &&
-               shm_load(&d->page[semaphore - 1]) == own->value;
+        if (cuda->cuStreamWriteValue64(stream, at, value, CU_WRITE_DEFAULT) != CU_OK ||
+            cuda->cuStreamWaitValue64(stream, at, value, CU_WAIT_GEQ) != CU_OK ||
+            cuda->cuStreamSynchronize(stream) != CU_OK ||
+            shm_load(&d->page[semaphore - 1]) != value)
+                return false;
+        own->value = value;
+        return true;
 }
 
-void semaphore_finish(struct view *view, void *stream) {
-        wait_for_stream(view->device, stream);
+int semaphore_finish(struct view *view, void *stream) {
+        return wait_for_stream(view->device, stream) == -EBUSY ? -EBUSY : 0;
 }
 
-/* Attributes say less than the truth here: a write and a wait on a stream of our own do not. */
+/*
+ * Attributes say less than the truth here: a write and a wait on a stream of our own do not. Where
+ * only one of the two works it may still be under way, and the page is about to be unregistered.
+ */
 static bool probe(struct device *d) {
-        cu_stream stream;
         bool works;
 
         if (kvd_device_enter(&d->gpu) < 0)
                 return false;
-        works = d->gpu.cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) ==
+        works = d->gpu.cuda->cuStreamCreateWithPriority(&d->own, CU_STREAM_NON_BLOCKING, 0) ==
                 CU_OK;
-        if (works) {
-                works = probe_on(d, stream);
-                d->gpu.cuda->cuStreamDestroy(stream);
+        if (works && !probe_on(d, d->own)) {
+                d->gpu.cuda->cuStreamSynchronize(d->own);
+                d->gpu.cuda->cuStreamDestroy(d->own);
+                works = false;
         }
         kvd_device_leave(&d->gpu);
         return works;
 }
 
+static void unprobe(struct device *d) {
+        if (kvd_device_enter(&d->gpu) < 0)
+                return;
+        d->gpu.cuda->cuStreamDestroy(d->own);
+        kvd_device_leave(&d->gpu);
+}
+
 /* ---- life ------------------------------------------------------------------------------------ */
 
 int semaphore_open(struct view *view, int fd, uint32_t row) {
-        uint64_t bytes = ALIGN_UP((uint64_t)view->ix->semaphore_rows * SEMAPHORE_ROW_BYTES, 4096);
+        uint64_t bytes = semaphore_page_bytes(view->ix->semaphore_rows);
         struct device *d = view->device;
         void *at;
         int r;
@@ -116,8 +145,10 @@ int semaphore_open(struct view *view, int fd, uint32_t row) {
         d->page = at;
         d->page_bytes = bytes;
         d->row = row;
-        for (uint32_t i = 0; i < SEMAPHORES; i++)
+        for (uint32_t i = 0; i < SEMAPHORES; i++) {
                 d->semaphores[i].value = shm_load(&d->page[row * SEMAPHORES + i]);
+                pthread_mutex_init(&d->semaphores[i].order, NULL);
+        }
         d->streams = kvd_device_register(&d->gpu, at, bytes, &d->page_at) == 0;
         if (d->streams && !probe(d)) {
                 kvd_device_unregister(&d->gpu, at);
@@ -137,18 +168,31 @@ static bool outstanding(const struct view *view) {
         return !passed;
 }
 
-/* What our streams have been given to do is done afterwards. False: their context has failed. */
-bool semaphore_quiet(struct view *view) {
-        struct device *d = view->device;
+static bool context_works(struct device *d) {
         cu_result error;
 
-        if (!outstanding(view))
-                return true;
         if (kvd_device_enter(&d->gpu) < 0)
                 return false;
-        error = d->gpu.cuda->cuCtxSynchronize();
+        error = d->gpu.cuda->cuStreamQuery(d->own);
         kvd_device_leave(&d->gpu);
-        return error == CU_OK;
+        return error == CU_OK || error == CU_NOT_READY;
+}
+
+/*
+ * What our streams have promised is done afterwards. False: their context has failed. Looks at our
+ * semaphores: the context is the engine's, whose other streams may have to wait for anybody.
+ */
+bool semaphore_quiet(struct view *view) {
+        struct timespec pause = {0, LOOK_NS};
+        struct device *d = view->device;
+
+        while (outstanding(view)) {
+                if (!context_works(d))
+                        return false;
+                nanosleep(&pause, NULL);
+                pause.tv_nsec = MIN(2 * pause.tv_nsec, 1000 * 1000);
+        }
+        return true;
 }
 
 void semaphore_close(struct view *view) {
@@ -157,13 +201,17 @@ void semaphore_close(struct view *view) {
         if (!d->page)
                 return;
         semaphore_quiet(view);
-        if (d->streams)
+        if (d->streams) {
+                unprobe(d);
                 kvd_device_unregister(&d->gpu, (void *)d->page);
+        }
         for (uint32_t i = 0; i < atomic_load(&d->n_deferred); i++)
                 if (d->deferred[i].is_pin)
                         unpin_block(view, kvd_ref_id(d->deferred[i].ref));
         free(d->deferred);
         munmap((void *)d->page, d->page_bytes);
+        for (uint32_t i = 0; i < SEMAPHORES; i++)
+                pthread_mutex_destroy(&d->semaphores[i].order);
         pthread_mutex_destroy(&d->lock);
         d->page = NULL;
 }
@@ -180,7 +228,7 @@ static uint32_t find_semaphore(const struct view *view, uint64_t stream) {
 
                 if (one->used && one->stream == stream)
                         return i;
-                if (one->value > SEMAPHORE_VALUE_MAX / 2)
+                if (one->writers || one->value > SEMAPHORE_VALUE_MAX / 2)
                         continue;
                 if (!one->used)
                         unused = i;
@@ -190,29 +238,54 @@ static uint32_t find_semaphore(const struct view *view, uint64_t stream) {
         return unused < SEMAPHORES ? unused : passed;
 }
 
+/* From here until release, no other stream gets it, even where everything promised is kept. */
+static uint32_t claim(const struct view *view, uint64_t stream) {
+        struct device *d = view->device;
+        uint32_t which;
+
+        pthread_mutex_lock(&d->lock);
+        which = find_semaphore(view, stream);
+        if (which < SEMAPHORES) {
+                d->semaphores[which].stream = stream;
+                d->semaphores[which].used = true;
+                d->semaphores[which].writers++;
+        }
+        pthread_mutex_unlock(&d->lock);
+        return which;
+}
+
+static void release(struct device *d, struct semaphore *one, uint64_t value) {
+        pthread_mutex_lock(&d->lock);
+        one->value = value;
+        one->writers--;
+        pthread_mutex_unlock(&d->lock);
+}
+
 /*
- * Under d->lock and with the device entered: writes of a semaphore are put into its stream in the
- * order of their values.
+ * With the device entered. The driver lets the caller wait while the stream's queue is full, which
+ * it is for as long as the stream waits for somebody: only those who write the same semaphore wait
+ * with it, and they want the same stream.
  */
 static cu_result write_next(struct view *view, void *stream, struct promise *ret) {
         struct device *d = view->device;
+        struct semaphore *one;
         unsigned long long id;
         cu_result error = d->gpu.cuda->cuStreamGetId(stream, &id);
-        uint32_t which;
 
         if (error)
                 return error;
-        which = find_semaphore(view, id);
-        if (which == SEMAPHORES)
+        ret->at = claim(view, id);
+        if (ret->at == SEMAPHORES)
                 return CU_NOT_SUPPORTED;
-        error = d->gpu.cuda->cuStreamWriteValue64(stream,
-                                                  semaphore_address(d, semaphore_at(d->row, which)),
-                                                  d->semaphores[which].value + 1, CU_WRITE_DEFAULT);
-        if (error)
-                return error;
-        d->semaphores[which] = (struct semaphore){id, d->semaphores[which].value + 1, true};
-        *ret = (struct promise){which, d->semaphores[which].value};
-        return CU_OK;
+        one = &d->semaphores[ret->at];
+        pthread_mutex_lock(&one->order);
+        ret->value = one->value + 1;
+        error = d->gpu.cuda->cuStreamWriteValue64(
+                stream, semaphore_address(d, semaphore_at(d->row, ret->at)), ret->value,
+                CU_WRITE_DEFAULT);
+        release(d, one, error ? one->value : ret->value);
+        pthread_mutex_unlock(&one->order);
+        return error;
 }
 
 int semaphore_promise(struct view *view, void *stream, struct promise *ret) {
@@ -223,13 +296,12 @@ int semaphore_promise(struct view *view, void *stream, struct promise *ret) {
         if (r < 0)
                 return r;
         if (d->streams) {
-                pthread_mutex_lock(&d->lock);
-                error = write_next(view, stream, ret);
-                pthread_mutex_unlock(&d->lock);
+                r = refuse_capture(d, stream);
+                error = r < 0 ? CU_OK : write_next(view, stream, ret);
                 kvd_device_leave(&d->gpu);
         }
-        if (error == CU_OK)
-                return 0;
+        if (r < 0 || error == CU_OK)
+                return r;
         r = wait_for_stream(d, stream);
         return r < 0 ? r : -ENOTSUP;
 }
@@ -275,18 +347,19 @@ int semaphore_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t
 
         if (semaphore_reached(view, semaphore) >= value)
                 return 0;
+        r = enter(d);
+        if (r < 0)
+                return r;
+        r = refuse_capture(d, stream);
         /*
          * Once another daemon has taken over, nobody would release a stream that waits for a
          * producer who died since.
          */
-        if (!d->streams || !view_is_current(view))
-                return wait_here(view, semaphore, value);
-        r = enter(d);
-        if (r < 0)
-                return r;
-        if (!is_own(view, stream, semaphore))
+        if (r == 0 && (!d->streams || !view_is_current(view)))
+                r = wait_here(view, semaphore, value);
+        else if (r == 0 && !is_own(view, stream, semaphore))
                 error = d->gpu.cuda->cuStreamWaitValue64(stream, semaphore_address(d, semaphore),
                                                          value, CU_WAIT_GEQ);
         kvd_device_leave(&d->gpu);
-        return error ? stream_fail(d, error, "the stream cannot wait") : 0;
+        return error ? stream_fail(d, error, "the stream cannot wait") : r;
 }

@@ -24,9 +24,11 @@ int sequence_ask(struct kvd_sequence *s, uint32_t number, const void *request, v
         struct view *now;
         int r;
 
-        if (space_check(s->space) < 0)
-                return -ECHILD;
-        pthread_mutex_lock(&handle->lock);
+        if (forked(handle))
+                return space_check(s->space);
+        r = handle_lock(handle);
+        if (r < 0)
+                return r;
         r = s->lost ? -ESTALE : view_attach(s->space, &now);
         if (r == -ESTALE || (r == 0 && now != s->view)) {
                 s->lost = true;
@@ -38,7 +40,7 @@ int sequence_ask(struct kvd_sequence *s, uint32_t number, const void *request, v
         }
         if (r == 0 && take)
                 take(reply, to);
-        pthread_mutex_unlock(&handle->lock);
+        handle_unlock(handle);
         return r;
 }
 
@@ -68,7 +70,9 @@ static int open_at_daemon(struct kvd_sequence *s) {
         struct view *view;
         int r;
 
-        pthread_mutex_lock(&handle->lock);
+        r = handle_lock(handle);
+        if (r < 0)
+                return r;
         r = view_attach(s->space, &view);
         if (r == 0) {
                 request.space = view->handle;
@@ -79,7 +83,7 @@ static int open_at_daemon(struct kvd_sequence *s) {
                 s->view = view;
                 atomic_fetch_add(&view->refs, 1);
         }
-        pthread_mutex_unlock(&handle->lock);
+        handle_unlock(handle);
         return r;
 }
 
@@ -123,8 +127,10 @@ struct kvd_sequence *kvd_sequence_close(struct kvd_sequence *s) {
                         unpin_block(s->view, s->entries[i].block);
         request.space = s->view->handle;
         request.sequence = s->number;
-        if (view_is_current(s->view))
-                sequence_ask(s, KVD_MSG_table, &request, NULL, NULL, NULL);
+        deadline_begin();
+        if (view_is_current(s->view) &&
+            sequence_ask(s, KVD_MSG_table, &request, NULL, NULL, NULL) == -ETIMEDOUT && !s->lost)
+                later_close(s->view, s->number); /* it was not sent */
         view_put(s->view);
         free_memory(s);
         return NULL;
@@ -184,6 +190,8 @@ static void add_entry(struct kvd_sequence *s, kvd_ref ref, uint32_t n_tokens, ui
 static int check_room(const struct kvd_sequence *s, uint32_t n, uint32_t n_tokens) {
         uint32_t bt = s->space->geometry.block_tokens;
 
+        if (space_check(s->space) < 0)
+                return -ECHILD;
         if (n == 0 || DIV_UP((uint64_t)n_tokens, bt) != n)
                 return client_fail(-EINVAL, "%u tokens do not fit %u blocks of %u", n_tokens, n,
                                    bt);
@@ -219,6 +227,7 @@ int kvd_sequence_borrow(struct kvd_sequence *s, const struct kvd_pin *pin, uint3
                  most = MIN(PIECE_BLOCKS, MAX(PIECE_TOKENS / bt, 1)), k;
         int r = check_room(s, n, n * bt);
 
+        deadline_begin();
         if (r == 0 && pin->view != s->view)
                 r = client_fail(-ESTALE,
                                 "the pin holds nothing, or blocks of another space or daemon");
@@ -281,6 +290,7 @@ int kvd_sequence_append(struct kvd_sequence *s, uint32_t n, struct kvd_block *bl
                  most = MIN(PIECE_BLOCKS, MAX(PIECE_TOKENS / bt, 1)), k;
         int r = check_room(s, n, n_tokens);
 
+        deadline_begin();
         if (r == 0)
                 r = check_blocks(s, n, blocks);
         for (uint32_t i = 0; r == 0 && i < n; i += k) {

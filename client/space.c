@@ -70,9 +70,11 @@ int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geomet
                 free(space);
                 return client_fail(r, "space '%s': %s", name, why);
         }
-        pthread_mutex_lock(&handle->lock);
-        r = view_attach(space, &view);
-        pthread_mutex_unlock(&handle->lock);
+        r = handle_lock(handle);
+        if (r == 0) {
+                r = view_attach(space, &view);
+                handle_unlock(handle);
+        }
         if (r < 0) {
                 space_free(space);
                 return r;
@@ -82,28 +84,37 @@ int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geomet
         return 0;
 }
 
+static void detach(struct kvd *handle, uint64_t epoch, uint32_t number) {
+        struct kvd_msg_detach request = {number};
+
+        if (handle_lock(handle) < 0) {
+                later_detach(handle, epoch, number);
+                return;
+        }
+        if (epoch == handle->epoch && conn_is_open(handle->conn))
+                handle_call(handle, KVD_MSG_detach, &request, NULL, NULL);
+        handle_unlock(handle);
+}
+
 /* Tells the daemon that this process has no use for the space any more, after it was unmapped. */
 static void close_space(struct kvd_space *space) {
-        struct kvd_msg_detach detach;
         struct kvd *handle = space->handle;
         struct view *view;
         bool quiet = false;
+        uint32_t number;
         uint64_t epoch;
 
         view = atomic_load(&space->view);
-        detach.space = view->handle;
+        number = view->handle;
         epoch = view->epoch;
+        deadline_begin();
         if (forked(handle))
                 view_forget_mappings(space);
         else
-                quiet = !view->device || semaphore_quiet(view);
+                quiet = !view->device || deferred_quiet(view);
         space_free(space);
-        if (!forked(handle) && quiet) { /* the end of the process is the end of what its GPU does */
-                pthread_mutex_lock(&handle->lock);
-                if (epoch == handle->epoch && conn_is_open(handle->conn))
-                        handle_call(handle, KVD_MSG_detach, &detach, NULL, NULL);
-                pthread_mutex_unlock(&handle->lock);
-        }
+        if (!forked(handle) && quiet) /* the end of the process is the end of what its GPU does */
+                detach(handle, epoch, number);
         kvd_close(handle);
 }
 
@@ -135,18 +146,19 @@ void kvd_counters(struct kvd_space *space, struct kvd_counters *ret) {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /*
- * Segments that came into being since. A daemon that is gone has none to give, and what is mapped
+ * Segments that came into being since, or have other memory. A daemon that is gone has none to give, and what is mapped
  * is what there is.
  */
 static void map_new_segments(struct view *view) {
         struct kvd *handle = view->space->handle;
         uint32_t n = atomic_load(&view->ix->n_segments);
 
-        if (likely(atomic_load(&view->n_mapped) >= n))
+        if (likely(atomic_load(&view->n_mapped) >= n && view_is_fresh(view)))
                 return;
-        pthread_mutex_lock(&handle->lock);
+        if (handle_lock(handle) < 0)
+                return;
         view_map_segments(view, n);
-        pthread_mutex_unlock(&handle->lock);
+        handle_unlock(handle);
 }
 
 void view_memory(struct view *view, struct kvd_space_memory *ret) {

@@ -185,26 +185,35 @@ int kvd_seal_keep_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
 /* ---- letting go ------------------------------------------------------------------------------ */
 
 /*
- * When neither a promise can be had nor the stream waited for, its context has failed: whatever it
- * was to do is over, and will never touch the blocks again.
+ * 1: there is a promise; 0: the stream was waited for; -EBUSY. When neither a promise can be had
+ * nor the stream waited for, its context has failed: whatever it was to do is over, and will never
+ * touch the blocks again.
  */
-static bool promise_or_wait(struct view *view, void *stream, struct promise *ret) {
-        return semaphore_promise(view, stream, ret) == 0;
+static int promise_or_wait(struct view *view, void *stream, struct promise *ret) {
+        int r = semaphore_promise(view, stream, ret);
+
+        return r == -EBUSY ? r : r == 0;
 }
 
-void kvd_unpin_on(struct kvd_space *space, struct kvd_pin *pin, void *stream) {
+int kvd_unpin_on(struct kvd_space *space, struct kvd_pin *pin, void *stream) {
         struct view *view = pin->view;
         struct promise until;
+        int r = 0;
 
         if (!view || forked(space->handle))
-                return;
-        if (view->device && promise_or_wait(view, stream, &until)) {
+                return 0;
+        if (view->device)
+                r = promise_or_wait(view, stream, &until);
+        if (r < 0)
+                return r;
+        if (r > 0) {
                 deferred_settle(view);
                 /* the deferred one's; kvd_unpin takes the caller's */
                 atomic_fetch_add(&view->pins[pin->leaf], 1);
                 deferred_add(view, until, kvd_ref_make(pin->leaf, pin->generation), true);
         }
         kvd_unpin(space, pin);
+        return 0;
 }
 
 static bool on_device(const struct kvd_block *block) {
@@ -213,41 +222,55 @@ static bool on_device(const struct kvd_block *block) {
         return view && view->device;
 }
 
-void kvd_free_on(struct kvd_space *space, uint32_t n, struct kvd_block *blocks, void *stream) {
-        struct view *view = NULL;
+/* The promise of one view holds for all of its blocks. As promise_or_wait. */
+struct behind {
+        struct view *view;
         struct promise until;
+};
+
+static int free_behind(struct kvd_block *block, void *stream, struct behind *behind) {
+        struct view *view = block->view;
+        int r = 1;
+
+        /* nobody knows its state (seal.c): the daemon does, and may free it at once */
+        if (!block->data)
+                return semaphore_finish(view, stream);
+        if (view != behind->view)
+                r = promise_or_wait(view, stream, &behind->until);
+        if (r <= 0)
+                return r;
+        behind->view = view;
+        deferred_add(view, behind->until, kvd_ref_make(block->id, block->generation), false);
+        *block = (struct kvd_block){0};
+        view_put(view); /* the deferred one's reference holds on */
+        return r;
+}
+
+int kvd_free_on(struct kvd_space *space, uint32_t n, struct kvd_block *blocks, void *stream) {
+        struct behind behind = {0};
+        int r;
 
         if (forked(space->handle))
-                return;
-        for (uint32_t i = 0; i < n; i++) {
-                if (!on_device(&blocks[i]))
-                        continue;
-                /* nobody knows its state (seal.c): the daemon does, and may free it at once */
-                if (!blocks[i].data) {
-                        semaphore_finish(blocks[i].view, stream);
-                        continue;
+                return 0;
+        for (uint32_t i = 0; i < n; i++)
+                if (on_device(&blocks[i])) {
+                        r = free_behind(&blocks[i], stream, &behind);
+                        if (r < 0)
+                                return r;
                 }
-                if (view != blocks[i].view && !promise_or_wait(blocks[i].view, stream, &until))
-                        continue; /* the stream was waited for */
-                view = blocks[i].view;
-                deferred_add(view, until, kvd_ref_make(blocks[i].id, blocks[i].generation), false);
-                blocks[i] = (struct kvd_block){0};
-                view_put(view); /* the deferred one's reference holds on */
-        }
         kvd_free(space, n, blocks);
-        if (view)
+        if (behind.view)
                 kvd_settle(space);
+        return 0;
 }
 
 /* The daemon wants memory back, and this process may not call anything else for long. */
 static void give_back_memory(struct kvd_space *space) {
         struct view *view = view_get(space);
 
-        if (view->device && device_drain_wanted(view)) {
-                pthread_mutex_lock(&space->handle->lock);
-                if (view->epoch == space->handle->epoch && conn_is_open(space->handle->conn))
-                        device_drain(view);
-                pthread_mutex_unlock(&space->handle->lock);
+        if (view->device && device_drain_wanted(view) && handle_lock(space->handle) == 0) {
+                device_drain(view);
+                handle_unlock(space->handle);
         }
         view_put(view);
 }
@@ -257,6 +280,7 @@ int kvd_settle(struct kvd_space *space) {
 
         if (forked(space->handle))
                 return 0;
+        deadline_begin();
         for (struct view *view = atomic_load(&space->view); view; view = view->older)
                 if (view->device) {
                         atomic_fetch_add(&view->refs, 1);
@@ -300,7 +324,9 @@ int kvd_layer_view(struct kvd_space *space, uint32_t layer, struct kvd_layer_vie
                                    space->name, space->geometry.layout);
         if (layer >= space->geometry.layers)
                 return client_fail(-EINVAL, "layer %u of %u", layer, space->geometry.layers);
-        pthread_mutex_lock(&space->handle->lock);
+        r = handle_lock(space->handle);
+        if (r < 0)
+                return r;
         r = view_attach(space, &view);
         if (r == 0)
                 r = view_map_segments(view, atomic_load(&view->ix->n_segments));
@@ -308,6 +334,6 @@ int kvd_layer_view(struct kvd_space *space, uint32_t layer, struct kvd_layer_vie
                 layer_lay_out(view->ix, view->base, layer, ret);
                 ret->blocks = kvd_segments_ids(view->ix, atomic_load(&view->n_mapped));
         }
-        pthread_mutex_unlock(&space->handle->lock);
+        handle_unlock(space->handle);
         return r;
 }

@@ -212,8 +212,11 @@ static int take_over(struct kvd_sequence *s, int *changed, bool *pending) {
 
 int kvd_sequence_sync(struct kvd_sequence *s) {
         bool pending;
-        int changed = 0, r;
+        int changed = 0, r = space_check(s->space);
 
+        if (r < 0)
+                return r;
+        deadline_begin();
         if (epoch_of(&s->view->ix->sync_epoch) == s->seen && !s->lost && view_is_current(s->view))
                 return 0;
         r = take_over(s, &changed, &pending);
@@ -231,9 +234,10 @@ static bool daemon_is_gone(struct kvd_sequence *s) {
         struct kvd *handle = s->space->handle;
         bool gone;
 
-        pthread_mutex_lock(&handle->lock);
+        if (handle_lock(handle) < 0)
+                return false; /* not known */
         gone = !conn_has_peer(handle->conn) || handle->epoch != s->view->epoch;
-        pthread_mutex_unlock(&handle->lock);
+        handle_unlock(handle);
         return gone;
 }
 
@@ -261,6 +265,7 @@ int kvd_sequence_wait(struct kvd_sequence *s, uint64_t timeout_ns) {
                 uint32_t epoch = epoch_of(&s->view->ix->job_epoch);
                 bool pending;
 
+                deadline_begin(); /* of this round */
                 if (daemon_is_gone(s))
                         return gone(s);
                 r = take_over(s, &changed, &pending);
@@ -290,12 +295,15 @@ static int check_slots(const struct kvd_sequence *s, uint32_t n, const uint32_t 
 int kvd_sequence_step(struct kvd_sequence *s, uint32_t first, uint32_t n) {
         struct kvd_msg_share request = {s->view->handle, s->number, first, n};
 
+        if (space_check(s->space) < 0)
+                return -ECHILD;
         if (n == 0 || first > s->n_tokens || n > s->n_tokens - first)
                 return client_fail(-EINVAL,
                                    "the sequence has %u tokens, a step of %u from %u is not in it",
                                    s->n_tokens, n, first);
         if (!kvd_setting_on(s->view->ix->settings, KVD_memshare_on) && view_is_current(s->view))
                 return 0;
+        deadline_begin();
         return sequence_ask(s, KVD_MSG_share, &request, NULL, NULL, NULL);
 }
 
@@ -311,6 +319,7 @@ int kvd_sequence_cool(struct kvd_sequence *s, uint32_t n, const uint32_t *slots,
         uint32_t cooling = 0;
         int r = check_slots(s, n, slots);
 
+        deadline_begin();
         if (r == 0)
                 r = sequence_ask(s, KVD_MSG_cool, &request, &reply, take_cooling, &cooling);
         return r < 0 ? r : (int)cooling;
@@ -330,6 +339,7 @@ int kvd_sequence_revive(struct kvd_sequence *s, uint32_t n, const uint32_t *slot
         uint32_t coming = 0;
         int r = check_slots(s, n, slots);
 
+        deadline_begin();
         if (r == 0)
                 r = sequence_ask(s, KVD_MSG_revive, &request, &reply, take_revived, &coming);
         return r < 0 ? r : (int)coming;
@@ -348,6 +358,7 @@ int kvd_sequence_compact(struct kvd_sequence *s, uint32_t first, uint32_t n, uin
         if (n == 0 || first > s->n || n > s->n - first)
                 return client_fail(-EINVAL, "the sequence has %u entries, not %u from %u on", s->n,
                                    n, first);
+        deadline_begin();
         r = sequence_ask(s, KVD_MSG_compact, &request, &reply, take_packed, &entries);
         return r < 0 ? r : (int)entries;
 }

@@ -21,6 +21,12 @@ bool view_is_current(const struct view *view) {
         return atomic_load(&view->space->view) == view;
 }
 
+bool view_is_connected(const struct view *view) {
+        const struct kvd *handle = view->space->handle;
+
+        return view->epoch == handle->epoch && conn_is_open(handle->conn);
+}
+
 void view_count(const struct view *view, uint64_t counters[COUNTERS]) {
         static const enum counter place[KVD_N_CLIENT_COUNTERS] = {
                 [KVD_CLIENT_LOOKUPS] = COUNT_LOOKUPS,
@@ -48,11 +54,12 @@ void view_unmap(struct view *view) {
         if (view->unmapped)
                 return;
         view->unmapped = true;
-        if (view->memory)
+        if (view->mapping)
                 /* first: what streams still hold is pinned until then */
-                view->memory->release(view);
+                view->mapping->release(view);
         if (view->page) {
                 keep_counters(view);
+                atomic_store(&view->page->left, 1);
                 munmap(view->page, kvd_pinpage_bytes(view->ix->capacity));
         }
         if (view->ix)
@@ -66,19 +73,24 @@ struct view *view_get(struct kvd_space *space) {
                 atomic_fetch_add(&view->refs, 1);
                 if (likely(atomic_load(&space->view) == view))
                         return view;
-                view_put(view); /* retired in the meantime */
+                view_leave(view); /* retired in the meantime */
         }
 }
 
+void view_leave(struct view *view) {
+        atomic_fetch_sub(&view->refs, 1);
+}
+
+/* Where another thread's call has the lock, the next one finds what nobody uses any more. */
 void view_put(struct view *view) {
         struct kvd *handle = view->space->handle;
 
-        if (atomic_fetch_sub(&view->refs, 1) != 1 || view_is_current(view))
+        if (atomic_fetch_sub(&view->refs, 1) != 1 || view_is_current(view) ||
+            pthread_mutex_trylock(&handle->lock) != 0)
                 return;
-        pthread_mutex_lock(&handle->lock);
         if (atomic_load(&view->refs) == 0)
                 view_unmap(view);
-        pthread_mutex_unlock(&handle->lock);
+        handle_unlock(handle);
 }
 
 /* ---- mapping --------------------------------------------------------------------------------- */
@@ -100,7 +112,14 @@ int view_map_file(int fd, uint64_t bytes, int prot, void **ret) {
 bool view_has(const struct view *view, uint32_t segment) {
         uint64_t bits = atomic_load_explicit(&view->mapped[segment / 64], memory_order_acquire);
 
-        return bits >> segment % 64 & 1;
+        return bits >> segment % 64 & 1 &&
+               atomic_load(&view->memory[segment]) ==
+                       atomic_load(&kvd_index_memory(view->ix)[segment]);
+}
+
+bool view_is_fresh(const struct view *view) {
+        return atomic_load_explicit(&view->memory_epoch, memory_order_acquire) ==
+               atomic_load_explicit(&view->ix->memory_epoch, memory_order_acquire);
 }
 
 bool view_has_any(const struct view *view) {
@@ -112,12 +131,14 @@ bool view_has_any(const struct view *view) {
 
 /* Whoever let go of an old one's last reference may not have come to unmapping it. */
 bool view_is_last(struct view *view) {
+        bool last = true;
+
         for (struct view *old = view->older; old; old = old->older) {
-                if (atomic_load(&old->refs) != 0 && !old->unmapped)
-                        return false;
-                view_unmap(old);
+                if (atomic_load(&old->refs) == 0)
+                        view_unmap(old);
+                last = last && old->unmapped;
         }
-        return true;
+        return last;
 }
 
 bool view_may_write(const struct view *view, uint32_t segment) {

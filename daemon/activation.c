@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The socket that a service manager has opened for us, by the protocol of sd_listen_fds. It is
- * written out here, because it is four environment variables, and a library would be a dependency
- * for them.
+ * What a service manager hands over, by the protocol of sd_listen_fds. It is written out here,
+ * because it is three environment variables, and a library would be a dependency for them.
  */
 
 #include "daemon/activation.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 
+#include "daemon/log.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -38,54 +39,87 @@ static bool is_listening(int fd) {
                socket_option(fd, SO_ACCEPTCONN) == 1;
 }
 
-/*
- * Place of the name in a list with colons, or -1. A list that is missing names everything
- * "unknown".
- */
-static int find_name(const char *names, const char *name) {
-        size_t n;
+/* The name of a list with colons that *list points to, and moves on; "": there are no more. */
+static void next_name(const char **list, char *to, size_t size) {
+        size_t n = strcspn(*list, ":");
 
-        for (int i = 0; names && *names; i++) {
-                n = strcspn(names, ":");
-                if (strlen(name) == n && memcmp(names, name, n) == 0)
-                        return i;
-                names += n + (names[n] == ':');
-        }
-        return -1;
+        snprintf(to, size, "%.*s", (int)n, *list);
+        *list += n + ((*list)[n] == ':');
 }
 
 /* One descriptor without a name is the socket, too: `systemd-socket-activate` gives none. */
-static int choose(long n, const char *names) {
-        int i = find_name(names, "listen");
-
-        if (i < 0 && n == 1 && (!names || find_name(names, "unknown") == 0))
-                return 0;
-        return i < n ? i : -1;
+static bool is_socket(const char *name, long n) {
+        return strcmp(name, "listen") == 0 ||
+               (n == 1 && (!name[0] || strcmp(name, "unknown") == 0));
 }
 
-int activation_take(int *ret, struct kvd_why *why) {
-        long n = number_of("LISTEN_FDS");
-        bool ours = number_of("LISTEN_PID") == getpid();
-        int i = ours && n > 0 ? choose(n, getenv("LISTEN_FDNAMES")) : -1;
+static bool is_kept(const char *name) {
+        return strchr(name, '.') && strlen(name) < KEEP_NAME_MAX;
+}
 
+static void take_one(struct activation *a, const char *name, int fd, long n) {
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
+        if (is_socket(name, n) && a->listen < 0) {
+                a->listen = fd;
+        } else if (is_kept(name)) {
+                strcpy(a->files[a->n].name, name);
+                a->files[a->n++].fd = fd;
+        } else {
+                log_limited(LOG_WARNING, "a descriptor called '%s' was handed over: closed", name);
+                close(fd);
+        }
+}
+
+static int take_all(struct activation *a, long n, const char *names) {
+        char name[KEEP_NAME_MAX + 1];
+
+        a->files = sys->calloc((size_t)n, sizeof *a->files);
+        if (!a->files)
+                return -ENOMEM;
+        for (long i = 0; i < n; i++) {
+                next_name(&names, name, sizeof name);
+                take_one(a, name, FIRST_FD + (int)i, n);
+        }
+        return 0;
+}
+
+static int check(const struct activation *a, long n, struct kvd_why *why) {
+        if (a->listen < 0 && a->n == 0)
+                return kvd_refuse(why, -EINVAL,
+                                  "none of the %ld descriptors handed over is called 'listen'; "
+                                  "write FileDescriptorName=listen in the socket unit",
+                                  n);
+        if (a->listen >= 0 && !is_listening(a->listen))
+                return kvd_refuse(why, -EINVAL,
+                                  "the descriptor called 'listen' is not a listening seqpacket "
+                                  "Unix socket; write ListenSequentialPacket= in the socket unit");
+        return 0;
+}
+
+int activation_take(struct activation *ret, struct kvd_why *why) {
+        long n = number_of("LISTEN_PID") == getpid() ? number_of("LISTEN_FDS") : 0;
+        const char *names = getenv("LISTEN_FDNAMES");
+        int r = 0;
+
+        *ret = ACTIVATION_NONE;
+        if (n > 0 && n <= INT_MAX - FIRST_FD)
+                r = take_all(ret, n, names ? names : "");
         unsetenv("LISTEN_FDS");
         unsetenv("LISTEN_FDNAMES");
         unsetenv("LISTEN_PID");
-        if (!ours || n <= 0)
-                return 0;
-        for (long k = 0; k < n; k++)
-                fcntl(FIRST_FD + (int)k, F_SETFD, FD_CLOEXEC);
-        if (i < 0)
-                return kvd_refuse(why, -EINVAL,
-                                  "none of the %ld descriptors handed over is called 'listen'; "
-                                  "write "
-                                  "FileDescriptorName=listen in the socket unit",
-                                  n);
-        if (!is_listening(FIRST_FD + i))
-                return kvd_refuse(why, -EINVAL,
-                                  "the descriptor called 'listen' is not a listening seqpacket "
-                                  "Unix "
-                                  "socket; write ListenSequentialPacket= in the socket unit");
-        *ret = FIRST_FD + i;
-        return 1;
+        if (r < 0)
+                kvd_refuse(why, r, "out of memory");
+        else if (n > 0)
+                r = check(ret, n, why);
+        if (r < 0)
+                activation_clear(ret);
+        return r;
+}
+
+void activation_clear(struct activation *a) {
+        closep(&a->listen);
+        for (size_t i = 0; i < a->n; i++)
+                closep(&a->files[i].fd);
+        free(a->files);
+        *a = ACTIVATION_NONE;
 }

@@ -16,7 +16,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/degraded.h"
 #include "daemon/exporter.h"
+#include "daemon/memory_limit.h"
 #include "ipc/base/util.h"
 
 static int check(struct backend *b, cu_result error, const char *what) {
@@ -47,6 +49,15 @@ static void count_by_bus(void) {
 }
 
 /*
+ * MPS has one server for each user, who waits for another user's clients to end, and ends all of
+ * its clients when one of them faults: kvd and what it starts keep out, unless the user has chosen
+ * otherwise. Engines of one user may be its clients all the same.
+ */
+static void keep_out_of_mps(void) {
+        setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent", 0);
+}
+
+/*
  * A service may see only its own GPU (DeviceAllow, a container's devices), which is number 0 then,
  * whatever its number on the machine. With several to choose from, the number must be right.
  */
@@ -64,9 +75,8 @@ static int find_device(struct backend *b, uint32_t number) {
 }
 
 static int describe(struct backend *b) {
-        char name[100] = "";
+        char name[100] = "", uuid[KVD_UUID_TEXT];
         size_t bytes;
-        size_t at;
         int r;
 
         r = check(b, b->cuda->cuDeviceGetName(name, sizeof name, b->ordinal), "cuDeviceGetName");
@@ -77,11 +87,8 @@ static int describe(struct backend *b) {
         if (r < 0)
                 return r;
         b->bytes = bytes;
-        at = (size_t)snprintf(b->device, sizeof b->device, "%s, UUID GPU-", name);
-        for (uint32_t i = 0; i < sizeof b->uuid; i++)
-                at += (size_t)snprintf(b->device + at, sizeof b->device - at, "%s%02x",
-                                       i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
-                                       b->uuid.bytes[i]);
+        kvd_uuid_text(&b->uuid, name, uuid);
+        snprintf(b->device, sizeof b->device, "%s, UUID %s", name, uuid);
         return 0;
 }
 
@@ -122,6 +129,7 @@ static int find(struct backend *b, const struct config *config) {
         if (!b->cuda)
                 return kvd_refuse(&b->why, -ENODEV, "%s", why);
         count_by_bus();
+        keep_out_of_mps();
         r = check(b, b->cuda->cuInit(0), "cuInit");
         if (r == 0)
                 r = find_device(b, config->device);
@@ -181,6 +189,7 @@ int backend_choose(const struct config *config, struct backend *ret) {
         if (r == 0)
                 r = take_gpu(ret, config);
         if (r < 0 && config->backend == CONFIG_BACKEND_AUTO) {
+                degraded_set(host_memory, ret->cuda != NULL);
                 take_host(ret, ret->why.line);
                 return 0;
         }
@@ -189,19 +198,31 @@ int backend_choose(const struct config *config, struct backend *ret) {
 
 /* ---- pool ------------------------------------------------------------------------------------ */
 
-int backend_size_pool(const struct backend *b, struct config *config, struct kvd_why *why) {
-        uint64_t host = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+#define RESERVE (UINT64_C(1) << 30) /* the worker's context, and an engine's */
 
-        if (config->pool_share && b->backend != KVD_BACKEND_HOST)
-                config->pool = b->bytes / 100 * config->pool_share;
+static void size_by_gpu(const struct backend *b, struct config *config) {
+        uint64_t share = b->bytes / 100 * config->pool_share;
+
+        if (!config->reserve)
+                config->reserve = MIN(RESERVE, b->bytes / 16);
+        if (config->pool_share)
+                config->pool = MIN(share, b->bytes - MIN(b->bytes, config->reserve));
+}
+
+int backend_size_pool(const struct backend *b, struct config *config, struct kvd_why *why) {
+        if (b->backend != KVD_BACKEND_HOST)
+                size_by_gpu(b, config);
         config->pool_share = 0;
         if (b->backend == KVD_BACKEND_HOST)
                 return config_check(config, why);
         if (!config->spill)
-                config->spill = MIN(config->pool, host / 4);
-        if (config->pool > b->bytes)
-                return kvd_refuse(why, -EINVAL, "pool is %llu MiB, and %s has %llu; lower it",
-                                  (unsigned long long)(config->pool >> 20), b->device,
+                config->spill = MIN(config->pool, memory_usable("") / 4);
+        if (config->pool + config->reserve > b->bytes)
+                return kvd_refuse(why, -EINVAL,
+                                  "pool is %llu MiB, reserve %llu MiB, and %s has %llu MiB; lower "
+                                  "one of them",
+                                  (unsigned long long)(config->pool >> 20),
+                                  (unsigned long long)(config->reserve >> 20), b->device,
                                   (unsigned long long)(b->bytes >> 20));
         if (config->worker == CONFIG_OFF)
                 return kvd_refuse(why, -EINVAL,

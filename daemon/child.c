@@ -20,6 +20,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include "daemon/degraded.h"
 #include "daemon/log.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
@@ -77,8 +78,13 @@ void child_clear(struct child *c) {
 }
 
 void child_failed(struct child *c, struct kvd_slice why) {
-        c->failures++;
+        degraded_set(gpu_memory, ++c->failures);
         kvd_slice_copy(why, c->why, sizeof c->why);
+}
+
+void child_worked(struct child *c) {
+        c->failures = 0;
+        degraded_set(gpu_memory, 0);
 }
 
 const char *child_why(const struct child *c) {
@@ -150,6 +156,7 @@ static void start_again(struct loop_timer *timer) {
         log_limited(LOG_WARNING, "the %s cannot be started: %s; trying again", c->ops->name,
                     strerror(-r));
         give_up(c);
+        degraded_note(worker);
         if (c->ops->not_started)
                 c->ops->not_started(c);
         pause_and_start(c);
@@ -184,6 +191,7 @@ static void process_ended(struct loop_source *source, short revents) {
         if (waitpid(c->pid, &status, WNOHANG) == 0)
                 return;
         log_end(c, status);
+        degraded_note(worker);
         close_ends(c);
         c->pid = 0;
         c->ops->ended(c, asked);
@@ -210,6 +218,22 @@ bool child_ask_or_end(struct child *c, struct kvd_msg *msg, const struct kvd_fds
         if (child_ask(c, msg, fds) < 0)
                 child_end(c, "takes no messages");
         return true;
+}
+
+uint32_t child_add_fd(struct kvd_fds *fds, int fd) {
+        for (uint32_t i = 0; i < fds->n; i++)
+                if (fds->fd[i] == fd)
+                        return i;
+        fds->fd[fds->n++] = fd;
+        return fds->n - 1;
+}
+
+uint32_t child_array(void *to, size_t size, uint32_t most, struct kvd_slice from) {
+        uint32_t n = (uint32_t)MIN(from.size / size, most);
+
+        if (n)
+                memcpy(to, from.data, n * size);
+        return n;
 }
 
 static void go_on(struct child *c) {

@@ -80,6 +80,12 @@ void child_look_after(struct child *child, uint64_t ns);
 int child_ask(struct child *child, struct kvd_msg *msg, const struct kvd_fds *fds);
 bool child_ask_or_end(struct child *child, struct kvd_msg *msg, const struct kvd_fds *fds);
 
+/* What a question or an answer is made of. */
+/* which of the descriptors it is: those that are equal are the same file */
+uint32_t child_add_fd(struct kvd_fds *fds, int fd);
+/* an aligned copy of an array, of at most so many; returns how many */
+uint32_t child_array(void *to, size_t size, uint32_t most, struct kvd_slice from);
+
 /*
  * Kills it, since it is or does what why says. It has ended when the kernel says so (ops->ended),
  * not before.
@@ -88,6 +94,7 @@ void child_end(struct child *child, const char *why);
 
 /* Notes a failure, to be shown to whoever waits for memory; child_why then has it in words. */
 void child_failed(struct child *child, struct kvd_slice why);
+void child_worked(struct child *child); /* they are over */
 const char *child_why(const struct child *child);
 
 /*

@@ -13,6 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/closer.h"
+#include "daemon/keep.h"
 #include "daemon/log.h"
 #include "daemon/mates.h"
 #include "daemon/worker_jobs.h"
@@ -25,8 +27,9 @@ static void process_ended(struct loop_source *source, short revents);
 static void quarantine_over(struct loop_timer *timer);
 
 static void close_socket(struct client *c) {
+        turns_remove(&c->server->turns, &c->place);
         loop_remove(&c->socket);
-        closep(&c->socket.fd);
+        server_close_connection(c->server, c->socket.fd, c->may_bring_fds);
         c->socket.fd = -1;
 }
 
@@ -34,10 +37,12 @@ int client_open(struct client *c, int fd, void (*ready)(struct loop_source *, sh
         int r;
 
         c->socket = (struct loop_source){.fd = fd, .events = POLLIN, .ready = ready};
+        c->may_bring_fds = closer_is_needed(fd);
         c->connected_ns = sys_now_ns();
         r = peer_get(fd, &c->peer);
         if (r >= 0 && c->server->config->own_user_only && c->peer.uid != getuid())
                 r = -EACCES;
+        seats_belong(&c->server->seats, c);
         if (r >= 0) {
                 c->process = (struct loop_source){
                         .fd = c->peer.pidfd, .events = POLLIN, .ready = process_ended};
@@ -54,11 +59,15 @@ int client_open(struct client *c, int fd, void (*ready)(struct loop_source *, sh
 
 /* Coming and going is everyday; dying with something in hand is not. */
 static void log_end(const struct client *c, bool died) {
-        bool lost = died && c->n_spaces;
-
-        log_line(lost ? LOG_INFO : LOG_DEBUG, "client %u (%s, process %d, user %u) of domain %s %s",
-                 c->number, c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name,
-                 lost ? "died: its memory is taken back" : "left");
+        if (died && c->n_spaces)
+                log_limited(LOG_INFO,
+                            "client %u ('%s', process %d, user %u) of domain %s died: its memory "
+                            "is taken back",
+                            c->number, c->name, c->peer.pid, c->peer.uid,
+                            domain_config(c->domain)->name);
+        else
+                log_debug("client %u ('%s', process %d, user %u) of domain %s left", c->number,
+                          c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name);
 }
 
 void client_end(struct client *c, bool died) {
@@ -68,6 +77,7 @@ void client_end(struct client *c, bool died) {
         if (c->state >= CLIENT_ATTACHED) {
                 log_end(c, died);
                 c->server->seats.n_attached--;
+                c->user->n_attached--;
         }
         if (c->state == CLIENT_HALF_OPEN)
                 seats_remove_half_open(&c->server->seats, c);
@@ -87,19 +97,23 @@ void client_end(struct client *c, bool died) {
                 client_end(mate, true);
 }
 
+static void orphan(struct client *c) {
+        c->state = CLIENT_ORPHANED;
+        for (uint32_t i = 0; i < CLIENT_SPACES; i++)
+                if (c->spaces[i].attachment)
+                        attachment_orphan(c->spaces[i].attachment);
+}
+
 void client_disconnect(struct client *c) {
         if (c->n_spaces == 0) {
                 client_end(c, false);
                 return;
         }
-        log_debug("client %u (%s, process %d) of domain %s closed its connection; its blocks wait "
+        log_debug("client %u ('%s', process %d) of domain %s closed its connection; its blocks wait "
                   "for its end",
                   c->number, c->name, c->peer.pid, domain_config(c->domain)->name);
         close_socket(c);
-        c->state = CLIENT_ORPHANED;
-        for (uint32_t i = 0; i < CLIENT_SPACES; i++)
-                if (c->spaces[i].attachment)
-                        attachment_orphan(c->spaces[i].attachment);
+        orphan(c);
 }
 
 static bool used_gpu(const struct client *c) {
@@ -110,8 +124,42 @@ static bool used_gpu(const struct client *c) {
         return false;
 }
 
+static void begin_quarantine(struct client *c) {
+        c->quarantine.fire = quarantine_over;
+        loop_timer_set(c->server->loop, &c->quarantine,
+                       sys_now_ns() + c->server->config->quarantine_ms * UINT64_C(1000000));
+}
+
+/*
+ * Whoever the dead process forked has its descriptors: those of the GPU, which keep what it queued
+ * there going, and our connection, of which we learn when the last of them is closed. (libkvd
+ * closing the GPU's in the child would not be enough: its mappings of them hold the files, too.)
+ */
+static bool held_by_child(const struct client *c) {
+        struct pollfd p = {.fd = c->socket.fd};
+
+        return p.fd >= 0 && sys->poll(&p, 1, 0) >= 0 && !(p.revents & (POLLHUP | POLLERR));
+}
+
+static void log_held(const struct client *c) {
+        log_limited(LOG_INFO,
+                    "client %u ('%s', process %d, user %u) of domain %s died, and a process that it "
+                    "forked keeps its GPU work going: its blocks stay in quarantine",
+                    c->number, c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name);
+}
+
+/* A whole quarantine after the last time that somebody was seen to hold the connection. */
 static void quarantine_over(struct loop_timer *timer) {
-        client_end(container_of(timer, struct client, quarantine), true);
+        struct client *c = container_of(timer, struct client, quarantine);
+        bool was_held = c->held;
+
+        c->held = held_by_child(c);
+        if (c->held && !was_held)
+                log_held(c);
+        if (c->held || was_held)
+                begin_quarantine(c);
+        else
+                client_end(c, true);
 }
 
 /* A teammate may be using what it held. */
@@ -125,11 +173,9 @@ static void wait_for_team(struct client *c) {
 /*
  * The kernel closes a process' GPU context before it says that the process is gone, but no call
  * tells when the last of its work is off the GPU. Until some time after that, what it may have been
- * writing or reading belongs to nobody else.
+ * writing or reading belongs to nobody else. A process that it forked keeps the context open.
  */
-static void process_ended(struct loop_source *source, short revents) {
-        struct client *c = container_of(source, struct client, process);
-
+static void end_process(struct client *c) {
         if (c->n_spaces && mates_alive(c)) {
                 wait_for_team(c);
                 return;
@@ -139,11 +185,22 @@ static void process_ended(struct loop_source *source, short revents) {
                 return;
         }
         loop_remove(&c->process);
+        turns_remove(&c->server->turns, &c->place);
+        loop_remove(&c->socket); /* it stays open, to see who else has it, but nobody is heard */
         if (c->state == CLIENT_ATTACHED)
-                client_disconnect(c);
-        c->quarantine.fire = quarantine_over;
-        loop_timer_set(c->server->loop, &c->quarantine,
-                       sys_now_ns() + c->server->config->quarantine_ms * UINT64_C(1000000));
+                orphan(c);
+        begin_quarantine(c);
+}
+
+/* What it costs is his whose process it was. */
+static void process_ended(struct loop_source *source, short revents) {
+        struct client *c = container_of(source, struct client, process);
+        struct turns *turns = &c->server->turns;
+        struct user *user = c->user;
+        uint64_t began = sys_now_ns();
+
+        end_process(c);
+        turns_charge(turns, &user->turns, sys_now_ns() - began);
 }
 
 /* ---- spaces ---------------------------------------------------------------------------------- */
@@ -191,6 +248,20 @@ static struct client_space *find_place(struct client *c) {
         return place;
 }
 
+/*
+ * Each of them with a descriptor of its own: systemd takes an open file once, whatever its names.
+ * What cannot be had is kept all the same, so that a successor misses it.
+ */
+static void keep(const struct client *c, struct attachment *attachment) {
+        _cleanup_(closep) int pidfd = -1;
+
+        if (!c->server->keep || !keep_ops(c->server->keep))
+                return;
+        if (peer_pidfd(c->socket.fd, &c->peer, &pidfd) < 0)
+                pidfd = -1;
+        attachment_keep(attachment, pidfd < 0 ? c->peer.pidfd : pidfd);
+}
+
 int client_add_space(struct client *c, struct space *space, uint32_t *handle) {
         struct client_space *place = find_place(c);
         int r;
@@ -199,12 +270,13 @@ int client_add_space(struct client *c, struct space *space, uint32_t *handle) {
                 return client_refuse(c, -EMFILE,
                                      "a connection can use %u spaces at a time; close one",
                                      CLIENT_SPACES);
-        r = attachment_new(space, c, space_gone, &place->attachment);
+        r = attachment_new(space, c, c->peer.process, space_gone, &place->attachment);
         if (r < 0)
                 return client_store_failed(c, r);
         c->next_handle = c->next_handle % (UINT32_MAX / CLIENT_SPACES - 1) + 1;
         place->handle = c->next_handle * CLIENT_SPACES + (uint32_t)(place - c->spaces);
         c->n_spaces++;
+        keep(c, place->attachment);
         shared_pages_watch_pins(&c->server->pages);
         *handle = place->handle;
         return 0;
@@ -231,6 +303,17 @@ int client_remove_space(struct client *c, uint32_t handle) {
 }
 
 /* ---- domains --------------------------------------------------------------------------------- */
+
+struct client *client_by_number(const struct seats *seats, const struct domain *domain,
+                                uint32_t number) {
+        for (uint32_t i = 0; i < seats->n; i++) {
+                struct client *c = &seats->clients[i];
+
+                if (c->state >= CLIENT_ATTACHED && c->domain == domain && c->number == number)
+                        return c;
+        }
+        return NULL;
+}
 
 bool client_sees(const struct client *c, const struct domain *domain) {
         return c->admin || c->domain == domain;

@@ -35,14 +35,19 @@ struct client {
         struct client *next;         /* in the unused seats, or the half-open ones */
         enum client_state state;
         bool admin, closing;         /* closing: after the reply */
+        bool listed;                 /* a [domain] of the configuration lists its user */
+        bool may_bring_fds;          /* see closer.h */
         bool gone;                   /* the process is; what it held waits for its team (mates.h) */
         uint8_t team[TEAM_BYTES];    /* zeros: none */
         uint32_t number;             /* smallest that was free in its domain */
         struct domain *domain;
         struct peer peer;
+        struct user *user;           /* whose kernel credentials it has */
+        struct turns_place place;
         struct loop_source socket;   /* its fd is owned; -1: closed */
         struct loop_source process;  /* of peer.pidfd */
         struct loop_timer quarantine; /* the process is gone, its GPU work perhaps not yet */
+        bool held;                   /* in it: a process that it forked had the connection, too */
         int64_t room;                /* bytes of replies that the socket surely takes */
         uint64_t connected_ns, requests;
         uint32_t next_handle, n_spaces;
@@ -86,6 +91,9 @@ int client_find_domain(struct client *client, struct kvd_slice name, struct doma
 /* Space by name in such a domain. */
 int client_find_named(struct client *client, struct kvd_slice domain, struct kvd_slice space,
                       struct space **ret);
+/* NULL: nobody has this number. */
+struct client *client_by_number(const struct seats *seats, const struct domain *domain,
+                                uint32_t number);
 bool client_sees(const struct client *client, const struct domain *domain);
 
 #endif

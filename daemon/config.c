@@ -167,6 +167,7 @@ struct reader {
         struct config *config;
         struct section section;
         bool seen_daemon;
+        bool lost; /* its section was refused: what stands in it says nothing */
 };
 
 static int read_header(struct reader *reader, char *line, struct kvd_why *why) {
@@ -191,8 +192,14 @@ static int read_line(struct reader *reader, char *line, struct kvd_why *why) {
         line = strip(line);
         if (!line[0] || line[0] == '#' || line[0] == ';')
                 return 0;
-        if (line[0] == '[')
-                return read_header(reader, line, why);
+        if (line[0] == '[') {
+                int r = read_header(reader, line, why);
+
+                reader->lost = r < 0;
+                return r;
+        }
+        if (reader->lost)
+                return 0;
         if (!reader->section.settings)
                 return kvd_refuse(why, -EINVAL,
                                   "'%.64s' stands before the first section; write [daemon] above "
@@ -201,42 +208,64 @@ static int read_line(struct reader *reader, char *line, struct kvd_why *why) {
         return assign(&reader->section, line, why);
 }
 
-static int read_lines(struct config *config, FILE *f, const char *path, struct kvd_why *why) {
-        struct reader reader = {.config = config};
-        char line[LINE_MAX_BYTES];
-        int r;
-
-        for (unsigned number = 1; fgets(line, sizeof line, f); number++) {
-                if (!strchr(line, '\n') && !feof(f))
-                        return kvd_refuse(why, -EINVAL,
-                                          "%s:%u: the line is longer than %d bytes; shorten it",
-                                          path, number, LINE_MAX_BYTES - 2);
-                r = read_line(&reader, line, why);
-                if (r < 0)
-                        return kvd_refuse(why, -EINVAL, "%s:%u: %s", path, number, why->line);
-        }
-        if (ferror(f))
-                return kvd_refuse(why, -EINVAL, "%s: reading failed: %s", path, strerror(errno));
+static int read_numbered(struct reader *reader, char *line, unsigned number, const char *path,
+                         struct kvd_why *why) {
+        if (strlen(line) == LINE_MAX_BYTES - 1 && !strchr(line, '\n'))
+                return kvd_refuse(why, -EINVAL, "%s:%u: the line is longer than %d bytes; shorten it",
+                                  path, number, LINE_MAX_BYTES - 2);
+        if (read_line(reader, line, why) < 0)
+                return kvd_refuse(why, -EINVAL, "%s:%u: %s", path, number, why->line);
         return 0;
 }
 
-int config_read(struct config *config, const char *path, bool optional, struct kvd_why *why) {
-        FILE *f;
-        int fd, r;
+static int read_lines(struct config *config, FILE *f, const char *path, FILE *all,
+                      struct kvd_why *why) {
+        struct reader reader = {.config = config};
+        char line[LINE_MAX_BYTES];
+        int r = 0;
 
-        fd = sys->open(path, O_RDONLY | O_CLOEXEC);
+        for (unsigned number = 1; fgets(line, sizeof line, f); number++) {
+                if (read_numbered(&reader, line, number, path, why) == 0)
+                        continue;
+                r = -EINVAL;
+                if (!all)
+                        return r;
+                fprintf(all, "%s\n", why->line);
+        }
+        if (!ferror(f))
+                return r;
+        kvd_refuse(why, -EINVAL, "%s: reading failed: %s", path, strerror(errno));
+        if (all)
+                fprintf(all, "%s\n", why->line);
+        return -EINVAL;
+}
+
+static int open_file(const char *path, bool optional, FILE **ret, struct kvd_why *why) {
+        int fd = sys->open(path, O_RDONLY | O_CLOEXEC);
+
         if (fd < 0 && errno == ENOENT && optional)
                 return 0;
         if (fd < 0)
                 return kvd_refuse(why, -EINVAL,
                                   "%s: cannot be opened: %s; give another with --config", path,
                                   strerror(errno));
-        f = fdopen(fd, "r");
-        if (!f) {
-                close(fd);
-                return kvd_refuse(why, -EINVAL, "%s: %s", path, strerror(errno));
-        }
-        r = read_lines(config, f, path, why);
+        *ret = fdopen(fd, "r");
+        if (*ret)
+                return 1;
+        close(fd);
+        return kvd_refuse(why, -EINVAL, "%s: %s", path, strerror(errno));
+}
+
+int config_read(struct config *config, const char *path, bool optional, FILE *all,
+                struct kvd_why *why) {
+        FILE *f;
+        int r = open_file(path, optional, &f, why);
+
+        if (r < 0 && all)
+                fprintf(all, "%s\n", why->line);
+        if (r <= 0)
+                return r;
+        r = read_lines(config, f, path, all, why);
         fclose(f);
         return r;
 }
@@ -346,6 +375,7 @@ void config_domain_to_store(const struct config_domain *domain, struct domain_co
                                       .client_quota = domain->client_quota,
                                       .arena = domain->isolation == CONFIG_ARENA};
         memcpy(ret->name, domain->name, sizeof ret->name);
+        memcpy(ret->remote_prefix, domain->remote_prefix, sizeof ret->remote_prefix);
 }
 
 /* ---- print ----------------------------------------------------------------------------------- */

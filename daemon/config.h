@@ -35,6 +35,7 @@ struct config_domain {
         struct id_list users, groups;
         uint64_t quota, guarantee, client_quota;
         uint32_t isolation;
+        char remote_prefix[KVD_NAME_MAX + 1]; /* of names on the servers; "": the domain's name */
         struct config_domain *next; /* owned */
 };
 
@@ -42,11 +43,21 @@ struct config {
         char socket[108];
         uint32_t socket_mode;
         uint32_t socket_group; /* UINT32_MAX: leave as it is */
+        uint32_t user;         /* whom root becomes; UINT32_MAX: not said */
         uint32_t backend;
         uint32_t device;       /* number of the GPU; UINT32_MAX in a file: that of the instance */
         uint32_t quarantine_ms;
         uint64_t pool, spill;
+        uint64_t overhead;     /* 0: the store chooses */
         uint64_t segment;      /* 0: the store chooses */
+        char file[108];        /* of the file tier; "": none */
+        uint64_t file_size;    /* 0: that of the block device */
+        uint32_t file_depth;   /* tokens from which on blocks are written at first use */
+        char remote[1024];     /* servers of the remote tier; "": none */
+        char remote_key[108];  /* file with the secret that machines share; "": none */
+        uint32_t remote_timeout; /* ms that a server may be silent */
+        uint32_t remote_depth; /* as file_depth */
+        uint64_t reserve;      /* 0: backend_size_pool chooses */
         /* percent of the memory that pool was given as; 0: it was given in bytes */
         uint32_t pool_share;
         uint32_t pages;        /* enum store_pages */
@@ -58,6 +69,7 @@ struct config {
         uint32_t unlisted;
         uint32_t worker;       /* CONFIG_AUTO, CONFIG_OFF */
         uint32_t worker_threads, worker_deadline; /* 0: half of the processors; seconds */
+        uint32_t worker_share; /* percent of a GPU's time */
         /* to be started with --worker; "": none. Not from the file: kvd says itself */
         char worker_program[256];
         uint32_t log;
@@ -70,10 +82,11 @@ int config_init(struct config *config);
 void config_clear(struct config *config);
 
 /*
- * Reads a file over what is there. Negative: one line in why. optional: a file that is missing is
- * fine.
+ * Reads a file over what is there. Negative: one line in why, of the first fault; or, with all, a
+ * line there of each. optional: a file that is missing is fine.
  */
-int config_read(struct config *config, const char *path, bool optional, struct kvd_why *why);
+int config_read(struct config *config, const char *path, bool optional, FILE *all,
+                struct kvd_why *why);
 
 /* "daemon.pool=4G" or "domain NAME.quota=1G", as kvd --set takes it. */
 int config_set(struct config *config, const char *assignment, struct kvd_why *why);

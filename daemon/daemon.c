@@ -15,14 +15,22 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 
+#include "daemon/activation.h"
 #include "daemon/backend.h"
+#include "daemon/degraded.h"
+#include "daemon/disk.h"
 #include "daemon/gpu_clear.h"
+#include "daemon/identity.h"
+#include "daemon/keep.h"
 #include "daemon/listener.h"
 #include "daemon/log.h"
+#include "daemon/memory_limit.h"
 #include "daemon/notify.h"
-#include "daemon/options.h"
+#include "daemon/reload.h"
+#include "daemon/remote.h"
 #include "daemon/server.h"
 #include "daemon/setting.h"
 #include "ipc/base/sys.h"
@@ -36,14 +44,18 @@ struct daemon {
         struct loop *loop;            /* owned */
         struct store *store;          /* owned */
         struct server *server;        /* owned */
+        struct disk_owner *disk;      /* owned; NULL: there is no file tier */
+        struct remote_owner *remote;  /* owned; NULL: there is no remote tier */
         struct listener listener;     /* owned */
         struct notify notify;         /* owned */
+        struct keep keep;             /* owned */
         struct loop_timer watchdog;
         struct gpu_clear gpu_clear;
         bool ending;
         struct loop_source signals;   /* its fd is owned; -1 */
         struct loop_source stop;      /* its fd is owned; -1 */
-        const struct options *options; /* what a reload loads */
+        struct reload reload;
+        uint64_t failed_reloads;      /* since one that did not */
 };
 
 /* ---- start ----------------------------------------------------------------------------------- */
@@ -53,15 +65,33 @@ static const int log_levels[] = {[CONFIG_ERROR] = LOG_ERR,
                                  [CONFIG_INFO] = LOG_INFO,
                                  [CONFIG_DEBUG] = LOG_DEBUG};
 
+/*
+ * What spaces may have of the descriptors: connections have two each, and there are a few more. A
+ * limit that is too low for all connections is not spent on them alone.
+ */
+static uint64_t files_of_spaces(const struct config *config) {
+        uint64_t others = UINT64_C(2) * seats_needed(config) + 64;
+        struct rlimit limit;
+
+        if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
+                return 0;
+        return MAX(limit.rlim_cur - MIN(limit.rlim_cur, others), limit.rlim_cur / 4 + 1);
+}
+
 static int open_store(struct daemon *d, struct kvd_why *why) {
         struct store_config config = {.pool_bytes = d->config.pool,
                                       .segment_bytes = d->config.segment,
                                       .spill_bytes = d->config.spill,
+                                      .overhead_bytes = d->config.overhead,
+                                      .max_files = files_of_spaces(&d->config),
+                                      .reserve_bytes = d->config.reserve,
                                       .backend = d->backend.backend,
                                       .cuda = d->backend.cuda,
                                       .device = d->backend.ordinal,
                                       .pages = d->config.pages,
-                                      .max_attachments = d->config.max_clients};
+                                      .keep = keep_ops(&d->keep),
+                                      .keep_arg = &d->keep,
+                                      .max_attachments = d->config.max_clients + SEATS_ADMIN};
         int r;
 
         memcpy(config.uuid, d->backend.uuid.bytes, sizeof config.uuid);
@@ -69,6 +99,22 @@ static int open_store(struct daemon *d, struct kvd_why *why) {
         if (r < 0)
                 return kvd_refuse(why, r, "%s", d->store ? store_why(d->store) : strerror(-r));
         return 0;
+}
+
+/* Host memory is taken as it is needed, so that nothing else tells before it is too late. */
+static void warn_of_limit(const struct config *config) {
+        struct memory_limit limit;
+        struct kvd_why why;
+
+        memory_limit_read("", &limit);
+        degraded_set(memory_limit, config->pool > memory_usable(""));
+        if (memory_limit_exceeded(&limit, config->pool, &why))
+                log_warning("%s", why.line);
+        else if (config->pool > memory_usable(""))
+                log_warning("pool = %lluM is more than the memory of this machine (%lluM): the "
+                            "kernel will end processes when it is used",
+                            (unsigned long long)(config->pool >> 20),
+                            (unsigned long long)(memory_usable("") >> 20));
 }
 
 static int choose_backend(struct daemon *d, struct kvd_why *why) {
@@ -80,7 +126,14 @@ static int choose_backend(struct daemon *d, struct kvd_why *why) {
                                   d->backend.why.line);
         log_info("backend %s: %s%s%s", backend_name(d->backend.backend), d->backend.device,
                  d->backend.device[0] ? ", " : "", d->backend.why.line);
-        return backend_size_pool(&d->backend, &d->config, why);
+        r = backend_size_pool(&d->backend, &d->config, why);
+        if (r < 0)
+                return r;
+        log_info("pool: %llu MiB of %s memory", (unsigned long long)(d->config.pool >> 20),
+                 d->backend.backend == KVD_BACKEND_HOST ? "host" : "the GPU's");
+        if (d->backend.backend == KVD_BACKEND_HOST)
+                warn_of_limit(&d->config);
+        return 0;
 }
 
 /* Makes the domains that are new, and gives the others their quotas. */
@@ -106,6 +159,17 @@ static void stop_asked(struct loop_source *source, short revents) {
         loop_quit(source->loop);
 }
 
+/* Before the store, which hands descriptors on as soon as it has some. */
+static int open_notify(struct daemon *d, struct kvd_why *why) {
+        int r = notify_open(&d->notify);
+
+        degraded_set(notify, r < 0);
+        if (r < 0)
+                log_warning("the service manager cannot be told how we are: %s", strerror(-r));
+        r = keep_init(&d->keep, &d->notify);
+        return r < 0 ? kvd_refuse(why, r, "out of memory") : 0;
+}
+
 static int open_stop(struct daemon *d) {
         d->stop = (struct loop_source){.events = POLLIN, .ready = stop_asked};
         d->stop.fd = sys->eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -115,7 +179,7 @@ static int open_stop(struct daemon *d) {
 static int open_loop(struct daemon *d, struct kvd_why *why) {
         int r;
 
-        r = loop_new(d->config.loop, server_max_sources(&d->config) + 2, &d->loop);
+        r = loop_new(d->config.loop, server_max_sources(&d->config) + 4, &d->loop);
         if (r < 0)
                 return kvd_refuse(why, r, "loop: %s; try loop = epoll", strerror(-r));
         loop_set_idle(d->loop, idle, d->store);
@@ -124,7 +188,12 @@ static int open_loop(struct daemon *d, struct kvd_why *why) {
                 r = server_new(&d->config, d->loop, d->store, &d->server);
         if (r >= 0)
                 d->server->backend = &d->backend;
-        return r < 0 ? kvd_refuse(why, r, "cannot start: %s", strerror(-r)) : 0;
+        if (r >= 0)
+                d->server->keep = &d->keep;
+        if (r < 0)
+                return kvd_refuse(why, r, "cannot start: %s", strerror(-r));
+        r = disk_owner_new(&d->config, d->loop, d->store, &d->disk, why);
+        return r < 0 ? r : remote_owner_new(&d->config, d->loop, d->store, &d->remote, why);
 }
 
 int daemon_new(struct config *config, struct daemon **ret, struct kvd_why *why) {
@@ -140,8 +209,11 @@ int daemon_new(struct config *config, struct daemon **ret, struct kvd_why *why) 
         *config = (struct config){0};
         d->listener = LISTENER_NONE;
         d->notify.fd = d->signals.fd = d->stop.fd = -1;
+        d->reload = RELOAD_NONE;
         log_set_level(log_levels[d->config.log]);
-        r = choose_backend(d, why);
+        r = open_notify(d, why);
+        if (r >= 0)
+                r = choose_backend(d, why);
         if (r >= 0)
                 r = open_store(d, why);
         if (r >= 0)
@@ -166,16 +238,49 @@ static int prepare_memory(struct daemon *d, struct kvd_why *why) {
         return d->ending ? 0 : r;
 }
 
-int daemon_listen(struct daemon *d, int fd, struct kvd_why *why) {
-        int r = prepare_memory(d, why);
+/* Users who are in no domain of the configuration get one when they come; theirs was there before. */
+static struct domain *domain_of_user(struct keep *keep, const char *name) {
+        struct daemon *d = container_of(keep, struct daemon, keep);
+        struct domain_config config = {0};
+        struct domain *domain;
+        uint32_t uid;
 
+        if (sscanf(name, "uid-%" SCNu32, &uid) != 1 ||
+            (d->config.unlisted == CONFIG_REFUSE && !id_list_has(&d->config.admins, uid)))
+                return NULL;
+        snprintf(config.name, sizeof config.name, "uid-%u", uid);
+        if (strcmp(config.name, name) != 0 || config_find_domain(&d->config, uid, NULL, 0) ||
+            store_domain(d->store, &config, &domain) < 0)
+                return NULL;
+        return domain;
+}
+
+/* What the daemon before had, as the user who serves it: it is checked, since others could write. */
+static void adopt(struct daemon *d, struct activation *handed) {
+        if (!handed->n)
+                return;
+        notify_send(&d->notify, "STATUS=Taking over what the daemon before had", NOTIFY_WAIT_MS);
+        d->keep.domain = domain_of_user;
+        for (size_t i = 0; i < handed->n; i++)
+                keep_known(&d->keep, handed->files[i].name);
+        store_adopt(d->store, handed->files, handed->n);
+        handed->n = 0;
+}
+
+int daemon_listen(struct daemon *d, struct activation *handed, const struct identity *identity,
+                  struct kvd_why *why) {
+        int r;
+
+        d->listener.fd = STEAL_FD(handed->listen);
+        r = d->listener.fd < 0 ? listener_open_as(&d->listener, &d->config, identity, why) :
+                     identity_take(identity, why);
+        if (r >= 0)
+                r = prepare_memory(d, why);
         if (r < 0)
                 return r;
-        if (fd >= 0)
-                d->listener.fd = fd;
-        else if (listener_open(&d->listener, d->config.socket, d->config.socket_mode,
-                               d->config.socket_group, why) < 0)
-                return -EADDRNOTAVAIL;
+        adopt(d, handed);
+        disk_owner_start(d->disk);
+        remote_owner_start(d->remote);
         r = server_listen(d->server, d->listener.fd);
         return r < 0 ? kvd_refuse(why, r, "cannot listen: %s", strerror(-r)) : 0;
 }
@@ -184,40 +289,60 @@ int daemon_listen(struct daemon *d, int fd, struct kvd_why *why) {
 
 /* Settings that the running server was built with stay as they are. */
 static void keep_fixed(const struct config *now, struct config *next) {
-        for (const struct setting *s = daemon_settings; s->name; s++)
-                if (s->fixed && setting_keep(s, now, next))
-                        log_warning("%s changed; that takes effect when kvd is restarted", s->name);
+        uint64_t n = 0;
+
+        for (const struct setting *s = daemon_settings; s->name; s++) {
+                if (!s->fixed || !setting_keep(s, now, next))
+                        continue;
+                log_warning("%s changed; that takes effect when kvd is restarted", s->name);
+                n++;
+        }
+        degraded_set(restart, n);
         memcpy(next->worker_program, now->worker_program, sizeof next->worker_program);
 }
 
-static void reload(struct daemon *d) {
-        struct config next;
-        struct kvd_why why;
-        int r = options_load(d->options, &next, &why);
+/* Takes over *next. */
+static int apply(struct daemon *d, struct config *next, struct kvd_why *why) {
+        int r = backend_size_pool(&d->backend, next, why);
 
-        if (r >= 0)
-                r = backend_size_pool(&d->backend, &next, &why);
         if (r < 0) {
-                log_error("configuration not loaded, the old one stays: %s", why.line);
-                config_clear(&next);
-                return;
+                config_clear(next);
+                return r;
         }
-        keep_fixed(&d->config, &next);
+        keep_fixed(&d->config, next);
         config_clear(&d->config);
-        d->config = next;
+        d->config = *next;
+        *next = (struct config){0};
         log_set_level(log_levels[d->config.log]);
-        if (apply_domains(d, &why) < 0)
-                log_error("%s", why.line);
-        log_info("configuration loaded again");
+        if (apply_domains(d, why) < 0)
+                log_error("%s", why->line);
+        return 0;
 }
 
-static void reload_and_tell(struct daemon *d) {
+static void end_reload(struct daemon *d, int r, const struct kvd_why *why) {
+        d->failed_reloads = r < 0 ? d->failed_reloads + 1 : 0;
+        degraded_set(reload, d->failed_reloads);
+        if (r < 0)
+                log_error("configuration not loaded, the old one stays: %s", why->line);
+        else
+                log_info("configuration loaded again");
+        notify_send(&d->notify, "READY=1", NOTIFY_WAIT_MS);
+}
+
+static void loaded(struct reload *reload, int r, struct config *next, struct kvd_why *why) {
+        struct daemon *d = container_of(reload, struct daemon, reload);
+
+        end_reload(d, r < 0 ? r : apply(d, next, why), why);
+}
+
+static void begin_reload(struct daemon *d) {
+        struct kvd_why why;
         char state[64];
 
         snprintf(state, sizeof state, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64, sys_now_ns() / 1000);
         notify_send(&d->notify, state, NOTIFY_WAIT_MS);
-        reload(d);
-        notify_send(&d->notify, "READY=1", NOTIFY_WAIT_MS);
+        if (!reload_begin(&d->reload))
+                end_reload(d, kvd_refuse(&why, -EAGAIN, "no thread can be started"), &why);
 }
 
 /* ---- signals --------------------------------------------------------------------------------- */
@@ -229,7 +354,7 @@ static void signal_came(struct loop_source *source, short revents) {
         if (read(source->fd, &info, sizeof info) != sizeof info)
                 return;
         if (info.ssi_signo == SIGHUP) {
-                reload_and_tell(d);
+                begin_reload(d);
                 return;
         }
         d->ending = true;
@@ -239,12 +364,17 @@ static void signal_came(struct loop_source *source, short revents) {
 
 int daemon_handle_signals(struct daemon *d, const struct options *options) {
         sigset_t set;
+        int r;
 
         sigemptyset(&set);
         sigaddset(&set, SIGTERM);
         sigaddset(&set, SIGINT);
         sigaddset(&set, SIGHUP);
-        d->options = options;
+        d->reload.options = options;
+        d->reload.loaded = loaded;
+        r = reload_init(&d->reload, d->loop);
+        if (r < 0)
+                return r;
         d->signals = (struct loop_source){.events = POLLIN, .ready = signal_came};
         d->signals.fd = sys->signalfd(&set, SFD_CLOEXEC | SFD_NONBLOCK);
         return d->signals.fd < 0 ? -errno : loop_add(d->loop, &d->signals);
@@ -263,9 +393,7 @@ static void feed_watchdog(struct loop_timer *timer) {
 int daemon_run(struct daemon *d) {
         int r;
 
-        r = notify_open(&d->notify);
-        if (r < 0)
-                log_warning("the service manager cannot be told how we are: %s", strerror(-r));
+        keep_start(&d->keep, d->loop);
         d->watchdog.fire = feed_watchdog;
         if (d->notify.watchdog_ns)
                 feed_watchdog(&d->watchdog);
@@ -293,9 +421,13 @@ const char *daemon_loop_name(const struct daemon *d) {
 struct daemon *daemon_free(struct daemon *d) {
         if (!d)
                 return NULL;
+        reload_close(&d->reload);
         server_free(d->server);
+        disk_owner_free(d->disk);
+        remote_owner_free(d->remote);
         listener_close(&d->listener);
         store_free(d->store);
+        keep_clear(&d->keep);
         loop_free(d->loop);
         notify_close(&d->notify);
         closep(&d->signals.fd);

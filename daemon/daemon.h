@@ -8,7 +8,9 @@
 
 #include "daemon/config.h"
 
+struct activation;
 struct daemon;
+struct identity;
 struct options;
 
 /* Everything but the socket. Takes over *config. The reason of a failure is in why, in one line. */
@@ -17,9 +19,11 @@ struct daemon *daemon_free(struct daemon *daemon);
 void daemon_freep(struct daemon **daemon);
 
 /*
- * Accepts clients at the configured socket, or at fd, which is taken over, if it is not negative.
+ * Accepts clients at the configured socket, or at the one that was handed over. Once that is open
+ * the process becomes who identity says, and takes over what the daemon before it had.
  */
-int daemon_listen(struct daemon *daemon, int fd, struct kvd_why *why);
+int daemon_listen(struct daemon *daemon, struct activation *handed,
+                  const struct identity *identity, struct kvd_why *why);
 
 /*
  * SIGTERM and SIGINT end daemon_run, SIGHUP loads the configuration again. The caller has blocked

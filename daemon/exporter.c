@@ -67,7 +67,7 @@ static void answered(struct child *child, uint32_t asked, const struct kvd_msg *
         struct exporter *e = exporter_of(child);
 
         if (m->number == KVD_MSG_export_reply) {
-                child->failures = 0;
+                child_worked(child);
                 store_export_done(e->store, e->number, m->export_reply.handle.data);
                 return;
         }

@@ -67,7 +67,7 @@ static int change_profile(struct client *c, struct space *space, const struct kv
                                              import_profile(c, space, m);
         if (r < 0)
                 return c->server->scratch->why.line[0] ? r : client_store_failed(c, r);
-        log_info("client %u of domain %s: the BiCache table of space '%s' was %s", c->number,
+        log_limited(LOG_INFO, "client %u of domain %s: the BiCache table of space '%s' was %s", c->number,
                  domain_config(c->domain)->name, space_name(space), what[m->op]);
         return 0;
 }

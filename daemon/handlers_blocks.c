@@ -10,7 +10,9 @@
 #include <errno.h>
 
 #include "daemon/arrays.h"
+#include "daemon/degraded.h"
 #include "daemon/log.h"
+#include "store/remote.h"
 
 static struct kvd_slice blocks_slice(const kvd_ref *blocks, uint32_t n) {
         return (struct kvd_slice){blocks, n * (uint32_t)sizeof *blocks};
@@ -24,6 +26,8 @@ static int refuse_allocation(struct client *c, int error) {
                    "them",
                    c->number, domain_config(c->domain)->name, c->peer.pid,
                    store_why(c->server->store));
+        if (error == -ENOBUFS)
+                degraded_note(full);
         return client_store_failed(c, error);
 }
 
@@ -37,6 +41,7 @@ int handle_allocate(struct client *c, const struct kvd_msg *request, struct call
         if (r < 0)
                 return refuse_allocation(c, r);
         call->reply.allocate_reply.blocks = blocks_slice(s->blocks, (uint32_t)r);
+        call->reply.allocate_reply.more = r == 0;
         return 0;
 }
 
@@ -121,5 +126,27 @@ int handle_evict(struct client *c, const struct kvd_msg *request, struct call *c
                 return client_store_failed(c, (int)n);
         call->reply.evict_reply.evicted = (uint64_t)n;
         call->reply.evict_reply.more = more;
+        return 0;
+}
+
+/* The descriptor is the store's, until the fetch has ended. */
+int handle_fetch(struct client *c, const struct kvd_msg *request, struct call *call) {
+        struct fetch_request fetch = {.group = request->fetch.group,
+                                      .salt = request->fetch.salt,
+                                      .tokens = c->server->scratch->tokens};
+        int64_t n = array_of_tokens(c, request->fetch.tokens), r;
+        int fd;
+
+        if (n < 0)
+                return (int)n;
+        fetch.n_tokens = (uint32_t)n;
+        r = space_fetch(call->attachment, &fetch, &fd);
+        if (r >= 0 && fd < 0)
+                r = space_fetch_remote(call->attachment, &fetch, &fd);
+        if (r < 0)
+                return client_store_failed(c, (int)r);
+        call->reply.fetch_reply.tokens = (uint32_t)r;
+        if (fd >= 0)
+                call->fds.fd[call->fds.n++] = fd;
         return 0;
 }

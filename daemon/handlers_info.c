@@ -2,28 +2,23 @@
 
 /*
  * Figures. A peer that is no administrator learns nothing about other domains: not from lists,
- * where a cursor counts only what the peer may see, and not from sums.
+ * where a cursor is a place in its own domain, and not from sums.
  */
 
 #include "daemon/handlers.h"
+#include "daemon/keep.h"
 
 #include <errno.h>
 #include <unistd.h>
 
 #include "daemon/backend.h"
+#include "daemon/degraded.h"
 #include "daemon/worker_jobs.h"
 #include "ipc/base/sys.h"
+#include "store/disk.h"
 
 static uint64_t ms_since(uint64_t ns) {
         return (sys_now_ns() - ns) / 1000000;
-}
-
-static struct space *next_visible(const struct client *c, uint32_t cursor) {
-        struct space *s = store_next_space(c->server->store, cursor);
-
-        while (s && !client_sees(c, space_domain(s)))
-                s = store_next_space(c->server->store, space_number(s) + 1);
-        return s;
 }
 
 /* ---- daemon ---------------------------------------------------------------------------------- */
@@ -31,16 +26,23 @@ static struct space *next_visible(const struct client *c, uint32_t cursor) {
 static void count_visible(const struct client *c, struct kvd_msg_daemon_info_reply *m) {
         const struct seats *seats = &c->server->seats;
 
-        for (struct space *s = next_visible(c, 0); s; s = next_visible(c, space_number(s) + 1)) {
-                struct space_usage usage;
-
-                space_get_usage(s, &usage);
-                m->spaces++;
-                m->pool_used += usage.segments * space_index(s)->segment_bytes;
-        }
+        m->spaces = c->admin ? store_spaces(c->server->store) : domain_spaces(c->domain);
+        m->pool_used = domain_used(c->domain, KVD_COST_pool);
         for (uint32_t i = 0; i < seats->n; i++)
                 m->clients += seats->clients[i].state >= CLIENT_ATTACHED &&
                               client_sees(c, seats->clients[i].domain);
+}
+
+/* What shows only when somebody looks, and then all that there is. */
+static struct kvd_slice put_degraded(const struct server *server, uint64_t *to) {
+        uint64_t turn_us = loop_turn_recent_ns(server->loop) / 1000,
+                 percent = store_most_used(server->store);
+
+        degraded_set(slow_turns, turn_us > KVD_SLOW_TURN_US ? turn_us : 0);
+        degraded_set(little_left, percent >= KVD_NEARLY_ALL ? percent : 0);
+        degraded_set(small_pages, store_wants_pages(server->store));
+        degraded_get(to);
+        return (struct kvd_slice){to, KVD_N_DEGRADED * sizeof *to};
 }
 
 static void add_work_of_all(const struct server *server, struct kvd_msg_daemon_info_reply *m) {
@@ -49,10 +51,13 @@ static void add_work_of_all(const struct server *server, struct kvd_msg_daemon_i
         m->request_errors = server->request_errors;
         m->bad_frames = server->bad_frames;
         m->turn_max_us = loop_turn_max_ns(server->loop) / 1000;
+        m->turn_recent_us = loop_turn_recent_ns(server->loop) / 1000;
         m->worker = (uint32_t)worker_child(server->worker)->pid;
         m->worker_starts = worker_child(server->worker)->starts;
         m->jobs = worker_jobs_done(server->worker);
         m->jobs_waiting = store_jobs_waiting(server->store);
+        m->degraded = put_degraded(server, server->scratch->degraded);
+        m->kept = server->keep ? keep_count(server->keep) : 0;
 }
 
 int handle_daemon_info(struct client *c, const struct kvd_msg *request, struct call *call) {
@@ -140,13 +145,13 @@ static void put_usage(struct space *space, struct scratch *scratch,
 int handle_space_info(struct client *c, const struct kvd_msg *request, struct call *call) {
         struct kvd_msg_space_info_reply *m = &call->reply.space_info_reply;
         struct scratch *scratch = c->server->scratch;
-        struct space *space = next_visible(c, 0);
+        uint32_t cursor = request->space_info.cursor;
+        struct space *space = c->admin ? store_next_space(c->server->store, cursor) :
+                                         domain_next_space(c->domain, cursor);
 
-        for (uint32_t i = 0; space && i < request->space_info.cursor; i++)
-                space = next_visible(c, space_number(space) + 1);
         if (!space)
                 return client_refuse(c, -ENOENT, "there are no more spaces");
-        m->next = request->space_info.cursor + 1;
+        m->next = 1 + (c->admin ? space_number(space) : space_place(space));
         m->name = kvd_slice_of(space_name(space));
         m->domain = kvd_slice_of(domain_config(space_domain(space))->name);
         put_shape(space_index(space), m);
@@ -210,5 +215,113 @@ int handle_client_info(struct client *c, const struct kvd_msg *request, struct c
         m->requests = other->requests;
         m->age_ms = ms_since(other->connected_ns);
         put_spaces(other, c->server->scratch->client_counters, m);
+        return 0;
+}
+
+/* ---- domains --------------------------------------------------------------------------------- */
+
+static struct domain *visible_domain(const struct client *c, uint32_t cursor) {
+        struct domain *d = store_next_domain(c->server->store, NULL);
+
+        for (; d; d = store_next_domain(c->server->store, d))
+                if (client_sees(c, d) && cursor-- == 0)
+                        return d;
+        return NULL;
+}
+
+static struct kvd_slice put_costs(const struct domain *d, uint64_t *to,
+                                  uint64_t (*of)(const struct domain *, enum kvd_cost)) {
+        for (uint32_t i = 0; i < KVD_N_COSTS; i++)
+                to[i] = of(d, (enum kvd_cost)i);
+        return (struct kvd_slice){to, KVD_N_COSTS * sizeof *to};
+}
+
+int handle_domain_info(struct client *c, const struct kvd_msg *request, struct call *call) {
+        const struct domain *d = visible_domain(c, request->domain_info.cursor);
+        struct kvd_msg_domain_info_reply *m = &call->reply.domain_info_reply;
+        struct scratch *s = c->server->scratch;
+
+        if (!d)
+                return client_refuse(c, -ENOENT, "there are no more domains");
+        m->next = request->domain_info.cursor + 1;
+        m->name = kvd_slice_of(domain_config(d)->name);
+        m->used = put_costs(d, s->costs[0], domain_used);
+        m->guaranteed = put_costs(d, s->costs[1], domain_guaranteed);
+        m->most = put_costs(d, s->costs[2], domain_most);
+        return 0;
+}
+
+/* ---- tiers ----------------------------------------------------------------------------------- */
+
+/* What all domains do with a tier is for administrators alone. */
+static void tell_disk_work(const struct store_disk_info *info, struct kvd_msg_tier_info_reply *m) {
+        m->hits = info->hits;
+        m->misses = info->misses;
+        m->wrong = info->wrong;
+        m->fetches = info->fetches;
+        m->queue = info->queue;
+        m->used = info->used;
+        m->records = info->records;
+        m->read_bytes = info->read_bytes;
+        m->written_bytes = info->written_bytes;
+        m->evicted = info->evicted;
+}
+
+static void tell_disk(const struct store_disk_info *info, bool all,
+                      struct kvd_msg_tier_info_reply *m) {
+        static const char *const states[] = {[STORE_DISK_OPENING] = "opening",
+                                             [STORE_DISK_SCANNING] = "scanning",
+                                             [STORE_DISK_ON] = "on",
+                                             [STORE_DISK_OFF] = "off"};
+
+        m->name = kvd_slice_of("file");
+        m->state = kvd_slice_of(states[info->state]);
+        m->why = kvd_slice_of(info->why);
+        m->bytes = info->bytes;
+        m->extents = info->extents;
+        m->scanned = info->scanned;
+        m->errors = info->errors;
+        if (all)
+                tell_disk_work(info, m);
+}
+
+static void tell_remote(const struct store_remote_info *info, bool all,
+                        struct kvd_msg_tier_info_reply *m) {
+        static const char *const states[] = {[STORE_REMOTE_CONNECTING] = "connecting",
+                                             [STORE_REMOTE_ON] = "on",
+                                             [STORE_REMOTE_PARTLY] = "partly",
+                                             [STORE_REMOTE_AWAY] = "away"};
+
+        m->name = kvd_slice_of("remote");
+        m->state = kvd_slice_of(states[info->state]);
+        m->why = kvd_slice_of(info->why);
+        m->servers = info->servers;
+        m->away = info->away;
+        m->errors = info->errors;
+        if (!all)
+                return;
+        m->hits = info->hits;
+        m->misses = info->misses;
+        m->wrong = info->wrong;
+        m->fetches = info->fetches;
+        m->queue = info->queue;
+        m->read_bytes = info->read_bytes;
+        m->written_bytes = info->written_bytes;
+}
+
+int handle_tier_info(struct client *c, const struct kvd_msg *request, struct call *call) {
+        struct store_disk_info *disk = &c->server->scratch->disk;
+        struct store_remote_info *remote = &c->server->scratch->remote;
+        uint32_t tier = request->tier_info.tier;
+
+        store_disk_get_info(c->server->store, disk);
+        store_remote_get_info(c->server->store, remote);
+        tier += disk->state == STORE_DISK_NONE;
+        if (tier == 0)
+                tell_disk(disk, c->admin, &call->reply.tier_info_reply);
+        else if (tier == 1 && remote->state != STORE_REMOTE_NONE)
+                tell_remote(remote, c->admin, &call->reply.tier_info_reply);
+        else
+                return client_refuse(c, -ENOENT, "there is no (other) tier");
         return 0;
 }

@@ -36,13 +36,14 @@ int handle_block_map(struct client *c, const struct kvd_msg *request, struct cal
 
 int handle_chain_info(struct client *c, const struct kvd_msg *request, struct call *call) {
         struct chain_info *chain = &c->server->scratch->chain;
-        uint32_t cursor = request->chain_info.cursor;
-        int r = space_next_chain(call->space, &cursor, chain);
+        uint32_t cursor = request->chain_info.cursor, above = request->chain_info.above;
+        int r = space_next_chain(call->space, &cursor, &above, chain);
 
         if (r < 0)
                 return client_refuse(c, r, "there are no more chains");
         call->reply.chain_info_reply = (struct kvd_msg_chain_info_reply){
                 .next = cursor,
+                .above = above,
                 .leaf = chain->leaf,
                 .group = chain->group,
                 .blocks = chain->blocks,
@@ -57,33 +58,23 @@ int handle_chain_info(struct client *c, const struct kvd_msg *request, struct ca
 
 int handle_check(struct client *c, const struct kvd_msg *request, struct call *call) {
         struct check_report *report = &c->server->scratch->report;
-        uint32_t cursor = request->check.cursor;
+        uint64_t cursor = request->check.cursor;
 
         memset(report, 0, sizeof *report);
         space_check(call->space, &cursor, report);
         call->reply.check_reply = (struct kvd_msg_check_reply){
                 .next = cursor,
+                .partial = report->partial,
                 .checked = report->checked,
                 .broken = report->broken,
                 .first = kvd_slice_of(report->first),
         };
         if (report->broken)
-                log_error("space '%s' is broken: %s", space_name(call->space), report->first);
+                log_limited(LOG_ERR, "space '%s' is broken: %s", space_name(call->space), report->first);
         return 0;
 }
 
 /* ---- pins ------------------------------------------------------------------------------------ */
-
-static const struct client *find_client(const struct seats *seats, const struct domain *domain,
-                                        uint32_t number) {
-        for (uint32_t i = 0; i < seats->n; i++) {
-                const struct client *c = &seats->clients[i];
-
-                if (c->state >= CLIENT_ATTACHED && c->domain == domain && c->number == number)
-                        return c;
-        }
-        return NULL;
-}
 
 static const struct attachment *find_attachment(const struct client *c, const struct space *space) {
         for (uint32_t i = 0; i < CLIENT_SPACES; i++)
@@ -103,7 +94,7 @@ int handle_pins(struct client *c, const struct kvd_msg *request, struct call *ca
 
         if (r < 0)
                 return r;
-        other = find_client(&c->server->seats, domain, m->client);
+        other = client_by_number(&c->server->seats, domain, m->client);
         if (other)
                 attachment = find_attachment(other, call->space);
         if (attachment)

@@ -41,14 +41,9 @@ static void spec_of(const struct kvd_msg_space *m, struct space_spec *ret) {
 }
 
 static int check_space_count(struct client *c, struct domain *domain, const char *name) {
-        uint32_t n = 0, limit = c->server->config->max_spaces;
+        uint32_t limit = c->server->config->max_spaces, n = domain_spaces(domain);
 
-        if (space_by_name(domain, name))
-                return 0;
-        for (struct space *s = store_next_space(c->server->store, 0); s;
-             s = store_next_space(c->server->store, space_number(s) + 1))
-                n += space_domain(s) == domain;
-        if (n >= limit)
+        if (n >= limit && !space_by_name(domain, name))
                 return client_refuse(c, -EDQUOT,
                                      "domain '%s' has %u spaces, which is the limit; delete one, "
                                      "or raise "
@@ -74,7 +69,7 @@ static int make_space(struct client *c, const struct kvd_msg_space *m, struct sp
         if (r < 0)
                 return client_store_failed(c, r);
         if (*created)
-                log_info("space '%s' of domain %s was made", spec.name,
+                log_limited(LOG_INFO, "space '%s' of domain %s was made", spec.name,
                          domain_config(domain)->name);
         return 0;
 }
@@ -183,23 +178,36 @@ int handle_space_set(struct client *c, const struct kvd_msg *request, struct cal
                       kvd_slice_copy(m->value, value, sizeof value));
         if (r < 0)
                 return client_store_failed(c, r);
-        log_info("client %u of domain %s set %s = %s of space '%s'", c->number,
+        log_limited(LOG_INFO, "client %u of domain %s set %s = %s of space '%s'", c->number,
                  domain_config(c->domain)->name, key, value, space_name(call->space));
         return 0;
 }
 
+/* A space that is gone, and that the file has not forgotten yet, is asked for until it has. */
 int handle_space_delete(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct kvd_msg_space_delete *m = &request->space_delete;
         char name[KVD_NAME_MAX + 1];
-        const char *domain = domain_config(space_domain(call->space))->name;
-        int r;
+        struct domain *domain;
+        struct space *space;
+        const char *of;
+        int r = client_find_domain(c, m->domain, &domain);
 
-        r = space_delete(call->space, m->force);
+        if (r < 0)
+                return r;
+        of = domain_config(domain)->name;
+        kvd_slice_copy(m->space, name, sizeof name);
+        call->reply.space_delete_reply.erasing = store_disk_erasing(c->server->store, of, name);
+        if (call->reply.space_delete_reply.erasing && !space_by_name(domain, name))
+                return 0;
+        r = client_find_named(c, m->domain, m->space, &space);
+        if (r < 0)
+                return r;
+        r = space_delete(space, m->force);
         if (r < 0)
                 return client_store_failed(c, r);
         worker_look(c->server->worker); /* the worker has the space's memory mapped */
-        log_info("client %u of domain %s deleted space '%s' of domain %s", c->number,
-                 domain_config(c->domain)->name, kvd_slice_copy(m->space, name, sizeof name),
-                 domain);
+        log_limited(LOG_INFO, "client %u of domain %s deleted space '%s' of domain %s", c->number,
+                 domain_config(c->domain)->name, name, of);
+        call->reply.space_delete_reply.erasing = store_disk_erasing(c->server->store, of, name);
         return 0;
 }

@@ -21,6 +21,8 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 
+#include "daemon/config.h"
+#include "daemon/identity.h"
 #include "ipc/address.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
@@ -90,6 +92,10 @@ static int remove_stale(const char *path, const struct kvd_address *address, str
         if (!S_ISSOCK(st.st_mode))
                 return kvd_refuse(why, -EADDRINUSE,
                                   "%s: is there and is not a socket; move it away", path);
+        if (st.st_uid != geteuid() && geteuid() != 0)
+                return kvd_refuse(why, -EADDRINUSE,
+                                  "%s: is there and is user %u's; give another path", path,
+                                  st.st_uid);
         r = is_alive(address);
         if (r < 0)
                 return kvd_refuse(why, r, "no socket: %s", strerror(-r));
@@ -113,7 +119,7 @@ static int bind_path(struct listener *l, const struct kvd_address *address, mode
 }
 
 static int open_socket(struct listener *l, const char *path, const struct kvd_address *address,
-                       mode_t mode, gid_t group, struct kvd_why *why) {
+                       mode_t mode, uid_t owner, gid_t group, struct kvd_why *why) {
         bool is_file = path[0] != '@';
         int r;
 
@@ -123,9 +129,9 @@ static int open_socket(struct listener *l, const char *path, const struct kvd_ad
         r = bind_path(l, address, mode);
         if (r < 0)
                 return kvd_refuse(why, r, "%s: cannot be bound: %s", path, strerror(-r));
-        if (is_file)
+        if (is_file && lstat(path, &l->file) == 0)
                 memcpy(l->path, path, strlen(path));
-        if (is_file && group != UINT32_MAX && sys->lchown(path, (uid_t)-1, group) < 0)
+        if (is_file && (owner & group) != UINT32_MAX && sys->lchown(path, owner, group) < 0)
                 return kvd_refuse(why, -errno,
                                   "%s: cannot be given to group %u: %s; put the daemon's user in "
                                   "it",
@@ -135,8 +141,8 @@ static int open_socket(struct listener *l, const char *path, const struct kvd_ad
         return 0;
 }
 
-int listener_open(struct listener *listener, const char *path, mode_t mode, gid_t group,
-                  struct kvd_why *why) {
+static int open_at(struct listener *listener, const char *path, mode_t mode, uid_t owner,
+                   gid_t group, struct kvd_why *why) {
         _cleanup_(listener_close) struct listener l = LISTENER_NONE;
         _cleanup_(closep) int folder = -1;
         struct kvd_address address;
@@ -145,13 +151,13 @@ int listener_open(struct listener *listener, const char *path, mode_t mode, gid_
         r = kvd_address_make(path, &address);
         if (r < 0)
                 return kvd_refuse(why, r, "'%s' is not a socket path of at most 107 bytes", path);
-        if (path[0] == '/') {
+        if (path[0] != '@') {
                 folder = lock_folder(path);
                 r = remove_stale(path, &address, why);
                 if (r < 0)
                         return r;
         }
-        r = open_socket(&l, path, &address, mode, group, why);
+        r = open_socket(&l, path, &address, mode, owner, group, why);
         if (r < 0)
                 return r;
         *listener = l;
@@ -159,9 +165,35 @@ int listener_open(struct listener *listener, const char *path, mode_t mode, gid_
         return 0;
 }
 
+/* Clients see the user who listened last. */
+static int become(struct listener *listener, const struct identity *who, struct kvd_why *why) {
+        int r = identity_take(who, why);
+
+        if (r < 0 || who->stays)
+                return r;
+        if (sys->listen(listener->fd, BACKLOG) < 0)
+                return kvd_refuse(why, -errno, "cannot listen: %s", strerror(errno));
+        return 0;
+}
+
+int listener_open_as(struct listener *listener, const struct config *config,
+                     const struct identity *who, struct kvd_why *why) {
+        uid_t owner = who->stays ? UINT32_MAX : who->uid;
+        gid_t group = config->socket_group;
+        int r;
+
+        if (group == UINT32_MAX && !who->stays)
+                group = who->gid;
+        r = open_at(listener, config->socket, config->socket_mode, owner, group, why);
+        return r < 0 ? r : become(listener, who, why);
+}
+
 void listener_close(struct listener *listener) {
-        if (listener->path[0])
-                unlink(listener->path); /* while we listen: nobody else can have taken the path */
+        struct stat now;
+
+        if (listener->path[0] && lstat(listener->path, &now) == 0 &&
+            now.st_ino == listener->file.st_ino && now.st_dev == listener->file.st_dev)
+                unlink(listener->path); /* ours: its number is not given again while we listen */
         closep(&listener->fd);
         *listener = LISTENER_NONE;
 }

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "daemon/degraded.h"
 #include "ipc/base/sys.h"
 
 #define LIMIT_LINES 10u
@@ -37,10 +38,9 @@ static const char *line_prefix(int level, char prefix[8]) {
 static void write_line(const char *line, size_t n) {
         struct pollfd stderr_poll = {STDERR_FILENO, POLLOUT, 0};
 
-        if (sys->poll(&stderr_poll, 1, 0) != 1 || !(stderr_poll.revents & POLLOUT))
-                return;
-        if (write(STDERR_FILENO, line, n) < 0)
-                return; /* there is nobody left to tell */
+        if (sys->poll(&stderr_poll, 1, 0) != 1 || !(stderr_poll.revents & POLLOUT) ||
+            write(STDERR_FILENO, line, n) < 0)
+                degraded_note(log_lost);
 }
 
 void log_line(int level, const char *format, ...) {

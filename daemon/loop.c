@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A turn: wait, call what is ready, fire what is due, and if there was nothing at all, do idle
- * work.
+ * A turn: wait, call what is ready, fire what is due, and work: for those who wait for their turn,
+ * and if there was nothing at all, or not for long, idly.
  *
  * Readiness is level-triggered with both ways of waiting: epoll is so by itself, and an io_uring
  * poll, which reports once, is armed again after its source was called. So a source may take one
@@ -18,16 +18,22 @@
 #include <poll.h>
 #include <string.h>
 
+#include "daemon/degraded.h"
 #include "daemon/log.h"
 #include "daemon/loop_backend.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
+#define IDLE_SHARE 5u /* idle work gets at least one part in so many */
+#define IDLE_LEAST_NS UINT64_C(100000)
+#define RECENT_SLOTS 7u /* six that have passed, and the one under way */
+#define RECENT_NS UINT64_C(10000000000)
+
 struct watch {
         struct loop_source *source; /* NULL: unused */
         uint32_t generation;
         uint32_t next_free;
-        bool armed;
+        bool armed, held;
 };
 
 struct loop {
@@ -36,11 +42,16 @@ struct loop {
         struct watch *watches; /* owned */
         uint32_t n_watches, free_watch; /* n_watches ends the list of unused ones */
         struct kvd_list timers; /* the next one first */
+        bool (*work)(void *);
+        void *work_data;
         bool (*idle)(void *);
         void *idle_data;
-        bool wants_idle, quit, firing;
+        bool has_work, wants_idle, quit, firing;
+        /* the last piece of idle work cost this, and this was spent on other things since */
+        uint64_t idle_ns, busy_ns;
         int failed; /* first trouble with arming: waiting on would never end */
         uint64_t turn_begin_ns, turn_max_ns;
+        uint64_t recent_ns[RECENT_SLOTS], recent_slot;
 };
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -53,6 +64,7 @@ static int open_backend(struct loop *loop, enum loop_kind kind) {
         if (r >= 0 || kind != LOOP_AUTO)
                 return r;
         log_info("io_uring is not available here (%s): using epoll", strerror(-r));
+        degraded_set(epoll, 1);
         loop->backend = &loop_backend_epoll;
         return loop->backend->open(loop->n_watches, &loop->waiter);
 }
@@ -133,6 +145,7 @@ int loop_add(struct loop *loop, struct loop_source *source) {
         s = &loop->watches[loop->free_watch];
         loop->free_watch = s->next_free;
         s->source = source;
+        s->held = false;
         source->loop = loop;
         source->watch = (uint32_t)(s - loop->watches);
         r = watch_arm(loop, s);
@@ -166,13 +179,28 @@ void loop_ready(struct loop *loop, loop_token token, short revents) {
 
         if ((uint32_t)token >= loop->n_watches || watch_token(loop, s) != token || !s->source)
                 return;
+        if (s->held) { /* it is ready still: not to be told so in every turn */
+                watch_disarm(loop, s);
+                return;
+        }
         s->armed = !loop->backend->one_shot;
         s->source->ready(s->source, revents);
-        if (s->armed || watch_token(loop, s) != token)
+        if (s->armed || watch_token(loop, s) != token || s->held)
                 return;
         r = watch_arm(loop, s);
         if (r < 0)
                 loop->failed = r;
+}
+
+void loop_hold(struct loop_source *source) {
+        source->loop->watches[source->watch].held = true;
+}
+
+int loop_release(struct loop_source *source) {
+        struct watch *s = &source->loop->watches[source->watch];
+
+        s->held = false;
+        return s->armed ? 0 : watch_arm(source->loop, s);
 }
 
 /* ---- timers ---------------------------------------------------------------------------------- */
@@ -210,6 +238,11 @@ static void fire_timers(struct loop *loop) {
 
 /* ---- turns ----------------------------------------------------------------------------------- */
 
+void loop_set_work(struct loop *loop, bool (*work)(void *data), void *data) {
+        loop->work = work;
+        loop->work_data = data;
+}
+
 void loop_set_idle(struct loop *loop, bool (*idle)(void *data), void *data) {
         loop->idle = idle;
         loop->idle_data = data;
@@ -222,11 +255,34 @@ void loop_want_idle(struct loop *loop) {
 static int64_t wait_ns(const struct loop *loop, uint64_t now) {
         const struct loop_timer *next = first_timer(loop);
 
-        if (loop->wants_idle)
+        if (loop->wants_idle || loop->has_work)
                 return 0;
         if (!next)
                 return -1;
         return next->at_ns > now ? (int64_t)(next->at_ns - now) : 0;
+}
+
+static void note_turn(struct loop *loop, uint64_t now) {
+        uint64_t ns = now - loop->turn_begin_ns, slot = now / RECENT_NS;
+        uint64_t *recent = &loop->recent_ns[slot % RECENT_SLOTS];
+
+        for (; loop->recent_slot < slot; loop->recent_slot++)
+                loop->recent_ns[(loop->recent_slot + 1) % RECENT_SLOTS] = 0;
+        loop->turn_max_ns = MAX(loop->turn_max_ns, ns);
+        *recent = MAX(*recent, ns);
+        loop->busy_ns += ns;
+}
+
+/* quiet: nothing happened in this turn. */
+static void be_idle(struct loop *loop, bool quiet) {
+        uint64_t began;
+
+        if (!quiet && loop->busy_ns < MAX(loop->idle_ns, IDLE_LEAST_NS) * (IDLE_SHARE - 1))
+                return;
+        began = sys_now_ns();
+        loop->wants_idle = loop->idle(loop->idle_data);
+        loop->idle_ns = sys_now_ns() - began;
+        loop->busy_ns = 0;
 }
 
 /* The turn begins when something has happened; events are handled inside wait. */
@@ -234,15 +290,17 @@ static int turn(struct loop *loop) {
         uint64_t now = sys_now_ns();
         int n;
 
-        loop->turn_max_ns = MAX(loop->turn_max_ns, now - loop->turn_begin_ns);
+        note_turn(loop, now);
         n = loop->backend->wait(loop->waiter, loop, wait_ns(loop, now));
         if (n < 0)
                 return n;
         if (n == 0)
                 loop->turn_begin_ns = sys_now_ns();
         fire_timers(loop);
-        if (n == 0 && loop->wants_idle)
-                loop->wants_idle = loop->idle(loop->idle_data);
+        n += loop->has_work;
+        loop->has_work = loop->work && loop->work(loop->work_data);
+        if (loop->wants_idle)
+                be_idle(loop, n == 0);
         return loop->failed;
 }
 
@@ -255,6 +313,7 @@ int loop_run(struct loop *loop) {
 
         loop->quit = false;
         loop->turn_begin_ns = sys_now_ns();
+        loop->recent_slot = loop->turn_begin_ns / RECENT_NS;
         while (!loop->quit && r >= 0)
                 r = turn(loop);
         return r;
@@ -266,4 +325,12 @@ void loop_quit(struct loop *loop) {
 
 uint64_t loop_turn_max_ns(const struct loop *loop) {
         return loop->turn_max_ns;
+}
+
+uint64_t loop_turn_recent_ns(const struct loop *loop) {
+        uint64_t longest = 0;
+
+        for (uint32_t i = 0; i < RECENT_SLOTS; i++)
+                longest = MAX(longest, loop->recent_ns[i]);
+        return longest;
 }

@@ -47,6 +47,13 @@ int loop_change(struct loop_source *source, short events);
 /* Before the descriptor is closed. A source that was not added is fine. */
 void loop_remove(struct loop_source *source);
 
+/*
+ * For a source whose callback was called and that waits for its turn: it is not called again before
+ * it is released.
+ */
+void loop_hold(struct loop_source *source);
+int loop_release(struct loop_source *source);
+
 /* ---- time ------------------------------------------------------------------------------------ */
 
 struct loop_timer {
@@ -63,11 +70,23 @@ static inline bool loop_timer_is_set(const struct loop_timer *timer) {
         return timer->node.in;
 }
 
-/* idle is called after loop_want_idle, whenever no descriptor is ready, until it returns false. */
+/* ---- work ------------------------------------------------------------------------------------ */
+
+/*
+ * work is called in every turn, when what is ready was called; as long as it returns true, the next
+ * turn waits for nothing.
+ */
+void loop_set_work(struct loop *loop, bool (*work)(void *data), void *data);
+
+/*
+ * idle is called after loop_want_idle, whenever there is nothing else to do, until it returns false.
+ * Where there always is, it gets a fifth of the time.
+ */
 void loop_set_idle(struct loop *loop, bool (*idle)(void *data), void *data);
 void loop_want_idle(struct loop *loop);
 
-/* The longest time that the loop took from one wait to the next. */
+/* The longest time that the loop took from one wait to the next: ever, and in the last minute. */
 uint64_t loop_turn_max_ns(const struct loop *loop);
+uint64_t loop_turn_recent_ns(const struct loop *loop);
 
 #endif

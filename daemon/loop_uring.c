@@ -67,15 +67,17 @@ static int arm(void *self, int fd, short events, loop_token token) {
 
 /*
  * The poll keeps the file alive until it is cancelled, and the peer sees no end of the connection
- * until then.
+ * until then. At once, so that the close that comes next is the last one, whoever does it.
  */
 static void disarm(void *self, int fd, loop_token token) {
-        struct io_uring_sqe *sqe = next_entry(self);
+        struct waiter *w = self;
+        struct io_uring_sqe *sqe = next_entry(w);
 
         if (!sqe)
                 return;
         io_uring_prep_poll_remove(sqe, token);
         io_uring_sqe_set_data64(sqe, TOKEN_IGNORED);
+        io_uring_submit(&w->ring);
 }
 
 /*

@@ -1,24 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One program, three processes: the daemon itself, its worker (--worker) and its exporter
- * (--exporter), told apart by the first argument. The exit status says whether the configuration or
- * the system is at fault.
+ * One program, six processes: the daemon itself, its keeper (--keep), its worker (--worker), its
+ * exporter (--exporter), its disk process (--disk) and its remote process (--remote). The exit
+ * status says whether the configuration or the system is at fault.
  */
 
 #include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 
 #include "daemon/activation.h"
 #include "daemon/daemon.h"
+#include "daemon/disk/main.h"
 #include "daemon/exporter/main.h"
+#include "daemon/identity.h"
+#include "daemon/keeper/keeper.h"
+#include "daemon/remote/main.h"
+#include "daemon/listener.h"
 #include "daemon/log.h"
 #include "daemon/options.h"
+#include "daemon/private.h"
 #include "daemon/worker/main.h"
 #include "ipc/base/util.h"
 
@@ -38,6 +44,7 @@ static void block_signals(void) {
         sigaddset(&set, SIGHUP);
         sigprocmask(SIG_BLOCK, &set, NULL);
         signal(SIGPIPE, SIG_IGN); /* of stderr and --ready-fd; sockets say MSG_NOSIGNAL */
+        signal(SIGXFSZ, SIG_IGN); /* a limit of file sizes is an error of the call */
 }
 
 /* A client is two descriptors, a space a few, and a segment two. */
@@ -51,24 +58,16 @@ static void raise_file_limit(void) {
 }
 
 /*
- * SIGTERM when whoever started us ends: Linux means the thread. -ESRCH if that has happened
- * already.
+ * A core file has our own memory (1) and the headers of programs (16), and nothing that is shared:
+ * that is what clients computed, and as large as the pool. The worker inherits it.
  */
-static int bind_to_parent(pid_t parent) {
-        if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0)
-                return -errno;
-        return getppid() == parent ? 0 : -ESRCH;
-}
+static void keep_out_of_cores(void) {
+        _cleanup_(closep) int fd = open("/proc/self/coredump_filter", O_WRONLY | O_CLOEXEC);
 
-static int prepare_private(const struct options *options, pid_t parent, struct kvd_why *why) {
-        int r;
-
-        if (mkdir(options->private_dir, 0700) < 0 && errno != EEXIST)
-                return kvd_refuse(why, -EINVAL,
-                                  "--private %s: %s; give a folder that exists or can be made",
-                                  options->private_dir, strerror(errno));
-        r = bind_to_parent(parent);
-        return r < 0 ? kvd_refuse(why, r, "--private: the process that started kvd has ended") : 0;
+        if (fd < 0 || write(fd, "0x11", 4) < 0)
+                log_warning("core files may hold what clients computed: "
+                            "/proc/self/coredump_filter: %s",
+                            strerror(errno));
 }
 
 static void tell_ready(int fd) {
@@ -79,53 +78,114 @@ static void tell_ready(int fd) {
         close(fd);
 }
 
-static int serve(struct daemon *daemon, const struct options *options, int fd, const char *socket) {
+/* What is there before there is a daemon, or its keeper. */
+struct start {
+        struct config config;     /* owned, until somebody takes it over */
+        struct identity identity;
+        struct activation handed; /* owned */
+};
+
+static int prepare(const struct options *options, pid_t parent, struct start *s,
+                   struct kvd_why *why) {
+        int r = 0;
+
+        s->handed = ACTIVATION_NONE;
+        if (options_load(options, &s->config, why) < 0)
+                return -EINVAL;
+        strcpy(s->config.worker_program, "/proc/self/exe");
+        block_signals();
+        raise_file_limit();
+        keep_out_of_cores();
+        if (options->private_dir)
+                r = private_prepare(options->private_dir, parent, why);
+        if (r >= 0)
+                r = activation_take(&s->handed, why);
+        if (r >= 0)
+                r = identity_choose(&s->config, options->private_dir, &s->identity, why);
+        if (r < 0)
+                config_clear(&s->config);
+        return r;
+}
+
+static int serve(struct daemon *daemon, const struct options *options, struct start *s,
+                 const char *socket) {
+        bool is_handed = s->handed.listen >= 0;
         struct kvd_why why;
 
         if (daemon_handle_signals(daemon, options) < 0)
                 return fail(EXIT_SYSTEM, "signals cannot be received");
-        if (daemon_listen(daemon, fd, &why) < 0)
+        if (daemon_listen(daemon, &s->handed, &s->identity, &why) < 0)
                 return fail(EXIT_SYSTEM, why.line);
         log_info("kvd " KVD_PROJECT_VERSION " serves %s (%s)",
-                 fd >= 0 ? "the socket of its service manager" : socket, daemon_loop_name(daemon));
+                 is_handed ? "the socket of its service manager" : socket, daemon_loop_name(daemon));
         tell_ready(options->ready_fd);
         return daemon_run(daemon) < 0 ? EXIT_SYSTEM : EXIT_CLEAN;
 }
 
-static int run(const struct options *options, pid_t parent) {
-        _cleanup_(daemon_freep) struct daemon *daemon = NULL;
-        struct config config;
-        struct kvd_why why;
-        char socket[sizeof config.socket];
-        int fd = -1, r;
+static uint32_t domains_of(const struct config *config) {
+        uint32_t n = 0;
 
-        if (options_load(options, &config, &why) < 0)
-                return fail(EXIT_CONFIG, why.line);
-        strcpy(config.worker_program, "/proc/self/exe");
-        memcpy(socket, config.socket, sizeof socket);
-        block_signals();
-        raise_file_limit();
-        r = options->private_dir ? prepare_private(options, parent, &why) :
-                                   activation_take(&fd, &why);
-        if (r < 0) {
-                config_clear(&config);
-                return fail(EXIT_CONFIG, why.line);
-        }
-        if (daemon_new(&config, &daemon, &why) < 0)
-                return fail(EXIT_SYSTEM, why.line);
-        return serve(daemon, options, fd, socket);
+        for (const struct config_domain *d = config->domains; d; d = d->next)
+                n++;
+        return n;
 }
 
-static int check_config(const struct options *options) {
-        struct config config;
+static int run(const struct options *options, struct start *s) {
+        _cleanup_(daemon_freep) struct daemon *daemon = NULL;
+        const char *path = options->config;
+        char socket[sizeof s->config.socket];
+        uint32_t domains = domains_of(&s->config);
         struct kvd_why why;
 
-        if (options_load(options, &config, &why) < 0) {
-                fprintf(stderr, "%s\n", why.line);
-                return EXIT_CONFIG;
-        }
-        config_clear(&config);
-        return EXIT_CLEAN;
+        memcpy(socket, s->config.socket, sizeof socket);
+        if (daemon_new(&s->config, &daemon, &why) < 0)
+                return fail(EXIT_SYSTEM, why.line);
+        log_info("configuration: %s; domains in it: %u",
+                 path && access(path, F_OK) == 0 ? path : "no file", domains);
+        return serve(daemon, options, s, socket);
+}
+
+/* A path, not /proc/self/exe: what is installed there next is what is started next. */
+static int own_path(char to[static PATH_MAX]) {
+        ssize_t n = readlink("/proc/self/exe", to, PATH_MAX - 1);
+
+        if (n < 0)
+                return -errno;
+        to[n] = 0;
+        return 0;
+}
+
+static int keep(const struct options *options, struct start *s, int argc, char **argv) {
+        _cleanup_(listener_close) struct listener listener = LISTENER_NONE;
+        _cleanup_(freep) char **arguments = calloc((size_t)argc + 1, sizeof *arguments);
+        char program[PATH_MAX];
+        struct kvd_why why;
+        int r = arguments ? own_path(program) : -ENOMEM;
+
+        listener.fd = STEAL_FD(s->handed.listen);
+        if (r < 0)
+                kvd_refuse(&why, r, "kvd cannot be started: %s", strerror(-r));
+        else
+                r = listener.fd < 0 ?
+                            listener_open_as(&listener, &s->config, &s->identity, &why) :
+                            identity_take(&s->identity, &why);
+        config_clear(&s->config);
+        if (r < 0)
+                return fail(EXIT_SYSTEM, why.line);
+        options_of_kept(argc, argv, arguments);
+        return keeper_run(program, arguments, listener.fd, options->ready_fd);
+}
+
+static int begin(const struct options *options, pid_t parent, int argc, char **argv) {
+        struct kvd_why why;
+        struct start s;
+        int status;
+
+        if (prepare(options, parent, &s, &why) < 0)
+                return fail(EXIT_CONFIG, why.line);
+        status = options->keep ? keep(options, &s, argc, argv) : run(options, &s);
+        activation_clear(&s.handed);
+        return status;
 }
 
 int main(int argc, char **argv) {
@@ -135,6 +195,10 @@ int main(int argc, char **argv) {
 
         if (argc > 1 && strcmp(argv[1], "--worker") == 0)
                 return worker_main(argc, argv);
+        if (argc > 1 && strcmp(argv[1], "--disk") == 0)
+                return disk_main();
+        if (argc > 1 && strcmp(argv[1], "--remote") == 0)
+                return remote_main();
         if (argc > 1 && strcmp(argv[1], "--exporter") == 0)
                 return exporter_main(argc, argv);
         if (options_parse(&options, argc, argv, &why) < 0) {
@@ -146,7 +210,7 @@ int main(int argc, char **argv) {
                 config_print(stdout);
                 return EXIT_CLEAN;
         case OPTIONS_CHECK_CONFIG:
-                return check_config(&options);
+                return options_check(&options, stderr) < 0 ? EXIT_CONFIG : EXIT_CLEAN;
         case OPTIONS_VERSION:
                 puts("kvd " KVD_PROJECT_VERSION);
                 return EXIT_CLEAN;
@@ -156,5 +220,5 @@ int main(int argc, char **argv) {
         case OPTIONS_RUN:
                 break;
         }
-        return run(&options, parent);
+        return begin(&options, parent, argc, argv);
 }

@@ -19,12 +19,14 @@ enum {
         OPT_CONFIG_OPTIONAL,
         OPT_INSTANCE,
         OPT_SOCKET,
+        OPT_USER,
         OPT_POOL,
         OPT_BACKEND,
         OPT_DEVICE,
         OPT_SET,
         OPT_PRIVATE,
         OPT_READY_FD,
+        OPT_KEEP,
         OPT_PRINT_CONFIG,
         OPT_CHECK_CONFIG,
         OPT_VERSION,
@@ -39,12 +41,14 @@ static const struct option long_options[] = {
         {"config-optional", YES, OPT_CONFIG_OPTIONAL},
         {"instance", YES, OPT_INSTANCE},
         {"socket", YES, OPT_SOCKET},
+        {"user", YES, OPT_USER},
         {"pool", YES, OPT_POOL},
         {"backend", YES, OPT_BACKEND},
         {"device", YES, OPT_DEVICE},
         {"set", YES, OPT_SET},
         {"private", YES, OPT_PRIVATE},
         {"ready-fd", YES, OPT_READY_FD},
+        {"keep", NO, OPT_KEEP},
         {"print-config", NO, OPT_PRINT_CONFIG},
         {"check-config", YES, OPT_CHECK_CONFIG},
         {"version", NO, OPT_VERSION},
@@ -61,6 +65,7 @@ void options_print_help(FILE *to) {
               "  --instance N             number of this daemon on the machine; replaces %i in "
               "socket (0)\n"
               "  --socket PATH            the same as --set daemon.socket=PATH\n"
+              "  --user NAME              the same as --set daemon.user=NAME: whom root becomes\n"
               "  --pool SIZE              the same as --set daemon.pool=SIZE\n"
               "  --backend NAME           the same as --set daemon.backend=NAME: auto, host, cuda, "
               "cuda-legacy\n"
@@ -71,6 +76,8 @@ void options_print_help(FILE *to) {
               "process that started it\n"
               "  --ready-fd N             write a newline to descriptor N when clients can "
               "connect\n"
+              "  --keep                   start kvd again whenever it dies, and keep its socket "
+              "meanwhile\n"
               "  --print-config           print a configuration file with all defaults and what "
               "they mean\n"
               "  --check-config FILE      say what is wrong with a configuration file, or nothing\n"
@@ -119,6 +126,9 @@ static int choose_action(struct options *o, int opt) {
         case OPT_HELP:
                 o->action = OPTIONS_HELP;
                 break;
+        case OPT_KEEP:
+                o->keep = true;
+                break;
         }
         return 0;
 }
@@ -138,6 +148,8 @@ static int take_option(struct options *o, int opt, const char *value, struct kvd
                 return parse_number("instance", value, 0, 9999, why);
         case OPT_SOCKET:
                 return add_shorthand(o, "daemon.socket", value, o->socket, why);
+        case OPT_USER:
+                return add_shorthand(o, "daemon.user", value, o->user, why);
         case OPT_POOL:
                 return add_shorthand(o, "daemon.pool", value, o->pool, why);
         case OPT_BACKEND:
@@ -175,6 +187,17 @@ int options_parse(struct options *o, int argc, char **argv, struct kvd_why *why)
                 return kvd_refuse(why, -EINVAL, "'%s' is not an option; see kvd --help",
                                   argv[optind]);
         return 0;
+}
+
+/* Each step of getopt is one option with its value, however it is written. */
+void options_of_kept(int argc, char **argv, char **to) {
+        int opt, at = 1;
+
+        *to++ = argv[0];
+        for (optind = 1; (opt = getopt_long(argc, argv, ":", long_options, NULL)) != -1; at = optind)
+                for (; opt != OPT_KEEP && opt != OPT_READY_FD && at < optind; at++)
+                        *to++ = argv[at];
+        *to = NULL;
 }
 
 /* ---- configuration --------------------------------------------------------------------------- */
@@ -216,7 +239,7 @@ static int load(const struct options *o, struct config *config, struct kvd_why *
         if (config_init(config) < 0)
                 return kvd_refuse(why, -EINVAL, "out of memory");
         if (o->config)
-                r = config_read(config, o->config, o->config_optional, why);
+                r = config_read(config, o->config, o->config_optional, NULL, why);
         for (unsigned i = 0; i < o->n_set && r >= 0; i++)
                 r = config_set(config, o->set[i], why);
         if (r >= 0 && o->private_dir)
@@ -231,5 +254,23 @@ int options_load(const struct options *options, struct config *config, struct kv
 
         if (r < 0)
                 config_clear(config);
+        return r;
+}
+
+int options_check(const struct options *options, FILE *to) {
+        struct config config;
+        struct kvd_why why;
+        int r = config_init(&config);
+
+        if (r == 0)
+                r = config_read(&config, options->config, false, to, &why);
+        config_clear(&config);
+        if (r < 0)
+                return r;
+        r = options_load(options, &config, &why); /* what shows only as a whole */
+        if (r < 0)
+                fprintf(to, "%s\n", why.line);
+        else
+                config_clear(&config);
         return r;
 }

@@ -10,6 +10,8 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
@@ -34,6 +36,23 @@ static int open_pidfd(int socket, pid_t pid, int *ret) {
         return *ret < 0 ? -errno : 0;
 }
 
+/* Linux 6.9: a process has an inode, whose number no other ever gets. */
+#define PIDFS_MAGIC 0x50494446
+
+/*
+ * Before 6.9 the process is known by its number, which a later one can have while an orphan of the
+ * first one waits for its team: they then share what one of them may have.
+ */
+static uint64_t process_of(const struct peer *peer) {
+        struct statfs fs;
+        struct stat st;
+
+        if (fstatfs(peer->pidfd, &fs) == 0 && fs.f_type == PIDFS_MAGIC &&
+            fstat(peer->pidfd, &st) == 0)
+                return st.st_ino;
+        return (uint64_t)peer->pid;
+}
+
 /* A user in more groups than fit here belongs to domains by the primary group, or by name. */
 static void get_groups(int socket, gid_t primary, struct peer *peer) {
         unsigned n = (PEER_MAX_GROUPS - 1) * sizeof(uint32_t);
@@ -42,6 +61,10 @@ static void get_groups(int socket, gid_t primary, struct peer *peer) {
         peer->n_groups = 1;
         if (sys->getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, peer->groups + 1, &n) == 0)
                 peer->n_groups += n / (unsigned)sizeof(uint32_t);
+}
+
+int peer_pidfd(int socket, const struct peer *peer, int *ret) {
+        return open_pidfd(socket, peer->pid, ret);
 }
 
 int peer_get(int socket, struct peer *ret) {
@@ -56,6 +79,7 @@ int peer_get(int socket, struct peer *ret) {
         r = open_pidfd(socket, credentials.pid, &ret->pidfd);
         if (r < 0)
                 return r;
+        ret->process = process_of(ret);
         get_groups(socket, credentials.gid, ret);
         return 0;
 }

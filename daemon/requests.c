@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One message a turn, so that a client that sends many waits for everybody else in between. A
+ * One message a turn, so that a client that sends many waits for everybody else in between
+ * (turns.c says for whom, and how long). A
  * request is read only when its reply is sure to fit into the socket, so there are no replies to
  * keep: a client that does not read is not read from. What every request of a kind needs is in its
  * row of the table of handlers, and is looked for here.
@@ -69,6 +70,8 @@ static int call_handler(struct client *c, const struct kvd_msg *request, struct 
                 return r;
         if (h->wants_idle)
                 loop_want_idle(c->server->loop);
+        if (h->wants_idle && call->space)
+                space_wants_idle(call->space);
         call->reply.number = request->number + KVD_REPLY;
         return h->handle(c, request, call);
 }
@@ -96,6 +99,8 @@ static void make_error(struct client *c, int error, struct call *call) {
 /* The end of a list is no failure. */
 static bool is_end_of_list(uint32_t number, int error) {
         return error == -ENOENT && (number == KVD_MSG_space_info || number == KVD_MSG_client_info ||
+                                    number == KVD_MSG_domain_info ||
+                                    number == KVD_MSG_tier_info ||
                                     number == KVD_MSG_chain_info);
 }
 
@@ -177,30 +182,59 @@ static int has_room(struct client *c) {
         return 1;
 }
 
-static int read_and_answer(struct client *c) {
-        ssize_t n = kvd_frame_receive(c->socket.fd, c->server->scratch->in, NULL, MSG_DONTWAIT);
+/* Not even looked at: see closer.h. */
+static int refuse_fds(struct client *c) {
+        log_limited(LOG_WARNING, "process %d of user %u sent descriptors: dropped", c->peer.pid,
+                    c->peer.uid);
+        c->server->bad_frames++;
+        return -ECONNRESET;
+}
 
+/* 1: a request was answered; 0: there was none. */
+static int read_and_answer(struct client *c) {
+        ssize_t n;
+
+        if (c->may_bring_fds && kvd_frame_has_fds(c->socket.fd))
+                return refuse_fds(c);
+        n = kvd_frame_receive(c->socket.fd, c->server->scratch->in, NULL, MSG_DONTWAIT);
         if (n == -EAGAIN)
                 return 0;
         if (n == 0 || (n < 0 && n != -EMSGSIZE))
                 return -ECONNRESET;
         answer(c, n);
-        return 0;
+        return 1;
+}
+
+static int read_if_room(struct client *c) {
+        int r = has_room(c);
+
+        return r > 0 ? read_and_answer(c) : r < 0 ? r : loop_change(&c->socket, POLLOUT);
+}
+
+/*
+ * While others wait, the next request is looked for when its turn comes, and not waited for: that
+ * takes fewer calls, and a client that has many of them ready loses no turn.
+ */
+bool request_serve(struct turns_place *place) {
+        struct client *c = container_of(place, struct client, place);
+        int r = read_if_room(c);
+
+        if (r > 0 && c->socket.loop && turns_wanted(&c->server->turns))
+                return true;
+        if (r >= 0 && c->socket.loop)
+                r = loop_release(&c->socket);
+        if (r < 0)
+                client_disconnect(c);
+        return false;
 }
 
 void request_came(struct loop_source *source, short revents) {
         struct client *c = container_of(source, struct client, socket);
-        int r;
 
-        if (source->events == POLLOUT) {
-                r = loop_change(source, POLLIN);
-        } else {
-                r = has_room(c);
-                if (r == 0)
-                        r = loop_change(source, POLLOUT);
-                else if (r > 0)
-                        r = read_and_answer(c);
-        }
-        if (r < 0)
+        if (source->events == POLLIN) {
+                loop_hold(source);
+                turns_add(&c->server->turns, &c->place);
+        } else if (loop_change(source, POLLIN) < 0) {
                 client_disconnect(c);
+        }
 }

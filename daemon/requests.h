@@ -3,12 +3,14 @@
 #define KVD_DAEMON_REQUESTS_H
 
 /*
- * A client's socket: reads one request, has it answered by its handler (handlers.h), and sends the
- * reply.
+ * A client's socket: when it is ready the client waits for its turn (turns.h), in which one request
+ * is read, answered by its handler (handlers.h), and the reply sent.
  */
 
 #include "daemon/loop.h"
+#include "daemon/turns.h"
 
 void request_came(struct loop_source *source, short revents); /* source: a client's socket */
+bool request_serve(struct turns_place *place);                  /* place: a client's */
 
 #endif

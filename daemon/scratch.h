@@ -10,10 +10,11 @@
 
 #include <assert.h>
 
+#include "ipc/base/degraded.h"
 #include "ipc/base/why.h"
 #include "ipc/frame.h"
 #include "ipc/msg.h"
-#include "store/store.h"
+#include "store/remote.h"
 
 struct scratch {
         uint8_t in[KVD_FRAME_MAX], out[KVD_FRAME_MAX];
@@ -30,12 +31,16 @@ struct scratch {
         uint32_t parents[KVD_MOST_block_map_reply_parents / sizeof(uint32_t)];
         uint32_t ids[KVD_MOST_pins_reply_ids / sizeof(uint32_t)];
         uint64_t counters[KVD_N_SPACE_COUNTERS], client_counters[KVD_N_CLIENT_COUNTERS];
+        uint64_t costs[3][KVD_N_COSTS]; /* used, guaranteed, most */
+        uint64_t degraded[KVD_N_DEGRADED];
         double settings[KVD_N_SETTINGS];
         struct check_report report;
         struct chain_info chain;
         struct kvd_change changes[KVD_SYNC_CHANGES];
         uint8_t layers[KVD_MOST_critical_reply_layers], heads[KVD_MOST_critical_reply_heads];
         struct profile_report profile;
+        struct store_disk_info disk;
+        struct store_remote_info remote;
         struct kvd_why why;
 };
 
@@ -58,6 +63,7 @@ SCRATCH_FITS(numbers, drain_reply_wanted);
 SCRATCH_FITS(counters, space_info_reply_counters);
 SCRATCH_FITS(client_counters, space_info_reply_client_counters);
 SCRATCH_FITS(client_counters, client_info_reply_counters);
+SCRATCH_FITS(degraded, daemon_info_reply_degraded);
 SCRATCH_FITS(settings, space_info_reply_settings);
 SCRATCH_FITS(chain.head, chain_info_reply_head);
 SCRATCH_FITS(changes, sync_reply_changes);

@@ -16,13 +16,14 @@
 
 /* One more, for the connection that is taken before another makes room for it. */
 uint32_t seats_needed(const struct config *config) {
-        return config->max_clients + SEATS_HALF_OPEN + 1;
+        return config->max_clients + SEATS_ADMIN + SEATS_HALF_OPEN + 1;
 }
 
 int seats_init(struct seats *s, struct server *server, uint32_t n) {
         s->loop = server->loop;
         s->clients = sys->calloc(n, sizeof *s->clients);
-        if (!s->clients)
+        s->users = sys->calloc(n, sizeof *s->users);
+        if (!s->clients || !s->users)
                 return -ENOMEM;
         s->n = n;
         while (n-- > 0) {
@@ -35,7 +36,9 @@ int seats_init(struct seats *s, struct server *server, uint32_t n) {
 void seats_clear(struct seats *s) {
         loop_timer_stop(&s->deadline);
         free(s->clients);
+        free(s->users);
         s->clients = NULL;
+        s->users = NULL;
 }
 
 struct client *seats_take(struct seats *s) {
@@ -46,16 +49,33 @@ struct client *seats_take(struct seats *s) {
 }
 
 void seats_leave(struct seats *s, struct client *client) {
+        if (client->user)
+                client->user->n_connections--;
         *client = (struct client){.server = client->server, .next = s->unused, .socket.fd = -1, .peer.pidfd = -1};
         s->unused = client;
 }
 
-uint32_t seats_of_user(const struct seats *s, uint32_t uid) {
-        uint32_t n = 0;
+/*
+ * Somebody without connections makes room, and of those who owes least: with what he owes he would
+ * otherwise begin anew.
+ */
+static struct user *find_user(struct seats *s, uint32_t uid) {
+        struct user *best = NULL;
 
-        for (uint32_t i = 0; i < s->n; i++)
-                n += s->clients[i].state >= CLIENT_ATTACHED && s->clients[i].peer.uid == uid;
-        return n;
+        for (struct user *u = s->users; u < s->users + s->n; u++) {
+                if (u->uid == uid)
+                        return u;
+                if (!u->n_connections && (!best || u->turns.cost_ns < best->turns.cost_ns))
+                        best = u;
+        }
+        *best = (struct user){.uid = uid};
+        return best;
+}
+
+void seats_belong(struct seats *s, struct client *client) {
+        client->user = find_user(s, client->peer.uid);
+        client->user->n_connections++;
+        client->place.user = &client->user->turns;
 }
 
 /* ---- half-open connections ------------------------------------------------------------------- */

@@ -11,7 +11,9 @@
 
 #include "daemon/config.h"
 #include "daemon/loop.h"
+#include "daemon/turns.h"
 
+#define SEATS_ADMIN 4u            /* kept for root and admins, beyond max_clients */
 #define SEATS_HALF_OPEN 64u       /* connections that have not attached yet */
 #define SEATS_USER_HALF_OPEN 32u  /* of one user */
 #define SEATS_ATTACH_NS UINT64_C(1000000000) /* a connection has this long to attach */
@@ -19,9 +21,16 @@
 struct client;
 struct server;
 
+/* Who connects. What he has cost is remembered for a while after he has gone. */
+struct user {
+        uint32_t uid, n_connections, n_attached;
+        struct turns_user turns;
+};
+
 struct seats {
         struct client *clients;      /* owned; n of them, used or not */
         uint32_t n;
+        struct user *users;          /* owned; n of them */
         struct client *unused;       /* list */
         struct client *half_open;    /* list, oldest first */
         uint32_t n_half_open;
@@ -37,7 +46,7 @@ void seats_clear(struct seats *seats);
 
 struct client *seats_take(struct seats *seats); /* there is one, if the rules below are kept */
 void seats_leave(struct seats *seats, struct client *client);
-uint32_t seats_of_user(const struct seats *seats, uint32_t uid); /* attached */
+void seats_belong(struct seats *seats, struct client *client); /* to the user of its peer */
 
 /* ---- half-open connections ------------------------------------------------------------------- */
 

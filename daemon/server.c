@@ -15,19 +15,23 @@
 #include <sys/socket.h>
 
 #include "daemon/client.h"
+#include "daemon/closer.h"
+#include "daemon/degraded.h"
 #include "daemon/exporter.h"
 #include "daemon/log.h"
 #include "daemon/requests.h"
 #include "daemon/worker_jobs.h"
 #include "ipc/base/sys.h"
+#include "ipc/base/user.h"
 #include "ipc/base/util.h"
 
 #define ACCEPT_RETRY_NS UINT64_C(100000000)
+#define CLOSING_FILES 256u /* large ones of the store, that wait to be closed */
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
 uint32_t server_max_sources(const struct config *config) {
-        return 2 * seats_needed(config) + 1 + 2 * CHILD_SOURCES;
+        return 2 * seats_needed(config) + 1 + 4 * CHILD_SOURCES;
 }
 
 static int make_instance(struct server *server) {
@@ -35,6 +39,16 @@ static int make_instance(struct server *server) {
                                sizeof server->instance ?
                        0 :
                        -EIO;
+}
+
+static bool work(void *data) {
+        struct server *server = data;
+
+        return turns_run(&server->turns);
+}
+
+static void close_file(void *data, int fd) {
+        closer_take(data, fd);
 }
 
 static void accept_again(struct loop_timer *timer);
@@ -51,15 +65,22 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
         *server = (struct server){.config = config,
                                   .loop = loop,
                                   .store = store,
+                                  .overflow_uid = user_overflow(),
                                   .started_ns = sys_now_ns(),
                                   .spare = -1};
         server->retry.fire = accept_again;
+        server->turns.serve = request_serve;
+        loop_set_work(loop, work, server);
         server->seats.deadline.fire = too_late;
         shared_pages_init(&server->pages, loop, store);
         server->scratch = sys->calloc(1, sizeof *server->scratch);
         if (!server->scratch || seats_init(&server->seats, server, seats_needed(config)) < 0)
                 return -ENOMEM;
-        r = kvd_decoder_new(&server->decoder);
+        r = closer_new(2 * server->seats.n + CLOSING_FILES, &server->closer);
+        if (r == 0)
+                store_on_close(store, close_file, server->closer);
+        if (r >= 0)
+                r = kvd_decoder_new(&server->decoder);
         if (r < 0)
                 return r;
         r = make_instance(server);
@@ -82,6 +103,7 @@ void server_shut(struct server *server) {
                 if (server->seats.clients[i].state != CLIENT_UNUSED)
                         client_end(&server->seats.clients[i], false);
         loop_timer_stop(&server->retry);
+        loop_set_work(server->loop, NULL, NULL);
         shared_pages_stop(&server->pages);
         loop_remove(&server->listening);
         worker_stop(server->worker);
@@ -97,6 +119,8 @@ struct server *server_free(struct server *server) {
         kvd_decoder_free(server->decoder);
         free(server->scratch);
         seats_clear(&server->seats);
+        store_on_close(server->store, NULL, NULL);
+        server->closer = closer_free(server->closer);
         free(server);
         return NULL;
 }
@@ -107,6 +131,13 @@ struct child *server_memory_maker(struct server *server) {
 
 void server_freep(struct server **server) {
         *server = server_free(*server);
+}
+
+void server_close_connection(struct server *server, int fd, bool may_bring_fds) {
+        if (fd >= 0 && may_bring_fds)
+                closer_take(server->closer, fd);
+        else
+                closep(&fd);
 }
 
 /* ---- clients --------------------------------------------------------------------------------- */
@@ -128,6 +159,7 @@ static void too_late(struct loop_timer *timer) {
  */
 static void welcome(struct server *server, int fd) {
         struct client *client = seats_take(&server->seats), *oldest;
+        uint64_t began = sys_now_ns();
         int r = client_open(client, fd, request_came);
 
         if (r < 0) {
@@ -143,6 +175,7 @@ static void welcome(struct server *server, int fd) {
                 client_end(oldest, false);
         }
         seats_add_half_open(&server->seats, client);
+        turns_charge(&server->turns, &client->user->turns, sys_now_ns() - began);
 }
 
 /* ---- accept ---------------------------------------------------------------------------------- */
@@ -163,18 +196,21 @@ static bool shed(struct server *server) {
 
         closep(&server->spare);
         fd = sys->accept(server->listening.fd, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        closep(&fd);
+        server_close_connection(server, fd, fd >= 0 && closer_is_needed(fd));
         server->spare = sys->eventfd(0, EFD_CLOEXEC);
-        if (fd >= 0)
-                log_limited(LOG_WARNING, "out of descriptors: a connection was refused; raise "
-                                         "LimitNOFILE (ulimit -n)");
-        return fd >= 0;
+        if (fd < 0)
+                return false;
+        log_limited(LOG_WARNING, "out of descriptors: a connection was refused; raise "
+                                 "LimitNOFILE (ulimit -n)");
+        degraded_note(connections);
+        return true;
 }
 
 /* The connection stays in the backlog, and the socket stays readable. Look away for a while. */
 static void pause_accepting(struct server *server, int error) {
         log_limited(LOG_WARNING, "cannot accept connections: %s; trying again every 0.1 s",
                     strerror(error));
+        degraded_note(connections);
         loop_remove(&server->listening);
         loop_timer_set(server->loop, &server->retry, sys_now_ns() + ACCEPT_RETRY_NS);
 }
@@ -183,6 +219,10 @@ static void accept_one(struct loop_source *source, short revents) {
         struct server *server = container_of(source, struct server, listening);
         int fd, error;
 
+        if (closer_waiting(server->closer) >= server->seats.n) {
+                pause_accepting(server, EBUSY);
+                return;
+        }
         fd = sys->accept(source->fd, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0) {
                 welcome(server, fd);
@@ -196,6 +236,8 @@ static void accept_one(struct loop_source *source, short revents) {
 }
 
 int server_listen(struct server *server, int fd) {
+        if (!closer_forbid_fds(fd))
+                log_debug("Linux before 6.16: descriptors that clients send are closed by a thread");
         server->listening = (struct loop_source){.fd = fd, .events = POLLIN, .ready = accept_one};
         return loop_add(server->loop, &server->listening);
 }

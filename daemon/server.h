@@ -12,10 +12,13 @@
 #include "daemon/scratch.h"
 #include "daemon/seats.h"
 #include "daemon/shared_pages.h"
+#include "daemon/turns.h"
 
 struct backend;
 struct child;
+struct closer;
 struct exporter;
+struct keep;
 struct worker;
 
 struct server {
@@ -23,19 +26,23 @@ struct server {
         struct loop *loop;
         struct store *store;
         const struct backend *backend;       /* NULL: host memory */
+        const struct keep *keep;             /* NULL: nothing outlives the daemon */
         struct kvd_decoder *decoder; /* owned */
         struct scratch *scratch;     /* owned */
         struct worker *worker;       /* owned */
         struct exporter *exporter;   /* owned; NULL: the pool has no exporter */
 
+        struct closer *closer;       /* owned */
         struct loop_source listening;
         struct loop_timer retry;     /* accept failed: try again then */
         /* owned; given up to refuse a connection when there are no descriptors left */
         int spare;
 
         struct seats seats;
+        struct turns turns;
         struct shared_pages pages;
 
+        uid_t overflow_uid;          /* see peer.h */
         uint64_t started_ns, instance;
         uint64_t requests, request_errors, bad_frames;
 };
@@ -50,6 +57,9 @@ void server_freep(struct server **server);
 
 /* Starts to accept. The socket stays the caller's. */
 int server_listen(struct server *server, int fd);
+
+/* Closes it where that harms nobody; -1 is fine. */
+void server_close_connection(struct server *server, int fd, bool may_bring_fds);
 
 /* The process that clears GPU memory, or makes it clear. */
 struct child *server_memory_maker(struct server *server);

@@ -14,7 +14,9 @@
 #include <string.h>
 
 #include "daemon/config.h"
+#include "daemon/memory_limit.h"
 #include "ipc/base/sys.h"
+#include "ipc/base/text.h"
 #include "ipc/base/util.h"
 
 #define KIB (UINT64_C(1) << 10)
@@ -32,6 +34,9 @@ const struct setting daemon_settings[] = {
         {"socket_group", SETTING_GROUP, "", .fixed = true,
          .offset = offsetof(struct config, socket_group),
          .text = "Group of the socket; empty: the daemon's own."},
+        {"user", SETTING_USER, "", .fixed = true, .offset = offsetof(struct config, user),
+         .text = "Whom a daemon that root starts becomes once its socket is open; empty: kvd, if "
+                 "there is such a user."},
         {"backend", SETTING_CHOICE, "auto", .choices = "auto|host|cuda|cuda-legacy", .fixed = true,
          .offset = offsetof(struct config, backend),
          .text = "Where the pool is: auto takes the GPU if it can give memory to other processes, "
@@ -45,10 +50,44 @@ const struct setting daemon_settings[] = {
          .text = "Most memory for keys and values, of all domains together: host memory is taken "
                  "as it is needed, a "
                  "GPU's at the start."},
+        {"reserve", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
+         .offset = offsetof(struct config, reserve),
+         .text = "GPU memory that the pool leaves free, for the contexts of kvd's worker and of "
+                 "every engine; 0: 1G, and less on a small GPU."},
         {"spill", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
          .offset = offsetof(struct config, spill),
          .text = "Most memory for exact copies of blocks that left the pool, and sketches; 0: as "
                  "much as the pool."},
+        {"file", SETTING_FILE, "", .fixed = true, .offset = offsetof(struct config, file),
+         .text = "File or block device for blocks that leave the pool, which outlive kvd and the "
+                 "machine's restart; empty: none."},
+        {"file_size", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
+         .offset = offsetof(struct config, file_size),
+         .text = "Size of the file; another one empties it. 0: all of the block device."},
+        {"file_depth", SETTING_COUNT, "1024", .low = 0, .high = 1u << 30, .fixed = true,
+         .offset = offsetof(struct config, file_depth),
+         .text = "Blocks go to the file at their second use, or at the first if so many tokens end "
+                 "with them."},
+        {"remote", SETTING_SERVERS, "", .fixed = true, .offset = offsetof(struct config, remote),
+         .text = "Redis or Valkey servers for blocks that leave the pool, which machines share: "
+                 "redis://host:port, with commas between several, or some of a Cluster; empty: "
+                 "none."},
+        {"remote_key", SETTING_FILE, "", .fixed = true,
+         .offset = offsetof(struct config, remote_key),
+         .text = "File with a secret that machines share: with it, blocks on the servers are "
+                 "encrypted; empty: anybody there may read and make them."},
+        {"remote_timeout", SETTING_COUNT, "100", .low = 1, .high = 10000, .fixed = true,
+         .offset = offsetof(struct config, remote_timeout),
+         .text = "Milliseconds for which a server may be silent: then it is left alone for a while, "
+                 "and what it has is missed."},
+        {"remote_depth", SETTING_COUNT, "1024", .low = 0, .high = 1u << 30, .fixed = true,
+         .offset = offsetof(struct config, remote_depth),
+         .text = "Blocks go to the servers at their second use, or at the first if so many tokens "
+                 "end with them."},
+        {"overhead", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
+         .offset = offsetof(struct config, overhead),
+         .text = "Most memory beside the pool, for indexes, tables and pin pages of all spaces; 0: "
+                 "half of the pool, and at least 1G."},
         {"segment", SETTING_BYTES, "0", .low = 0, .high = TIB, .fixed = true,
          .offset = offsetof(struct config, segment),
          .text = "Size of the pieces in which memory is given to a space and taken back; 0: 64M, "
@@ -66,11 +105,11 @@ const struct setting daemon_settings[] = {
          .text = "Milliseconds after its end for which a process' GPU work may still write: its "
                  "blocks wait so long."},
         {"max_clients", SETTING_COUNT, "256", .low = 1, .high = 4096, .fixed = true,
-         .offset = offsetof(struct config, max_clients), .text = "Most connections at a time."},
+         .offset = offsetof(struct config, max_clients), .text = "Most connections at a time; root and admins may have four more."},
         {"user_clients", SETTING_COUNT, "0", .low = 0, .high = 4096,
          .offset = offsetof(struct config, user_clients),
-         .text = "Most connections of one user; 0: max_clients less a sixteenth, which is left to "
-                 "others."},
+         .text = "Most connections of one user; 0: as many as are free yet (alone half of them), so "
+                 "that others find some."},
         {"max_spaces", SETTING_COUNT, "64", .low = 1, .high = 4096,
          .offset = offsetof(struct config, max_spaces), .text = "Most spaces of one domain."},
         {"admins", SETTING_USERS, "", .offset = offsetof(struct config, admins),
@@ -79,7 +118,7 @@ const struct setting daemon_settings[] = {
         {"unlisted", SETTING_CHOICE, "own", .choices = "own|refuse",
          .offset = offsetof(struct config, unlisted),
          .text = "A user whom no [domain] lists gets a domain of its own, called uid-N, or is "
-                 "refused."},
+                 "refused (but root and admins)."},
         {"worker", SETTING_CHOICE, "auto", .choices = "auto|off", .fixed = true,
          .offset = offsetof(struct config, worker),
          .text = "auto: a process of low priority runs the methods' kernels, from when one is "
@@ -87,6 +126,10 @@ const struct setting daemon_settings[] = {
         {"worker_threads", SETTING_COUNT, "0", .low = 0, .high = 256,
          .offset = offsetof(struct config, worker_threads),
          .text = "Threads of the worker; 0: half of the processors, and at least one."},
+        {"worker_share", SETTING_COUNT, "20", .low = 1, .high = 100,
+         .offset = offsetof(struct config, worker_share),
+         .text = "Percent of a GPU's time that the worker's kernels take at most: then they rest, "
+                 "and whoever infers has it alone."},
         {"worker_deadline", SETTING_COUNT, "60", .low = 1, .high = 3600,
          .offset = offsetof(struct config, worker_deadline),
          .text = "Seconds after which a worker that has not answered is ended and replaced."},
@@ -103,17 +146,23 @@ const struct setting domain_settings[] = {
                  "first match counts."},
         {"quota", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
          .offset = offsetof(struct config_domain, quota),
-         .text = "Most pool memory of the domain; 0: the whole pool."},
+         .text = "Most pool memory of the domain, which has that share of everything else as well; "
+                 "0: the whole pool."},
         {"guarantee", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
          .offset = offsetof(struct config_domain, guarantee),
-         .text = "Pool memory that other domains cannot take from it."},
+         .text = "Pool memory that is kept for the domain, whatever others do, with that share of "
+                 "everything else."},
         {"client_quota", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
          .offset = offsetof(struct config_domain, client_quota),
-         .text = "Most memory that one client may be filling in one space; 0: half of the space."},
+         .text = "Most memory that one process may be filling in one space; 0: half of the space."},
         {"isolation", SETTING_CHOICE, "shared", .choices = "shared|arena",
          .offset = offsetof(struct config_domain, isolation),
          .text = "shared: clients of the domain may write all of its memory; arena: each only "
                  "segments of its own."},
+        {"remote_prefix", SETTING_NAME, "", .fixed = true,
+         .offset = offsetof(struct config_domain, remote_prefix),
+         .text = "Whose blocks these are on the servers: domains with the same prefix share them, on "
+                 "all machines; empty: the domain's name."},
         {.name = NULL}};
 
 const struct setting *setting_find(const struct setting *settings, const char *name) {
@@ -126,8 +175,12 @@ const struct setting *setting_find(const struct setting *settings, const char *n
 const char *setting_unit(const struct setting *setting) {
         static const char *const units[] = {
                 [SETTING_PATH] = "path",
+                [SETTING_FILE] = "path",
+                [SETTING_SERVERS] = "redis://host:port,...",
+                [SETTING_NAME] = "name",
                 [SETTING_MODE] = "octal mode",
                 [SETTING_GROUP] = "group name or number",
+                [SETTING_USER] = "user name or number",
                 [SETTING_BYTES] = "bytes, with K, M, G or T",
                 [SETTING_MEMORY] = "bytes, with K, M, G or T, or % of memory",
                 [SETTING_COUNT] = "number",
@@ -164,6 +217,37 @@ static int parse_path(const char *value, char to[static 108], struct kvd_why *wh
         return 0;
 }
 
+static int parse_file(const char *value, char to[static 108], struct kvd_why *why) {
+        if (value[0] && value[0] != '/')
+                return kvd_refuse(why, -EINVAL, "'%s' is not a path; write one that begins with /",
+                                  value);
+        if (strlen(value) > 107)
+                return kvd_refuse(why, -EINVAL, "the path has %zu bytes; 107 are enough here",
+                                  strlen(value));
+        memset(to, 0, 108);
+        memcpy(to, value, strlen(value));
+        return 0;
+}
+
+static int parse_servers(const char *value, char to[static 1024], struct kvd_why *why) {
+        if (strlen(value) > 1023)
+                return kvd_refuse(why, -EINVAL, "there are too many servers; name a few of them");
+        memset(to, 0, 1024);
+        memcpy(to, value, strlen(value));
+        return 0;
+}
+
+static int parse_name(const char *value, char to[static KVD_NAME_MAX + 1], struct kvd_why *why) {
+        if (value[0] && !kvd_is_name(value, KVD_NAME_MAX))
+                return kvd_refuse(why, -EINVAL,
+                                  "'%s' is not a name; use letters, digits, dot, underscore and "
+                                  "minus, at most %u",
+                                  value, KVD_NAME_MAX);
+        memset(to, 0, KVD_NAME_MAX + 1);
+        memcpy(to, value, strlen(value));
+        return 0;
+}
+
 static int parse_mode(const char *value, uint32_t *to, struct kvd_why *why) {
         const char *rest;
         uint64_t n;
@@ -175,29 +259,14 @@ static int parse_mode(const char *value, uint32_t *to, struct kvd_why *why) {
         return 0;
 }
 
-/*
- * A share is one of the machine's memory, or of less if this control group may not have all of it.
- */
-static uint64_t memory_bytes(void) {
-        uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-        FILE *f = fopen("/sys/fs/cgroup/memory.max", "re");
-        unsigned long long limit;
-
-        if (!f)
-                return all;
-        if (fscanf(f, "%llu", &limit) == 1)
-                all = MIN(all, limit);
-        fclose(f);
-        return all;
-}
-
-static bool scale(const char *unit, bool share, uint64_t *n) {
+/* A share is one of the memory that the machine and the cgroups allow, and not below the least. */
+static bool scale(const char *unit, const struct setting *o, uint64_t *n) {
         static const char letters[] = "KMGT";
         const char *letter = unit[0] ? strchr(letters, unit[0]) : NULL;
         unsigned shift = letter ? 10 * (unsigned)(letter - letters + 1) : 0;
 
-        if (share && strcmp(unit, "%") == 0 && *n <= 100) {
-                *n = memory_bytes() / 100 * *n;
+        if (o->type == SETTING_MEMORY && strcmp(unit, "%") == 0 && *n <= 100) {
+                *n = *n ? MAX(memory_usable("") / 100 * *n, o->low) : 0;
                 return true;
         }
         if ((unit[0] && !letter) || (letter && unit[1]) || *n > UINT64_MAX >> shift)
@@ -211,7 +280,7 @@ static int parse_bytes(const struct setting *o, const char *value, uint64_t *to,
         const char *rest;
         uint64_t n;
 
-        if (!parse_number(value, 10, &n, &rest) || !scale(rest, o->type == SETTING_MEMORY, &n))
+        if (!parse_number(value, 10, &n, &rest) || !scale(rest, o, &n))
                 return kvd_refuse(why, -EINVAL, "'%s' is not a size; write %s, such as 512M or 8G",
                                   value, setting_unit(o));
         if (n < o->low || n > o->high)
@@ -280,9 +349,9 @@ static int resolve(const char *name, bool group, uint32_t *ret, struct kvd_why *
         return 0;
 }
 
-static int parse_group(const char *value, uint32_t *to, struct kvd_why *why) {
+static int parse_id(const char *value, bool group, uint32_t *to, struct kvd_why *why) {
         *to = UINT32_MAX;
-        return value[0] ? resolve(value, true, to, why) : 0;
+        return value[0] ? resolve(value, group, to, why) : 0;
 }
 
 static int append(struct id_list *list, uint32_t id, struct kvd_why *why) {
@@ -321,9 +390,10 @@ static int parse_ids(const char *value, bool groups, struct id_list *to, struct 
 
 bool setting_keep(const struct setting *o, const void *now, void *next) {
         static const size_t sizes[] = {
-                [SETTING_PATH] = 108, [SETTING_MODE] = 4,   [SETTING_GROUP] = 4,
+                [SETTING_PATH] = 108, [SETTING_FILE] = 108, [SETTING_SERVERS] = 1024,
+                [SETTING_NAME] = KVD_NAME_MAX + 1, [SETTING_MODE] = 4,   [SETTING_GROUP] = 4,
                 [SETTING_BYTES] = 8,  [SETTING_MEMORY] = 8, [SETTING_COUNT] = 4,
-                [SETTING_NUMBER] = 4, [SETTING_CHOICE] = 4};
+                [SETTING_NUMBER] = 4, [SETTING_CHOICE] = 4, [SETTING_USER] = 4};
         const void *from = (const char *)now + o->offset;
         void *to = (char *)next + o->offset;
         bool changed = memcmp(from, to, sizes[o->type]) != 0;
@@ -338,10 +408,17 @@ int setting_parse(const struct setting *o, const char *value, void *base, struct
         switch (o->type) {
         case SETTING_PATH:
                 return parse_path(value, to, why);
+        case SETTING_FILE:
+                return parse_file(value, to, why);
+        case SETTING_SERVERS:
+                return parse_servers(value, to, why);
+        case SETTING_NAME:
+                return parse_name(value, to, why);
         case SETTING_MODE:
                 return parse_mode(value, to, why);
         case SETTING_GROUP:
-                return parse_group(value, to, why);
+        case SETTING_USER:
+                return parse_id(value, o->type == SETTING_GROUP, to, why);
         case SETTING_BYTES:
         case SETTING_MEMORY:
                 return parse_bytes(o, value, to,

@@ -12,8 +12,12 @@
 
 enum setting_type {
         SETTING_PATH,   /* char[108] */
+        SETTING_FILE,   /* char[108]; may be empty */
+        SETTING_SERVERS, /* char[1024]; may be empty */
+        SETTING_NAME,   /* char[KVD_NAME_MAX + 1]; may be empty */
         SETTING_MODE,   /* uint32_t, octal */
         SETTING_GROUP,  /* uint32_t, name or number; empty: UINT32_MAX */
+        SETTING_USER,   /* the same */
         SETTING_BYTES,  /* uint64_t, with K M G T */
         SETTING_MEMORY, /* the same, or a share of the machine's memory with % */
         SETTING_COUNT,  /* uint32_t */

@@ -11,6 +11,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
+#define SOON_NS UINT64_C(1000000) /* a round through all spaces goes on: others first */
 #define PINS_NS UINT64_C(100000000)
 #define SEMAPHORES_FIRST_NS UINT64_C(1000000)
 #define SEMAPHORES_MOST_NS UINT64_C(64000000)
@@ -18,20 +19,26 @@
 static void look_at_semaphores(struct loop_timer *timer) {
         struct shared_pages *p = container_of(timer, struct shared_pages, semaphores);
 
-        if (!store_look_at_semaphores(p->store))
+        enum store_again again = store_look_at_semaphores(p->store);
+
+        if (again == STORE_DONE)
                 return;
-        p->pause_ns = MIN(2 * p->pause_ns, SEMAPHORES_MOST_NS);
-        loop_timer_set(p->loop, timer, sys_now_ns() + p->pause_ns);
+        if (again == STORE_LATER)
+                p->pause_ns = MIN(2 * p->pause_ns, SEMAPHORES_MOST_NS);
+        loop_timer_set(p->loop, timer,
+                       sys_now_ns() + (again == STORE_SOON ? SOON_NS : p->pause_ns));
 }
 
 /* Clients want to know what others' pins leave them. */
 static void look_at_pins(struct loop_timer *timer) {
         struct shared_pages *p = container_of(timer, struct shared_pages, pins);
 
-        if (!store_look_at_pins(p->store))
+        enum store_again again = store_look_at_pins(p->store);
+
+        if (again == STORE_DONE)
                 return;
         loop_want_idle(p->loop);
-        loop_timer_set(p->loop, timer, sys_now_ns() + PINS_NS);
+        loop_timer_set(p->loop, timer, sys_now_ns() + (again == STORE_SOON ? SOON_NS : PINS_NS));
 }
 
 void shared_pages_init(struct shared_pages *p, struct loop *loop, struct store *store) {

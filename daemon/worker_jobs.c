@@ -14,6 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/degraded.h"
 #include "daemon/log.h"
 #include "daemon/worker_files.h"
 #include "ipc/base/file.h"
@@ -22,6 +23,7 @@
 #include "ipc/base/util.h"
 
 #define MOST_PAUSE_NS UINT64_C(1000000000)
+#define MOST_REST_NS UINT64_C(1000000000)
 
 struct worker {
         struct child child;
@@ -36,6 +38,7 @@ struct worker {
         uint8_t *result;
         struct worker_files files;
 
+        struct loop_timer rest;       /* until it may launch kernels again */
         bool has_job, job_lost;
         uint32_t job_space;           /* number: the space itself may be deleted meanwhile */
         struct store_job job;
@@ -67,8 +70,10 @@ static void refuse_jobs(struct worker *w) {
 
         if (!n || make_arguments(w) < 0)
                 return;
-        while (n-- > 0 && store_next_job(w->store, w->arguments.at, &w->job))
+        while (n-- > 0 && store_next_job(w->store, w->arguments.at, &w->job)) {
                 store_job_done(w->store, w->job.id, EOPNOTSUPP, NULL, 0);
+                degraded_note(no_worker);
+        }
         loop_want_idle(w->child.loop);
 }
 
@@ -81,9 +86,33 @@ static void finish_job(struct worker *w, int error, struct kvd_slice result) {
         loop_want_idle(w->child.loop);
 }
 
+static void rested(struct loop_timer *timer) {
+        child_look(&container_of(timer, struct worker, rest)->child);
+}
+
+/*
+ * Processes have a GPU one after the other, in slices, whatever the priorities of their streams:
+ * what our kernels took, the others get several times before the next ones.
+ */
+static void rest(struct worker *w, uint64_t busy_us) {
+        uint32_t share = w->config->worker_share;
+        uint64_t ns = busy_us * 1000 * (100 - share) / share;
+
+        w->rest.fire = rested;
+        if (ns)
+                loop_timer_set(w->child.loop, &w->rest, sys_now_ns() + MIN(ns, MOST_REST_NS));
+}
+
 static void job_done(struct worker *w, const struct kvd_msg_work_reply *m) {
-        w->jobs_done++;
         w->child.pause_ns = 0;
+        rest(w, m->busy_us);
+        if (m->more && !m->error) {
+                w->has_job = false;
+                store_job_rests(w->store, w->job.id);
+                loop_want_idle(w->child.loop);
+                return;
+        }
+        w->jobs_done++;
         finish_job(w, (int)m->error, m->result);
 }
 
@@ -112,7 +141,7 @@ static int ask_for_job(struct worker *w) {
 static bool do_job(struct worker *w) {
         int r;
 
-        if (!take_job(w))
+        if (loop_timer_is_set(&w->rest) || !take_job(w))
                 return false;
         r = ask_for_job(w);
         if (r == -EPIPE || r == -ECONNRESET || r == -EAGAIN)
@@ -148,7 +177,7 @@ static bool forget_space(struct worker *w) {
         return child_ask_or_end(&w->child, &msg, NULL);
 }
 
-/* GPU memory that nobody else has mapped any more. */
+/* GPU memory that nobody else has mapped any more, and host memory that is given up. */
 static bool unmap_segment(struct worker *w) {
         struct kvd_msg msg = {.number = KVD_MSG_work_unmap};
         struct space *space;
@@ -200,7 +229,7 @@ static void memory_cleared(struct worker *w, const struct kvd_msg *m) {
                 store_clear_failed(w->store);
                 return;
         }
-        child->failures = 0;
+        child_worked(child);
         child->pause_ns = 0;
         store_clear_done(w->store, true);
         loop_want_idle(child->loop);
@@ -252,8 +281,7 @@ static bool wanted(struct child *child) {
  * Everything that the last worker had is free: what it has asked of a GPU has run, or never will.
  */
 static void lose_all(struct worker *w) {
-        if (w->job_lost)
-                store_job_lost(w->store, w->job.id);
+        store_job_lost(w->store, w->job_lost ? w->job.id : 0);
         w->has_job = w->job_lost = false;
         store_wake_done(w->store, false);
         store_worker_gone(w->store);
@@ -370,6 +398,7 @@ void worker_stop(struct worker *w) {
         if (!w || w->child.stopped)
                 return;
         store_on_job(w->store, NULL, NULL);
+        loop_timer_stop(&w->rest);
         child_stop(&w->child);
         worker_files_forget_all(&w->files);
 }

@@ -88,6 +88,12 @@ ssize_t kvd_frame_receive(int socket, void *to, struct kvd_fds *fds, int flags) 
         return m.msg_flags & MSG_TRUNC ? -EMSGSIZE : -ENOMSG;
 }
 
+bool kvd_frame_has_fds(int socket) {
+        struct msghdr m = {0};
+
+        return sys->recvmsg(socket, &m, MSG_PEEK | MSG_DONTWAIT) >= 0 && m.msg_flags & MSG_CTRUNC;
+}
+
 void kvd_fds_close(struct kvd_fds *fds) {
         while (fds->n)
                 close(fds->fd[--fds->n]);

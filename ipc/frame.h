@@ -4,6 +4,7 @@
 
 /* One SOCK_SEQPACKET packet at a time, with or without descriptors. */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -31,6 +32,12 @@ int kvd_frame_send(int socket, const void *frame, size_t size, const struct kvd_
  * before they become ours. Otherwise those that came are the caller's, close-on-exec.
  */
 ssize_t kvd_frame_receive(int socket, void *to, struct kvd_fds *fds, int flags);
+
+/*
+ * Does the next frame bring descriptors? Nothing is taken: they stay where they are. Only for a
+ * socket that gets nothing else beside its frames (SO_PASSCRED and the like are off).
+ */
+bool kvd_frame_has_fds(int socket);
 
 /* Closes what is left in the set. */
 void kvd_fds_close(struct kvd_fds *fds);

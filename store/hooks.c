@@ -23,7 +23,9 @@
         ROW(kvreviver_cool) \
         ROW(kvreviver_revive) \
         ROW(kvreviver_sketch) \
-        ROW(tier)
+        ROW(tier) \
+        ROW(file) \
+        ROW(remote)
 
 #define DECLARE(part) extern const struct hooks part##_hooks;
 PARTS(DECLARE)

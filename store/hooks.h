@@ -39,7 +39,7 @@ struct hooks {
          * touch memory any more.
          */
         int (*attachment_begins)(struct attachment *a);
-        void (*attachment_stops)(struct attachment *a);
+        bool (*attachment_stops)(struct attachment *a); /* a piece. True: there is more */
         void (*attachment_ends)(struct attachment *a);
         /* True: its seat cannot be another's yet */
         bool (*attachment_lingers)(const struct attachment *a);
@@ -67,7 +67,7 @@ struct hooks {
         /* A sequence. */
         void (*sequence_begins)(struct sequence *q);
         /* is something under way that its client waits for? */
-        bool (*sequence_pending)(const struct sequence *q);
+        bool (*sequence_pending)(struct sequence *q);
         /* it was closed: withdraws what it asked for */
         void (*sequence_ends)(struct sequence *q);
         void (*sequence_buried)(struct sequence *q);        /* frees what the part keeps for it */
@@ -94,7 +94,7 @@ void hooks_space_ends(struct space *space);
 void hooks_usage(const struct space *space, struct space_usage *ret);
 
 int hooks_attachment_begins(struct attachment *a);
-void hooks_attachment_stops(struct attachment *a);
+bool hooks_attachment_stops(struct attachment *a);
 void hooks_attachment_ends(struct attachment *a);
 bool hooks_attachment_lingers(const struct attachment *a);
 void hooks_attachment_buried(struct attachment *a);
@@ -107,7 +107,7 @@ bool hooks_reads_summaries(const struct space *space);
 double hooks_worth(const struct space *space, uint32_t id);
 
 void hooks_sequence_begins(struct space *space, struct sequence *q);
-bool hooks_sequence_pending(const struct space *space, const struct sequence *q);
+bool hooks_sequence_pending(const struct space *space, struct sequence *q);
 void hooks_sequence_ends(struct space *space, struct sequence *q);
 void hooks_sequence_buried(struct space *space, struct sequence *q);
 const struct hooks *hooks_of_change(const struct space *space, enum kvd_change_kind kind);

@@ -1,28 +1,90 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This is what the store does when nobody asks for anything. A call does a bounded piece of it and
- * says whether there is more, so that requests never wait for it.
+ * This is what the store does when nobody asks for anything, and what timers ask for. A call does a
+ * bounded piece for one space, or a few small ones, and says whether there is more: spaces take
+ * turns, so that no request waits for any of it, however many there are.
  */
 
 #include "store/cache/cache.h"
 #include "store/cache/memory.h"
 #include "store/hooks.h"
 
-#define SWEEP 256u /* garbage looked at in one call */
+/* ---- idle work ------------------------------------------------------------------------------- */
 
-static bool space_idle(struct space *space) {
-        bool more = hooks_idle(space);
+#define SWEEP 256u /* garbage looked at in one call, where it has one client */
 
-        return more || garbage_sweep(space, SWEEP) || attachment_fold(space) || space_trim(space) ||
-               space_fill_ahead(space) || available_look(space);
+void space_wants_idle(struct space *space) {
+        space_is_busy(space);
 }
 
-bool store_idle(struct store *store) {
-        bool more = store->memory->idle(store) || store_bury(store);
+static bool space_idle(struct space *space) {
+        return hooks_idle(space) ||
+               garbage_sweep(space, SWEEP / (1 + space->n_attachments / 8)) ||
+               attachment_fold(space) || evict_restamp(space) || space_trim(space) ||
+               space_tidy(space) || space_fill_ahead(space) || available_look(space);
+}
 
-        for (struct domain *d = store->domains; d; d = d->next)
-                for (struct space *s = d->spaces; s; s = s->next)
-                        more |= space_idle(s);
-        return more;
+/* The one that waits longest has a piece done, and goes behind the others if there is more. */
+static void next_space_idle(struct space_lists *lists) {
+        struct space *space = kvd_list_first(&lists->busy, struct space, listed.busy);
+        bool more = space && space_idle(space);
+
+        if (!space)
+                return;
+        kvd_list_remove(&space->listed.busy);
+        if (more)
+                space_is_busy(space);
+}
+
+/* What is owed to the system, or deleted, and what lives take turns. */
+bool store_idle(struct store *store) {
+        struct space_lists *lists = &store->spaces;
+
+        if (lists->turn++ % 2 == 0 && (store->memory->idle(store) || store_bury(store)))
+                return true;
+        next_space_idle(lists);
+        return lists->busy.first || store->memory->idle(store) || store_bury(store);
+}
+
+/* ---- timers ---------------------------------------------------------------------------------- */
+
+#define ROUND_SPACES 256u  /* of one call */
+#define ROUND_CLIENTS 512u
+
+/* A piece of a round through all spaces; look returns how much it did, which counts. */
+static enum store_again go_round(struct store *store, struct round *round,
+                                 uint32_t (*look)(struct space *)) {
+        struct space *space = store_next_space(store, round->next);
+        uint32_t done = 0;
+
+        for (uint32_t i = 0; space && i < ROUND_SPACES && done < ROUND_CLIENTS; i++) {
+                done += look(space);
+                round->next = space->number + 1;
+                space = store_next_space(store, round->next);
+        }
+        round->found += done;
+        if (space)
+                return STORE_SOON;
+        done = round->found;
+        *round = (struct round){0};
+        return done ? STORE_LATER : STORE_DONE;
+}
+
+static uint32_t look_at_pins(struct space *space) {
+        uint32_t ended = inherited_look(space);
+
+        return ended + available_round(space);
+}
+
+enum store_again store_look_at_pins(struct store *store) {
+        return go_round(store, &store->spaces.pins, look_at_pins);
+}
+
+static uint32_t look_at_semaphores(struct space *space) {
+        return semaphores_look(space) ? ROUND_CLIENTS : 0;
+}
+
+enum store_again store_look_at_semaphores(struct store *store) {
+        return go_round(store, &store->spaces.semaphores, look_at_semaphores);
 }

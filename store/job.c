@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This is the queue of tickets and the one job in flight. A ticket's kind writes the job when a
- * worker is free and settles its answer; this file keeps the queue, holds the blocks that the job
- * names, and does not trust the answer.
+ * These are the queues of tickets, one a domain, and the one job in flight. A ticket's kind writes
+ * the job when a worker is free and settles its answer; this file says whose turn it is, holds the
+ * blocks that the job names, and does not trust the answer.
  */
 
 #include <errno.h>
@@ -13,26 +13,60 @@
 #include "store/job.h"
 
 #define READ_BYTES (UINT64_C(64) << 20) /* that one job reads: some 20 ms */
+#define PIECE_BYTES (UINT64_C(64) << 20) /* ... that it goes through before it rests */
+#define LEAST_BYTES (UINT64_C(64) << 10) /* a job that reads nothing costs as much as these */
+/* 4 TiB: whoever has not done the job by then will never do it */
+#define MOST_PIECES 65536u
+#define SKETCH_PASSES 8u /* over a block, to add it to a sketch or to take it out of one */
 
-int jobs_new(struct store *store) {
+static void job_free(struct job *job) {
+        if (!job)
+                return;
+        free(job->items);
+        free(job->steps);
+        free(job);
+}
+
+static struct job *job_new(struct store *store) {
         struct job *job = sys->calloc(1, sizeof *job);
 
         if (!job)
-                return -ENOMEM;
-        store->jobs.job = job;
+                return NULL;
         job->store = store;
         job->items = sys->calloc(KVD_JOB_ITEMS, sizeof *job->items);
         job->steps = sys->calloc(KVD_JOB_ITEMS, sizeof *job->steps);
-        return job->items && job->steps ? 0 : -ENOMEM;
+        if (job->items && job->steps)
+                return job;
+        job_free(job);
+        return NULL;
+}
+
+int jobs_new(struct store *store) {
+        store->jobs.job = job_new(store);
+        return store->jobs.job ? 0 : -ENOMEM;
 }
 
 void jobs_free(struct store *store) {
-        if (!store->jobs.job)
-                return;
-        free(store->jobs.job->items);
-        free(store->jobs.job->steps);
-        free(store->jobs.job);
+        while (store->jobs.spare) {
+                struct job *job = store->jobs.spare;
+
+                store->jobs.spare = job->next;
+                job_free(job);
+        }
+        job_free(store->jobs.job);
         store->jobs.job = NULL;
+}
+
+/* While a job is at the worker there is another one, in case it should rest. */
+static bool make_spare(struct jobs *jobs) {
+        if (!jobs->spare)
+                jobs->spare = job_new(jobs->job->store);
+        return jobs->spare;
+}
+
+static void put_aside(struct jobs *jobs, struct job *job) {
+        job->next = jobs->spare;
+        jobs->spare = job;
 }
 
 uint32_t job_blocks(const struct job *job) {
@@ -45,20 +79,81 @@ uint32_t job_blocks(const struct job *job) {
 
 /* ---- queue ----------------------------------------------------------------------------------- */
 
-static struct kvd_list *queue_of(const struct ticket *t) {
-        return &space_store(t->space)->jobs.waiting[t->kind->urgent ? 0 : 1];
+/*
+ * Between domains, fair queueing by start time: each has a clock that goes as fast as its jobs
+ * cost, slower with a guarantee, and the one whose clock is furthest behind is next. Who was away
+ * begins where the others are.
+ */
+#define WEIGHT_LEAST 64u  /* of a domain without a guarantee */
+#define WEIGHT_POOL 1024u /* more, for the guarantee of a whole pool */
+
+static struct domain *domain_of(struct kvd_list_node *node) {
+        return container_of(node, struct domain, jobs.node);
+}
+
+/* Behind those who have cost as much: they came first. */
+static void queue_domain(struct domain *domain) {
+        struct jobs *jobs = &domain->store->jobs;
+        struct kvd_list_node *before = NULL, *last;
+
+        kvd_list_remove(&domain->jobs.node);
+        for (last = jobs->domains.last; last && domain_of(last)->jobs.cost > domain->jobs.cost;
+             last = last->prev)
+                before = last;
+        kvd_list_insert(&jobs->domains, before, &domain->jobs.node);
+}
+
+static void one_more(struct domain *domain) {
+        struct jobs *jobs = &domain->store->jobs;
+
+        jobs->n_waiting++;
+        if (domain->jobs.node.in)
+                return;
+        domain->jobs.cost = MAX(domain->jobs.cost, jobs->now);
+        queue_domain(domain);
+}
+
+static void one_less(struct domain *domain) {
+        struct domain_jobs *of = &domain->jobs;
+
+        domain->store->jobs.n_waiting--;
+        if (!of->waiting[0].first && !of->waiting[1].first && !of->resting[0] && !of->resting[1])
+                kvd_list_remove(&of->node);
 }
 
 static void enqueue(struct ticket *t, bool first) {
-        struct kvd_list *queue = queue_of(t);
+        struct domain *domain = t->space->domain;
+        struct kvd_list *queue = &domain->jobs.waiting[t->kind->urgent ? 0 : 1];
 
         kvd_list_insert(queue, first ? queue->first : NULL, &t->waiting);
-        space_store(t->space)->jobs.n_waiting++;
+        one_more(domain);
 }
 
 static void dequeue(struct ticket *t) {
         if (kvd_list_remove(&t->waiting))
-                space_store(t->space)->jobs.n_waiting--;
+                one_less(t->space->domain);
+}
+
+static uint64_t weight_of(const struct domain *domain) {
+        uint64_t pool = MAX(domain->store->config.pool_bytes, 1);
+
+        return WEIGHT_LEAST +
+               (uint64_t)((double)MIN(domain->config.guarantee, pool) / (double)pool * WEIGHT_POOL);
+}
+
+/* What a job reads, and no more of it than a piece; pieces that follow cost what a piece may. */
+static uint64_t cost_of(const struct job *job) {
+        uint64_t read = job->n_items * job->space->ix->block_bytes;
+
+        return LEAST_BYTES + (job->kind->rests ? MIN(read, PIECE_BYTES) :
+                              job->sketch      ? SKETCH_PASSES * read :
+                                                 read);
+}
+
+static void charge(struct domain *domain, uint64_t bytes) {
+        domain->jobs.cost += MAX(bytes * WEIGHT_LEAST / weight_of(domain), 1);
+        if (domain->jobs.node.in)
+                queue_domain(domain);
 }
 
 void job_ask(struct ticket *t) {
@@ -68,18 +163,19 @@ void job_ask(struct ticket *t) {
                 return;
         enqueue(t, false);
         /* While a job is written or settled, its caller looks for the next one himself. */
-        if (store->jobs.n_waiting == 1 && !store->jobs.job->at_work)
+        if (store->jobs.n_waiting == 1 && !store->jobs.at_work)
                 jobs_want_worker(store);
 }
 
 bool job_pending(const struct ticket *t) {
-        return t->waiting.in || space_store(t->space)->jobs.job->ticket == t;
+        return t->waiting.in || t->job;
 }
 
 void job_withdraw(struct ticket *t) {
         dequeue(t);
-        if (t->space && space_store(t->space)->jobs.job->ticket == t)
-                space_store(t->space)->jobs.job->ticket = NULL;
+        if (t->job)
+                t->job->ticket = NULL;
+        t->job = NULL;
 }
 
 uint64_t store_jobs_waiting(const struct store *store) {
@@ -154,10 +250,11 @@ void job_param(struct job *job, uint32_t which, uint32_t value) {
 }
 
 static void begin(struct job *job, struct ticket *t, void *arguments) {
+        t->job = job;
         job->kind = t->kind;
         job->ticket = t;
         job->space = t->space;
-        job->sketch = job->n_items = job->n_tokens = job->looks = 0;
+        job->sketch = job->n_items = job->n_tokens = job->looks = job->n_pieces = 0;
         job->n_results = NONE;
         job->to = arguments;
         job->bytes = sizeof *job->to;
@@ -168,6 +265,7 @@ static void finish(struct job *job, struct store_job *ret) {
         if (job->n_results == NONE)
                 job->n_results = job->n_items;
         job->id = ++job->store->jobs.last_id;
+        space_changes(job->space);
         job->to->kind = job->kind->number;
         job->to->space = job->space->number;
         job->to->id = job->id;
@@ -175,8 +273,19 @@ static void finish(struct job *job, struct store_job *ret) {
         job->to->n_tokens = job->n_tokens;
         job->to->n_results = job->n_results;
         job->to->sketch = job->sketch;
+        job->to->piece = job->kind->rests ? PIECE_BYTES : 0;
         *ret = (struct store_job){job->id, job->space, job->sketch, job->bytes};
         job->to = NULL;
+}
+
+/* of one call, in items: that there is nothing to do for a ticket takes time to find out */
+#define EFFORT 4096u
+#define EFFORT_TICKET 256u
+
+static void release(struct job *job) {
+        if (job->ticket)
+                job->ticket->job = NULL;
+        job->ticket = NULL;
 }
 
 static void end_holds(struct job *job) {
@@ -186,40 +295,87 @@ static void end_holds(struct job *job) {
         job->n_items = 0;
 }
 
-static struct ticket *first_waiting(struct store *store) {
-        struct ticket *urgent = kvd_list_first(&store->jobs.waiting[0], struct ticket, waiting);
+/* The domain whose turn it is; NULL: nobody waits. */
+static struct domain *first_domain(struct jobs *jobs) {
+        struct domain *domain = jobs->domains.first ? domain_of(jobs->domains.first) : NULL;
 
-        return urgent ? urgent : kvd_list_first(&store->jobs.waiting[1], struct ticket, waiting);
+        if (domain)
+                jobs->now = domain->jobs.cost;
+        return domain;
 }
 
-/* of one call, in items: that there is nothing to do for a ticket takes time to find out */
-#define EFFORT 4096u
-#define EFFORT_TICKET 256u
+/* A domain has begun one urgent job at most, and one other; it begins none before that is done. */
+static bool go_on(struct domain *domain, bool urgent, void *arguments, struct store_job *ret) {
+        struct jobs *jobs = &domain->store->jobs;
+        struct job **resting = &domain->jobs.resting[urgent ? 0 : 1], *job = *resting;
+
+        if (!job)
+                return false;
+        *resting = NULL;
+        put_aside(jobs, jobs->job);
+        jobs->job = job;
+        *(struct kvd_job *)arguments =
+                (struct kvd_job){.kind = job->kind->number,
+                                 .space = job->space->number,
+                                 .id = job->id,
+                                 .turn = job->ticket ? KVD_JOB_GO_ON : KVD_JOB_END,
+                                 .piece = PIECE_BYTES};
+        *ret = (struct store_job){job->id, job->space, 0, sizeof(struct kvd_job)};
+        one_less(domain);
+        charge(domain, PIECE_BYTES);
+        return true;
+}
+
+/* Adds to spent, in items, what it took. */
+static bool write_job(struct job *job, struct ticket *t, void *arguments, uint32_t *spent) {
+        bool written;
+
+        dequeue(t);
+        begin(job, t, arguments);
+        written = t->kind->write(t, job);
+        charge(job->space->domain, cost_of(job));
+        if (written)
+                return true;
+        *spent += EFFORT_TICKET + job->looks + job->n_items;
+        end_holds(job);
+        release(job);
+        job_news(job->space);
+        return false;
+}
+
+static bool write_next(struct store *store, void *arguments, struct store_job *ret) {
+        struct job *job = store->jobs.job;
+        struct domain *domain;
+        uint32_t spent = 0;
+
+        while (spent < EFFORT && (domain = first_domain(&store->jobs))) {
+                struct kvd_list *urgent = &domain->jobs.waiting[0], *other = urgent + 1;
+
+                if (go_on(domain, true, arguments, ret))
+                        return true;
+                if (!urgent->first && go_on(domain, false, arguments, ret))
+                        return true;
+                if (!write_job(job, kvd_list_first(urgent->first ? urgent : other, struct ticket,
+                                               waiting),
+                           arguments, &spent))
+                        continue;
+                finish(job, ret);
+                return true;
+        }
+        return false;
+}
 
 bool store_next_job(struct store *store, void *arguments, struct store_job *ret) {
-        struct job *job = store->jobs.job;
-        struct ticket *t;
+        bool found;
 
-        if (job->id)
+        if (store->jobs.job->id || !make_spare(&store->jobs))
                 return false;
-        job->at_work = true;
-        for (uint32_t spent = 0; spent < EFFORT && (t = first_waiting(store));
-             spent += EFFORT_TICKET + job->looks) {
-                dequeue(t);
-                begin(job, t, arguments);
-                if (t->kind->write(t, job)) {
-                        finish(job, ret);
-                        break;
-                }
-                job->looks += job->n_items;
-                end_holds(job);
-                job->ticket = NULL;
-                job_news(job->space);
-        }
-        job->at_work = false;
-        if (!job->id && store->jobs.n_waiting)
+        store->jobs.at_work = true;
+        found = write_next(store, arguments, ret);
+        store->jobs.at_work = false;
+        if (!found && store->jobs.n_waiting)
                 jobs_want_worker(store); /* later: others want to be served, too */
-        return job->id != 0;
+        return found;
 }
 
 /* ---- its end --------------------------------------------------------------------------------- */
@@ -230,13 +386,14 @@ static void settle(struct job *job, enum job_end end, const void *results, uint3
         job->id = 0;
         if (!job->space)
                 return;
+        space_changes(job->space);
         if (t)
                 t->losses = end == JOB_AGAIN ? t->losses + 1 : 0;
-        job->at_work = true;
+        job->store->jobs.at_work = true;
         job->kind->settle(job, end, results, n);
         end_holds(job);
-        job->at_work = false;
-        job->ticket = NULL;
+        job->store->jobs.at_work = false;
+        release(job);
         job_news(job->space);
         if (end != JOB_AGAIN || !t)
                 return;
@@ -266,9 +423,58 @@ void store_job_done(struct store *store, uint64_t id, int error, const void *res
                 settle(job, JOB_DONE, result, n);
 }
 
+/* Its domain is asked again when its turn has come. */
+void store_job_rests(struct store *store, uint64_t id) {
+        struct jobs *jobs = &store->jobs;
+        struct job *job = jobs->job;
+        struct domain *domain;
+
+        if (!id || job->id != id)
+                return;
+        if (!job->space || !job->kind->rests || ++job->n_pieces == MOST_PIECES) {
+                settle(job, JOB_FAILED, NULL, 0);
+                return;
+        }
+        domain = job->space->domain;
+        jobs->job = jobs->spare;
+        jobs->spare = jobs->job->next;
+        domain->jobs.resting[job->kind->urgent ? 0 : 1] = job;
+        one_more(domain);
+}
+
+/* ---- its loss -------------------------------------------------------------------------------- */
+
+static struct job *take_resting(struct job **resting) {
+        struct job *job = *resting;
+
+        *resting = NULL;
+        one_less(job->space->domain);
+        return job;
+}
+
+/* It was not at the worker when that went, so it is not on its account. */
+static void begin_again(struct job **resting) {
+        struct job *job = take_resting(resting);
+        struct ticket *t = job->ticket;
+        uint32_t losses = t ? t->losses : 0;
+
+        settle(job, t ? JOB_AGAIN : JOB_FAILED, NULL, 0);
+        if (t)
+                t->losses = losses;
+        put_aside(&job->store->jobs, job);
+}
+
+static void begin_all_again(struct store *store) {
+        for (struct domain *d = store->domains; d; d = d->next)
+                for (uint32_t i = 0; i < ARRAY_SIZE(d->jobs.resting); i++)
+                        if (d->jobs.resting[i])
+                                begin_again(&d->jobs.resting[i]);
+}
+
 void store_job_lost(struct store *store, uint64_t id) {
         struct job *job = store->jobs.job;
 
+        begin_all_again(store);
         if (!id || job->id != id)
                 return;
         if (job->space)
@@ -276,12 +482,38 @@ void store_job_lost(struct store *store, uint64_t id) {
         settle(job, job->ticket && job->ticket->losses == 0 ? JOB_AGAIN : JOB_FAILED, NULL, 0);
 }
 
-void jobs_forget_space(struct space *space) {
-        struct job *job = space_store(space)->jobs.job;
-
-        if (job->space != space)
-                return;
+static void forget(struct job *job) {
+        release(job);
         job->space = NULL;
-        job->ticket = NULL;
         job->n_items = 0;
+}
+
+void jobs_forget_space(struct space *space) {
+        struct jobs *jobs = &space_store(space)->jobs;
+        struct job **resting = space->domain->jobs.resting, *job;
+
+        for (uint32_t i = 0; i < ARRAY_SIZE(space->domain->jobs.resting); i++) {
+                if (!resting[i] || resting[i]->space != space)
+                        continue;
+                job = take_resting(&resting[i]);
+                job->id = 0;
+                forget(job);
+                put_aside(jobs, job);
+        }
+        if (jobs->job->space == space)
+                forget(jobs->job);
+}
+
+const struct job *job_in_flight(const struct space *space, const struct job *after) {
+        const struct jobs *jobs = &space_store(space)->jobs;
+        const struct job *all[] = {jobs->job, space->domain->jobs.resting[0],
+                                   space->domain->jobs.resting[1]};
+        bool past = !after;
+
+        for (uint32_t i = 0; i < ARRAY_SIZE(all); i++) {
+                if (past && all[i] && all[i]->id && all[i]->space == space)
+                        return all[i];
+                past |= all[i] == after;
+        }
+        return NULL;
 }

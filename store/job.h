@@ -4,8 +4,10 @@
 
 /*
  * What the store asks of a worker. Who wants something marks it in his own tables and keeps a
- * ticket, which waits in the store's queue. When the worker is free, the ticket's kind writes as
- * much of it as fits into one job, and is told how that ended:
+ * ticket, which waits in its domain's queue. When the worker is free, the ticket's kind writes as
+ * much of it as fits into one job, and is told how that ended. Domains take turns by what their
+ * jobs cost, and one that has a guarantee has more of the worker. A job that takes long rests after
+ * a piece of it, so that others have their turns; its kind hears nothing of that:
  *
  *      job_ask ──► waiting ──write──► in flight ──settle: JOB_DONE, JOB_FAILED──► (asked for again, if there is more)
  *                     ▲                               │
@@ -35,7 +37,8 @@ struct job_kind {
         enum kvd_job_kind number;
         uint32_t result_bytes; /* of one result */
         bool fewer;            /* the worker may give fewer results than asked for */
-        bool urgent;           /* before all that is not: somebody waits for it */
+        bool urgent;           /* before what its domain wants otherwise: somebody waits for it */
+        bool rests;            /* the worker may do it in pieces */
         /*
          * Adds items (and steps, tokens). False: nothing to do (any more). Asks again itself if not
          * all of it fits.
@@ -54,7 +57,8 @@ struct job_item {
         uint32_t flags;   /* the kind's */
 };
 
-struct job { /* the one in flight */
+struct job { /* one in flight */
+        struct job *next;            /* spare */
         struct store *store;
         uint64_t id;                 /* 0: there is none */
         const struct job_kind *kind;
@@ -63,9 +67,9 @@ struct job { /* the one in flight */
         /* number of the sketch that the worker reads or writes; 0: none */
         uint32_t sketch;
         uint32_t n_items, n_results; /* n_results: asked for */
+        uint32_t n_pieces;           /* after which it rested */
         /* things looked at to choose the items from: a measure of time */
         uint32_t looks;
-        bool at_work;                /* it is being written or settled */
         struct job_item *items;      /* owned; KVD_JOB_ITEMS */
         /* owned; KVD_JOB_ITEMS: to gather steps in, before job_steps */
         struct kvd_job_step *steps;
@@ -118,5 +122,7 @@ void jobs_free(struct store *store);
 void jobs_want_worker(struct store *store);
 /* it is being deleted: what is in flight is nobody's */
 void jobs_forget_space(struct space *space);
+/* those in flight of a space, one after the other; NULL: there are no more */
+const struct job *job_in_flight(const struct space *space, const struct job *after);
 
 #endif

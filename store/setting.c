@@ -28,6 +28,8 @@ static int set_policy(struct space *space, const char *value) {
         r = policy_goes_by_worth(policy) ? space_refuse_opaque(space, what) : 0;
         if (r < 0)
                 return r;
+        if (policy == space->ix->policy)
+                return 0;
         space->ix->policy = policy;
         evict_policy_changed(space);
         return 0;
@@ -42,7 +44,7 @@ static int set_max_blocks(struct space *space, const char *value) {
                                     "max_blocks is 1 to %u (the space's index holds no "
                                     "more), not '%s'",
                                     space->ix->capacity, value);
-        space->memory.max_blocks = (uint32_t)n;
+        space->memory.max_blocks = space->ix->max_blocks = (uint32_t)n;
         return 0;
 }
 

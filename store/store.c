@@ -11,14 +11,17 @@
 
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
+#include "store/account.h"
 #include "store/cache/memory.h"
 #include "store/device/device.h"
+#include "store/file/file.h"
 #include "store/hooks.h"
 #include "store/job.h"
 
 /* ---- pages ----------------------------------------------------------------------------------- */
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
+#define SMALL_BYTES 4096u
 
 /* Counts the reserved 2 MiB pages that nobody uses yet; 0 where there are none. */
 static uint64_t free_huge_pages(void) {
@@ -43,9 +46,21 @@ static int choose_pages(struct store *store) {
                                     "free; "
                                     "raise vm.nr_hugepages or set pages = auto",
                                     (unsigned long long)needed, (unsigned long long)have);
+        store->too_few_pages = store->config.pages == STORE_PAGES_AUTO && have && have < needed;
         store->huge = store->config.pages != STORE_PAGES_SMALL && have >= needed;
-        store->page_bytes = store->huge ? HUGE_BYTES : 4096;
+        store->page_bytes = store->huge ? HUGE_BYTES : SMALL_BYTES;
         return 0;
+}
+
+void store_take_small_pages(struct store *store) {
+        if (!store->huge)
+                return;
+        store->huge = false;
+        store->page_bytes = SMALL_BYTES;
+}
+
+bool store_wants_pages(const struct store *store) {
+        return store->too_few_pages;
 }
 
 const char *store_pages_name(const struct store *store) {
@@ -58,14 +73,14 @@ const char *store_pages_name(const struct store *store) {
 
 int store_new(const struct store_config *config, struct store **ret) {
         struct store *store = sys->calloc(1, sizeof *store);
+        int r;
 
         *ret = store;
         if (!store)
                 return -ENOMEM;
         store->config = *config;
         store->hooks = store_hooks;
-        if (!store->config.max_attachments)
-                store->config.max_attachments = 256;
+        store->owed.retired = SHARED_FILE_NONE;
         if (!store->config.segment_bytes)
                 store->config.segment_bytes = MIN(UINT64_C(64) << 20, store->config.pool_bytes);
         if (!store->config.spill_bytes)
@@ -73,29 +88,31 @@ int store_new(const struct store_config *config, struct store **ret) {
         store->ranks = sys->calloc(STORE_RANKS, sizeof *store->ranks);
         if (!store->ranks || jobs_new(store) < 0)
                 return store_refuse(store, -ENOMEM, "out of memory for jobs");
-        if (config->backend != KVD_BACKEND_HOST) {
-                store->memory = &memory_device;
-                return device_open(store);
-        }
-        store->memory = &memory_host;
-        return choose_pages(store);
+        store->memory = config->backend == KVD_BACKEND_HOST ? &memory_host : &memory_device;
+        r = config->backend == KVD_BACKEND_HOST ? choose_pages(store) : device_open(store);
+        if (r == 0)
+                account_open(store);
+        return r;
 }
 
 struct store *store_free(struct store *store) {
         if (!store)
                 return NULL;
-        store->wakes = false;
+        store->wakes.on = false;
+        store->file = file_free(store->file);
         for (struct domain *d = store->domains; d; d = d->next)
-                while (d->spaces)
-                        space_delete(d->spaces, true);
+                while (d->spaces.n)
+                        space_leave(d->spaces.at[0].space);
         while (store_bury(store))
                 ;
         while (store->domains) {
                 struct domain *domain = store->domains;
 
                 store->domains = domain->next;
+                roll_free(&domain->spaces);
                 free(domain);
         }
+        roll_free(&store->spaces.all);
         if (store->memory)
                 store->memory->close(store);
         jobs_free(store);
@@ -109,7 +126,7 @@ uint64_t store_pool_bytes(const struct store *store) {
 }
 
 uint64_t store_pool_used(const struct store *store) {
-        return store->used;
+        return store->account.used[KVD_COST_pool];
 }
 
 /* ---- domain ---------------------------------------------------------------------------------- */
@@ -122,7 +139,7 @@ struct domain *store_domain_by_name(struct store *store, const char *name) {
 }
 
 int store_domain(struct store *store, const struct domain_config *config, struct domain **ret) {
-        struct domain *domain = store_domain_by_name(store, config->name);
+        struct domain *domain = store_domain_by_name(store, config->name), **at = &store->domains;
 
         if (config->arena && store->config.backend == KVD_BACKEND_LEGACY)
                 return store_refuse(store, -EOPNOTSUPP,
@@ -138,13 +155,15 @@ int store_domain(struct store *store, const struct domain_config *config, struct
                 domain->store = store;
                 /* of spaces to come: it cannot change under existing ones */
                 domain->config.arena = config->arena;
-                domain->next = store->domains;
-                store->domains = domain;
+                while (*at)
+                        at = &(*at)->next;
+                *at = domain;
         }
         memcpy(domain->config.name, config->name, sizeof domain->config.name);
         domain->config.quota = config->quota;
         domain->config.guarantee = config->guarantee;
         domain->config.client_quota = config->client_quota;
+        account_shares_changed(store);
         *ret = domain;
         return 0;
 }
@@ -153,23 +172,35 @@ const struct domain_config *domain_config(const struct domain *domain) {
         return &domain->config;
 }
 
-struct space *store_next_space(struct store *store, uint32_t cursor) {
-        struct space *best = NULL;
+struct domain *store_next_domain(struct store *store, struct domain *domain) {
+        return domain ? domain->next : store->domains;
+}
 
-        for (struct domain *d = store->domains; d; d = d->next)
-                for (struct space *s = d->spaces; s; s = s->next)
-                        if (s->number >= cursor && (!best || s->number < best->number))
-                                best = s;
-        return best;
+struct space *store_next_space(struct store *store, uint32_t cursor) {
+        return roll_from(&store->spaces.all, cursor);
+}
+
+struct space *domain_next_space(struct domain *domain, uint32_t cursor) {
+        return roll_from(&domain->spaces, cursor);
+}
+
+uint32_t space_place(const struct space *space) {
+        return space->listed.place;
+}
+
+uint32_t store_spaces(const struct store *store) {
+        return store->spaces.all.n;
+}
+
+uint32_t domain_spaces(const struct domain *domain) {
+        return domain->spaces.n;
 }
 
 /* Clients keep what they have mapped, as if their space had been deleted. */
 void store_exporter_gone(struct store *store) {
-        struct space *space;
-
         store->exporter_gone = true;
-        while ((space = store_next_space(store, 0)))
-                space_delete(space, true);
+        while (store->spaces.all.n)
+                space_delete(store->spaces.all.at[0].space, true);
         store->exporter_gone = false;
         chunks_lost(store);
 }

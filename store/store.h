@@ -20,10 +20,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "ipc/base/cost.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/sequence.h"
 #include "ipc/base/text.h"
 
+struct keep_ops;
 struct kvd_cuda;
 struct store;
 struct domain;
@@ -47,46 +49,83 @@ struct store_config {
         uint8_t uuid[16];
         /* most memory of exact copies and sketches, of all spaces; 0: as much as the pool */
         uint64_t spill_bytes;
+        /* most memory beside the pool, of all spaces; 0: half of the pool, 1 GiB or more */
+        uint64_t overhead_bytes;
+        uint64_t max_files;      /* descriptors of all spaces; 0: any number */
+        /* GPU memory that is left free when the pool is made, for contexts */
+        uint64_t reserve_bytes;
+        const struct keep_ops *keep; /* what outlives the daemon (keep.h); NULL: nothing */
+        void *keep_arg;
 };
 
 /* On failure *ret may be a store that takes only store_why and store_free. */
 int store_new(const struct store_config *config, struct store **ret);
+
+/* With somebody who keeps them, host spaces stay as they are, for the next daemon. */
 struct store *store_free(struct store *store);
 
 /* The reason of the last negative result, one line, without the function's name. */
 const char *store_why(const struct store *store);
 
+/*
+ * Who closes shared memory that is large: with its last descriptor the kernel frees all its pages,
+ * and nobody should wait for that. Until somebody is named, the store closes it itself.
+ */
+void store_on_close(struct store *store, void (*called)(void *data, int fd), void *data);
+
 uint64_t store_pool_bytes(const struct store *store);
 uint64_t store_pool_used(const struct store *store);
 const char *store_pages_name(const struct store *store); /* kind of pages in use, in words */
+/* Some large pages were there when the pool was made, but not enough, and small ones are used. */
+bool store_wants_pages(const struct store *store);
+
+/* account.c: how much is used, in percent, of that kind of cost of which least is left; of all
+ * domains, and of those that never change hands */
+uint64_t store_most_used(const struct store *store);
 
 /*
- * Puts memory behind segments ahead of need, a few MiB a call, so that no request waits for it.
- * True: call again when there is nothing else to do.
+ * What can wait: a bounded piece, of one space. True: call again when there is nothing else to do.
  */
 bool store_idle(struct store *store);
 
+/* The space may have such work: somebody asked something of it, or changed it. */
+void space_wants_idle(struct space *space);
+
+/* What timers ask for is done in pieces, too. */
+enum store_again { STORE_DONE, STORE_LATER, STORE_SOON }; /* SOON: the round is not over */
+
 /*
  * Tells clients how many blocks they could have (kvd_available); what pins hold is counted by
- * store_idle afterwards. True: there are clients, call again in a while.
+ * store_idle afterwards. STORE_DONE: there are no clients.
  */
-bool store_look_at_pins(struct store *store);
+enum store_again store_look_at_pins(struct store *store);
 
 /* ---- domain ---------------------------------------------------------------------------------- */
 
 struct domain_config {
         char name[KVD_NAME_MAX + 1];
-        uint64_t quota;        /* most pool bytes; 0: the whole pool */
-        uint64_t guarantee;    /* pool bytes that other domains cannot take back */
-        /* most bytes that one client may be filling in one space; 0: half of the space */
+        /* most pool bytes, and that share of everything else (costs.def); 0: all of it */
+        uint64_t quota;
+        uint64_t guarantee;    /* pool bytes that are kept for it, and that share of the rest */
+        /* most bytes that one process may be filling in one space; 0: half of the space */
         uint64_t client_quota;
         bool arena;            /* isolation: only the writer's own segments are mapped writable */
+        /* of its blocks' names on the servers of the remote tier; "": its own name */
+        char remote_prefix[KVD_NAME_MAX + 1];
 };
 
 /* Finds the domain of that name, or makes it. */
 int store_domain(struct store *store, const struct domain_config *config, struct domain **ret);
 struct domain *store_domain_by_name(struct store *store, const char *name);
 const struct domain_config *domain_config(const struct domain *domain);
+
+/* In the order they were made: from NULL on, the first one; NULL: there are no more. */
+struct domain *store_next_domain(struct store *store, struct domain *domain);
+
+/* account.c: of one kind of cost, in bytes or numbers */
+uint64_t domain_used(const struct domain *domain, enum kvd_cost cost);
+uint64_t domain_most(const struct domain *domain, enum kvd_cost cost);
+uint64_t domain_guaranteed(const struct domain *domain, enum kvd_cost cost);
 
 /* ---- space ----------------------------------------------------------------------------------- */
 
@@ -115,6 +154,16 @@ struct space *space_by_name(struct domain *domain, const char *name);
  * cursor, or NULL.
  */
 struct space *store_next_space(struct store *store, uint32_t cursor);
+
+/*
+ * The same of one domain, by their places in it, which tell nothing of other domains: a space keeps
+ * its place while it lives, and nobody gets it after that.
+ */
+struct space *domain_next_space(struct domain *domain, uint32_t cursor);
+uint32_t space_place(const struct space *space);
+
+uint32_t store_spaces(const struct store *store); /* how many there are */
+uint32_t domain_spaces(const struct domain *domain);
 
 const char *space_name(const struct space *space);
 struct domain *space_domain(const struct space *space);
@@ -164,11 +213,11 @@ uint32_t attachment_drain(struct attachment *attachment, const uint32_t *unmappe
 /* ---- attachment ------------------------------------------------------------------------------ */
 
 /*
- * gone is called when the space is deleted under the attachment, which is freed right after. May be
- * NULL.
+ * process: whose it is; what one process may have is counted over all of its attachments. gone is
+ * called when the space is deleted under the attachment, which is freed right after. May be NULL.
  */
-int attachment_new(struct space *space, void *owner, void (*gone)(struct attachment *),
-                   struct attachment **ret);
+int attachment_new(struct space *space, void *owner, uint64_t process,
+                   void (*gone)(struct attachment *), struct attachment **ret);
 
 /*
  * Ends it: pins count no longer, blocks being filled are discarded, leases end. Only when the
@@ -188,7 +237,7 @@ struct space *attachment_space(const struct attachment *attachment);
 int attachment_pin_fd(const struct attachment *attachment);
 uint64_t attachment_pin_bytes(const struct attachment *attachment);
 uint64_t attachment_filling(const struct attachment *attachment);
-/* blocks pinned directly: walks the pin page */
+/* blocks pinned directly, when pins were last looked at, which is when their client says so */
 uint64_t attachment_pinned(const struct attachment *attachment);
 
 /*
@@ -201,7 +250,10 @@ void attachment_counters(const struct attachment *attachment, uint64_t ret[KVD_N
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* Gives 1 to n blocks to fill; -EDQUOT, -ENOBUFS as in kvd_alloc. */
+/*
+ * Gives 1 to n blocks to fill; -EDQUOT, -ENOBUFS as in kvd_alloc. 0: it stopped after a bounded
+ * amount of work; there may be one, so ask again.
+ */
 int space_allocate(struct attachment *attachment, uint32_t n, kvd_ref *ret);
 
 /* Frees those that this attachment is filling; returns how many. Others are ignored. */
@@ -237,10 +289,10 @@ uint32_t attachment_semaphore_row(const struct attachment *attachment);
 uint64_t attachment_pending(const struct attachment *attachment);
 
 /*
- * Finds out whose data has come, and frees what is poisoned and no longer pinned. True: look again
- * in a while.
+ * Finds out whose data has come, and frees what is poisoned and no longer pinned. STORE_DONE: no
+ * data is still to come.
  */
-bool store_look_at_semaphores(struct store *store);
+enum store_again store_look_at_semaphores(struct store *store);
 
 /*
  * Semaphores whose waiters are to be woken by a stream's write of words[2 * i + 1] to semaphore
@@ -389,7 +441,13 @@ bool store_next_job(struct store *store, void *arguments, struct store_job *ret)
 /* The worker's answer; it is not trusted: sizes and numbers are compared with what was asked. */
 void store_job_done(struct store *store, uint64_t id, int error, const void *result, size_t bytes);
 
-/* The worker is gone, as the kernel says: what it had is done again, once. */
+/* It has done a piece of the job, and rests. */
+void store_job_rests(struct store *store, uint64_t id);
+
+/*
+ * The worker is gone, as the kernel says: the job that it was at (0: none) is done again, once, and
+ * those that rest are done again.
+ */
 void store_job_lost(struct store *store, uint64_t id);
 
 /*
@@ -468,8 +526,9 @@ int64_t space_evict(struct space *space, uint64_t n, kvd_ref chain, bool *more);
 #define STORE_MAP_KEPT 64u
 
 /*
- * States of n blocks from first: enum kvd_state, plus the flags above. Returns how many exist from
- * there, up to n. parents: the ids of the blocks before them, UINT32_MAX: none; may be NULL.
+ * States of n blocks from first: enum kvd_state, plus the flags above. Returns how many, up to n:
+ * fewer where there are many clients to be asked for pins; 0: there are none from there on.
+ * parents: the ids of the blocks before them, UINT32_MAX: none; may be NULL.
  */
 uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret,
                    uint32_t *parents);
@@ -483,18 +542,22 @@ struct chain_info {
 };
 /*
  * The first sealed block without children at or after block *cursor; moves *cursor behind it.
- * -ENOENT: none.
+ * -ENOENT: none. A call looks at a bounded number of blocks: if ret->leaf is 0, ask again with
+ * *cursor and *above (0 at first) as they are now.
  */
-int space_next_chain(struct space *space, uint32_t *cursor, struct chain_info *ret);
+int space_next_chain(struct space *space, uint32_t *cursor, uint32_t *above,
+                     struct chain_info *ret);
 
 struct check_report {
-        uint32_t checked, broken;
+        uint32_t checked, broken; /* blocks looked at; invariants */
+        /* at the end: something changed on the way, so sums over the space were not compared */
+        bool partial;
         char first[200]; /* the first broken invariant, in words */
 };
 /*
- * Checks a piece of the space from block *cursor and moves it on; *cursor is 0 when all was
- * checked.
+ * Checks a piece of the space from *cursor on, which is 0 at first, and moves it; it is 0 again
+ * when all was checked.
  */
-void space_check(struct space *space, uint32_t *cursor, struct check_report *report);
+void space_check(struct space *space, uint64_t *cursor, struct check_report *report);
 
 #endif

@@ -41,5 +41,7 @@ void compare_keep(struct compare *c, uint32_t target, uint32_t source, float sim
 
 /* Fills found, where the blocks are. -ENOSYS: not in this way, and nothing was done. */
 int compare_on_device(struct compare *c);
+/* result[i]: distance of items 2 i and 2 i + 1; INFINITY where one is gone. -ENOSYS: as above. */
+int calibrate_on_device(struct compare *c, float *result);
 
 #endif

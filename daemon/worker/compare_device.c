@@ -3,7 +3,8 @@
 /*
  * MemShare's second stage where the blocks are: every pair that may be shared is a piece of work
  * for the GPU's kernels, and what comes to the processor is a distance each, of the same bits as
- * the processor's. Which is the nearest is decided here, in the order of job_compare.c.
+ * the processor's. Which is the nearest is decided here, in the order of job_compare.c. CALIBRATE
+ * is the same with pairs that are given.
  */
 
 #include <errno.h>
@@ -28,6 +29,7 @@ struct pairs {
 };
 
 typedef void pair_visitor(struct pairs *p, uint32_t target, uint32_t source, float similarity);
+typedef void pair_namer(struct pairs *p, pair_visitor *visit); /* visits all */
 
 static void each_pair(struct pairs *p, pair_visitor *visit) {
         const struct compare *c = p->c;
@@ -71,7 +73,7 @@ static void put_pair(struct pairs *p, uint32_t target, uint32_t source, float si
                                                       p->c->half ? angle_of(p, target, source) : 0};
 }
 
-static int find_pairs(struct pairs *p) {
+static int find_pairs(struct pairs *p, pair_namer *all) {
         struct task *task = p->c->task;
 
         p->ids = task_room(task, task->job->n_items, sizeof *p->ids);
@@ -80,7 +82,7 @@ static int find_pairs(struct pairs *p) {
         for (uint32_t i = 0; i < task->job->n_items; i++)
                 p->ids[i] = task_address(task, i) && task->items[i].n_tokens == task->shape.tokens ?
                                     kvd_ref_id(task->items[i].ref) : GPU_NO_BLOCK;
-        each_pair(p, count_pair);
+        all(p, count_pair);
         if (p->n > MOST_PAIRS)
                 return -ENOSYS;
         p->pairs = task_room(task, p->n, sizeof *p->pairs);
@@ -90,7 +92,7 @@ static int find_pairs(struct pairs *p) {
         if (!p->pairs || !p->similarity || !p->distances || !p->deltas)
                 return -ENOMEM;
         p->n = 0;
-        each_pair(p, put_pair);
+        all(p, put_pair);
         return p->n_angles > MOST_ANGLES ? -ENOSYS : 0;
 }
 
@@ -107,23 +109,16 @@ static int make_angles(struct pairs *p) {
 
 /* ---- on the GPU ------------------------------------------------------------------------------ */
 
-static cu_address part(struct pairs *p, uint64_t bytes) {
-        cu_address at = p->next;
-
-        p->next += ALIGN_UP(bytes, 256);
-        return at;
-}
-
 static void lay_out(struct pairs *p, cu_address from) {
         const struct compare *c = p->c;
         uint64_t n = c->task->job->n_items;
 
         p->next = from;
-        p->d_ids = part(p, n * sizeof *p->ids);
-        p->d_pairs = part(p, p->n * (uint64_t)sizeof *p->pairs);
-        p->d_angles = part(p, (uint64_t)p->n_angles * 2 * c->half * sizeof(float));
-        p->d_norms = part(p, n * 2 * c->shape.layers * sizeof(float));
-        p->d_distances = part(p, p->n * (uint64_t)sizeof *p->distances);
+        p->d_ids = device_part(&p->next, n * sizeof *p->ids);
+        p->d_pairs = device_part(&p->next, p->n * (uint64_t)sizeof *p->pairs);
+        p->d_angles = device_part(&p->next, (uint64_t)p->n_angles * 2 * c->half * sizeof(float));
+        p->d_norms = device_part(&p->next, n * 2 * c->shape.layers * sizeof(float));
+        p->d_distances = device_part(&p->next, p->n * (uint64_t)sizeof *p->distances);
 }
 
 static int upload(struct pairs *p) {
@@ -138,35 +133,75 @@ static int upload(struct pairs *p) {
         return r;
 }
 
-static int launch(struct pairs *p, struct gpu *gpu, cu_stream stream) {
-        const struct compare *c = p->c;
-        const struct gpu_memshare_shape shape = {c->shape.layers,
-                                                 c->shape.heads,
-                                                 c->shape.tokens,
-                                                 c->shape.dim,
-                                                 c->task->space->ix->geometry.order,
-                                                 c->shape.type};
-        const struct gpu_blocks blocks = {c->task->space->device_base, c->task->shape.block_bytes,
-                                          p->d_ids};
-        const struct gpu_memshare_keep norms = {
-                .blocks = blocks, .shape = shape, .n = c->task->job->n_items, .to = p->d_norms};
-        const struct gpu_memshare distances = {.blocks = blocks,
-                                               .shape = shape,
-                                               .metric = c->metric,
-                                               .half = c->half,
-                                               .limit = c->limit,
-                                               .pairs = p->d_pairs,
-                                               .n = p->n,
-                                               .angles = c->half ? p->d_angles : 0,
-                                               .norms = p->d_norms,
-                                               .distances = p->d_distances};
-        int r = gpu_memshare_norms(gpu, stream, &norms);
+/* ---- launches -------------------------------------------------------------------------------- */
 
-        return r < 0 ? r : gpu_memshare(gpu, stream, &distances);
+static struct gpu_memshare_shape shape_of(const struct compare *c) {
+        return (struct gpu_memshare_shape){c->shape.layers,
+                                           c->shape.heads,
+                                           c->shape.tokens,
+                                           c->shape.dim,
+                                           c->task->space->ix->geometry.order,
+                                           c->shape.type};
+}
+
+static struct gpu_blocks blocks_of(const struct pairs *p, uint32_t first) {
+        const struct task *task = p->c->task;
+
+        return (struct gpu_blocks){task->space->device_base, task->shape.block_bytes,
+                                   p->d_ids + first * sizeof *p->ids};
+}
+
+/* Of so many items, or pairs, from there on. */
+typedef int launch_fn(const struct pairs *p, struct gpu *gpu, uint32_t first, uint32_t n);
+
+static int launch_norms(const struct pairs *p, struct gpu *gpu, uint32_t first, uint32_t n) {
+        const struct compare *c = p->c;
+        const struct gpu_memshare_keep a = {
+                .blocks = blocks_of(p, first),
+                .shape = shape_of(c),
+                .n = n,
+                .to = p->d_norms + (uint64_t)first * 2 * c->shape.layers * sizeof(float)};
+
+        return gpu_memshare_norms(gpu, c->task->device->stream, &a);
+}
+
+static int launch_pairs(const struct pairs *p, struct gpu *gpu, uint32_t first, uint32_t n) {
+        const struct compare *c = p->c;
+        const struct gpu_memshare a = {.blocks = blocks_of(p, 0),
+                                       .shape = shape_of(c),
+                                       .metric = c->metric,
+                                       .half = c->half,
+                                       .limit = c->limit,
+                                       .pairs = p->d_pairs + first * sizeof *p->pairs,
+                                       .n = n,
+                                       .angles = c->half ? p->d_angles : 0,
+                                       .norms = p->d_norms,
+                                       .distances = p->d_distances + first * sizeof *p->distances};
+
+        return gpu_memshare(gpu, c->task->device->stream, &a);
+}
+
+/* Some at a time, each going through so many blocks; as many as keep a device busy, at least. */
+static int launch(struct pairs *p, struct gpu *gpu, launch_fn *some, uint32_t n, uint32_t blocks) {
+        struct task *task = p->c->task;
+        uint64_t bytes = blocks * task->shape.block_bytes;
+        uint32_t most = (uint32_t)MIN(MAX(task_launch_bytes(task) / bytes, 1), n);
+        int r = 0;
+
+        for (uint32_t first = 0, k; r == 0 && first < n; first += k) {
+                k = MIN(most, n - first);
+                r = some(p, gpu, first, k);
+                if (device_finish(task->device) < 0)
+                        return task_refuse(task, -EIO, "%s", task->device->why.line);
+                if (r == 0)
+                        task_spend(task, k * bytes);
+        }
+        return r < 0 ? -ENOSYS : 0; /* whatever it is: there is another way */
 }
 
 static int run_pairs(struct pairs *p, struct gpu *gpu) {
-        struct worker_device *device = p->c->task->device;
+        struct task *task = p->c->task;
+        struct worker_device *device = task->device;
         cu_address room;
         int r;
 
@@ -177,27 +212,47 @@ static int run_pairs(struct pairs *p, struct gpu *gpu) {
         lay_out(p, room);
         r = upload(p);
         if (r == 0)
-                r = launch(p, gpu, device->stream);
-        if (device_finish(device) < 0)
-                return task_refuse(p->c->task, -EIO, "%s", device->why.line);
+                r = launch(p, gpu, launch_norms, task->job->n_items, 1);
+        if (r == 0)
+                r = launch(p, gpu, launch_pairs, p->n, 2);
         if (r < 0)
-                return -ENOSYS; /* whatever it is: there is another way */
+                return r;
         r = device_read(device, p->distances, p->d_distances, p->n * sizeof *p->distances);
         if (r < 0 || device_finish(device) < 0)
-                return task_refuse(p->c->task, -EIO, "%s", device->why.line);
+                return task_refuse(task, -EIO, "%s", device->why.line);
         return 0;
 }
 
-int compare_on_device(struct compare *c) {
-        struct gpu *gpu = device_kernels(c->task->device);
-        struct pairs p = {.c = c};
-        int r = gpu ? find_pairs(&p) : -ENOSYS;
+/* ---- the jobs -------------------------------------------------------------------------------- */
 
-        if (r == 0 && p.n_angles)
-                r = make_angles(&p);
-        if (r == 0 && p.n)
-                r = run_pairs(&p, gpu);
+static int measure(struct pairs *p, pair_namer *all) {
+        struct gpu *gpu = device_kernels(p->c->task->device);
+        int r = gpu ? find_pairs(p, all) : -ENOSYS;
+
+        if (r == 0 && p->n_angles)
+                r = make_angles(p);
+        return r == 0 && p->n ? run_pairs(p, gpu) : r;
+}
+
+int compare_on_device(struct compare *c) {
+        struct pairs p = {.c = c};
+        int r = measure(&p, each_pair);
+
         for (uint32_t i = 0; r == 0 && i < p.n; i++)
                 compare_keep(c, p.pairs[i].a, p.pairs[i].b, p.similarity[i], p.distances[i]);
+        return r;
+}
+
+static void each_two(struct pairs *p, pair_visitor *visit) {
+        for (uint32_t i = 0; i < p->c->task->job->n_items / 2; i++)
+                visit(p, 2 * i, 2 * i + 1, 0);
+}
+
+int calibrate_on_device(struct compare *c, float *result) {
+        struct pairs p = {.c = c};
+        int r = measure(&p, each_two);
+
+        for (uint32_t i = 0; r == 0 && i < p.n; i++)
+                result[i] = (float)p.distances[i];
         return r;
 }

@@ -17,6 +17,7 @@
 #include "ipc/base/util.h"
 
 #define STAGING_LEAST (UINT64_C(64) << 20)
+#define ASIDE_MOST (UINT64_C(256) << 20) /* of all jobs that rest */
 
 /* Checks a call in the context: if memory cannot be had, the context is not at fault. */
 static int check(struct worker_device *d, cu_result error, const char *what) {
@@ -71,6 +72,18 @@ int device_use(struct worker_device *d, const uint8_t uuid[16]) {
         return 0;
 }
 
+int device_enter(struct worker_device *d) {
+        int r = kvd_device_enter(&d->device);
+
+        d->empty_ns = sys_now_ns();
+        return r < 0 ? kvd_refuse(&d->why, r, "%s", d->device.why) : 0;
+}
+
+void device_leave(struct worker_device *d) {
+        d->buffers.kernels = false;
+        kvd_device_leave(&d->device);
+}
+
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static int clear_one(struct worker_device *d, cu_address at, int fd, uint64_t bytes) {
@@ -78,8 +91,7 @@ static int clear_one(struct worker_device *d, cu_address at, int fd, uint64_t by
 
         if (r < 0)
                 return kvd_refuse(&d->why, r, "%s", d->device.why);
-        return check(d, d->device.cuda->cuMemsetD8Async(at, 0, bytes, d->stream),
-                     "cuMemsetD8Async");
+        return device_zero(d, at, bytes);
 }
 
 int device_clear(struct worker_device *d, const int *fds, uint32_t n, uint64_t bytes) {
@@ -134,35 +146,66 @@ int device_wake(struct worker_device *d, int fd, uint64_t bytes, const uint64_t 
         return r;
 }
 
+static void free_staging(struct worker_device *d) {
+        if (d->buffers.staging)
+                d->device.cuda->cuMemFreeHost(d->buffers.staging);
+        d->buffers.staging = NULL;
+        d->buffers.staging_bytes = 0;
+}
+
+static void free_room(struct worker_device *d) {
+        if (d->buffers.room)
+                d->device.cuda->cuMemFree(d->buffers.room);
+        d->buffers.room = d->buffers.room_bytes = 0;
+}
+
 uint8_t *device_staging(struct worker_device *d, uint64_t bytes) {
+        struct device_buffers *b = &d->buffers;
         void *at;
 
-        if (bytes <= d->staging_bytes)
-                return d->staging;
+        if (bytes <= b->staging_bytes)
+                return b->staging;
         bytes = MAX(bytes, STAGING_LEAST);
-        if (d->staging)
-                d->device.cuda->cuMemFreeHost(d->staging);
-        d->staging = NULL;
-        d->staging_bytes = 0;
+        free_staging(d);
         if (check(d, d->device.cuda->cuMemHostAlloc(&at, bytes, CU_HOST_PORTABLE),
                   "cuMemHostAlloc") < 0)
                 return NULL;
-        d->staging = at;
-        d->staging_bytes = bytes;
-        return d->staging;
+        b->staging = at;
+        b->staging_bytes = bytes;
+        return b->staging;
 }
 
 cu_address device_room(struct worker_device *d, uint64_t bytes) {
-        if (bytes <= d->room_bytes)
-                return d->room;
-        if (d->room)
-                d->device.cuda->cuMemFree(d->room);
-        d->room = d->room_bytes = 0;
-        if (check(d, d->device.cuda->cuMemAlloc(&d->room, bytes), "cuMemAlloc") < 0)
-                d->room = 0;
+        struct device_buffers *b = &d->buffers;
+
+        if (bytes <= b->room_bytes)
+                return b->room;
+        free_room(d);
+        if (check(d, d->device.cuda->cuMemAlloc(&b->room, bytes), "cuMemAlloc") < 0)
+                b->room = 0;
         else
-                d->room_bytes = bytes;
-        return d->room;
+                b->room_bytes = bytes;
+        return b->room;
+}
+
+bool device_put_aside(struct worker_device *d, struct device_buffers *ret) {
+        uint64_t bytes = d->buffers.staging_bytes + d->buffers.room_bytes;
+
+        if (d->aside + bytes > ASIDE_MOST || device_finish(d) < 0)
+                return false;
+        d->aside += bytes;
+        *ret = d->buffers;
+        d->buffers = (struct device_buffers){0};
+        return true;
+}
+
+/* Those of whoever came meanwhile go. */
+void device_take_back(struct worker_device *d, const struct device_buffers *buffers) {
+        free_staging(d);
+        free_room(d);
+        d->buffers = *buffers;
+        d->empty_ns = sys_now_ns();
+        d->aside -= buffers->staging_bytes + buffers->room_bytes;
 }
 
 /* One image stands for all: a build has all or none, and so has a device. */
@@ -171,7 +214,13 @@ struct gpu *device_kernels(struct worker_device *d) {
                 d->kernels = gpu_open(&d->gpu, d->device.ordinal) == 0 &&
                              gpu_resident_blocks(&d->gpu, GPU_KERNEL_keydiff_score, 128, 0) ?
                                      KERNELS_THERE : KERNELS_NONE;
-        return d->kernels == KERNELS_THERE ? &d->gpu : NULL;
+        d->buffers.kernels = d->kernels == KERNELS_THERE;
+        return d->buffers.kernels ? &d->gpu : NULL;
+}
+
+void device_without_kernels(struct worker_device *d) {
+        d->buffers.kernels = false;
+        d->busy_ns = 0;
 }
 
 int device_read(struct worker_device *d, void *to, cu_address from, uint64_t bytes) {
@@ -184,6 +233,40 @@ int device_write(struct worker_device *d, cu_address to, const void *from, uint6
                      "cuMemcpyHtoDAsync");
 }
 
+int device_zero(struct worker_device *d, cu_address at, uint64_t bytes) {
+        return check(d, d->device.cuda->cuMemsetD8Async(at, 0, bytes, d->stream),
+                     "cuMemsetD8Async");
+}
+
 int device_finish(struct worker_device *d) {
-        return check(d, d->device.cuda->cuStreamSynchronize(d->stream), "cuStreamSynchronize");
+        int r = check(d, d->device.cuda->cuStreamSynchronize(d->stream), "cuStreamSynchronize");
+        uint64_t now = sys_now_ns();
+
+        if (d->buffers.kernels)
+                d->busy_ns += now - d->empty_ns;
+        d->empty_ns = now;
+        return r;
+}
+
+uint32_t device_take_busy_us(struct worker_device *d) {
+        uint64_t us = DIV_UP(d->busy_ns, UINT64_C(1000));
+
+        d->busy_ns = 0;
+        return (uint32_t)MIN(us, UINT32_MAX);
+}
+
+int device_mark(struct worker_device *d, uint32_t mark) {
+        const struct kvd_cuda *cuda = d->device.cuda;
+        int r = 0;
+
+        if (!d->marks[mark])
+                r = check(d, cuda->cuEventCreate(&d->marks[mark], CU_EVENT_DISABLE_TIMING),
+                          "cuEventCreate");
+        return r < 0 ? r : check(d, cuda->cuEventRecord(d->marks[mark], d->stream), "cuEventRecord");
+}
+
+int device_reached(struct worker_device *d, uint32_t mark) {
+        if (!d->marks[mark])
+                return 0;
+        return check(d, d->device.cuda->cuEventSynchronize(d->marks[mark]), "cuEventSynchronize");
 }

@@ -10,22 +10,11 @@
 #include <errno.h>
 #include <string.h>
 
+#include "daemon/worker/compact.h"
 #include "daemon/worker/jobs.h"
 #include "daemon/worker/score.h"
 #include "kernels/block.h"
 #include "kernels/keydiff.h"
-
-struct packing {
-        struct task *task;
-        const float *anchors;    /* [layer][head][dim] */
-        uint8_t **from, **to;    /* blocks */
-        uint32_t n_from, n_to;
-        uint32_t keep, n_tokens; /* ... of so many */
-        uint32_t *place;         /* [token]: block * tokens of a block + slot */
-        /* [thread]: scores [head][token], scratch of the kernels, chosen tokens */
-        uint8_t *rooms;
-        size_t room, scratch;    /* bytes; floats */
-};
 
 static struct kvd_key_rows keys_of(const struct task *task, uint32_t layer) {
         const struct shape *s = &task->shape;
@@ -92,6 +81,16 @@ static void pack_layer(void *data, uint32_t layer, uint32_t thread) {
 
 /* ---- what the job names ---------------------------------------------------------------------- */
 
+static int find_places(struct packing *p) {
+        struct task *task = p->task;
+
+        p->place = task_room(task, p->n_tokens, sizeof *p->place);
+        for (uint32_t i = 0, at = 0; p->place && i < p->n_from; i++)
+                for (uint32_t t = 0; t < MIN(task->items[i].n_tokens, task->shape.tokens); t++)
+                        p->place[at++] = i * task->shape.tokens + t;
+        return p->place ? 0 : -ENOMEM;
+}
+
 static int count(struct packing *p) {
         struct task *task = p->task;
 
@@ -105,7 +104,7 @@ static int count(struct packing *p) {
         if (!p->keep || p->keep > p->n_tokens || DIV_UP(p->keep, task->shape.tokens) != p->n_to)
                 return task_refuse(task, -EPROTO, "%u tokens of %u in %u blocks", p->keep,
                                    p->n_tokens, p->n_to);
-        return 0;
+        return find_places(p);
 }
 
 static int find_blocks(struct packing *p) {
@@ -118,11 +117,10 @@ static int find_blocks(struct packing *p) {
                         return task_refuse(task, -ESTALE, "a block is gone");
                 *(i < p->n_from ? &p->from[i] : &p->to[i - p->n_from]) = block;
         }
-        for (uint32_t i = 0, at = 0; i < p->n_from; i++)
-                for (uint32_t t = 0; t < MIN(task->items[i].n_tokens, task->shape.tokens); t++)
-                        p->place[at++] = i * task->shape.tokens + t;
-        for (uint32_t i = 0; i < p->n_to; i++)
+        for (uint32_t i = 0; i < p->n_to; i++) {
                 memset(p->to[i], 0, task->shape.block_bytes);
+                task_spend(task, task->shape.block_bytes);
+        }
         return 0;
 }
 
@@ -137,28 +135,44 @@ static int make_rooms(struct packing *p) {
                 64);
         p->from = task_room(task, p->n_from, sizeof *p->from);
         p->to = task_room(task, p->n_to, sizeof *p->to);
-        p->place = task_room(task, p->n_tokens, sizeof *p->place);
         p->rooms = task_room(task, threads_count(task->threads), p->room);
         p->anchors = score_anchors(task);
-        return p->from && p->to && p->place && p->rooms && p->anchors ? 0 : -ENOMEM;
+        return p->from && p->to && p->rooms && p->anchors ? 0 : -ENOMEM;
+}
+
+static int begin(struct packing *p) {
+        int r = task_needs_numbers(p->task);
+
+        if (r == 0)
+                r = count(p);
+        if (r == 0 && !task_results(p->task, 1, sizeof(uint32_t)))
+                r = -E2BIG;
+        return r;
 }
 
 static int do_compact(struct task *task) {
         struct packing p = {.task = task};
-        int r = task_needs_numbers(task);
+        int r = begin(&p);
 
-        if (r == 0)
-                r = count(&p);
         if (r == 0)
                 r = make_rooms(&p);
         if (r == 0)
                 r = find_blocks(&p);
         if (r < 0)
                 return r;
-        if (!task_results(task, 1, sizeof(uint32_t)))
-                return -E2BIG;
-        threads_share(task->threads, task->shape.layers, pack_layer, &p);
+        task_share(task, task->shape.layers, 2 * task->shape.plane * (p.n_from + p.n_to),
+                   pack_layer, &p);
         return 0;
 }
 
-const struct job_kind job_compact = {.name = "compact", .access = TASK_PACK, .call = do_compact};
+static int do_compact_on_device(struct task *task) {
+        struct packing p = {.task = task};
+        int r = begin(&p);
+
+        return r < 0 ? r : pack_on_device(&p);
+}
+
+const struct job_kind job_compact = {.name = "compact",
+                                     .access = TASK_PACK,
+                                     .call = do_compact,
+                                     .on_device = do_compact_on_device};

@@ -57,6 +57,8 @@ static void keep_best(struct compare *c, struct candidate new, uint32_t most) {
         c->steps[at] = new;
 }
 
+#define BAG_BYTES 64u /* each token of a bag, when it is sorted in and compared */
+
 static int find_steps(struct compare *c) {
         struct task *task = c->task;
         uint32_t most = (uint32_t)task_setting(task, KVD_memshare_top_steps) ?: UINT32_MAX;
@@ -73,6 +75,8 @@ static int find_steps(struct compare *c) {
                 if (r < 0)
                         break;
                 similarity = kvd_bag_cosine(&new, &other);
+                task_spend(task, (uint64_t)(task->steps[0].n_tokens + task->steps[i].n_tokens) *
+                                         BAG_BYTES);
                 if (similarity > tau)
                         keep_best(c, (struct candidate){i, (float)similarity}, most);
         }
@@ -143,19 +147,40 @@ static void compare_pair(struct compare *c, uint32_t target, uint32_t source, fl
         compare_keep(c, target, source, similarity, distance(c, target, source, limit, thread));
 }
 
+/* Sources of one candidate step, compared with every target. */
+struct sources {
+        struct compare *c;
+        uint32_t first, n;
+        float similarity;
+};
+
 static void find_nearest(void *data, uint32_t i, uint32_t thread) {
-        struct compare *c = data;
-        const struct task *task = c->task;
-        uint32_t target = task->steps[0].first_item + i;
+        const struct sources *s = data;
+        struct compare *c = s->c;
+        uint32_t target = c->task->steps[0].first_item + i;
 
-        if (!c->blocks[target])
-                return;
+        for (uint32_t source = s->first; c->blocks[target] && source < s->first + s->n; source++)
+                if (c->blocks[source] && compare_may(c, target, source))
+                        compare_pair(c, target, source, s->similarity, thread);
+}
+
+#define SOURCES_BYTES (UINT64_C(8) << 20) /* that a target is compared with at a time */
+
+/* Each target meets all sources in the same order, best step first. */
+static void find_all(struct compare *c) {
+        struct task *task = c->task;
+        uint32_t most = (uint32_t)MAX(SOURCES_BYTES / task->shape.block_bytes, 1);
+
         for (uint32_t k = 0; k < c->n_steps; k++) {
-                const struct kvd_job_step *s = &task->steps[c->steps[k].step];
+                const struct kvd_job_step *step = &task->steps[c->steps[k].step];
 
-                for (uint32_t source = s->first_item; source < s->first_item + s->n_items; source++)
-                        if (c->blocks[source] && compare_may(c, target, source))
-                                compare_pair(c, target, source, c->steps[k].similarity, thread);
+                for (uint32_t at = 0; at < step->n_items; at += most) {
+                        struct sources s = {c, step->first_item + at,
+                                            MIN(most, step->n_items - at), c->steps[k].similarity};
+
+                        task_share(task, task->steps[0].n_items, 2 * s.n * task->shape.block_bytes,
+                                   find_nearest, &s);
+                }
         }
 }
 
@@ -206,8 +231,8 @@ static int find_blocks(struct compare *c) {
                 return r;
         if (r < 0)
                 return r;
-        threads_share(task->threads, task->job->n_items, prepare, c);
-        threads_share(task->threads, n, find_nearest, c);
+        task_share(task, task->job->n_items, task->shape.block_bytes, prepare, c);
+        find_all(c);
         return 0;
 }
 
@@ -274,30 +299,43 @@ static void measure(void *data, uint32_t i, uint32_t thread) {
         struct pairs *all = data;
         bool there = all->c.blocks[2 * i] && all->c.blocks[2 * i + 1];
 
-        all->result[i] = there ? (float)distance(&all->c, 2 * i, 2 * i + 1, (double)INFINITY,
-                                                 thread) :
+        all->result[i] = there ? (float)distance(&all->c, 2 * i, 2 * i + 1, all->c.limit, thread) :
                                  INFINITY;
 }
 
-static int do_calibrate(struct task *task) {
-        struct pairs all = {.c = comparison(task)};
+static int begin_calibration(struct task *task, struct pairs *all) {
         int r = task_needs_numbers(task);
 
         if (r < 0)
                 return r;
         if (task->job->n_items % 2)
                 return task_refuse(task, -EPROTO, "a pair of one");
-        all.result = task_results(task, task->job->n_items / 2, sizeof *all.result);
-        if (!all.result)
-                return -E2BIG;
-        r = make_rooms(&all.c);
+        *all = (struct pairs){.c = comparison(task)};
+        all->c.limit = (double)INFINITY;
+        all->result = task_results(task, task->job->n_items / 2, sizeof *all->result);
+        return all->result ? make_rooms(&all->c) : -E2BIG;
+}
+
+static int do_calibrate(struct task *task) {
+        struct pairs all;
+        int r = begin_calibration(task, &all);
+
         if (r < 0)
                 return r;
-        threads_share(task->threads, task->job->n_items, prepare, &all.c);
-        threads_share(task->threads, task->job->n_items / 2, measure, &all);
+        task_share(task, task->job->n_items, task->shape.block_bytes, prepare, &all.c);
+        task_share(task, task->job->n_items / 2, 2 * task->shape.block_bytes, measure, &all);
         return 0;
 }
 
+static int do_calibrate_on_device(struct task *task) {
+        struct pairs all;
+        int r = begin_calibration(task, &all);
+
+        return r < 0 ? r : calibrate_on_device(&all.c, all.result);
+}
+
 const struct job_kind job_compare = {.name = "compare", .access = TASK_NONE, .call = do_compare};
-const struct job_kind job_calibrate = {
-        .name = "calibrate", .access = TASK_READ, .call = do_calibrate};
+const struct job_kind job_calibrate = {.name = "calibrate",
+                                       .access = TASK_READ,
+                                       .call = do_calibrate,
+                                       .on_device = do_calibrate_on_device};

@@ -92,8 +92,10 @@ float *score_anchors(struct task *task) {
         if (!all.anchors || !all.scratch || !all.counts)
                 return NULL;
         for (uint32_t i = 0; i < task->job->n_items; i++)
-                if (task->items[i].flags != KVD_JOB_DEST)
+                if (task->items[i].flags != KVD_JOB_DEST) {
                         add_anchor(&all, i);
+                        task_spend(task, s->block_bytes);
+                }
         return all.anchors;
 }
 
@@ -142,7 +144,7 @@ static int do_score(struct task *task) {
         all.rooms = task_room(task, threads_count(task->threads) * all.room, sizeof(float));
         if (!all.anchors || !all.rooms)
                 return -ENOMEM;
-        threads_share(task->threads, task->job->n_items, score, &all);
+        task_share(task, task->job->n_items, s->block_bytes, score, &all);
         return 0;
 }
 

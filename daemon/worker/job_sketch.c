@@ -33,49 +33,98 @@ static void keep_summary(const struct task *task, const struct kvd_job_item *ite
                 shm_write_end((shm_u64 *)to, 0); /* of what was here before */
 }
 
-/* The blocks that are copied; one that is not there fails. */
-static void choose_blocks(struct task *task, struct copy *copies) {
-        for (uint32_t i = 0; i < task->job->n_items; i++) {
-                uint8_t *block = task_block(task, i);
+struct spilling {
+        struct task *task;
+        struct kvd_spilled *spilled; /* the result */
+        struct copy *copies;
+        struct sketch_use use;
+        bool later; /* into the sketch: not before the mean is known */
+        bool begun; /* the sketch is being changed */
+};
 
-                copies[i] = (struct copy){.place = KVD_NOWHERE, .error = block ? 0 : ESTALE};
-                if (!block)
-                        continue;
-                copies[i].place = task->items[i].place;
-                copies[i].block = block;
-                keep_summary(task, &task->items[i]);
+/* The blocks that are copied; one that is not there fails. */
+static void choose_block(struct spilling *s, uint32_t i) {
+        const struct kvd_job_item *item = &s->task->items[i];
+        uint8_t *block = task_block(s->task, i);
+
+        s->copies[i] = (struct copy){.place = block ? item->place : KVD_NOWHERE,
+                                     .block = block,
+                                     .error = block ? 0 : ESTALE};
+        if (block)
+                keep_summary(s->task, item);
+}
+
+static int insert_some(void *data, uint32_t first, uint32_t n) {
+        struct spilling *s = data;
+
+        if (!s->begun && sketch_tokens(&s->use)) {
+                sketch_begin(&s->use);
+                s->begun = true;
         }
+        sketch_look_at(&s->use, first, n);
+        sketch_insert(&s->use);
+        return 0;
+}
+
+static int add_some_to_mean(void *data, uint32_t first, uint32_t n) {
+        struct spilling *s = data;
+
+        sketch_look_at(&s->use, first, n);
+        return sketch_add_to_mean(&s->use);
 }
 
 /* Blocks that were copied go into the sketch, and those that are only to be in the sketch. */
-static int put_into_sketch(struct task *task, const struct kvd_spilled *spilled) {
-        struct sketch_use use;
-        int r = sketch_open(task, &use);
+static int spill_some(void *data, uint32_t first, uint32_t n) {
+        struct spilling *s = data;
+        struct task *task = s->task;
+        int r = 0;
 
-        for (uint32_t i = 0; r == 0 && i < task->job->n_items; i++)
-                if (in_sketch(&task->items[i]) && !spilled[i].error)
-                        r = sketch_add(&use, i, task_block(task, i));
-        if (r < 0 || !sketch_tokens(&use))
-                return r;
-        sketch_begin(&use);
-        r = sketch_insert(&use);
-        sketch_end(&use, r < 0 ? 0 : (int64_t)sketch_tokens(&use));
-        return r;
+        for (uint32_t i = first; i < first + n; i++)
+                choose_block(s, i);
+        copies_put(task, s->copies + first, n);
+        for (uint32_t i = first; r == 0 && i < first + n; i++) {
+                s->spilled[i] = (struct kvd_spilled){.checksum = s->copies[i].checksum,
+                                                     .error = s->copies[i].error};
+                if (task->sketch && in_sketch(&task->items[i]) && !s->spilled[i].error)
+                        r = sketch_add(&s->use, i, task_block(task, i));
+        }
+        return r < 0 || !task->sketch || s->later ? r : insert_some(s, first, n);
 }
 
+/* All of them are there twice more, for the first that enter a sketch. */
+static int insert_with_mean(struct spilling *s) {
+        int r;
+
+        if (!sketch_tokens(&s->use))
+                return 0;
+        r = task_batches(s->task, TASK_READ, add_some_to_mean, s);
+        if (r < 0)
+                return r;
+        sketch_begin(&s->use);
+        s->begun = true;
+        sketch_freeze_mean(&s->use);
+        return task_batches(s->task, TASK_READ, insert_some, s);
+}
+
+/* A sketch that something failed in is half written, and stays marked. */
 static int do_spill(struct task *task) {
         uint32_t n = task->job->n_items;
-        struct kvd_spilled *spilled = task_results(task, n, sizeof *spilled);
-        struct copy *copies = task_room(task, n, sizeof *copies);
+        struct spilling s = {.task = task};
+        int r = task->sketch ? sketch_open(task, &s.use) : 0;
 
-        if (!spilled || !copies)
-                return spilled ? -ENOMEM : -E2BIG;
-        choose_blocks(task, copies);
-        copies_put(task, copies, n);
-        for (uint32_t i = 0; i < n; i++)
-                spilled[i] = (struct kvd_spilled){.checksum = copies[i].checksum,
-                                                  .error = copies[i].error};
-        return task->sketch ? put_into_sketch(task, spilled) : 0;
+        if (r < 0)
+                return r;
+        s.later = task->sketch && sketch_wants_mean(&s.use);
+        s.spilled = task_results(task, n, sizeof *s.spilled);
+        s.copies = task_room(task, n, sizeof *s.copies);
+        if (!s.spilled || !s.copies)
+                return s.spilled ? -ENOMEM : -E2BIG;
+        r = task_batches(task, TASK_READ, spill_some, &s);
+        if (r == 0 && s.later)
+                r = insert_with_mean(&s);
+        if (r == 0 && s.begun)
+                sketch_end(&s.use, (int64_t)sketch_tokens(&s.use));
+        return r;
 }
 
 /* ---- REVIVE ---------------------------------------------------------------------------------- */
@@ -87,54 +136,65 @@ static void move_summary(const struct task *task, const struct kvd_job_item *ite
                 task_copy_summary(task, from, to, kvd_ref_generation(item->ref));
 }
 
-static void revive_exact(struct task *task, struct copy *copies, uint32_t *errors) {
-        uint32_t n = task->job->n_items;
+struct reviving {
+        struct task *task;
+        uint32_t *errors;      /* the result */
+        struct copy *copies;
+        struct sketch_use use;
+        int sketch;            /* 0, or a negative errno: it cannot be asked */
+};
 
-        for (uint32_t i = 0; i < n; i++) {
+static void revive_exact(struct reviving *v, uint32_t first, uint32_t n) {
+        struct task *task = v->task;
+
+        for (uint32_t i = first; i < first + n; i++) {
                 const struct kvd_job_item *item = &task->items[i];
                 uint8_t *dest = item->flags & KVD_ENTRY_APPROX ? NULL : task_block(task, i);
 
-                copies[i] = (struct copy){.place = dest ? item->place : KVD_NOWHERE,
-                                          .block = dest,
-                                          .checksum = item->checksum,
-                                          .error = item->flags & KVD_ENTRY_APPROX ? 0 :
-                                                   dest                           ? ENODATA :
-                                                                                    ESTALE};
+                v->copies[i] = (struct copy){.place = dest ? item->place : KVD_NOWHERE,
+                                             .block = dest,
+                                             .checksum = item->checksum,
+                                             .error = item->flags & KVD_ENTRY_APPROX ? 0 :
+                                                      dest                           ? ENODATA :
+                                                                                       ESTALE};
         }
-        copies_get(task, copies, n);
-        for (uint32_t i = 0; i < n; i++) {
-                errors[i] = copies[i].error;
-                if (copies[i].block && !errors[i])
+        copies_get(task, v->copies + first, n);
+        for (uint32_t i = first; i < first + n; i++) {
+                v->errors[i] = v->copies[i].error;
+                if (v->copies[i].block && !v->errors[i])
                         move_summary(task, &task->items[i]);
         }
 }
 
-static void refuse_approximate(struct task *task, uint32_t *errors, int error) {
-        for (uint32_t i = 0; i < task->job->n_items; i++)
-                if (task->items[i].flags & KVD_ENTRY_APPROX)
-                        errors[i] = (uint32_t)error;
+static int ask_for(struct reviving *v, uint32_t i) {
+        struct task *task = v->task;
+        uint8_t *dest = task_block(task, i);
+
+        if (!dest || !in_sketch(&task->items[i])) {
+                v->errors[i] = dest ? ENODATA : ESTALE;
+                return 0;
+        }
+        memset(dest, 0, task->shape.block_bytes); /* the state plane is in no sketch */
+        move_summary(task, &task->items[i]);
+        return sketch_add(&v->use, i, dest);
 }
 
-static int revive_approximate(struct task *task, uint32_t *errors) {
-        struct sketch_use use;
-        int r = sketch_open(task, &use);
+/* Blocks that the sketch cannot answer for do not delay those that have a copy. */
+static int revive_some(void *data, uint32_t first, uint32_t n) {
+        struct reviving *v = data;
 
-        for (uint32_t i = 0; r == 0 && i < task->job->n_items; i++) {
-                uint8_t *dest = task_block(task, i);
-
-                if (!(task->items[i].flags & KVD_ENTRY_APPROX))
-                        continue;
-                if (!dest || !in_sketch(&task->items[i])) {
-                        errors[i] = dest ? ENODATA : ESTALE;
-                        continue;
-                }
-                memset(dest, 0, task->shape.block_bytes); /* the state plane is in no sketch */
-                r = sketch_add(&use, i, dest);
-                move_summary(task, &task->items[i]);
+        revive_exact(v, first, n);
+        for (uint32_t i = first; v->sketch == 0 && i < first + n; i++)
+                if (v->task->items[i].flags & KVD_ENTRY_APPROX)
+                        v->sketch = ask_for(v, i);
+        for (uint32_t i = first; v->sketch < 0 && i < first + n; i++)
+                if (v->task->items[i].flags & KVD_ENTRY_APPROX)
+                        v->errors[i] = (uint32_t)-v->sketch;
+        if (v->sketch == 0 && v->use.header) {
+                sketch_look_at(&v->use, first, n);
+                sketch_query(&v->use);
         }
-        if (r == 0)
-                sketch_query(&use);
-        return r;
+        return 0;
 }
 
 static bool any_approximate(const struct task *task) {
@@ -144,21 +204,16 @@ static bool any_approximate(const struct task *task) {
         return false;
 }
 
-/* Blocks that the sketch cannot answer for do not delay those that have a copy. */
 static int do_revive(struct task *task) {
-        uint32_t n = task->job->n_items, *errors = task_results(task, n, sizeof *errors);
-        struct copy *copies = task_room(task, n, sizeof *copies);
-        int r;
+        uint32_t n = task->job->n_items;
+        struct reviving v = {.task = task, .errors = task_results(task, n, sizeof *v.errors),
+                             .copies = task_room(task, n, sizeof *v.copies)};
 
-        if (!errors || !copies)
-                return errors ? -ENOMEM : -E2BIG;
-        revive_exact(task, copies, errors);
-        if (!any_approximate(task))
-                return 0;
-        r = revive_approximate(task, errors);
-        if (r < 0)
-                refuse_approximate(task, errors, -r);
-        return 0;
+        if (!v.errors || !v.copies)
+                return v.errors ? -ENOMEM : -E2BIG;
+        if (any_approximate(task))
+                v.sketch = sketch_open(task, &v.use);
+        return task_batches(task, TASK_WRITE, revive_some, &v);
 }
 
 /* ---- FORGET, REBUILD ------------------------------------------------------------------------- */
@@ -252,15 +307,19 @@ static int do_rebuild(struct task *task) {
         sketch_begin(&use);
         sketch_clear(&use);
         r = add_members(&use, &members, false);
-        if (r == 0)
-                r = sketch_insert(&use);
+        if (r == 0 && sketch_tokens(&use) && sketch_wants_mean(&use)) {
+                r = sketch_add_to_mean(&use);
+                if (r == 0)
+                        sketch_freeze_mean(&use);
+        }
         if (r < 0)
                 return r; /* half written still */
+        sketch_insert(&use);
         sketch_end(&use, (int64_t)sketch_tokens(&use));
         return 0;
 }
 
-const struct job_kind job_spill = {.name = "spill", .access = TASK_READ, .call = do_spill};
-const struct job_kind job_revive = {.name = "revive", .access = TASK_WRITE, .call = do_revive};
+const struct job_kind job_spill = {.name = "spill", .access = TASK_NONE, .call = do_spill};
+const struct job_kind job_revive = {.name = "revive", .access = TASK_NONE, .call = do_revive};
 const struct job_kind job_forget = {.name = "forget", .access = TASK_NONE, .call = do_forget};
 const struct job_kind job_rebuild = {.name = "rebuild", .access = TASK_NONE, .call = do_rebuild};

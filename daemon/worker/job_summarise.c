@@ -89,7 +89,8 @@ int summary_choose_channels(struct task *task) {
                 return -ENOMEM;
         for (uint32_t d = 0; d < s->dim; d++)
                 choice.ones[d] = 1.0f;
-        threads_share(task->threads, s->layers * s->heads, choose, &choice);
+        task_share(task, s->layers * s->heads,
+                   task->job->n_items * s->block_bytes / s->layers / s->heads, choose, &choice);
         return 0;
 }
 
@@ -204,6 +205,8 @@ static void summarise(void *data, uint32_t i, uint32_t thread) {
                               all->rooms + thread * all->room_bytes);
 }
 
+#define SUMMARY_PASSES 4u /* over a block */
+
 static int do_summarise(struct task *task) {
         struct summaries all = {.task = task, .room_bytes = summary_room_bytes(task)};
         int r = task_needs_numbers(task);
@@ -215,7 +218,8 @@ static int do_summarise(struct task *task) {
         all.rooms = task_room(task, threads_count(task->threads), all.room_bytes);
         if (!all.rooms)
                 return -ENOMEM;
-        threads_share(task->threads, task->job->n_items, summarise, &all);
+        task_share(task, task->job->n_items, SUMMARY_PASSES * task->shape.block_bytes, summarise,
+                   &all);
         return 0;
 }
 

@@ -42,19 +42,15 @@ static struct shape shape_of(const struct kvd_index *ix) {
         };
 }
 
-static int find_arguments(struct task *task, const struct spaces *spaces, uint64_t bytes) {
-        const struct kvd_job *job = spaces->arguments;
-        uint64_t need;
+static int find_arguments(struct task *task, uint64_t bytes) {
+        const struct kvd_job *job = task->job;
+        uint64_t need = sizeof *job + job->n_items * sizeof *task->items +
+                        job->n_steps * sizeof *task->steps + job->n_tokens * sizeof *task->tokens;
 
-        if (!job || bytes < sizeof *job || bytes > KVD_JOB_BYTES)
-                return task_refuse(task, -EPROTO, "a job of %llu bytes", (unsigned long long)bytes);
-        need = sizeof *job + job->n_items * sizeof *task->items +
-               job->n_steps * sizeof *task->steps + job->n_tokens * sizeof *task->tokens;
         if (need > bytes || job->kind >= ARRAY_SIZE(kinds) || !kinds[job->kind])
                 return task_refuse(task, -EPROTO,
                                    "a job of kind %u that needs %llu bytes, not %llu", job->kind,
                                    (unsigned long long)need, (unsigned long long)bytes);
-        task->job = job;
         task->items = (const void *)(job + 1);
         task->steps = (const void *)(task->items + job->n_items);
         task->tokens = (const void *)(task->steps + job->n_steps);
@@ -69,12 +65,12 @@ static int find_memory(struct task *task, struct spaces *spaces) {
                 return task_refuse(task, -EPROTO, "a job of a space that was not sent");
         task->device = &spaces->device;
         task->shape = shape_of(task->space->ix);
-        task->sketch = NULL;
         if (!job->sketch)
                 return 0;
-        if (spaces->sketch.number != job->sketch || spaces->sketch.space != job->space)
+        if (!spaces->sketch || spaces->sketch->number != job->sketch ||
+            spaces->sketch->space != job->space)
                 return task_refuse(task, -EPROTO, "a job of a sketch that was not sent");
-        task->sketch = &spaces->sketch;
+        task->sketch = sketch_take(spaces->sketch);
         return 0;
 }
 
@@ -92,20 +88,15 @@ static int call(const struct job_kind *kind, struct task *task) {
 
 int job_run(struct task *task, struct spaces *spaces, uint64_t bytes) {
         const struct job_kind *kind;
-        int r;
+        int r = find_arguments(task, bytes);
 
-        task->result_size = 0;
-        r = find_arguments(task, spaces, bytes);
         if (r == 0)
                 r = find_memory(task, spaces);
-        if (r == 0) {
-                kind = kinds[task->job->kind];
-                task->why.line[0] = 0;
-                r = call(kind, task);
-                if (r < 0 && !task->why.line[0])
-                        task_refuse(task, r, "%s: %s", kind->name, strerror(-r));
-        }
-        task_leave_rooms(task);
-        task->staged = NULL;
+        if (r < 0)
+                return r;
+        kind = kinds[task->job->kind];
+        r = call(kind, task);
+        if (r < 0 && !task->why.line[0])
+                task_refuse(task, r, "%s: %s", kind->name, strerror(-r));
         return r;
 }

@@ -17,7 +17,7 @@ struct job_kind {
 #include "daemon/worker/jobs.def"
 #undef KVD_JOB_KIND
 
-/* Does the job that lies in the arguments. 0, or a negative errno and one line in task->why. */
+/* Does task->job, of so many bytes. 0, or a negative errno and one line in task->why. */
 int job_run(struct task *task, struct spaces *spaces, uint64_t bytes);
 
 #endif

@@ -17,8 +17,8 @@
 #include <sys/socket.h>
 
 #include "daemon/log.h"
-#include "daemon/worker/jobs.h"
 #include "daemon/worker/main.h"
+#include "daemon/worker/rests.h"
 #include "ipc/base/sys.h"
 
 #define NICE 10
@@ -27,7 +27,8 @@ struct process {
         int socket;
         struct kvd_decoder *decoder;
         struct spaces spaces;
-        struct task task;
+        struct task task; /* what every task has */
+        struct rests rests;
         uint8_t in[KVD_FRAME_MAX], out[KVD_FRAME_MAX], result[RESULT_BYTES];
 };
 
@@ -79,10 +80,14 @@ static int worker_new(int socket, uint32_t threads, struct process **ret) {
 /* ---- messages -------------------------------------------------------------------------------- */
 
 static void do_job(struct process *w, const struct kvd_msg *m, struct kvd_msg *reply) {
-        int r = job_run(&w->task, &w->spaces, m->work.bytes);
+        int r = rests_do(&w->rests, &w->task, &w->spaces, m->work.bytes);
 
         reply->work_reply.id = m->work.id;
-        reply->work_reply.error = (uint32_t)-r;
+        reply->work_reply.more = r == RESTS_MORE;
+        reply->work_reply.busy_us = device_take_busy_us(&w->spaces.device);
+        reply->work_reply.error = (uint32_t)(r < 0 ? -r : 0);
+        if (r == RESTS_MORE)
+                return;
         if (r == 0)
                 reply->work_reply.result = (struct kvd_slice){w->result, w->task.result_size};
         else
@@ -107,6 +112,7 @@ static int handle(struct process *w, const struct kvd_msg *m, const struct kvd_f
         case KVD_MSG_work_wake:
                 return spaces_wake(&w->spaces, &m->work_wake, fds);
         case KVD_MSG_work_forget:
+                rests_forget(&w->rests, m->work_forget.space);
                 return spaces_forget(&w->spaces, m->work_forget.space);
         case KVD_MSG_work:
                 do_job(w, m, reply);

@@ -58,6 +58,7 @@ int sketch_open(struct task *task, struct sketch_use *use) {
         use->keys = use->mean + h->cell_floats;
         use->values = use->keys + plane;
         use->members = task_room(task, task->job->n_items, sizeof *use->members);
+        use->n = task->job->n_items;
         settle_modes(use);
         return use->members ? 0 : -ENOMEM;
 }
@@ -77,6 +78,14 @@ int sketch_add(struct sketch_use *use, uint32_t i, uint8_t *block) {
         kvd_sketch_place(&use->hash, ordinals, m->n_tokens, m->places);
         m->block = block;
         return 0;
+}
+
+void sketch_look_at(struct sketch_use *use, uint32_t first, uint32_t n) {
+        use->first = first;
+        use->n = n;
+        for (uint32_t i = first; i < first + n; i++)
+                if (use->members[i].block)
+                        use->members[i].block = task_block(use->task, i);
 }
 
 uint64_t sketch_tokens(const struct sketch_use *use) {
@@ -129,18 +138,37 @@ static struct kvd_sketch_vectors vectors_of(const struct task *task, uint8_t *co
                 .type = s->type};
 }
 
-static void on_all_parts(struct sketch_use *use, threads_piece *piece, void *data) {
-        threads_share(use->task->threads, use->task->shape.layers * use->task->shape.heads, piece,
-                      data);
+/* Parts of so many items. */
+static void on_all_parts(struct sketch_use *use, uint32_t n, threads_piece *piece, void *data) {
+        struct task *task = use->task;
+        uint32_t parts = task->shape.layers * task->shape.heads;
+
+        task_share(task, parts, n * task->shape.block_bytes / parts * (1 + use->hash.rows), piece,
+                   data);
 }
 
 /* ---- in -------------------------------------------------------------------------------------- */
 
 struct change {
         struct sketch_use *use;
+        uint32_t first, n; /* items */
         float weight;
         float *rooms; /* [thread][token][dim] */
 };
+
+#define ITEMS_BYTES (UINT64_C(8) << 20) /* that go in or out at a time */
+
+/* Items come to every cell in their order, however many go at a time. */
+static void on_all_items(struct sketch_use *use, struct change *change, threads_piece *piece) {
+        const struct task *task = use->task;
+        uint32_t most = (uint32_t)MAX(ITEMS_BYTES / task->shape.block_bytes, 1);
+        uint32_t end = use->first + use->n;
+
+        for (change->first = use->first; change->first < end; change->first += change->n) {
+                change->n = MIN(most, end - change->first);
+                on_all_parts(use, change->n, piece, change);
+        }
+}
 
 static void change_part(void *data, uint32_t at, uint32_t thread) {
         const struct change *change = data;
@@ -150,7 +178,7 @@ static void change_part(void *data, uint32_t at, uint32_t thread) {
         for (int values = 0; values < 2; values++) {
                 struct kvd_sketch_part part = part_of(use, at, values);
 
-                for (uint32_t i = 0; i < task->job->n_items; i++) {
+                for (uint32_t i = change->first; i < change->first + change->n; i++) {
                         const struct sketch_member *m = &use->members[i];
                         struct kvd_sketch_vectors x = vectors_of(task, &m->block, at, values);
 
@@ -178,8 +206,9 @@ static void mean_part(void *data, uint32_t at, uint32_t thread) {
               *room = change->rooms + (size_t)thread * s->dim;
         float n = (float)sketch_tokens(use);
 
-        memset(mean, 0, s->dim * sizeof *mean);
-        for (uint32_t i = 0; i < task->job->n_items; i++) {
+        if (change->first == 0)
+                memset(mean, 0, s->dim * sizeof *mean);
+        for (uint32_t i = change->first; i < change->first + change->n; i++) {
                 const struct sketch_member *m = &use->members[i];
 
                 for (uint32_t t = 0; m->block && t < m->n_tokens; t++) {
@@ -193,30 +222,30 @@ static void mean_part(void *data, uint32_t at, uint32_t thread) {
         }
 }
 
-static int freeze_mean(struct sketch_use *use) {
+bool sketch_wants_mean(const struct sketch_use *use) {
+        return use->header->key_mode == 1 + KEYS_CENTRED && !use->header->has_mean;
+}
+
+int sketch_add_to_mean(struct sketch_use *use) {
         struct task *task = use->task;
         struct change change = {.use = use};
 
-        if (use->header->key_mode != 1 + KEYS_CENTRED || use->header->has_mean ||
-            !sketch_tokens(use))
-                return 0;
         change.rooms = task_room(task, (size_t)threads_count(task->threads) * task->shape.dim,
                                  sizeof(float));
         if (!change.rooms)
                 return -ENOMEM;
-        on_all_parts(use, mean_part, &change);
-        use->header->has_mean = 1;
+        on_all_items(use, &change, mean_part);
         return 0;
 }
 
-int sketch_insert(struct sketch_use *use) {
-        struct change change = {.use = use, .weight = 1.0f};
-        int r = freeze_mean(use);
+void sketch_freeze_mean(struct sketch_use *use) {
+        use->header->has_mean = 1;
+}
 
-        if (r < 0)
-                return r;
-        on_all_parts(use, change_part, &change);
-        return 0;
+void sketch_insert(struct sketch_use *use) {
+        struct change change = {.use = use, .weight = 1.0f};
+
+        on_all_items(use, &change, change_part);
 }
 
 /* ---- out ------------------------------------------------------------------------------------- */
@@ -224,7 +253,7 @@ int sketch_insert(struct sketch_use *use) {
 void sketch_remove(struct sketch_use *use) {
         struct change change = {.use = use, .weight = -1.0f};
 
-        on_all_parts(use, change_part, &change);
+        on_all_items(use, &change, change_part);
 }
 
 /* Algorithm 3 of the paper: the estimate is taken out, and parts of others with it. */
@@ -261,7 +290,7 @@ int sketch_remove_estimates(struct sketch_use *use) {
                                  sizeof(float));
         if (!change.rooms)
                 return -ENOMEM;
-        on_all_parts(use, remove_estimate, &change);
+        on_all_parts(use, task->job->n_items, remove_estimate, &change);
         return 0;
 }
 
@@ -272,7 +301,7 @@ static void query_part(void *data, uint32_t at, uint32_t thread) {
         for (int values = 0; values < 2; values++) {
                 struct kvd_sketch_part part = part_of(use, at, values);
 
-                for (uint32_t i = 0; i < task->job->n_items; i++) {
+                for (uint32_t i = use->first; i < use->first + use->n; i++) {
                         const struct sketch_member *m = &use->members[i];
                         struct kvd_sketch_vectors x = vectors_of(task, &m->block, at, values);
 
@@ -283,13 +312,19 @@ static void query_part(void *data, uint32_t at, uint32_t thread) {
 }
 
 void sketch_query(struct sketch_use *use) {
-        on_all_parts(use, query_part, use);
+        on_all_parts(use, use->n, query_part, use);
 }
 
 void sketch_clear(struct sketch_use *use) {
         struct kvd_sketch_header *h = use->header;
 
+        uint64_t left = kvd_sketch_bytes(h->rows, h->columns, h->cell_floats) - sizeof *h, n;
+
         h->n_tokens = h->has_mean = h->key_mode = h->hash = 0;
-        memset(h + 1, 0, kvd_sketch_bytes(h->rows, h->columns, h->cell_floats) - sizeof *h);
+        for (uint8_t *at = (uint8_t *)(h + 1); left; at += n, left -= n) {
+                n = MIN(left, ITEMS_BYTES);
+                memset(at, 0, n);
+                task_spend(use->task, n);
+        }
         settle_modes(use);
 }

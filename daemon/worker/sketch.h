@@ -23,6 +23,7 @@ struct sketch_use {
         struct kvd_sketch_hash hash;
         float *mean, *keys, *values; /* in the sketch's memory */
         struct sketch_member *members; /* one for each item */
+        uint32_t first, n; /* items that what is done next is about; all of them, at first */
 };
 
 /*
@@ -33,19 +34,27 @@ int sketch_open(struct task *task, struct sketch_use *use);
 
 /* Item i takes part, with this block. -ENOMEM. */
 int sketch_add(struct sketch_use *use, uint32_t i, uint8_t *block);
+/* What follows is about these items; blocks of those that take part may lie elsewhere now. */
+void sketch_look_at(struct sketch_use *use, uint32_t first, uint32_t n);
 
 /* From begin to end the sketch is marked as being changed by this job. */
 void sketch_begin(struct sketch_use *use);
 void sketch_end(struct sketch_use *use, int64_t tokens); /* more than before */
 
-/* The first that enter a sketch decide how it hashes and what is taken off their keys. */
-int sketch_insert(struct sketch_use *use);
+/*
+ * The first that enter a sketch decide how it hashes and what is taken off their keys: the mean of
+ * all that take part, which has to be known before one of them is inserted.
+ */
+bool sketch_wants_mean(const struct sketch_use *use);
+int sketch_add_to_mean(struct sketch_use *use);      /* -ENOMEM; what is there when all were added */
+void sketch_freeze_mean(struct sketch_use *use);
+void sketch_insert(struct sketch_use *use);
 void sketch_remove(struct sketch_use *use);          /* the blocks as they are in it */
 /* what it says of the items itself (blocks: any) */
 int sketch_remove_estimates(struct sketch_use *use);
 void sketch_query(struct sketch_use *use);           /* into the blocks */
 void sketch_clear(struct sketch_use *use);
 
-uint64_t sketch_tokens(const struct sketch_use *use); /* of all members */
+uint64_t sketch_tokens(const struct sketch_use *use); /* of all members, looked at or not */
 
 #endif

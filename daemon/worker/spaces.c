@@ -38,7 +38,10 @@ static void unmap_segment(struct worker_space *w, uint32_t segment) {
         if (!space_has_segment(w, segment))
                 return;
         w->mapped[segment / 64] &= ~(UINT64_C(1) << segment % 64);
-        if (kvd_device_unmap(&w->device->device, w->device_base + segment * bytes, bytes) < 0)
+        if (w->base) /* the addresses stay reserved; if that fails, so does the memory */
+                mmap(w->base + segment * bytes, bytes, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        else if (kvd_device_unmap(&w->device->device, w->device_base + segment * bytes, bytes) < 0)
                 w->device->broken = true;
 }
 
@@ -70,9 +73,25 @@ static void space_freep(struct worker_space **w) {
         *w = space_free(*w);
 }
 
+struct worker_sketch *sketch_take(struct worker_sketch *sketch) {
+        sketch->users++;
+        return sketch;
+}
+
+void sketch_drop(struct worker_sketch *sketch) {
+        if (!sketch || --sketch->users)
+                return;
+        unmap(sketch->at, sketch->bytes);
+        free(sketch);
+}
+
+static void sketch_dropp(struct worker_sketch **sketch) {
+        sketch_drop(*sketch);
+}
+
 static void forget_sketch(struct spaces *s) {
-        unmap(s->sketch.at, s->sketch.bytes);
-        s->sketch = (struct worker_sketch){0};
+        sketch_drop(s->sketch);
+        s->sketch = NULL;
 }
 
 int spaces_forget(struct spaces *s, uint32_t number) {
@@ -85,7 +104,7 @@ int spaces_forget(struct spaces *s, uint32_t number) {
                 space_free(w);
                 break;
         }
-        if (s->sketch.number && s->sketch.space == number)
+        if (s->sketch && s->sketch->space == number)
                 forget_sketch(s);
         return 0;
 }
@@ -271,7 +290,7 @@ int spaces_map_segments(struct spaces *s, const struct kvd_msg_work_segments *ms
 int spaces_unmap_segment(struct spaces *s, const struct kvd_msg_work_unmap *msg) {
         struct worker_space *w = spaces_find(s, msg->space);
 
-        if (!w || !w->device_base || msg->segment >= w->ix->max_segments)
+        if (!w || msg->segment >= w->ix->max_segments)
                 return kvd_refuse(&s->why, -EPROTO, "a segment that is not mapped");
         unmap_segment(w, msg->segment);
         return 0;
@@ -322,23 +341,23 @@ static int check_sketch(const struct worker_space *w, const struct kvd_sketch_he
 int spaces_map_sketch(struct spaces *s, const struct kvd_msg_work_sketch *msg,
                       const struct kvd_fds *fds) {
         const struct worker_space *w = spaces_find(s, msg->space);
+        _cleanup_(sketch_dropp) struct worker_sketch *sketch = NULL;
         int r;
 
         forget_sketch(s);
         if (!w || fds->n != 1)
                 return kvd_refuse(&s->why, -EPROTO, "a sketch without a space");
-        if (msg->bytes < sizeof *s->sketch.at)
+        if (msg->bytes < sizeof *sketch->at)
                 return kvd_refuse(&s->why, -EPROTO, "a sketch without a header");
-        r = map_file(s, fds->fd[0], msg->bytes, PROT_READ | PROT_WRITE, "a sketch", &s->sketch.at);
+        sketch = sys->calloc(1, sizeof *sketch);
+        if (!sketch)
+                return kvd_refuse(&s->why, -ENOMEM, "out of memory");
+        *sketch = (struct worker_sketch){1, msg->space, msg->sketch, NULL, msg->bytes};
+        r = map_file(s, fds->fd[0], msg->bytes, PROT_READ | PROT_WRITE, "a sketch", &sketch->at);
         if (r < 0)
                 return r;
-        s->sketch.bytes = msg->bytes;
-        s->sketch.space = msg->space;
-        s->sketch.number = msg->sketch;
-        r = check_sketch(w, s->sketch.at, msg->bytes);
-        if (r < 0) {
-                forget_sketch(s);
-                return kvd_refuse(&s->why, r, "a sketch that does not fit its space");
-        }
+        if (check_sketch(w, sketch->at, msg->bytes) < 0)
+                return kvd_refuse(&s->why, -EPROTO, "a sketch that does not fit its space");
+        s->sketch = STEAL(sketch);
         return 0;
 }

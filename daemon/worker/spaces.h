@@ -37,14 +37,15 @@ static inline bool space_has_segment(const struct worker_space *w, uint32_t segm
 }
 
 struct worker_sketch {
-        uint32_t space, number;      /* number 0: none */
+        uint32_t users;              /* the spaces, and tasks */
+        uint32_t space, number;
         struct kvd_sketch_header *at;
         uint64_t bytes;
 };
 
 struct spaces {
         struct worker_space *first;
-        struct worker_sketch sketch;
+        struct worker_sketch *sketch;    /* the last one that was sent; NULL: none */
         const struct kvd_job *arguments; /* KVD_JOB_BYTES; NULL until the first space */
         struct worker_device device;     /* opened with the first space or memory of a GPU */
         struct kvd_why why;          /* of the last failure */
@@ -57,6 +58,9 @@ int spaces_map_segments(struct spaces *spaces, const struct kvd_msg_work_segment
                         const struct kvd_fds *fds);
 int spaces_map_sketch(struct spaces *spaces, const struct kvd_msg_work_sketch *msg,
                       const struct kvd_fds *fds);
+/* A task's, which may rest while another sketch is sent; NULL is fine to let go. */
+struct worker_sketch *sketch_take(struct worker_sketch *sketch);
+void sketch_drop(struct worker_sketch *sketch);
 int spaces_unmap_segment(struct spaces *spaces, const struct kvd_msg_work_unmap *msg);
 int spaces_forget(struct spaces *spaces, uint32_t number);
 

@@ -40,6 +40,23 @@ cu_address task_address(const struct task *task, uint32_t item) {
         return at < 0 ? 0 : task->space->device_base + (uint64_t)at;
 }
 
+uint32_t *task_ids(struct task *task) {
+        uint32_t *ids = task_room(task, task->job->n_items, sizeof *ids);
+
+        for (uint32_t i = 0; ids && i < task->job->n_items; i++)
+                ids[i] = task_address(task, i) ? kvd_ref_id(task->items[i].ref) : GPU_NO_BLOCK;
+        return ids;
+}
+
+int task_send_ids(struct task *task, cu_address to, const char *what) {
+        uint32_t *ids = task_ids(task), n = task->job->n_items;
+
+        for (uint32_t i = 0; ids && i < n; i++)
+                if (ids[i] == GPU_NO_BLOCK)
+                        return task_refuse(task, -ESTALE, "a block of %s is gone", what);
+        return ids ? device_write(task->device, to, ids, n * sizeof *ids) : -ENOMEM;
+}
+
 uint8_t *task_block(const struct task *task, uint32_t item) {
         int64_t at;
 
@@ -94,6 +111,7 @@ int task_stage(struct task *task, enum task_access access) {
         task->staged = NULL;
         if (!task_on_device(task) || access == TASK_NONE || !task->job->n_items)
                 return 0;
+        device_without_kernels(task->device);
         r = find_room(task, access, &at);
         for (uint32_t i = 0; r == 0 && i < task->job->n_items; i++) {
                 enum task_access how = access_to(task, access, i);

@@ -70,19 +70,12 @@ static int find_blocks(struct device_rows *d) {
 
 /* ---- on the GPU ------------------------------------------------------------------------------ */
 
-static cu_address part(struct device_rows *d, uint64_t bytes) {
-        cu_address at = d->next;
-
-        d->next += ALIGN_UP(bytes, 256);
-        return at;
-}
-
 static void lay_out(struct device_rows *d, cu_address from) {
         d->next = from;
-        d->d_ids = part(d, d->n * sizeof *d->ids);
-        d->d_tokens = part(d, d->n * sizeof *d->tokens);
-        d->d_channels = part(d, channels_bytes(d->task));
-        d->d_rows = part(d, d->n * d->task->space->summary.row_bytes);
+        d->d_ids = device_part(&d->next, d->n * sizeof *d->ids);
+        d->d_tokens = device_part(&d->next, d->n * sizeof *d->tokens);
+        d->d_channels = device_part(&d->next, channels_bytes(d->task));
+        d->d_rows = device_part(&d->next, d->n * d->task->space->summary.row_bytes);
 }
 
 static int make_room(struct device_rows *d) {

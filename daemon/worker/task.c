@@ -30,7 +30,9 @@ void *task_room(struct task *task, size_t n, size_t size) {
         return memset(room->bytes, 0, bytes);
 }
 
-void task_leave_rooms(struct task *task) {
+void task_leave(struct task *task) {
+        sketch_drop(task->sketch);
+        task->sketch = NULL;
         while (task->rooms) {
                 struct room *room = task->rooms;
 

@@ -44,6 +44,7 @@ struct task {
         uint8_t *result;              /* RESULT_BYTES */
         uint32_t result_size;
         struct kvd_why why;           /* of a refusal */
+        uint64_t spent;               /* bytes, since it rested */
 };
 
 /* ---- services (task.c) ----------------------------------------------------------------------- */
@@ -70,7 +71,25 @@ void task_copy_summary(const struct task *task, const uint8_t *from, uint8_t *to
                        uint32_t generation);
 
 double task_setting(const struct task *task, enum kvd_setting which);
-void task_leave_rooms(struct task *task);
+void task_leave(struct task *task); /* its rooms, and its sketch */
+
+/* ---- resting (rests.c) ----------------------------------------------------------------------- */
+
+/*
+ * A kind of job is written as if it ran to its end, and says what it goes through; when that is a
+ * piece, it rests in here, and others have their turns. What is staged, and the GPU's memory that
+ * it works in, are its own meanwhile; its stream is empty.
+ */
+void task_spend(struct task *task, uint64_t bytes);
+
+/*
+ * What a launch of the GPU's kernels goes through at most, or as little as it can: some 0.3 ms.
+ * Behind each one the job may rest.
+ */
+uint64_t task_launch_bytes(const struct task *task);
+
+/* threads_share, as many at once as a piece has room for; each goes through so many bytes. */
+void task_share(struct task *task, uint32_t n, uint64_t bytes, threads_piece *piece, void *data);
 
 /* ---- blocks (staging.c) ---------------------------------------------------------------------- */
 
@@ -80,6 +99,10 @@ uint8_t *task_block(const struct task *task, uint32_t item);
 /* Spaces on a GPU: where the item's block is there; 0: no such block. */
 bool task_on_device(const struct task *task);
 cu_address task_address(const struct task *task, uint32_t item);
+/* The blocks' numbers, as kernels take them: GPU_NO_BLOCK where there is none. NULL: no memory. */
+uint32_t *task_ids(struct task *task);
+/* Writes them into the GPU's memory; what: the job's blocks, of which none may be gone. */
+int task_send_ids(struct task *task, cu_address to, const char *what);
 
 /*
  * Before and behind a job: brings what it reads within task_block's reach, and what it wrote back.
@@ -92,6 +115,21 @@ enum task_access {
 };
 int task_stage(struct task *task, enum task_access access);
 int task_unstage(struct task *task, enum task_access access);
+
+/* ---- blocks, some at a time (batches.c) ------------------------------------------------------ */
+
+/*
+ * Does something with blocks first to first + n - 1, which task_block finds meanwhile; the processor
+ * does. 0 or negative errno.
+ */
+typedef int batch_fn(void *data, uint32_t first, uint32_t n);
+
+/*
+ * All of the job's, in order: those of the host at once; those of a GPU some at a time, while others
+ * come (TASK_READ) or go (TASK_WRITE: they are zeros before). Ends with the first that fails. The
+ * job does not rest meanwhile.
+ */
+int task_batches(struct task *task, enum task_access access, batch_fn *some, void *data);
 
 static inline uint8_t *layer_keys(const struct shape *s, const uint8_t *block, uint32_t layer) {
         return (uint8_t *)block + layer * 2 * s->plane;

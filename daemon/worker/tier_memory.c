@@ -72,19 +72,19 @@ static void read_one(const struct task *task, struct copy *copy, uint8_t *at) {
 static void put(struct task *task, uint32_t self, struct copy *copies, uint32_t n) {
         struct batch batch = {task, self, copies, put_one};
 
-        threads_share(task->threads, n, move_one, &batch);
+        task_share(task, n, task->shape.block_bytes, move_one, &batch);
 }
 
 static void get(struct task *task, uint32_t self, struct copy *copies, uint32_t n) {
         struct batch batch = {task, self, copies, get_one};
 
-        threads_share(task->threads, n, move_one, &batch);
+        task_share(task, n, task->shape.block_bytes, move_one, &batch);
 }
 
 static void read_in_place(struct task *task, uint32_t self, struct copy *copies, uint32_t n) {
         struct batch batch = {task, self, copies, read_one};
 
-        threads_share(task->threads, n, move_one, &batch);
+        task_share(task, n, task->shape.block_bytes, move_one, &batch);
 }
 
 const struct worker_tier worker_tier_memory = {.map = map, .unmap = unmap, .put = put, .get = get,

@@ -108,6 +108,9 @@ int kvd_cuda_errno(cu_result error) {
                 {CU_NOT_REGISTERED, -ENOENT},
                 {CU_NOT_PERMITTED, -EPERM},
                 {CU_NOT_SUPPORTED, -EOPNOTSUPP},
+                {CU_CAPTURE_UNSUPPORTED, -EBUSY},
+                {CU_CAPTURE_INVALIDATED, -EBUSY},
+                {CU_CAPTURE_IMPLICIT, -EBUSY},
         };
 
         for (size_t i = 0; i < ARRAY_SIZE(known); i++)

@@ -44,6 +44,9 @@ enum { /* cu_result */
         CU_NOT_REGISTERED = 713,
         CU_NOT_PERMITTED = 800,
         CU_NOT_SUPPORTED = 801,
+        CU_CAPTURE_UNSUPPORTED = 900,
+        CU_CAPTURE_INVALIDATED = 901,
+        CU_CAPTURE_IMPLICIT = 906,
         CU_UNKNOWN = 999,
 };
 
@@ -77,6 +80,8 @@ enum { CU_HOST_PORTABLE = 1, CU_HOST_MAPPED = 2, CU_HOST_WRITE_COMBINED = 4 };
 enum { CU_IPC_LAZY_PEER_ACCESS = 1 };
 enum { CU_STREAM_NON_BLOCKING = 1 };
 enum { CU_EVENT_DISABLE_TIMING = 2 };
+enum { CU_NOT_CAPTURING = 0 };                                            /* CUstreamCaptureStatus */
+enum { CU_CAPTURE_MODE_RELAXED = 2 };                                     /* CUstreamCaptureMode */
 enum { CU_WAIT_GEQ = 0, CU_WAIT_EQ = 1 };
 enum { CU_WRITE_DEFAULT = 0 };
 enum { CU_FUNC_DYNAMIC_SHARED_BYTES = 8 };                                /* CUfunction_attribute */
@@ -134,6 +139,7 @@ struct cu_ipc_handle {
         CALL(cuCtxGetCurrent, 4000, (cu_context * ret)) \
         CALL(cuCtxSynchronize, 2000, (void)) \
         CALL(cuCtxGetStreamPriorityRange, 5050, (int *least, int *greatest)) \
+        CALL(cuThreadExchangeStreamCaptureMode, 10010, (int *mode)) \
         CALL(cuMemGetInfo, 3020, (size_t * free, size_t * total)) \
         CALL(cuMemAlloc, 3020, (cu_address * ret, size_t bytes)) \
         CALL(cuMemFree, 3020, (cu_address at)) \
@@ -177,6 +183,7 @@ struct cu_ipc_handle {
         CALL(cuStreamCreateWithPriority, 5050, (cu_stream * ret, unsigned flags, int priority)) \
         CALL(cuStreamDestroy, 4000, (cu_stream stream)) \
         CALL(cuStreamGetId, 12000, (cu_stream stream, unsigned long long *ret)) \
+        CALL(cuStreamIsCapturing, 10000, (cu_stream stream, int *ret)) \
         CALL(cuStreamSynchronize, 2000, (cu_stream stream)) \
         CALL(cuStreamQuery, 2000, (cu_stream stream)) \
         CALL(cuStreamWaitEvent, 3020, (cu_stream stream, cu_event event, unsigned flags)) \

@@ -8,8 +8,12 @@
 #include "ipc/base/device.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#include "ipc/base/sys.h"
 
 /* Notes what failed and returns its errno; 0 stays 0. */
 static int check(struct kvd_device *d, cu_result error, const char *what) {
@@ -23,6 +27,14 @@ static int check(struct kvd_device *d, cu_result error, const char *what) {
 }
 
 #define CHECK(d, call, ...) check(d, (d)->cuda->call(__VA_ARGS__), #call)
+
+void kvd_uuid_text(const struct cu_uuid *uuid, const char *name, char to[static KVD_UUID_TEXT]) {
+        char *at = stpcpy(to, !name ? "" : strstr(name, " MIG ") ? "MIG-" : "GPU-");
+
+        for (int i = 0; i < 16; i++)
+                at += sprintf(at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                              uuid->bytes[i]);
+}
 
 static int find(struct kvd_device *d, const struct cu_uuid *uuid) {
         struct cu_uuid it;
@@ -88,13 +100,27 @@ void kvd_device_close(struct kvd_device *d) {
         d->ordinal = -1;
 }
 
+/* Of the calling thread: how many brackets it is in, and its mode outside of them. */
+static __thread unsigned depth;
+static __thread int mode_outside;
+
+/*
+ * What is mapped, unmapped and registered here has nothing to do with what a stream of this process
+ * may be capturing, in whichever mode.
+ */
 int kvd_device_enter(struct kvd_device *d) {
-        return CHECK(d, cuCtxPushCurrent, d->context);
+        int mode = CU_CAPTURE_MODE_RELAXED, r = CHECK(d, cuCtxPushCurrent, d->context);
+
+        if (r == 0 && depth++ == 0 && d->cuda->cuThreadExchangeStreamCaptureMode(&mode) == CU_OK)
+                mode_outside = mode;
+        return r;
 }
 
 void kvd_device_leave(struct kvd_device *d) {
         cu_context ours;
 
+        if (--depth == 0)
+                d->cuda->cuThreadExchangeStreamCaptureMode(&mode_outside);
         d->cuda->cuCtxPopCurrent(&ours);
 }
 
@@ -147,13 +173,68 @@ int kvd_device_unmap(struct kvd_device *d, cu_address at, uint64_t bytes) {
         return r;
 }
 
+/* ---- legacy handles -------------------------------------------------------------------------- */
+
+/*
+ * A handle that is opened twice in a process has one address, and drivers differ in whether the
+ * first close takes it away. So it is opened once, however many views or daemons' clients want it.
+ */
+struct opened {
+        struct opened *next;
+        struct cu_ipc_handle handle;
+        cu_address at;
+        uint32_t users;
+};
+
+static pthread_mutex_t opened_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct opened *all_opened; /* owned */
+
+static int open_once(struct kvd_device *d, const struct cu_ipc_handle *handle, cu_address *ret) {
+        struct opened *it = all_opened;
+        int r;
+
+        while (it && memcmp(&it->handle, handle, sizeof *handle) != 0)
+                it = it->next;
+        if (!it) {
+                it = sys->calloc(1, sizeof *it);
+                if (!it)
+                        return -ENOMEM;
+                r = CHECK(d, cuIpcOpenMemHandle, &it->at, *handle, CU_IPC_LAZY_PEER_ACCESS);
+                if (r < 0) {
+                        free(it);
+                        return r;
+                }
+                it->handle = *handle;
+                it->next = all_opened;
+                all_opened = it;
+        }
+        it->users++;
+        *ret = it->at;
+        return 0;
+}
+
+static void close_last(struct kvd_device *d, cu_address at) {
+        struct opened **link = &all_opened, *it;
+
+        while (*link && (*link)->at != at)
+                link = &(*link)->next;
+        it = *link;
+        if (!it || --it->users)
+                return;
+        *link = it->next;
+        free(it);
+        d->cuda->cuIpcCloseMemHandle(at);
+}
+
 int kvd_device_open_handle(struct kvd_device *d, const struct cu_ipc_handle *handle,
                            cu_address *ret) {
         int r = kvd_device_enter(d);
 
         if (r < 0)
                 return r;
-        r = CHECK(d, cuIpcOpenMemHandle, ret, *handle, CU_IPC_LAZY_PEER_ACCESS);
+        pthread_mutex_lock(&opened_lock);
+        r = open_once(d, handle, ret);
+        pthread_mutex_unlock(&opened_lock);
         kvd_device_leave(d);
         return r;
 }
@@ -161,9 +242,13 @@ int kvd_device_open_handle(struct kvd_device *d, const struct cu_ipc_handle *han
 void kvd_device_close_handle(struct kvd_device *d, cu_address at) {
         if (kvd_device_enter(d) < 0)
                 return;
-        d->cuda->cuIpcCloseMemHandle(at);
+        pthread_mutex_lock(&opened_lock);
+        close_last(d, at);
+        pthread_mutex_unlock(&opened_lock);
         kvd_device_leave(d);
 }
+
+/* ---- host memory ----------------------------------------------------------------------------- */
 
 int kvd_device_register(struct kvd_device *d, void *at, uint64_t bytes, cu_address *ret) {
         int r = kvd_device_enter(d);

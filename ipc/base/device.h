@@ -34,12 +34,23 @@ struct kvd_device {
 };
 
 /*
+ * The name of a device by its UUID, as nvidia-smi and CUDA_VISIBLE_DEVICES have it. name: what the
+ * driver calls it, which tells a MIG instance from a whole GPU; NULL: unknown, and then no prefix
+ * does.
+ */
+#define KVD_UUID_TEXT 41
+void kvd_uuid_text(const struct cu_uuid *uuid, const char *name, char to[static KVD_UUID_TEXT]);
+
+/*
  * -ENODEV: no driver, or no visible device of that UUID (d->why). d is usable for why in any case.
  */
 int kvd_device_open(struct kvd_device *d, const struct cu_uuid *uuid);
 void kvd_device_close(struct kvd_device *d);
 
-/* Brackets around driver calls that need the context current. Enter nests. */
+/*
+ * Brackets around driver calls that need the context current. Enter nests. Within them nothing
+ * breaks the capture of a stream but waiting for that stream.
+ */
 int kvd_device_enter(struct kvd_device *d);
 void kvd_device_leave(struct kvd_device *d);
 
@@ -56,7 +67,10 @@ int kvd_device_map(struct kvd_device *d, cu_address at, uint64_t bytes, int fd, 
 /* Nothing on the device may use it any more. May wait for the device. */
 int kvd_device_unmap(struct kvd_device *d, cu_address at, uint64_t bytes);
 
-/* Legacy handles bring their own address. */
+/*
+ * Legacy handles bring their own address. All who open one in this process have the same, until the
+ * last of them closes it.
+ */
 int kvd_device_open_handle(struct kvd_device *d, const struct cu_ipc_handle *handle,
                            cu_address *ret);
 void kvd_device_close_handle(struct kvd_device *d, cu_address at);

@@ -11,13 +11,26 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <linux/memfd.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8u /* Linux 6.3 */
+#endif
+
+/* Nobody can run it as a program; a kernel that has no such flag refuses it. */
+static int open_memory(const char *name, unsigned flags) {
+        int fd = sys->memfd_create(name, flags | MFD_NOEXEC_SEAL);
+
+        return fd < 0 && errno == EINVAL ? sys->memfd_create(name, flags) : fd;
+}
 
 static int open_twin(int fd) {
         char path[64];
@@ -31,7 +44,7 @@ static int make(struct shared_file *f, const char *name, unsigned flags) {
         unsigned huge = flags & SHARED_HUGE ? MFD_HUGETLB | MFD_HUGE_2MB : 0;
         int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-        f->fd = sys->memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | huge);
+        f->fd = open_memory(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | huge);
         if (f->fd < 0 || sys->fchmod(f->fd, 0600) < 0 || sys->ftruncate(f->fd, (off_t)f->bytes) < 0)
                 return -errno;
         if (flags & SHARED_MAPPED) {
@@ -59,6 +72,38 @@ int shared_file_new(const char *name, uint64_t bytes, unsigned flags, struct sha
                 shared_file_close(&file);
         *ret = file;
         return r;
+}
+
+static bool is_ours(int fd, uint64_t bytes, unsigned flags) {
+        int seals = F_SEAL_SHRINK | F_SEAL_GROW;
+        struct statfs fs;
+        struct stat st;
+
+        return fstat(fd, &st) == 0 && (uint64_t)st.st_size == bytes && fstatfs(fd, &fs) == 0 &&
+               (fs.f_type == HUGETLBFS_MAGIC) == !!(flags & SHARED_HUGE) &&
+               (fcntl(fd, F_GET_SEALS) & seals) == seals && fcntl(fd, F_GET_SEALS) >= 0;
+}
+
+int shared_file_adopt(int *fd, uint64_t bytes, unsigned flags, struct shared_file *ret) {
+        struct shared_file file = SHARED_FILE_NONE;
+        int r = is_ours(*fd, bytes, flags) ? 0 : -EPROTO;
+
+        *ret = SHARED_FILE_NONE;
+        file.bytes = bytes;
+        if (r == 0 && flags & SHARED_TWIN) {
+                file.fd_ro = open_twin(*fd);
+                r = file.fd_ro < 0 ? -errno : 0;
+        }
+        if (r == 0 && flags & SHARED_MAPPED)
+                r = shared_file_map(*fd, bytes, PROT_READ | PROT_WRITE, &file.at);
+        if (r < 0) {
+                shared_file_close(&file);
+                return r;
+        }
+        file.fd = *fd;
+        *fd = -1;
+        *ret = file;
+        return 0;
 }
 
 void shared_file_close(struct shared_file *f) {

@@ -27,6 +27,11 @@ enum shared_file_flags {
 
 /* 0 or -errno; then *ret is SHARED_FILE_NONE. The file reads as zeros. */
 int shared_file_new(const char *name, uint64_t bytes, unsigned flags, struct shared_file *ret);
+/*
+ * As if made here, from *fd, which is taken if that works; -EPROTO: it is of another size or kind, or not sealed
+ * against changes of its size. Flags: SHARED_MAPPED, _TWIN, _HUGE.
+ */
+int shared_file_adopt(int *fd, uint64_t bytes, unsigned flags, struct shared_file *ret);
 void shared_file_close(struct shared_file *file); /* it is SHARED_FILE_NONE afterwards */
 
 /*

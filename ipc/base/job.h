@@ -57,8 +57,22 @@ struct kvd_job {
                                  PROFILE: tokens;    COMPARE: threshold, a float's bits; 0:
                                  memshare.tau_block;    COMPACT: sources, dests, tokens that are kept */
         uint32_t sketch;      /* number of the sketch that came with work_sketch; 0: none */
-        uint32_t pad;
+        uint32_t turn;        /* enum kvd_job_turn */
+        uint64_t piece;       /* bytes to be gone through before it may rest; 0: it may not */
 };
+
+/*
+ * A job may rest: then its answer says that there is more of it, and nothing else. The worker goes
+ * on with it when it is asked for the job of that number again. A worker that ends has begun
+ * nothing; who dies in the middle of one loses it.
+ */
+enum kvd_job_turn {
+        KVD_JOB_BEGIN,
+        KVD_JOB_GO_ON, /* the rest of the arguments is not there */
+        KVD_JOB_END,   /* ... and nobody wants it any more: the answer is an error */
+};
+
+#define KVD_CONFIG_ROWS (1u << 20) /* layers x kv_heads x queries; a count of each is kept */
 
 #define KVD_NO_ORDINAL UINT32_MAX
 

@@ -20,10 +20,16 @@
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "token ids are hashed as they lie in memory");
 
-/* What is left of a key in builds that make collisions common. */
+/*
+ * What is left of a key in builds that make collisions common: so many bits, and equal tags. They are
+ * spread over the word that buckets are chosen by; else all keys would share two buckets, and the
+ * other blocks would not be found at all.
+ */
 static struct kvd_key cut(struct kvd_key key) {
 #if KVD_HASH_BITS < 64
-        return (struct kvd_key){key.lo & ((UINT64_C(1) << KVD_HASH_BITS) - 1), 0};
+        uint64_t bits = key.lo & ((UINT64_C(1) << KVD_HASH_BITS) - 1);
+
+        return (struct kvd_key){bits * UINT64_C(0x9e3779b97f4a7c15), 0};
 #else
         return key;
 #endif
@@ -132,4 +138,8 @@ struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before,
                 return from_xxh64(XXH64(tokens, (size_t)n * sizeof *tokens, before.lo));
         in.own = keyed_tokens(ix, tokens, n);
         return keyed(ix, &in, sizeof in);
+}
+
+uint64_t kvd_key_proof(const struct kvd_index *ix, const void *data, size_t bytes) {
+        return XXH3_64bits_withSecret(data, bytes, ix->secret, KVD_SECRET_BYTES);
 }

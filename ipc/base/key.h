@@ -31,6 +31,9 @@ struct kvd_key kvd_key_block(const struct kvd_index *ix, struct kvd_key parent,
 struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before,
                            const uint32_t *tokens, uint32_t n);
 
+/* Says that whoever knew the space's secret wrote these bytes. */
+uint64_t kvd_key_proof(const struct kvd_index *ix, const void *data, size_t bytes);
+
 static inline bool kvd_key_equal(struct kvd_key a, struct kvd_key b) {
         return a.lo == b.lo && a.hi == b.hi;
 }

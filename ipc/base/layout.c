@@ -10,6 +10,11 @@
 #include <errno.h>
 #include <string.h>
 
+/* At least eight buckets, so that the keys of a small space have a choice, too. */
+static uint32_t slots_for(uint32_t entries) {
+        return (uint32_t)ALIGN_UP(MAX(64, (uint64_t)entries * 3), KVD_BUCKET_SLOTS);
+}
+
 void kvd_index_lay_out(struct kvd_index *ix) {
         uint64_t tokens_bytes = (uint64_t)ix->geometry.block_tokens * sizeof(uint32_t);
         uint64_t run_tokens_bytes = KVD_RUN_BLOCKS * tokens_bytes;
@@ -17,20 +22,22 @@ void kvd_index_lay_out(struct kvd_index *ix) {
         ix->header_bytes = KVD_INDEX_HEADER_BYTES;
         ix->desc_stride = (uint32_t)ALIGN_UP(sizeof(struct kvd_desc) + tokens_bytes, 64);
         ix->run_stride = (uint32_t)ALIGN_UP(sizeof(struct kvd_run) + run_tokens_bytes, 64);
-        ix->table_slots = (uint32_t)pow2_up(MAX(64, (uint64_t)ix->capacity * 3 / 2));
-        ix->run_table_slots = (uint32_t)pow2_up(MAX(64, (uint64_t)ix->run_capacity * 3 / 2));
+        ix->table_slots = slots_for(ix->capacity);
+        ix->run_table_slots = slots_for(ix->run_capacity);
 
         ix->table_off = KVD_INDEX_HEADER_BYTES;
         ix->run_table_off = ix->table_off + ALIGN_UP((uint64_t)ix->table_slots * 8, 4096);
         ix->desc_off = ix->run_table_off + ALIGN_UP((uint64_t)ix->run_table_slots * 8, 4096);
         ix->run_off = ix->desc_off + ALIGN_UP((uint64_t)ix->capacity * ix->desc_stride, 4096);
-        ix->size = ix->run_off + ALIGN_UP((uint64_t)ix->run_capacity * ix->run_stride, 4096);
+        ix->memory_off = ix->run_off + ALIGN_UP((uint64_t)ix->run_capacity * ix->run_stride, 4096);
+        ix->size = ix->memory_off + ALIGN_UP(ix->max_segments * sizeof(uint32_t), 4096);
 }
 
 static bool same_layout(const struct kvd_index *a, const struct kvd_index *b) {
         return a->header_bytes == b->header_bytes && a->size == b->size &&
                a->desc_off == b->desc_off && a->table_off == b->table_off &&
                a->run_off == b->run_off && a->run_table_off == b->run_table_off &&
+               a->memory_off == b->memory_off &&
                a->desc_stride == b->desc_stride && a->run_stride == b->run_stride &&
                a->table_slots == b->table_slots && a->run_table_slots == b->run_table_slots;
 }
@@ -62,8 +69,10 @@ int kvd_index_validate(const struct kvd_index *ix, uint64_t bytes) {
                 return -EPROTO;
         if (ix->block_bytes != kvd_shape_bytes(&g) || !segments_fit(ix))
                 return -EPROTO;
-        own = (struct kvd_index){
-                .geometry = g, .capacity = ix->capacity, .run_capacity = ix->run_capacity};
+        own = (struct kvd_index){.geometry = g,
+                                 .capacity = ix->capacity,
+                                 .run_capacity = ix->run_capacity,
+                                 .max_segments = ix->max_segments};
         kvd_index_lay_out(&own);
         return same_layout(&own, ix) && ix->size <= bytes ? 0 : -EPROTO;
 }

@@ -10,7 +10,7 @@
  *      index   +--------------------+ 0
  *              | struct kvd_index   |   geometry, offsets, secret, growth, counters
  *              +--------------------+ table_off
- *              | block table        |   table_slots x 8: tag and block id, open addressing
+ *              | block table        |   table_slots x 8: tag and block id, in buckets of a line
  *              +--------------------+ run_table_off
  *              | run table          |   run_table_slots x 8: tag and run id
  *              +--------------------+ desc_off
@@ -40,17 +40,16 @@
 #include "ipc/base/geometry.h"
 #include "ipc/base/settings.h"
 #include "ipc/base/shm.h"
+#include "ipc/base/text.h"
 #include "ipc/base/util.h"
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 6u
+#define KVD_LAYOUT_VERSION 8u
 
 #define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
 #define KVD_MAX_SEGMENTS 8192u
 #define KVD_SECRET_BYTES 192u
-/* table slots that one search looks at: 32 cache lines; further is a miss */
-#define KVD_PROBE_MAX 256u
 
 /* ---- slot word: what a block is, and which incarnation of it --------------------------------- */
 
@@ -123,7 +122,7 @@ struct kvd_desc {
         uint64_t root;
         uint32_t flags;         /* enum kvd_desc_flags */
         uint32_t semaphore;     /* device spaces, see semaphore.h; 0: the data is there */
-        uint64_t semaphore_value;
+        uint64_t semaphore_value; /* without semaphores: proof of what is above, and of the incarnation */
         uint32_t tokens[];      /* block_tokens, unused ones 0 */
 };
 static_assert(sizeof(struct kvd_desc) == 64 && offsetof(struct kvd_desc, tokens) == 64,
@@ -150,9 +149,37 @@ struct kvd_run {
 static_assert(sizeof(struct kvd_run) == 128 && offsetof(struct kvd_run, ids) == 64,
               "layout is ABI: bump KVD_LAYOUT_VERSION");
 
-/* Table slot: high half of the key's low word as tag, id + 1 in the low half; 0 is empty. */
+/* ---- tables: from keys to ids ---------------------------------------------------------------- */
+
+/*
+ * A table is buckets of one cache line. A key has two of them, its home and another one, each chosen
+ * by other bits; its entry is in the home if there was room, else in the other, else there is none.
+ * No entry ever moves: one write makes it, and one takes it away. So whatever keys somebody picks,
+ * entering, removing and looking cost two lines at most, and the worst that comes of it is that
+ * blocks of the same space are not found.
+ *
+ * There are three slots for each id. So when all ids are used, a bucket is home to 2.7 entries on
+ * average (Poisson), one entry in 1,100 finds its home full, 0.6 % of all buckets are full, and five
+ * entries in a million at most have no place: their blocks are counted as unindexed, and missed.
+ */
+#define KVD_BUCKET_SLOTS 8u
+#define KVD_BUCKETS 2u /* of a key */
+
+/* Slot: low half of the key's high word as tag, id + 1 in the low half; 0 is empty. */
 static inline uint64_t kvd_table_slot(struct kvd_key key, uint32_t id) {
         return (key.hi << 32) | ((uint64_t)id + 1);
+}
+
+/* First slot of a key's home (0) or of its other bucket (1) in a table of so many slots. */
+static inline uint32_t kvd_bucket(uint32_t slots, struct kvd_key key, uint32_t which) {
+        uint64_t bits = which ? key.lo >> 32 : (uint32_t)key.lo;
+
+        return (uint32_t)(bits * (slots / KVD_BUCKET_SLOTS) >> 32) * KVD_BUCKET_SLOTS;
+}
+
+/* The i-th place of a key in a bucket: keys begin at different ones, so that the first is mostly it. */
+static inline uint32_t kvd_bucket_slot(struct kvd_key key, uint32_t i) {
+        return ((uint32_t)(key.hi >> 32) + i) % KVD_BUCKET_SLOTS;
 }
 
 /* ---- index header ---------------------------------------------------------------------------- */
@@ -171,7 +198,8 @@ struct kvd_index {
         uint32_t version;
         uint32_t header_bytes;
         uint64_t size;        /* bytes of the whole index */
-        uint64_t instance[2]; /* random; another one is another cache */
+        /* random. The first is the cache's, which may outlive its daemon; the second this index's */
+        uint64_t instance[2];
         struct kvd_shape geometry;
         /* KVD_kind_*, KVD_keys_*, KVD_policy_*; arena: 1 if isolated by writer */
         uint32_t kind, keys, policy, arena;
@@ -181,17 +209,23 @@ struct kvd_index {
         uint32_t capacity;       /* block ids */
         uint32_t run_capacity;
         uint32_t max_segments;
-        uint64_t desc_off, table_off, run_off, run_table_off;
+        uint64_t desc_off, table_off, run_off, run_table_off, memory_off;
         uint32_t desc_stride, run_stride;
-        uint32_t table_slots, run_table_slots; /* powers of two */
+        uint32_t table_slots, run_table_slots; /* whole buckets */
         uint8_t secret[KVD_SECRET_BYTES];
         uint32_t backend;        /* enum kvd_backend (device.h) */
         uint32_t semaphore_rows; /* of the semaphore page (semaphore.h); 0 in host spaces */
         uint8_t device[16];      /* UUID of the GPU that the pool is on; zeros in host spaces */
 
+        /* for the daemon after this one, see store/cache/adopt.c */
+        char name[KVD_NAME_MAX + 1], domain[KVD_NAME_MAX + 1];
+        uint32_t life;           /* how many indexes the cache has had, this one included */
+        uint32_t max_blocks;     /* may change, as policy may */
+        uint64_t proof;          /* of what is above and does not change */
+
         alignas(64) shm_u32 n_segments; /* segments that exist; grows only */
         shm_u32 alive;                  /* 0: the space was deleted */
-        shm_u32 clock;                  /* moves with the daemon's allocations; orders last uses */
+        shm_u32 clock;                  /* moves as the daemon allocates and seals; orders uses */
         shm_u32 lease_epoch;            /* moves whenever a compute lease ends; a futex word */
         /* moves whenever there is news for a sequence or a sample; a futex word */
         shm_u32 sync_epoch;
@@ -201,6 +235,9 @@ struct kvd_index {
         shm_u32 drain_epoch;
         /* moves whenever a job of the space has ended, however; a futex word */
         shm_u32 job_epoch;
+        /* host spaces: moves whenever a segment gets another memfd, see kvd_index_memory */
+        shm_u32 memory_epoch;
+        shm_u32 n_pages;                /* pin pages that are kept for the daemon after this one */
 
         alignas(64) shm_u64 counters[KVD_SPACE_COUNTERS_ROOM];
 
@@ -263,6 +300,12 @@ struct kvd_pinpage {
         alignas(64) shm_u64 counters[16]; /* enum kvd_client_counter; for show only */
         /* blocks of the chains of this client's pins, once for each pin */
         alignas(64) shm_u64 held;
+        /*
+         * Written by the daemon: life of the index that these pins refer to. Another one than that
+         * of the client's own means that the daemon was replaced, and its index says nothing any more.
+         */
+        shm_u32 epoch;
+        shm_u32 left;                  /* 1: the client has no more of the space mapped */
 
         /* written by the daemon: what the client may expect of it, see store/cache/available.c */
         alignas(64) shm_u64 held_seen; /* held, when pins were last looked at */
@@ -314,7 +357,21 @@ static inline shm_u64 *kvd_index_run_table(const struct kvd_index *ix) {
         return (shm_u64 *)((uint8_t *)ix + ix->run_table_off);
 }
 
-/* Fills in strides, table sizes, offsets and size from geometry, capacity and run_capacity. */
+/*
+ * Host spaces: a number for each segment, which moves before the first block appears in another
+ * memfd than before. Who has a segment mapped must map it again then; a block that is pinned, or
+ * being filled, keeps the memfd of its segment.
+ */
+static inline shm_u32 *kvd_index_memory(const struct kvd_index *ix) {
+        return (shm_u32 *)((uint8_t *)ix + ix->memory_off);
+}
+
+/* Runs that so many blocks have room for: half of the chains may end in the middle of one. */
+static inline uint32_t kvd_run_capacity(uint32_t capacity) {
+        return capacity / 8 + 1;
+}
+
+/* Fills in strides, table sizes, offsets and size from geometry, capacities and max_segments. */
 void kvd_index_lay_out(struct kvd_index *ix);
 
 /* -EPROTO if the header (from a daemon) does not describe an index that fits in bytes. */

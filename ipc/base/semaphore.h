@@ -38,9 +38,16 @@
 
 #include <stdint.h>
 
+#include "ipc/base/util.h"
+
 #define SEMAPHORES 64u /* of a row: streams of one client that seal or unpin */
 #define SEMAPHORE_ROW_BYTES (SEMAPHORES * 8u)
 #define SEMAPHORE_VALUE_MAX (INT64_MAX - 1) /* GEQ compares cyclically */
+
+/* The whole page, of ix->semaphore_rows. */
+static inline uint64_t semaphore_page_bytes(uint32_t rows) {
+        return ALIGN_UP((uint64_t)rows * SEMAPHORE_ROW_BYTES, 4096);
+}
 
 /* As in descriptors. */
 static inline uint32_t semaphore_at(uint32_t row, uint32_t at) {

@@ -151,3 +151,9 @@ uint64_t sys_now_ns(void) {
         sys->clock_ns(&now);
         return now;
 }
+
+bool sys_is_readable(int fd) {
+        struct pollfd wanted = {.fd = fd, .events = POLLIN};
+
+        return sys->poll(&wanted, 1, 0) > 0;
+}

@@ -15,6 +15,7 @@
  * other, with no signal blocked or ignored. Returns its number.
  */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -75,6 +76,7 @@ struct kvd_sys {
 extern const struct kvd_sys kvd_sys_real;
 extern const struct kvd_sys *sys; /* &kvd_sys_real, until a test says otherwise */
 
+bool sys_is_readable(int fd);
 uint64_t sys_now_ns(void); /* CLOCK_MONOTONIC */
 
 static inline double sys_now_ms(void) {

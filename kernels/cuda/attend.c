@@ -19,9 +19,13 @@ GPU_USES(attend_decode);
 GPU_USES(attend_prefill);
 
 enum {
-        SPLIT = 256,          /* columns of a split at least, unless the caller says otherwise */
-        /* of threads for a multiprocessor: the last ones to run are then few of many */
-        BLOCKS_EACH = 32,
+        /* columns that the warps of a block of threads do in a turn */
+        TURN = GPU_ATTEND_TILE * GPU_ATTEND_WARPS,
+        /* turns that beginning, ending and merging a split take as long as */
+        SPLIT_COST = 1,
+        WAVES = 4,            /* of blocks of threads, at most, for the sake of more splits, ... */
+        MANY_SPLITS = 8,      /* ... unless there are fewer splits */
+        NEAR = 32,            /* a 32nd more is not worth fewer splits */
         MOST_COLUMNS = 1 << 30,
         MOST_ROWS = 65535,    /* of a grid */
         MOST_GROUP = 128,
@@ -127,23 +131,35 @@ static uint32_t warps_in(const struct gpu *gpu, size_t each, size_t common) {
                        (uint32_t)MIN((gpu->shared_bytes - common) / each, GPU_ATTEND_WARPS);
 }
 
+/* Tiles of a warp: those with which more are under way, of all warps; with as many, more warps. */
+static uint32_t stages_in(const struct gpu *gpu, uint32_t dim, size_t each, size_t common) {
+        size_t tile = GPU_ATTEND_STAGE_BYTES(dim);
+        uint32_t most = GPU_ATTEND_STAGES(dim), least = GPU_ATTEND_LEAST_STAGES;
+
+        return warps_in(gpu, most * tile + each, common) * (most - 1) >
+                               warps_in(gpu, least * tile + each, common) * (least - 1) ?
+                       most :
+                       least;
+}
+
 static bool plan_decode(struct gpu *gpu, struct plan *p) {
         const struct gpu_attend *a = &p->launch.a;
         enum gpu_attend_form form = a->group <= 8 ? GPU_ATTEND_NARROW : GPU_ATTEND_WIDE;
         uint32_t dim = dim_of(a), rows = form == GPU_ATTEND_NARROW ? 8 : 16, warps;
-        size_t tiles = (size_t)GPU_ATTEND_STAGES(dim) * GPU_ATTEND_STAGE_BYTES(dim);
-        size_t queries = GPU_ATTEND_QUERY_BYTES(dim, form),
-               ends = GPU_ATTEND_WARPS * (size_t)rows * 8;
+        size_t queries = GPU_ATTEND_QUERY_BYTES(dim, form);
+        size_t each = a->rotation ? queries : 0,
+               common = GPU_ATTEND_WARPS * (size_t)rows * 8 + queries - each;
 
-        warps = a->rotation ? warps_in(gpu, tiles + queries, ends) :
-                              warps_in(gpu, tiles, queries + ends);
+        p->launch.stages = stages_in(gpu, dim, each, common);
+        each += p->launch.stages * (size_t)GPU_ATTEND_STAGE_BYTES(dim);
+        warps = warps_in(gpu, each, common);
         if (!suits_matrix_units(a) || warps == 0)
                 return false;
         p->kernel = (form == GPU_ATTEND_NARROW ? narrow :
                                                  wide)[a->number - KVD_NUMBER_F16][dim / 128];
         p->launch.head_tiles = DIV_UP(a->group, rows);
         p->grid.threads = warps * 32;
-        p->grid.shared = warps * tiles + (a->rotation ? warps : 1) * queries + ends;
+        p->grid.shared = warps * each + common;
         return true;
 }
 
@@ -182,15 +198,41 @@ static uint32_t columns_of(const struct gpu_attend *a) {
         return a->chosen ? a->max_chosen : a->max_length;
 }
 
+/*
+ * Turns that the device takes for all of them in n splits: as often as it must fill itself with
+ * blocks of threads, as long as one of them.
+ */
+static uint64_t turns_in_all(uint64_t turns, uint64_t heads, uint64_t resident, uint64_t n) {
+        uint64_t each = DIV_UP(turns, n);
+
+        return DIV_UP(heads * DIV_UP(turns, each), resident) * (each + SPLIT_COST);
+}
+
+/*
+ * Turns of a split: the most splits that take hardly longer than the best number would. Sequences
+ * that are shorter than the longest leave blocks without work, and the more there are, the less
+ * that is seen.
+ */
+static uint64_t turns_of_split(uint64_t turns, uint64_t heads, uint64_t resident) {
+        uint64_t most = MIN(turns, MAX(WAVES * resident / heads, MANY_SPLITS)), n = most,
+                 best = UINT64_MAX;
+
+        for (uint64_t i = 1; i <= most; i++)
+                best = MIN(best, turns_in_all(turns, heads, resident, i));
+        while (n > 1 && turns_in_all(turns, heads, resident, n) > best + best / NEAR)
+                n--;
+        return DIV_UP(turns, n);
+}
+
 static void plan_splits(struct gpu *gpu, struct plan *p) {
         const struct gpu_attend *a = &p->launch.a;
-        uint64_t columns = columns_of(a),
-                 heads = (uint64_t)a->n_sequences * a->kv_heads * p->launch.head_tiles;
-        uint64_t blocks = (uint64_t)MAX(gpu->multiprocessors, 1) * BLOCKS_EACH;
-        uint64_t split = a->split ? a->split : MAX(DIV_UP(columns * heads, blocks), SPLIT);
+        uint64_t columns = columns_of(a), turns = MAX(DIV_UP(columns, TURN), 1u),
+                 heads = (uint64_t)MAX(a->n_sequences, 1u) * a->kv_heads * p->launch.head_tiles;
+        uint64_t resident = gpu_resident_blocks(gpu, p->kernel, p->grid.threads, p->grid.shared);
 
-        p->launch.split = (uint32_t)ALIGN_UP(split, a->split ? GPU_ATTEND_TILE :
-                                                               GPU_ATTEND_TILE * GPU_ATTEND_WARPS);
+        resident = MAX(resident, MAX(gpu->multiprocessors, 1));
+        p->launch.split = a->split ? ALIGN_UP(a->split, GPU_ATTEND_TILE) :
+                                     (uint32_t)(TURN * turns_of_split(turns, heads, resident));
         p->launch.n_splits = (uint32_t)MAX(DIV_UP(columns, p->launch.split), 1);
         p->grid.x = a->n_sequences * p->launch.n_splits;
         p->grid.y = a->kv_heads * p->launch.head_tiles;
@@ -283,7 +325,7 @@ static int launch_masses(struct gpu *gpu, cu_stream stream, const struct plan *p
 static int launch(struct gpu *gpu, cu_stream stream, const struct plan *p) {
         const struct gpu_attend *a = &p->launch.a;
         struct gpu_grid rows = {a->n_sequences * p->launch.tokens * a->kv_heads * a->group, 1, 1,
-                                128, 0};
+                                GPU_ATTEND_SUM_THREADS, 0};
         int r;
 
         if (p->grid.y > MOST_ROWS ||

@@ -92,8 +92,8 @@ struct gpu_attend {
 };
 
 /*
- * Bytes of workspace; they depend on sizes and on which members are off, not on what is in device
- * memory.
+ * Bytes of workspace; they depend on the device, on sizes and on which members are off, not on what
+ * is in device memory. The driver is asked, so the context is current, as for a launch.
  */
 uint64_t gpu_attend_workspace(struct gpu *gpu, const struct gpu_attend *a);
 
@@ -105,7 +105,9 @@ int gpu_attend_decode(struct gpu *gpu, cu_stream stream, const struct gpu_attend
 
 /*
  * starts[s + 1] - starts[s] tokens of sequence s, the last of them at position lengths[s] - 1 if
- * causal.
+ * causal. For kvlm, and for engines that have none: products of 16 x 8 x 16 by one warp at a time
+ * leave most of an H100's matrix units idle (an estimate: a quarter of what kernels made for them
+ * reach), so engines bring their own.
  */
 int gpu_attend_prefill(struct gpu *gpu, cu_stream stream, const struct gpu_attend *a);
 

@@ -35,47 +35,71 @@ ATTEND void keep_scores(const struct gpu_attend_launch &r, const struct head &h,
 }
 
 /*
- * Columns [from, to). The place of the row that is copied next is looked up a tile ahead: a table's
- * entry is as far away as a key.
+ * Every step-th column up to to. A table's entry is as far away as a key, so the place of the tile
+ * that is copied next is looked up a tile ahead, and its position, where positions are chosen, two.
  */
-template <int NUMBER, int DIM, int FORM, int STAGES>
-ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h,
-                 struct warp_state<NUMBER, DIM, FORM> &w, uint8_t *shared, uint32_t first_head,
-                 uint32_t from, uint32_t to) {
-        uint32_t step = GPU_ATTEND_TILE * (blockDim.x / 32), row = lane_id() % GPU_ATTEND_TILE,
-                 ahead;
-        struct stage<DIM> tile;
-        struct place next;
-        float x[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
+struct way {
+        uint32_t next, step, to; /* next: the first column of the tile that is copied next */
+        uint32_t position;       /* of the lane's row in the tile after it */
+        struct place place;      /* of the lane's row in it */
+};
 
-        from += threadIdx.x / 32 * GPU_ATTEND_TILE;
-        ahead = from;
-        next = place_of(r, h, ahead + row, to);
+ATTEND void look_ahead(const struct gpu_attend_launch &r, const struct head &h, struct way &y) {
+        y.place = place_at(r, h, y.position);
+        y.position = position_before(r, h, y.next + y.step + lane_id() % GPU_ATTEND_TILE, y.to);
+}
+
+template <int DIM>
+ATTEND void copy_next(const struct gpu_attend_launch &r, const struct head &h, struct way &y,
+                      uint8_t *shared, uint32_t number) {
+        struct stage<DIM> tile = {shared + number * stage<DIM>::BYTES};
+
+        if (y.next < y.to)
+                copy_tile(r, tile, y.place);
+        copy_commit();
+        y.next += y.step;
+        look_ahead(r, h, y);
+}
+
+/* Columns [from, to): all stages but one are under way when this returns. */
+template <int DIM>
+ATTEND struct way set_out(const struct gpu_attend_launch &r, const struct head &h, uint8_t *shared,
+                          uint32_t from, uint32_t to) {
+        uint32_t first = from + threadIdx.x / 32 * GPU_ATTEND_TILE;
+        struct way y = {first, GPU_ATTEND_TILE * (blockDim.x / 32), to,
+                        position_before(r, h, first + lane_id() % GPU_ATTEND_TILE, to),
+                        {nullptr, NOWHERE, 0}};
+
+        look_ahead(r, h, y);
 #pragma unroll 1
-        for (int i = 0; i < STAGES - 1; i++) {
-                tile.at = shared + i * tile.BYTES;
-                if (ahead < to)
-                        copy_tile(r, tile, next);
-                copy_commit();
-                ahead += step;
-                next = place_of(r, h, ahead + row, to);
-        }
+        for (uint32_t i = 0; i + 1 < r.stages; i++)
+                copy_next<DIM>(r, h, y, shared, i);
+        return y;
+}
+
+template <int NUMBER, int DIM, int FORM>
+ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h,
+                 struct warp_state<NUMBER, DIM, FORM> &w, struct way &y, uint8_t *shared,
+                 uint32_t first_head, uint32_t from) {
+        struct stage<DIM> tile;
+        float x[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
+        uint32_t i = 0;
+
 #pragma unroll 1
-        for (uint32_t i = 0; from < to; from += step, i = i + 1 < STAGES ? i + 1 : 0) {
-                copy_wait<STAGES - 2>();
+        for (from += threadIdx.x / 32 * GPU_ATTEND_TILE; from < y.to; from += y.step) {
+                if (r.stages < GPU_ATTEND_STAGES(DIM))
+                        copy_wait<GPU_ATTEND_LEAST_STAGES - 2>();
+                else
+                        copy_wait<GPU_ATTEND_STAGES(DIM) - 2>();
                 __syncwarp();
-                tile.at = shared + (i > 0 ? i - 1 : STAGES - 1) * tile.BYTES;
-                if (ahead < to)
-                        copy_tile(r, tile, next);
-                copy_commit();
-                ahead += step;
-                next = place_of(r, h, ahead + row, to);
+                copy_next<DIM>(r, h, y, shared, (i > 0 ? i : r.stages) - 1);
                 tile.at = shared + i * tile.BYTES;
                 score_tile(r, w, tile, x);
                 if (r.scores)
-                        keep_scores<NUMBER, DIM, FORM>(r, h, first_head, from, to, x);
+                        keep_scores<NUMBER, DIM, FORM>(r, h, first_head, from, y.to, x);
                 weigh_tile(w, x);
                 mix_tile(w, tile, x);
+                i = i + 1 < r.stages ? i + 1 : 0;
         }
         copy_wait<0>();
 }
@@ -104,8 +128,8 @@ ATTEND void leave(const struct warp_state<NUMBER, DIM, FORM> &w, float *sums, fl
 
 template <int NUMBER, int DIM, int FORM>
 ATTEND void decode(const struct gpu_attend_launch &r, uint8_t *shared) {
-        const int STAGES = GPU_ATTEND_STAGES(DIM), ROWS = FORM == GPU_ATTEND_NARROW ? 8 : 16;
-        const uint32_t stages = STAGES * stage<DIM>::BYTES, warps = blockDim.x / 32,
+        const int ROWS = FORM == GPU_ATTEND_NARROW ? 8 : 16;
+        const uint32_t stages = r.stages * stage<DIM>::BYTES, warps = blockDim.x / 32,
                        warp = threadIdx.x / 32;
         const uint32_t queries = GPU_ATTEND_QUERY_BYTES(DIM, FORM);
         uint32_t split = blockIdx.x % r.n_splits, g = lane_id() / 4,
@@ -113,9 +137,11 @@ ATTEND void decode(const struct gpu_attend_launch &r, uint8_t *shared) {
         struct head h = head_of(r, blockIdx.x / r.n_splits, blockIdx.y / r.head_tiles);
         uint32_t from = split * r.split, to = min(h.columns, from + r.split);
         struct warp_state<NUMBER, DIM, FORM> w;
+        struct way y;
 
         if (split > 0 && from >= h.columns)
                 return;
+        y = set_out<DIM>(r, h, shared + warp * stages, from, to);
         clear_state(w);
         w.q = reinterpret_cast<uint4 *>(shared + warps * stages +
                                         (r.a.rotation ? warp * queries : 0));
@@ -124,10 +150,10 @@ ATTEND void decode(const struct gpu_attend_launch &r, uint8_t *shared) {
                 w.rows[row].at = query_at(r, h, 0, first_head + 8 * row + g);
                 w.rows[row].limit = h.length;
         }
-        if (!r.a.rotation && warp == 0)
-                load_queries(r, w, 0);
+        if (!r.a.rotation)
+                load_queries(r, w, 0, warp, warps);
         __syncthreads();
-        walk<NUMBER, DIM, FORM, STAGES>(r, h, w, shared + warp * stages, first_head, from, to);
+        walk(r, h, w, y, shared + warp * stages, first_head, from);
         __syncthreads();
         leave(w, reinterpret_cast<float *>(shared),
               reinterpret_cast<float *>(shared + warps * stages));
@@ -156,34 +182,84 @@ DECODES(bf16, NUMBER_BF16)
 
 /* ---- splits ---- */
 
+enum { SUM_WARPS = GPU_ATTEND_SUM_THREADS / 32, SUM_DIMS = 256 / 32 };
+
+/* The splits of a row. */
+struct parts {
+        const float *stats, *sums;
+        uint32_t n, dim;
+};
+
+ATTEND float largest_of(const struct parts &p) {
+        float x = -INFINITY;
+
+        for (uint32_t i = lane_id(); i < p.n; i += 32)
+                x = fmaxf(x, p.stats[2 * i]);
+        for (int mask = 16; mask; mask /= 2)
+                x = fmaxf(x, warp_xor(x, mask));
+        return x;
+}
+
+/*
+ * A warp's splits are every SUM_WARPS-th; of 32 at a time each lane knows what one is multiplied
+ * with, and has of all of them some dimensions. Returns the weights of the lane's splits.
+ */
+ATTEND float add_parts(const struct parts &p, float largest, float to[SUM_DIMS]) {
+        float weights = 0.0f;
+
+        for (uint32_t first = threadIdx.x / 32; first < p.n; first += 32 * SUM_WARPS) {
+                uint32_t mine = first + lane_id() * SUM_WARPS;
+                float by = mine < p.n ? shrink(p.stats[2 * mine], largest) : 0.0f;
+
+                if (mine < p.n)
+                        weights = fmaf(p.stats[2 * mine + 1], by, weights);
+#pragma unroll 4
+                for (uint32_t i = 0; i < 32 && first + i * SUM_WARPS < p.n; i++) {
+                        const float *from = p.sums + (uint64_t)(first + i * SUM_WARPS) * p.dim;
+                        float of_split = warp_from(by, (int)i);
+
+#pragma unroll
+                        for (uint32_t k = 0; k < SUM_DIMS; k++)
+                                if (32 * k + lane_id() < p.dim)
+                                        to[k] = fmaf(from[32 * k + lane_id()], of_split, to[k]);
+                }
+        }
+        return weights;
+}
+
 /*
  * A block of threads for each row, of prefills, too. What a row does not see of a split is summed
  * as nothing.
  */
-KVD_KERNEL(attend_sum, struct gpu_attend_launch, 128) {
+KVD_KERNEL(attend_sum, struct gpu_attend_launch, GPU_ATTEND_SUM_THREADS) {
+        __shared__ float sums[SUM_WARPS][32 * SUM_DIMS];
+        __shared__ float weights[SUM_WARPS];
         uint32_t heads = a.a.kv_heads * a.a.group, head = blockIdx.x % heads, g = head % a.a.group;
-        uint32_t token = blockIdx.x / heads % a.tokens;
+        uint32_t token = blockIdx.x / heads % a.tokens, d = threadIdx.x, warp = d / 32;
         struct head h = head_of(a, blockIdx.x / heads / a.tokens, head / a.a.group);
         uint64_t row = row_of(a, h, token, g);
-        const float *stats = reinterpret_cast<const float *>(a.stats) + row * a.n_splits * 2;
-        const float *sums = reinterpret_cast<const float *>(a.sums) + row * a.n_splits * a.a.dim;
-        uint32_t n = h.columns > 0 ? (h.columns + a.split - 1) / a.split : 1;
-        float largest = -INFINITY, weights = 0.0f;
+        const struct parts p = {reinterpret_cast<const float *>(a.stats) + row * a.n_splits * 2,
+                                reinterpret_cast<const float *>(a.sums) +
+                                        row * a.n_splits * a.a.dim,
+                                h.columns > 0 ? (h.columns + a.split - 1) / a.split : 1, a.a.dim};
+        float largest, of_warp, mine[SUM_DIMS] = {}, sum = 0.0f, weight = 0.0f;
 
         if (token >= h.tokens)
                 return;
-        for (uint32_t i = 0; i < n; i++)
-                largest = fmaxf(largest, stats[2 * i]);
-        for (uint32_t i = 0; i < n; i++)
-                weights = fmaf(stats[2 * i + 1], shrink(stats[2 * i], largest), weights);
-        for (uint32_t d = threadIdx.x; d < a.a.dim; d += blockDim.x) {
-                float sum = 0.0f;
-
-                for (uint32_t i = 0; i < n; i++)
-                        sum = fmaf(sums[i * a.a.dim + d], shrink(stats[2 * i], largest), sum);
-                store_number(a.a.out, result_at(a, h, token, g) + d, a.a.out_number,
-                             weights == 0.0f ? 0.0f : sum / weights);
+        largest = largest_of(p);
+        of_warp = warp_sum(add_parts(p, largest, mine));
+        for (uint32_t k = 0; k < SUM_DIMS; k++)
+                sums[warp][32 * k + lane_id()] = mine[k];
+        if (lane_id() == 0)
+                weights[warp] = of_warp;
+        __syncthreads();
+        for (uint32_t w = 0; w < SUM_WARPS; w++) {
+                sum += sums[w][d];
+                weight += weights[w];
         }
-        if (threadIdx.x == 0)
-                store_total(a, row, largest, weights);
+        if (d < a.a.dim)
+                store_number(a.a.out, result_at(a, h, token, g) + d, a.a.out_number,
+                             weight == 0.0f ? 0.0f : sum / weight);
+        if (d == 0)
+                store_total(a, row, largest, weight);
 }

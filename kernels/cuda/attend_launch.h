@@ -24,8 +24,10 @@ enum {
         GPU_ATTEND_HEADS_128 = 8,
         GPU_ATTEND_HEADS_256 = 4,    /* ... and more */
         GPU_ATTEND_WARPS = 4,        /* at most; fewer where there is little shared memory */
+        GPU_ATTEND_LEAST_STAGES = 2,
         GPU_ATTEND_PREFILL_STAGES = 2,
         GPU_ATTEND_MASS_THREADS = 256,
+        GPU_ATTEND_SUM_THREADS = 256,
 };
 
 struct gpu_attend_launch {
@@ -34,6 +36,7 @@ struct gpu_attend_launch {
         uint32_t split;         /* columns of a split, ... */
         uint32_t n_splits;      /* ... of the longest sequence */
         uint32_t head_tiles;    /* parts of a group that are done by different blocks of threads */
+        uint32_t stages;        /* decode: tiles of a warp */
         uint32_t row_tiles;     /* prefill: blocks of threads for a sequence and KV head */
         uint32_t tokens;        /* rows of a sequence and head: max_tokens, or 1 */
 
@@ -46,9 +49,10 @@ struct gpu_attend_launch {
 };
 
 /*
- * Tiles that a warp has in shared memory, bytes of one (keys, values, positions and rotations), ...
+ * Tiles that a warp has in shared memory (GPU_ATTEND_LEAST_STAGES, where there is little of it),
+ * bytes of one (keys, values, positions and rotations), ...
  */
-#define GPU_ATTEND_STAGES(dim) ((dim) <= 64 ? 6 : (dim) <= 128 ? 3 : 2)
+#define GPU_ATTEND_STAGES(dim) ((dim) <= 64 ? 6 : 3)
 #define GPU_ATTEND_STAGE_BYTES(dim) (GPU_ATTEND_TILE * ((dim) * 4 + 8))
 
 /* ... and of its queries, which warps have in common if none are rotated. */

@@ -137,7 +137,7 @@ ATTEND void prefill(const struct gpu_attend_launch &r, uint8_t *shared) {
         w.q = reinterpret_cast<uint4 *>(shared + stages + warp * GPU_ATTEND_QUERY_BYTES(DIM, FORM));
         mine = name_rows(r, h, first + warp * GPU_ATTEND_TILE, w);
         if (!r.a.rotation)
-                load_queries(r, w, 0);
+                load_queries(r, w, 0, 0, 1);
         walk(r, h, w, mine, shared, from, to);
         __syncthreads();
         deliver(r, h, w, mine, split,

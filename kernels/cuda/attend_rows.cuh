@@ -57,17 +57,13 @@ ATTEND uint32_t position_of(const struct gpu_attend_launch &r, const struct head
                 r.a.chosen)[(h.s * r.a.kv_heads + h.h) * r.a.ld_chosen + column];
 }
 
-/* Columns from to on are nowhere. */
-ATTEND struct place place_of(const struct gpu_attend_launch &r, const struct head &h,
-                             uint32_t column, uint32_t to) {
+ATTEND struct place place_at(const struct gpu_attend_launch &r, const struct head &h,
+                             uint32_t position) {
         const uint32_t *ids = reinterpret_cast<const uint32_t *>(r.a.blocks.ids) +
                               h.s * r.a.ld_blocks;
         struct place p = {nullptr, NOWHERE, 0};
-        uint32_t position, block, id;
+        uint32_t block, id;
 
-        if (column >= to)
-                return p;
-        position = position_of(r, h, column);
         if (position >= h.length)
                 return p;
         block = position / r.a.block_tokens;
@@ -82,6 +78,17 @@ ATTEND struct place place_of(const struct gpu_attend_launch &r, const struct hea
                 p.rotation = reinterpret_cast<const uint32_t *>(
                         r.a.rotation)[h.s * r.a.ld_blocks + block];
         return p;
+}
+
+/* Columns from to on are nowhere. */
+ATTEND uint32_t position_before(const struct gpu_attend_launch &r, const struct head &h,
+                                uint32_t column, uint32_t to) {
+        return column < to ? position_of(r, h, column) : NOWHERE;
+}
+
+ATTEND struct place place_of(const struct gpu_attend_launch &r, const struct head &h,
+                             uint32_t column, uint32_t to) {
+        return place_at(r, h, position_before(r, h, column, to));
 }
 
 /* ---- queries and results ---- */

@@ -35,22 +35,13 @@ template <int DIM> struct stage {
         }
 };
 
-/*
- * Starts to copy a tile; lanes r and r + 16 know its row r. What is masked, or no dimension,
- * becomes 0: not NaN.
- */
+/* Rows that lie anywhere; what is masked, or no dimension, becomes 0: not NaN. */
 template <int DIM>
-ATTEND void copy_tile(const struct gpu_attend_launch &r, const struct stage<DIM> &to,
-                      struct place p) {
+ATTEND void copy_rows(const struct gpu_attend_launch &r, const struct stage<DIM> &to,
+                      uint64_t mine) {
         const uint32_t chunks = DIM / 8, lane = lane_id();
-        uint64_t mine = reinterpret_cast<uint64_t>(p.at);
 
-        if (lane < GPU_ATTEND_TILE) {
-                to.positions()[lane] = p.position;
-                to.rotations()[lane] = p.rotation;
-        }
-        __syncwarp();
-#pragma unroll
+#pragma unroll 1
         for (uint32_t i = 0; i < GPU_ATTEND_TILE * chunks / 32; i++) {
                 uint32_t row = (i * 32 + lane) / chunks, chunk = (i * 32 + lane) % chunks;
                 uint64_t from = warp_from(mine, (int)row);
@@ -61,6 +52,44 @@ ATTEND void copy_tile(const struct gpu_attend_launch &r, const struct stage<DIM>
                 copy_16_or_zeros(to.key(row, chunk), at + (there ? r.a.k_offset : 0), there);
                 copy_16_or_zeros(to.value(row, chunk), at + (there ? r.a.v_offset : 0), there);
         }
+}
+
+/* Rows of which each is as far behind the one before as the next: the slots of a block. */
+template <int DIM>
+ATTEND void copy_run(const struct gpu_attend_launch &r, const struct stage<DIM> &to,
+                     uint64_t first) {
+        const uint32_t chunks = DIM / 8, rows = 32 / chunks;
+        uint32_t row = lane_id() / chunks, chunk = lane_id() % chunks;
+        bool there = chunk * 8 < r.a.dim;
+        const uint8_t *key = reinterpret_cast<const uint8_t *>(
+                first + row * r.a.token_stride + (there ? chunk * 16 : 0) + r.a.k_offset);
+        const uint8_t *value = key + (r.a.v_offset - r.a.k_offset);
+
+#pragma unroll
+        for (uint32_t i = 0; i < GPU_ATTEND_TILE / rows; i++) {
+                copy_16_or_zeros(to.key(i * rows + row, chunk), key, there);
+                copy_16_or_zeros(to.value(i * rows + row, chunk), value, there);
+                key += rows * r.a.token_stride;
+                value += rows * r.a.token_stride;
+        }
+}
+
+/* Starts to copy a tile; lanes r and r + 16 know its row r. */
+template <int DIM>
+ATTEND void copy_tile(const struct gpu_attend_launch &r, const struct stage<DIM> &to,
+                      struct place p) {
+        uint64_t mine = reinterpret_cast<uint64_t>(p.at), first = warp_from(mine, 0);
+        uint32_t row = lane_id() % GPU_ATTEND_TILE;
+
+        if (lane_id() < GPU_ATTEND_TILE) {
+                to.positions()[row] = p.position;
+                to.rotations()[row] = p.rotation;
+        }
+        __syncwarp();
+        if (warp_ballot(!mine || mine != first + row * r.a.token_stride))
+                copy_rows(r, to, mine);
+        else
+                copy_run(r, to, first);
 }
 
 /* ---- 16-bit numbers in pairs ---- */
@@ -128,18 +157,18 @@ ATTEND void clear_state(struct warp_state<NUMBER, DIM, FORM> &w) {
 /*
  * Two numbers of a row at a time go to the word of this lane where a product wants them: word 2 p +
  * row of step's 16 bytes has pair p of the row, in the first part rounded and in the second what
- * rounding left.
+ * rounding left. Every parts-th pair from part on: warps share the work where they share queries.
  */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void load_queries(const struct gpu_attend_launch &r, struct warp_state<NUMBER, DIM, FORM> &w,
-                         uint32_t rotation) {
-        uint32_t *to = reinterpret_cast<uint32_t *>(w.q) + lane_id() * 4, t = lane_id() % 4, high,
-                 low;
+                         uint32_t rotation, uint32_t part, uint32_t parts) {
+        uint32_t t = lane_id() % 4, high, low;
 
         __syncwarp();
 #pragma unroll 1
-        for (uint32_t i = 0; i < DIM / 8 * w.ROWS; i++, to += i % (2 * w.ROWS) ? 0 : 128) {
+        for (uint32_t i = part; i < DIM / 8 * w.ROWS; i += parts) {
                 uint32_t step = i / (2 * w.ROWS), pair = i / w.ROWS % 2;
+                uint32_t *to = reinterpret_cast<uint32_t *>(w.q) + step * 128 + lane_id() * 4;
                 uint32_t d = step / 2 * 32 + t * 8 + step % 2 * 4 + 2 * pair;
                 struct lane_row row = i % w.ROWS ? w.rows[w.ROWS - 1] : w.rows[0];
                 float x = row.there ? load_query(r, row.at, d, rotation) : 0.0f;
@@ -222,7 +251,7 @@ ATTEND void score_tile(const struct gpu_attend_launch &r, struct warp_state<NUMB
                 if (r.a.rotation)
                         rotation = warp_from(mine, __ffs((int)todo) - 1);
                 if (rotation != w.rotation)
-                        load_queries(r, w, rotation);
+                        load_queries(r, w, rotation, 0, 1);
                 multiply_keys(w, from, part);
                 for (int i = 0; i < 4; i++) {
                         uint32_t column = i / 2 * 8 + 2 * t + i % 2,

@@ -196,6 +196,11 @@ static int prepare(struct gpu *gpu, enum gpu_kernel kernel, size_t shared) {
                       gpu->cuda->cuFuncSetAttribute(gpu->kernels[kernel],
                                                     CU_FUNC_DYNAMIC_SHARED_BYTES, (int)shared),
                       name);
+        if (r == -EINVAL)
+                return because(gpu, r,
+                               "%s: %zu bytes of shared memory beside its own, and a block may "
+                               "have %zu",
+                               name, shared, gpu->shared_bytes);
         if (r == 0)
                 gpu->shared[kernel] = shared;
         return r;

@@ -86,14 +86,13 @@ static struct gpu_grid grid_of_parts(const struct gpu_keydiff *a) {
         return (struct gpu_grid){(uint32_t)DIV_UP(parts_of(a), WARPS), 1, 1, THREADS, 0};
 }
 
-static int launch_anchor(struct gpu *gpu, cu_stream stream, struct gpu_keydiff *a, bool add) {
+static int launch_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a) {
         struct gpu_grid sum = {a->keys.layers * a->keys.heads * DIV_UP(a->keys.dim, 32u), 1, 1,
                                SUM_THREADS, 0};
         int r;
 
         if (!a->counts || !a->scratch || a->scratch % 16)
                 return refuse(gpu, "no counts, or no scratch that is aligned");
-        a->add = add;
         r = a->slices ? gpu_launch(gpu, GPU_KERNEL_keydiff_parts, grid_of_parts(a), stream, a) : 0;
         return r < 0 ? r : gpu_launch(gpu, GPU_KERNEL_keydiff_sum, sum, stream, a);
 }
@@ -109,21 +108,12 @@ int gpu_keydiff_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_keydi
         struct gpu_keydiff prepared = *a;
         int r = prepare(gpu, &prepared);
 
-        return r < 0 ? r : launch_anchor(gpu, stream, &prepared, true);
+        return r < 0 ? r : launch_anchor(gpu, stream, &prepared);
 }
 
 int gpu_keydiff_score(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a) {
         struct gpu_keydiff prepared = *a;
         int r = prepare(gpu, &prepared);
 
-        return r < 0 ? r : launch_score(gpu, stream, &prepared);
-}
-
-int gpu_keydiff(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a) {
-        struct gpu_keydiff prepared = *a;
-        int r = prepare(gpu, &prepared);
-
-        if (r == 0)
-                r = launch_anchor(gpu, stream, &prepared, false);
         return r < 0 ? r : launch_score(gpu, stream, &prepared);
 }

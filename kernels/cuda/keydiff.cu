@@ -288,9 +288,9 @@ KVD_KERNEL(keydiff_sum, struct gpu_keydiff, SUM_THREADS) {
                 for (int mask = 16; mask; mask /= 2)
                         count += warp_xor(count, mask);
                 if (d < a.keys.dim)
-                        to[d] = a.add ? to[d] + sum : sum;
+                        to[d] += sum;
                 if (d == 0)
-                        *of_head = a.add ? *of_head + count : count;
+                        *of_head += count;
         }
 }
 

@@ -38,7 +38,7 @@ struct gpu_keydiff {
         cu_address counts;   /* uint32_t [layer][head] */
         cu_address scores;   /* float [layer][head]: token t at t - from */
         cu_address scratch;  /* gpu_keydiff_scratch() bytes; aligned to 16 */
-        uint32_t slice, slices, add; /* set by the functions below */
+        uint32_t slice, slices; /* set by the functions below */
 };
 
 /* sums and counts grow by those of the tokens from <= t < to. */
@@ -46,9 +46,6 @@ int gpu_keydiff_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_keydi
 
 /* Scores against sums, which may be means as well. Uses neither counts nor scratch. */
 int gpu_keydiff_score(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a);
-
-/* Both: sums and counts become those of the tokens, and the scores are against them. */
-int gpu_keydiff(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a);
 
 size_t gpu_keydiff_scratch(const struct gpu_keydiff *a);
 
@@ -61,7 +58,7 @@ struct gpu_keydiff_blocks {
         cu_address best;   /* float [head][blocks] */
         cu_address scores; /* float: head h, token t at h * stride + t */
         uint64_t stride;
-        uint32_t heads;    /* layers x heads, as gpu_keydiff() leaves them */
+        uint32_t heads;    /* layers x heads, as gpu_keydiff_score() leaves them */
         uint32_t n, per_block;
 };
 

@@ -9,11 +9,7 @@
 
 #include "kernels/cuda/device.cuh"
 
-/* As kernels/lanes.h has them: b where one of them is a NaN. */
-static __device__ __forceinline__ float lesser(float a, float b) {
-        return a < b ? a : b;
-}
-
+/* As kernels/lanes.h has it: b where one of them is a NaN. */
 static __device__ __forceinline__ float greater(float a, float b) {
         return a > b ? a : b;
 }

@@ -12,7 +12,8 @@
 #define THREADS 256
 #define WARPS (THREADS / 32)
 #define TILE 16
-#define DIMS (256 / 32) /* that a lane has */
+#define EACH (TILE / 2)  /* keys of a tile, that half a warp has */
+#define PAIRS (256 / 64) /* of dimensions, that a lane has */
 
 enum { ORDER_HND = 1 };
 
@@ -123,77 +124,122 @@ static __device__ __forceinline__ void load_tile(uint8_t *tile, uint32_t stride,
                                                  const struct layer &l, uint32_t head,
                                                  uint32_t first, uint32_t n) {
         const int N = vector<NUMBER>::N;
-        uint32_t pieces = (s.dim + N - 1) / N;
+        const uint8_t *keys = l.keys + size_of<NUMBER>(element_of(s, head, first));
+        uint32_t pieces = (s.dim + N - 1) / N, t = lane_id() / pieces, i = lane_id() % pieces;
+        uint32_t row = (uint32_t)size_of<NUMBER>(s.order == ORDER_HND ? s.dim : s.heads * s.dim);
 
-        for (uint32_t i = lane_id(); i < n * pieces; i += 32) {
-                uint32_t t = i / pieces, d = i % pieces * N;
-                const uint8_t *from = l.keys + size_of<NUMBER>(element_of(s, head, first + t));
-                uint8_t *to = tile + t * stride + size_of<NUMBER>(d);
-
-                if (l.wide)
-                        copy_16(to, from + size_of<NUMBER>(d));
-                else
-                        *reinterpret_cast<uint4 *>(to) = load_some<NUMBER>(from, d, s.dim);
+        for (uint32_t rows = 32 / pieces, more = 32 % pieces; t < n; t += rows, i += more) {
+                if (i >= pieces) {
+                        i -= pieces;
+                        t++;
+                }
+                if (t < n && l.wide)
+                        copy_16(tile + t * stride + 16 * i, keys + (uint64_t)t * row + 16 * i);
+                else if (t < n)
+                        *reinterpret_cast<uint4 *>(tile + t * stride + 16 * i) = load_some<NUMBER>(
+                                keys + (uint64_t)t * row, i * N, s.dim);
         }
         copy_commit();
         copy_wait<0>();
         __syncwarp();
 }
 
-/* The sum of a row's squares in the order of kernels/keydiff.c; 16 lanes a row. */
+/* Elements d and d + 1; d is even. */
 template <int NUMBER>
-static __device__ __forceinline__ float row_squares(const uint8_t *row, uint32_t dim) {
-        uint32_t j = lane_id() % 16, d = 0, even = NUMBER == NUMBER_BF16 ? 2 * j : j;
-        uint32_t odd = NUMBER == NUMBER_BF16 ? 2 * j + 1 : j + 16;
-        float a = 0.0f, b = 0.0f, x;
+static __device__ __forceinline__ float2 pair_at(const uint8_t *row, uint32_t d) {
+        uint32_t both;
 
-        for (; d + 32 <= dim; d += 32) {
-                x = number_at<NUMBER>(row, d + even);
-                a = fmaf(x, x, a);
-                x = number_at<NUMBER>(row, d + odd);
-                b = fmaf(x, x, b);
-        }
-        if (d + 16 <= dim) {
-                x = number_at<NUMBER>(row, d + j);
-                a = fmaf(x, x, a);
-                d += 16;
-        }
-        x = d + j < dim ? number_at<NUMBER>(row, d + j) : 0.0f;
-        b = fmaf(x, x, b);
-        a += b;
-        for (int mask = 8; mask; mask /= 2)
-                a += warp_xor(a, mask);
-        return a;
+        if (NUMBER == NUMBER_F32)
+                return *reinterpret_cast<const float2 *>(row + 4 * d);
+        both = *reinterpret_cast<const uint32_t *>(row + 2 * d);
+        return make_float2(element<NUMBER>::wide((uint16_t)both),
+                           element<NUMBER>::wide((uint16_t)(both >> 16)));
 }
 
-/* Adds directions to a lane's dimensions, one token after the other. */
+/*
+ * What lane j of 16 has of a row's squares, in the order of kernels/keydiff.c, for each half of the
+ * warp's EACH rows.
+ */
 template <int NUMBER>
-static __device__ __forceinline__ void add_directions(float sum[DIMS], const uint8_t *tile,
-                                                      uint32_t stride, uint32_t dim, uint32_t n) {
-        float inverse = 0.0f; /* of token lane; 0 without a direction */
+static __device__ __forceinline__ void squares_of_lane(float a[EACH], const uint8_t *tile,
+                                                       uint32_t stride, uint32_t dim) {
+        const uint8_t *rows = tile + lane_id() / 16 * EACH * stride;
+        uint32_t j = lane_id() % 16, d = 0;
+        float b[EACH] = {}, x;
 
-        for (uint32_t t = 0; t < n; t += 2) {
-                uint32_t mine = t + lane_id() / 16;
-                float squares = row_squares<NUMBER>(tile + (mine < n ? mine : t) * stride, dim);
-                float found = squares > 0.0f && squares < infinity() ?
-                                      1.0f / fmaxf(sqrtf(squares), 1e-12f) :
-                                      0.0f;
-                float of_lane = warp_from(found, lane_id() % 2 * 16);
+        for (; d + 32 <= dim; d += 32)
+#pragma unroll
+                for (uint32_t k = 0; k < EACH; k++) {
+                        const uint8_t *row = rows + k * stride;
+                        float2 y = NUMBER == NUMBER_BF16 ?
+                                           pair_at<NUMBER>(row, d + 2 * j) :
+                                           make_float2(number_at<NUMBER>(row, d + j),
+                                                       number_at<NUMBER>(row, d + j + 16));
 
-                inverse = lane_id() / 2 == t / 2 ? of_lane : inverse;
+                        a[k] = fmaf(y.x, y.x, a[k]);
+                        b[k] = fmaf(y.y, y.y, b[k]);
+                }
+#pragma unroll
+        for (uint32_t k = 0; k < EACH && d < dim; k++) {
+                uint32_t more = d + 16 <= dim ? 16 : 0;
+
+                x = more ? number_at<NUMBER>(rows + k * stride, d + j) : 0.0f;
+                a[k] = more ? fmaf(x, x, a[k]) : a[k];
+                x = d + more + j < dim ? number_at<NUMBER>(rows + k * stride, d + more + j) : 0.0f;
+                b[k] = fmaf(x, x, b[k]);
         }
+#pragma unroll
+        for (uint32_t k = 0; k < EACH; k++)
+                a[k] += b[k];
+}
+
+/*
+ * What each key of a tile is multiplied with to be a direction, or 0: of key lane / 2. Half of the
+ * sums that are left change lanes in every step, so that the roots of all are taken at once.
+ */
+template <int NUMBER>
+static __device__ __forceinline__ float inverse_length(const uint8_t *tile, uint32_t stride,
+                                                       uint32_t dim) {
+        float x[EACH] = {};
+
+        squares_of_lane<NUMBER>(x, tile, stride, dim);
+#pragma unroll
+        for (uint32_t half = EACH / 2; half; half /= 2)
+#pragma unroll
+                for (uint32_t i = 0; i < half; i++) {
+                        bool upper = lane_id() & 2 * half;
+                        float gone = warp_xor(upper ? x[i] : x[i + half], (int)(2 * half));
+
+                        x[i] = (upper ? x[i + half] : x[i]) + gone;
+                }
+        x[0] += warp_xor(x[0], 1);
+        return x[0] > 0.0f && x[0] < infinity() ? 1.0f / fmaxf(sqrtf(x[0]), 1e-12f) : 0.0f;
+}
+
+/*
+ * Adds directions to a lane's dimensions, 2 lane and 2 lane + 1 of each 64, one token after the
+ * other.
+ */
+template <int NUMBER>
+static __device__ __forceinline__ void add_directions(float2 sum[PAIRS], const uint8_t *tile,
+                                                      uint32_t stride, uint32_t dim, uint32_t n) {
+        float inverse = inverse_length<NUMBER>(tile, stride, dim);
+
 #pragma unroll 2
         for (uint32_t t = 0; t < n; t++) {
-                float scale = warp_from(inverse, (int)t);
+                float scale = warp_from(inverse, (int)(2 * t));
 
+                if (!(scale > 0.0f))
+                        continue;
 #pragma unroll
-                for (uint32_t i = 0; i < DIMS; i++) {
-                        uint32_t d = 32 * i + lane_id();
+                for (uint32_t i = 0; i < PAIRS && 64 * i < dim; i++)
+                        if (64 * i + 2 * lane_id() < dim) {
+                                float2 x = pair_at<NUMBER>(tile + t * stride,
+                                                           64 * i + 2 * lane_id());
 
-                        if (scale > 0.0f && d < dim)
-                                sum[i] = fmaf(number_at<NUMBER>(tile + t * stride, d), scale,
-                                              sum[i]);
-                }
+                                sum[i].x = fmaf(x.x, scale, sum[i].x);
+                                sum[i].y = fmaf(x.y, scale, sum[i].y);
+                        }
         }
 }
 
@@ -203,10 +249,17 @@ static __device__ __forceinline__ float through_f16(float x) {
         return f16_to_float(float_to_f16(x)) + 0.0f;
 }
 
-static __device__ __forceinline__ uint32_t code_of(float x, float least, float step, bool finite) {
-        float code = rintf((x - least) / step);
+/*
+ * (x - least) / step, rounded, from 0 to 15. The quotient by way of 1 / step and what that leaves
+ * over is the one that a division gives: step has 11 bits, so none lies where it could not be told.
+ * What is added has 1 in the place of its last bit, and is even.
+ */
+static __device__ __forceinline__ uint32_t code_of(float x, float least, float step, float inverse,
+                                                   bool finite) {
+        float y = fminf(fmaxf(x - least, 0.0f), 16.0f * step), code = y * inverse;
 
-        return finite ? (uint32_t)greater(lesser(code, 15.0f), 0.0f) : 0;
+        code = fmaf(fmaf(-code, step, y), inverse, code);
+        return finite ? min(__float_as_uint(code + 12582912.0f) & 31, 15u) : 0;
 }
 
 /* Two lanes a token, every other pair of channels each. */
@@ -214,7 +267,7 @@ template <int NUMBER>
 static __device__ __forceinline__ void put_label(uint8_t *label, const uint8_t *row,
                                                  const uint16_t *channels, uint32_t n,
                                                  bool stores) {
-        float least = infinity(), most = -infinity(), step;
+        float least = infinity(), most = -infinity(), step, inverse;
         uint32_t half = lane_id() % 2, bytes = (n + 1) / 2;
         bool finite = true;
 
@@ -231,14 +284,15 @@ static __device__ __forceinline__ void put_label(uint8_t *label, const uint8_t *
         step = through_f16((most - least) / 15.0f);
         least = finite ? through_f16(least) : 0.0f;
         step = finite && step > 0.0f ? step : 1.0f;
+        inverse = 1.0f / step;
         for (uint32_t j = half; j < bytes && stores; j += 2) {
                 uint32_t low = code_of(number_at<NUMBER>(row, channels[2 * j]), least, step,
-                                       finite),
+                                       inverse, finite),
                          high = 0;
 
                 if (2 * j + 1 < n)
                         high = code_of(number_at<NUMBER>(row, channels[2 * j + 1]), least, step,
-                                       finite);
+                                       inverse, finite);
                 label[j] = (uint8_t)(low | high << 4);
         }
         if (stores) {
@@ -257,8 +311,8 @@ static __device__ __forceinline__ void put_head(const struct gpu_summarise &a,
                  label_bytes = (a.n_channels + 1) / 2 + 4;
         const uint16_t *channels = reinterpret_cast<const uint16_t *>(a.channels) +
                                    at * a.n_channels;
-        float *anchor = reinterpret_cast<float *>(l.row + a.anchors_off) + at * a.shape.dim,
-              sum[DIMS] = {};
+        float *anchor = reinterpret_cast<float *>(l.row + a.anchors_off) + at * a.shape.dim;
+        float2 sum[PAIRS] = {};
         uint8_t *labels = l.row + a.labels_off + at * a.shape.tokens * label_bytes;
 
 #pragma unroll 1
@@ -275,9 +329,14 @@ static __device__ __forceinline__ void put_head(const struct gpu_summarise &a,
              i += 32)
                 labels[i] = 0;
 #pragma unroll
-        for (uint32_t i = 0; i < DIMS; i++)
-                if (32 * i + lane_id() < a.shape.dim)
-                        anchor[32 * i + lane_id()] = sum[i];
+        for (uint32_t i = 0; i < PAIRS; i++) {
+                uint32_t d = 64 * i + 2 * lane_id();
+
+                if (d < a.shape.dim)
+                        anchor[d] = sum[i].x;
+                if (d + 1 < a.shape.dim)
+                        anchor[d + 1] = sum[i].y;
+        }
 }
 
 /* ---- a layer of a block ---------------------------------------------------------------------- */

@@ -13,41 +13,65 @@
 
 #define SWEEP 256u /* private blocks without an owner, freed before anything else is looked for */
 
-static void tick(struct space *space) {
-        space->clock++;
-        atomic_store_explicit(&space->ix->clock, (uint32_t)space->clock, memory_order_relaxed);
+/* A segment's memory from elsewhere: 1, 0: there is none, -EAGAIN: there may be one. */
+static int reclaim(struct space *space, struct arena *arena, uint32_t *reads) {
+        int r = space_reclaim(space, reads);
+
+        return r ? r : arena_reclaim(space, arena, reads);
+}
+
+/* Blocks freed, 0: all are in use, -EAGAIN: not all were looked at. */
+static int evict(struct space *space, struct arena *arena, uint32_t want, uint32_t *reads) {
+        uint32_t evicted = evict_coldest(space, arena, want, reads);
+
+        return evicted ? (int)evicted : evict_goes_on(arena, *reads) ? -EAGAIN : 0;
+}
+
+/* Memory that nobody has. -EAGAIN: some is on its way from spaces that were deleted. */
+static int grow(struct space *space, struct arena *arena, uint64_t bytes) {
+        int r = space_grow(space, arena, bytes);
+        bool more;
+
+        if (r)
+                return r;
+        more = store_bury(space_store(space));
+        r = space_grow(space, arena, bytes);
+        return r == 0 && more ? -EAGAIN : r;
 }
 
 /*
  * Makes at least one block free for the arena, by the means that costs least. 0 or an error: there
- * is none.
+ * is none; -EAGAIN: that is not known yet. *reads: what it may cost, and what is left of that.
  */
-static int find_room(struct space *space, struct arena *arena, uint32_t want) {
+static int find_room(struct space *space, struct arena *arena, uint32_t want, uint32_t *reads) {
         uint64_t bytes = want * space->ix->block_bytes;
-        int r = space_grow(space, arena, bytes);
-        uint32_t evicted;
+        uint32_t half = *reads / 2, rest = *reads - half;
+        int r = grow(space, arena, bytes), reclaimed, evicted;
 
-        while (r == 0 && store_bury(space_store(space)))
+        reclaimed = r == 0 ? reclaim(space, arena, &half) : 0;
+        if (reclaimed > 0)
                 r = space_grow(space, arena, bytes);
-        if (r == 0 && (space_reclaim(space) || arena_reclaim(space, arena)))
-                r = space_grow(space, arena, bytes);
-        if (r > 0)
-                return r;
-        evicted = evict_coldest(space, arena, want);
-        return evicted ? (int)evicted : r;
+        if (r <= 0 && r != -EAGAIN) {
+                evicted = evict(space, arena, want, &rest);
+                r = evicted ? evicted : reclaimed < 0 ? reclaimed : r;
+        }
+        *reads = r == -EAGAIN ? 0 : half + rest;
+        return r;
 }
 
-/* Takes a free block. Garbage goes for it if need be, but nothing else. */
+/* Takes a free block. What is nobody's any more goes for it if need be, but nothing else. */
 static uint32_t pop_or_sweep(struct space *space, struct arena *arena) {
         uint32_t id = block_pop_free(space, arena);
 
-        return id == NONE && garbage_sweep(space, SWEEP) ? block_pop_free(space, arena) : id;
+        if (id == NONE && (garbage_sweep(space, SWEEP) || attachments_give(space)))
+                id = block_pop_free(space, arena);
+        return id;
 }
 
-kvd_ref room_take(struct space *space, struct arena *arena) {
+kvd_ref room_take(struct space *space, struct arena *arena, uint32_t *reads) {
         uint32_t id = pop_or_sweep(space, arena);
 
-        if (id == NONE && find_room(space, arena, 1) > 0)
+        if (id == NONE && *reads && find_room(space, arena, 1, reads) > 0)
                 id = block_pop_free(space, arena);
         if (id == NONE)
                 return 0;
@@ -61,7 +85,7 @@ kvd_ref room_take(struct space *space, struct arena *arena) {
 static int refuse_quota(struct space *space, uint32_t limit) {
         space_count(space, KVD_SPACE_REFUSED_QUOTA, 1);
         return store_refuse(space_store(space), -EDQUOT,
-                            "this client is filling %u blocks of space '%s', all that "
+                            "this process is filling %u blocks of space '%s', all that "
                             "client_quota allows; seal or free some",
                             limit, space->name);
 }
@@ -85,17 +109,18 @@ static int refuse_full(struct space *space, int error) {
 
 static int allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {
         struct space *space = a->space;
-        uint32_t limit = fill_limit(space), got = 0, id;
+        uint32_t limit = fill_limit(space), reads = 0, got = 0, id;
         int tries = 2, r = 0;
 
-        tick(space);
-        if (a->filling.n >= limit)
+        space_tick(space);
+        if (a->tenant->n_filling >= limit)
                 return refuse_quota(space, limit);
-        n = MIN(n, limit - a->filling.n);
+        n = MIN(n, limit - a->tenant->n_filling);
         while (got < n) {
                 id = pop_or_sweep(space, a->arena);
                 if (id == NONE) {
-                        r = tries-- ? find_room(space, a->arena, n - got) : 0;
+                        reads = KVD_PIN_READS;
+                        r = tries-- ? find_room(space, a->arena, n - got, &reads) : 0;
                         if (r <= 0)
                                 break;
                         continue;
@@ -104,7 +129,7 @@ static int allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {
                 ret[got++] = block_ref(space, id);
         }
         if (!got)
-                return refuse_full(space, r);
+                return r == -EAGAIN ? 0 : refuse_full(space, r);
         space_count(space, KVD_SPACE_ALLOCATED, got);
         return (int)got;
 }

@@ -7,29 +7,39 @@
  *      ATTACHED ──connection lost──► ORPHANED ──process gone──► FOLDING ──idle──► (freed)
  *         └────────────said goodbye, or process gone──────────────┘
  *
- * Pins count until FOLDING. There, the times of last use that the client wrote are taken over into
- * the daemon's own, a piece at a time, so that what a short-lived process used does not look
- * unused.
+ * Pins count until FOLDING. There, what it was filling is freed, its sequences are closed, and the
+ * times of last use that it wrote are taken over into the daemon's own, so that what a short-lived
+ * process used does not look unused: all of it a piece at a time.
  */
 
 #include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ipc/base/sys.h"
+#include "store/account.h"
 #include "store/cache/inside.h"
 #include "store/cache/memory.h"
 #include "store/hooks.h"
+#include "store/kept.h"
 
 /* ---- arenas ---------------------------------------------------------------------------------- */
 
 int arena_new(struct space *space, struct attachment *writer, struct arena **ret) {
-        struct arena *arena = sys->calloc(1, sizeof *arena);
+        uint64_t bytes = arena_bytes(space->ix);
+        struct arena *arena;
+        int r = account_charge(space, KVD_COST_overhead, bytes);
 
-        if (!arena)
-                return -ENOMEM;
-        arena->heap = sys->calloc(space->ix->capacity, sizeof *arena->heap);
-        if (!arena->heap) {
+        if (r < 0)
+                return r;
+        arena = sys->calloc(1, sizeof *arena);
+        if (arena)
+                arena->heap = sys->calloc(space->ix->capacity, sizeof *arena->heap);
+        if (!arena || !arena->heap) {
                 free(arena);
+                account_discharge(space, KVD_COST_overhead, bytes);
                 return -ENOMEM;
         }
         arena->space = space;
@@ -74,6 +84,16 @@ static int choose_arena(struct attachment *a) {
 
 /* ---- pin page -------------------------------------------------------------------------------- */
 
+void attachment_map(struct attachment *a) {
+        uint32_t capacity = a->space->ix->capacity;
+        uint8_t *at = a->pin_file.at;
+
+        a->page = a->pin_file.at;
+        a->pins = (shm_u32 *)(at + KVD_PINS_OFF);
+        a->touch = (shm_u32 *)(at + kvd_touch_off(capacity));
+        a->use = (shm_u32 *)(at + kvd_use_off(capacity));
+}
+
 /*
  * The daemon makes and seals it, so that its size is certain: a page that shrank would be SIGBUS
  * for the scan.
@@ -82,18 +102,25 @@ static int make_page(struct attachment *a) {
         uint32_t capacity = a->space->ix->capacity;
         int r = shared_file_new("kvd-pins", kvd_pinpage_bytes(capacity), SHARED_MAPPED,
                                 &a->pin_file);
-        uint8_t *at = a->pin_file.at;
 
         if (r < 0)
                 return r;
-        a->page = a->pin_file.at;
-        a->pins = (shm_u32 *)(at + KVD_PINS_OFF);
-        a->touch = (shm_u32 *)(at + kvd_touch_off(capacity));
-        a->use = (shm_u32 *)(at + kvd_use_off(capacity));
+        attachment_map(a);
         a->page->magic = KVD_PINS_MAGIC;
         a->page->version = KVD_LAYOUT_VERSION;
         a->page->capacity = capacity;
+        atomic_store(&a->page->epoch, a->space->ix->life);
         return 0;
+}
+
+/* ---- who is there ---------------------------------------------------------------------------- */
+
+uint32_t space_users(const struct space *space) {
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < space->n_attachments; i++)
+                n += space->attachments[i] && space->attachments[i]->state != FOLDING;
+        return n;
 }
 
 void attachment_counters(const struct attachment *a, uint64_t ret[KVD_N_CLIENT_COUNTERS]) {
@@ -103,138 +130,354 @@ void attachment_counters(const struct attachment *a, uint64_t ret[KVD_N_CLIENT_C
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static void bury(struct attachment *a) {
-        a->space->attachments[a->seat] = NULL;
+/* Its page counts in full: the client may fill every byte of it. */
+static int charge(struct space *space) {
+        int r = account_charge(space, KVD_COST_files, 1);
+
+        if (r < 0)
+                return r;
+        r = account_charge(space, KVD_COST_overhead, kvd_pinpage_bytes(space->ix->capacity));
+        if (r < 0)
+                account_discharge(space, KVD_COST_files, 1);
+        return r;
+}
+
+void attachment_charge(struct space *space) {
+        account_add(space, KVD_COST_files, 1);
+        account_add(space, KVD_COST_overhead, kvd_pinpage_bytes(space->ix->capacity));
+}
+
+static void discharge(struct space *space) {
+        account_discharge(space, KVD_COST_files, 1);
+        account_discharge(space, KVD_COST_overhead, kvd_pinpage_bytes(space->ix->capacity));
+}
+
+/* Takes one that was never entered, too. */
+void attachment_unmake(struct attachment *a) {
+        if (a->tenant && a->state != FOLDING)
+                a->tenant->n_live--;
+        if (a->tenant)
+                tenant_leave(a->space, a->tenant);
         shared_file_close(&a->pin_file);
+        a->space->account.inherited.n -= a->process >= 0;
+        closep(&a->process);
         hooks_attachment_buried(a);
+        discharge(a->space);
         free(a);
 }
 
-/*
- * Seats of clients that ended are free as well, if need be, before their times of use were taken
- * over.
- */
+static void bury(struct attachment *a) {
+        a->space->attachments[a->seat] = NULL;
+        attachment_unmake(a);
+}
+
+static bool has_ended(const struct attachment *a) {
+        return a->state == FOLDING && !a->stopping && !a->filling.n && !hooks_attachment_lingers(a);
+}
+
 static uint32_t free_seat(struct space *space) {
-        uint32_t max = space_store(space)->config.max_attachments;
+        uint32_t max = space_store(space)->config.max_attachments + space->account.inherited.n;
 
         for (uint32_t i = 0; i < max; i++)
                 if (!space->attachments[i])
                         return i;
-        for (uint32_t i = 0; i < max; i++)
-                if (space->attachments[i]->state == FOLDING &&
-                    !hooks_attachment_lingers(space->attachments[i])) {
-                        bury(space->attachments[i]);
-                        return i;
-                }
         return NONE;
 }
 
-static void enter(struct attachment *a) {
+/* Of a client that ended, before its times of use were taken over. False: there is none. */
+static bool bury_one(struct space *space) {
+        for (uint32_t i = 0; i < space->n_attachments; i++)
+                if (space->attachments[i] && has_ended(space->attachments[i])) {
+                        bury(space->attachments[i]);
+                        return true;
+                }
+        return false;
+}
+
+void attachment_enter(struct attachment *a) {
         struct space *space = a->space;
 
         space->attachments[a->seat] = a;
         space->n_attachments = MAX(space->n_attachments, a->seat + 1);
 }
 
-int attachment_new(struct space *space, void *owner, void (*gone)(struct attachment *),
-                   struct attachment **ret) {
-        uint32_t seat = free_seat(space);
-        struct attachment *a;
+static int attachment_make(struct attachment *a, uint64_t process) {
+        struct space *space = a->space;
+        uint32_t most = tenant_most(space_store(space)->config.max_attachments);
         int r;
 
-        if (seat == NONE)
+        a->tenant = tenant_join(space, process);
+        if (a->tenant && a->tenant->n_live > most)
                 return store_refuse(space_store(space), -EUSERS,
-                                    "space '%s' has %u clients already, the most there "
-                                    "can be; end some",
-                                    space->name, space_store(space)->config.max_attachments);
-        a = sys->calloc(1, sizeof *a);
-        if (!a)
-                return store_refuse(space_store(space), -ENOMEM,
-                                    "out of memory for a client of space '%s'", space->name);
-        *a = (struct attachment){.space = space, .owner = owner, .gone = gone, .seat = seat, .pin_file = SHARED_FILE_NONE};
-        r = make_page(a);
+                                    "this process uses space '%s' %u times already, the most that "
+                                    "one can; close some",
+                                    space->name, most);
+        r = a->tenant ? make_page(a) : -ENOMEM;
         if (r == 0)
                 r = hooks_attachment_begins(a);
         if (r == 0)
                 r = choose_arena(a);
-        if (r < 0) {
-                shared_file_close(&a->pin_file);
-                hooks_attachment_buried(a);
-                free(a);
-                return store_refuse(space_store(space), r,
-                                    "no memory for a pin page of space '%s': %s", space->name,
-                                    strerror(-r));
+        return r == 0 ? 0 :
+                        store_refuse(space_store(space), r,
+                                     "no memory for a pin page of space '%s': %s", space->name,
+                                     strerror(-r));
+}
+
+static int refuse_seat(struct space *space) {
+        return store_refuse(space_store(space), -EUSERS,
+                            "space '%s' has %u clients already, the most there can be; end some",
+                            space->name, space_store(space)->config.max_attachments);
+}
+
+int attachment_new(struct space *space, void *owner, uint64_t process,
+                   void (*gone)(struct attachment *), struct attachment **ret) {
+        struct attachment *a;
+        uint32_t seat;
+        int r;
+
+        do {
+                seat = free_seat(space);
+                r = seat == NONE ? refuse_seat(space) : charge(space);
+        } while (r < 0 && bury_one(space));
+        if (r < 0)
+                return r;
+        a = sys->calloc(1, sizeof *a);
+        if (!a) {
+                discharge(space);
+                return store_refuse(space_store(space), -ENOMEM,
+                                    "out of memory for a client of space '%s'", space->name);
         }
-        enter(a);
+        *a = (struct attachment){.space = space,
+                                 .owner = owner,
+                                 .gone = gone,
+                                 .seat = seat,
+                                 .pin_file = SHARED_FILE_NONE,
+                                 .process = -1};
+        r = attachment_make(a, process);
+        if (r < 0) {
+                attachment_unmake(a);
+                return r;
+        }
+        attachment_enter(a);
         available_tell(a);
         *ret = a;
         return 0;
 }
 
-static void discard_filling(struct attachment *a) {
+/* ---- its end --------------------------------------------------------------------------------- */
+
+/*
+ * A client may leave much behind, in many spaces at once. What is little is cleared up in the
+ * request, or with the process, and all else in pieces when there is time.
+ */
+#define AT_ONCE 64u  /* blocks of one attachment */
+#define PIECE 1024u
+
+bool attachment_is_inherited(const struct attachment *a) {
+        return a && a->process >= 0 && a->state == ORPHANED;
+}
+
+/*
+ * Nobody knows which client of the daemon before fills a block, so all of them must have gone: one
+ * has it, and leaves it to another.
+ */
+bool block_inherit(struct space *space, uint32_t id) {
+        for (uint32_t i = 0; space->account.inherited.n && i < space->n_attachments; i++) {
+                struct attachment *a = space->attachments[i];
+
+                if (!attachment_is_inherited(a))
+                        continue;
+                space->blocks[id].owner = a->seat;
+                block_list_append(space, &a->filling, id);
+                a->tenant->n_filling++;
+                block_set_state(space, id, KVD_LIMBO, block_generation(space, id));
+                return true;
+        }
+        return false;
+}
+
+static void discard(struct attachment *a, uint32_t n) {
         struct space *space = a->space;
 
-        while (a->filling.n) {
+        for (; n && a->filling.n; n--) {
                 uint32_t id = a->filling.first;
 
                 block_fill_end(space, id);
+                if (a->process >= 0 && block_inherit(space, id))
+                        continue;
                 block_discard(space, id);
                 space_count(space, KVD_SPACE_DISCARDED, 1);
         }
 }
 
-void attachment_orphan(struct attachment *a) {
+/* Those that are in limbo stand at the end of the list. False: all are. */
+static bool to_limbo(struct attachment *a, uint32_t n) {
         struct space *space = a->space;
 
-        leases_drop(a, true);
-        hooks_attachment_stops(a);
-        for (uint32_t id = block_list_first(&a->filling); id != NONE; id = space->blocks[id].next)
+        for (; n && a->filling.n && space->blocks[a->filling.first].state == KVD_FILLING; n--) {
+                uint32_t id = a->filling.first;
+
+                block_list_remove(space, &a->filling, id);
+                block_list_append(space, &a->filling, id);
                 block_set_state(space, id, KVD_LIMBO, block_generation(space, id));
-        a->state = ORPHANED;
+        }
+        return a->filling.n && space->blocks[a->filling.first].state == KVD_FILLING;
 }
 
-struct attachment *attachment_free(struct attachment *a, bool died) {
+/* False: nothing is left that it holds but its place. */
+static bool clear_up(struct attachment *a, uint32_t n) {
+        if (a->stopping) {
+                a->stopping = hooks_attachment_stops(a);
+                return true;
+        }
+        if (a->state == ORPHANED)
+                return to_limbo(a, n);
+        if (a->state != FOLDING || !a->filling.n || !space_lives(a->space))
+                return false;
+        discard(a, n);
+        return true;
+}
+
+static void begin_to_clear_up(struct attachment *a) {
+        a->stopping = true;
+        clear_up(a, AT_ONCE);
+        clear_up(a, AT_ONCE);
+        space_is_busy(a->space);
+}
+
+void attachment_orphan(struct attachment *a) {
+        leases_drop(a, true);
+        a->state = ORPHANED;
+        begin_to_clear_up(a);
+}
+
+static void end(struct attachment *a, bool died) {
         uint64_t counters[KVD_N_CLIENT_COUNTERS];
 
-        if (!a)
-                return NULL;
+        drop_attachment(a);
         leases_drop(a, died);
-        hooks_attachment_stops(a);
         hooks_attachment_ends(a);
-        discard_filling(a);
         attachment_counters(a, counters);
         for (uint32_t i = 0; i < KVD_N_CLIENT_COUNTERS; i++)
-                a->space->past_counters[i] += counters[i];
-        if (a->space->ix->arena)
+                a->space->account.past_counters[i] += counters[i];
+        if (a->arena->writer == a)
                 a->arena->writer = NULL;
         if (died)
                 space_count(a->space, KVD_SPACE_CLIENTS_REAPED, 1);
+        a->tenant->n_live--;
         a->state = FOLDING;
         a->owner = NULL;
+        a->space->memory.tidy = 0;
+}
+
+struct attachment *attachment_free(struct attachment *a, bool died) {
+        if (!a)
+                return NULL;
+        end(a, died);
+        begin_to_clear_up(a);
         return NULL;
 }
 
-#define FOLD_PIECE 65536u
+/* The space is being deleted: what it has goes with it, and workers must forget what it wanted. */
+void attachments_end(struct space *space) {
+        for (uint32_t i = 0; i < space->n_attachments; i++) {
+                struct attachment *a = space->attachments[i];
 
-static void fold_piece(struct attachment *a) {
-        struct space *space = a->space;
-        uint32_t end = MIN(a->fold + FOLD_PIECE, space_ids(space));
-
-        for (; a->fold < end; a->fold++)
-                if (space->blocks[a->fold].state == KVD_SEALED &&
-                    atomic_load_explicit(&a->touch[a->fold], memory_order_relaxed))
-                        block_warm(space, a->fold);
+                if (!a || a->state == FOLDING)
+                        continue;
+                if (a->gone)
+                        a->gone(a);
+                while (hooks_attachment_stops(a))
+                        ;
+                end(a, false);
+                a->stopping = true; /* what is left is done when it is buried */
+        }
 }
 
-/* Idle work: takes over a piece of what ended clients used last. True: there may be more. */
+/* An allocation finds nothing: blocks of clients that ended come first. */
+bool attachments_give(struct space *space) {
+        for (uint32_t i = 0; i < space->n_attachments; i++) {
+                struct attachment *a = space->attachments[i];
+
+                if (!a || a->state != FOLDING || a->stopping || !a->filling.n)
+                        continue;
+                discard(a, AT_ONCE);
+                return true;
+        }
+        return false;
+}
+
+/* ---- what was written ------------------------------------------------------------------------ */
+
+/* Reading what nobody ever wrote would put memory behind it. Capacity: there is no more. */
+static uint32_t written_from(const struct attachment *a, const shm_u32 *words, uint32_t id) {
+        uint32_t capacity = a->space->ix->capacity;
+        off_t begin = (const uint8_t *)words - (const uint8_t *)a->page,
+              at = begin + (off_t)(id * sizeof *words), data;
+
+        if (id >= capacity)
+                return capacity;
+        data = lseek(a->pin_file.fd, at, SEEK_DATA);
+        if (data < 0)
+                return errno == ENXIO ? capacity : id;
+        return (uint32_t)MIN((uint64_t)(MAX(data, at) - begin) / sizeof *words, capacity);
+}
+
+uint32_t attachment_pins_from(const struct attachment *a, uint32_t id) {
+        return written_from(a, a->pins, id);
+}
+
+/* ---- folding --------------------------------------------------------------------------------- */
+
+#define FOLD_LOOKS 16384u /* touch words of one call */
+#define FOLD_WARMS 512u   /* ... that say something */
+
+static bool fold_piece(struct attachment *a) {
+        struct space *space = a->space;
+        uint32_t ids = space_ids(space), warms = FOLD_WARMS / (1 + evict_effort(space)), end;
+
+        if (!space_lives(space) || a->fold >= ids)
+                return false;
+        a->fold = written_from(a, a->touch, a->fold);
+        end = MIN(a->fold + FOLD_LOOKS, ids);
+        for (; a->fold < end && warms; a->fold++)
+                if (space->blocks[a->fold].state == KVD_SEALED &&
+                    atomic_load_explicit(&a->touch[a->fold], memory_order_relaxed)) {
+                        block_warm(a, a->fold);
+                        warms--;
+                }
+        return true;
+}
+
+#define GIVE_BACK (UINT64_C(2) << 20) /* of a pin page in one call */
+
+/* A large pin page is not freed in an instant. */
+static bool give_back_piece(struct attachment *a) {
+        uint64_t n = MIN(a->pin_file.bytes - a->given_back, GIVE_BACK);
+
+        if (a->pin_file.bytes <= GIVE_BACK || !n || a->space->memory.left)
+                return false;
+        sys->fallocate(a->pin_file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                       (off_t)a->given_back, (off_t)n);
+        a->given_back += n;
+        return true;
+}
+
+/*
+ * Idle work: clears up behind a client that ended, and takes over a piece of what it used last.
+ * True: there may be more.
+ */
 bool attachment_fold(struct space *space) {
         for (uint32_t i = 0; i < space->n_attachments; i++) {
                 struct attachment *a = space->attachments[i];
 
-                if (!a || a->state != FOLDING || hooks_attachment_lingers(a))
+                if (!a)
                         continue;
-                fold_piece(a);
-                if (a->fold >= space_ids(space))
+                if (clear_up(a, PIECE))
+                        return true;
+                if (!has_ended(a) && (space_lives(space) || hooks_attachment_lingers(a)))
+                        continue;
+                if (!fold_piece(a) && !give_back_piece(a))
                         bury(a);
                 return true;
         }
@@ -264,19 +507,14 @@ uint64_t attachment_filling(const struct attachment *a) {
 }
 
 uint64_t attachment_pinned(const struct attachment *a) {
-        uint32_t n = space_ids(a->space);
-        uint64_t pinned = 0;
-
-        for (uint32_t i = 0; i < n; i++)
-                pinned += atomic_load_explicit(&a->pins[i], memory_order_relaxed) != 0;
-        return pinned;
+        return a->pinned;
 }
 
-#define PINS_PIECE 65536u /* counters read in one turn: 256 KiB */
+#define PINS_PIECE 16384u /* counters read in one turn: 64 KiB */
 
 uint32_t attachment_pins(const struct attachment *a, uint32_t *cursor, uint32_t *ret, uint32_t n) {
-        uint32_t ids = space_ids(a->space), id = *cursor,
-                 end = id + MIN(ids - MIN(id, ids), PINS_PIECE), found = 0;
+        uint32_t ids = space_ids(a->space), id = MIN(attachment_pins_from(a, *cursor), ids),
+                 end = id + MIN(ids - id, PINS_PIECE), found = 0;
 
         for (; id < end && found < n; id++)
                 if (atomic_load_explicit(&a->pins[id], memory_order_relaxed))

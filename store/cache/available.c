@@ -9,6 +9,7 @@
  * rounds the number follows the space's counts.
  */
 
+#include "store/account.h"
 #include "store/cache/inside.h"
 
 /* ---- the number ------------------------------------------------------------------------------ */
@@ -24,20 +25,15 @@ uint32_t fill_limit(const struct space *space) {
         return (uint32_t)MIN(MAX(limit, 1), UINT32_MAX);
 }
 
-/*
- * Counts the segments that pool and quota still have room for, as within_budget of segment.c does.
- */
-static uint64_t segments_to_come(const struct space *space) {
-        const struct store *store = space_store(space);
+/* The first segment of a small quota may be larger than it: max_blocks keeps its use below. */
+uint64_t segments_to_come(const struct space *space) {
         const struct domain *domain = space->domain;
         uint64_t bytes = space->ix->segment_bytes,
-                 pool = less(store->config.pool_bytes, store->used) / bytes;
-        uint64_t quota = domain->config.quota ? less(domain->config.quota, domain->used) / bytes :
-                                                pool;
+                 n = account_room(domain, KVD_COST_pool) / bytes;
 
-        if (domain->used == 0)
-                quota = MAX(quota, 1);
-        return MIN(MIN(pool, quota), space->ix->max_segments - space->memory.n_with_memory);
+        if (domain->used[KVD_COST_pool] == 0)
+                n = MAX(n, (uint64_t)(account_unreserved(domain, KVD_COST_pool) >= bytes));
+        return MIN(n, space->ix->max_segments - space->memory.n_with_memory);
 }
 
 static uint64_t growth(const struct space *space, uint64_t total) {
@@ -58,7 +54,7 @@ void available_tell(struct attachment *a) {
         uint64_t filling = space->ix->arena ? a->filling.n :
                                               space->count[KVD_FILLING] + space->count[KVD_LIMBO];
         uint64_t busy = filling + space->private.n + space->unready.n_pending + space->look.n_held;
-        uint64_t may_fill = less(fill_limit(space), a->filling.n);
+        uint64_t may_fill = less(fill_limit(space), a->tenant->n_filling);
 
         atomic_store_explicit(&a->page->may_fill, (uint32_t)may_fill, memory_order_relaxed);
         atomic_store_explicit(&a->page->available,
@@ -80,31 +76,39 @@ static void tell_all(struct space *space) {
 
 /* ---- who holds what -------------------------------------------------------------------------- */
 
-/* Goes upwards from a pinned block, until where this client, or several, have been before. */
-static void mark_chain(struct space *space, struct attachment *a, uint32_t id) {
+/* False: where this client, or several, have been before, so has all that is above. */
+static bool mark(struct space *space, struct attachment *a, struct block *b) {
         struct look *look = &space->look;
 
-        for (; id != NONE; id = space->blocks[id].parent) {
-                struct block *b = &space->blocks[id];
+        if (b->state != KVD_SEALED || b->private)
+                return false;
+        if (b->round != look->round) {
+                b->round = look->round;
+                b->seat = a->seat;
+                a->look.alone++;
+                look->found++;
+                return true;
+        }
+        if (b->seat == a->seat || b->seat == NONE)
+                return false;
+        if (space->attachments[b->seat])
+                space->attachments[b->seat]->look.alone -= 1;
+        b->seat = NONE;
+        return true;
+}
 
-                if (b->state != KVD_SEALED || b->private)
-                        return;
-                if (b->round != look->round) {
-                        b->round = look->round;
-                        b->seat = a->seat;
-                        a->look.alone++;
-                        look->found++;
-                        continue;
-                }
-                if (b->seat == a->seat || b->seat == NONE)
-                        return;
-                if (space->attachments[b->seat])
-                        space->attachments[b->seat]->look.alone -= 1;
-                b->seat = NONE;
+/* Goes upwards from a pinned block, as far as the budget reaches. */
+static void mark_chain(struct space *space, struct attachment *a, uint32_t *budget) {
+        struct look *look = &space->look;
+
+        for (; look->up != NONE && *budget; (*budget)--) {
+                struct block *b = &space->blocks[look->up];
+
+                look->up = mark(space, a, b) ? b->parent : NONE;
         }
 }
 
-static uint64_t pins_state(const struct space *space) {
+uint64_t pins_state(const struct space *space) {
         uint64_t state = 0;
 
         for (uint32_t i = 0; i < space->n_attachments; i++)
@@ -114,7 +118,9 @@ static uint64_t pins_state(const struct space *space) {
 }
 
 static void begin(struct space *space, uint64_t state) {
+        space_is_busy(space);
         space->look = (struct look){.under_way = true,
+                                    .up = NONE,
                                     .n_held = space->look.n_held,
                                     .round = space->look.round + 1,
                                     .state = state};
@@ -132,6 +138,7 @@ static void end(struct space *space) {
 
                 if (!a)
                         continue;
+                a->pinned = a->look.pinned;
                 atomic_store_explicit(&a->page->held_seen, a->look.held, memory_order_relaxed);
                 atomic_store_explicit(&a->page->held_alone, (uint32_t)MAX(a->look.alone, 0),
                                       memory_order_relaxed);
@@ -139,19 +146,28 @@ static void end(struct space *space) {
         tell_all(space);
 }
 
-#define PIECE 65536u /* pins looked at in one call */
+#define PIECE 16384u /* pins looked at in one call */
+#define MARKS 4096u  /* blocks of pinned chains in one call */
 
 /* Returns true when all pins of this client have been looked at. */
 static bool look_through(struct space *space, struct attachment *a) {
         struct look *look = &space->look;
-        uint32_t ids = space_ids(space), stop = MIN(ids, look->id + PIECE);
+        uint32_t ids = space_ids(space), marks = MARKS, stop;
 
         if (look->id == 0)
                 a->look.held = atomic_load(&a->page->held);
-        for (; look->id < stop; look->id++)
-                if (atomic_load_explicit(&a->pins[look->id], memory_order_relaxed))
-                        mark_chain(space, a, look->id);
-        return look->id >= ids;
+        mark_chain(space, a, &marks);
+        if (look->up == NONE)
+                look->id = attachment_pins_from(a, look->id);
+        stop = MIN(ids, look->id + PIECE);
+        for (; look->id < stop && marks; look->id++) {
+                if (!atomic_load_explicit(&a->pins[look->id], memory_order_relaxed))
+                        continue;
+                a->look.pinned++;
+                look->up = look->id;
+                mark_chain(space, a, &marks);
+        }
+        return look->id >= ids && look->up == NONE;
 }
 
 bool available_look(struct space *space) {
@@ -169,31 +185,25 @@ bool available_look(struct space *space) {
         if (!a || look_through(space, a)) {
                 look->seat++;
                 look->id = 0;
+                look->up = NONE;
         }
         return true;
 }
 
 /* ---- now and then ---------------------------------------------------------------------------- */
 
-static bool look_at(struct space *space) {
+uint32_t available_round(struct space *space) {
         uint64_t state = pins_state(space);
+        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
 
         if (space->look.rest)
                 space->look.rest--;
         else if (!space->look.under_way && state != space->look.state)
                 begin(space, state);
+        /* pins may have gone, and pages come where there are no blocks */
+        if (space->private.garbage.n || n > space->memory.n_with_memory)
+                space_is_busy(space);
         tell_all(space);
-        for (uint32_t i = 0; i < space->n_attachments; i++)
-                if (live(space, i))
-                        return true;
-        return false;
-}
-
-bool store_look_at_pins(struct store *store) {
-        bool again = false;
-
-        for (struct domain *d = store->domains; d; d = d->next)
-                for (struct space *s = d->spaces; s; s = s->next)
-                        again |= look_at(s);
-        return again;
+        space->memory.tidy = 0;
+        return space_users(space);
 }

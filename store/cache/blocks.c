@@ -21,6 +21,7 @@ void block_set_state(struct space *space, uint32_t id, enum kvd_state state, uin
         space->count[b->state]--;
         space->count[state]++;
         b->state = (uint8_t)state;
+        space_changes(space);
         index_set_state(space, id, state, generation);
 }
 
@@ -29,6 +30,7 @@ void block_set_state(struct space *space, uint32_t id, enum kvd_state state, uin
 void block_list_append(struct space *space, struct block_list *list, uint32_t id) {
         struct block *b = &space->blocks[id];
 
+        space_changes(space);
         b->next = NONE;
         b->prev = list->n++ ? list->last : NONE;
         *(b->prev == NONE ? &list->first : &space->blocks[b->prev].next) = id;
@@ -38,6 +40,7 @@ void block_list_append(struct space *space, struct block_list *list, uint32_t id
 void block_list_push(struct space *space, struct block_list *list, uint32_t id) {
         struct block *b = &space->blocks[id];
 
+        space_changes(space);
         b->prev = NONE;
         b->next = list->n++ ? list->first : NONE;
         *(b->next == NONE ? &list->last : &space->blocks[b->next].prev) = id;
@@ -47,6 +50,7 @@ void block_list_push(struct space *space, struct block_list *list, uint32_t id) 
 void block_list_remove(struct space *space, struct block_list *list, uint32_t id) {
         struct block *b = &space->blocks[id];
 
+        space_changes(space);
         *(b->prev == NONE ? &list->first : &space->blocks[b->prev].next) = b->next;
         *(b->next == NONE ? &list->last : &space->blocks[b->next].prev) = b->prev;
         list->n--;
@@ -54,9 +58,25 @@ void block_list_remove(struct space *space, struct block_list *list, uint32_t id
 
 /* ---- free lists ------------------------------------------------------------------------------ */
 
-/* The block may come from any state that nobody can see any more; it begins a new incarnation. */
+/*
+ * May the block begin another incarnation? (id, generation) names one block for as long as the
+ * index lives: clients that stopped for days, links of chains and entries of sequences all rely on
+ * it. So generations do not begin again: a block that has had its last one is used no more, and
+ * waits for its segment's memory to be given back.
+ */
+static bool begins_anew(struct space *space, struct segment *segment, uint32_t id) {
+        if (block_generation(space, id) < KVD_GENERATION_LAST)
+                return true;
+        if (space->blocks[id].state != KVD_ABSENT)
+                space_count(space, KVD_SPACE_WORN_OUT, 1);
+        block_set_state(space, id, KVD_ABSENT, KVD_GENERATION_LAST);
+        segment->n_worn_out++;
+        space->memory.n_worn_out++;
+        return false;
+}
+
+/* The block may come from any state that nobody can see any more. */
 static void make_free(struct space *space, struct segment *segment, uint32_t id) {
-        space->blocks[id].owner = NONE;
         block_set_state(space, id, KVD_FREE, block_generation(space, id) + 1);
         if (!segment->avail.in)
                 kvd_list_insert(&segment->arena->avail, segment->arena->avail.first,
@@ -67,6 +87,8 @@ static void make_free(struct space *space, struct segment *segment, uint32_t id)
 void block_to_free(struct space *space, uint32_t id) {
         struct segment *segment = block_segment(space, id);
 
+        if (!begins_anew(space, segment, id))
+                return;
         block_list_push(space, &segment->free, id);
         make_free(space, segment, id);
 }
@@ -77,6 +99,8 @@ void block_to_free(struct space *space, uint32_t id) {
 void block_append_free(struct space *space, uint32_t id) {
         struct segment *segment = block_segment(space, id);
 
+        if (!begins_anew(space, segment, id))
+                return;
         block_list_append(space, &segment->free, id);
         make_free(space, segment, id);
 }
@@ -94,19 +118,31 @@ uint32_t block_pop_free(struct space *space, struct arena *arena) {
         return id;
 }
 
+/* ---- the clock ------------------------------------------------------------------------------- */
+
+/*
+ * Uses between two ticks are of one age. An allocation alone does not tell one request from the
+ * next: most of them find in their magazine what they need, but whoever stores anything seals it.
+ */
+void space_tick(struct space *space) {
+        space->clock++;
+        atomic_store_explicit(&space->ix->clock, (uint32_t)space->clock, memory_order_relaxed);
+}
+
 /* ---- filling lists --------------------------------------------------------------------------- */
 
 void block_fill_begin(struct space *space, uint32_t id, struct attachment *a) {
         space->blocks[id].owner = a->seat;
         block_list_push(space, &a->filling, id);
+        a->tenant->n_filling++;
         block_set_state(space, id, KVD_FILLING, block_generation(space, id));
 }
 
 void block_fill_end(struct space *space, uint32_t id) {
-        struct block *b = &space->blocks[id];
+        struct attachment *owner = space->attachments[space->blocks[id].owner];
 
-        block_list_remove(space, &space->attachments[b->owner]->filling, id);
-        b->owner = NONE;
+        block_list_remove(space, &owner->filling, id);
+        owner->tenant->n_filling--;
 }
 
 /*

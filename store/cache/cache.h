@@ -9,7 +9,6 @@
  *      arena    a writer's segments: free blocks and the heap of eviction candidates (one arena if isolation = shared)
  */
 
-#include "ipc/base/file.h"
 #include "store/core.h"
 
 /* ---- lists of blocks ------------------------------------------------------------------------- */
@@ -22,25 +21,31 @@ struct block_list {
         uint32_t first, last, n;
 };
 
-static inline uint32_t block_list_first(const struct block_list *list) {
-        return list->n ? list->first : NONE;
-}
-
 /* ---- segment --------------------------------------------------------------------------------- */
 
 struct segment {
         struct shared_file file; /* host memory: owned; none until first used */
         struct chunk *chunk;   /* a GPU's: what it has; or NULL */
-        bool worker;           /* ... and a worker has mapped that */
+        bool worker;           /* a worker has mapped its memory */
+        struct kvd_list_node unmap; /* host memory: in store->owed.unmaps */
         /* moves when it gets other memory than before; 0: it never had any */
         uint32_t memory_version;
         uint32_t number;
         uint32_t n_ready;      /* blocks that have memory, from the first on */
+        uint32_t n_worn_out;   /* ... and are not used any more: blocks.c */
         /* host memory: bytes from the first on that have no blocks any more: to be freed */
         uint64_t stale;
         struct block_list free;
         struct arena *arena;   /* who may write it */
         struct kvd_list_node avail; /* in arena->avail while there are free blocks */
+};
+
+/* Leaves that were found in use: at the end of their arena's heap (evict.c). */
+struct shelf {
+        uint32_t n;
+        uint32_t hand;         /* which is looked at next */
+        uint32_t in_vain;      /* looks since one was found to be in nobody's use */
+        uint64_t state;        /* of all pins when the round of looks began */
 };
 
 struct arena {
@@ -50,6 +55,7 @@ struct arena {
         uint64_t n_ready;      /* blocks that have memory, of all its segments */
         uint32_t *heap;        /* owned; leaves, coldest first */
         uint32_t n_heap;
+        struct shelf shelf;
         struct arena *next;    /* in space->memory.arenas */
 };
 
@@ -58,17 +64,22 @@ struct arena {
 struct block {
         uint32_t prev, next;   /* in the list that it is in */
         uint32_t parent;       /* block before it, NONE for the first */
+        uint32_t root;         /* the first one of its chain */
         uint32_t child;        /* first of its children */
         uint32_t sib_prev, sib_next;
         uint32_t heap;         /* place in its arena's heap plus 1; 0: not a candidate */
         uint32_t run;          /* run that ends with it plus 1; 0: none */
         uint64_t stamp;        /* eviction order: see evict.c */
-        uint32_t owner;        /* seat of the attachment that fills it; NONE */
+        uint32_t owner;        /* FILLING: seat of the attachment that does; NONE: a job */
         /* available.c: when it was last found to be held, and by whom; NONE: by several */
         uint32_t round, seat;
         uint32_t refs;         /* private: entries of sequences that name it */
         /* jobs in flight and changes offered that name it: it stays what it is, where it is */
         uint32_t holds;
+        /* SEALED: place of its record in the file plus 1, 0: none; and which one that is */
+        uint32_t record;
+        uint32_t record_mark;  /* ... or, without one, its last use when nobody had it pinned */
+        uint16_t pinned_by;    /* seat that had it pinned when it was last found pinned */
         uint16_t score;        /* KeyDiff's, 1 to 65535; 0: not known */
         uint8_t state;         /* enum kvd_state: the daemon's own copy */
         bool indexed;          /* in the block table */
@@ -83,9 +94,17 @@ struct block {
 
 /* ---- attachment ------------------------------------------------------------------------------ */
 
+/* keep.c: by which names its page and its process are kept. */
+struct attachment_kept {
+        bool is;
+        uint32_t life, seat;
+        uint64_t process;
+};
+
 /* The round under way found this of one client, see available.c. */
 struct attachment_look {
         uint64_t held;         /* as it said when the round came to it */
+        uint64_t pinned;       /* blocks, directly */
         int64_t alone;         /* blocks that nobody else holds */
 };
 
@@ -94,6 +113,7 @@ enum attachment_state { ATTACHED, ORPHANED, FOLDING };
 struct attachment {
         struct space *space;
         void *owner;
+        struct tenant *tenant; /* its process */
         void (*gone)(struct attachment *);
         uint32_t seat;         /* in space->attachments */
         enum attachment_state state;
@@ -106,9 +126,15 @@ struct attachment {
         struct block_list filling; /* blocks that it fills */
         uint32_t n_leases;
         uint32_t n_sequences;
+        bool stopping;         /* its sequences are being closed */
         uint32_t fold;         /* FOLDING: next block whose touch is taken over */
+        uint64_t given_back;   /* ... and bytes of its pin page, behind that */
+        uint64_t pinned;       /* blocks that it pinned, when pins were last looked at */
         struct arena *arena;   /* where its new blocks come from */
         struct promises *promises; /* owned; spaces on a GPU (semaphore.c) */
+        struct attachment_kept kept;
+        /* inherit.c: owned; the pidfd of a client of the daemon before; -1: this daemon's client */
+        int process;
         struct attachment_look look;
 };
 
@@ -129,6 +155,7 @@ struct look {
         bool under_way;
         uint32_t round;        /* its number */
         uint32_t seat, id;     /* where it stands */
+        uint32_t up;           /* ... in the chain of a pinned block; NONE: in none */
         uint32_t pieces, rest; /* calls that it took; times to pass over before the next one */
         uint64_t state;        /* of all pins when it began */
         uint64_t found;        /* blocks that are held */
@@ -136,17 +163,29 @@ struct look {
 };
 
 struct space_memory { /* segment.c */
+        bool left;                /* it stays as it is, for the next daemon */
         struct segment *segments; /* owned; max_segments of them */
         struct arena *arenas;     /* owned */
         uint32_t max_blocks;      /* blocks that may have memory */
         uint32_t n_with_memory;   /* segments that have memory */
+        /* one of them, whose blocks were all free and go a piece at a time; or NULL */
+        struct segment *returning;
+        uint64_t n_worn_out;      /* blocks of them that are not used any more */
         uint32_t hand;            /* segment to look at next for memory to give back */
+        /* blocks of it that were found unused, and of these, blocks that were emptied */
+        uint32_t unused, emptied;
+        kvd_ref stopped;          /* ... and where that is in a chain; 0: in none */
+        uint32_t given_up;        /* segments in a row that could not be given back */
+        uint32_t tidy;            /* segment without memory to look at next: memory.c */
         uint32_t n_buried;        /* segments freed, once the space was deleted */
+        uint64_t let_go;          /* ... and bytes of what the daemon keeps for its blocks */
 };
 
 struct leaves { /* evict.c */
         uint32_t n;
+        uint32_t n_old;           /* ids below it may have stamps of the policy before this one */
         uint64_t seal_clock;      /* counts seals: the order of policy fifo */
+        kvd_ref chain, at;        /* that is being evicted, and where the last call stopped */
 };
 
 struct runs { /* index.c */
@@ -167,6 +206,11 @@ struct private_blocks { /* private.c */
 struct unready { /* blocks whose data is not there, or never will be: device/semaphore.c */
         uint64_t n_pending;
         struct block_list poisoned; /* those that are not pending any more */
+        struct poisoning {       /* of a block and all behind it, a piece at a time */
+                bool under_way;
+                uint32_t top, at; /* at: it stays in its place */
+                bool up;         /* what is behind `at` is poisoned */
+        } poisoning;
 };
 
 struct pressure { /* methods/relief.c */
@@ -174,8 +218,26 @@ struct pressure { /* methods/relief.c */
         bool relieving;           /* over the high watermark, and not yet under the low one */
 };
 
+/* What a walk of store/check has counted so far; see walk.c there. */
+struct audit {
+        uint64_t changes;      /* moves with whatever is summed up; the rest is of one walk */
+        uint64_t next;         /* where it goes on */
+        uint64_t began;        /* changes, when it began */
+        bool whole;            /* nothing has changed since, and no other walk came between */
+        uint64_t count[KVD_N_STATES], indexed, runs, entries, run_entries, free;
+        uint64_t private, garbage, reviving, waiting, pending, poisoned;
+        /* sums of mixed numbers: what blocks say less what others do */
+        uint64_t owners, refs, holds;
+        uint64_t places, n_places, shared, spilled, vague, leaving, sketches, sketch_bytes;
+        struct { /* of the sequence under way */
+                uint64_t listed[16], sketched; /* mixed numbers of entries, by enum entry_busy */
+                uint32_t busy[16], own, copies;
+        } sequence;
+};
+
 /* What parts keep for a space. Each is the part's own, and defined where it lives. */
 struct space_parts {
+        uint32_t n_begun;              /* parts whose space_begins was called */
         struct sequences *sequences;
         struct tiers *tiers;
         struct semaphores *semaphores; /* NULL in host memory */
@@ -184,17 +246,46 @@ struct space_parts {
         struct chain_scores *chain_scores;
         struct memshare *memshare;
         struct sketches *sketches;
+        struct file_space *file;
+        struct remote_space *remote;
+};
+
+struct listed { /* while it lives */
+        struct kvd_list_node busy; /* in the store's spaces */
+        struct space *same;       /* next of the same hash there */
+        uint32_t place;           /* its number in domain->spaces */
+        bool in;
+};
+
+/* What one process has of a space, by all its attachments. */
+struct tenant {
+        struct tenant *next;
+        uint64_t process;
+        uint32_t n_attachments;  /* that are not buried yet */
+        uint32_t n_live;         /* ... that did not end */
+        uint32_t n_filling, n_sequences, n_leases;
+};
+
+struct space_account {
+        uint64_t used[KVD_N_COSTS];      /* store/account.c */
+        struct tenant *tenants;          /* owned: tenant.c */
+        struct inherited {               /* clients of the daemon before: inherit.c */
+                uint32_t n, hand;        /* hand: seat to look at next */
+        } inherited;
+        uint64_t past_counters[KVD_N_CLIENT_COUNTERS]; /* of attachments that ended */
 };
 
 struct space {
         struct domain *domain;
-        struct space *next;       /* in domain->spaces */
-        uint32_t number;
+        struct space *next;       /* in the store's deleted */
+        struct listed listed;
+        uint32_t number;          /* in the store's spaces */
         char name[KVD_NAME_MAX + 1];
 
         struct shared_file index; /* owned; written here alone */
         struct kvd_index *ix;     /* its mapping */
 
+        struct space_account account;
         struct space_memory memory;
         struct block *blocks;     /* owned; capacity of them */
         uint64_t count[KVD_N_STATES];
@@ -205,17 +296,28 @@ struct space {
         struct private_blocks private;
         struct unready unready;
         struct pressure pressure;
+        struct audit audit;
 
         struct attachment **attachments; /* owned; by seat */
-        uint32_t n_attachments;
+        uint32_t n_attachments;   /* seats */
         struct look look;
-        uint64_t past_counters[KVD_N_CLIENT_COUNTERS]; /* of attachments that ended */
 
         /* a part wants to be told of readable blocks: one load on the way of a seal */
         bool watched;
-        uint32_t n_begun;         /* parts whose space_begins was called */
         struct space_parts parts;
 };
+
+/* What is charged for a space's things (store/account.c); check/account.c adds it up. */
+#define SPACE_FILES 6u /* index and summaries, twice each; spill; semaphores */
+uint64_t space_table_bytes(const struct kvd_index *ix);
+
+static inline uint64_t arena_bytes(const struct kvd_index *ix) {
+        return (uint64_t)ix->capacity * sizeof(uint32_t);
+}
+
+static inline uint32_t segment_files(const struct kvd_index *ix) {
+        return ix->arena ? 2 : 1;
+}
 
 static inline struct store *space_store(const struct space *s) {
         return s->domain->store;
@@ -241,6 +343,22 @@ static inline uint32_t block_generation(const struct space *s, uint32_t id) {
 
 static inline kvd_ref block_ref(const struct space *s, uint32_t id) {
         return kvd_ref_make(id, block_generation(s, id));
+}
+
+/* Or is it deleted, and buried a piece at a time? */
+static inline bool space_lives(const struct space *s) {
+        return s->listed.in;
+}
+
+/* It may have something to do when there is time. */
+static inline void space_is_busy(struct space *s) {
+        if (!s->listed.busy.in && s->listed.in)
+                kvd_list_insert(&space_store(s)->spaces.busy, NULL, &s->listed.busy);
+}
+
+static inline void space_changes(struct space *s) {
+        s->audit.changes++;
+        space_is_busy(s);
 }
 
 static inline void space_count(struct space *s, enum kvd_space_counter which, uint64_t n) {
@@ -276,14 +394,58 @@ bool block_current(const struct space *space, kvd_ref ref); /* sealed, and that 
 uint32_t block_position(const struct space *space, uint32_t id);
 bool block_is_garbage(const struct block *b);
 
+/*
+ * Pin pages' words that one turn may read, which is what eviction costs: some 10 ns each, and ten
+ * times that where the page was never touched, so less than a millisecond.
+ */
+#define KVD_PIN_READS 8192u
+
 /* allocate.c */
-/* a block for a worker to fill, in no list; 0: none */
-kvd_ref room_take(struct space *space, struct arena *arena);
+/*
+ * A block for a worker to fill, in no list; 0: none, or none yet if that left nothing of *reads,
+ * which begins as KVD_PIN_READS and is what all blocks of one turn may cost.
+ */
+kvd_ref room_take(struct space *space, struct arena *arena, uint32_t *reads);
+
+/* seal.c */
+/*
+ * Publishes a block that a worker has filled (room_take) behind parent, or at the beginning of a
+ * chain; the caller lets go of it first. Returns the block that has the content now: it may have
+ * been there. 0: the chain cannot go on there (any more), and the block is freed.
+ */
+struct arrival {
+        kvd_ref block, parent;
+        uint32_t group, n_tokens;
+        uint64_t root;
+        const uint32_t *tokens;
+};
+kvd_ref block_arrives(struct space *space, const struct arrival *arrival);
 
 /* index.c: the shared side of a block */
+/* the block behind parent with these tokens, or NONE; next: its key, depth and links */
+struct chain_at {
+        kvd_ref leaf;          /* the last block of it; 0: the root */
+        struct kvd_key key;
+        uint32_t group, depth; /* depth: of the next one */
+        uint64_t root;
+};
+struct chain_at chain_begin(const struct space *space, uint32_t group, uint64_t root);
+bool chain_step(const struct space *space, struct chain_at *at, const uint32_t *tokens);
 void index_leave(struct space *space, uint32_t id);
 bool index_holds(const struct space *space, uint32_t id);     /* is the block found by its key? */
 bool index_holds_run(const struct space *space, uint32_t id); /* ... and its run? */
+
+/* Their tables, for checks. */
+enum index_table { INDEX_BLOCKS, INDEX_RUNS };
+enum index_slot { INDEX_EMPTY, INDEX_RIGHT, INDEX_WRONG };
+uint32_t index_slots(const struct space *space, enum index_table table);
+/* the first slot from there on that was ever written, about, or index_slots */
+uint32_t index_written(const struct space *space, enum index_table table, uint32_t from);
+/* does it name what is indexed, and is that found by its key there and nowhere before? */
+enum index_slot index_slot(const struct space *space, enum index_table table, uint32_t at);
+
+/* tenant.c: of so many that there are, one process may have */
+uint32_t tenant_most(uint32_t of);
 
 /* ---- eviction -------------------------------------------------------------------------------- */
 
@@ -291,7 +453,8 @@ bool policy_goes_by_worth(uint32_t policy); /* what the methods think of a block
 void evict_policy_changed(struct space *space);
 void block_restamp(struct space *space, uint32_t id); /* a leaf's place in its heap, by now */
 void block_condemn(struct space *space, uint32_t id); /* to go before all others */
-bool evict_leaf(struct space *space, uint32_t id);    /* false: somebody uses it */
+/* false: somebody uses it */
+bool evict_leaf(struct space *space, uint32_t id, uint32_t *reads);
 
 /* ---- clients that sleep on a word of the index: epoch.c -------------------------------------- */
 
@@ -299,17 +462,34 @@ void sync_news(struct space *space); /* after offers */
 /* after a job's end: for those that wait until nothing is under way */
 void job_news(struct space *space);
 
+/* ---- the daemon after this one: space.c ------------------------------------------------------ */
+
+/* Lets go of all that it has, of which nothing changes. Where nobody keeps it, it is deleted. */
+void space_leave(struct space *space);
+
 /* ---- idle work: each does a piece, and says whether there may be more ------------------------ */
 
 bool store_bury(struct store *store);                     /* of the memory of deleted spaces */
 bool garbage_sweep(struct space *space, uint32_t budget); /* frees what nobody pins */
-/* takes over when ended clients used blocks */
+/* clears up behind clients that ended, and takes over when they used blocks */
 bool attachment_fold(struct space *space);
+/* of a policy that changed */
+bool evict_restamp(struct space *space);
 /* gives a segment back if the space is over max_blocks */
 bool space_trim(struct space *space);
+bool space_tidy(struct space *space); /* frees what segments without memory still cost */
 /* has memory ready before it is asked for */
 bool space_fill_ahead(struct space *space);
 /* a round through the pins, if one is under way */
 bool available_look(struct space *space);
+
+/* ---- what timers do for a space, a bounded piece --------------------------------------------- */
+
+/* ends some whose clients, of the daemon before, have gone; returns how many */
+uint32_t inherited_look(struct space *space);
+/* tells its clients, and how many there are; begins such a round if pins changed */
+uint32_t available_round(struct space *space);
+/* finds out whose data has come, and frees what is poisoned. True: look again */
+bool semaphores_look(struct space *space);
 
 #endif

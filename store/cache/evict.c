@@ -13,7 +13,7 @@
  * The protocol with pinning clients (steps as named in tests/client/spin/pins.pml and leaf.pml; the
  * client's half is in client/lookup.c):
  *
- *      D1  choose a leaf
+ *      D1  choose a leaf that nobody seems to pin
  *      D2  slot word := RETIRING, same generation     D3  full fence (one exchange does both)
  *      D4  scan the pin counters of every client not yet reaped
  *      D5  any pin: slot word := SEALED again, same generation; try another block
@@ -21,6 +21,12 @@
  *
  * Either the client's second look at the slot word (C5) comes after D2 and sees it, or its pin (C3)
  * comes before the scan and the daemon sees it.
+ *
+ * Looking at pins is what costs: a word of every client for every leaf. So a call has a number of
+ * reads (KVD_PIN_READS) and stops when they are spent, whatever it found; and what was found is
+ * remembered. A leaf in use goes to its arena's shelf, behind the heap, where it is looked at again
+ * one at a time, beginning with the client that had it. When the heap is empty and all of the shelf
+ * was looked at in vain, there is nothing to evict, and only then is that the answer.
  */
 
 #include <errno.h>
@@ -31,25 +37,65 @@
 
 /* ---- pins ------------------------------------------------------------------------------------ */
 
+static bool pins(const struct attachment *a, uint32_t id) {
+        return a && a->state != FOLDING &&
+               atomic_load_explicit(&a->pins[id], memory_order_seq_cst) != 0;
+}
+
 bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients) {
         uint32_t n = 0;
 
         for (uint32_t i = 0; i < space->n_attachments; i++) {
-                struct attachment *a = space->attachments[i];
-
-                if (!a || a->state == FOLDING ||
-                    atomic_load_explicit(&a->pins[id], memory_order_seq_cst) == 0)
-                        continue;
-                n++;
-                if (!n_clients)
-                        break;
+                n += pins(space->attachments[i], id);
+                if (n && !n_clients)
+                        return true;
         }
         if (n_clients)
                 *n_clients = n;
         return n > 0;
 }
 
+static void spend(uint32_t *reads, uint32_t n) {
+        *reads -= MIN(*reads, n);
+}
+
+/* D4. Whoever pinned it when it was last found pinned is asked first, which is mostly enough. */
+static bool scan_pins(struct space *space, uint32_t id, uint32_t *reads) {
+        struct block *b = &space->blocks[id];
+        uint32_t first = b->pinned_by;
+
+        spend(reads, 1);
+        if (first < space->n_attachments && pins(space->attachments[first], id))
+                return true;
+        for (uint32_t i = 0; i < space->n_attachments; i++) {
+                if (i == first)
+                        continue;
+                spend(reads, 1);
+                if (!pins(space->attachments[i], id))
+                        continue;
+                b->pinned_by = (uint16_t)i;
+                return true;
+        }
+        return false;
+}
+
+bool block_in_use(struct space *space, uint32_t id, uint32_t *reads) {
+        const struct block *b = &space->blocks[id];
+
+        return b->refs || b->holds || b->pending ||
+               (space->unready.poisoning.under_way && space->unready.poisoning.at == id) ||
+               scan_pins(space, id, reads);
+}
+
 #define CLOCK ((UINT64_C(1) << 48) - 1) /* of a stamp: above it is the level of policy priority */
+
+/* By the index clock; 0: it did not use the block. */
+static uint64_t time_of_touch(const struct space *space, const struct attachment *a, uint32_t id) {
+        uint32_t touch = atomic_load_explicit(&a->touch[id], memory_order_relaxed);
+        uint64_t when = space->clock - (uint32_t)((uint32_t)space->clock - touch);
+
+        return touch && when <= space->clock ? when : 0;
+}
 
 /*
  * The clock of a client's last use. A client can only write nonsense about the order in which
@@ -60,11 +106,9 @@ uint64_t block_last_use(const struct space *space, uint32_t id) {
 
         for (uint32_t i = 0; i < space->n_attachments; i++) {
                 struct attachment *a = space->attachments[i];
-                uint32_t touch = a ? atomic_load_explicit(&a->touch[id], memory_order_relaxed) : 0;
-                uint64_t when = space->clock - (uint32_t)((uint32_t)space->clock - touch);
 
-                if (touch && when <= space->clock)
-                        last = MAX(last, when);
+                if (a)
+                        last = MAX(last, time_of_touch(space, a, id));
         }
         return last;
 }
@@ -112,15 +156,15 @@ static uint64_t priority_refresh(const struct space *space, uint32_t id) {
 static const struct policy {
         uint64_t (*first)(struct space *);                   /* stamp of a block just sealed */
         uint64_t (*refresh)(const struct space *, uint32_t); /* its stamp by now */
-        /* when the policy changes to this one */
+        /* what it would be by that clock: when the policy changes, or a client ends */
         uint64_t (*stamp)(const struct space *, uint32_t, uint64_t clock);
-        bool pinned_is_used; /* a pinned leaf is as warm as one used now */
+        bool by_use;         /* the last use counts */
         /* asks the methods what a block is worth: not for blocks that they cannot look into */
         bool by_worth;
 } policies[KVD_policy_end] = {
         [KVD_policy_lru] = {lru_first, lru_refresh, clock_alone, true, false},
         [KVD_policy_fifo] = {fifo_first, fifo_refresh, clock_alone, false, false},
-        [KVD_policy_priority] = {priority_first, priority_refresh, priority_stamp, false, true},
+        [KVD_policy_priority] = {priority_first, priority_refresh, priority_stamp, true, true},
 };
 
 static const struct policy *policy_of(const struct space *space) {
@@ -164,25 +208,66 @@ static void sift_down(struct arena *arena, uint32_t at) {
         heap_put(arena, at, id);
 }
 
-void leaf_add(struct space *space, uint32_t id) {
-        struct arena *arena = block_arena(space, id);
-
+static void heap_add(struct arena *arena, uint32_t id) {
         arena->heap[arena->n_heap++] = id;
         sift_up(arena, arena->n_heap - 1);
+}
+
+static void heap_remove(struct arena *arena, uint32_t at) {
+        uint32_t last = arena->heap[--arena->n_heap];
+
+        if (at == arena->n_heap)
+                return;
+        heap_put(arena, at, last);
+        sift_up(arena, at);
+        sift_down(arena, arena->space->blocks[last].heap - 1);
+}
+
+/* The shelf is at the end of the same array, which has room for all blocks, and grows downwards. */
+static uint32_t shelf_place(const struct arena *arena, uint32_t i) {
+        return arena->space->ix->capacity - 1 - i;
+}
+
+static void shelf_add(struct arena *arena, uint32_t id) {
+        heap_put(arena, shelf_place(arena, arena->shelf.n++), id);
+}
+
+static void shelf_remove(struct arena *arena, uint32_t at) {
+        uint32_t last = shelf_place(arena, --arena->shelf.n);
+
+        if (at != last)
+                heap_put(arena, at, arena->heap[last]);
+}
+
+static bool on_shelf(const struct arena *arena, const struct block *b) {
+        return b->heap > arena->n_heap;
+}
+
+void leaf_add(struct space *space, uint32_t id) {
+        heap_add(block_arena(space, id), id);
         space->leaves.n++;
 }
 
 static void leaf_remove(struct space *space, uint32_t id) {
         struct arena *arena = block_arena(space, id);
-        uint32_t at = space->blocks[id].heap - 1, last = arena->heap[--arena->n_heap];
+        struct block *b = &space->blocks[id];
 
-        space->blocks[id].heap = 0;
+        if (on_shelf(arena, b))
+                shelf_remove(arena, b->heap - 1);
+        else
+                heap_remove(arena, b->heap - 1);
+        b->heap = 0;
         space->leaves.n--;
-        if (last == id)
+}
+
+/* Its stamp has changed: it goes up or down to its place. */
+static void sift(struct space *space, uint32_t id) {
+        struct arena *arena = block_arena(space, id);
+
+        if (!space->blocks[id].heap || on_shelf(arena, &space->blocks[id]))
                 return;
-        heap_put(arena, at, last);
-        sift_up(arena, at);
-        sift_down(arena, space->blocks[last].heap - 1);
+        sift_up(arena, space->blocks[id].heap - 1);
+        sift_down(arena, space->blocks[id].heap - 1);
 }
 
 /* Its place may be higher or lower. A block that goes first whatever the policy stays first. */
@@ -192,35 +277,43 @@ void block_restamp(struct space *space, uint32_t id) {
         if (!b->stamp || b->private)
                 return;
         b->stamp = policy_of(space)->refresh(space, id);
-        if (!b->heap)
-                return;
-        sift_up(block_arena(space, id), b->heap - 1);
-        sift_down(block_arena(space, id), b->heap - 1);
+        sift(space, id);
 }
 
 void block_condemn(struct space *space, uint32_t id) {
         space->blocks[id].stamp = 0;
-        if (space->blocks[id].heap)
-                sift_up(block_arena(space, id), space->blocks[id].heap - 1);
+        sift(space, id);
 }
 
-static void heapify(struct arena *arena) {
-        for (uint32_t i = arena->n_heap / 2; i-- > 0;)
-                sift_down(arena, i);
-}
-
-/* Policies read stamps differently, so the stamps of all blocks are made anew at once. */
+/* Policies read stamps differently, so those of all blocks are made anew, when there is time. */
 void evict_policy_changed(struct space *space) {
-        uint32_t n = space_ids(space);
+        space->leaves.n_old = space_ids(space);
+        space_is_busy(space);
+}
 
-        for (uint32_t id = 0; id < n; id++) {
+#define RESTAMPS 512u        /* blocks of one call */
+#define RESTAMP_LOOKS 16384u /* ... that are passed over, or not */
+
+/* The methods ask all clients what a block is worth. */
+uint32_t evict_effort(const struct space *space) {
+        return policy_of(space)->by_worth ? space->n_attachments / 8 : 0;
+}
+
+/* Until it is over, blocks are in the old order or in the new one: each is a heap's order. */
+bool evict_restamp(struct space *space) {
+        uint32_t n = RESTAMPS / (1 + evict_effort(space)), before = space->leaves.n_old;
+
+        while (space->leaves.n_old && n && before - space->leaves.n_old < RESTAMP_LOOKS) {
+                uint32_t id = --space->leaves.n_old;
                 struct block *b = &space->blocks[id];
 
-                if (b->state == KVD_SEALED && !b->private && b->stamp)
-                        b->stamp = policy_of(space)->stamp(space, id, b->stamp & CLOCK);
+                if (b->state != KVD_SEALED || b->private || !b->stamp)
+                        continue;
+                b->stamp = policy_of(space)->stamp(space, id, b->stamp & CLOCK);
+                sift(space, id);
+                n--;
         }
-        for (struct arena *arena = space->memory.arenas; arena; arena = arena->next)
-                heapify(arena);
+        return before > 0;
 }
 
 /* ---- chains ---------------------------------------------------------------------------------- */
@@ -229,11 +322,13 @@ void block_link(struct space *space, uint32_t id, uint32_t parent) {
         struct block *b = &space->blocks[id];
 
         b->parent = parent;
+        b->root = parent == NONE ? id : space->blocks[parent].root;
         b->child = NONE;
         b->sib_prev = b->sib_next = NONE;
         b->stamp = policy_of(space)->first(space);
         b->score = 0;
         b->summarised = false;
+        b->record = b->record_mark = 0;
         leaf_add(space, id);
         if (parent == NONE)
                 return;
@@ -290,15 +385,15 @@ static void leave_lists(struct space *space, uint32_t id) {
         b->poisoned = false;
 }
 
-/* Takes back a leaf unless somebody uses it: these are steps D2 to D6 of the protocol above. */
-bool evict_leaf(struct space *space, uint32_t id) {
-        uint32_t generation = block_generation(space, id);
-        struct block *b = &space->blocks[id];
+/*
+ * D2 to D6 of the protocol above, on a leaf that nobody seemed to use. The pins were just read, and
+ * cost next to nothing now.
+ */
+static bool retire(struct space *space, uint32_t id) {
+        uint32_t generation = block_generation(space, id), again = space->n_attachments;
 
-        if (b->refs || b->holds || b->pending)
-                return false;
         block_set_state(space, id, KVD_RETIRING, generation);
-        if (block_pinned(space, id, NULL)) {
+        if (scan_pins(space, id, &again)) {
                 block_set_state(space, id, KVD_SEALED, generation);
                 space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
                 return false;
@@ -310,36 +405,16 @@ bool evict_leaf(struct space *space, uint32_t id) {
         return true;
 }
 
-#define SET_ASIDE 256u /* pinned or filling leaves passed over in one call */
-#define LOOKS_PER_VICTIM 32u
-#define LOOKS_EXTRA 8192u /* leaves in use that are passed over: about a millisecond at worst */
-
-struct aside {
-        uint32_t n;
-        uint32_t ids[SET_ASIDE];
-};
-
 /*
- * The coldest leaf is in use: it sinks to its place (LRU), or is out of the way until this call
- * ends (FIFO). Garbage that is still pinned sinks to the bottom, so that much of it is never in the
- * way; garbage_sweep finds it.
+ * Takes back a leaf unless somebody uses it. Pins are looked at before the word changes, too: those
+ * who have it pinned should not find it RETIRING all the time.
  */
-static bool pass_over(struct space *space, struct arena *arena, uint32_t id, struct aside *aside) {
-        if (space->blocks[id].private && space->blocks[id].stamp < UINT64_MAX) {
-                space->blocks[id].stamp = UINT64_MAX;
-                sift_down(arena, space->blocks[id].heap - 1);
-                return true;
-        }
-        if (policy_of(space)->pinned_is_used && space->blocks[id].stamp < space->clock) {
-                space->blocks[id].stamp = space->clock;
-                sift_down(arena, space->blocks[id].heap - 1);
-                return true;
-        }
-        if (aside->n == SET_ASIDE)
+bool evict_leaf(struct space *space, uint32_t id, uint32_t *reads) {
+        if (block_in_use(space, id, reads)) {
+                space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
                 return false;
-        leaf_remove(space, id);
-        aside->ids[aside->n++] = id;
-        return true;
+        }
+        return retire(space, id);
 }
 
 /* Was it used since it got its stamp? Then it sinks. */
@@ -350,90 +425,197 @@ static bool warmed_up(struct space *space, uint32_t id) {
         if (stamp <= b->stamp)
                 return false;
         b->stamp = stamp;
-        if (b->heap)
-                sift_down(block_arena(space, id), b->heap - 1);
+        sift(space, id);
         return true;
 }
 
-void block_warm(struct space *space, uint32_t id) {
-        warmed_up(space, id);
+/* By this client's word alone: the others are asked when the block comes up. */
+void block_warm(const struct attachment *a, uint32_t id) {
+        struct space *space = a->space;
+        struct block *b = &space->blocks[id];
+        uint64_t when = time_of_touch(space, a, id), stamp;
+
+        if (!policy_of(space)->by_use || !b->stamp || b->private || when <= (b->stamp & CLOCK))
+                return;
+        stamp = policy_of(space)->stamp(space, id, when);
+        if (stamp <= b->stamp)
+                return;
+        b->stamp = stamp;
+        sift(space, id);
 }
 
-/* Evicts up to n blocks of an arena; looks at a bounded number of leaves. */
-uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n) {
-        uint32_t looks = n * LOOKS_PER_VICTIM + LOOKS_EXTRA, evicted = 0;
-        struct aside aside = {0};
+static void shelve(struct arena *arena, uint32_t id) {
+        heap_remove(arena, arena->space->blocks[id].heap - 1);
+        shelf_add(arena, id);
+}
+
+/* True: the coldest leaf is gone. Else it sank, or it is in use. */
+static bool try_coldest(struct space *space, struct arena *arena, uint32_t *reads) {
+        uint32_t id = arena->heap[0];
+
+        if (block_in_use(space, id, reads)) {
+                space_count(space, KVD_SPACE_EVICTIONS_PINNED, 1);
+                shelve(arena, id);
+                return false;
+        }
+        spend(reads, space->n_attachments);
+        if (warmed_up(space, id))
+                return false;
+        if (retire(space, id))
+                return true;
+        shelve(arena, id);
+        return false;
+}
+
+/* One leaf of the shelf. In nobody's use any more, it goes back to where it belongs by now. */
+static void look_again(struct space *space, struct arena *arena, uint32_t *reads) {
+        struct shelf *shelf = &arena->shelf;
+        uint32_t id;
+
+        if (shelf->hand >= shelf->n)
+                shelf->hand = 0;
+        id = arena->heap[shelf_place(arena, shelf->hand)];
+        if (block_in_use(space, id, reads)) {
+                shelf->hand++;
+                shelf->in_vain++;
+                return;
+        }
+        shelf_remove(arena, space->blocks[id].heap - 1);
+        heap_add(arena, id);
+        spend(reads, space->n_attachments);
+        block_restamp(space, id);
+        shelf->in_vain = 0;
+}
+
+/* Might there be a leaf to evict? False: each was looked at since pins last changed. */
+static bool worth_looking(const struct arena *arena) {
+        return arena->n_heap || arena->shelf.in_vain < arena->shelf.n;
+}
+
+/* A round through the shelf that ended in vain is believed until a client lets something go. */
+static void begin_round(struct space *space, struct arena *arena, uint32_t *reads) {
+        uint64_t state = pins_state(space);
+
+        spend(reads, space->n_attachments);
+        if (!worth_looking(arena) && state != arena->shelf.state)
+                arena->shelf.in_vain = 0;
+        if (arena->shelf.in_vain == 0)
+                arena->shelf.state = state;
+}
+
+uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n, uint32_t *reads) {
+        uint32_t evicted = 0, again = 0;
 
         if (space->unready.n_pending)
                 hooks_look(space);
-        while (evicted < n && arena->n_heap && looks-- > 0) {
-                uint32_t id = arena->heap[0];
-
-                if (warmed_up(space, id))
-                        continue;
-                if (evict_leaf(space, id))
-                        evicted++;
-                else if (!pass_over(space, arena, id, &aside))
-                        break;
+        begin_round(space, arena, reads);
+        while (evicted < n && *reads && (arena->n_heap || again < arena->shelf.n)) {
+                if (arena->shelf.n) {
+                        look_again(space, arena, reads);
+                        again++;
+                }
+                if (arena->n_heap)
+                        evicted += try_coldest(space, arena, reads);
         }
-        while (aside.n)
-                leaf_add(space, aside.ids[--aside.n]);
         return evicted;
 }
 
-static uint32_t deepest_first_child(const struct space *space, uint32_t id) {
-        while (space->blocks[id].child != NONE)
+bool evict_goes_on(const struct arena *arena, uint32_t reads) {
+        return !reads && worth_looking(arena);
+}
+
+#define STEPS_PER_READ 4u /* downwards: one cost */
+
+static uint32_t deepest_first_child(const struct space *space, uint32_t id, uint32_t *reads) {
+        for (uint32_t n = 1; space->blocks[id].child != NONE && *reads; n++) {
                 id = space->blocks[id].child;
+                if (n % STEPS_PER_READ == 0)
+                        spend(reads, 1);
+        }
         return id;
 }
 
 /* The next block of a subtree in the order in which children come before their parents. */
-static uint32_t next_upwards(const struct space *space, uint32_t id) {
+static uint32_t next_upwards(const struct space *space, uint32_t id, uint32_t *reads) {
         uint32_t sibling = space->blocks[id].sib_next;
 
-        return sibling == NONE ? space->blocks[id].parent : deepest_first_child(space, sibling);
+        return sibling == NONE ? space->blocks[id].parent :
+                                 deepest_first_child(space, sibling, reads);
 }
 
 /*
  * Evicts what nobody uses of a block and everything behind it. False: the block itself is still
- * there.
+ * there. *at is where it stands: NONE at the beginning, and when it has been through.
  */
-bool evict_subtree(struct space *space, uint32_t id, uint32_t *budget, uint32_t *evicted) {
-        for (uint32_t at = deepest_first_child(space, id), next; *budget; at = next) {
-                next = at == id ? NONE : next_upwards(space, at);
-                (*budget)--;
-                if (space->blocks[at].child == NONE && evict_leaf(space, at))
-                        (*evicted)++;
+bool evict_subtree(struct space *space, uint32_t id, uint32_t *at, uint32_t *reads,
+                   uint32_t *evicted) {
+        *at = deepest_first_child(space, *at == NONE ? id : *at, reads);
+        while (*reads) {
+                uint32_t next = *at == id ? NONE : next_upwards(space, *at, reads);
+
+                spend(reads, 1);
+                if (space->blocks[*at].child == NONE)
+                        *evicted += evict_leaf(space, *at, reads);
+                *at = next;
                 if (next == NONE)
                         return space->blocks[id].state != KVD_SEALED;
         }
         return false;
 }
 
-#define EVICT_PIECE 4096u
+/* Goes on where the last call for this chain stopped, if that block is there. */
+static uint32_t stopped_at(const struct space *space, kvd_ref chain) {
+        const struct leaves *leaves = &space->leaves;
 
-static int64_t evict_chain(struct space *space, kvd_ref chain, bool *more) {
-        uint32_t id = kvd_ref_id(chain), budget = EVICT_PIECE, evicted = 0;
+        return leaves->chain == chain && leaves->at && block_current(space, leaves->at) ?
+                       kvd_ref_id(leaves->at) :
+                       NONE;
+}
+
+static int64_t evict_chain(struct space *space, kvd_ref chain, uint32_t *reads, bool *more) {
+        uint32_t id = kvd_ref_id(chain), at, evicted = 0;
 
         if (id >= space->ix->capacity || space->blocks[id].state != KVD_SEALED ||
             block_ref(space, id) != chain)
                 return store_refuse(space_store(space), -ENOENT,
                                     "block %u of generation %u is not cached (any more)", id,
                                     kvd_ref_generation(chain));
-        *more = !evict_subtree(space, id, &budget, &evicted) && budget == 0;
+        at = stopped_at(space, chain);
+        evict_subtree(space, id, &at, reads, &evicted);
+        *more = at != NONE;
+        space->leaves.chain = chain;
+        space->leaves.at = *more ? block_ref(space, at) : 0;
         return evicted;
 }
 
-int64_t space_evict(struct space *space, uint64_t n, kvd_ref chain, bool *more) {
-        uint64_t want = n ? MIN(n, EVICT_PIECE) : EVICT_PIECE;
+#define EVICT_PIECE 4096u
+
+/* Arenas whose leaves are known to be in use come last. */
+static uint32_t evict_anywhere(struct space *space, uint32_t n, uint32_t *reads) {
         uint32_t evicted = 0;
+
+        for (int known = 0; known < 2; known++)
+                for (struct arena *arena = space->memory.arenas; arena; arena = arena->next)
+                        if (worth_looking(arena) == !known)
+                                evicted += evict_coldest(space, arena, n - evicted, reads);
+        return evicted;
+}
+
+static bool any_worth_looking(const struct space *space) {
+        for (struct arena *arena = space->memory.arenas; arena; arena = arena->next)
+                if (worth_looking(arena))
+                        return true;
+        return false;
+}
+
+int64_t space_evict(struct space *space, uint64_t n, kvd_ref chain, bool *more) {
+        uint32_t want = (uint32_t)(n ? MIN(n, EVICT_PIECE) : EVICT_PIECE), evicted;
+        uint32_t reads = KVD_PIN_READS;
 
         *more = false;
         if (chain != KVD_ROOT)
-                return evict_chain(space, chain, more);
-        for (struct arena *arena = space->memory.arenas; arena && evicted < want;
-             arena = arena->next)
-                evicted += evict_coldest(space, arena, (uint32_t)want - evicted);
-        *more = evicted == want && want != n;
+                return evict_chain(space, chain, &reads, more);
+        evicted = evict_anywhere(space, want, &reads);
+        *more = (evicted == want ? want != n : !reads) && any_worth_looking(space);
         return evicted;
 }

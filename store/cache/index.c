@@ -7,28 +7,26 @@
  *  - A descriptor is written while its slot word says FILLING, and believed only while it says
  *    SEALED.
  *  - A run is written while its leaf word is 0.
- *  - A table entry is entered after what it names, and taken out before that changes. Taking one
- *    out moves later entries of its cluster towards their home, each first copied, then erased: a
- *    reader may see one twice, which is harmless, or pass it in the moment of the move, which is a
- *    miss.
+ *  - A table entry is entered after what it names, and taken out before that changes. Entries stay
+ *    where they are (layout.h): to a reader one appears or disappears.
  */
 
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
 #include "store/cache/inside.h"
 #include "store/hooks.h"
 
-/* ---- open addressing ------------------------------------------------------------------------- */
+/* ---- buckets --------------------------------------------------------------------------------- */
 
-/* The two tables differ only in where they lie and whose keys they hold. */
+/* The two tables differ only in where they lie. */
 struct table {
         shm_u64 *slots;
-        uint32_t mask;
-        struct kvd_key (*key_of)(const struct kvd_index *ix, uint32_t id);
+        uint32_t n_slots;
 };
 
 static struct kvd_key block_key(const struct kvd_index *ix, uint32_t id) {
@@ -40,71 +38,44 @@ static struct kvd_key run_key(const struct kvd_index *ix, uint32_t id) {
 }
 
 static struct table block_table(const struct kvd_index *ix) {
-        return (struct table){kvd_index_table(ix), ix->table_slots - 1, block_key};
+        return (struct table){kvd_index_table(ix), ix->table_slots};
 }
 
 static struct table run_table(const struct kvd_index *ix) {
-        return (struct table){kvd_index_run_table(ix), ix->run_table_slots - 1, run_key};
+        return (struct table){kvd_index_run_table(ix), ix->run_table_slots};
 }
 
-static uint64_t slot_at(const struct table *t, uint32_t at) {
-        return atomic_load_explicit(&t->slots[at], memory_order_relaxed);
+/* The i-th slot in which a key may be, in the order in which places are given out. */
+static shm_u64 *slot_of(const struct table *t, struct kvd_key key, uint32_t i) {
+        return t->slots + kvd_bucket(t->n_slots, key, i / KVD_BUCKET_SLOTS) +
+               kvd_bucket_slot(key, i % KVD_BUCKET_SLOTS);
 }
 
-static void set_slot(const struct table *t, uint32_t at, uint64_t value) {
-        atomic_store_explicit(&t->slots[at], value, memory_order_release);
+/* The first of a key's slots that has this value, or NULL. */
+static shm_u64 *table_find(const struct table *t, struct kvd_key key, uint64_t value) {
+        for (uint32_t i = 0; i < KVD_BUCKETS * KVD_BUCKET_SLOTS; i++) {
+                shm_u64 *slot = slot_of(t, key, i);
+
+                if (atomic_load_explicit(slot, memory_order_relaxed) == value)
+                        return slot;
+        }
+        return NULL;
 }
 
 static bool table_insert(const struct table *t, struct kvd_key key, uint32_t id) {
-        for (uint32_t i = 0; i < MIN(KVD_PROBE_MAX, t->mask + 1); i++) {
-                uint32_t at = (uint32_t)(key.lo + i) & t->mask;
+        shm_u64 *slot = table_find(t, key, 0);
 
-                if (slot_at(t, at) == 0) {
-                        set_slot(t, at, kvd_table_slot(key, id));
-                        return true;
-                }
-        }
-        return false;
+        if (slot)
+                atomic_store_explicit(slot, kvd_table_slot(key, id), memory_order_release);
+        return slot;
 }
 
-/* Returns the position of an entry, or NONE. */
-static uint32_t table_position(const struct table *t, struct kvd_key key, uint32_t id) {
-        for (uint32_t i = 0; i < MIN(KVD_PROBE_MAX, t->mask + 1); i++) {
-                uint32_t at = (uint32_t)(key.lo + i) & t->mask;
-                uint64_t slot = slot_at(t, at);
-
-                if (slot == kvd_table_slot(key, id))
-                        return at;
-                if (slot == 0)
-                        break;
-        }
-        return NONE;
+static bool table_holds(const struct table *t, struct kvd_key key, uint32_t id) {
+        return table_find(t, key, kvd_table_slot(key, id));
 }
 
-/*
- * May the entry at `from`, whose home is `home`, move back to `to` without getting in front of its
- * home?
- */
-static bool may_move(const struct table *t, uint32_t home, uint32_t from, uint32_t to) {
-        return ((from - home) & t->mask) >= ((from - to) & t->mask);
-}
-
-static void table_remove(const struct table *t, const struct kvd_index *ix, struct kvd_key key,
-                         uint32_t id) {
-        uint32_t hole = table_position(t, key, id);
-
-        if (hole == NONE)
-                return;
-        for (uint32_t at = (hole + 1) & t->mask; slot_at(t, at) != 0; at = (at + 1) & t->mask) {
-                uint64_t slot = slot_at(t, at);
-                uint32_t home = (uint32_t)t->key_of(ix, (uint32_t)slot - 1).lo & t->mask;
-
-                if (!may_move(t, home, at, hole))
-                        continue;
-                set_slot(t, hole, slot);
-                hole = at;
-        }
-        set_slot(t, hole, 0);
+static void table_remove(const struct table *t, struct kvd_key key, uint32_t id) {
+        atomic_store_explicit(table_find(t, key, kvd_table_slot(key, id)), 0, memory_order_release);
 }
 
 /* ---- making an index ------------------------------------------------------------------------- */
@@ -209,11 +180,22 @@ static int cut(struct space *space, uint64_t block_bytes, uint64_t max_blocks,
                                     "holds; give it max_blocks",
                                     space->name, (unsigned long long)max_blocks);
         ix->capacity = (uint32_t)ids;
-        ix->run_capacity = (uint32_t)(ids / 8 + 1);
+        ix->run_capacity = kvd_run_capacity(ix->capacity);
         return 0;
 }
 
-static int describe(struct space *space, const struct space_spec *spec, struct kvd_index *ix) {
+/* Ids are what clients know of blocks, so they stay what they are. */
+static int cut_again(const struct kvd_index *before, struct kvd_index *ix) {
+        ix->segment_bytes = before->segment_bytes;
+        ix->segment_blocks = before->segment_blocks;
+        ix->max_segments = before->max_segments;
+        ix->capacity = before->capacity;
+        ix->run_capacity = before->run_capacity;
+        return 0;
+}
+
+static int describe(struct space *space, const struct space_spec *spec,
+                    const struct kvd_index *before, struct kvd_index *ix) {
         uint64_t block_bytes = kvd_shape_bytes(&spec->geometry);
         uint64_t max_blocks = wanted_blocks(space, spec, block_bytes);
         int r;
@@ -235,19 +217,37 @@ static int describe(struct space *space, const struct space_spec *spec, struct k
                 .label_channels = MIN(SETTING_LABEL_CHANNELS, spec->geometry.head_dim),
         };
         hooks_lay_out(space, max_blocks, ix);
-        r = cut(space, block_bytes, max_blocks, ix);
+        r = before ? cut_again(before, ix) : cut(space, block_bytes, max_blocks, ix);
         if (r < 0)
                 return r;
+        space->memory.max_blocks = MIN(space->memory.max_blocks, ix->capacity);
         memcpy(ix->device, space_store(space)->config.uuid, sizeof ix->device);
+        memcpy(ix->name, space->name, sizeof ix->name);
+        memcpy(ix->domain, space->domain->config.name, sizeof ix->domain);
         kvd_index_lay_out(ix);
         return 0;
 }
 
-static int draw_secrets(struct kvd_index *ix) {
+/* A successor has the same secret, since keys are made with it, and is the same cache. */
+static int draw_secrets(const struct kvd_index *before, struct kvd_index *ix) {
         if (sys->getrandom(ix->secret, sizeof ix->secret, 0) != (ssize_t)sizeof ix->secret ||
             sys->getrandom(ix->instance, sizeof ix->instance, 0) != (ssize_t)sizeof ix->instance)
                 return -EIO;
+        if (before) {
+                memcpy(ix->secret, before->secret, sizeof ix->secret);
+                ix->instance[0] = before->instance[0];
+        }
+        ix->life = before ? before->life + 1 : 1;
         return 0;
+}
+
+/* What may change is left out: its values are all good, within limits. */
+uint64_t index_proof(const struct kvd_index *ix) {
+        struct kvd_index fixed;
+
+        memcpy(&fixed, ix, offsetof(struct kvd_index, proof));
+        fixed.policy = fixed.max_blocks = 0;
+        return kvd_key_proof(ix, &fixed, offsetof(struct kvd_index, proof));
 }
 
 static int map_index(struct space *space, const struct kvd_index *description) {
@@ -263,16 +263,18 @@ static int map_index(struct space *space, const struct kvd_index *description) {
         return 0;
 }
 
-int index_new(struct space *space, const struct space_spec *spec) {
+int index_new(struct space *space, const struct space_spec *spec, const struct kvd_index *before) {
         struct kvd_index description;
-        int r = describe(space, spec, &description);
+        int r = describe(space, spec, before, &description);
 
         if (r < 0)
                 return r;
-        r = draw_secrets(&description);
+        r = draw_secrets(before, &description);
         if (r < 0)
                 return store_refuse(space_store(space), r,
                                     "the kernel gives no random numbers for the space's secret");
+        description.proof = index_proof(&description);
+        description.max_blocks = space->memory.max_blocks;
         r = map_index(space, &description);
         if (r < 0)
                 return store_refuse(space_store(space), r,
@@ -285,7 +287,7 @@ int index_new(struct space *space, const struct space_spec *spec) {
 }
 
 void index_free(struct space *space) {
-        shared_file_close(&space->index);
+        store_close_file(space_store(space), &space->index);
         space->ix = NULL;
 }
 
@@ -409,6 +411,22 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
         space_count(space, KVD_SPACE_RUNS_MADE, 1);
 }
 
+/*
+ * Ties what is said of a block to its incarnation: what was there before does not look sealed,
+ * whatever happens to the word that says what it is. Tokens are tied by the key.
+ */
+uint64_t block_proof(const struct kvd_index *ix, kvd_ref block, const struct kvd_desc *desc) {
+        const uint64_t words[] = {block,
+                                  desc->key.lo,
+                                  desc->key.hi,
+                                  desc->parent,
+                                  (uint64_t)desc->depth << 32 | desc->flags,
+                                  (uint64_t)desc->n_tokens << 32 | desc->group,
+                                  desc->root};
+
+        return kvd_key_proof(ix, words, sizeof words);
+}
+
 /* Writes the descriptor of a block that is being filled: nobody believes it yet. */
 void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields,
                  const uint32_t *tokens) {
@@ -416,6 +434,9 @@ void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields
 
         shm_write_begin(&desc->slot, kvd_slot_make(KVD_FILLING, block_generation(space, id)));
         write_desc(desc, fields, tokens, space->ix->geometry.block_tokens);
+        if (!space->ix->semaphore_rows)
+                shm_set64(&desc->semaphore_value,
+                          block_proof(space->ix, block_ref(space, id), fields));
 }
 
 /*
@@ -438,7 +459,7 @@ static void unpublish_run(struct space *space, uint32_t id) {
         uint32_t run = space->blocks[id].run - 1;
         struct table table = run_table(space->ix);
 
-        table_remove(&table, space->ix, run_key(space->ix, run), run);
+        table_remove(&table, run_key(space->ix, run), run);
         shm_write_end(&kvd_index_run(space->ix, run)->leaf, 0);
         put_free_run(space, run);
         space->blocks[id].run = 0;
@@ -450,7 +471,7 @@ void index_leave(struct space *space, uint32_t id) {
         if (space->blocks[id].run)
                 unpublish_run(space, id);
         if (space->blocks[id].indexed)
-                table_remove(&table, space->ix, block_key(space->ix, id), id);
+                table_remove(&table, block_key(space->ix, id), id);
         space->blocks[id].indexed = false;
 }
 
@@ -469,7 +490,8 @@ static bool same_child(const struct space *space, uint32_t id, const struct kvd_
 void index_prefetch(const struct space *space, struct kvd_key key, uint32_t id) {
         struct table t = block_table(space->ix);
 
-        __builtin_prefetch(&t.slots[(uint32_t)key.lo & t.mask], 1);
+        for (uint32_t i = 0; i < KVD_BUCKETS; i++)
+                __builtin_prefetch(&t.slots[kvd_bucket(t.n_slots, key, i)], 1);
         __builtin_prefetch(kvd_index_desc(space->ix, id), 1);
         __builtin_prefetch((uint8_t *)kvd_index_desc(space->ix, id) + 64, 1);
 }
@@ -478,14 +500,14 @@ uint32_t index_find(const struct space *space, const struct kvd_desc *want,
                     const uint32_t *tokens) {
         struct table t = block_table(space->ix);
 
-        for (uint32_t i = 0; i < MIN(KVD_PROBE_MAX, t.mask + 1); i++) {
-                uint64_t slot = slot_at(&t, (uint32_t)(want->key.lo + i) & t.mask);
+        for (uint32_t i = 0; i < KVD_BUCKETS * KVD_BUCKET_SLOTS; i++) {
+                uint64_t slot = atomic_load_explicit(slot_of(&t, want->key, i),
+                                                     memory_order_relaxed);
+                uint32_t id = (uint32_t)slot - 1;
 
-                if (slot == 0)
-                        break;
-                if (slot == kvd_table_slot(want->key, (uint32_t)slot - 1) &&
-                    same_child(space, (uint32_t)slot - 1, want, tokens))
-                        return (uint32_t)slot - 1;
+                if (slot && slot == kvd_table_slot(want->key, id) &&
+                    same_child(space, id, want, tokens))
+                        return id;
         }
         return NONE;
 }
@@ -493,12 +515,62 @@ uint32_t index_find(const struct space *space, const struct kvd_desc *want,
 bool index_holds(const struct space *space, uint32_t id) {
         struct table table = block_table(space->ix);
 
-        return table_position(&table, block_key(space->ix, id), id) != NONE;
+        return table_holds(&table, block_key(space->ix, id), id);
 }
 
 bool index_holds_run(const struct space *space, uint32_t id) {
         struct table table = run_table(space->ix);
         uint32_t run = space->blocks[id].run - 1;
 
-        return table_position(&table, run_key(space->ix, run), run) != NONE;
+        return table_holds(&table, run_key(space->ix, run), run);
+}
+
+/* ---- looking at the tables, for checks ------------------------------------------------------- */
+
+static struct table table_of(const struct kvd_index *ix, enum index_table which) {
+        return which == INDEX_BLOCKS ? block_table(ix) : run_table(ix);
+}
+
+uint32_t index_slots(const struct space *space, enum index_table which) {
+        return table_of(space->ix, which).n_slots;
+}
+
+/* Reading what was never written would put memory behind it. */
+uint32_t index_written(const struct space *space, enum index_table which, uint32_t from) {
+        struct table t = table_of(space->ix, which);
+        off_t begin = (off_t)((const uint8_t *)t.slots - (const uint8_t *)space->ix);
+        off_t at = begin + (off_t)(from * sizeof *t.slots), data;
+
+        if (from >= t.n_slots)
+                return t.n_slots;
+        data = lseek(space->index.fd, at, SEEK_DATA);
+        if (data < 0)
+                return errno == ENXIO ? t.n_slots : from;
+        return (uint32_t)MIN((uint64_t)(MAX(data, at) - begin) / sizeof *t.slots, t.n_slots);
+}
+
+static bool names_indexed(const struct space *space, enum index_table which, uint32_t id) {
+        uint32_t leaf = id;
+
+        if (id >= (which == INDEX_BLOCKS ? space->ix->capacity : space->ix->run_capacity))
+                return false;
+        if (which == INDEX_BLOCKS)
+                return space->blocks[id].indexed;
+        leaf = kvd_ref_id(shm_load(&kvd_index_run(space->ix, id)->leaf));
+        return leaf < space->ix->capacity && space->blocks[leaf].run == id + 1;
+}
+
+enum index_slot index_slot(const struct space *space, enum index_table which, uint32_t at) {
+        struct table t = table_of(space->ix, which);
+        uint64_t slot = atomic_load_explicit(&t.slots[at], memory_order_relaxed);
+        uint32_t id = (uint32_t)slot - 1;
+        struct kvd_key key;
+
+        if (!slot)
+                return INDEX_EMPTY;
+        if (!names_indexed(space, which, id))
+                return INDEX_WRONG;
+        key = which == INDEX_BLOCKS ? block_key(space->ix, id) : run_key(space->ix, id);
+        return table_find(&t, key, kvd_table_slot(key, id)) == &t.slots[at] ? INDEX_RIGHT :
+                                                                              INDEX_WRONG;
 }

@@ -6,8 +6,19 @@
 
 #include "store/cache/cache.h"
 
+/* The last incarnation of a block; fewer bits wear blocks out within seconds, for tests. */
+#ifndef KVD_GENERATION_BITS
+#define KVD_GENERATION_BITS 32
+#endif
+#define KVD_GENERATION_LAST (UINT32_MAX >> (32 - KVD_GENERATION_BITS))
+
 /* index.c: the shared side of a block */
-int index_new(struct space *space, const struct space_spec *spec);
+/* before: header of the one that this one succeeds, verified; or NULL */
+int index_new(struct space *space, const struct space_spec *spec, const struct kvd_index *before);
+/* nobody but a daemon has written this, at least what does not change of it */
+uint64_t index_proof(const struct kvd_index *ix);
+/* ... and this descriptor of a sealed block; host spaces */
+uint64_t block_proof(const struct kvd_index *ix, kvd_ref block, const struct kvd_desc *desc);
 void index_free(struct space *space);
 void index_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation);
 void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields,
@@ -23,33 +34,77 @@ uint32_t index_find(const struct space *space, const struct kvd_desc *want, cons
 bool segment_bury(struct space *space, struct segment *segment);
 /* blocks made ready, or an error */
 int space_grow(struct space *space, struct arena *arena, uint64_t bytes);
-/* takes a segment's memory from a larger space */
-bool space_reclaim(struct space *space);
+/* takes a segment's memory from a larger space: 1, 0: there is none, -EAGAIN: there may be one */
+int space_reclaim(struct space *space, uint32_t *reads);
 /* ... from arenas of this space that can spare it */
-bool arena_reclaim(struct space *space, struct arena *arena);
+int arena_reclaim(struct space *space, struct arena *arena, uint32_t *reads);
+/* what the daemon before had; *file is taken */
+void segment_adopt(struct space *space, struct segment *segment, uint32_t n_ready,
+                   uint32_t version, struct shared_file *file);
+void memory_adopt(struct space *space, struct segment *segment, uint32_t version,
+                  struct shared_file *file);
 
-/* blocks.c: free blocks, and blocks that a client fills */
+/* blocks.c: the clock of uses; free blocks, and blocks that a client fills */
+void space_tick(struct space *space);
 void block_to_free(struct space *space, uint32_t id);
 void block_append_free(struct space *space, uint32_t id); /* ... to be allocated last */
 uint32_t block_pop_free(struct space *space, struct arena *arena); /* or NONE */
 void block_fill_begin(struct space *space, uint32_t id, struct attachment *a);
 
 /* available.c */
-uint32_t fill_limit(const struct space *space); /* blocks that a client may be filling at once */
+uint32_t fill_limit(const struct space *space); /* blocks that a process may be filling at once */
 void available_tell(struct attachment *a);
+uint64_t segments_to_come(const struct space *space); /* that its domain could have now */
+/* moves when clients pin or let go, if they say so */
+uint64_t pins_state(const struct space *space);
 
 /* evict.c: chains, candidates, victims */
 void leaf_add(struct space *space, uint32_t id);
 /* sealed behind parent, or NONE */
 void block_link(struct space *space, uint32_t id, uint32_t parent);
 bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients);
+/* pinned, or something else keeps it where it is */
+bool block_in_use(struct space *space, uint32_t id, uint32_t *reads);
 uint64_t block_last_use(const struct space *space, uint32_t id);
-void block_warm(struct space *space, uint32_t id); /* takes over when clients used it last */
-uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n);
-bool evict_subtree(struct space *space, uint32_t id, uint32_t *budget, uint32_t *evicted);
+/* takes over when that client used it last */
+void block_warm(const struct attachment *a, uint32_t id);
+/* how much more than the heap's work a stamp costs, which every client is asked for */
+uint32_t evict_effort(const struct space *space);
+/* evicts up to n blocks of an arena, while there are reads left */
+uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n, uint32_t *reads);
+/* nothing evicted: did it only run out of reads? */
+bool evict_goes_on(const struct arena *arena, uint32_t reads);
+bool evict_subtree(struct space *space, uint32_t id, uint32_t *at, uint32_t *reads,
+                   uint32_t *evicted);
 
 /* attachment.c */
+/* a block that a client of the daemon before may still write; false: there is none */
+bool block_inherit(struct space *space, uint32_t id);
+bool attachment_is_inherited(const struct attachment *a);
+void attachment_map(struct attachment *a); /* its words, once its page is there */
+void attachment_charge(struct space *space); /* whether it may be or not */
+void attachment_enter(struct attachment *a);
+void attachment_unmake(struct attachment *a);
+uint32_t space_users(const struct space *space); /* attachments that did not end */
+/* The first block at or behind id whose pins may be other than 0; capacity: there is none. */
+uint32_t attachment_pins_from(const struct attachment *a, uint32_t id);
+void attachments_end(struct space *space); /* of one that is deleted */
+/* frees some blocks of clients that ended. True: it did */
+bool attachments_give(struct space *space);
 int arena_new(struct space *space, struct attachment *writer, struct arena **ret);
+
+/* space.c */
+/* as space_open makes it, over an index that was verified; nobody has it kept yet */
+int space_succeed(struct domain *domain, const struct kvd_index *before, struct space **ret);
+
+/* inherit.c: clients of the daemon before */
+/* *page and *process are taken if that works */
+int attachment_inherit(struct space *space, const struct attachment_kept *kept, int *page,
+                       int *process);
+
+/* tenant.c */
+struct tenant *tenant_join(struct space *space, uint64_t process); /* NULL: out of memory */
+void tenant_leave(struct space *space, struct tenant *tenant);
 
 /* epoch.c: wakes clients that sleep on a word of the index */
 void epoch_move(shm_u32 *epoch);

@@ -14,7 +14,7 @@
 static void sum_clients(struct space *space, struct space_usage *ret) {
         uint64_t counters[KVD_N_CLIENT_COUNTERS];
 
-        memcpy(ret->client_counters, space->past_counters, sizeof ret->client_counters);
+        memcpy(ret->client_counters, space->account.past_counters, sizeof ret->client_counters);
         for (uint32_t i = 0; i < space->n_attachments; i++) {
                 struct attachment *a = space->attachments[i];
 
@@ -62,7 +62,7 @@ uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret
 
         if (first >= end)
                 return 0;
-        n = MIN(n, end - first);
+        n = MIN(MIN(n, end - first), MAX(KVD_PIN_READS / MAX(space->n_attachments, 1), 1));
         for (uint32_t i = 0; i < n; i++) {
                 const struct block *b = &space->blocks[first + i];
 
@@ -79,33 +79,45 @@ static bool has_sibling(const struct space *space, uint32_t id) {
         return space->blocks[id].sib_next != NONE || space->blocks[id].sib_prev != NONE;
 }
 
-/* Counts the blocks above the deepest point where another chain branches off. */
-static uint32_t shared_blocks(const struct space *space, uint32_t leaf) {
-        for (uint32_t id = leaf; id != NONE; id = space->blocks[id].parent)
-                if (has_sibling(space, id))
-                        return kvd_index_desc(space->ix, id)->depth;
-        return 0;
+#define LOOKS 8192u /* blocks that a call looks at */
+
+/*
+ * Goes on where the last call stopped looking for where another chain branches off, or at the leaf.
+ * What it was told may be wrong by now, or always was: then it finds another branch.
+ */
+static uint32_t resume(const struct space *space, uint32_t leaf, uint32_t above) {
+        uint32_t id = above - 1;
+
+        return above && id < space->ix->capacity && space->blocks[id].state == KVD_SEALED &&
+                               !space->blocks[id].private ?
+                       id :
+                       leaf;
+}
+
+/* Finds the deepest block with siblings, or NONE. False: it comes further up than *at. */
+static bool find_branch(const struct space *space, uint32_t *at) {
+        for (uint32_t i = 0; i < LOOKS && *at != NONE; i++, *at = space->blocks[*at].parent)
+                if (has_sibling(space, *at))
+                        return true;
+        return *at == NONE;
 }
 
 static void first_tokens(const struct space *space, uint32_t leaf, struct chain_info *ret) {
-        const struct kvd_desc *desc;
-        uint32_t id = leaf;
+        const struct kvd_desc *desc = kvd_index_desc(space->ix, space->blocks[leaf].root);
 
-        while (space->blocks[id].parent != NONE)
-                id = space->blocks[id].parent;
-        desc = kvd_index_desc(space->ix, id);
         ret->n_head = MIN(ARRAY_SIZE(ret->head), desc->n_tokens);
         memcpy(ret->head, desc->tokens, ret->n_head * sizeof *ret->head);
 }
 
-static void describe_chain(struct space *space, uint32_t leaf, struct chain_info *ret) {
+static void describe_chain(struct space *space, uint32_t leaf, uint32_t branch,
+                           struct chain_info *ret) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, leaf);
 
         *ret = (struct chain_info){
                 .leaf = block_ref(space, leaf),
                 .group = desc->group,
                 .blocks = desc->depth + 1,
-                .shared_blocks = shared_blocks(space, leaf),
+                .shared_blocks = branch == NONE ? 0 : kvd_index_desc(space->ix, branch)->depth,
                 .tokens = (uint64_t)desc->depth * space->ix->geometry.block_tokens + desc->n_tokens,
                 .idle_ticks = (uint32_t)(space->clock - block_last_use(space, leaf)),
         };
@@ -113,17 +125,29 @@ static void describe_chain(struct space *space, uint32_t leaf, struct chain_info
         first_tokens(space, leaf, ret);
 }
 
-int space_next_chain(struct space *space, uint32_t *cursor, struct chain_info *ret) {
-        uint32_t end = space_ids(space);
+static bool is_leaf(const struct block *b) {
+        return b->state == KVD_SEALED && b->child == NONE && !b->private;
+}
 
-        for (uint32_t id = *cursor; id < end; id++) {
-                const struct block *b = &space->blocks[id];
+int space_next_chain(struct space *space, uint32_t *cursor, uint32_t *above,
+                     struct chain_info *ret) {
+        uint32_t end = space_ids(space), id = *cursor, stop = id + MIN(LOOKS, UINT32_MAX - id), at;
 
-                if (b->state != KVD_SEALED || b->child != NONE || b->private)
-                        continue;
-                describe_chain(space, id, ret);
-                *cursor = id + 1;
+        while (id < MIN(stop, end) && !is_leaf(&space->blocks[id]))
+                id++;
+        if (id >= end)
+                return store_refuse(space_store(space), -ENOENT, "no more chains");
+        *ret = (struct chain_info){0};
+        *cursor = id;
+        if (id == stop)
+                return 0;
+        at = resume(space, id, *above);
+        *above = 0;
+        if (!find_branch(space, &at)) {
+                *above = at + 1;
                 return 0;
         }
-        return store_refuse(space_store(space), -ENOENT, "no more chains");
+        describe_chain(space, id, at, ret);
+        *cursor = id + 1;
+        return 0;
 }

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 
+#include "store/account.h"
 #include "store/cache/inside.h"
 
 static struct lease *find(struct space *space, struct kvd_key prefix, uint32_t prefix_tokens) {
@@ -32,18 +33,23 @@ static struct lease *unused(struct space *space) {
 int space_lease(struct attachment *a, struct kvd_key prefix, uint32_t prefix_tokens) {
         struct space *space = a->space;
         struct lease *l = find(space, prefix, prefix_tokens);
+        int r;
 
         if (l)
                 return l->holder == a->seat;
-        l = unused(space);
+        l = a->tenant->n_leases < tenant_most(STORE_MAX_LEASES) ? unused(space) : NULL;
         if (!l)
                 return store_refuse(space_store(space), -ENOBUFS,
                                     "%u prefixes of space '%s' are being computed, the "
                                     "most at once; compute privately",
                                     STORE_MAX_LEASES, space->name);
+        r = account_charge(space, KVD_COST_leases, 1);
+        if (r < 0)
+                return r;
         *l = (struct lease){prefix, prefix_tokens, a->seat};
         space->leases.n++;
         a->n_leases++;
+        a->tenant->n_leases++;
         space_count(space, KVD_SPACE_LEASES, 1);
         return 1;
 }
@@ -52,6 +58,8 @@ static void end(struct attachment *a, struct lease *l) {
         l->holder = NONE;
         a->space->leases.n--;
         a->n_leases--;
+        a->tenant->n_leases--;
+        account_discharge(a->space, KVD_COST_leases, 1);
 }
 
 void space_lease_end(struct attachment *a, struct kvd_key prefix, uint32_t prefix_tokens) {

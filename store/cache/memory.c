@@ -2,28 +2,62 @@
 
 /*
  * Segments in the host's memory: one of the two tables of memory.h. A segment is a memfd whose
- * address space is fixed and whose memory comes and goes: fallocate puts pages behind it, and a
- * hole punched into it gives them back to the kernel, cleared, while clients keep their mapping.
+ * memory comes and goes: fallocate puts pages behind it, and a hole punched into it gives them back
+ * to the kernel, cleared, while clients keep their mapping.
+ *
+ * Who once had a memfd's descriptor may keep it and write into it, whatever it says. So a memfd
+ * serves one segment of one space while its clients need not map another, and no longer:
+ *
+ *      isolation = arena    while it has memory: whoever writes into the segment next gets a fresh one
+ *      isolation = shared   while the space has clients, whose addresses then never change meaning; holes that
+ *                           somebody has filled are punched again
  */
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <sys/stat.h>
 
 #include "ipc/base/sys.h"
+#include "store/account.h"
 #include "store/cache/inside.h"
 #include "store/cache/memory.h"
+#include "store/job.h"
+#include "store/kept.h"
 
-#define FREE_BYTES (UINT64_C(8) << 20) /* of memory given back at once: about 2 ms */
+#define FREE_BYTES (UINT64_C(4) << 20) /* of memory given back at once: about a millisecond */
+
+/* Clients that have the segment mapped see that it is another memfd now. */
+static void tell_clients(struct space *space, const struct segment *segment) {
+        atomic_store(&kvd_index_memory(space->ix)[segment->number], segment->memory_version);
+        atomic_fetch_add(&space->ix->memory_epoch, 1);
+}
 
 static int make_memfd(struct space *space, struct segment *segment) {
-        unsigned huge = space_store(space)->huge ? SHARED_HUGE : 0;
-        int r = shared_file_new("kvd-pool", space->ix->segment_bytes, SHARED_TWIN | huge,
-                                &segment->file);
+        unsigned huge = space_store(space)->huge ? SHARED_HUGE : 0,
+                 twin = space->ix->arena ? SHARED_TWIN : 0;
+        int r;
 
-        if (r == 0)
-                segment->memory_version = 1;
-        return r;
+        if (account_room(space->domain, KVD_COST_files) < segment_files(space->ix))
+                return -EAGAIN;
+        r = shared_file_new("kvd-pool", space->ix->segment_bytes, twin | huge, &segment->file);
+        if (r < 0)
+                return r;
+        account_add(space, KVD_COST_files, segment_files(space->ix));
+        segment->memory_version++;
+        tell_clients(space, segment);
+        keep_segment(space, segment);
+        return 0;
+}
+
+/* What the daemon before had, with that version. *file is taken. */
+void memory_adopt(struct space *space, struct segment *segment, uint32_t version,
+                  struct shared_file *file) {
+        segment->file = *file;
+        *file = SHARED_FILE_NONE;
+        segment->memory_version = version;
+        account_add(space, KVD_COST_files, segment_files(space->ix));
+        tell_clients(space, segment);
 }
 
 /* ---- getting it ------------------------------------------------------------------------------ */
@@ -51,7 +85,13 @@ static int fill(struct space *space, struct segment *segment, uint32_t first, ui
         return 0;
 }
 
+/*
+ * In shared spaces every number that there is can be mapped, whether it has memory at present or
+ * not: engines reckon with addresses.
+ */
 static int descriptor(struct space *space, struct segment *segment, bool writable) {
+        if (segment->file.fd < 0 && (space->ix->arena || make_memfd(space, segment) < 0))
+                return -ENODATA;
         return writable ? segment->file.fd : segment->file.fd_ro;
 }
 
@@ -60,47 +100,141 @@ static int descriptor(struct space *space, struct segment *segment, bool writabl
 /*
  * Freeing 64 MiB takes the kernel some 15 ms: it is done a piece at a time, when there is nothing
  * else to do. What is still to be freed is stale; it belongs to nobody's budget any more. There is
- * one stale segment at a time, so that under load no more than that is owed.
+ * one stale memfd at a time, so that under load no more than that is owed.
  */
-static bool free_piece(struct segment *segment) {
-        uint64_t n = MIN(segment->stale, FREE_BYTES);
+static bool free_piece(const struct shared_file *file, uint64_t *bytes) {
+        uint64_t n = MIN(*bytes, FREE_BYTES);
 
         if (!n)
                 return false;
-        segment->stale -= n;
-        sys->fallocate(segment->file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                       (off_t)segment->stale, (off_t)n);
+        *bytes -= n;
+        sys->fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)*bytes,
+                       (off_t)n);
         return true;
 }
 
 static bool idle(struct store *store) {
-        if (store->stale && free_piece(store->stale))
+        if (store->owed.stale && free_piece(&store->owed.stale->file, &store->owed.stale->stale))
                 return true;
-        store->stale = NULL;
+        store->owed.stale = NULL;
+        if (free_piece(&store->owed.retired, &store->owed.retired_bytes))
+                return true;
+        shared_file_close(&store->owed.retired);
         return false;
 }
 
-static void let_go(struct space *space, struct segment *segment) {
-        while (idle(space_store(space)))
-                ;
-        segment->stale = ALIGN_UP(segment->n_ready * space->ix->block_bytes,
-                                  space_store(space)->page_bytes);
-        space_store(space)->stale = segment;
+/* A worker that has it mapped keeps it, and what is written there, until it is asked. */
+static void leave_worker(struct store *store, struct segment *segment) {
+        if (!segment->worker || segment->unmap.in)
+                return;
+        kvd_list_insert(&store->owed.unmaps, NULL, &segment->unmap);
+        jobs_want_worker(store);
+}
+
+/* Its memfd is nobody's any more: who has it mapped has it alone, for as long as he lives. */
+static void retire(struct space *space, struct segment *segment) {
+        struct store *store = space_store(space);
+
+        if (store->owed.stale == segment)
+                store->owed.stale = NULL;
+        account_discharge(space, KVD_COST_files, segment_files(space->ix));
+        drop_segment(space, segment);
+        store->owed.retired = segment->file;
+        store->owed.retired_bytes = space->ix->segment_bytes;
+        segment->file = SHARED_FILE_NONE;
+        segment->stale = 0;
+        leave_worker(store, segment);
+}
+
+static bool keeps_memfds(const struct space *space) {
+        return !space->ix->arena && space_users(space) > 0;
+}
+
+static bool let_go(struct space *space, struct segment *segment) {
+        if (idle(space_store(space)))
+                return false;
+        if (!keeps_memfds(space)) {
+                retire(space, segment);
+                return true;
+        }
+        segment->stale = space->ix->segment_bytes;
+        space_store(space)->owed.stale = segment;
+        return true;
+}
+
+/* The next daemon has it, or there is none. */
+static void leave_file(struct store *store, struct segment *segment) {
+        if (store->owed.stale == segment)
+                store->owed.stale = NULL;
+        shared_file_close(&segment->file);
 }
 
 /* Clients that have it mapped keep what they have mapped. */
 static bool bury(struct space *space, struct segment *segment) {
-        if (segment->file.fd < 0)
+        bool more = segment->file.fd >= 0 && !space->memory.left;
+
+        if (more)
+                retire(space, segment);
+        else
+                leave_file(space_store(space), segment);
+        kvd_list_remove(&segment->unmap); /* a worker forgets the space as a whole */
+        return more;
+}
+
+/* ---- segments without memory ----------------------------------------------------------------- */
+
+#define TIDY_LOOKS 64u /* segments looked at in one call */
+
+static bool has_pages(const struct segment *segment) {
+        struct stat st;
+
+        return fstat(segment->file.fd, &st) == 0 && st.st_blocks > 0;
+}
+
+/* False: there is nothing (more) to do about it. */
+static bool tidy_segment(struct space *space, struct segment *segment) {
+        struct store *store = space_store(space);
+
+        if (segment->file.fd < 0 || segment->n_ready || store->owed.stale == segment)
                 return false;
-        if (free_piece(segment))
+        if (!keeps_memfds(space)) {
+                if (!idle(store))
+                        retire(space, segment);
                 return true;
-        if (space_store(space)->stale == segment)
-                space_store(space)->stale = NULL;
-        shared_file_close(&segment->file);
+        }
+        if (free_piece(&segment->file, &segment->stale))
+                return true;
+        if (has_pages(segment))
+                segment->stale = space->ix->segment_bytes;
+        return segment->stale > 0;
+}
+
+static bool tidy(struct space *space) {
+        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
+        uint32_t end = MIN(n, space->memory.tidy + TIDY_LOOKS);
+
+        for (; space->memory.tidy < end; space->memory.tidy++)
+                if (tidy_segment(space, &space->memory.segments[space->memory.tidy]))
+                        return true;
+        return end < n;
+}
+
+/* ---- the rest of the table ------------------------------------------------------------------- */
+
+static bool next_unmap(struct store *store, struct space **space, uint32_t *number) {
+        struct segment *segment = kvd_list_first(&store->owed.unmaps, struct segment, unmap);
+
+        if (!segment)
+                return false;
+        kvd_list_remove(&segment->unmap);
+        *space = segment->arena->space;
+        *number = segment->number;
         return true;
 }
 
-static void close_nothing(struct store *store) {
+static void end(struct store *store) {
+        while (idle(store))
+                ;
 }
 
 static void handed_out(struct attachment *a, uint32_t segment) {
@@ -110,13 +244,15 @@ static bool scarce(const struct store *store) {
         return false;
 }
 
-const struct memory_ops memory_host = {.close = close_nothing,
+const struct memory_ops memory_host = {.close = end,
                                        .vacant = vacant,
                                        .begin = begin,
                                        .fill = fill,
                                        .let_go = let_go,
                                        .bury = bury,
                                        .idle = idle,
+                                       .tidy = tidy,
                                        .descriptor = descriptor,
                                        .handed_out = handed_out,
+                                       .next_unmap = next_unmap,
                                        .scarce = scarce};

@@ -31,20 +31,29 @@ struct memory_ops {
         /* Memory behind n blocks, from that block of it on. */
         int (*fill)(struct space *space, struct segment *segment, uint32_t from, uint32_t n);
 
-        /* It has no blocks any more. */
-        void (*let_go)(struct space *space, struct segment *segment);
+        /*
+         * It has no blocks any more. False: not yet, a piece of what is owed to the system was done
+         * instead.
+         */
+        bool (*let_go)(struct space *space, struct segment *segment);
 
-        /* Gives up a segment of a deleted space, a piece a call; false: it is done. */
+        /* Gives up a segment of a deleted space, when idle has nothing to do; false: it is done. */
         bool (*bury)(struct space *space, struct segment *segment);
 
         /* A piece of what is owed to the system; false: nothing is. */
         bool (*idle)(struct store *store);
+
+        /* A piece of what the space's segments without memory still cost; false: nothing. */
+        bool (*tidy)(struct space *space);
 
         /* What maps it, the store's own. -ENODATA: it has no memory at present. */
         int (*descriptor)(struct space *space, struct segment *segment, bool writable);
 
         /* An attachment has got its descriptor. */
         void (*handed_out)(struct attachment *a, uint32_t segment);
+
+        /* A segment that a worker should unmap; false: there is none. */
+        bool (*next_unmap)(struct store *store, struct space **space, uint32_t *segment);
 
         /* Is so much on its way from one space to others that no more should be taken? */
         bool (*scarce)(const struct store *store);

@@ -34,12 +34,13 @@ static void becomes_garbage(struct space *space, uint32_t id) {
 /* A pinned block goes to the end of the list, so that a call meets it once. */
 bool garbage_sweep(struct space *space, uint32_t budget) {
         uint64_t n = MIN(space->private.garbage.n, budget);
+        uint32_t reads = KVD_PIN_READS;
         bool freed = false;
 
-        for (; n > 0; n--) {
+        for (; n > 0 && reads; n--) {
                 uint32_t id = space->private.garbage.first;
 
-                if (evict_leaf(space, id)) {
+                if (evict_leaf(space, id, &reads)) {
                         freed = true;
                         continue;
                 }
@@ -57,16 +58,19 @@ static void drop(struct space *space, uint32_t id) {
 }
 
 void block_ref_up(struct space *space, uint32_t id) {
+        space_changes(space);
         space->blocks[id].refs++;
 }
 
 void block_ref_down(struct space *space, uint32_t id) {
         assert(space->blocks[id].refs > 0);
+        space_changes(space);
         space->blocks[id].refs--;
         drop(space, id);
 }
 
 void block_hold(struct space *space, uint32_t id) {
+        space_changes(space);
         space->blocks[id].holds++;
 }
 
@@ -74,6 +78,7 @@ void block_let_go(struct space *space, uint32_t id) {
         struct block *b = &space->blocks[id];
 
         assert(b->holds > 0);
+        space_changes(space);
         b->holds--;
         drop(space, id);
 }

@@ -215,8 +215,86 @@ int space_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret)
                 r = refuse(a, -EINVAL, why);
         if (r < 0)
                 return r;
+        space_tick(a->space);
         for (uint32_t first = 0; first < q->n_blocks; first += WINDOW)
                 seal_window(a, &growth, q, first, ret);
         available_tell(a);
         return 0;
+}
+
+/* ---- blocks that come back ------------------------------------------------------------------- */
+
+struct chain_at chain_begin(const struct space *space, uint32_t group, uint64_t root) {
+        return (struct chain_at){
+                .key = kvd_key_root(space->ix, group, root), .group = group, .root = root};
+}
+
+static void next_of(const struct space *space, const struct chain_at *at, const uint32_t *tokens,
+                    struct kvd_desc *ret) {
+        uint32_t n = space->ix->geometry.block_tokens;
+
+        *ret = (struct kvd_desc){.key = kvd_key_block(space->ix, at->key, tokens, n),
+                                 .parent = at->leaf,
+                                 .depth = at->depth,
+                                 .n_tokens = (uint16_t)n,
+                                 .group = (uint16_t)at->group,
+                                 .root = at->root};
+}
+
+bool chain_step(const struct space *space, struct chain_at *at, const uint32_t *tokens) {
+        struct kvd_desc want;
+        uint32_t id;
+
+        next_of(space, at, tokens, &want);
+        id = index_find(space, &want, tokens);
+        if (id == NONE)
+                return false;
+        at->leaf = block_ref(space, id);
+        at->key = want.key;
+        at->depth++;
+        return true;
+}
+
+/* Where the chain ends at that block. False: it does not (any more). */
+static bool stands_at(const struct space *space, const struct arrival *arrival,
+                      struct chain_at *at) {
+        const struct kvd_desc *desc;
+
+        *at = chain_begin(space, arrival->group, arrival->root);
+        if (arrival->parent == KVD_ROOT)
+                return true;
+        if (!block_current(space, arrival->parent) ||
+            space->blocks[kvd_ref_id(arrival->parent)].poisoned)
+                return false;
+        desc = kvd_index_desc(space->ix, kvd_ref_id(arrival->parent));
+        at->leaf = arrival->parent;
+        at->key = desc->key;
+        at->depth = desc->depth + 1;
+        return true;
+}
+
+kvd_ref block_arrives(struct space *space, const struct arrival *arrival) {
+        uint32_t id = kvd_ref_id(arrival->block), parent = kvd_ref_id(arrival->parent);
+        struct chain_at at;
+        struct kvd_desc fields;
+
+        if (!stands_at(space, arrival, &at)) {
+                block_discard(space, id);
+                return 0;
+        }
+        next_of(space, &at, arrival->tokens, &fields);
+        if (chain_step(space, &at, arrival->tokens)) {
+                block_discard(space, id);
+                return at.leaf;
+        }
+        space->blocks[id].reviving = false;
+        space->private.n_reviving--;
+        space->blocks[id].parent = arrival->parent == KVD_ROOT ? NONE : parent;
+        index_write(space, id, &fields, arrival->tokens);
+        block_set_state(space, id, KVD_SEALED, block_generation(space, id));
+        index_enter(space, id, kvd_key_root(space->ix, arrival->group, arrival->root));
+        block_link(space, id, space->blocks[id].parent);
+        space_count(space, KVD_SPACE_FETCHED, 1);
+        hooks_readable(space, id);
+        return arrival->block;
 }

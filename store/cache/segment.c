@@ -12,11 +12,13 @@
 #include <errno.h>
 #include <string.h>
 
+#include "store/account.h"
 #include "store/cache/inside.h"
 #include "store/cache/memory.h"
 
 /* of memory prepared at once: well under a millisecond to two */
 #define STEP_BYTES (UINT64_C(2) << 20)
+#define STEP_BLOCKS 2048u /* ... if they are so small: each has a descriptor to be written */
 #define AHEAD_BYTES (UINT64_C(16) << 20) /* kept ready before it is asked for */
 
 static const struct memory_ops *memory_of(const struct space *space) {
@@ -24,21 +26,21 @@ static const struct memory_ops *memory_of(const struct space *space) {
 }
 
 static void charge(struct space *space, int64_t sign) {
-        uint64_t bytes = space->ix->segment_bytes;
-
-        space_store(space)->used += (uint64_t)sign * bytes;
-        space->domain->used += (uint64_t)sign * bytes;
+        account_add(space, KVD_COST_pool, (uint64_t)sign * space->ix->segment_bytes);
         space->memory.n_with_memory += (uint32_t)sign;
 }
 
 /* ---- giving memory back ---------------------------------------------------------------------- */
 
-/* Takes a segment's memory off the budget; it has no blocks any more. */
-static void let_go(struct space *space, struct segment *segment) {
-        memory_of(space)->let_go(space, segment);
+/* Takes a segment's memory off the budget. False: not yet. */
+static bool let_go(struct space *space, struct segment *segment) {
+        if (!memory_of(space)->let_go(space, segment))
+                return false;
         segment->arena->n_ready -= segment->n_ready;
-        segment->n_ready = 0;
+        space->memory.n_worn_out -= segment->n_worn_out;
+        segment->n_ready = segment->n_worn_out = 0;
         charge(space, -1);
+        return true;
 }
 
 /*
@@ -46,7 +48,12 @@ static void let_go(struct space *space, struct segment *segment) {
  * they have mapped.
  */
 bool segment_bury(struct space *space, struct segment *segment) {
-        if (segment->n_ready) {
+        if (space->memory.left)
+                return memory_of(space)->bury(space, segment);
+        if (memory_of(space)->idle(space_store(space)))
+                return true;
+        if (segment->n_ready || segment == space->memory.returning) {
+                space->memory.returning = NULL;
                 let_go(space, segment);
                 return true;
         }
@@ -78,7 +85,7 @@ static int segment_fill(struct space *space, struct segment *segment, uint64_t b
                                    room_for(space, segment) - segment->n_ready);
         int r;
 
-        n = (uint32_t)MIN(n, room);
+        n = (uint32_t)MIN(MIN(n, STEP_BLOCKS), room);
         r = n ? memory_of(space)->fill(space, segment, segment->n_ready, n) : 0;
         if (r < 0)
                 return r;
@@ -89,41 +96,54 @@ static int segment_fill(struct space *space, struct segment *segment, uint64_t b
         return (int)n;
 }
 
-/*
- * A segment all of whose blocks are free gives its memory back; its ids and its address space stay.
- */
-static void segment_return(struct space *space, struct segment *segment) {
-        uint32_t first = first_block(space, segment);
+/* The last of a segment's blocks has no memory any more; it was free, or worn out. */
+static void end_block(struct space *space, struct segment *segment) {
+        uint32_t id = first_block(space, segment) + --segment->n_ready;
 
-        for (uint32_t i = 0; i < segment->n_ready; i++)
-                block_set_state(space, first + i, KVD_ABSENT, block_generation(space, first + i));
-        kvd_list_remove(&segment->avail);
-        segment->free = (struct block_list){0};
-        let_go(space, segment);
+        segment->arena->n_ready--;
+        if (space->blocks[id].state == KVD_FREE) {
+                block_list_remove(space, &segment->free, id);
+                block_set_state(space, id, KVD_ABSENT, block_generation(space, id));
+        } else {
+                segment->n_worn_out--;
+                space->memory.n_worn_out--;
+        }
+}
+
+#define RETURN_BLOCKS 4096u /* in one call: each has a descriptor to be written */
+
+/*
+ * A piece of giving back the segment that was chosen for it; its ids and its address space stay. 1:
+ * that is done, -EAGAIN: not yet. What is begun goes on in any case, when there is time.
+ */
+static int go_on_returning(struct space *space) {
+        struct segment *segment = space->memory.returning;
+
+        space_is_busy(space);
+        for (uint32_t i = 0; segment->n_ready && i < RETURN_BLOCKS; i++)
+                end_block(space, segment);
+        if (segment->n_ready || !let_go(space, segment))
+                return -EAGAIN;
+        space->memory.returning = NULL;
         space_count(space, KVD_SPACE_SEGMENTS_RETURNED, 1);
+        return 1;
+}
+
+/* Nobody gets blocks of a segment that is given back. */
+static int begin_returning(struct space *space, struct segment *segment) {
+        kvd_list_remove(&segment->avail);
+        space->memory.returning = segment;
+        return go_on_returning(space);
 }
 
 /* ---- growing --------------------------------------------------------------------------------- */
-
-static bool within_budget(const struct space *space) {
-        const struct store *store = space_store(space);
-        const struct domain *domain = space->domain;
-        uint64_t bytes = space->ix->segment_bytes;
-        uint64_t quota = domain->config.quota ? domain->config.quota : store->config.pool_bytes;
-
-        /*
-         * The first segment of a small quota may be larger than it: max_blocks keeps its use below.
-         */
-        return store->used + bytes <= store->config.pool_bytes &&
-               (domain->used == 0 || domain->used + bytes <= quota);
-}
 
 /*
  * May this arena use the address space of a segment without memory? Its own, or one whose writer is
  * gone.
  */
 static bool may_adopt(const struct segment *segment, const struct arena *arena) {
-        return segment->n_ready == 0 &&
+        return segment->n_ready == 0 && segment != arena->space->memory.returning &&
                (segment->arena == arena || (arena->space->ix->arena && !segment->arena->writer));
 }
 
@@ -170,7 +190,8 @@ static struct segment *unfinished_segment(struct space *space, struct arena *are
         for (uint32_t i = n; i-- > 0;) {
                 struct segment *s = &space->memory.segments[i];
 
-                if (s->arena == arena && s->n_ready > 0 && s->n_ready < room_for(space, s))
+                if (s != space->memory.returning && s->arena == arena && s->n_ready > 0 &&
+                    s->n_ready < room_for(space, s))
                         return s;
         }
         return NULL;
@@ -187,7 +208,9 @@ int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
         if (total_blocks(space) >= space->memory.max_blocks)
                 return 0;
         if (!segment) {
-                segment = within_budget(space) ? empty_segment(space, arena) : NULL;
+                segment = !space->memory.returning && segments_to_come(space) ?
+                                  empty_segment(space, arena) :
+                                  NULL;
                 if (!segment)
                         return 0;
                 r = begin_segment(space, segment, arena);
@@ -196,8 +219,22 @@ int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
         }
         r = segment_fill(space, segment, MIN(bytes, STEP_BYTES));
         if (r <= 0 && segment->n_ready == 0)
-                segment_return(space, segment);
+                begin_returning(space, segment);
         return r;
+}
+
+/* ---- what was there before ------------------------------------------------------------------- */
+
+/*
+ * Its first n_ready blocks have memory from the daemon before, and are neither free nor anything
+ * else yet. *file is taken.
+ */
+void segment_adopt(struct space *space, struct segment *segment, uint32_t n_ready,
+                   uint32_t version, struct shared_file *file) {
+        memory_adopt(space, segment, version, file);
+        segment->n_ready = n_ready;
+        segment->arena->n_ready += n_ready;
+        charge(space, 1);
 }
 
 /* ---- ahead of need --------------------------------------------------------------------------- */
@@ -215,66 +252,91 @@ bool space_fill_ahead(struct space *space) {
 
 /* ---- taking memory back ---------------------------------------------------------------------- */
 
-#define RECLAIM_LOOKS 32768u /* blocks looked at in one call */
-#define RECLAIM_BUDGET 8192u /* blocks looked at for one segment */
+static bool wholly_free(const struct segment *segment) {
+        return segment->n_ready && segment->free.n + segment->n_worn_out == segment->n_ready;
+}
 
-/*
- * Evicts everything in a segment and whatever hangs on it elsewhere. Stops at the first pinned
- * block.
- */
-static bool empty_out(struct space *space, struct segment *segment) {
-        uint32_t first = first_block(space, segment), budget = RECLAIM_BUDGET, evicted = 0;
+/* Are all of its blocks free, or sealed and in nobody's use? Goes on where it stopped. */
+static bool found_unused(struct space *space, struct segment *segment, uint32_t *reads) {
+        uint32_t first = first_block(space, segment), *i = &space->memory.unused;
 
-        for (uint32_t i = 0; i < segment->n_ready; i++) {
-                if (space->blocks[first + i].state == KVD_SEALED &&
-                    !evict_subtree(space, first + i, &budget, &evicted))
-                        return false;
-                if (space->blocks[first + i].state != KVD_FREE)
+        for (; *i < segment->n_ready && *reads; ++*i) {
+                enum kvd_state state = space->blocks[first + *i].state;
+
+                *reads -= 1;
+                if (state != KVD_FREE && state != KVD_ABSENT &&
+                    (state != KVD_SEALED || block_in_use(space, first + *i, reads)))
                         return false;
         }
         return true;
 }
 
-static bool worth_emptying(const struct space *space, const struct segment *segment) {
-        uint32_t first = first_block(space, segment);
+/*
+ * Evicts a block and whatever hangs on it. False: something of it is in use, or the reads are at
+ * their end, and the next call goes on where this one stopped.
+ */
+static bool empty_block(struct space *space, uint32_t id, uint32_t *reads) {
+        kvd_ref *stopped = &space->memory.stopped;
+        uint32_t at = *stopped && block_current(space, *stopped) ? kvd_ref_id(*stopped) : NONE,
+                 evicted = 0;
+        bool gone = evict_subtree(space, id, &at, reads, &evicted);
 
-        for (uint32_t i = 0; i < segment->n_ready; i++) {
-                const struct block *b = &space->blocks[first + i];
-
-                if ((b->state != KVD_FREE && b->state != KVD_SEALED) ||
-                    block_pinned(space, first + i, NULL))
-                        return false;
-        }
-        return segment->n_ready > 0;
+        *stopped = at == NONE ? 0 : block_ref(space, at);
+        return gone;
 }
 
-static bool wholly_free(const struct segment *segment) {
-        return segment->n_ready && segment->free.n == segment->n_ready;
+/* Evicts all of it, and whatever hangs on it elsewhere. False: one of them is in use. */
+static bool empty_out(struct space *space, struct segment *segment, uint32_t *reads) {
+        uint32_t first = first_block(space, segment), *i = &space->memory.emptied;
+
+        for (; *i < space->memory.unused && *reads; ++*i) {
+                *reads -= 1;
+                if (space->blocks[first + *i].state == KVD_SEALED &&
+                    !empty_block(space, first + *i, reads))
+                        return space->memory.stopped != 0;
+        }
+        return true;
+}
+
+/* 1: all of it is free, 0: it cannot be had, -EAGAIN: that takes another call. */
+static int try_segment(struct space *space, struct segment *segment, uint32_t *reads) {
+        if (!wholly_free(segment) && (!found_unused(space, segment, reads) ||
+                                      !empty_out(space, segment, reads)))
+                return 0;
+        return wholly_free(segment) ? 1 : *reads ? 0 : -EAGAIN;
+}
+
+static void next_segment(struct space *space) {
+        space->memory.hand++;
+        space->memory.unused = space->memory.emptied = 0;
+        space->memory.stopped = 0;
 }
 
 /*
  * Gives one segment's memory back to the pool; among which, the caller says. A hand goes round the
- * segments, and a call looks at a bounded number of blocks, so that one in a large space full of
- * pins does not take long.
+ * segments, and stays where the reads of a call end. 0: it went round in vain. As *_reclaim.
  */
-static bool return_one_segment(struct space *space,
-                               bool (*among)(const struct segment *, const void *),
-                               const void *arg) {
-        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed),
-                 looks = RECLAIM_LOOKS;
+static int return_one_segment(struct space *space,
+                              bool (*among)(const struct segment *, const void *), const void *arg,
+                              uint32_t *reads) {
+        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
 
-        for (uint32_t i = 0; i < n && looks; i++) {
-                struct segment *segment = &space->memory.segments[space->memory.hand++ % n];
+        if (space->memory.returning)
+                return go_on_returning(space);
+        for (; space->memory.given_up < n; space->memory.given_up++, next_segment(space)) {
+                struct segment *segment = &space->memory.segments[space->memory.hand % n];
+                int r = among(segment, arg) ? try_segment(space, segment, reads) : 0;
 
-                looks -= MIN(looks, segment->n_ready);
-                if (!among(segment, arg) || !worth_emptying(space, segment))
+                if (r < 0)
+                        return r;
+                if (r == 0)
                         continue;
-                if (wholly_free(segment) || empty_out(space, segment)) {
-                        segment_return(space, segment);
-                        return true;
-                }
+                next_segment(space);
+                space->memory.given_up = 0;
+                return begin_returning(space, segment);
         }
-        return false;
+        space->memory.given_up = 0;
+        return 0;
 }
 
 static bool any_segment(const struct segment *segment, const void *arg) {
@@ -282,38 +344,46 @@ static bool any_segment(const struct segment *segment, const void *arg) {
 }
 
 /*
- * May `space` take a segment from `donor`? Only if that has clearly more, and keeps what its domain
- * is guaranteed.
+ * May `space` take a segment from `donor`? Only if that keeps what its domain is guaranteed, and has
+ * clearly more, or has what others are guaranteed.
  */
 static bool may_take(const struct space *space, const struct space *donor) {
         const struct domain *d = donor->domain;
 
         if (donor == space || donor->memory.n_with_memory == 0)
                 return false;
-        if (d != space->domain && d->used - donor->ix->segment_bytes < d->config.guarantee)
+        if (d != space->domain && d->used[KVD_COST_pool] - donor->ix->segment_bytes <
+                                          domain_guaranteed(d, KVD_COST_pool))
                 return false;
+        if (d != space->domain && account_below_guarantee(space->domain, KVD_COST_pool))
+                return true;
         return donor->memory.n_with_memory * donor->ix->segment_bytes >
                space->memory.n_with_memory * space->ix->segment_bytes + space->ix->segment_bytes;
 }
 
 static bool quota_used_up(const struct domain *domain, uint64_t bytes) {
-        return domain->config.quota && domain->used && domain->used + bytes > domain->config.quota;
+        uint64_t used = domain->used[KVD_COST_pool];
+
+        return used && used + bytes > domain_most(domain, KVD_COST_pool);
 }
 
-bool space_reclaim(struct space *space) {
+int space_reclaim(struct space *space, uint32_t *reads) {
         bool own_domain_only = quota_used_up(space->domain, space->ix->segment_bytes);
         struct space *best = NULL;
 
         if (total_blocks(space) >= space->memory.max_blocks ||
             memory_of(space)->scarce(space_store(space)))
-                return false;
+                return 0;
         for (struct domain *d = space_store(space)->domains; d; d = d->next)
-                for (struct space *s = d->spaces; s; s = s->next)
+                for (uint32_t i = 0; i < d->spaces.n; i++) {
+                        struct space *s = d->spaces.at[i].space;
+
                         if ((d == space->domain || !own_domain_only) && may_take(space, s) &&
                             (!best || s->memory.n_with_memory * s->ix->segment_bytes >
                                       best->memory.n_with_memory * best->ix->segment_bytes))
                                 best = s;
-        return best && return_one_segment(best, any_segment, NULL);
+                }
+        return best ? return_one_segment(best, any_segment, NULL, reads) : 0;
 }
 
 /*
@@ -326,12 +396,20 @@ static bool spare_segment(const struct segment *segment, const void *arg) {
         return segment->arena != arena && (!segment->arena->writer || wholly_free(segment));
 }
 
-bool arena_reclaim(struct space *space, struct arena *arena) {
-        return space->ix->arena && return_one_segment(space, spare_segment, arena);
+int arena_reclaim(struct space *space, struct arena *arena, uint32_t *reads) {
+        return space->ix->arena ? return_one_segment(space, spare_segment, arena, reads) : 0;
+}
+
+bool space_tidy(struct space *space) {
+        return memory_of(space)->tidy(space);
 }
 
 bool space_trim(struct space *space) {
+        uint32_t reads = KVD_PIN_READS;
+
+        if (space->memory.returning)
+                return go_on_returning(space) != 0;
         return total_blocks(space) >=
                        (uint64_t)space->memory.max_blocks + space->ix->segment_blocks &&
-               return_one_segment(space, any_segment, NULL);
+               return_one_segment(space, any_segment, NULL, &reads) != 0;
 }

@@ -8,21 +8,32 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "ipc/base/device.h"
 #include "ipc/base/enums.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/text.h"
+#include "store/account.h"
 #include "store/cache/inside.h"
 #include "store/cache/memory.h"
 #include "store/hooks.h"
 #include "store/job.h"
+#include "store/kept.h"
 
 /* ---- finding and comparing ------------------------------------------------------------------- */
 
+static struct space **chain_of(struct store *store, const char *name) {
+        uint32_t hash = 2166136261u; /* FNV-1a */
+
+        while (*name)
+                hash = (hash ^ (uint8_t)*name++) * 16777619u;
+        return &store->spaces.named[hash % STORE_NAMES];
+}
+
 struct space *space_by_name(struct domain *domain, const char *name) {
-        for (struct space *s = domain->spaces; s; s = s->next)
-                if (strcmp(s->name, name) == 0)
+        for (struct space *s = *chain_of(domain->store, name); s; s = s->listed.same)
+                if (s->domain == domain && strcmp(s->name, name) == 0)
                         return s;
         return NULL;
 }
@@ -84,6 +95,7 @@ static void space_free(struct space *space) {
                 free(arena);
         }
         hooks_space_ends(space);
+        account_close(space);
         index_free(space);
         free(space->memory.segments);
         free(space->blocks);
@@ -98,6 +110,24 @@ static void space_freep(struct space **space) {
                 space_free(*space);
 }
 
+/* Its index counts in full: whoever reads it fills it. */
+uint64_t space_table_bytes(const struct kvd_index *ix) {
+        return ix->size + (uint64_t)ix->capacity * sizeof(struct block) +
+               (uint64_t)ix->run_capacity * sizeof(uint32_t) +
+               (uint64_t)ix->max_segments * sizeof(struct segment) +
+               (uint64_t)kvd_places(ix) * sizeof(uint32_t);
+}
+
+static int charge(struct space *space) {
+        int r = account_charge(space, KVD_COST_spaces, 1);
+
+        if (r == 0)
+                r = account_charge(space, KVD_COST_files, SPACE_FILES);
+        if (r == 0)
+                r = account_charge(space, KVD_COST_overhead, space_table_bytes(space->ix));
+        return r;
+}
+
 static int make_tables(struct space *space) {
         const struct kvd_index *ix = space->ix;
 
@@ -106,7 +136,8 @@ static int make_tables(struct space *space) {
                 space->memory.segments[i] = (struct segment){.file = SHARED_FILE_NONE, .number = i};
         space->blocks = sys->calloc(ix->capacity, sizeof *space->blocks);
         space->runs.free = sys->calloc(ix->run_capacity, sizeof *space->runs.free);
-        space->attachments = sys->calloc(space_store(space)->config.max_attachments,
+        /* those of the daemon before have seats besides */
+        space->attachments = sys->calloc(2 * (size_t)space_store(space)->config.max_attachments,
                                          sizeof(struct attachment *));
         space->leases.at = sys->calloc(STORE_MAX_LEASES, sizeof *space->leases.at);
         if (!space->memory.segments || !space->blocks || !space->runs.free || !space->attachments ||
@@ -119,7 +150,38 @@ static int make_tables(struct space *space) {
         return 0;
 }
 
-static int space_new(struct domain *domain, const struct space_spec *spec, struct space **ret) {
+static int make_room(struct domain *domain) {
+        int r = roll_make_room(&domain->store->spaces.all);
+
+        return r < 0 ? r : roll_make_room(&domain->spaces);
+}
+
+static void enter(struct space *space) {
+        struct space_lists *lists = &space_store(space)->spaces;
+        struct space **named = chain_of(space_store(space), space->name);
+
+        space->number = roll_enter(&lists->all, space);
+        space->listed.place = roll_enter(&space->domain->spaces, space);
+        space->listed.in = true;
+        space->listed.same = *named;
+        *named = space;
+}
+
+static void leave(struct space *space) {
+        struct space_lists *lists = &space_store(space)->spaces;
+        struct space **named = chain_of(space_store(space), space->name);
+
+        roll_leave(&lists->all, space->number);
+        roll_leave(&space->domain->spaces, space->listed.place);
+        space->listed.in = false;
+        kvd_list_remove(&space->listed.busy);
+        while (*named != space)
+                named = &(*named)->listed.same;
+        *named = space->listed.same;
+}
+
+static int space_new(struct domain *domain, const struct space_spec *spec,
+                     const struct kvd_index *before, struct space **ret) {
         _cleanup_(space_freep) struct space *space = sys->calloc(1, sizeof *space);
         struct arena *arena;
         int r;
@@ -130,7 +192,9 @@ static int space_new(struct domain *domain, const struct space_spec *spec, struc
         space->domain = domain;
         space->index = SHARED_FILE_NONE;
         memcpy(space->name, spec->name, sizeof space->name);
-        r = index_new(space, spec);
+        r = index_new(space, spec, before);
+        if (r == 0)
+                r = charge(space);
         if (r < 0)
                 return r;
         settings_init(space->ix);
@@ -138,15 +202,33 @@ static int space_new(struct domain *domain, const struct space_spec *spec, struc
         if (r == 0 && !space->ix->arena)
                 r = arena_new(space, NULL, &arena);
         if (r == 0)
+                r = make_room(domain);
+        if (r == 0)
                 r = hooks_space_begins(space);
         if (r < 0)
                 return store_refuse(domain->store, r,
                                     "out of memory for space '%s' of %u blocks; give it max_blocks",
                                     spec->name, space->ix->capacity);
-        space->number = domain->store->next_number++;
-        space->next = domain->spaces;
-        *ret = domain->spaces = STEAL(space);
+        enter(space);
+        if (!before)
+                keep_index(space);
+        *ret = STEAL(space);
         return 0;
+}
+
+int space_succeed(struct domain *domain, const struct kvd_index *before, struct space **ret) {
+        struct space_spec spec = {.geometry = before->geometry,
+                                  .options = {.kind = before->kind,
+                                              .keys = before->keys,
+                                              .policy = before->policy,
+                                              .max_blocks = before->max_blocks}};
+        int r;
+
+        memcpy(spec.name, before->name, sizeof spec.name);
+        if (space_by_name(domain, spec.name))
+                return store_refuse(domain->store, -EEXIST, "space '%s' is there twice", spec.name);
+        r = normalise(domain->store, &spec);
+        return r < 0 ? r : space_new(domain, &spec, before, ret);
 }
 
 int space_open(struct domain *domain, const struct space_spec *wanted, bool create,
@@ -174,38 +256,47 @@ int space_open(struct domain *domain, const struct space_spec *wanted, bool crea
                 return compare(space, &spec);
         }
         *created = true;
-        return space_new(domain, &spec, ret);
+        return space_new(domain, &spec, NULL, ret);
 }
 
 /* ---- deleting -------------------------------------------------------------------------------- */
-
-static uint32_t live_attachments(const struct space *space) {
-        uint32_t n = 0;
-
-        for (uint32_t i = 0; i < space->n_attachments; i++)
-                n += space->attachments[i] && space->attachments[i]->state != FOLDING;
-        return n;
-}
-
-static void end_attachments(struct space *space) {
-        for (uint32_t i = 0; i < space->n_attachments; i++) {
-                struct attachment *a = space->attachments[i];
-
-                if (!a || a->state == FOLDING)
-                        continue;
-                if (a->gone)
-                        a->gone(a);
-                attachment_free(a, false);
-        }
-        while (attachment_fold(space))
-                ;
-}
 
 static bool has_attachments(const struct space *space) {
         for (uint32_t i = 0; i < space->n_attachments; i++)
                 if (space->attachments[i])
                         return true;
         return false;
+}
+
+#define LET_GO_BYTES (UINT64_C(4) << 20) /* of the daemon's own memory in one call */
+
+/* The pages of a piece of what is about to be freed. False: it lies before *from, which is less. */
+static bool let_go(void *at, uint64_t bytes, uint64_t *from) {
+        uint64_t end = MIN(bytes, *from + LET_GO_BYTES);
+        uintptr_t first = ALIGN_UP((uintptr_t)at + *from, 4096),
+                  behind = ((uintptr_t)at + end) / 4096 * 4096;
+
+        if (*from >= bytes) {
+                *from -= ALIGN_UP(bytes, LET_GO_BYTES);
+                return false;
+        }
+        if (behind > first)
+                sys->madvise((void *)first, behind - first, MADV_DONTNEED);
+        return true;
+}
+
+/* What a space of many blocks has for each of them is as large as a pool. */
+static bool let_go_piece(struct space *space) {
+        const struct kvd_index *ix = space->ix;
+        uint64_t from = space->memory.let_go;
+        bool more = let_go(space->blocks, ix->capacity * sizeof *space->blocks, &from) ||
+                    let_go(space->runs.free, ix->run_capacity * sizeof *space->runs.free, &from) ||
+                    let_go(space->index.at, space->index.bytes, &from);
+
+        for (struct arena *arena = space->memory.arenas; !more && arena; arena = arena->next)
+                more = let_go(arena->heap, ix->capacity * sizeof *arena->heap, &from);
+        space->memory.let_go += more ? LET_GO_BYTES : 0;
+        return more;
 }
 
 /*
@@ -220,21 +311,33 @@ bool store_bury(struct store *store) {
         for (; space->memory.n_buried < space->ix->max_segments; space->memory.n_buried++)
                 if (segment_bury(space, &space->memory.segments[space->memory.n_buried]))
                         return true;
-        if (hooks_space_buried(space) || attachment_fold(space))
+        if (attachment_fold(space) || hooks_space_buried(space))
                 return true;
         /* streams that wait for them are to be woken first: semaphore.c */
         if (has_attachments(space))
                 return false;
+        if (let_go_piece(space))
+                return true;
         store->deleted = space->next;
         space_free(space);
         return store->deleted != NULL;
 }
 
+static void end(struct space *space) {
+        struct store *store = space_store(space);
+
+        attachments_end(space);
+        hooks_space_leaves(space);
+        jobs_forget_space(space);
+        leave(space);
+        space->next = store->deleted;
+        store->deleted = space;
+}
+
 /* The space is gone at once; its memory goes back to the pool piece by piece. */
 int space_delete(struct space *space, bool force) {
         struct store *store = space_store(space);
-        struct space **at = &space->domain->spaces;
-        uint32_t n = live_attachments(space);
+        uint32_t n = space_users(space);
 
         if (n && !force)
                 return store_refuse(store, -EBUSY,
@@ -245,16 +348,19 @@ int space_delete(struct space *space, bool force) {
                                     "%u clients use space '%s', and have its memory by legacy CUDA "
                                     "handles, which cannot be taken from under them; end them",
                                     n, space->name);
-        end_attachments(space);
-        hooks_space_leaves(space);
-        jobs_forget_space(space);
-        while (*at != space)
-                at = &(*at)->next;
-        *at = space->next;
+        drop_index(space, space->ix->life);
+        end(space);
         atomic_store(&space->ix->alive, 0);
-        space->next = store->deleted;
-        store->deleted = space;
         return 0;
+}
+
+void space_leave(struct space *space) {
+        if (space_store(space)->config.keep && space->ix->backend == KVD_BACKEND_HOST) {
+                space->memory.left = true;
+                end(space);
+        } else {
+                space_delete(space, true);
+        }
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */

@@ -24,7 +24,7 @@ int hooks_space_begins(struct space *space) {
         int r = 0;
 
         EACH(space, h) {
-                space->n_begun++;
+                space->parts.n_begun++;
                 if (h->space_begins)
                         r = h->space_begins(space);
                 if (r < 0)
@@ -72,7 +72,7 @@ void hooks_space_ends(struct space *space) {
         uint32_t i = 0;
 
         EACH(space, h)
-                if (i++ < space->n_begun && h->space_ends)
+                if (i++ < space->parts.n_begun && h->space_ends)
                         h->space_ends(space);
 }
 
@@ -96,10 +96,13 @@ int hooks_attachment_begins(struct attachment *a) {
         return r;
 }
 
-void hooks_attachment_stops(struct attachment *a) {
+bool hooks_attachment_stops(struct attachment *a) {
+        bool more = false;
+
         EACH(a->space, h)
                 if (h->attachment_stops)
-                        h->attachment_stops(a);
+                        more |= h->attachment_stops(a);
+        return more;
 }
 
 void hooks_attachment_ends(struct attachment *a) {
@@ -168,7 +171,7 @@ void hooks_sequence_begins(struct space *space, struct sequence *q) {
                         h->sequence_begins(q);
 }
 
-bool hooks_sequence_pending(const struct space *space, const struct sequence *q) {
+bool hooks_sequence_pending(const struct space *space, struct sequence *q) {
         EACH(space, h)
                 if (h->sequence_pending && h->sequence_pending(q))
                         return true;

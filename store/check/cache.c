@@ -1,109 +1,180 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * These are the invariants of blocks, segments, lists and the index. Those over all of a space (S)
- * are summed up in one go; those of a block (B) are looked at block by block.
+ * These are the invariants of blocks, segments, lists and the index. Those of a block (B), of an
+ * entry of a table, and of a block's place in its list are looked at one by one, and only where
+ * there is memory; those over all of a space (S) are totals, or sums of what was seen on the way.
  */
 
 #include <string.h>
 
 #include "store/check/check.h"
 
-/* ---- sums ------------------------------------------------------------------------------------ */
+/* ---- totals ---------------------------------------------------------------------------------- */
 
-static uint64_t table_entries(const shm_u64 *table, uint32_t slots) {
-        uint64_t n = 0;
-
-        for (uint32_t i = 0; i < slots; i++)
-                n += atomic_load_explicit((shm_u64 *)&table[i], memory_order_relaxed) != 0;
-        return n;
-}
-
-static void check_counts(struct walk *w) {
-        const struct space *s = w->space;
-        uint64_t count[KVD_N_STATES] = {0}, indexed = 0, runs = 0;
-
-        for (uint32_t i = 0; i < s->ix->capacity; i++) {
-                count[s->blocks[i].state]++;
-                indexed += s->blocks[i].indexed;
-                runs += s->blocks[i].run != 0;
-        }
-        for (uint32_t i = 0; i < KVD_N_STATES; i++)
-                expect(w, count[i] == s->count[i],
-                       "S1 %llu blocks are in state %u, %llu are counted",
-                       (unsigned long long)count[i], i, (unsigned long long)s->count[i]);
-        expect(w, s->count[KVD_RETIRING] == 0, "S2 a block is being retired between two requests");
-        expect(w, table_entries(kvd_index_table(s->ix), s->ix->table_slots) == indexed,
-               "S3 the block table does not have one entry for each indexed block");
-        expect(w, table_entries(kvd_index_run_table(s->ix), s->ix->run_table_slots) == runs,
-               "S4 the run table does not have one entry for each run");
-        expect(w, s->ix->run_capacity - s->runs.n_free == runs, "S5 runs are lost");
-}
-
-static uint32_t walk_free_list(struct walk *w, const struct segment *segment) {
-        uint32_t n = 0;
-
-        for (uint32_t id = block_list_first(&segment->free); id != NONE && n <= segment->free.n;
-             id = w->space->blocks[id].next, n++)
-                expect(w, w->space->blocks[id].state == KVD_FREE,
-                       "S6 block %u is in the free list and not free", id);
-        return n;
-}
-
-static void check_segments(struct walk *w) {
+static void check_segment_totals(struct walk *w) {
         const struct space *s = w->space;
         uint64_t ready = 0, n_free = 0, with_memory = 0;
 
         for (uint32_t i = 0; i < s->ix->max_segments; i++) {
-                const struct segment *segment = &s->memory.segments[i];
-
-                expect(w, walk_free_list(w, segment) == segment->free.n,
-                       "S7 free list of segment %u is broken", i);
-                ready += segment->n_ready;
-                n_free += segment->free.n;
-                with_memory += segment->n_ready != 0;
+                ready += s->memory.segments[i].n_ready;
+                n_free += s->memory.segments[i].free.n;
+                with_memory += s->memory.segments[i].n_ready != 0 ||
+                               s->memory.returning == &s->memory.segments[i];
         }
+        w->spent += s->ix->max_segments * 10;
         expect(w, n_free == s->count[KVD_FREE], "S8 free blocks are lost");
-        expect(w, ready == s->ix->capacity - s->count[KVD_ABSENT],
+        expect(w, ready == s->ix->capacity - s->count[KVD_ABSENT] + s->memory.n_worn_out,
                "S9 free + filling + sealed + limbo is not total");
         expect(w, with_memory == s->memory.n_with_memory,
                "S10 segments with memory are miscounted");
 }
 
-static void check_lists(struct walk *w) {
+static void check_list_totals(struct walk *w) {
         const struct space *s = w->space;
         uint64_t filling = 0, leaves = 0, ready = 0;
 
-        for (uint32_t i = 0; i < s->n_attachments; i++) {
-                uint32_t n = 0;
-
-                if (!s->attachments[i])
-                        continue;
-                for (uint32_t id = block_list_first(&s->attachments[i]->filling);
-                     id != NONE && n <= s->ix->capacity; n++) {
-                        expect(w, s->blocks[id].owner == i,
-                               "S11 block %u is in the wrong filling list", id);
-                        id = s->blocks[id].next;
-                }
-                expect(w, n == s->attachments[i]->filling.n,
-                       "S12 filling list of client seat %u is broken", i);
-                filling += n;
-        }
+        for (uint32_t i = 0; i < s->n_attachments; i++)
+                filling += s->attachments[i] ? s->attachments[i]->filling.n : 0;
         for (const struct arena *arena = s->memory.arenas; arena; arena = arena->next) {
-                leaves += arena->n_heap;
+                leaves += arena->n_heap + arena->shelf.n;
                 ready += arena->n_ready;
         }
+        w->spent += s->n_attachments * 100;
         expect(w, filling + s->private.n_reviving == s->count[KVD_FILLING] + s->count[KVD_LIMBO],
                "S13 filling blocks without an owner");
         expect(w, leaves == s->leaves.n, "S14 leaves are miscounted");
-        expect(w, ready == s->ix->capacity - s->count[KVD_ABSENT],
+        expect(w, ready == s->ix->capacity - s->count[KVD_ABSENT] + s->memory.n_worn_out,
                "S15 blocks of arenas are miscounted");
 }
 
-void check_cache(struct walk *w) {
-        check_counts(w);
-        check_segments(w);
-        check_lists(w);
+bool check_totals(struct walk *w, uint64_t *at) {
+        expect(w, w->space->count[KVD_RETIRING] == 0,
+               "S2 a block is being retired between two requests");
+        check_segment_totals(w);
+        check_list_totals(w);
+        check_chunks(w);
+        return true;
+}
+
+/* ---- sums of what was seen on the way -------------------------------------------------------- */
+
+static void check_states(struct walk *w) {
+        const struct space *s = w->space;
+        const struct audit *audit = w->audit;
+
+        for (uint32_t i = 0; i < KVD_N_STATES; i++)
+                expect(w, i == KVD_ABSENT || audit->count[i] == s->count[i],
+                       "S1 %llu blocks are in state %u, %llu are counted",
+                       (unsigned long long)audit->count[i], i, (unsigned long long)s->count[i]);
+}
+
+static void check_owners(struct walk *w) {
+        const struct space *s = w->space;
+        uint64_t owners = 0;
+
+        for (uint32_t i = 0; i < s->n_attachments; i++)
+                if (s->attachments[i])
+                        owners += s->attachments[i]->filling.n * check_mixed(i);
+        expect(w, owners == w->audit->owners,
+               "S12 a client's filling list is not as long as it says");
+}
+
+void check_cache_sums(struct walk *w) {
+        const struct space *s = w->space;
+        const struct audit *audit = w->audit;
+
+        check_states(w);
+        check_owners(w);
+        expect(w, audit->entries == audit->indexed,
+               "S3 the block table does not have one entry for each indexed block");
+        expect(w, audit->run_entries == audit->runs,
+               "S4 the run table does not have one entry for each run");
+        expect(w, s->ix->run_capacity - s->runs.n_free == audit->runs, "S5 runs are lost");
+        expect(w, audit->garbage == s->private.garbage.n, "Q7 garbage is lost");
+        expect(w, audit->private == s->private.n && audit->reviving == s->private.n_reviving,
+               "Q8 private blocks are miscounted");
+}
+
+/* ---- tables ---------------------------------------------------------------------------------- */
+
+#define SLOT_NS 1u
+#define ENTRY_NS 300u /* its block, and its key's place in the table */
+
+/* Returns the entries of a piece. Memory that was never written is passed over, not read. */
+static uint64_t walk_table(struct walk *w, enum index_table table, uint64_t *at) {
+        uint32_t slots = index_slots(w->space, table);
+        uint64_t n = 0;
+
+        *at = index_written(w->space, table, (uint32_t)MIN(*at, slots));
+        for (uint64_t stop = MIN(*at + 4096, slots); *at < stop && check_may_go_on(w); (*at)++) {
+                enum index_slot slot = index_slot(w->space, table, (uint32_t)*at);
+
+                w->spent += slot == INDEX_EMPTY ? SLOT_NS : ENTRY_NS;
+                n += slot != INDEX_EMPTY;
+                expect(w, slot != INDEX_WRONG,
+                       "S%u entry %llu of the %s table names what is not indexed there",
+                       table == INDEX_BLOCKS ? 3 : 4, (unsigned long long)*at,
+                       table == INDEX_BLOCKS ? "block" : "run");
+        }
+        w->spent += 1000;
+        return n;
+}
+
+bool check_table(struct walk *w, uint64_t *at) {
+        w->audit->entries += walk_table(w, INDEX_BLOCKS, at);
+        return *at >= index_slots(w->space, INDEX_BLOCKS);
+}
+
+bool check_run_table(struct walk *w, uint64_t *at) {
+        w->audit->run_entries += walk_table(w, INDEX_RUNS, at);
+        return *at >= index_slots(w->space, INDEX_RUNS);
+}
+
+/* ---- lists ----------------------------------------------------------------------------------- */
+
+/* The list that a block must be in by what it is, and the invariant that says so; or NULL. */
+static const struct block_list *list_of(const struct space *s, uint32_t id, const char **label) {
+        const struct block *b = &s->blocks[id];
+
+        *label = b->state == KVD_FREE ? "S6" : b->state == KVD_SEALED && b->private ? "Q7" :
+                 b->state == KVD_SEALED ? "F6" : "S11";
+        if (b->state == KVD_FREE)
+                return &block_segment(s, id)->free;
+        if (b->state == KVD_FILLING || b->state == KVD_LIMBO)
+                return b->owner < s->n_attachments && s->attachments[b->owner] ?
+                               &s->attachments[b->owner]->filling :
+                               NULL;
+        if (b->state != KVD_SEALED)
+                return NULL;
+        return block_is_garbage(b)              ? &s->private.garbage :
+               b->poisoned && !b->pending ? &s->unready.poisoned :
+                                                  NULL;
+}
+
+static bool is_in(const struct space *s, const struct block_list *list, uint32_t id) {
+        const char *label;
+
+        return id < s->ix->capacity && list_of(s, id, &label) == list;
+}
+
+/* Its neighbours are in the same list and know it, and so do the ends. */
+static void check_list(struct walk *w, uint32_t id) {
+        const struct space *s = w->space;
+        const struct block *b = &s->blocks[id];
+        const char *label;
+        const struct block_list *list = list_of(s, id, &label);
+        bool filling = b->state == KVD_FILLING || b->state == KVD_LIMBO, before, behind;
+
+        expect(w, list || !filling || (b->reviving && b->owner == NONE),
+               "S11 block %u is being filled by nobody", id);
+        if (!list)
+                return;
+        before = b->prev == NONE ? list->n && list->first == id :
+                                   is_in(s, list, b->prev) && s->blocks[b->prev].next == id;
+        behind = b->next == NONE ? list->n && list->last == id :
+                                   is_in(s, list, b->next) && s->blocks[b->next].prev == id;
+        expect(w, before && behind, "%s block %u is in the wrong list, or in none", label, id);
 }
 
 /* ---- one block ------------------------------------------------------------------------------- */
@@ -136,21 +207,43 @@ static void check_chain(struct walk *w, uint32_t id) {
                "B7 key of block %u is not that of its tokens", id);
 }
 
-static void check_children(struct walk *w, uint32_t id) {
+static bool is_child(const struct space *s, uint32_t id, uint32_t parent) {
+        return id < s->ix->capacity && s->blocks[id].parent == parent &&
+               s->blocks[id].state == KVD_SEALED;
+}
+
+/* A block may have any number of children, so each looks to its neighbours alone. */
+static void check_siblings(struct walk *w, uint32_t id) {
+        const struct space *s = w->space;
+        const struct block *b = &s->blocks[id];
+        bool first = b->child == NONE ||
+                     (is_child(s, b->child, id) && s->blocks[b->child].sib_prev == NONE);
+        bool before = b->parent == NONE      ? b->sib_prev == NONE :
+                      b->sib_prev == NONE ? s->blocks[b->parent].child == id :
+                                               is_child(s, b->sib_prev, b->parent) &&
+                                                    s->blocks[b->sib_prev].sib_next == id;
+        bool behind = b->sib_next == NONE || (is_child(s, b->sib_next, b->parent) &&
+                                              s->blocks[b->sib_next].sib_prev == id);
+
+        expect(w, first, "B8 block %u has a child that is not", id);
+        expect(w, before && behind, "B8 block %u is not among the children of its parent", id);
+}
+
+static void check_leaf(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct block *b = &s->blocks[id];
         const struct arena *arena = block_segment(s, id)->arena;
 
-        for (uint32_t c = b->child, n = 0; c != NONE && n <= s->ix->capacity;
-             c = s->blocks[c].sib_next, n++)
-                expect(w, s->blocks[c].parent == id && s->blocks[c].state == KVD_SEALED,
-                       "B8 block %u has block %u as a child that is not", id, c);
         expect(w, (b->private ? block_is_garbage(b) : b->child == NONE) == (b->heap != 0),
                "B9 block %u is wrongly in or out of the leaves", id);
         if (!b->heap)
                 return;
-        expect(w, b->heap <= arena->n_heap && arena->heap[b->heap - 1] == id,
+        expect(w,
+               (b->heap <= arena->n_heap || b->heap > s->ix->capacity - arena->shelf.n) &&
+                       arena->heap[b->heap - 1] == id,
                "B10 leaf %u is at the wrong place", id);
+        if (b->heap > arena->n_heap)
+                return; /* on the shelf */
         expect(w, b->heap == 1 || s->blocks[arena->heap[b->heap / 2 - 1]].stamp <= b->stamp,
                "B11 leaf %u is colder than the one above it", id);
 }
@@ -176,7 +269,22 @@ static void check_run(struct walk *w, uint32_t id) {
                "B15 run of block %u hangs wrong", id);
 }
 
-void check_block(struct walk *w, uint32_t id) {
+static void check_sealed(struct walk *w, uint32_t id) {
+        const struct space *s = w->space;
+        const struct block *b = &s->blocks[id];
+
+        w->spent += s->ix->geometry.block_tokens;
+        if (!b->private)
+                check_chain(w, id);
+        check_siblings(w, id);
+        check_leaf(w, id);
+        if (!b->run)
+                return;
+        w->spent += 1000 + KVD_RUN_BLOCKS * s->ix->geometry.block_tokens;
+        check_run(w, id);
+}
+
+static void check_block(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct block *b = &s->blocks[id];
         uint64_t slot = shm_load(&kvd_index_desc(s->ix, id)->slot);
@@ -184,15 +292,62 @@ void check_block(struct walk *w, uint32_t id) {
         expect(w, kvd_slot_state(slot) == b->state,
                "B1 block %u is in state %u, its slot word says %u", id, b->state,
                kvd_slot_state(slot));
-        if (b->state != KVD_SEALED) {
-                expect(w, !b->heap && !b->run && !b->indexed,
-                       "B16 block %u is indexed and not sealed", id);
-                expect(w, !b->private && !b->refs, "Q1 block %u is private and not sealed", id);
+        check_list(w, id);
+        check_private(w, id);
+        check_pending(w, id);
+        if (b->state == KVD_SEALED) {
+                check_sealed(w, id);
                 return;
         }
-        if (!b->private)
-                check_chain(w, id);
-        check_children(w, id);
-        if (b->run)
-                check_run(w, id);
+        expect(w, !b->heap && !b->run && !b->indexed, "B16 block %u is indexed and not sealed", id);
+        expect(w, !b->private && !b->refs, "Q1 block %u is private and not sealed", id);
+}
+
+static void count_block(struct audit *audit, const struct block *b, uint32_t id) {
+        bool filling = b->state == KVD_FILLING || b->state == KVD_LIMBO;
+
+        audit->count[b->state]++;
+        audit->indexed += b->indexed;
+        audit->runs += b->run != 0;
+        audit->free += b->state == KVD_FREE;
+        audit->private += b->private;
+        audit->garbage += block_is_garbage(b);
+        audit->reviving += b->reviving;
+        audit->pending += b->pending;
+        audit->poisoned += b->poisoned && !b->pending;
+        audit->owners += filling && b->owner != NONE ? check_mixed(b->owner) : 0;
+        audit->refs += b->refs * check_mixed(id);
+        audit->holds += b->holds * check_mixed(id);
+}
+
+static void end_segment(struct walk *w, uint32_t number) {
+        expect(w, !w->audit->whole || w->audit->free == w->space->memory.segments[number].free.n,
+               "S7 free list of segment %u is not as long as it says", number);
+        w->audit->free = 0;
+}
+
+#define BLOCK_NS 300u
+
+/* A segment's blocks, as far as they ever had memory, and then those of the next one. */
+bool check_blocks(struct walk *w, uint64_t *at) {
+        struct space *s = w->space;
+        uint32_t end = space_ids(s);
+
+        while (*at < end && check_may_go_on(w)) {
+                uint32_t id = (uint32_t)*at, segment = kvd_segment_of(s->ix, id),
+                         first = kvd_segment_first(s->ix, segment),
+                         behind = first + s->memory.segments[segment].n_ready;
+
+                w->spent += BLOCK_NS;
+                if (id < first || id >= behind) {
+                        *at = MAX(id + 1, kvd_segment_first(s->ix, segment + 1));
+                        continue;
+                }
+                count_block(w->audit, &s->blocks[id], id);
+                check_block(w, id);
+                w->report->checked++;
+                if (++*at == behind)
+                        end_segment(w, segment);
+        }
+        return *at >= end;
 }

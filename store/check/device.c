@@ -51,31 +51,32 @@ void check_chunks(struct walk *w) {
 
 /* ---- blocks whose data is not there ---------------------------------------------------------- */
 
-void check_pending(struct walk *w) {
+void check_pending(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
-        uint64_t pending = 0, poisoned = 0, listed = 0;
+        const struct block *b = &s->blocks[id];
+        const struct kvd_desc *desc = kvd_index_desc(s->ix, id);
 
-        for (uint32_t id = 0; id < s->ix->capacity; id++) {
-                const struct block *b = &s->blocks[id];
-                const struct kvd_desc *desc = kvd_index_desc(s->ix, id);
+        if (!b->pending && !b->poisoned)
+                return;
+        expect(w, b->state == KVD_SEALED && !b->private,
+               "F1 block %u waits for data and is not sealed", id);
+        expect(w, !b->pending || desc->semaphore,
+               "F2 block %u waits for data and does not say so", id);
+        expect(w, !b->poisoned || (!b->indexed && !b->run && (desc->flags & KVD_DESC_POISONED)),
+               "F3 block %u is poisoned and can be found", id);
+}
 
-                pending += b->pending;
-                poisoned += b->poisoned && !b->pending;
-                if (!b->pending && !b->poisoned)
-                        continue;
-                expect(w, b->state == KVD_SEALED && !b->private,
-                       "F1 block %u waits for data and is not sealed", id);
-                expect(w, !b->pending || desc->semaphore,
-                       "F2 block %u waits for data and does not say so", id);
-                expect(w,
-                       !b->poisoned ||
-                               (!b->indexed && !b->run && (desc->flags & KVD_DESC_POISONED)),
-                       "F3 block %u is poisoned and can be found", id);
-        }
+void check_pending_sums(struct walk *w) {
+        const struct space *s = w->space;
+        uint64_t listed = 0;
+
         for (uint32_t i = 0; i < s->n_attachments; i++)
                 listed += s->attachments[i] ? attachment_pending(s->attachments[i]) : 0;
-        expect(w, pending == s->unready.n_pending && pending == s->ix->n_pending,
+        expect(w,
+               w->audit->pending == s->unready.n_pending &&
+                       w->audit->pending == s->ix->n_pending,
                "F4 blocks that wait for data are miscounted");
-        expect(w, pending == listed, "F5 blocks wait for data of nobody");
-        expect(w, poisoned == s->unready.poisoned.n, "F6 poisoned blocks are miscounted");
+        expect(w, w->audit->pending == listed, "F5 blocks wait for data of nobody");
+        expect(w, w->audit->poisoned == s->unready.poisoned.n,
+               "F6 poisoned blocks are miscounted");
 }

@@ -1,92 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The invariants of sequences, Q1 and following, are checked in one go, as sums over all entries of
- * all of a space's sequences. Counts of references and holds are taken down by what was found,
- * compared with 0, and put up again: so each block's is compared, and nothing is allocated.
+ * These are the invariants of sequences, Q1 and following. Each entry is looked at for itself; that
+ * two sets are the same (who names a block, and what the block counts) is seen by sums of mixed
+ * numbers, which blocks add to and entries take from, so that a walk may stop anywhere and nothing
+ * is allocated.
  */
 
 #include <string.h>
 
 #include "store/check/check.h"
+#include "store/file/file.h"
+#include "store/remote/inside.h"
 #include "store/methods/methods.h"
-
-static void each_sequence(struct walk *w, void (*look)(struct walk *, struct sequence *)) {
-        for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++)
-                if (sequences_of(w->space)->at[i])
-                        look(w, sequences_of(w->space)->at[i]);
-        for (struct sequence *q = sequences_of(w->space)->closing; q; q = q->next)
-                look(w, q);
-}
 
 static bool names_private(const struct space *s, const struct entry *e) {
         return e->ref && !(e->flags & KVD_ENTRY_BORROWED) && block_current(s, e->ref) &&
                s->blocks[kvd_ref_id(e->ref)].private;
 }
 
-/* Returns the job in flight, if it is this space's. */
-static const struct job *job_of(const struct space *s) {
-        const struct job *job = space_store(s)->jobs.job;
-
-        return job->id && job->space == s ? job : NULL;
-}
-
-/* ---- references and holds -------------------------------------------------------------------- */
-
-static void refs_down(struct walk *w, struct sequence *q) {
-        for (uint32_t i = 0; i < q->n_entries; i++)
-                if (names_private(w->space, &q->entries[i]))
-                        w->space->blocks[kvd_ref_id(q->entries[i].ref)].refs--;
-}
-
-static void refs_up(struct walk *w, struct sequence *q) {
-        for (uint32_t i = 0; i < q->n_entries; i++)
-                if (names_private(w->space, &q->entries[i]))
-                        w->space->blocks[kvd_ref_id(q->entries[i].ref)].refs++;
-}
-
-static void add_holds(struct walk *w, struct sequence *q, uint32_t n) {
-        for (uint32_t i = 0; i < q->n_entries; i++)
-                if (q->entries[i].busy == OFFERED && q->entries[i].other)
-                        w->space->blocks[kvd_ref_id(q->entries[i].other)].holds += n;
-}
-
-static void holds_down(struct walk *w, struct sequence *q) {
-        add_holds(w, q, UINT32_MAX);
-}
-
-static void holds_up(struct walk *w, struct sequence *q) {
-        add_holds(w, q, 1);
-}
-
-static void add_job_holds(struct walk *w, uint32_t n) {
-        const struct job *job = job_of(w->space);
-
-        for (uint32_t i = 0; job && i < job->n_items; i++)
-                if (job->items[i].held)
-                        w->space->blocks[kvd_ref_id(job->items[i].held)].holds += n;
-}
-
-static void check_refs(struct walk *w) {
-        struct space *s = w->space;
-
-        each_sequence(w, refs_down);
-        for (uint32_t i = 0; i < s->ix->capacity; i++)
-                expect(w, s->blocks[i].refs == 0,
-                       "Q2 block %u has not as many references as entries name it", i);
-        each_sequence(w, refs_up);
-        each_sequence(w, holds_down);
-        add_job_holds(w, UINT32_MAX);
-        for (uint32_t i = 0; i < s->ix->capacity; i++)
-                expect(w, s->blocks[i].holds == 0,
-                       "Q3 block %u is not held by as many jobs and offers as it says", i);
-        add_job_holds(w, 1);
-        each_sequence(w, holds_up);
-}
-
 /* ---- private blocks -------------------------------------------------------------------------- */
 
-static void check_private(struct walk *w, uint32_t id) {
+static void check_descriptor(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct block *b = &s->blocks[id];
         const struct kvd_desc *desc = kvd_index_desc(s->ix, id);
@@ -101,50 +36,13 @@ static void check_private(struct walk *w, uint32_t id) {
                "Q5 private block %u has a wrong descriptor", id);
 }
 
-static void check_garbage(struct walk *w) {
-        const struct space *s = w->space;
-        uint64_t n_private = 0, n_garbage = 0, n_reviving = 0, listed = 0;
-        uint32_t before = NONE;
+void check_private(struct walk *w, uint32_t id) {
+        const struct block *b = &w->space->blocks[id];
 
-        for (uint32_t i = 0; i < s->ix->capacity; i++) {
-                const struct block *b = &s->blocks[i];
-
-                n_private += b->private;
-                n_garbage += block_is_garbage(b);
-                n_reviving += b->reviving;
-                if (b->private && b->state == KVD_SEALED)
-                        check_private(w, i);
-                expect(w, !b->reviving || (b->state == KVD_FILLING && b->owner == NONE),
-                       "Q6 block %u is being revived and somebody's", i);
-        }
-        for (uint32_t id = block_list_first(&s->private.garbage);
-             listed < s->private.garbage.n && id != NONE; id = s->blocks[id].next, listed++) {
-                expect(w, block_is_garbage(&s->blocks[id]) && s->blocks[id].prev == before,
-                       "Q7 block %u is in the list of garbage wrongly", id);
-                before = id;
-        }
-        expect(w, listed == s->private.garbage.n && n_garbage == s->private.garbage.n,
-               "Q7 garbage is lost");
-        expect(w, n_private == s->private.n && n_reviving == s->private.n_reviving,
-               "Q8 private blocks are miscounted");
-}
-
-/* Every block that waits to be filled is one that a job has, or a compaction that waits. */
-static void count_waiting(struct walk *w, struct sequence *q) {
-        for (uint32_t i = 0; i < q->n_entries; i++)
-                w->waiting += q->entries[i].busy == COMPACT_WANTED && q->entries[i].other;
-}
-
-static void check_reviving(struct walk *w) {
-        const struct job *job = job_of(w->space);
-
-        w->waiting = 0;
-        each_sequence(w, count_waiting);
-        for (uint32_t i = 0; job && i < job->n_items; i++)
-                w->waiting += job->items[i].held &&
-                              w->space->blocks[kvd_ref_id(job->items[i].held)].reviving;
-        expect(w, w->waiting == w->space->private.n_reviving,
-               "Q24 a block that a worker was to fill is lost");
+        if (b->private && b->state == KVD_SEALED)
+                check_descriptor(w, id);
+        expect(w, !b->reviving || (b->state == KVD_FILLING && b->owner == NONE),
+               "Q6 block %u is being revived and somebody's", id);
 }
 
 /* ---- entries --------------------------------------------------------------------------------- */
@@ -207,150 +105,314 @@ static void check_state_of(struct walk *w, struct sequence *q, uint32_t at) {
                q->number);
 }
 
-static void check_entries(struct walk *w, struct sequence *q) {
-        uint32_t own = 0, copies = 0, at = 0;
+/* Do its neighbours among the entries of its sketch name it? */
+static void check_neighbours(struct walk *w, struct sequence *q, uint32_t at) {
+        const struct entry *e = &q->entries[at];
+        const struct sketch *k = e->ordinal == KVD_NO_ORDINAL ? NULL : sketch_find(q, e->sketch);
+        uint32_t next = e->sketch_next, before = e->sketch_prev;
 
-        if (!q->attachment) /* its blocks are being let go of */
+        if (!k)
                 return;
-        for (uint32_t i = 0; i < q->n_entries; i++) {
-                const struct entry *e = &q->entries[i];
-
-                expect(w, e->position == at, "Q15 entry %u of sequence %u is at another place", i,
-                       q->number);
-                at += e->n_tokens;
-                own += entry_is_own(e);
-                copies += e->place != KVD_NOWHERE;
-                check_state_of(w, q, i);
-                if (e->ref)
-                        check_block_of(w, q, i);
-        }
-        expect(w, at == q->n_tokens && own == q->n_own && copies == q->n_copies,
-               "Q15 sequence %u miscounts", q->number);
+        expect(w,
+               (before == NONE ? k->first : before < q->n_entries ? q->entries[before].sketch_next :
+                                                                    NONE) == at &&
+                       (next == NONE ||
+                        (next < q->n_entries && q->entries[next].sketch_prev == at)),
+               "Q14 entry %u of sequence %u is not in its sketch's list", at, q->number);
 }
 
-/* ---- lists ----------------------------------------------------------------------------------- */
-
-static void check_list(struct walk *w, const struct sequence *q, const struct list *list,
-                       enum entry_busy busy) {
-        uint32_t n = 0, all = 0;
-
-        for (uint32_t at = list->first; n < list->n && at != NONE; at = q->entries[at].next, n++)
-                expect(w, q->entries[at].busy == busy,
-                       "Q16 entry %u of sequence %u is in the wrong list", at, q->number);
-        for (uint32_t i = 0; i < q->n_entries; i++)
-                all += q->entries[i].busy == busy;
-        expect(w, n == list->n && all == n, "Q16 list %u of sequence %u is broken", busy,
-               q->number);
+/* Where the one behind it begins, or the sequence ends. */
+static uint32_t next_position(const struct sequence *q, uint32_t at) {
+        return at + 1 < q->n_entries ? q->entries[at + 1].position : q->n_tokens;
 }
 
-static void check_lists_of(struct walk *w, struct sequence *q) {
-        const struct job *job = job_of(w->space);
-        uint32_t busy = 0, in_job = 0;
+/* Some entries say that they wait in a list: which one. */
+static const struct list *list_of(const struct sequence *q, enum entry_busy busy) {
+        return busy == COOL_WANTED    ? &q->cool :
+               busy == REVIVE_WANTED  ? &q->revive :
+               busy == FORGET_WANTED  ? &q->forget :
+               busy == COMPACT_WANTED ? &q->compact :
+               busy == OFFERED        ? &q->changes :
+                                        NULL;
+}
 
-        if (!q->attachment)
+/* A list has those entries that say so: the first one, and those that are next to one. */
+static void count_listed(struct audit *audit, const struct sequence *q, uint32_t at) {
+        const struct entry *e = &q->entries[at];
+        const struct list *list = list_of(q, e->busy);
+
+        audit->sequence.busy[e->busy]++;
+        if (!list)
                 return;
-        check_list(w, q, &q->cool, COOL_WANTED);
-        check_list(w, q, &q->revive, REVIVE_WANTED);
-        check_list(w, q, &q->forget, FORGET_WANTED);
-        check_list(w, q, &q->compact, COMPACT_WANTED);
-        check_list(w, q, &q->changes, OFFERED);
+        audit->sequence.listed[e->busy] += check_mixed(at);
+        if (at != list->last)
+                audit->sequence.listed[e->busy] -= check_mixed(e->next);
+}
+
+static void count_copy(struct audit *audit, const struct entry *e) {
+        if (e->place == KVD_NOWHERE)
+                return;
+        audit->places += check_mixed(e->place);
+        audit->n_places++;
+        audit->sequence.copies++;
+}
+
+static void count_entry(struct walk *w, const struct sequence *q, uint32_t at) {
+        struct audit *audit = w->audit;
+        const struct entry *e = &q->entries[at];
+
+        count_listed(audit, q, at);
+        count_copy(audit, e);
+        audit->sequence.own += entry_is_own(e);
+        audit->sequence.sketched += e->ordinal != KVD_NO_ORDINAL ? check_mixed(e->sketch) : 0;
+        audit->shared += !!(e->flags & KVD_ENTRY_SHARED);
+        audit->spilled += !!(e->flags & KVD_ENTRY_SPILLED);
+        audit->vague += !!(e->flags & KVD_ENTRY_VAGUE);
+        audit->leaving += e->leaving;
+        audit->waiting += e->busy == COMPACT_WANTED && e->other;
+        if (names_private(w->space, e))
+                audit->refs -= check_mixed(kvd_ref_id(e->ref));
+        if (e->busy == OFFERED && e->other)
+                audit->holds -= check_mixed(kvd_ref_id(e->other));
+}
+
+static void check_entry(struct walk *w, struct sequence *q, uint32_t at) {
+        const struct entry *e = &q->entries[at];
+
+        count_entry(w, q, at);
+        expect(w, e->position + e->n_tokens == next_position(q, at),
+               "Q15 entry %u of sequence %u does not end where the next one begins", at, q->number);
+        check_state_of(w, q, at);
+        check_neighbours(w, q, at);
+        if (e->ref)
+                check_block_of(w, q, at);
+}
+
+/* ---- a sequence ------------------------------------------------------------------------------ */
+
+static void begin_sequence(struct walk *w, const struct sequence *q) {
+        memset(&w->audit->sequence, 0, sizeof w->audit->sequence);
         expect(w, q->n_sent <= q->changes.n, "Q17 sequence %u has sent more than it has to offer",
                q->number);
-        for (uint32_t i = 0; i < q->n_entries; i++) {
-                enum entry_busy b = q->entries[i].busy;
-
-                busy += b == COOLING || b == REVIVING || b == FORGETTING || b == COMPACTING;
-        }
-        if (job && job->ticket && (job->ticket == &q->cooling || job->ticket == &q->reviving ||
-                                   job->ticket == &q->forgetting))
-                in_job = job->n_items;
-        if (job && job->ticket == &q->compacting)
-                for (uint32_t i = 0; i < job->n_items; i++)
-                        in_job += job->items[i].flags == KVD_JOB_SOURCE;
-        expect(w, busy == in_job, "Q18 entries of sequence %u wait for a job that is not there",
-               q->number);
 }
 
-/* ---- copies and sketches --------------------------------------------------------------------- */
+static void check_lists(struct walk *w, const struct sequence *q) {
+        const struct audit *audit = w->audit;
 
-static uint64_t mixed(uint64_t place) {
-        place = (place + 1) * UINT64_C(0x9e3779b97f4a7c15);
-        return (place ^ place >> 29) * UINT64_C(0xbf58476d1ce4e5b9);
+        for (uint32_t busy = 0; busy <= OFFERED; busy++) {
+                const struct list *list = list_of(q, busy);
+
+                if (list)
+                        expect(w,
+                               audit->sequence.busy[busy] == list->n &&
+                                       audit->sequence.listed[busy] ==
+                                               (list->n ? check_mixed(list->first) : 0),
+                               "Q16 list %u of sequence %u is broken", busy, q->number);
+        }
 }
 
-struct sums {
-        uint64_t places, n_places, shared, spilled, vague, leaving, sketch_bytes;
-};
-static struct sums sums; /* of one check; one thread */
+/* Entries that a job in flight has of it. */
+static uint32_t in_job(const struct job *job, const struct sequence *q) {
+        uint32_t n = 0;
 
-static void add_up(struct walk *w, struct sequence *q) {
-        for (uint32_t i = 0; i < q->n_entries; i++) {
-                const struct entry *e = &q->entries[i];
+        if (!job->ticket)
+                return 0;
+        if (job->ticket == &q->cooling || job->ticket == &q->reviving ||
+            job->ticket == &q->forgetting)
+                return job->n_items;
+        for (uint32_t i = 0; job->ticket == &q->compacting && i < job->n_items; i++)
+                n += job->items[i].flags == KVD_JOB_SOURCE;
+        return n;
+}
 
-                sums.places += e->place != KVD_NOWHERE ? mixed(e->place) : 0;
-                sums.n_places += e->place != KVD_NOWHERE;
-                sums.shared += !!(e->flags & KVD_ENTRY_SHARED);
-                sums.spilled += !!(e->flags & KVD_ENTRY_SPILLED);
-                sums.vague += !!(e->flags & KVD_ENTRY_VAGUE);
-                sums.leaving += e->leaving;
-        }
+static uint32_t in_jobs(const struct space *s, const struct sequence *q) {
+        uint32_t n = 0;
+
+        for (const struct job *job = NULL; (job = job_in_flight(s, job));)
+                n += in_job(job, q);
+        return n;
+}
+
+static void end_sequence(struct walk *w, const struct sequence *q) {
+        struct audit *audit = w->audit;
+        const uint32_t *busy = audit->sequence.busy;
+        uint64_t sketched = 0;
+
+        if (!audit->whole)
+                return;
         for (const struct sketch *k = q->sketches; k; k = k->next) {
-                uint32_t n = 0;
+                sketched += k->n_entries * check_mixed(k->number);
+                audit->sketches++;
+                audit->sketch_bytes += k->bytes;
+        }
+        expect(w, sketched == audit->sequence.sketched,
+               "Q19 a sketch of sequence %u does not have the entries that it counts", q->number);
+        expect(w, audit->sequence.own == q->n_own && audit->sequence.copies == q->n_copies,
+               "Q15 sequence %u miscounts", q->number);
+        check_lists(w, q);
+        expect(w,
+               busy[COOLING] + busy[REVIVING] + busy[FORGETTING] + busy[COMPACTING] ==
+                       in_jobs(w->space, q),
+               "Q18 entries of sequence %u wait for a job that is not there", q->number);
+}
 
-                sums.sketch_bytes += k->bytes;
-                for (uint32_t i = 0; i < q->n_entries; i++)
-                        n += q->entries[i].ordinal != KVD_NO_ORDINAL &&
-                             q->entries[i].sketch == k->number;
-                expect(w, !q->attachment || n == k->n_entries,
-                       "Q19 sketch %u does not have the entries that it counts", k->number);
+#define ENTRY_NS 300u
+#define SKETCH_NS 5u
+
+/* An entry finds its sketch by going through them. */
+static uint32_t entry_ns(const struct sequence *q) {
+        uint32_t ns = ENTRY_NS;
+
+        for (const struct sketch *k = q->sketches; k; k = k->next)
+                ns += SKETCH_NS;
+        return ns;
+}
+
+/* False: there is more of it. */
+static bool walk_sequence(struct walk *w, struct sequence *q, uint32_t *at) {
+        uint32_t ns = entry_ns(q);
+
+        if (*at == 0)
+                begin_sequence(w, q);
+        for (w->spent += ns; *at < q->n_entries && check_may_go_on(w); w->spent += ns)
+                check_entry(w, q, (*at)++);
+        if (*at < q->n_entries)
+                return false;
+        end_sequence(w, q);
+        return true;
+}
+
+/* A position is a seat, and an entry of the sequence that sits there. */
+bool check_sequences(struct walk *w, uint64_t *at) {
+        uint32_t seat = (uint32_t)(*at >> 32), entry = (uint32_t)*at;
+
+        while (seat < KVD_MAX_SEQUENCES && check_may_go_on(w)) {
+                struct sequence *q = sequences_of(w->space)->at[seat];
+
+                w->spent += 2;
+                if (q && !walk_sequence(w, q, &entry))
+                        break;
+                seat++;
+                entry = 0;
+        }
+        *at = (uint64_t)seat << 32 | entry;
+        return seat >= KVD_MAX_SEQUENCES;
+}
+
+/* ---- places ---------------------------------------------------------------------------------- */
+
+#define PLACE_NS 5u
+
+/*
+ * A place below the tier's end is on the stack of unused ones, an entry's, or the job's; those
+ * beyond it never left the stack's bottom.
+ */
+static void count_place(struct walk *w, uint32_t tier, uint32_t number) {
+        const struct tier_places *p = &tiers_of(w->space)->places[tier];
+        uint32_t on_stack = p->n - p->end + number;
+
+        w->audit->places -= check_mixed(kvd_tier_first(w->space->ix, tier) + number);
+        w->audit->n_places--;
+        if (on_stack >= p->n_free)
+                return;
+        w->audit->places += check_mixed(place_free_at(w->space, tier, on_stack));
+        w->audit->n_places++;
+}
+
+bool check_places(struct walk *w, uint64_t *at) {
+        uint32_t tier = (uint32_t)(*at >> 32), number = (uint32_t)*at;
+
+        while (tier < KVD_N_TIERS && check_may_go_on(w)) {
+                w->spent += PLACE_NS;
+                if (number < tiers_of(w->space)->places[tier].end) {
+                        count_place(w, tier, number++);
+                        continue;
+                }
+                tier++;
+                number = 0;
+        }
+        *at = (uint64_t)tier << 32 | number;
+        return tier >= KVD_N_TIERS;
+}
+
+/* ---- sums ------------------------------------------------------------------------------------ */
+
+static void count_job(struct walk *w, const struct job *job) {
+        struct audit *audit = w->audit;
+
+        for (uint32_t i = 0; i < job->n_items; i++) {
+                const struct job_item *item = &job->items[i];
+                uint32_t id = kvd_ref_id(item->held);
+
+                audit->holds -= item->held ? check_mixed(id) : 0;
+                audit->waiting += item->held && w->space->blocks[id].reviving;
+                audit->places += item->place != KVD_NOWHERE ? check_mixed(item->place) : 0;
+                audit->n_places += item->place != KVD_NOWHERE;
         }
 }
 
-/* Every place is an entry's, the job's, or unused. */
-static void check_places(struct walk *w) {
-        const struct space *s = w->space;
-        uint64_t all = 0;
-
-        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
-                for (uint32_t i = 0; i < tiers_of(s)->places[t].n_free; i++, sums.n_places++)
-                        sums.places += mixed(place_free_at(s, t, i));
-        for (uint32_t i = 0; i < kvd_places(s->ix); i++)
-                all += mixed(i);
-        expect(w, sums.places == all && sums.n_places == kvd_places(s->ix),
-               "Q21 a place of the exact copies is nobody's, or two entries'");
+static void count_moving(struct walk *w, kvd_ref block) {
+        w->audit->holds -= check_mixed(kvd_ref_id(block));
+        w->audit->waiting += w->space->blocks[kvd_ref_id(block)].reviving;
 }
 
-static void check_sums(struct walk *w) {
-        const struct space *s = w->space;
-        const struct job *job = job_of(s);
+static void count_bringing(struct walk *w, const struct bringing *b) {
+        if (b->space == w->space && b->last)
+                w->audit->holds -= check_mixed(kvd_ref_id(b->last));
+}
 
-        sums = (struct sums){0};
-        each_sequence(w, add_up);
-        for (const struct sketch *k = sketches_of(s)->dead; k; k = k->next)
-                sums.sketch_bytes += k->bytes;
-        for (uint32_t i = 0; job && i < job->n_items; i++)
-                if (job->items[i].place != KVD_NOWHERE) {
-                        sums.places += mixed(job->items[i].place);
-                        sums.n_places++;
-                }
+/* Blocks that the disk reads or fills, and those that fetched ones come behind. */
+static void count_file(struct walk *w) {
+        const struct file *file = space_store(w->space)->file;
+
+        if (!file)
+                return;
+        for (uint32_t i = 0; file->question.space == w->space && i < file->question.n; i++)
+                count_moving(w, file->question.items[i].block);
+        for (uint32_t i = 0; i < FETCHES; i++)
+                count_bringing(w, &file->all_fetches[i].to);
+}
+
+/* The same for the servers. */
+static void count_remote(struct walk *w) {
+        const struct remote *remote = space_store(w->space)->remote;
+
+        if (!remote)
+                return;
+        for (uint32_t i = 0; remote->question.space == w->space && i < remote->question.n; i++)
+                count_moving(w, remote->question.items[i].block);
+        for (uint32_t i = 0; i < PULLS; i++)
+                count_bringing(w, &remote->all_pulls[i].to);
+}
+
+/* The references of a sequence that was closed are let go of when there is time. */
+void check_sequence_sums(struct walk *w) {
+        const struct space *s = w->space;
+        const struct sequences *all = sequences_of(s);
+        struct audit *audit = w->audit;
+
+        if (all->closing) {
+                audit->whole = false;
+                return;
+        }
+        for (const struct job *job = NULL; (job = job_in_flight(s, job));)
+                count_job(w, job);
+        count_file(w);
+        count_remote(w);
+        for (const struct sketch *k = sketches_of(s)->dead; k; k = k->next, audit->sketches++)
+                audit->sketch_bytes += k->bytes;
+        expect(w, audit->refs == 0, "Q2 blocks have other references than entries name them");
+        expect(w, audit->holds == 0, "Q3 blocks are held by others than jobs and offers");
+        expect(w, audit->waiting == s->private.n_reviving,
+               "Q24 a block that a worker was to fill is lost");
         expect(w,
                tiers_of(s)->spill_bytes ==
-                       places_used(s, KVD_TIER_memory) * s->ix->block_bytes + sums.sketch_bytes,
+                       places_used(s, KVD_TIER_memory) * s->ix->block_bytes + audit->sketch_bytes,
                "Q20 memory of copies and sketches is miscounted");
-        check_places(w);
+        expect(w, audit->places == 0 && audit->n_places == 0,
+               "Q21 a place of the exact copies is nobody's, or two entries'");
         expect(w,
-               sums.shared == sequences_of(s)->n_shared &&
-                       sums.spilled == sequences_of(s)->n_spilled &&
-                       sums.vague == sequences_of(s)->n_vague &&
-                       sums.leaving == sequences_of(s)->n_leaving,
+               audit->shared == all->n_shared && audit->spilled == all->n_spilled &&
+                       audit->vague == all->n_vague && audit->leaving == all->n_leaving,
                "Q22 entries are miscounted");
-}
-
-void check_sequences(struct walk *w) {
-        check_refs(w);
-        check_garbage(w);
-        check_reviving(w);
-        each_sequence(w, check_entries);
-        each_sequence(w, check_lists_of);
-        check_sums(w);
 }

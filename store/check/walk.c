@@ -1,28 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Walks what must always be true of a space between two requests. A call looks at one piece of the
- * blocks, so that the loop goes on; sums over the whole space are taken in the call that starts a
- * walk.
+ * Walks what must always be true of a space between two requests, a piece a call, so that the loop
+ * goes on. What is true of one thing is looked at there and then; sums over all of them are
+ * gathered on the way (struct audit), and compared at the end if nothing has changed meanwhile.
  */
 
 #include "store/check/check.h"
 
-#define PIECE 4096u
+static bool end(struct walk *w, uint64_t *at) {
+        if (w->audit->whole) {
+                check_cache_sums(w);
+                check_sequence_sums(w);
+                check_pending_sums(w);
+        }
+        if (w->audit->whole)
+                check_charges(w);
+        w->report->partial = !w->audit->whole;
+        return true;
+}
 
-void space_check(struct space *space, uint32_t *cursor, struct check_report *report) {
-        struct walk w = {.space = space, .report = report};
-        uint32_t end = space_ids(space), first = *cursor;
+static bool (*const phases[])(struct walk *, uint64_t *) = {
+        check_totals,    check_blocks, check_table, check_run_table,
+        check_sequences, check_places, end,
+};
+
+/* Above it in a cursor stands the phase. */
+#define AT_BITS 48u
+
+/* Whoever walks at the same time takes the audit over: his sums are compared, and ours are not. */
+static void resume(struct space *space, uint64_t cursor) {
+        struct audit *audit = &space->audit;
+
+        if (cursor == 0)
+                *audit = (struct audit){.whole = true, .changes = audit->changes,
+                                         .began = audit->changes};
+        else if (audit->next != cursor || audit->began != audit->changes)
+                audit->whole = false;
+}
+
+void space_check(struct space *space, uint64_t *cursor, struct check_report *report) {
+        struct walk w = {.space = space, .report = report, .audit = &space->audit};
+        uint64_t phase = *cursor >> AT_BITS, at = *cursor & ((UINT64_C(1) << AT_BITS) - 1);
 
         *report = (struct check_report){0};
-        if (first == 0) {
-                check_cache(&w);
-                check_sequences(&w);
-                check_chunks(&w);
-                check_pending(&w);
-        }
-        for (; *cursor < end && *cursor < first + PIECE; (*cursor)++, report->checked++)
-                check_block(&w, *cursor);
-        if (*cursor >= end)
-                *cursor = 0;
+        resume(space, *cursor);
+        while (phase < ARRAY_SIZE(phases) && check_may_go_on(&w))
+                if (phases[phase](&w, &at)) {
+                        phase++;
+                        at = 0;
+                }
+        *cursor = phase < ARRAY_SIZE(phases) ? phase << AT_BITS | at : 0;
+        space->audit.next = *cursor;
 }

@@ -55,27 +55,59 @@ void chunk_remake(struct store *store, struct chunk *chunk) {
                 jobs_want_worker(store);
 }
 
+/*
+ * The pool is not all of the memory: the contexts of the worker and of every engine are made later.
+ * What they need is taken before chunks are made, and given back behind them, since a process
+ * without a context cannot ask how much is free.
+ */
+static int take_reserve(struct store *store, cu_memory *ret) {
+        struct device_pool *pool = pool_of(store);
+        uint64_t bytes = ALIGN_UP(store->config.reserve_bytes, store->page_bytes);
+        cu_result error;
+        char text[128];
+
+        *ret = 0;
+        if (!pool->cuda || !bytes)
+                return 0;
+        error = pool->cuda->cuMemCreate(ret, bytes, &pool->what, 0);
+        if (error)
+                return store_refuse(store, kvd_cuda_errno(error),
+                                    "the GPU has no %llu MiB left to keep free (reserve): %s",
+                                    (unsigned long long)(bytes >> 20),
+                                    kvd_cuda_why(pool->cuda, error, text, sizeof text));
+        return 0;
+}
+
+/* As many as can be had. Negative: no more can be, and why. */
+static int make_all(struct store *store) {
+        struct device_pool *pool = pool_of(store);
+        cu_memory reserve;
+        int r = take_reserve(store, &reserve);
+
+        for (uint32_t i = 0; i < pool->n && r == 0; i++)
+                if (pool->chunks[i].state == MISSING)
+                        r = make(store, &pool->chunks[i]);
+        if (reserve)
+                pool->cuda->cuMemRelease(reserve);
+        return r;
+}
+
 uint32_t store_make_missing(struct store *store) {
         struct device_pool *pool = pool_of(store);
-        bool made = false;
 
         if (!pool)
                 return 0;
         pool->clear_failed = false;
-        for (uint32_t i = 0; i < pool->n && pool->count[MISSING]; i++) {
-                if (pool->chunks[i].state != MISSING)
-                        continue;
-                if (make(store, &pool->chunks[i]) < 0)
-                        break;
-                made = true;
-        }
-        if (made || pool->count[DIRTY])
+        if (pool->count[MISSING])
+                make_all(store);
+        if (pool->count[DIRTY])
                 jobs_want_worker(store);
         return pool->count[MISSING];
 }
 
 #define LEGACY_GRANULARITY (UINT64_C(2) << 20)
 #define LEGACY_SEGMENTS 8u /* spaces that there can be: each has one segment */
+#define FILES_LEFT 64u     /* at least, for indexes and pin pages of some spaces */
 
 static int granularity_of(struct store *store, const struct cu_allocation *what, size_t *ret) {
         const struct kvd_cuda *cuda = store->config.cuda;
@@ -118,6 +150,22 @@ static int size_pool(struct store *store, const struct cu_allocation *what) {
         return 0;
 }
 
+/* A descriptor for each chunk is kept from its clearing on; what is left is for spaces. */
+static int take_files(struct store *store, uint32_t n) {
+        uint64_t *files = &store->config.max_files;
+
+        if (!*files || store->config.backend == KVD_BACKEND_LEGACY)
+                return 0;
+        if (n + FILES_LEFT > *files)
+                return store_refuse(store, -EMFILE,
+                                    "a pool of %u segments needs as many descriptors, and there "
+                                    "are %llu beside those of connections: raise the limit of open "
+                                    "files (LimitNOFILE), or segment",
+                                    n, (unsigned long long)*files);
+        *files -= n;
+        return 0;
+}
+
 /*
  * Makes as many chunks as can be had. Clients of a daemon before this one may have others, until
  * they notice.
@@ -133,6 +181,9 @@ int device_open(struct store *store) {
         if (r < 0)
                 return r;
         n = (uint32_t)(store->config.pool_bytes / store->config.segment_bytes);
+        r = take_files(store, n);
+        if (r < 0)
+                return r;
         pool = store->device_pool = sys->calloc(1, sizeof *pool + n * sizeof *pool->chunks);
         if (!pool)
                 return store_refuse(store, -ENOMEM, "out of memory for a pool of %u segments", n);
@@ -142,8 +193,7 @@ int device_open(struct store *store) {
         pool->n = pool->count[MISSING] = n;
         for (uint32_t i = 0; i < n; i++)
                 pool->chunks[i].fd = -1;
-        for (uint32_t i = 0; i < n && r == 0; i++)
-                r = make(store, &pool->chunks[i]);
+        r = make_all(store);
         return r == -ENOMEM || pool->count[DIRTY] ? 0 : r;
 }
 

@@ -96,16 +96,17 @@ static void give_up(struct space *space, struct segment *segment) {
  * Clients of a deleted space may write into what they had for some time, and are not asked to unmap
  * it.
  */
-static void let_go(struct space *space, struct segment *segment) {
+static bool let_go(struct space *space, struct segment *segment) {
         if (!space->ix->alive) {
                 give_up(space, segment);
-                return;
+                return true;
         }
         if (!pool_of(space_store(space))->cuda) /* the space has one segment, and keeps it */
-                return;
+                return true;
         chunk_set_state(pool_of(space_store(space)), segment->chunk, DRAINING);
         atomic_fetch_add(&space->ix->drain_epoch, 1);
         device_undrain(space, segment);
+        return true;
 }
 
 static bool bury(struct space *space, struct segment *segment) {
@@ -144,6 +145,11 @@ static bool scarce(const struct store *store) {
                pool->count[DRAINING] >= MOST_DRAINING;
 }
 
+/* A segment without memory has nothing. */
+static bool tidy(struct space *space) {
+        return false;
+}
+
 static void close_pool(struct store *store) {
         struct device_pool *pool = pool_of(store);
 
@@ -152,17 +158,6 @@ static void close_pool(struct store *store) {
         free(pool);
         store->device_pool = NULL;
 }
-
-const struct memory_ops memory_device = {.close = close_pool,
-                                         .vacant = vacant,
-                                         .begin = begin,
-                                         .fill = fill,
-                                         .let_go = let_go,
-                                         .bury = bury,
-                                         .idle = idle,
-                                         .descriptor = descriptor,
-                                         .handed_out = drain_handed_out,
-                                         .scarce = scarce};
 
 const uint8_t *space_segment_handle(const struct space *space, uint32_t segment) {
         const struct chunk *chunk = segment < space->ix->max_segments ?
@@ -174,10 +169,10 @@ const uint8_t *space_segment_handle(const struct space *space, uint32_t segment)
 
 /* ---- the worker ------------------------------------------------------------------------------ */
 
-bool store_next_unmap(struct store *store, struct space **space, uint32_t *segment) {
+static bool next_unmap(struct store *store, struct space **space, uint32_t *segment) {
         struct device_pool *pool = pool_of(store);
 
-        for (uint32_t i = 0; pool && pool->count[DRAINING] && i < pool->n; i++) {
+        for (uint32_t i = 0; pool->count[DRAINING] && i < pool->n; i++) {
                 struct chunk *chunk = &pool->chunks[i];
 
                 if (chunk->state != DRAINING || !chunk->segment->worker ||
@@ -188,6 +183,23 @@ bool store_next_unmap(struct store *store, struct space **space, uint32_t *segme
                 return true;
         }
         return false;
+}
+
+const struct memory_ops memory_device = {.close = close_pool,
+                                         .vacant = vacant,
+                                         .begin = begin,
+                                         .fill = fill,
+                                         .let_go = let_go,
+                                         .bury = bury,
+                                         .idle = idle,
+                                         .tidy = tidy,
+                                         .descriptor = descriptor,
+                                         .handed_out = drain_handed_out,
+                                         .next_unmap = next_unmap,
+                                         .scarce = scarce};
+
+bool store_next_unmap(struct store *store, struct space **space, uint32_t *segment) {
+        return store->memory->next_unmap(store, space, segment);
 }
 
 void space_worker_unmapped(struct space *space, uint32_t segment) {

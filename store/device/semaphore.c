@@ -46,6 +46,7 @@
 
 #include "ipc/base/sys.h"
 #include "ipc/base/semaphore.h"
+#include "store/account.h"
 #include "store/cache/cache.h"
 #include "store/device/device.h"
 #include "store/hooks.h"
@@ -57,6 +58,9 @@
  * data is there waits here for the one before it, which hurts nobody.
  */
 struct promises {
+        struct attachment *of;
+        struct kvd_list_node waking;  /* in the store's, while there are wakes */
+        bool over;                    /* what has not been reached will never be */
         uint64_t busy;                /* bit i: semaphore i has blocks that wait */
         uint64_t wakes;               /* bit i: semaphore i is to be written by a stream, too */
         bool asked;                   /* ... and somebody is at it */
@@ -66,7 +70,7 @@ struct promises {
 };
 
 static uint64_t page_bytes(const struct space *space) {
-        return ALIGN_UP((uint64_t)space->ix->semaphore_rows * SEMAPHORE_ROW_BYTES, 4096);
+        return semaphore_page_bytes(space->ix->semaphore_rows);
 }
 
 static shm_u64 *semaphore_word(const struct attachment *a, uint32_t at) {
@@ -77,9 +81,13 @@ static shm_u64 *semaphore_word(const struct attachment *a, uint32_t at) {
 
 int semaphores_new(struct space *space) {
         struct semaphores *all;
+        int r;
 
         if (!space->ix->semaphore_rows)
                 return 0;
+        r = account_charge(space, KVD_COST_overhead, page_bytes(space));
+        if (r < 0)
+                return r;
         all = space->parts.semaphores = sys->calloc(1, sizeof *all);
         if (!all)
                 return -ENOMEM;
@@ -97,10 +105,15 @@ static int enter(struct attachment *a) {
         if (!a->space->parts.semaphores)
                 return 0;
         a->promises = sys->calloc(1, sizeof *a->promises);
-        return a->promises ? 0 : -ENOMEM;
+        if (!a->promises)
+                return -ENOMEM;
+        a->promises->of = a;
+        return 0;
 }
 
 static void bury(struct attachment *a) {
+        if (a->promises)
+                kvd_list_remove(&a->promises->waking);
         free(a->promises);
 }
 
@@ -195,16 +208,20 @@ static void look(struct attachment *a, uint32_t *budget) {
 }
 
 #define LOOKS 4096u   /* blocks in one call */
-#define RETRIES 256u  /* poisoned blocks, to see whether they are pinned still */
+#define RETRIES 1024u /* poisoned blocks, to see whether they are pinned still */
 
-/* A poisoned block goes as soon as nobody holds it. */
+/* A poisoned block goes as soon as nobody holds it. Those that stay come last the next time. */
 static void sweep_poisoned(struct space *space) {
-        uint32_t id = block_list_first(&space->unready.poisoned), next;
+        struct block_list *poisoned = &space->unready.poisoned;
+        uint32_t reads = KVD_PIN_READS;
 
-        for (uint32_t i = 0; i < RETRIES && id != NONE; i++, id = next) {
-                next = space->blocks[id].next;
-                if (space->blocks[id].child == NONE)
-                        evict_leaf(space, id);
+        for (uint32_t n = MIN(poisoned->n, RETRIES); reads && n; n--) {
+                uint32_t id = poisoned->first;
+
+                if (space->blocks[id].child == NONE && evict_leaf(space, id, &reads))
+                        continue;
+                block_list_remove(space, poisoned, id);
+                block_list_append(space, poisoned, id);
         }
 }
 
@@ -218,15 +235,9 @@ static void look_at(struct space *space) {
                 sweep_poisoned(space);
 }
 
-bool store_look_at_semaphores(struct store *store) {
-        bool more = false;
-
-        for (struct domain *d = store->domains; d; d = d->next)
-                for (struct space *s = d->spaces; s; s = s->next) {
-                        look_at(s);
-                        more |= s->unready.n_pending || s->unready.poisoned.n;
-                }
-        return more;
+bool semaphores_look(struct space *space) {
+        look_at(space);
+        return space->unready.n_pending || space->unready.poisoned.n;
 }
 
 /* ---- the data will never be there (O4 to O7) ------------------------------------------------- */
@@ -250,18 +261,39 @@ static void poison_one(struct space *space, uint32_t id) {
         space_count(space, KVD_SPACE_POISONED, 1);
 }
 
-static uint32_t next_below(const struct space *space, uint32_t top, uint32_t id) {
-        if (space->blocks[id].child != NONE)
-                return space->blocks[id].child;
-        while (id != top && space->blocks[id].sib_next == NONE)
-                id = space->blocks[id].parent;
-        return id == top ? NONE : space->blocks[id].sib_next;
+static void go_to(struct space *space, uint32_t id) {
+        space->unready.poisoning.at = id;
+        space->unready.poisoning.up = false;
+        poison_one(space, id);
 }
 
-/* Poisons the block and everything behind it. */
-static void poison(struct space *space, uint32_t top) {
-        for (uint32_t id = top; id != NONE; id = next_below(space, top, id))
-                poison_one(space, id);
+static void poison_next(struct space *space) {
+        struct poisoning *p = &space->unready.poisoning;
+        const struct block *b = &space->blocks[p->at];
+
+        if (!p->up && b->child != NONE) {
+                go_to(space, b->child);
+        } else if (p->at == p->top) {
+                p->under_way = false;
+        } else if (b->sib_next != NONE) {
+                go_to(space, b->sib_next);
+        } else {
+                p->at = b->parent;
+                p->up = true;
+        }
+}
+
+/* A piece of poisoning a block and everything behind it, which began some time. True: it is done. */
+static bool poison_on(struct space *space, uint32_t *budget) {
+        for (; *budget && space->unready.poisoning.under_way; --*budget)
+                poison_next(space);
+        return !space->unready.poisoning.under_way;
+}
+
+static bool poison(struct space *space, uint32_t top, uint32_t *budget) {
+        space->unready.poisoning = (struct poisoning){.under_way = true, .top = top};
+        go_to(space, top);
+        return poison_on(space, budget);
 }
 
 /* Step O7. */
@@ -273,80 +305,87 @@ static void release(struct attachment *a, uint32_t at) {
         if (shm_load(word) >= p->highest[at])
                 return;
         atomic_store_explicit(word, p->highest[at], memory_order_seq_cst);
-        if (!store->wakes)
+        if (!store->wakes.on)
                 return;
         p->wakes |= UINT64_C(1) << at;
+        if (!p->waking.in)
+                kvd_list_insert(&store->wakes.waiting, NULL, &p->waking);
         jobs_want_worker(store);
+}
+
+/* The first block of a semaphore's. It is pending until all behind it is poisoned. */
+static void resolve_one(struct attachment *a, uint32_t at, uint32_t *budget) {
+        struct space *space = a->space;
+        uint32_t id = a->promises->blocks[at].first;
+
+        --*budget;
+        if (reached(a, at)) {
+                arrived(a, at);
+                return;
+        }
+        /* it was, with all behind it, if another's is before it */
+        if (!space->blocks[id].poisoned && !poison(space, id, budget))
+                return;
+        pop(a, at);
+        block_list_push(space, &space->unready.poisoned, id);
+}
+
+#define RESOLVES 2048u /* blocks of one call */
+
+/* A piece of what follows when an attachment is over. True: there is more. */
+static bool resolve(struct attachment *a) {
+        struct promises *p = a->promises;
+        uint32_t budget = RESOLVES;
+
+        if (!p || !p->over)
+                return false;
+        while (poison_on(a->space, &budget) && p->busy && budget)
+                resolve_one(a, (uint32_t)__builtin_ctzll(p->busy), &budget);
+        if (p->busy || !budget)
+                return true;
+        for (uint32_t at = 0; at < SEMAPHORES; at++)
+                release(a, at);
+        sweep_poisoned(a->space);
+        p->over = false;
+        return false;
 }
 
 /*
  * The client's GPU work is over, or its space is: a value that has not been reached by now never
  * will be.
  */
-static void resolve(struct attachment *a) {
-        struct promises *p = a->promises;
-        struct space *space = a->space;
-
-        if (!p)
-                return;
-        for (uint32_t at = 0; at < SEMAPHORES; at++)
-                while (p->busy >> at & 1) {
-                        uint32_t id = p->blocks[at].first;
-
-                        if (reached(a, at)) {
-                                arrived(a, at);
-                                continue;
-                        }
-                        pop(a, at);
-                        if (space->blocks[id].poisoned)
-                                block_list_push(space, &space->unready.poisoned, id);
-                        poison(space, id);
-                }
-        for (uint32_t at = 0; at < SEMAPHORES; at++)
-                release(a, at);
-        sweep_poisoned(space);
+static void leave(struct attachment *a) {
+        if (a->promises)
+                a->promises->over = true;
 }
 
 /* ---- waking streams -------------------------------------------------------------------------- */
 
 void store_set_wakes(struct store *store, bool wakes) {
-        store->wakes = wakes;
+        store->wakes.on = wakes;
 }
 
 /* Step O8 comes only after a stream has written the semaphores. */
 static bool waking(const struct attachment *a) {
-        return a->promises && a->promises->wakes != 0 && space_store(a->space)->wakes;
+        return a->promises && a->promises->wakes != 0 && space_store(a->space)->wakes.on;
 }
 
-static struct attachment *next_waking(struct space *spaces, bool asked) {
-        for (struct space *s = spaces; s; s = s->next)
-                for (uint32_t i = 0; i < s->n_attachments; i++)
-                        if (s->attachments[i] && waking(s->attachments[i]) &&
-                            s->attachments[i]->promises->asked == asked)
-                                return s->attachments[i];
-        return NULL;
-}
-
-static struct attachment *find_waking(struct store *store, bool asked) {
-        struct attachment *a = next_waking(store->deleted, asked);
-
-        for (struct domain *d = store->domains; !a && d; d = d->next)
-                a = next_waking(d->spaces, asked);
-        return a;
+static struct promises *first_waking(const struct store *store) {
+        return kvd_list_first(&store->wakes.waiting, struct promises, waking);
 }
 
 bool store_wants_wake(struct store *store) {
-        return store->wakes && (find_waking(store, true) || find_waking(store, false));
+        return store->wakes.on && first_waking(store);
 }
 
 bool store_next_wake(struct store *store, struct store_wake *ret) {
-        struct attachment *a = store->wakes && !find_waking(store, true) ?
-                                       find_waking(store, false) :
-                                       NULL;
+        struct promises *first = store->wakes.on ? first_waking(store) : NULL;
+        struct attachment *a;
 
-        if (!a)
+        if (!first || first->asked)
                 return false;
-        a->promises->asked = true;
+        a = first->of;
+        first->asked = true;
         *ret = (struct store_wake){.fd = space_semaphore_fd(a->space), .bytes = page_bytes(a->space)};
         memcpy(ret->device, a->space->ix->device, sizeof ret->device);
         for (uint64_t left = a->promises->wakes; left; left &= left - 1) {
@@ -359,13 +398,15 @@ bool store_next_wake(struct store *store, struct store_wake *ret) {
 }
 
 void store_wake_done(struct store *store, bool done) {
-        struct attachment *a = find_waking(store, true);
+        struct promises *first = first_waking(store);
 
-        if (!a)
+        if (!first || !first->asked)
                 return;
-        a->promises->asked = false;
-        if (done)
-                a->promises->wakes = 0;
+        first->asked = false;
+        if (!done)
+                return;
+        first->wakes = 0;
+        kvd_list_remove(&first->waking);
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */
@@ -384,5 +425,6 @@ uint64_t attachment_pending(const struct attachment *a) {
 
 const struct hooks semaphore_hooks = {
         .space_begins = semaphores_new, .space_ends = end_space, .look = look_at,
-        .attachment_begins = enter, .attachment_ends = resolve, .attachment_lingers = waking,
+        .attachment_begins = enter, .attachment_ends = leave, .attachment_stops = resolve,
+        .attachment_lingers = waking,
         .attachment_buried = bury, .promise = promise, .promised = promised};

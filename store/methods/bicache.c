@@ -131,6 +131,7 @@ static void settle_profile(struct job *job, enum job_end end, const void *result
 }
 
 static const struct job_kind job_profile = {.number = KVD_JOB_PROFILE,
+                                            .rests = true,
                                             .result_bytes = 2 * sizeof(float),
                                             .write = write_profile,
                                             .settle = settle_profile};
@@ -171,12 +172,13 @@ static void profile_free(struct space *space) {
 }
 
 /* Its samples go when their turn comes. */
-static void profile_leave(struct attachment *a) {
+static bool profile_leave(struct attachment *a) {
         struct profile *p = a->space->parts.profile;
 
         for (struct sample *s = p ? p->first : NULL; s; s = s->next)
                 if (s->attachment == a)
                         s->attachment = NULL;
+        return false;
 }
 
 /* ---- taking samples -------------------------------------------------------------------------- */

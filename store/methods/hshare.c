@@ -85,6 +85,7 @@ static void settle_config(struct job *job, enum job_end end, const void *results
 }
 
 static const struct job_kind job_config = {.number = KVD_JOB_CONFIG,
+                                           .rests = true,
                                            .result_bytes = 1,
                                            .urgent = true,
                                            .write = write_config,
@@ -100,7 +101,7 @@ static void end(struct sequence *q) {
         q->critical = NULL;
 }
 
-static bool pending(const struct sequence *q) {
+static bool pending(struct sequence *q) {
         return q->critical && q->critical->wanted;
 }
 
@@ -126,6 +127,9 @@ static int check(struct attachment *a, const struct critical_request *req) {
                 return refuse(a, -EINVAL,
                               "1 to 4096 queries of 1 to 65536 words, and what is selected must be "
                               "given");
+        if ((uint64_t)g->layers * g->kv_heads * req->queries > KVD_CONFIG_ROWS)
+                return refuse(a, -E2BIG,
+                              "layers, KV heads and queries make more than 1048576 rows of bits");
         if (!req->n_blocks || req->n_blocks > KVD_JOB_ITEMS ||
             bits > req->n_blocks * ix->block_bytes)
                 return refuse(a, -EINVAL, "the bits do not fit into the blocks");

@@ -86,12 +86,14 @@ static void want(struct sequence *q, uint32_t at, kvd_ref to) {
 /* Takes room for all new blocks, or for none. */
 static int take_rooms(struct attachment *a, struct sequence *q, uint32_t first, uint32_t n,
                       uint32_t n_to) {
+        uint32_t reads = KVD_PIN_READS;
+
         for (uint32_t i = first; i < first + n; i++) {
                 kvd_ref to = 0;
 
                 if (!can_compact(&q->entries[i]))
                         continue;
-                if (n_to && !(to = room_take(q->space, q->attachment->arena)))
+                if (n_to && !(to = room_take(q->space, q->attachment->arena, &reads)))
                         goto full;
                 n_to -= n_to != 0;
                 want(q, i, to);
@@ -244,6 +246,7 @@ static void settle_compact(struct job *job, enum job_end end, const void *result
 }
 
 static const struct job_kind job_compact = {.number = KVD_JOB_COMPACT,
+                                            .rests = true,
                                             .result_bytes = sizeof(uint32_t),
                                             .urgent = true,
                                             .write = write_compact,
@@ -273,7 +276,7 @@ static void begin(struct sequence *q) {
         ticket_init(&q->compacting, &job_compact, q->space, q);
 }
 
-static bool pending(const struct sequence *q) {
+static bool pending(struct sequence *q) {
         return q->compact.n || job_pending(&q->compacting);
 }
 

@@ -62,7 +62,7 @@ static bool count_signal(const struct sequence *q, enum signal which, uint32_t *
         bool given = false;
 
         memset(counts, 0, STORE_RANKS * sizeof *counts);
-        for (uint32_t i = 0; i < q->n_entries; i++) {
+        for (uint32_t i = q->ranked.from; i < q->ranked.to; i++) {
                 uint16_t v = q->entries[i].ref ? signal_of(q, &q->entries[i], which) : 0;
 
                 counts[v] += q->entries[i].ref != 0;
@@ -98,18 +98,42 @@ static uint64_t recent_from(const struct sequence *q) {
 /*
  * Entries are protected by these settings and nothing else: in a paper's profile there may be none.
  */
-static bool is_protected(const struct sequence *q, uint32_t at) {
-        return at < setting(q->space, KVD_keydiff_sink_blocks) ||
-               q->entries[at].position + q->entries[at].n_tokens > recent_from(q);
+static void protect(struct sequence *q, double weights) {
+        double sink_blocks = setting(q->space, KVD_keydiff_sink_blocks);
+        uint64_t recent = recent_from(q);
+
+        for (uint32_t i = q->ranked.from; i < q->ranked.to; i++) {
+                struct entry *e = &q->entries[i];
+                double p = weights > 0 ? e->value / weights : 0.5;
+
+                e->priority = i < sink_blocks || e->position + e->n_tokens > recent ?
+                                      PRIORITY_MOST :
+                                      (uint16_t)(MIN(p, 1) * (PRIORITY_MOST - 1));
+        }
 }
 
-/* Writes entries' priority, 0 to PRIORITY_MOST; only of resident ones. */
+#define RANKED 4096u /* entries at once */
+
+/* The next ones, and from the first on behind the last. */
+static void next_piece(struct sequence *q) {
+        struct ranked *r = &q->ranked;
+
+        r->from = r->to < q->n_entries ? r->to : 0;
+        r->to = r->from + MIN(RANKED, q->n_entries - r->from);
+        r->in_vain += r->to - r->from;
+        for (uint32_t i = r->from; i < r->to; i++)
+                q->entries[i].value = 0;
+}
+
+/*
+ * Writes entries' priority, 0 to PRIORITY_MOST; only of resident ones. Those of a long sequence are
+ * ranked a piece at a time, each among those of its piece.
+ */
 void priority_rank(struct sequence *q) {
         uint32_t *ranks = space_store(q->space)->ranks;
         double weights = 0;
 
-        for (uint32_t i = 0; i < q->n_entries; i++)
-                q->entries[i].value = 0;
+        next_piece(q);
         for (enum signal k = 0; k < N_SIGNALS; k++) {
                 double weight = setting(q->space, weight_of[k]);
                 uint32_t all;
@@ -118,19 +142,13 @@ void priority_rank(struct sequence *q) {
                         continue;
                 weights += weight;
                 all = counts_to_ranks(ranks);
-                for (uint32_t i = 0; i < q->n_entries; i++)
+                for (uint32_t i = q->ranked.from; i < q->ranked.to; i++)
                         if (q->entries[i].ref)
                                 q->entries[i].value +=
                                         (float)(weight * ranks[signal_of(q, &q->entries[i], k)] /
                                                 all);
         }
-        for (uint32_t i = 0; i < q->n_entries; i++) {
-                struct entry *e = &q->entries[i];
-                double p = weights > 0 ? e->value / weights : 0.5;
-
-                e->priority = is_protected(q, i) ? PRIORITY_MOST :
-                                                   (uint16_t)(MIN(p, 1) * (PRIORITY_MOST - 1));
-        }
+        protect(q, weights);
 }
 
 /* ---- in a chain ------------------------------------------------------------------------------ */
@@ -205,6 +223,7 @@ static void settle_score_sequence(struct job *job, enum job_end end, const void 
 }
 
 static const struct job_kind job_score_sequence = {.number = KVD_JOB_SCORE,
+                                                   .rests = true,
                                                    .result_bytes = sizeof(float),
                                                    .write = write_score_sequence,
                                                    .settle = settle_score_sequence};
@@ -251,22 +270,23 @@ static void settle_score_chain(struct job *job, enum job_end end, const void *re
 }
 
 static const struct job_kind job_score_chains = {.number = KVD_JOB_SCORE,
+                                                 .rests = true,
                                                  .result_bytes = sizeof(float),
                                                  .write = write_score_chain,
                                                  .settle = settle_score_chain};
 
-#define LOOKS 1024u /* blocks that one call looks at */
+#define LOOKS 1024u /* blocks that one call looks at, where there is one client to be asked */
 
 /*
  * Where worth decides, a hand goes round the leaves, corrects their order and finds those without a
  * score.
  */
 static bool idle(struct space *space) {
-        uint32_t n = space_ids(space);
+        uint32_t n = space_ids(space), looks = LOOKS / (1 + space->n_attachments / 4);
 
         if (!policy_goes_by_worth(space->ix->policy) || !n)
                 return false;
-        for (uint32_t i = 0; i < MIN(n, LOOKS); i++) {
+        for (uint32_t i = 0; i < MIN(n, looks); i++) {
                 uint32_t id = chain_scores_of(space)->hand++ % n;
                 const struct block *b = &space->blocks[id];
 

@@ -43,27 +43,29 @@ static bool leave_again(struct sequence *q, uint32_t at) {
         if (!how)
                 return false;
         offer_leave(q, at, how);
-        sync_news(q->space);
         return true;
 }
 
-static bool can_be_copied(struct space *space, enum kvd_cool how) {
+/* full: room for a copy was looked for and not found, which is not done twice for one request. */
+static bool can_be_copied(struct space *space, enum kvd_cool how, bool *full) {
         if (!is_on(space, KVD_kvreviver_on))
                 return false;
-        if (is_on(space, KVD_kvreviver_spill) && copies_have_room(space))
-                return true;
+        if (is_on(space, KVD_kvreviver_spill)) {
+                *full = *full || !copies_have_room(space);
+                if (!*full)
+                        return true;
+        }
         return how == KVD_COOL_VAGUE &&
                (!is_on(space, KVD_kvreviver_spill) || is_on(space, KVD_kvreviver_drop));
 }
 
-bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how) {
+bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how, bool *full) {
         struct entry *e = &q->entries[at];
 
         if (e->busy != IDLE || !entry_is_own(e) || q->space->blocks[kvd_ref_id(e->ref)].refs > 1)
                 return false;
         if (how == KVD_COOL_DROP) {
                 offer_leave(q, at, KVD_ENTRY_DROPPED);
-                sync_news(q->space);
                 return true;
         }
         if (e->flags & KVD_ENTRY_APPROX)
@@ -72,7 +74,7 @@ bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how) {
                 return leave_again(q, at);
         if (e->flags & KVD_ENTRY_COMPACT) /* a packed block is an approximation already */
                 how = KVD_COOL_SPILL;
-        if (!can_be_copied(q->space, how))
+        if (!can_be_copied(q->space, how, full))
                 return false;
         e->busy = COOL_WANTED;
         e->want = (uint8_t)how;
@@ -86,12 +88,17 @@ int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uin
                   uint32_t n) {
         struct sequence *q = sequence_find(a, number);
         int r = q ? sequence_check_entries(a, q, how, entries, n) : -ENOENT;
+        bool full = false;
+        uint32_t offered;
         int cooling = 0;
 
         if (r < 0)
                 return r;
+        offered = q->changes.n;
         for (uint32_t i = 0; i < n; i++)
-                cooling += cool_entry(q, entries[i], how);
+                cooling += cool_entry(q, entries[i], how, &full);
+        if (q->changes.n > offered)
+                sync_news(q->space);
         return cooling;
 }
 
@@ -103,11 +110,15 @@ static void stay(struct sequence *q, struct entry *e) {
         room_again(q);
 }
 
-/* Finds a place for the copy. Returns false if there is none and there must be one. */
-static bool find_copy_room(struct sequence *q, bool vague, uint32_t *ret) {
+/*
+ * Finds a place for the copy. Returns false if there is none and there must be one. full: as above,
+ * for one job.
+ */
+static bool find_copy_room(struct sequence *q, bool vague, bool *full, uint32_t *ret) {
         struct space *space = q->space;
 
-        *ret = is_on(space, KVD_kvreviver_spill) ? copy_take(space) : KVD_NOWHERE;
+        *ret = is_on(space, KVD_kvreviver_spill) && !*full ? copy_take(space) : KVD_NOWHERE;
+        *full = *ret == KVD_NOWHERE;
         return *ret != KVD_NOWHERE ||
                (vague && (!is_on(space, KVD_kvreviver_spill) || is_on(space, KVD_kvreviver_drop)));
 }
@@ -128,21 +139,28 @@ static void add_spill(struct sequence *q, uint32_t at, struct sketch *s, uint32_
         e->busy = COOLING;
 }
 
+struct looked { /* for one job: found to be missing, and not looked for again */
+        bool room, sketch;
+};
+
 /* Writes one entry into the job. Returns false if it must wait for another job. */
-static bool write_one_spill(struct sequence *q, uint32_t at, struct job *job) {
+static bool write_one_spill(struct sequence *q, uint32_t at, struct looked *in_vain,
+                            struct job *job) {
         struct entry *e = &q->entries[at];
         struct sketch *s = NULL;
         uint32_t place;
 
         if (e->want == KVD_COOL_VAGUE && q->sketches && q->sketches->broken)
                 return false;
-        if (e->want == KVD_COOL_VAGUE)
+        if (e->want == KVD_COOL_VAGUE && !in_vain->sketch) {
                 s = sketch_for(q, e->n_tokens);
+                in_vain->sketch = !s;
+        }
         if (s && job->sketch && job->sketch != s->number) {
                 sketch_drop_unused(q, s);
                 return false;
         }
-        if (!find_copy_room(q, s != NULL, &place)) {
+        if (!find_copy_room(q, s != NULL, &in_vain->room, &place)) {
                 sketch_drop_unused(q, s);
                 stay(q, e);
                 q->spent = q->n_own; /* relief would only ask again, and again */
@@ -156,10 +174,11 @@ static bool write_one_spill(struct sequence *q, uint32_t at, struct job *job) {
 
 static bool write_spill(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
-        uint32_t room = job_blocks(job), at;
+        uint32_t room = sketch_blocks(q, job), at;
+        struct looked in_vain = {0};
 
         while (job->n_items < room && (at = list_pop(q, &q->cool)) != NONE)
-                if (!write_one_spill(q, at, job)) {
+                if (!write_one_spill(q, at, &in_vain, job)) {
                         list_push_first(q, &q->cool, at);
                         break;
                 }
@@ -266,7 +285,7 @@ static void begin(struct sequence *q) {
         ticket_init(&q->cooling, &job_spill, q->space, q);
 }
 
-static bool pending(const struct sequence *q) {
+static bool pending(struct sequence *q) {
         return q->cool.n || job_pending(&q->cooling);
 }
 

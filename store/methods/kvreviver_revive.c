@@ -88,24 +88,45 @@ static void add_revive(struct sequence *q, uint32_t at, kvd_ref to, bool approx,
         e->want &= (uint8_t)~(approx ? KVD_REVIVE_APPROX : KVD_REVIVE_EXACT);
 }
 
-/* Do entries leave, or are they about to, for those that want to come? They are looked for once. */
-static bool make_way(struct sequence *q) {
-        uint32_t leaving = 0;
+/*
+ * Do entries leave, or are they about to, for those that want to come? They are looked for once.
+ * -EAGAIN: some of them.
+ */
+static int make_way(struct sequence *q) {
+        int r;
 
-        for (uint32_t i = 0; i < q->n_entries; i++)
-                leaving += q->entries[i].leaving;
-        if (leaving || q->swapped)
-                return leaving;
-        q->swapped = true;
-        return relief_swap(q, q->revive.n + 1) > 0;
+        if (q->n_leaving || q->swapped)
+                return q->n_leaving > 0;
+        r = relief_swap(q, q->revive.n + 1);
+        q->swapped = r != -EAGAIN;
+        return r;
 }
 
+#define REVIVE_BLOCKS 64u /* of one job: somebody waits for the first */
+#define ROOM_LOOKS 4096u  /* what looking for room in vain cost, in items of jobs */
+
+/* OTHER_JOB: one that comes later, since room is looked for no longer, or for another sketch */
 enum written { WRITTEN, OTHER_JOB, NO_ROOM };
+
+/* later: room was not looked for to the end */
+static enum written no_room(struct sequence *q, uint32_t at, bool later, struct job *job) {
+        int way = later ? -EAGAIN : make_way(q);
+
+        if (way < 0) {
+                job->looks += ROOM_LOOKS;
+                return OTHER_JOB;
+        }
+        if (way > 0)
+                return NO_ROOM;
+        refused(q, at);
+        return WRITTEN;
+}
 
 /*
  * Writes one entry into the job: its approximation first, if that is wanted and can be had still.
  */
-static enum written write_one_revive(struct sequence *q, uint32_t at, struct job *job) {
+static enum written write_one_revive(struct sequence *q, uint32_t at, uint32_t *reads,
+                                     struct job *job) {
         struct entry *e = &q->entries[at];
         struct sketch *s = e->ordinal == KVD_NO_ORDINAL ? NULL : sketch_find(q, e->sketch);
         bool approx = (e->want & KVD_REVIVE_APPROX) && s && sketch_answers(q, s);
@@ -117,13 +138,9 @@ static enum written write_one_revive(struct sequence *q, uint32_t at, struct job
         }
         if (approx && job->sketch && job->sketch != s->number)
                 return OTHER_JOB;
-        to = room_take(q->space, q->attachment->arena);
-        if (!to && make_way(q))
-                return NO_ROOM;
-        if (!to) {
-                refused(q, at);
-                return WRITTEN;
-        }
+        to = room_take(q->space, q->attachment->arena, reads);
+        if (!to)
+                return no_room(q, at, !*reads, job);
         if (approx)
                 job->sketch = s->number;
         else
@@ -132,15 +149,13 @@ static enum written write_one_revive(struct sequence *q, uint32_t at, struct job
         return WRITTEN;
 }
 
-#define REVIVE_BLOCKS 64u /* of one job: somebody waits for the first */
-
 static bool write_revive(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
-        uint32_t room = MIN(job_blocks(job), REVIVE_BLOCKS), at;
+        uint32_t room = MIN(sketch_blocks(q, job), REVIVE_BLOCKS), reads = KVD_PIN_READS, at;
         enum written how = WRITTEN;
 
         while (how == WRITTEN && job->n_items < room && (at = list_pop(q, &q->revive)) != NONE) {
-                how = write_one_revive(q, at, job);
+                how = write_one_revive(q, at, &reads, job);
                 if (how != WRITTEN)
                         list_push_first(q, &q->revive, at);
         }
@@ -269,7 +284,7 @@ static void begin(struct sequence *q) {
         ticket_init(&q->reviving, &job_revive, q->space, q);
 }
 
-static bool pending(const struct sequence *q) {
+static bool pending(struct sequence *q) {
         return q->revive.n || job_pending(&q->reviving);
 }
 

@@ -23,6 +23,7 @@
 
 #include "ipc/base/file.h"
 #include "ipc/base/sys.h"
+#include "store/account.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 
@@ -56,6 +57,13 @@ static uint32_t columns(const struct sequence *q, uint32_t rows) {
         return cells > 0 ? (uint32_t)MAX(cells / rows, 1) : 0;
 }
 
+/* Blocks of one job, each of which may go in or out, row by row: such a job does not rest. */
+uint32_t sketch_blocks(const struct sequence *q, const struct job *job) {
+        uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows), n = job_blocks(job);
+
+        return columns(q, rows) ? MAX(n / (1 + rows), 1) : n;
+}
+
 static int write_header(const struct sketch *s, uint32_t floats) {
         struct kvd_sketch_header header = {
                 .rows = s->rows, .columns = s->columns, .cell_floats = floats};
@@ -86,9 +94,10 @@ static int make_memory(struct sketch *s, uint32_t floats) {
 static void sketch_close(struct space *space, struct sketch *s) {
         s->next = sketches_of(space)->dead;
         sketches_of(space)->dead = s;
+        space_is_busy(space);
 }
 
-#define BURY_BYTES (UINT64_C(8) << 20) /* given back at once: about 2 ms */
+#define BURY_BYTES (UINT64_C(2) << 20) /* given back at once: about half a millisecond */
 
 static bool bury_one(struct space *space) {
         struct sketch *s = sketches_of(space)->dead;
@@ -106,12 +115,10 @@ static bool bury_one(struct space *space) {
         sketches_of(space)->dead = s->next;
         closep(&s->fd);
         free(s);
-        space_store(space)->n_sketches--;
+        account_discharge(space, KVD_COST_sketches, 1);
+        account_discharge(space, KVD_COST_files, 1);
         return true;
 }
-
-/* of all spaces: each is a descriptor, and who has a sequence says how small they are */
-#define MOST_SKETCHES 2048u
 
 static struct sketch *sketch_new(struct sequence *q) {
         uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows),
@@ -120,15 +127,16 @@ static struct sketch *sketch_new(struct sequence *q) {
         uint64_t bytes = ALIGN_UP(kvd_sketch_bytes(rows, b, floats), 4096);
         struct sketch *s;
 
-        if (!b || space_store(q->space)->n_sketches >= MOST_SKETCHES ||
-            !spill_charge(q->space, bytes))
+        if (!b || !account_room(q->space->domain, KVD_COST_sketches) ||
+            !account_room(q->space->domain, KVD_COST_files) || !spill_charge(q->space, bytes))
                 return NULL;
         s = sys->calloc(1, sizeof *s);
         if (!s) {
                 spill_discharge(q->space, bytes);
                 return NULL;
         }
-        space_store(q->space)->n_sketches++;
+        account_add(q->space, KVD_COST_sketches, 1);
+        account_add(q->space, KVD_COST_files, 1);
         *s = (struct sketch){.next = q->sketches, .fd = -1, .bytes = bytes, .rows = rows, .columns = b};
         if (make_memory(s, floats) < 0) {
                 sketch_close(q->space, s);
@@ -140,10 +148,13 @@ static struct sketch *sketch_new(struct sequence *q) {
 }
 
 struct sketch *sketch_find(struct sequence *q, uint32_t number) {
-        struct sketch *s = q->sketches;
+        struct sketch *s = q->sketch_found;
 
-        while (s && s->number != number)
-                s = s->next;
+        if (s && s->number == number)
+                return s;
+        for (s = q->sketches; s && s->number != number; s = s->next)
+                ;
+        q->sketch_found = s ?: q->sketch_found;
         return s;
 }
 
@@ -190,6 +201,8 @@ static void sketch_free_if_empty(struct sequence *q, struct sketch *s) {
         while (*at != s)
                 at = &(*at)->next;
         *at = s->next;
+        if (q->sketch_found == s)
+                q->sketch_found = NULL;
         sketch_close(q->space, s);
 }
 
@@ -225,11 +238,26 @@ int space_sketch_fd(struct space *space, uint32_t number, uint64_t *bytes) {
 /* ---- an entry and its sketch ----------------------------------------------------------------- */
 
 void sketch_enter(struct sequence *q, struct entry *e, struct sketch *s) {
+        uint32_t at = (uint32_t)(e - q->entries);
+
         e->sketch = s->number;
         e->ordinal = s->n_ordinals;
+        e->sketch_prev = NONE;
+        e->sketch_next = s->n_entries ? s->first : NONE;
+        if (e->sketch_next != NONE)
+                q->entries[e->sketch_next].sketch_prev = at;
+        s->first = at;
         s->n_ordinals += e->n_tokens;
         s->n_tokens += e->n_tokens;
         s->n_entries++;
+}
+
+static void leave_list(struct sequence *q, struct entry *e, struct sketch *s) {
+        if (e->sketch_next != NONE)
+                q->entries[e->sketch_next].sketch_prev = e->sketch_prev;
+        *(e->sketch_prev == NONE ? &s->first : &q->entries[e->sketch_prev].sketch_next) =
+                e->sketch_next;
+        s->n_entries--;
 }
 
 void sketch_leave(struct sequence *q, struct entry *e, bool taken_out) {
@@ -241,7 +269,7 @@ void sketch_leave(struct sequence *q, struct entry *e, bool taken_out) {
                 return;
         if (taken_out)
                 s->n_tokens -= e->n_tokens;
-        s->n_entries--;
+        leave_list(q, e, s);
         sketch_free_if_empty(q, s);
 }
 
@@ -296,7 +324,7 @@ static bool add_forget(struct sequence *q, uint32_t at, struct job *job) {
 /* Writes entries of one sketch, in the order in which they came. */
 static bool write_forget(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
-        uint32_t room = job_blocks(job), at;
+        uint32_t room = sketch_blocks(q, job), at;
 
         while (job->n_items < room && (at = list_pop(q, &q->forget)) != NONE) {
                 struct entry *e = &q->entries[at];
@@ -399,16 +427,16 @@ static void add_rebuild(struct sequence *q, uint32_t at, struct job *job) {
 static bool write_rebuild(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
         struct sketch *s = first_broken(q);
-        uint32_t number = s ? s->number : 0;
+        uint32_t number = s ? s->number : 0, next;
 
         if (!s)
                 return false;
+        next = s->n_entries ? s->first : NONE;
         s->n_entries++; /* it stays while entries leave it */
-        for (uint32_t i = 0; i < q->n_entries; i++) {
+        for (uint32_t i = next; i != NONE; i = next) {
                 struct entry *e = &q->entries[i];
 
-                if (e->ordinal == KVD_NO_ORDINAL || e->sketch != number)
-                        continue;
+                next = e->sketch_next;
                 if (can_be_rebuilt(e))
                         add_rebuild(q, i, job);
                 else if (e->busy == FORGET_WANTED)
@@ -461,6 +489,7 @@ static void settle_rebuild(struct job *job, enum job_end end, const void *result
 }
 
 static const struct job_kind job_rebuild = {.number = KVD_JOB_REBUILD,
+                                            .rests = true,
                                             .result_bytes = sizeof(uint32_t),
                                             .urgent = true,
                                             .write = write_rebuild,
@@ -484,7 +513,7 @@ static void begin(struct sequence *q) {
         ticket_init(&q->rebuilding, &job_rebuild, q->space, q);
 }
 
-static bool pending(const struct sequence *q) {
+static bool pending(struct sequence *q) {
         return job_pending(&q->forgetting) || job_pending(&q->rebuilding);
 }
 

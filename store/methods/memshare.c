@@ -62,14 +62,11 @@ int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32
 
 /* Relief asks for this: a step that was compared when it ended may have more like it by now. */
 bool sequence_compare_all(struct sequence *q) {
-        bool any = false;
-
         q->n_compared = 0;
-        for (uint32_t i = 1; i < q->n_steps; i++)
-                any = q->steps[i].wanted = true;
-        if (any)
+        q->n_again = q->n_steps;
+        if (q->n_steps > 1)
                 job_ask(&q->comparing);
-        return any;
+        return q->n_steps > 1;
 }
 
 /* ---- who may replace whom -------------------------------------------------------------------- */
@@ -219,9 +216,11 @@ static void write_steps(struct gathering *g) {
 
 /* Returns the first step that is wanted, or n_steps. Those before n_compared are not wanted. */
 static uint32_t first_wanted(struct sequence *q) {
-        while (q->n_compared < q->n_steps && !q->steps[q->n_compared].wanted)
-                q->n_compared++;
-        return q->n_compared;
+        uint32_t *at = &q->n_compared;
+
+        while (*at < q->n_steps && !q->steps[*at].wanted && (*at == 0 || *at >= q->n_again))
+                ++*at;
+        return *at;
 }
 
 static bool write_compare(struct ticket *t, struct job *job) {
@@ -232,6 +231,7 @@ static bool write_compare(struct ticket *t, struct job *job) {
                 return false;
         g.q->steps[at].wanted = false;
         g.q->compared = at;
+        g.q->n_compared = at + 1;
         if (first_wanted(g.q) < g.q->n_steps)
                 job_ask(t);
         if (!gather(&g, at)) {
@@ -291,6 +291,7 @@ static void settle_compare(struct job *job, enum job_end end, const void *result
 }
 
 static const struct job_kind job_compare = {.number = KVD_JOB_COMPARE,
+                                            .rests = true,
                                             .result_bytes = sizeof(struct kvd_match),
                                             .fewer = true,
                                             .write = write_compare,
@@ -312,7 +313,7 @@ static void begin(struct sequence *q) {
         ticket_init(&q->comparing, &job_compare, q->space, q);
 }
 
-static bool pending(const struct sequence *q) {
+static bool pending(struct sequence *q) {
         return job_pending(&q->comparing);
 }
 

@@ -162,6 +162,7 @@ static void settle_calibrate(struct job *job, enum job_end end, const void *resu
 }
 
 static const struct job_kind job_calibrate = {.number = KVD_JOB_CALIBRATE,
+                                              .rests = true,
                                               .result_bytes = sizeof(float),
                                               .write = write_calibrate,
                                               .settle = settle_calibrate};

@@ -38,6 +38,8 @@ struct sketch *sketch_find(struct sequence *sequence, uint32_t number);
 struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens);
 /* if nothing is in it; NULL is fine */
 void sketch_drop_unused(struct sequence *sequence, struct sketch *sketch);
+/* in place of job_blocks */
+uint32_t sketch_blocks(const struct sequence *sequence, const struct job *job);
 /* gives it its ordinals */
 void sketch_enter(struct sequence *sequence, struct entry *entry, struct sketch *sketch);
 bool sketch_answers(const struct sequence *sequence, const struct sketch *sketch); /* load guard */
@@ -47,8 +49,11 @@ void sketch_broken(struct sequence *sequence, struct sketch *sketch);
 void entry_forget_sketch(struct sequence *sequence, uint32_t at); /* exact again; its copy stays */
 
 /* kvreviver_cool.c */
-/* false: it cannot, or must not */
-bool cool_entry(struct sequence *sequence, uint32_t at, enum kvd_cool how);
+/*
+ * False: it cannot, or must not. full: false for the first of several, then handed on. What it
+ * offers is not told yet: sync_news.
+ */
+bool cool_entry(struct sequence *sequence, uint32_t at, enum kvd_cool how, bool *full);
 
 /* memshare.c */
 bool sequence_compare_all(struct sequence *sequence);
@@ -60,10 +65,13 @@ void calibrate_look(struct space *space);   /* a step has ended: is it time to m
 
 /* keydiff_priority.c */
 #define PRIORITY_MOST UINT16_MAX /* never let go by the daemon itself */
-void priority_rank(struct sequence *sequence);
+void priority_rank(struct sequence *sequence); /* of a piece of it: sequence->ranked */
 
 /* relief.c */
-/* up to n entries that are worth least leave: how many */
-uint32_t relief_swap(struct sequence *sequence, uint32_t n);
+/* up to n entries that are worth least leave: how many; -EAGAIN: not all were looked at */
+int relief_swap(struct sequence *sequence, uint32_t n);
+
+/* summaries.c: memory of the file that workers write and clients read, once there is one */
+uint64_t summaries_bytes(const struct space *space);
 
 #endif

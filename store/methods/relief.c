@@ -19,6 +19,7 @@
  * jobs, and clients take what comes of them when they can.
  */
 
+#include <errno.h>
 #include <string.h>
 
 #include "store/hooks.h"
@@ -106,13 +107,8 @@ static uint64_t above_budget(const struct sequence *q) {
         double parts = setting(q->space, KVD_kvreviver_recent) +
                        setting(q->space, KVD_kvreviver_candidate);
         double budget = setting(q->space, KVD_kvreviver_budget) * MIN(parts, 1) * q->n_entries;
-        uint64_t leaving = 0;
 
-        for (uint32_t i = 0; i < q->n_entries; i++)
-                leaving += q->entries[i].leaving;
-        return q->n_own > budget + (double)leaving ?
-                       (uint64_t)(q->n_own - budget - (double)leaving) :
-                       0;
+        return q->n_own > budget + q->n_leaving ? (uint64_t)(q->n_own - budget - q->n_leaving) : 0;
 }
 
 static bool may_leave(const struct sequence *q, const struct entry *e) {
@@ -120,13 +116,13 @@ static bool may_leave(const struct sequence *q, const struct entry *e) {
                q->space->blocks[kvd_ref_id(e->ref)].refs == 1;
 }
 
-/* Returns the priority up to which n entries may leave. */
+/* Returns the priority up to which n of the entries that were ranked may leave. */
 static uint32_t cut(const struct sequence *q, uint64_t n) {
         uint32_t *counts = space_store(q->space)->ranks;
         uint64_t below = 0;
 
         memset(counts, 0, STORE_RANKS * sizeof *counts);
-        for (uint32_t i = 0; i < q->n_entries; i++)
+        for (uint32_t i = q->ranked.from; i < q->ranked.to; i++)
                 if (may_leave(q, &q->entries[i]))
                         counts[q->entries[i].priority]++;
         for (uint32_t p = 0; p < PRIORITY_MOST; p++) {
@@ -137,75 +133,86 @@ static uint32_t cut(const struct sequence *q, uint64_t n) {
         return PRIORITY_MOST;
 }
 
-/* Lets up to n entries of lowest priority cool. Returns how many. */
+/* Lets up to n of the entries that were ranked cool, of lowest priority. Returns how many. */
 static uint32_t cool_lowest(struct sequence *q, uint64_t n, enum kvd_cool how) {
-        uint32_t limit = cut(q, n), cooled = 0;
+        uint32_t limit = cut(q, n), offered = q->changes.n, cooled = 0;
+        bool full = false;
 
         /* those at the limit last: not all of them may be needed */
         for (uint32_t pass = 0; pass < 2; pass++)
-                for (uint32_t i = 0; i < q->n_entries && cooled < n; i++) {
+                for (uint32_t i = q->ranked.from; i < q->ranked.to && cooled < n; i++) {
                         const struct entry *e = &q->entries[i];
 
                         if (may_leave(q, e) && (pass ? e->priority == limit : e->priority < limit))
-                                cooled += cool_entry(q, i, how);
+                                cooled += cool_entry(q, i, how, &full);
                 }
+        if (q->changes.n > offered)
+                sync_news(q->space);
         space_count(q->space, KVD_SPACE_RELIEVED, cooled);
         q->space->pressure.starved &= !cooled;
+        q->ranked.in_vain = cooled ? 0 : q->ranked.in_vain;
         return cooled;
+}
+
+/* Cools entries of the next piece. How many; 0: none of the sequence may leave; -EAGAIN: not yet. */
+static int cool_some(struct sequence *q, uint64_t n, enum kvd_cool how) {
+        uint32_t cooled;
+
+        priority_rank(q);
+        cooled = cool_lowest(q, n, how);
+        if (cooled || q->ranked.in_vain < q->n_entries)
+                return cooled ? (int)cooled : -EAGAIN;
+        q->ranked.in_vain = 0;
+        return 0;
 }
 
 #define COOL_PIECE 256u /* entries of one call */
 #define UNSCORED 8u     /* one in so many may lack a score */
 
-/* Returns whether anything was begun. */
-static bool relieve(struct sequence *q, uint64_t need) {
+/* How much was begun; 0: it has nothing to give; -EAGAIN: not all of it was looked at. */
+static int relieve(struct sequence *q, uint64_t need) {
         enum kvd_cool how = means(q->space);
         uint64_t n = MIN(MIN(need, above_budget(q)), COOL_PIECE);
 
         if (!q->passed && is_on(q->space, KVD_memshare_on)) {
                 q->passed = true;
                 if (sequence_compare_all(q))
-                        return true;
+                        return 1;
         }
         if (!how || !n)
-                return false;
+                return 0;
         if (q->n_unscored > q->n_entries / UNSCORED && setting(q->space, KVD_pressure_keydiff) > 0)
                 job_ask(&q->scoring);
         if (job_pending(&q->scoring) || job_pending(&q->comparing))
-                return true; /* they end, one way or the other: then this is called again */
-        priority_rank(q);
-        return cool_lowest(q, n, how) > 0;
+                return 1; /* they end, one way or the other: then this is called again */
+        return cool_some(q, n, how);
 }
 
-uint32_t relief_swap(struct sequence *q, uint32_t n) {
+int relief_swap(struct sequence *q, uint32_t n) {
         enum kvd_cool how = means(q->space);
 
-        if (!how)
-                return 0;
-        priority_rank(q);
-        return cool_lowest(q, n, how);
+        return how ? cool_some(q, n, how) : 0;
 }
 
-#define TRIES 4u /* sequences of one call */
-
+/* One piece of one sequence. */
 static bool idle(struct space *space) {
+        struct sequence *q;
         uint64_t need;
+        int r;
 
         if (!is_on(space, KVD_pressure_on) || !sequences_of(space)->n ||
             !(is_on(space, KVD_kvreviver_on) || is_on(space, KVD_memshare_on)))
                 return false;
         need = blocks_needed(space);
-        for (uint32_t i = 0; need && i < TRIES; i++) {
-                struct sequence *q = largest(space);
-
-                if (!q)
-                        break;
-                if (relieve(q, need))
-                        return false;
-                q->spent = q->n_own;
+        q = need ? largest(space) : NULL;
+        if (!q) {
+                space->pressure.starved = false;
+                return false;
         }
-        space->pressure.starved = false;
-        return false;
+        r = relieve(q, need);
+        if (r == 0)
+                q->spent = q->n_own;
+        return r <= 0;
 }
 
 const struct hooks relief_hooks = {.idle = idle};

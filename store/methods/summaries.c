@@ -12,6 +12,7 @@
 #include "ipc/base/file.h"
 #include "ipc/base/summary.h"
 #include "ipc/base/sys.h"
+#include "store/account.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 
@@ -21,6 +22,7 @@ struct summaries {
         uint64_t *marks;       /* owned; a bit for each block */
         uint64_t n_marked;
         uint32_t hand;         /* word of marks to look at next */
+        uint32_t n_old;        /* ids below it may be sealed blocks without a mark */
         struct shared_file file; /* owned; none until first used */
 };
 
@@ -42,17 +44,28 @@ static void readable(struct space *space, uint32_t id) {
 
 /* Blocks that were sealed while all methods were off want one, too. */
 static void setting_changed(struct space *space) {
-        uint32_t n = space_ids(space);
         bool before = space->watched;
 
         space->watched = hooks_reads_summaries(space);
         if (before || !space->watched)
                 return;
-        for (uint32_t id = 0; id < n; id++)
-                if (space->blocks[id].state == KVD_SEALED)
-                        mark(space, id);
-        if (summaries_of(space)->n_marked)
-                job_ask(&summaries_of(space)->ticket);
+        summaries_of(space)->n_old = space_ids(space);
+        space_is_busy(space);
+}
+
+#define OLD_LOOKS 16384u /* in one call */
+
+static bool mark_old(struct space *space) {
+        struct summaries *all = summaries_of(space);
+
+        if (!all->n_old)
+                return false;
+        for (uint32_t i = 0; all->n_old && i < OLD_LOOKS; i++)
+                if (space->blocks[--all->n_old].state == KVD_SEALED)
+                        mark(space, all->n_old);
+        if (all->n_marked)
+                job_ask(&all->ticket);
+        return true;
 }
 
 /* ---- the job --------------------------------------------------------------------------------- */
@@ -75,11 +88,14 @@ static uint32_t next_marked(struct space *space) {
         return at;
 }
 
+#define MARK_LOOKS 8192u /* blocks that one job looks at: many may be gone by now */
+
 static bool write_summarise(struct ticket *t, struct job *job) {
         struct space *space = t->space;
         uint32_t room = job_blocks(job), id;
 
-        while (job->n_items < room && (id = next_marked(space)) != NONE) {
+        for (; job->n_items < room && job->looks < MARK_LOOKS && (id = next_marked(space)) != NONE;
+             job->looks++) {
                 struct kvd_job_item *item;
 
                 if (space->blocks[id].state != KVD_SEALED || block_is_garbage(&space->blocks[id]) ||
@@ -111,9 +127,27 @@ static void settle_summarise(struct job *job, enum job_end end, const void *resu
 }
 
 static const struct job_kind job_summarise = {
-        .number = KVD_JOB_SUMMARISE, .write = write_summarise, .settle = settle_summarise};
+        .number = KVD_JOB_SUMMARISE,
+        .rests = true,
+        .write = write_summarise,
+        .settle = settle_summarise};
 
 /* ---- memory ---------------------------------------------------------------------------------- */
+
+/* Clients may read all of it, which fills it. */
+static int make_file(struct space *space, struct shared_file *file) {
+        uint64_t bytes = kvd_summary_of(space->ix).size;
+        int r = account_charge(space, KVD_COST_overhead, bytes);
+
+        if (r < 0)
+                return r;
+        r = shared_file_new("kvd-summaries", bytes, SHARED_TWIN, file);
+        if (r == 0)
+                return 0;
+        account_discharge(space, KVD_COST_overhead, bytes);
+        return store_refuse(space_store(space), r, "no memory for the summaries of space '%s'",
+                            space->name);
+}
 
 int space_summary_fd(struct space *space, bool writable) {
         struct shared_file *file = &summaries_of(space)->file;
@@ -121,13 +155,14 @@ int space_summary_fd(struct space *space, bool writable) {
 
         if (r < 0)
                 return r;
-        r = file->fd < 0 ? shared_file_new("kvd-summaries", kvd_summary_of(space->ix).size,
-                                           SHARED_TWIN, file) :
-                           0;
+        r = file->fd < 0 ? make_file(space, file) : 0;
         if (r < 0)
-                return store_refuse(space_store(space), r,
-                                    "no memory for the summaries of space '%s'", space->name);
+                return r;
         return writable ? file->fd : file->fd_ro;
+}
+
+uint64_t summaries_bytes(const struct space *space) {
+        return summaries_of(space)->file.fd >= 0 ? kvd_summary_of(space->ix).size : 0;
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -156,7 +191,7 @@ static void end(struct space *space) {
 
         if (!all)
                 return;
-        shared_file_close(&all->file);
+        store_close_file(space_store(space), &all->file);
         free(all->marks);
         free(all);
 }
@@ -171,21 +206,36 @@ static void usage(const struct space *space, struct space_usage *ret) {
                                    0;
 }
 
+#define PENDING_LOOKS 4096u /* entries that one answer looks at */
+
 /*
- * A summary of a block of this sequence is still to be made. Blocks of the end are the latest, so
- * they come first.
+ * A summary of a block of this sequence is still to be made, or may be: a long one is looked
+ * through in several answers. Blocks of the end are the latest, so they come first.
  */
-static bool pending(const struct sequence *q) {
+static bool pending(struct sequence *q) {
         const struct space *space = q->space;
 
         if (!job_pending(&summaries_of(space)->ticket))
                 return false;
-        for (uint32_t i = q->n_entries; i-- > 0;)
-                if (q->entries[i].ref && !space->blocks[kvd_ref_id(q->entries[i].ref)].summarised)
+        for (uint32_t i = 0; i < PENDING_LOOKS && q->n_summarised < q->n_entries; i++) {
+                uint32_t at = q->unsummarised < q->n_entries ? q->unsummarised : q->n_entries - 1;
+                kvd_ref ref = q->entries[at].ref;
+
+                q->unsummarised = at;
+                if (ref && !space->blocks[kvd_ref_id(ref)].summarised) {
+                        q->n_summarised = 0;
                         return true;
+                }
+                q->unsummarised = at ? at - 1 : NONE;
+                q->n_summarised++;
+        }
+        if (q->n_summarised < q->n_entries)
+                return true;
+        q->n_summarised = 0;
+        q->unsummarised = NONE;
         return false;
 }
 
 const struct hooks summaries_hooks = {
-        .space_begins = begin, .setting_changed = setting_changed, .space_leaves = leave,
-        .space_ends = end, .usage = usage, .readable = readable, .sequence_pending = pending};
+        .space_begins = begin, .setting_changed = setting_changed, .idle = mark_old,
+        .space_leaves = leave, .space_ends = end, .usage = usage, .readable = readable, .sequence_pending = pending};

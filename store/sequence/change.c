@@ -17,6 +17,7 @@ void change_offer(struct sequence *q, uint32_t at, const struct offer *offer) {
         if (offer->block)
                 block_hold(q->space, kvd_ref_id(offer->block));
         e->busy = OFFERED;
+        e->sent = false;
         e->change = (uint8_t)offer->kind;
         e->other = offer->block;
         e->new_delta = offer->delta;
@@ -46,24 +47,13 @@ void change_drop_offer(struct sequence *q, struct entry *e) {
 }
 
 bool change_withdraw(struct sequence *q, uint32_t at) {
-        uint32_t before = NONE, other = q->changes.first;
+        struct entry *e = &q->entries[at];
 
-        for (uint32_t i = 0; i < q->changes.n && other != at; i++) {
-                before = other;
-                other = q->entries[other].next;
-        }
-        if (!q->changes.n || other != at)
+        if (e->busy != OFFERED || e->sent)
                 return false;
-        for (uint32_t i = 0, sent = q->changes.first; i < q->n_sent;
-             i++, sent = q->entries[sent].next)
-                if (sent == at)
-                        return false;
-        *(before == NONE ? &q->changes.first : &q->entries[before].next) = q->entries[at].next;
-        if (q->changes.last == at)
-                q->changes.last = before;
-        q->changes.n--;
-        change_drop_offer(q, &q->entries[at]);
-        entry_set_leaving(q, &q->entries[at], false);
+        list_remove(q, &q->changes, at);
+        change_drop_offer(q, e);
+        entry_set_leaving(q, e, false);
         return true;
 }
 
@@ -137,6 +127,7 @@ int sequence_sync(struct attachment *a, uint32_t number, const uint32_t *taken, 
                 if (!fits(&q->entries[at], n))
                         break;
                 ret[n] = describe(q, at);
+                q->entries[at].sent = true;
                 at = q->entries[at].next;
         }
         q->n_sent = n;

@@ -39,18 +39,32 @@ int sequence_check_entries(struct attachment *a, const struct sequence *q, uint3
 /* ---- lists ----------------------------------------------------------------------------------- */
 
 void list_push(struct sequence *q, struct list *list, uint32_t at) {
+        space_changes(q->space);
         q->entries[at].next = NONE;
+        q->entries[at].prev = list->last;
         *(list->n ? &q->entries[list->last].next : &list->first) = at;
         list->last = at;
         list->n++;
 }
 
 void list_push_first(struct sequence *q, struct list *list, uint32_t at) {
+        space_changes(q->space);
         q->entries[at].next = list->n ? list->first : NONE;
-        if (!list->n)
+        if (list->n)
+                q->entries[list->first].prev = at;
+        else
                 list->last = at;
         list->first = at;
         list->n++;
+}
+
+void list_remove(struct sequence *q, struct list *list, uint32_t at) {
+        const struct entry *e = &q->entries[at];
+
+        space_changes(q->space);
+        *(at == list->first ? &list->first : &q->entries[e->prev].next) = e->next;
+        *(at == list->last ? &list->last : &q->entries[e->next].prev) = e->prev;
+        list->n--;
 }
 
 uint32_t list_pop(struct sequence *q, struct list *list) {
@@ -58,8 +72,7 @@ uint32_t list_pop(struct sequence *q, struct list *list) {
 
         if (!list->n)
                 return NONE;
-        list->first = q->entries[at].next;
-        list->n--;
+        list_remove(q, list, at);
         return at;
 }
 
@@ -69,6 +82,7 @@ void entry_set_flags(struct sequence *q, struct entry *e, uint32_t flags) {
         struct space *space = q->space;
         bool own = entry_is_own(e);
 
+        space_changes(space);
         sequences_of(space)->n_shared += !!(flags & KVD_ENTRY_SHARED) -
                                          !!(e->flags & KVD_ENTRY_SHARED);
         sequences_of(space)->n_spilled += !!(flags & KVD_ENTRY_SPILLED) -
@@ -80,7 +94,9 @@ void entry_set_flags(struct sequence *q, struct entry *e, uint32_t flags) {
 }
 
 void entry_set_leaving(struct sequence *q, struct entry *e, bool leaving) {
+        space_changes(q->space);
         sequences_of(q->space)->n_leaving += leaving - e->leaving;
+        q->n_leaving += leaving - e->leaving;
         e->leaving = leaving;
 }
 

@@ -10,7 +10,7 @@
 #include "store/sequence/sequence.h"
 
 void sequence_report(struct attachment *a, uint32_t number, struct sequence_report *ret) {
-        const struct sequence *q = sequence_find(a, number);
+        struct sequence *q = sequence_find(a, number);
 
         *ret = (struct sequence_report){0};
         if (!q)

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 #include "ipc/base/sys.h"
+#include "store/account.h"
 #include "store/hooks.h"
 #include "store/sequence/sequence.h"
 
@@ -45,9 +46,18 @@ static uint32_t free_seat(const struct space *space) {
         return NONE;
 }
 
+/* Of a table's entry: its memory comes when it is used, and goes with the sequence. */
+uint64_t sequence_entry_bytes(const struct space *space) {
+        return sizeof(struct entry) + sizeof(struct step) +
+               space->ix->geometry.block_tokens * sizeof(uint32_t);
+}
+
 static void sequence_free(struct sequence *q) {
         if (!q)
                 return;
+        account_discharge(q->space, KVD_COST_sequences, 1);
+        account_discharge(q->space, KVD_COST_overhead,
+                          sizeof *q + q->n_entries * sequence_entry_bytes(q->space));
         hooks_sequence_buried(q->space, q);
         if (q->entries)
                 munmap(q->entries, q->table_bytes);
@@ -59,9 +69,7 @@ static void sequence_free(struct sequence *q) {
  * back at the end.
  */
 static bool make_table(struct sequence *q) {
-        uint32_t bt = q->space->ix->geometry.block_tokens;
-        uint64_t n = q->max_blocks *
-                     (sizeof *q->entries + sizeof *q->steps + bt * sizeof *q->tokens);
+        uint64_t n = q->max_blocks * sequence_entry_bytes(q->space);
         void *at = sys->mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
         if (at == MAP_FAILED)
@@ -73,11 +81,26 @@ static bool make_table(struct sequence *q) {
         return true;
 }
 
+static int charge(struct space *space) {
+        int r = account_charge(space, KVD_COST_sequences, 1);
+
+        if (r < 0)
+                return r;
+        r = account_charge(space, KVD_COST_overhead, sizeof(struct sequence));
+        if (r < 0)
+                account_discharge(space, KVD_COST_sequences, 1);
+        return r;
+}
+
+/* NULL: there is no memory for it; what was charged is given back. */
 static struct sequence *sequence_new(struct attachment *a, uint32_t max_blocks) {
         struct sequence *q = sys->calloc(1, sizeof *q);
 
-        if (!q)
+        if (!q) {
+                account_discharge(a->space, KVD_COST_sequences, 1);
+                account_discharge(a->space, KVD_COST_overhead, sizeof *q);
                 return NULL;
+        }
         q->space = a->space;
         q->attachment = a;
         q->max_blocks = max_blocks;
@@ -100,11 +123,14 @@ int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
                 r = check_room(a, max_blocks);
         if (r < 0)
                 return r;
-        if (seat == NONE)
+        if (seat == NONE || a->tenant->n_sequences >= tenant_most(KVD_MAX_SEQUENCES))
                 return store_refuse(space_store(space), -EUSERS,
                                     "space '%s' has %u sequences, the most there can be; "
                                     "close some",
                                     space->name, KVD_MAX_SEQUENCES);
+        r = charge(space);
+        if (r < 0)
+                return r;
         q = sequence_new(a, max_blocks);
         if (!q)
                 return refuse(a, -ENOMEM, "out of memory for its table");
@@ -113,6 +139,7 @@ int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
         all->at[seat] = q;
         all->n++;
         a->n_sequences++;
+        a->tenant->n_sequences++;
         *ret = q->number;
         return 0;
 }
@@ -214,6 +241,9 @@ int sequence_append(struct attachment *a, uint32_t number, const struct append_r
                            "a block is not (or no longer) one that this client is filling");
         if (r == 0 && !req->own)
                 r = check_borrowed(a, q, req);
+        if (r == 0)
+                r = account_charge(a->space, KVD_COST_overhead,
+                                   req->n_blocks * sequence_entry_bytes(a->space));
         if (r < 0)
                 return r;
         *first = q->n_entries;
@@ -242,9 +272,11 @@ static void close_one(struct sequence *q) {
         sequences_of(space)->at[SEQUENCE_SEAT(q->number)] = NULL;
         sequences_of(space)->n--;
         q->attachment->n_sequences--;
+        q->attachment->tenant->n_sequences--;
         q->attachment = NULL;
         q->next = sequences_of(space)->closing;
         sequences_of(space)->closing = q;
+        space_is_busy(space);
 }
 
 int sequence_close(struct attachment *a, uint32_t number) {
@@ -256,19 +288,26 @@ int sequence_close(struct attachment *a, uint32_t number) {
         return 0;
 }
 
-static void close_all(struct attachment *a) {
-        for (uint32_t i = 0; a->n_sequences && i < KVD_MAX_SEQUENCES; i++)
-                if (sequences_of(a->space)->at[i] && sequences_of(a->space)->at[i]->attachment == a)
-                        close_one(sequences_of(a->space)->at[i]);
+#define CLOSE_SEQUENCES 16u /* in one call */
+
+static bool close_some(struct attachment *a) {
+        struct sequences *all = sequences_of(a->space);
+        uint32_t left = a->n_sequences - MIN(a->n_sequences, CLOSE_SEQUENCES);
+
+        for (uint32_t i = 0; a->n_sequences > left && i < KVD_MAX_SEQUENCES; i++)
+                if (all->at[i] && all->at[i]->attachment == a)
+                        close_one(all->at[i]);
+        return left > 0;
 }
 
-#define CLOSE_ENTRIES 4096u                /* let go in one call */
-#define CLOSE_BYTES (UINT64_C(8) << 20)    /* of exact copies */
+#define CLOSE_ENTRIES 1024u                /* let go in one call */
+#define CLOSE_COPIES 256u                  /* ... that have copies to be erased */
+#define CLOSE_BYTES (UINT64_C(2) << 20)    /* of exact copies */
 
-/* Returns the bytes of memory that were given back. */
-static uint64_t let_go(struct sequence *q, struct entry *e) {
+/* Returns whether a copy was erased. */
+static bool let_go(struct sequence *q, struct entry *e) {
         struct space *space = q->space;
-        uint64_t bytes = 0;
+        bool erased = e->place != KVD_NOWHERE;
 
         if (e->busy == OFFERED)
                 change_drop_offer(q, e);
@@ -277,26 +316,36 @@ static uint64_t let_go(struct sequence *q, struct entry *e) {
         if (e->ref && !(e->flags & KVD_ENTRY_BORROWED) &&
             space->blocks[kvd_ref_id(e->ref)].private && block_current(space, e->ref))
                 block_ref_down(space, kvd_ref_id(e->ref));
-        if (e->place != KVD_NOWHERE) {
+        if (erased)
                 place_erase(space, e->place);
-                bytes = space->ix->block_bytes;
-        }
         entry_set_leaving(q, e, false);
         entry_set_flags(q, e, 0);
         *e = (struct entry){.place = KVD_NOWHERE, .ordinal = KVD_NO_ORDINAL};
-        return bytes;
+        return erased;
+}
+
+#define TABLE_PIECE (UINT64_C(4) << 20)
+
+/* The pages of a piece of its table, which may have a million of them. False: they are all gone. */
+static bool table_goes(struct sequence *q) {
+        uint64_t n = MIN(q->table_bytes - q->table_gone, TABLE_PIECE);
+
+        if (n)
+                sys->madvise((uint8_t *)q->entries + q->table_gone, n, MADV_DONTNEED);
+        q->table_gone += n;
+        return n > 0;
 }
 
 static bool tidy(struct space *space) {
         struct sequence *q = sequences_of(space)->closing;
-        uint64_t bytes = 0;
+        uint64_t bytes = 0, each = MAX(space->ix->block_bytes, CLOSE_BYTES / CLOSE_COPIES);
 
         if (!q)
                 return false;
         for (uint32_t i = 0; i < CLOSE_ENTRIES && bytes < CLOSE_BYTES && q->cursor < q->n_entries;
              i++)
-                bytes += let_go(q, &q->entries[q->cursor++]);
-        if (q->cursor < q->n_entries)
+                bytes += let_go(q, &q->entries[q->cursor++]) ? each : 0;
+        if (q->cursor < q->n_entries || table_goes(q))
                 return true;
         sequences_of(space)->closing = q->next;
         sequences_of(space)->n_entries -= q->n_entries;
@@ -311,12 +360,14 @@ static int begin(struct space *space) {
         return space->parts.sequences ? 0 : -ENOMEM;
 }
 
-/* The space goes with all its blocks. A call frees one sequence. */
+/* The space goes with all its blocks. A call frees a piece of one sequence. */
 static bool bury(struct space *space) {
         struct sequence *q = sequences_of(space)->closing;
 
         if (!q)
                 return false;
+        if (table_goes(q))
+                return true;
         sequences_of(space)->closing = q->next;
         sequence_free(q);
         return true;
@@ -342,4 +393,4 @@ const struct hooks sequence_hooks = {.space_begins = begin,
                                      .space_buried = bury,
                                      .space_ends = end,
                                      .usage = usage,
-                                     .attachment_stops = close_all};
+                                     .attachment_stops = close_some};

@@ -47,6 +47,7 @@ struct entry {
         uint32_t place;        /* of its exact copy; KVD_NOWHERE */
         uint32_t sketch;       /* number, if ordinal is set */
         uint32_t ordinal;      /* of its first token there; KVD_NO_ORDINAL */
+        uint32_t sketch_next, sketch_prev; /* entries of the same sketch; NONE */
         int32_t delta;
         uint16_t n_tokens;     /* of the sequence that it stands for */
         uint16_t slots;        /* ... and slots of its block in use: others, if it is compact */
@@ -58,6 +59,7 @@ struct entry {
         bool summarised;       /* the exact copy's row was copied along */
         /* it has left, and its flags changed since the client heard of them */
         bool untold;
+        bool sent;             /* OFFERED: the client has heard of it */
         uint16_t score;        /* KeyDiff's, 1 to 65535; 0: not known */
         uint16_t priority;     /* as priority_rank found it */
         float value;           /* ... on its way there */
@@ -66,7 +68,7 @@ struct entry {
         uint16_t new_flags, new_slots;
         int32_t new_delta;
         float distance;
-        uint32_t next;         /* in one of the lists */
+        uint32_t next, prev;   /* in one of the lists */
         /*
          * OFFERED: the block that the change brings, held; 0: none. COMPACT_WANTED:
          * keydiff_compact.c
@@ -94,6 +96,7 @@ struct sketch {
         uint32_t n_ordinals;   /* given out */
         uint32_t n_tokens;     /* that weigh on it: put in and not taken out */
         uint32_t n_entries;    /* that have ordinals in it */
+        uint32_t first;        /* ... one of them, if there is any */
         bool broken;           /* a worker was lost while it wrote: to be made anew */
 };
 
@@ -105,7 +108,8 @@ struct sequence {
         uint32_t group;
         uint32_t max_blocks;
         uint32_t n_entries, n_tokens, n_steps;
-        uint64_t table_bytes;  /* of one owned mapping: */
+        uint64_t table_gone;   /* closed: bytes whose pages were given back already, of */
+        uint64_t table_bytes;  /* ... one owned mapping: */
         struct entry *entries; /* max_blocks */
         struct step *steps;    /* max_blocks */
         uint32_t *tokens;      /* max_blocks x block_tokens */
@@ -117,14 +121,23 @@ struct sequence {
         uint32_t keep;         /* tokens that each head keeps of those in compact, or in the job */
 
         struct sketch *sketches; /* owned; newest first */
+        struct sketch *sketch_found; /* one of them: what was looked for last; or NULL */
         uint32_t n_own;        /* resident entries of its own that are not shared */
+        uint32_t n_leaving;    /* entries that are */
         uint32_t n_copies;     /* entries that have an exact copy, resident or not */
         uint32_t compared;     /* step of the COMPARE job in flight */
         uint32_t n_compared;   /* steps before it are not wanted */
+        uint32_t n_again;      /* steps behind the first and before this one are, once more */
         bool swapped;          /* entries were asked to make way for those in revive */
         bool passed;           /* relief had it compared again, in this time of need */
         /* ... and found nothing to let go when n_own was this; 0: did not look */
         uint32_t spent;
+        struct ranked {        /* keydiff_priority.c: the piece of its entries that was ranked last */
+                uint32_t from, to;
+                uint32_t in_vain; /* entries ranked since one of them left */
+        } ranked;
+        uint32_t unsummarised; /* entry where summaries.c looks next for one without a summary */
+        uint32_t n_summarised; /* ... and found one in each, so many in a row */
         uint32_t n_unscored;   /* entries that came since the last scoring */
         uint32_t cursor;       /* closed: next entry to let go */
         struct critical *critical; /* owned; see hshare.c */
@@ -151,6 +164,8 @@ static inline struct sequences *sequences_of(const struct space *space) {
 
 /* entry.c */
 /* NULL, with a reason */
+/* of a table's memory: for each entry (store/account.c) */
+uint64_t sequence_entry_bytes(const struct space *space);
 struct sequence *sequence_find(struct attachment *attachment, uint32_t number);
 void entry_set_flags(struct sequence *sequence, struct entry *entry, uint32_t flags);
 void entry_set_leaving(struct sequence *sequence, struct entry *entry, bool leaving);
@@ -160,6 +175,7 @@ uint32_t sequence_entry_at(const struct sequence *sequence, uint32_t token);
 
 void list_push(struct sequence *sequence, struct list *list, uint32_t at);
 void list_push_first(struct sequence *sequence, struct list *list, uint32_t at);
+void list_remove(struct sequence *sequence, struct list *list, uint32_t at); /* it is in there */
 uint32_t list_pop(struct sequence *sequence, struct list *list); /* or NONE */
 
 int sequence_check_entries(struct attachment *attachment, const struct sequence *sequence,

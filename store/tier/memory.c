@@ -11,6 +11,7 @@
 
 #include "ipc/base/file.h"
 #include "ipc/base/sys.h"
+#include "store/account.h"
 #include "store/cache/cache.h"
 #include "store/tier/tier.h"
 
@@ -25,21 +26,19 @@ static uint64_t count(const struct space *space, uint64_t block_bytes, uint64_t 
 /* ---- budget ---------------------------------------------------------------------------------- */
 
 static bool fits(const struct space *space, uint64_t bytes) {
-        const struct store *store = space_store(space);
-
-        return store->spill_used + bytes <= store->config.spill_bytes;
+        return bytes <= account_room(space->domain, KVD_COST_spill);
 }
 
 bool spill_charge(struct space *space, uint64_t bytes) {
         if (!fits(space, bytes))
                 return false;
-        space_store(space)->spill_used += bytes;
+        account_add(space, KVD_COST_spill, bytes);
         tiers_of(space)->spill_bytes += bytes;
         return true;
 }
 
 void spill_discharge(struct space *space, uint64_t bytes) {
-        space_store(space)->spill_used -= bytes;
+        account_discharge(space, KVD_COST_spill, bytes);
         tiers_of(space)->spill_bytes -= bytes;
 }
 

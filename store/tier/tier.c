@@ -33,7 +33,7 @@ static void lay_out(const struct space *space, uint64_t max_blocks, struct kvd_i
         }
 }
 
-#define BURY_BYTES (UINT64_C(8) << 20)
+#define BURY_BYTES (UINT64_C(2) << 20)
 
 /* Many copies are not erased in an instant, so it is done piece by piece, from the end. */
 static bool bury_piece(const struct space *space, uint32_t tier, struct tier_places *p) {
@@ -98,6 +98,7 @@ uint32_t place_take(struct space *space) {
         p = &tiers_of(space)->places[tier];
         number = number_at(p, --p->n_free);
         p->end = MAX(p->end, number + 1);
+        space_changes(space);
         tiers[tier]->charge(space, 1);
         return kvd_tier_first(space->ix, tier) + number;
 }
@@ -108,6 +109,7 @@ void place_erase(struct space *space, uint32_t place) {
         uint32_t number = place - kvd_tier_first(space->ix, tier), i = p->n_free++;
 
         p->free[i] = number - (p->n - 1 - i);
+        space_changes(space);
         tiers[tier]->erase(p->fd, number * space->ix->block_bytes, space->ix->block_bytes);
         tiers[tier]->charge(space, -1);
 }

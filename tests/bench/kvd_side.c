@@ -32,11 +32,11 @@ struct kvd_geometry large_geometry(uint32_t kib) {
 }
 
 static int start_daemon(struct kvd_side *side, const char *program, const char *dir,
-                        uint64_t pool_bytes) {
+                        uint64_t pool_bytes, bool kept) {
         static unsigned number;
         char own[400], log[512], pool[32], ready[16];
         char *argv[] = {(char *)program, "--private", own, "--backend", "host", "--pool", pool,
-                        "--ready-fd", ready, NULL};
+                        "--ready-fd", ready, kept ? "--keep" : NULL, NULL};
 
         snprintf(own, sizeof own, "%s/kvd-%u", dir, number++);
         if (mkdir(own, 0700) < 0)
@@ -48,14 +48,14 @@ static int start_daemon(struct kvd_side *side, const char *program, const char *
         return process_start_ready(argv, log, READY_FD, &side->daemon);
 }
 
-int kvd_side_start(struct kvd_side *side, const char *program, const char *dir,
-                   const struct kvd_geometry *geometry, uint64_t n_blocks) {
+static int start(struct kvd_side *side, const char *program, const char *dir,
+                 const struct kvd_geometry *geometry, uint64_t n_blocks, bool kept) {
         struct kvd_space_options options = {.max_blocks = n_blocks};
         int r;
 
         *side = (struct kvd_side){.daemon = NO_PROCESS, .geometry = *geometry};
         r = start_daemon(side, program, dir,
-                         n_blocks * kvd_block_bytes(geometry) + (UINT64_C(64) << 20));
+                         n_blocks * kvd_block_bytes(geometry) + (UINT64_C(64) << 20), kept);
         if (r < 0) {
                 say("kvd does not start: %s\n", strerror(-r));
                 return r;
@@ -68,6 +68,16 @@ int kvd_side_start(struct kvd_side *side, const char *program, const char *dir,
                 kvd_side_end(side);
         }
         return r;
+}
+
+int kvd_side_start(struct kvd_side *side, const char *program, const char *dir,
+                   const struct kvd_geometry *geometry, uint64_t n_blocks) {
+        return start(side, program, dir, geometry, n_blocks, false);
+}
+
+int kvd_side_start_kept(struct kvd_side *side, const char *program, const char *dir,
+                        const struct kvd_geometry *geometry, uint64_t n_blocks) {
+        return start(side, program, dir, geometry, n_blocks, true);
 }
 
 void kvd_side_end(struct kvd_side *side) {

@@ -28,6 +28,9 @@ struct kvd_geometry large_geometry(uint32_t kib);
  */
 int kvd_side_start(struct kvd_side *side, const char *program, const char *dir,
                    const struct kvd_geometry *geometry, uint64_t n_blocks);
+/* The same, under a keeper (kvd --keep), which is side->daemon then. */
+int kvd_side_start_kept(struct kvd_side *side, const char *program, const char *dir,
+                        const struct kvd_geometry *geometry, uint64_t n_blocks);
 void kvd_side_end(struct kvd_side *side);
 
 /* Takes exactly n blocks. */

@@ -7,8 +7,10 @@
  *
  *      parent    starts a kvd and fills it
  *      child     connects, asks once, gives up all system calls, asks on, raises a flag, spins until it is killed
+ *      early     (A26) connects before anything is there, gives up all system calls, and asks for what lies in memory
+ *                by which the pool has grown since: it misses
  *
- * The filter is tested too: a second child makes one harmless call behind it and must die of it.
+ * The filter is tested too: another child makes one harmless call behind it and must die of it.
  */
 
 #include <errno.h>
@@ -33,7 +35,7 @@
 #define PATIENCE_MS 60000
 #define SKIPPED 77
 
-enum { SET_UP, REFUSED, WRONG, DONE };
+enum { SET_UP, REFUSED, WRONG, DONE, EARLY, GROWN };
 
 static _Atomic int *stage; /* of the child; shared */
 
@@ -110,6 +112,32 @@ static _Noreturn void child(const char *socket, const struct chains *chains) {
         spin();
 }
 
+/* What was published later can be found by kvd_match, which reads the index, and not be read. */
+static _Noreturn void early_child(const char *socket, const struct chains *chains) {
+        uint32_t tokens[CHAIN_TOKENS], ids[CHAIN_BLOCKS];
+        int result = DONE;
+        kvd_space *space;
+        kvd *handle;
+
+        if (kvd_open(socket, &handle) < 0 ||
+            kvd_space_open(handle, "bench", &tiny_geometry, NULL, &space) < 0)
+                _exit(1);
+        ask_all_ways(space, chains, 3);
+        atomic_store(stage, give_up_system_calls() < 0 ? REFUSED : EARLY);
+        while (atomic_load(stage) != GROWN)
+                atomic_signal_fence(memory_order_seq_cst);
+        for (uint32_t i = 0; i < LOOKUPS; i++) {
+                struct kvd_pin pin = {0};
+
+                chain_tokens(chains, i % chains->n_chains, tokens);
+                if (kvd_match(space, 0, tokens, CHAIN_TOKENS) != CHAIN_TOKENS ||
+                    kvd_lookup(space, 0, tokens, CHAIN_TOKENS, ids, CHAIN_BLOCKS, &pin) != 0)
+                        result = WRONG;
+        }
+        atomic_store(stage, result);
+        spin();
+}
+
 static _Noreturn void disobedient_child(void) {
         if (give_up_system_calls() < 0) {
                 atomic_store(stage, REFUSED);
@@ -122,24 +150,33 @@ static _Noreturn void disobedient_child(void) {
 
 /* ---- parent ---------------------------------------------------------------------------------- */
 
+/* Waits until the child left this stage or died. *killed_by: its signal. */
+static void await_stage(pid_t pid, int from, int *killed_by) {
+        int status = 0;
+
+        *killed_by = 0;
+        for (int ms = 0; ms < PATIENCE_MS && atomic_load(stage) == from; ms++) {
+                if (waitpid(pid, &status, WNOHANG) == pid) {
+                        *killed_by = WIFSIGNALED(status) ? WTERMSIG(status) : SIGKILL;
+                        return;
+                }
+                nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        }
+}
+
 /*
  * Waits until the child raised its flag or died, and ends it. Returns the stage it reached;
  * *killed_by: its signal.
  */
-static int watch(pid_t pid, int *killed_by) {
-        int status = 0, reached;
+static int watch(pid_t pid, int from, int *killed_by) {
+        int reached;
 
-        *killed_by = 0;
-        for (int ms = 0; ms < PATIENCE_MS && atomic_load(stage) == SET_UP; ms++) {
-                if (waitpid(pid, &status, WNOHANG) == pid) {
-                        *killed_by = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-                        return atomic_load(stage);
-                }
-                nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-        }
+        await_stage(pid, from, killed_by);
         reached = atomic_load(stage);
-        kill(pid, SIGKILL);
-        waitpid(pid, NULL, 0);
+        if (!*killed_by) {
+                kill(pid, SIGKILL);
+                waitpid(pid, NULL, 0);
+        }
         return reached;
 }
 
@@ -151,7 +188,7 @@ static int check_filter(void) {
         pid = fork();
         if (pid == 0)
                 disobedient_child();
-        reached = watch(pid, &killed_by);
+        reached = watch(pid, SET_UP, &killed_by);
         if (reached == REFUSED) {
                 fprintf(stderr, "no seccomp here: skipped\n");
                 return SKIPPED;
@@ -159,6 +196,18 @@ static int check_filter(void) {
         if (killed_by == SIGSYS)
                 return 0;
         fprintf(stderr, "a process without system calls made one and lived\n");
+        return 1;
+}
+
+static int judge(const char *which, int reached, int killed_by) {
+        if (reached == DONE) {
+                printf("%s: %u lookups, no system call\n", which, LOOKUPS);
+                return 0;
+        }
+        fprintf(stderr, "%s: %s\n", which,
+                reached == WRONG        ? "a lookup gave a wrong answer"
+                : killed_by == SIGSYS ? "a lookup made a system call"
+                                      : "the child did not finish");
         return 1;
 }
 
@@ -170,15 +219,25 @@ static int check_lookups(const char *socket, const struct chains *chains) {
         pid = fork();
         if (pid == 0)
                 child(socket, chains);
-        reached = watch(pid, &killed_by);
-        if (reached == DONE) {
-                printf("%u lookups, no system call\n", LOOKUPS);
-                return 0;
-        }
-        fprintf(stderr, "%s\n", reached == WRONG ? "a lookup gave a wrong answer"
-                                : killed_by == SIGSYS ? "a lookup made a system call"
-                                                      : "the child did not finish");
-        return 1;
+        reached = watch(pid, SET_UP, &killed_by);
+        return judge("mapped", reached, killed_by);
+}
+
+/* Fills the space after the child came. */
+static int check_grown(struct kvd_side *side, const struct chains *chains) {
+        int killed_by, reached, r;
+        pid_t pid;
+
+        atomic_store(stage, SET_UP);
+        pid = fork();
+        if (pid == 0)
+                early_child(side->socket, chains);
+        await_stage(pid, SET_UP, &killed_by);
+        r = killed_by || atomic_load(stage) != EARLY ? -1 : fill_chains(side, chains);
+        if (r == 0)
+                atomic_store(stage, GROWN);
+        reached = watch(pid, r == 0 ? GROWN : atomic_load(stage) + 1, &killed_by);
+        return judge("grown", r < 0 ? SET_UP : reached, killed_by);
 }
 
 static int test(const char *program, const char *dir) {
@@ -188,7 +247,9 @@ static int test(const char *program, const char *dir) {
 
         if (kvd_side_start(&side, program, dir, &tiny_geometry, chains.n_blocks * 2) < 0)
                 return 1;
-        r = fill_chains(&side, &chains) < 0 ? 1 : check_lookups(side.socket, &chains);
+        r = check_grown(&side, &chains);
+        if (r == 0)
+                r = check_lookups(side.socket, &chains);
         kvd_side_end(&side);
         return r;
 }

@@ -8,6 +8,7 @@
  */
 
 #include <errno.h>
+#include <malloc.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -360,6 +361,16 @@ START_TEST(blocks_on_a_gpu_are_refused) {
 }
 END_TEST
 
+START_TEST(fixed_addresses_on_a_gpu_are_refused) {
+        const struct kvd_space_options fixed = {.flags = KVD_SPACE_FIXED};
+
+        start_daemon();
+        ck_assert_int_eq(kvd_space_open(handle, "fixed", &small, &fixed, &space), -ENOTSUP);
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "KVD_SPACE_FIXED"));
+        stop_daemon();
+}
+END_TEST
+
 /* ---- daemons and threads --------------------------------------------------------------------- */
 
 /* One of the new daemon: what the library kept in stock is the old one's. */
@@ -401,6 +412,30 @@ START_TEST(a_table_outlives_its_daemon) {
         ck_assert_int_eq(write_one(0, t), 0);
         ck_assert_float_eq(((float *)fresh.data)[0], 0.0f);
         kvd_free(space, n, others);
+        end_sequence();
+        free_history(&h);
+        space = kvd_space_close(space);
+        stop_daemon();
+}
+END_TEST
+
+/* Sanitizers say 0, and find what is lost by themselves. */
+START_TEST(what_a_call_needs_serves_the_next_one) {
+        struct history h;
+        size_t bytes = 0;
+
+        start_daemon();
+        open_space(&small);
+        start_sequence(0, 12);
+        h = new_history(12);
+        for (uint32_t layer = 0; layer < 2; layer++)
+                write_tokens(layer, &h, 0, 12);
+        for (uint32_t i = 0; i < 100; i++) {
+                expect_attention(i % 2, &h, 4, i % 8, 1 + i % 4);
+                if (i == 20) /* more than once each */
+                        bytes = mallinfo2().uordblks;
+        }
+        ck_assert_uint_eq(mallinfo2().uordblks, bytes);
         end_sequence();
         free_history(&h);
         space = kvd_space_close(space);
@@ -456,9 +491,10 @@ START_TEST(a_forked_child_is_refused) {
 END_TEST
 
 SUITE("attend",
-      WHEN(on_gpu(), TESTS(blocks_on_a_gpu_are_refused)),
+      WHEN(on_gpu(), TESTS(blocks_on_a_gpu_are_refused, fixed_addresses_on_a_gpu_are_refused)),
       WHEN(!on_gpu(),
            LOOPS(6, attention_is_right),
            TESTS(what_has_no_place_is_refused, a_sealed_block_is_not_written_to,
-                 other_contents_are_refused, a_table_outlives_its_daemon, threads_share_a_space,
+                 other_contents_are_refused, a_table_outlives_its_daemon,
+                 what_a_call_needs_serves_the_next_one, threads_share_a_space,
                  a_forked_child_is_refused)))

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -22,6 +23,7 @@
 #include "ipc/base/util.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/oracle.h"
+#include "tests/lib/sanitized.h"
 #include "tests/lib/suite.h"
 
 enum { TOKENS = 4, BLOCKS = 4096, BLOCK_BYTES = 2 * TOKENS * 32 * 4 };
@@ -104,6 +106,7 @@ static uint32_t found(struct client *c, uint32_t number, uint32_t n) {
         struct kvd_pin pin = {0};
 
         make_tokens(number, n, tokens);
+        ck_assert_int_eq(kvd_catch_up(c->space), 0);
         ck_assert_int_ge(kvd_lookup(c->space, 0, tokens, n * TOKENS, ids, n, &pin), 0);
         for (uint32_t i = 0; i < pin.n_blocks; i++)
                 ck_assert_uint_eq(oracle_wrong(kvd_pin_block(&pin, ids[i]), BLOCK_BYTES,
@@ -264,11 +267,12 @@ static uint32_t take_all(struct client *c, struct kvd_block *blocks) {
 START_TEST(what_is_reserved_is_there) {
         static struct kvd_block theirs[2 * BLOCKS], mine[BLOCKS];
         uint32_t n, sealed = 0;
-        struct kvd_pin pin = {0};
+        struct kvd_pin pin[2] = {{0}};
 
         ck_assert_int_eq(kvd_reserve(ours.space, 300), 300);
-        publish(&other, 1, BLOCKS / 2, &pin);
-        sealed = BLOCKS / 2;
+        /* both are one process: what is not sealed is less than it may be filling */
+        for (uint32_t i = 0; i < 2; i++, sealed += BLOCKS / 3)
+                publish(&other, 1 + i, BLOCKS / 3, &pin[i]);
         n = take_all(&other, theirs);
         ck_assert_uint_eq(sealed + n + 300, BLOCKS); /* the pool is empty, but for the reserve */
         ck_assert_int_eq(kvd_alloc(ours.space, 300, mine), 300);
@@ -279,7 +283,8 @@ START_TEST(what_is_reserved_is_there) {
         kvd_free(ours.space, 100, mine + 200);
         ck_assert_int_eq(kvd_reserve(ours.space, 300), 300);
         kvd_free(other.space, n, theirs);
-        kvd_unpin(other.space, &pin);
+        for (uint32_t i = 0; i < 2; i++)
+                kvd_unpin(other.space, &pin[i]);
         ck_assert_int_eq(kvd_reserve(ours.space, 0), BLOCKS / 64); /* what it holds anyway */
 }
 END_TEST
@@ -500,6 +505,45 @@ START_TEST(fixed_addresses_outlive_many_daemons) {
 }
 END_TEST
 
+/* Bytes of files that are mapped in the range of a space's memory, both views of it. */
+static uint64_t mapped_bytes(const struct kvd_space_memory *memory) {
+        uintptr_t from = (uintptr_t)memory->base,
+                  to = (uintptr_t)memory->sealed + memory->blocks * memory->block_bytes;
+        FILE *f = fopen("/proc/self/maps", "re");
+        unsigned long begin, end;
+        uint64_t bytes = 0;
+        char line[512];
+
+        ck_assert_ptr_nonnull(f);
+        while (fgets(line, sizeof line, f))
+                if (strstr(line, "/memfd:") && sscanf(line, "%lx-%lx", &begin, &end) == 2 &&
+                    begin >= from && end <= to)
+                        bytes += end - begin;
+        fclose(f);
+        return bytes;
+}
+
+/* Of the daemon before nothing is kept, not even where the new one has no memory yet. */
+START_TEST(a_dead_daemons_memory_is_let_go) {
+        struct client fixed = client_open_with(KVD_SPACE_FIXED, BLOCKS);
+        struct kvd_space_memory memory;
+        struct kvd_pin pin = {0};
+        struct kvd_block block;
+
+        publish(&fixed, 1, 1500, &pin);
+        kvd_unpin(fixed.space, &pin);
+        ck_assert_int_eq(kvd_space_memory(fixed.space, &memory), 0);
+        ck_assert_uint_ge(mapped_bytes(&memory), UINT64_C(2) * 1500 * BLOCK_BYTES);
+        replace_daemon("daemon.pool=16M");
+        ck_assert_int_eq(alloc_result(&fixed, &block), 1);
+        ck_assert_int_eq(kvd_space_memory(fixed.space, &memory), 0);
+        ck_assert_uint_lt(memory.mapped, 1000);
+        ck_assert_uint_eq(mapped_bytes(&memory), UINT64_C(2) * memory.mapped * BLOCK_BYTES);
+        kvd_free(fixed.space, 1, &block);
+        client_close(&fixed);
+}
+END_TEST
+
 START_TEST(fixed_addresses_are_as_many_as_there_were) {
         struct client fixed;
         struct kvd_block block;
@@ -592,6 +636,174 @@ START_TEST(a_long_chain_is_kept_whole) {
 }
 END_TEST
 
+/* ---- leaving --------------------------------------------------------------------------------- */
+
+/* A sanitizer maps memory of its own all the time, so there only the daemon's files count. */
+static uint32_t mappings(void) {
+        FILE *f = fopen("/proc/self/maps", "re");
+        char line[512];
+        uint32_t n = 0;
+
+        ck_assert_ptr_nonnull(f);
+        while (fgets(line, sizeof line, f))
+                n += !SANITIZED || strstr(line, "/memfd:");
+        fclose(f);
+        return n;
+}
+
+static void come_and_go(uint32_t number) {
+        struct client c = client_open();
+        struct kvd_pin pin = {0};
+
+        publish(&c, number, 40, &pin);
+        kvd_unpin(c.space, &pin);
+        ck_assert_uint_eq(found(&c, number, 40), 40);
+        client_close(&c);
+}
+
+START_TEST(whoever_goes_leaves_nothing_mapped) {
+        uint32_t maps = 0, fds = 0;
+
+        for (uint32_t i = 0; i < 24; i++) {
+                if (i == 4) /* what libc keeps is there */
+                        maps = mappings(), fds = fds_of(0);
+                come_and_go(100 + i);
+        }
+        ck_assert_uint_le(mappings(), maps);
+        ck_assert_uint_eq(fds_of(0), fds);
+}
+END_TEST
+
+/* As "kvctl client end" does, to every other client of this process. */
+static void end_own(void) {
+        struct conn *conn = instance_connect(&server);
+        struct kvd_msg_client_info_reply info;
+        struct kvd_msg_client_end_reply kept;
+        int n = 0;
+
+        for (struct kvd_msg_client_info next = {0};
+             conn_call(conn, KVD_MSG_client_info, &next, &info) == 0; next.cursor = info.next) {
+                const struct kvd_msg_client_end request = {.client = info.client};
+
+                if ((pid_t)info.pid == getpid() && info.client != conn_peer(conn)->client)
+                        n += conn_call(conn, KVD_MSG_client_end, &request, &kept) == 0;
+        }
+        ck_assert_int_eq(n, 2);
+        conn_close(conn);
+}
+
+static void connect_anew(struct client *a, struct client *b) {
+        uint32_t tokens[8 * TOKENS], new_tokens[TOKENS], ids[8];
+        struct kvd_pin pin = {0}, none = {0};
+        struct kvd_block blocks[2];
+
+        publish(a, 1, 8, &pin);
+        kvd_unpin(a->space, &pin);
+        make_tokens(1, 8, tokens);
+        make_tokens(2, 1, new_tokens);
+        ck_assert_int_eq(kvd_lookup(a->space, 0, tokens, 8 * TOKENS, ids, 8, &pin), 8 * TOKENS);
+        take(a, 2, blocks);
+        memset(blocks[1].data, 0x77, BLOCK_BYTES);
+        end_own();
+        ck_assert_int_eq(kvd_seal(a->space, &none, 1, blocks, new_tokens, TOKENS), -ECONNRESET);
+        ck_assert_int_eq(kvd_seal(a->space, &none, 1, blocks + 1, new_tokens, TOKENS), -ESTALE);
+        ck_assert_uint_eq(found(a, 1, 8), 8);
+        ck_assert_uint_eq(found(b, 1, 8), 8);
+        publish(b, 3, 1000, &none);
+        kvd_unpin(b->space, &none);
+        expect_chain(&pin, ids, 1, 8);
+        ck_assert_uint_eq(blocks[1].data[BLOCK_BYTES - 1], 0x77);
+        kvd_free(a->space, 2, blocks);
+        kvd_unpin(a->space, &pin);
+        publish(a, 2, 1, &none);
+        ck_assert_uint_eq(found(a, 2, 1), 1);
+}
+
+/*
+ * What it holds stays for as long as its process lives. It learns of its end by the next call that
+ * asks the daemon (kvd_catch_up finds out beforehand), and the one after that is a new client's, to
+ * which the cache is as it was.
+ */
+START_TEST(a_client_that_was_ended_connects_anew) {
+        pid_t pid = check_fork();
+
+        if (pid == 0) {
+                struct client a = client_open(), b = client_open();
+
+                connect_anew(&a, &b);
+                _exit(0);
+        }
+        ck_assert_int_eq(wait_status(pid), 0);
+}
+END_TEST
+
+/* All but what the magazine keeps, which is at most as much again as is asked for at once. */
+START_TEST(what_is_freed_goes_back) {
+        static struct kvd_block blocks[1000];
+        struct kvd_msg_space_info_reply info;
+        struct conn *conn = instance_connect(&server);
+
+        take(&ours, 1000, blocks);
+        space_facts(conn, 0, &info);
+        ck_assert_uint_ge(info.filling, 1000);
+        kvd_free(ours.space, 1000, blocks);
+        space_facts(conn, 0, &info);
+        ck_assert_uint_lt(info.filling, 500);
+        conn_close(conn);
+}
+END_TEST
+
+static int by_id(const void *a, const void *b) {
+        const struct kvd_block *x = a, *y = b;
+
+        return (x->id > y->id) - (x->id < y->id);
+}
+
+/* Without the daemon, which is stopped. */
+START_TEST(what_is_freed_is_taken_again) {
+        struct kvd_block first[40], again[40];
+
+        take(&ours, 40, first);
+        memcpy(again, first, sizeof first);
+        ck_assert_int_eq(kill(server.pid, SIGSTOP), 0);
+        kvd_free(ours.space, 40, again);
+        take(&ours, 40, again);
+        ck_assert_int_eq(kill(server.pid, SIGCONT), 0);
+        qsort(again, 40, sizeof *again, by_id);
+        for (uint32_t i = 0; i < 40; i++)
+                ck_assert_ptr_eq(again[i].data, first[i].data);
+        kvd_free(ours.space, 40, again);
+}
+END_TEST
+
+/*
+ * The daemon does not answer to a seal, and what it says when it goes on nobody hears: it refused
+ * the tokens. The blocks can only be freed, and are the daemon's again.
+ */
+START_TEST(what_is_in_doubt_goes_back) {
+        uint32_t tokens[8 * TOKENS], filling;
+        struct kvd_msg_space_info_reply info;
+        struct conn *conn = instance_connect(&server);
+        struct kvd_block blocks[8];
+        struct kvd_pin pin = {0};
+
+        take(&ours, 8, blocks);
+        space_facts(conn, 0, &info);
+        filling = (uint32_t)info.filling;
+        make_tokens(1, 8, tokens);
+        tokens[0] = geometry.vocab;
+        ck_assert_int_eq(kill(server.pid, SIGSTOP), 0);
+        ck_assert_int_eq(kvd_seal(ours.space, &pin, 8, blocks, tokens, 8 * TOKENS), -ETIMEDOUT);
+        ck_assert_int_eq(kill(server.pid, SIGCONT), 0);
+        ck_assert_ptr_null(blocks[7].data);
+        ck_assert_int_eq(kvd_seal(ours.space, &pin, 8, blocks, tokens, 8 * TOKENS), -ESTALE);
+        kvd_free(ours.space, 8, blocks);
+        space_facts(conn, 0, &info);
+        ck_assert_uint_eq(info.filling, filling - 8);
+        conn_close(conn);
+}
+END_TEST
+
 SUITE("memory",
       FIXTURE(set_up, tear_down),
       TESTS(memory_is_one_range, memory_follows_another_process),
@@ -599,5 +811,9 @@ SUITE("memory",
       TESTS(memory_is_mapped_twice, ids_ascend, what_is_reserved_is_there, reserve_is_a_floor,
             available_is_what_alloc_gives, available_counts_what_pins_hold,
             available_counts_shared_blocks_once, fixed_addresses_are_taken_over,
-            fixed_addresses_outlive_many_daemons, fixed_addresses_are_as_many_as_there_were,
-            unknown_flags_are_refused, duplicates_are_kept, a_long_chain_is_kept_whole))
+            fixed_addresses_outlive_many_daemons, a_dead_daemons_memory_is_let_go,
+            fixed_addresses_are_as_many_as_there_were,
+            unknown_flags_are_refused, duplicates_are_kept, a_long_chain_is_kept_whole,
+            whoever_goes_leaves_nothing_mapped,
+            a_client_that_was_ended_connects_anew, what_is_freed_goes_back,
+            what_is_freed_is_taken_again, what_is_in_doubt_goes_back))

@@ -4,6 +4,7 @@
 #include <check.h>
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -198,13 +199,20 @@ uint32_t owner_ask(struct owner *o, struct kvd_msg msg, const int *fds, uint32_t
         if (msg.number != KVD_MSG_work)
                 return 0;
         ck_assert_uint_eq(reply.work_reply.id, msg.work.id);
+        o->more = reply.work_reply.more;
+        o->busy_us = reply.work_reply.busy_us;
         o->result_size = reply.work_reply.result.size;
         if (o->result_size)
                 memcpy(o->result, reply.work_reply.result.data, o->result_size);
         return reply.work_reply.error;
 }
 
-uint32_t owner_do(struct owner *o, const struct owner_job *job) {
+static uint32_t ask_for(struct owner *o, uint64_t bytes) {
+        return owner_ask(
+                o, (struct kvd_msg){.number = KVD_MSG_work, .work = {o->jobs, bytes}}, NULL, 0);
+}
+
+uint32_t owner_begin(struct owner *o, const struct owner_job *job) {
         struct kvd_job *to = o->arguments;
         uint8_t *at = (uint8_t *)(to + 1);
 
@@ -214,15 +222,28 @@ uint32_t owner_do(struct owner *o, const struct owner_job *job) {
                                .n_items = job->n_items,
                                .n_steps = job->n_steps,
                                .n_tokens = job->n_tokens,
-                               .sketch = job->sketch};
+                               .sketch = job->sketch,
+                               .piece = o->piece};
         memcpy(to->param, job->param, sizeof to->param);
         at = mempcpy(at, job->items, job->n_items * sizeof job->items[0]);
         at = mempcpy(at, job->steps, job->n_steps * sizeof job->steps[0]);
         at = mempcpy(at, job->tokens, job->n_tokens * sizeof job->tokens[0]);
-        return owner_ask(o,
-                         (struct kvd_msg){.number = KVD_MSG_work,
-                                          .work = {o->jobs, (uint64_t)(at - (uint8_t *)to)}},
-                         NULL, 0);
+        return ask_for(o, (uint64_t)(at - (uint8_t *)to));
+}
+
+uint32_t owner_turn(struct owner *o, uint64_t id, uint32_t turn) {
+        *(struct kvd_job *)o->arguments =
+                (struct kvd_job){.space = 5, .id = id, .turn = turn, .piece = o->piece};
+        o->jobs = id;
+        return ask_for(o, sizeof(struct kvd_job));
+}
+
+uint32_t owner_do(struct owner *o, const struct owner_job *job) {
+        uint32_t error = owner_begin(o, job);
+
+        for (o->rests = 0; o->more; o->rests++)
+                error = owner_turn(o, o->jobs, KVD_JOB_GO_ON);
+        return error;
 }
 
 kvd_ref owner_ref(uint32_t block) {
@@ -236,6 +257,42 @@ struct kvd_job_item owner_item(const struct owner *o, uint32_t block) {
                                      .place = KVD_NOWHERE,
                                      .ordinal = KVD_NO_ORDINAL,
                                      .n_tokens = o->g.block_tokens};
+}
+
+/* ---- the driver's log ------------------------------------------------------------------------ */
+
+/*
+ * The file is new: a test that was killed leaves its own behind, and processes of the same numbers
+ * may have written there.
+ */
+static char log_path[] = "/tmp/kvd-test-owner-XXXXXX";
+
+void owner_log_begin(void) {
+        int fd;
+
+        strcpy(log_path + strlen(log_path) - 6, "XXXXXX");
+        fd = mkstemp(log_path);
+        ck_assert_int_ge(fd, 0);
+        close(fd);
+        setenv("FAKECUDA_LOG", log_path, 1);
+}
+
+uint32_t owner_calls(const struct owner *o, const char *function) {
+        char call[64];
+        uint32_t n = 0;
+        int pid;
+        FILE *log = fopen(log_path, "r");
+
+        ck_assert_ptr_nonnull(log);
+        while (fscanf(log, "%d %63s%*[^\n]", &pid, call) == 2)
+                n += pid == o->pid && strncmp(call, function, strlen(function)) == 0;
+        fclose(log);
+        return n;
+}
+
+void owner_log_end(void) {
+        unlink(log_path);
+        unsetenv("FAKECUDA_LOG");
 }
 
 /* ---- numbers --------------------------------------------------------------------------------- */

@@ -33,8 +33,13 @@ struct owner {
         int fds[6];
         uint8_t frame[65536];
 
+        uint64_t piece; /* of the jobs that follow; 0: they do not rest */
+        uint32_t rests; /* how often the last one did */
+
         /* the last answer */
         uint32_t error, result_size;
+        bool more;
+        uint32_t busy_us;
         _Alignas(16) uint8_t result[61440];
 };
 
@@ -56,11 +61,19 @@ struct owner_job {
         struct kvd_job_step steps[8];
         uint32_t tokens[1024];
 };
-/* Returns work_reply.error; the result is in o->result. */
+/* Returns work_reply.error; the result is in o->result. Goes on with a job that rests. */
 uint32_t owner_do(struct owner *o, const struct owner_job *job);
+uint32_t owner_begin(struct owner *o, const struct owner_job *job); /* o->more: it rests */
+uint32_t owner_turn(struct owner *o, uint64_t id, uint32_t turn);   /* of the one of that number */
 /* row = block, everything else is none */
 struct kvd_job_item owner_item(const struct owner *o, uint32_t block);
 kvd_ref owner_ref(uint32_t block);
+
+/* ---- what the worker asks of the driver, as the stand-in writes it down ---------------------- */
+
+void owner_log_begin(void); /* before owner_start */
+uint32_t owner_calls(const struct owner *o, const char *function); /* of functions that begin so */
+void owner_log_end(void);
 
 /* ---- numbers in blocks ----------------------------------------------------------------------- */
 

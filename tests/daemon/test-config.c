@@ -37,7 +37,7 @@ static int read_text(const char *text) {
 
         fputs(text, f);
         fclose(f);
-        r = config_read(&config, path, false, &why);
+        r = config_read(&config, path, false, NULL, &why);
         return r < 0 ? r : config_check(&config, &why);
 }
 
@@ -144,10 +144,33 @@ START_TEST(a_long_line) {
 }
 END_TEST
 
+/* Of a section that is refused, nothing else is said. */
+START_TEST(all_mistakes_in_one_go) {
+        struct options options = {.config = path, .instance = "0"};
+        char *said = NULL, expected[1024];
+        size_t size;
+        FILE *to = open_memstream(&said, &size);
+
+        ck_assert_int_lt(read_text("[daemon]\npoll = 1G\npool = lots\n[domain]\nusers = root\nquota = x\n"
+                                   "[domain a]\nusers = root\nquota = 1M\nisolation = none\n"),
+                         0);
+        ck_assert_int_lt(options_check(&options, to), 0);
+        fclose(to);
+        snprintf(expected, sizeof expected,
+                 "%s:2: [daemon] has no option 'poll'; see kvd --print-config\n"
+                 "%s:3: pool: 'lots'%s\n"
+                 "%s:4: there is no section [domain]; there are [daemon] and [domain NAME]\n"
+                 "%s:10: isolation: 'none' is not known; write one of shared|arena\n",
+                 path, path, NO_MEMORY, path, path);
+        ck_assert_str_eq(said, expected);
+        free(said);
+}
+END_TEST
+
 START_TEST(a_missing_file) {
         unlink(path);
-        ck_assert_int_eq(config_read(&config, path, true, &why), 0);
-        ck_assert_int_lt(config_read(&config, path, false, &why), 0);
+        ck_assert_int_eq(config_read(&config, path, true, NULL, &why), 0);
+        ck_assert_int_lt(config_read(&config, path, false, NULL, &why), 0);
         ck_assert_str_eq(why.line + strlen(path), ": cannot be opened: No such file or directory; "
                                                   "give another with --config");
 }
@@ -252,6 +275,6 @@ SUITE("config",
       FIXTURE(setup, teardown),
       LOOPS(ARRAY_SIZE(mistakes), a_mistake_has_a_place),
       LOOPS(ARRAY_SIZE(contradictions), a_contradiction_is_named),
-      TESTS(a_good_file, a_long_line, a_missing_file, the_printed_file_is_the_default,
+      TESTS(a_good_file, a_long_line, all_mistakes_in_one_go, a_missing_file, the_printed_file_is_the_default,
             the_command_line_wins),
       LOOPS(ARRAY_SIZE(bad_lines), bad_command_lines))

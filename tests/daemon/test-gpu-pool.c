@@ -294,12 +294,31 @@ END_TEST
 START_TEST(what_it_is_on_is_told) {
         struct told told;
 
+        setenv("FAKECUDA_MIG", _i ? "1" : "0", 1);
         instance_start(&in, on_gpu);
         told = info();
         ck_assert_str_eq(told.backend, "cuda (vmm)");
-        ck_assert_ptr_nonnull(strstr(told.device, "UUID GPU-"));
+        ck_assert_ptr_nonnull(strstr(told.device, _i ? " MIG " : "GPU"));
+        ck_assert_ptr_nonnull(strstr(told.device, _i ? "UUID MIG-" : "UUID GPU-"));
         ck_assert_str_eq(told.pages, "GPU memory");
         ck_assert_uint_gt(strlen(told.why), 0);
+        instance_end(&in);
+}
+END_TEST
+
+/* The pool is all that there is, but for what contexts need: the worker's, and a client's. */
+START_TEST(contexts_fit_beside_the_pool) {
+        const char *const all[] = {"daemon.backend=cuda", "daemon.pool=100%",
+                                   "domain a.client_quota=1T", NULL};
+        struct user *u;
+
+        setenv("FAKECUDA_MEMORY", "256M", 1);
+        setenv("FAKECUDA_CONTEXT", "7M", 1);
+        setenv("FAKECUDA_SLOW", "context:500", 1);
+        instance_start(&in, all);
+        u = user_open("a");
+        ck_assert_uint_eq(take(u, POOL_BLOCKS, 0x5a), POOL_BLOCKS);
+        user_close(u);
         instance_end(&in);
 }
 END_TEST
@@ -310,7 +329,9 @@ static const struct refusal {
         const char *why;
 } refusals[] = {
         {"FAKECUDA_MEMORY", "1G", "--pool 2G --backend cuda",
-         "pool is 2048 MiB, and Stand-in GPU 0"},
+         "pool is 2048 MiB, reserve 64 MiB, and Stand-in GPU 0"},
+        {"FAKECUDA_MEMORY", "1G", "--pool 512M --backend cuda --set daemon.reserve=768M",
+         "lower one of them"},
         {"FAKECUDA_DEVICES", "0", "--backend cuda", "CUDA_ERROR_NO_DEVICE"},
         {"FAKECUDA_DEVICES", "2", "--backend cuda --device 2",
          "there is no GPU 2; the driver sees 2"},
@@ -324,7 +345,12 @@ static const struct refusal {
          "--backend cuda-legacy --pool 64M --set 'domain a.isolation=arena'",
          "legacy CUDA handles cannot; set isolation = shared"},
         {"FAKECUDA_FAIL", "cuMemCreate:2=999", "--backend cuda --pool 64M",
+         "no 1024 MiB left to keep free (reserve)"},
+        {"FAKECUDA_FAIL", "cuMemCreate:3=999", "--backend cuda --pool 64M",
          "4 MiB cannot be had from the GPU"},
+        {"FAKECUDA_DEVICES", "1 prlimit --nofile=300:300",
+         "--backend cuda --pool 1G --set daemon.segment=2M",
+         "a pool of 512 segments needs as many descriptors"},
         {"FAKECUDA_FAIL", "cuDeviceTotalMem:1=999", "--backend cuda", "cuDeviceTotalMem"},
         {"FAKECUDA_FAIL", "cuMemsetD8Async:1=700",
          "--backend cuda --pool 64M --set daemon.quarantine_ms=0",
@@ -558,7 +584,8 @@ END_TEST
 /* All of the device is the pool. The old memory is the clients' until they let go. */
 START_TEST(the_next_daemon_gets_what_the_clients_of_the_last_let_go) {
         const char *arguments[] = {"--private", NULL, "--backend", "cuda", "--pool", "64M", "--set",
-                                   "daemon.segment=1M", "--set", "domain a.client_quota=1T", NULL};
+                                   "daemon.segment=1M", "--set", "domain a.client_quota=1T", "--set",
+                                   "daemon.reserve=2M", NULL};
         struct user *old, *new;
         uint32_t got = 0;
 
@@ -695,11 +722,13 @@ static void setup(void) {
 
         snprintf(group, sizeof group, "gpu%d", getpid());
         setenv("FAKECUDA_GROUP", group, 1);
+        setenv("FAKECUDA_FREE", "alone", 1); /* an exporter frees nothing that a client has open */
 }
 
 SUITE("gpu",
       FIXTURE(setup, NULL),
-      TESTS(the_owner_has_no_context, what_it_is_on_is_told),
+      TESTS(the_owner_has_no_context, contexts_fit_beside_the_pool),
+      LOOPS(2, what_it_is_on_is_told),
       LOOPS(ARRAY_SIZE(refusals), what_cannot_be_had_is_refused_in_a_line),
       LOOPS(ARRAY_SIZE(choices), auto_takes_what_works),
       LOOPS(2, an_instance_takes_its_gpu),

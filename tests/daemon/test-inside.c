@@ -8,15 +8,20 @@
 #include <dirent.h>
 #include <errno.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 
 #include "daemon/daemon.h"
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/lib/inproc.h"
 #include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
+
+#define STORM 30u /* fewer than may wait to attach */
 
 static struct inproc it;
 static uint32_t fds_before;
@@ -103,7 +108,67 @@ START_TEST(stopped_while_clients_are_busy) {
 }
 END_TEST
 
+/*
+ * A storm of connections (A12): between two looks at its sockets, where those who wait are found,
+ * the loop accepts one of them and no more.
+ */
+static struct {
+        struct kvd_sys table;
+        pthread_mutex_t gate; /* closed while they connect */
+        uint32_t accepted, since_look, most;
+} storm = {.gate = PTHREAD_MUTEX_INITIALIZER};
+
+static int count_accept(int fd, int flags) {
+        int r = kvd_sys_real.accept(fd, flags);
+
+        storm.accepted += r >= 0;
+        storm.since_look += r >= 0;
+        storm.most = MAX(storm.most, storm.since_look);
+        return r;
+}
+
+static int count_look(int epfd, struct epoll_event *events, int n, int timeout_ms) {
+        pthread_mutex_lock(&storm.gate);
+        pthread_mutex_unlock(&storm.gate);
+        storm.since_look = 0;
+        return kvd_sys_real.epoll_wait(epfd, events, n, timeout_ms);
+}
+
+static void start_storm(void) {
+        storm.table = kvd_sys_real;
+        storm.table.accept = count_accept;
+        storm.table.epoll_wait = count_look;
+        sys = &storm.table;
+        setup();
+}
+
+static void end_storm(void) {
+        teardown();
+        sys = &kvd_sys_real;
+}
+
+START_TEST(a12_one_connection_is_accepted_at_a_time) {
+        struct peer_end *p = peer_attach(it.in.socket);
+        int fds[STORM];
+
+        pthread_mutex_lock(&storm.gate);
+        for (uint32_t i = 0; i < STORM; i++)
+                fds[i] = raw_connect(it.in.socket);
+        pthread_mutex_unlock(&storm.gate);
+        while (peer_ok(p, MSG(daemon_info)).number && storm.accepted < STORM + 1)
+                ;
+        ck_assert_uint_eq(storm.most, 1);
+        for (uint32_t i = 0; i < STORM; i++)
+                close(fds[i]);
+        peer_close(p);
+}
+END_TEST
+
 SUITE("inside",
+      CASE("busy"),
       FIXTURE(setup, teardown),
       TESTS(steady_state_allocates_nothing, connections_allocate_nothing,
-            stopped_while_clients_are_busy))
+            stopped_while_clients_are_busy),
+      CASE("storm"),
+      FIXTURE(start_storm, end_storm),
+      TESTS(a12_one_connection_is_accepted_at_a_time))

@@ -169,6 +169,55 @@ START_TEST(clean_goodbye) {
 }
 END_TEST
 
+/* ... until the process is gone; asked again, the daemon says the same. */
+START_TEST(a_client_that_is_ended_keeps_what_its_process_can_touch) {
+        struct kvd_msg_client_end_reply kept;
+        struct actor a;
+        uint32_t number;
+
+        start(_i);
+        a = start_actor(do_nothing);
+        WAIT_UNTIL(peer_client(watcher, a.pid).client_info_reply.filling == 4);
+        number = peer_client(watcher, a.pid).client_info_reply.client;
+        for (int i = 0; i < 2; i++) {
+                kept = peer_ok(watcher, MSG(client_end, .client = number)).client_end_reply;
+                ck_assert_int_eq((pid_t)kept.pid, a.pid);
+                ck_assert_uint_eq(kept.gone, 0);
+                ck_assert_uint_eq(kept.spaces, 1);
+                ck_assert_uint_eq(kept.filling, 4);
+        }
+        ck_assert_uint_eq(peer_client(watcher, a.pid).client_info_reply.connected, 0);
+        WAIT_UNTIL(space_state().limbo == 4);
+        end_actor(&a, SIGKILL);
+        WAIT_UNTIL(clients() == 1);
+        ck_assert_uint_eq(space_state().filling + space_state().limbo, 0);
+        peer_refused(watcher, MSG(client_end, .client = number), -ENOENT);
+        stop();
+}
+END_TEST
+
+/* ... and one that has nothing to touch is gone at once, although its process lives. */
+START_TEST(a_client_that_ends_itself_gets_its_reply_first) {
+        struct peer_end *p;
+        struct kvd_msg reply;
+
+        start(_i);
+        for (int with_space = 0; with_space < 2; with_space++) {
+                p = peer_connect(in.socket);
+                reply = peer_ok(p, MSG(attach, .protocol = KVD_PROTOCOL));
+                if (with_space)
+                        peer_open_space(p, "own");
+                reply = peer_ok(p, MSG(client_end, .client = reply.attach_reply.client));
+                ck_assert_int_eq((pid_t)reply.client_end_reply.pid, getpid());
+                ck_assert_uint_eq(reply.client_end_reply.spaces, (uint32_t)with_space);
+                ck_assert(!peer_receive(p, &reply));
+                ck_assert_uint_eq(clients(), 1 + (uint32_t)with_space);
+                peer_close(p);
+        }
+        stop();
+}
+END_TEST
+
 START_TEST(space_deleted_under_an_orphan) {
         struct actor a;
 
@@ -302,34 +351,6 @@ START_TEST(a_hundred_deaths_leave_nothing) {
 END_TEST
 
 /* ---- hostile --------------------------------------------------------------------------------- */
-
-static void send_descriptors(struct peer_end *p, uint32_t n) {
-        struct kvd_msg msg = MSG(daemon_info);
-        struct kvd_fds fds = {.n = 0};
-        ssize_t size;
-
-        while (fds.n < n)
-                fds.fd[fds.n++] = 0;
-        msg.serial = ++p->serial;
-        size = kvd_msg_encode(&msg, p->frame, sizeof p->frame);
-        ck_assert_int_eq(kvd_frame_send(p->fd, p->frame, (size_t)size, &fds, 0), 0);
-}
-
-START_TEST(descriptors_sent_to_the_daemon) {
-        struct kvd_msg reply;
-        unsigned fds;
-
-        start(_i);
-        fds = instance_fds(&in);
-        for (int i = 0; i < 200; i++) {
-                send_descriptors(watcher, KVD_FRAME_FDS);
-                ck_assert(peer_receive(watcher, &reply));
-                ck_assert_uint_eq(reply.number, KVD_MSG_daemon_info_reply);
-        }
-        ck_assert_uint_eq(instance_fds(&in), fds);
-        stop();
-}
-END_TEST
 
 /*
  * Sends until the daemon does not read any more, then reads: every request has its reply, in order.
@@ -481,9 +502,10 @@ START_TEST(out_of_descriptors) {
 END_TEST
 
 SUITE("life",
-      LOOPS(2, killed, socket_closed_and_process_alive, process_dead_and_socket_inherited,
+      LOOPS(2, a_client_that_is_ended_keeps_what_its_process_can_touch,
+            a_client_that_ends_itself_gets_its_reply_first, killed, socket_closed_and_process_alive, process_dead_and_socket_inherited,
             clean_goodbye, space_deleted_under_an_orphan,
             what_a_dead_member_held_waits_for_its_team, a_team_ends_in_any_order,
             detached_blocks_wait_for_the_team, teams_are_named, a_hundred_deaths_leave_nothing,
-            descriptors_sent_to_the_daemon, never_reading, stalled_clients_cost_no_time,
+            never_reading, stalled_clients_cost_no_time,
             a_flood_of_connections, out_of_descriptors))

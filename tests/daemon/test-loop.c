@@ -328,6 +328,61 @@ START_TEST(idle_work_waits_for_silence) {
 }
 END_TEST
 
+static bool more_to_do(void *data) {
+        usleep(1000);
+        return ++idles < 20;
+}
+
+static void never_quiet(struct loop_source *s, short revents) {
+        if (++calls % 100 == 0)
+                usleep(200);
+}
+
+/* A source that is always ready cannot keep it from being done. */
+START_TEST(idle_work_has_its_share_of_a_flood) {
+        if (!open_loop(_i))
+                return;
+        put(1);
+        add(&source, ends[1], POLLIN, never_quiet);
+        loop_set_idle(loop, more_to_do, NULL);
+        loop_want_idle(loop);
+        timer.fire = quit;
+        while (idles < 20) {
+                loop_timer_set(loop, &timer, sys_now_ns() + 20000000);
+                run();
+        }
+        ck_assert_uint_gt(calls, 20 * 10); /* ... and is done between, and not before, its calls */
+        close_loop();
+}
+END_TEST
+
+static bool work(void *data) {
+        loop_release(&source);
+        return false;
+}
+
+static void wait_for_work(struct loop_source *s, short revents) {
+        take_quietly(s, revents);
+        loop_hold(s);
+}
+
+/* A held source is not called, and what is left in it is reported when it is released. */
+START_TEST(a_held_source_waits_for_work) {
+        if (!open_loop(_i))
+                return;
+        put(2);
+        add(&source, ends[1], POLLIN, wait_for_work);
+        run_for_a_millisecond();
+        run_for_a_millisecond();
+        ck_assert_uint_eq(calls, 1);
+        loop_set_work(loop, work, NULL);
+        run_for_a_millisecond();
+        run_for_a_millisecond();
+        ck_assert_uint_eq(calls, 2);
+        close_loop();
+}
+END_TEST
+
 static void be_slow(struct loop_source *s, short revents) {
         take_quietly(s, revents);
         usleep(20000);
@@ -341,6 +396,7 @@ START_TEST(a_long_turn_is_measured) {
         run_for_a_millisecond();
         run_for_a_millisecond();
         ck_assert_uint_ge(loop_turn_max_ns(loop), 20000000);
+        ck_assert_uint_eq(loop_turn_recent_ns(loop), loop_turn_max_ns(loop));
         close_loop();
 }
 END_TEST
@@ -350,4 +406,5 @@ SUITE("loop",
             changed_in_its_own_callback, changed_while_waiting, the_end_of_a_connection,
             removal_lets_go_of_the_file, there_is_a_limit, timers_in_order,
             a_timer_that_sets_itself_lets_others_come, a_stopped_timer_is_silent,
-            idle_work_waits_for_silence, a_long_turn_is_measured))
+            idle_work_waits_for_silence, idle_work_has_its_share_of_a_flood,
+            a_held_source_waits_for_work, a_long_turn_is_measured))

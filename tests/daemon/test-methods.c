@@ -17,6 +17,7 @@
 #include "ipc/base/summary.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/blocks.h"
+#include "tests/lib/sanitized.h"
 #include "tests/lib/suite.h"
 
 #define WAIT_NS UINT64_C(60000000000) /* more than a test may take */
@@ -331,6 +332,39 @@ START_TEST(a_sharing_configuration_is_made) {
 }
 END_TEST
 
+/* ---- a table and its figures ----------------------------------------------------------------- */
+
+START_TEST(figures_are_sums_over_entries) {
+        struct kvd_sequence_stats stats;
+        uint32_t gone[] = {1, 4};
+
+        start((const char *const[]){"kvreviver=on", NULL});
+        user_append(&u, 6);
+        ck_assert_int_eq(kvd_sequence_cool(u.sequence, 2, gone, KVD_COOL_DROP), 2);
+        WAIT_UNTIL((user_sync(&u), user_flags(&u, KVD_ENTRY_DROPPED)) == 2);
+        kvd_sequence_stats(u.sequence, &stats);
+        ck_assert_uint_eq(stats.blocks, 6);
+        ck_assert_uint_eq(stats.dropped, 2);
+        ck_assert_uint_eq(stats.resident, 4);
+        ck_assert_uint_eq(stats.own, user_flags(&u, KVD_ENTRY_OWN));
+        ck_assert_uint_eq(stats.spilled + stats.vague + stats.approximate + stats.compacted, 0);
+        ck_assert_uint_eq(stats.borrowed + stats.shared + stats.bytes_saved, 0);
+        stop();
+}
+END_TEST
+
+START_TEST(a_table_that_cannot_be_is_refused) {
+        kvd_sequence *none = NULL;
+
+        start((const char *const[]){NULL});
+        ck_assert_int_eq(kvd_sequence_open(u.space, 0, &none), -EINVAL);
+        if (!SANITIZED) /* they end a program that asks for so much memory */
+                ck_assert_int_lt(kvd_sequence_open(u.space, UINT32_MAX, &none), 0);
+        ck_assert_ptr_null(none);
+        stop();
+}
+END_TEST
+
 /* ---- MemShare -------------------------------------------------------------------------------- */
 
 /* Steps of the same words; contents are as like as scale is. */
@@ -556,5 +590,6 @@ SUITE("methods",
             a_profile_sets_its_method_only, requests_are_checked, labels_are_there_for_reading,
             labels_stay_with_what_leaves_and_comes_back,
             what_attention_says_is_averaged_or_summed, a_sharing_configuration_is_made,
+            figures_are_sums_over_entries, a_table_that_cannot_be_is_refused,
             a_repeated_step_is_shared, a_measured_threshold_tells_repeats_from_strangers,
             a_profile_becomes_a_table, a_table_can_be_brought_along))

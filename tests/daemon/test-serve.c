@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -118,7 +119,7 @@ START_TEST(a_message_from_the_future) {
 
         start(_i);
         p = peer_attach(in.socket);
-        send_raw(p, "\x93\x4d\x07\x80", 4);
+        send_raw(p, "\x93\x7f\x07\x80", 4);
         ck_assert(peer_receive(p, &r));
         ck_assert_uint_eq(r.error.code, ENOSYS);
         ck_assert_uint_eq(r.serial, 7);
@@ -285,28 +286,38 @@ START_TEST(spaces_have_limits) {
 }
 END_TEST
 
+/* Until one is refused; how many were not. The refused one is closed. */
+static uint32_t attach_all(struct peer_end **ends) {
+        struct kvd_msg r;
+
+        for (uint32_t n = 0;; n++) {
+                ends[n] = peer_connect(in.socket);
+                r = peer_call(ends[n], MSG(attach, .protocol = KVD_PROTOCOL));
+                if (r.number == KVD_MSG_attach_reply)
+                        continue;
+                ck_assert_uint_eq(r.error.code, EUSERS);
+                peer_close(ends[n]);
+                return n;
+        }
+}
+
+/* The daemon's own user has four more. */
 START_TEST(clients_have_limits) {
-        struct peer_end *p, *q, *r;
+        struct peer_end *ends[16];
 
         instance_start(&in, (const char *const[]){loops[_i], "daemon.max_clients=2", NULL});
-        p = peer_attach(in.socket);
-        q = peer_attach(in.socket);
-        r = peer_connect(in.socket);
-        peer_refused(r, MSG(attach, .protocol = KVD_PROTOCOL), -EUSERS);
-        peer_close(r);
-        peer_close(q);
-        WAIT_UNTIL(peer_ok(p, MSG(daemon_info)).daemon_info_reply.clients == 1);
-        q = peer_attach(in.socket);
-        peer_close(q);
-        peer_close(p);
+        ck_assert_uint_eq(attach_all(ends), 2 + 4);
+        peer_close(ends[5]);
+        WAIT_UNTIL(peer_ok(ends[0], MSG(daemon_info)).daemon_info_reply.clients == 5);
+        ends[5] = peer_attach(in.socket);
+        for (int i = 0; i < 6; i++)
+                peer_close(ends[i]);
         instance_end(&in);
 
         instance_start(&in, (const char *const[]){loops[_i], "daemon.user_clients=1", NULL});
-        p = peer_attach(in.socket);
-        q = peer_connect(in.socket);
-        peer_refused(q, MSG(attach, .protocol = KVD_PROTOCOL), -EUSERS);
-        peer_close(q);
-        peer_close(p);
+        ck_assert_uint_eq(attach_all(ends), 1 + 4);
+        for (int i = 0; i < 5; i++)
+                peer_close(ends[i]);
         instance_end(&in);
 }
 END_TEST
@@ -379,16 +390,112 @@ static void is_refused(void) {
         peer_close(p);
 }
 
+static int hold[2]; /* closing it lets those go who took connections */
+
+/* In a process that keeps them; how many it got. */
+static uint32_t take_all(uid_t uid, gid_t group) {
+        struct peer_end *ends[64];
+        int told[2];
+        uint32_t n;
+        char byte;
+
+        ck_assert_int_eq(pipe(told), 0);
+        if (check_fork() == 0) {
+                close(hold[1]);
+                if (setgroups(group ? 1 : 0, &group) < 0 || setgid(65534) < 0 || setuid(uid) < 0)
+                        _exit(99);
+                n = attach_all(ends);
+                if (write(told[1], &n, sizeof n) != sizeof n)
+                        _exit(98);
+                _exit(read(hold[0], &byte, 1) != 0);
+        }
+        close(told[1]);
+        ck_assert_int_eq(read(told[0], &n, sizeof n), sizeof n);
+        close(told[0]);
+        return n;
+}
+
+static void let_all_go(void) {
+        close(hold[0]);
+        close(hold[1]);
+}
+
+/* Each that comes finds half of what is left, and root finds a seat in any case. */
+START_TEST(a11_two_users_cannot_take_all_connections) {
+        struct peer_end *p;
+
+        if (getuid() != 0)
+                return;
+        ck_assert_int_eq(pipe(hold), 0);
+        instance_start_public(&in, SETTINGS("daemon.max_clients=16"));
+        ck_assert_uint_eq(take_all(4001, 0), 8);
+        ck_assert_uint_eq(take_all(4002, 0), 4);
+        ck_assert_uint_eq(take_all(4003, 0), 2);
+        ck_assert_uint_eq(take_all(4004, 0), 1);
+        ck_assert_uint_eq(take_all(4005, 0), 1);
+        ck_assert_uint_eq(take_all(4006, 0), 0);
+        p = peer_attach(in.socket);
+        ck_assert_uint_eq(peer_ok(p, MSG(daemon_info)).daemon_info_reply.clients, 17);
+        peer_close(p);
+        let_all_go();
+        instance_end(&in);
+}
+END_TEST
+
+/* Whoever has many numbers is one of those whom no domain lists: listed users find seats. */
+START_TEST(a20_subordinate_users) {
+        uint32_t n = 0;
+
+        if (getuid() != 0)
+                return;
+        ck_assert_int_eq(pipe(hold), 0);
+        instance_start_public(&in, SETTINGS("daemon.max_clients=64", "domain red.groups=4100"));
+        for (uid_t uid = 100000; uid < 100040; uid++)
+                n += take_all(uid, 0);
+        ck_assert_uint_eq(n, 48);
+        ck_assert_uint_ge(take_all(4001, 4100), 8);
+        let_all_go();
+        instance_end(&in);
+}
+END_TEST
+
+static void write_file(const char *path, const char *text) {
+        int fd = open(path, O_WRONLY);
+
+        ck_assert_int_ge(fd, 0);
+        ck_assert_int_eq(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+        close(fd);
+}
+
+/* In a user namespace that has only us, everybody else is one and the same number. */
+START_TEST(a20_overflow_uid) {
+        int told[2];
+        pid_t pid;
+
+        if (getuid() != 0)
+                return;
+        ck_assert_int_eq(pipe(told), 0);
+        pid = check_fork();
+        if (pid == 0) { /* outside of the namespace */
+                if (setgid(4001) < 0 || setuid(4001) < 0 || read(told[0], &in, sizeof in) < 0)
+                        _exit(99);
+                is_refused();
+                _exit(0);
+        }
+        if (unshare(CLONE_NEWUSER) == 0) {
+                write_file("/proc/self/uid_map", "0 0 1");
+                instance_start_public(&in, NULL);
+                ck_assert_int_eq(write(told[1], &in, sizeof in), sizeof in);
+                ck_assert_int_eq(wait_status(pid), 0);
+                peer_close(peer_attach(in.socket));
+                instance_end(&in);
+        }
+}
+END_TEST
+
 static void run_public(const char *unlisted) {
-        instance_make_dir(&in);
-        chmod(in.dir, 0755);
-        instance_run(&in,
-                     (const char *const[]){"--socket", in.socket, "--pool", "64M", "--set",
-                                           "daemon.segment=1M", "--set", "daemon.socket_mode=0666",
-                                           "--set", "domain red.groups=4100", "--set",
-                                           "domain blue.users=4002", "--set", "daemon.admins=4002",
-                                           "--set", unlisted, NULL},
-                     true);
+        instance_start_public(&in, SETTINGS("domain red.groups=4100", "domain blue.users=4002",
+                                            "daemon.admins=4002", unlisted));
 }
 
 START_TEST(tenants) {
@@ -407,6 +514,60 @@ START_TEST(tenants) {
         run_public("daemon.unlisted=refuse");
         as_user(4001, 0, is_refused);
         as_user(4001, 4100, is_in_red);
+        peer_close(peer_attach(in.socket)); /* root never is (A29) */
+        instance_end(&in);
+}
+END_TEST
+
+/* In one domain, of two users who are no administrators: ended_number is the first one's. */
+static uint32_t ended_number;
+
+static void may_not_end_it(void) {
+        struct peer_end *p = peer_attach(in.socket);
+        struct peer_end *own = peer_connect(in.socket);
+        struct kvd_msg r = peer_ok(own, MSG(attach, .protocol = KVD_PROTOCOL));
+
+        peer_refused(p, MSG(client_end, .client = ended_number), -EPERM);
+        peer_refused(p, MSG(client_end, .client = 1, .domain = kvd_slice_of("uid-0")), -EPERM);
+        peer_ok(p, MSG(client_end, .client = r.attach_reply.client));
+        ck_assert(!peer_receive(own, &r));
+        peer_close(own);
+        peer_close(p);
+}
+
+static void is_ended_by_root_only(void) {
+        struct peer_end *p = peer_connect(in.socket);
+        struct kvd_msg r = peer_ok(p, MSG(attach, .protocol = KVD_PROTOCOL));
+
+        ended_number = r.attach_reply.client;
+        if (write(hold[1], &ended_number, sizeof ended_number) != sizeof ended_number)
+                _exit(98);
+        ck_assert(!peer_receive(p, &r));
+        peer_close(p);
+}
+
+START_TEST(a_client_is_ended_by_its_user_or_an_administrator) {
+        const struct kvd_slice red = kvd_slice_of("red");
+        struct peer_end *p;
+        pid_t pid;
+
+        if (getuid() != 0)
+                return;
+        instance_start_public(&in, SETTINGS("domain red.users=4001 4003"));
+        ck_assert_int_eq(pipe(hold), 0);
+        pid = check_fork();
+        if (pid == 0) {
+                as_user(4001, 0, is_ended_by_root_only);
+                _exit(0);
+        }
+        ck_assert_int_eq(read(hold[0], &ended_number, sizeof ended_number), sizeof ended_number);
+        as_user(4003, 0, may_not_end_it);
+        p = peer_attach(in.socket);
+        peer_refused(p, MSG(client_end, .client = ended_number + 1, .domain = red), -ENOENT);
+        peer_ok(p, MSG(client_end, .client = ended_number, .domain = red));
+        ck_assert_int_eq(wait_status(pid), 0);
+        peer_close(p);
+        let_all_go();
         instance_end(&in);
 }
 END_TEST
@@ -439,4 +600,5 @@ SUITE("serve",
             a_message_from_the_future, a_malformed_frame_ends_the_connection,
             a_block_from_free_to_evicted, leases, a_space_deleted_under_its_client,
             spaces_have_limits, clients_have_limits),
-      TESTS(tenants, private_is_private))
+      TESTS(a11_two_users_cannot_take_all_connections, a20_subordinate_users, a20_overflow_uid,
+            tenants, a_client_is_ended_by_its_user_or_an_administrator, private_is_private))

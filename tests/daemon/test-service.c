@@ -15,7 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -72,6 +74,35 @@ START_TEST(ends_cleanly) {
 }
 END_TEST
 
+/* What clients computed is in no core file: of nothing but its own memory, and headers. */
+START_TEST(no_core_file_has_the_pool) {
+        char path[64], filter[16] = "";
+        FILE *f;
+
+        RUN(true, "--private", in.dir, "--pool", "64M");
+        snprintf(path, sizeof path, "/proc/%d/coredump_filter", in.pid);
+        f = fopen(path, "re");
+        ck_assert_ptr_nonnull(f);
+        ck_assert_ptr_nonnull(fgets(filter, sizeof filter, f));
+        fclose(f);
+        ck_assert_str_eq(filter, "00000011\n");
+        instance_stop(&in);
+}
+END_TEST
+
+/* Nobody has set segment: it fits by itself. */
+START_TEST(a_small_pool) {
+        static const char *const pools[] = {"48M", "4M"};
+        struct peer_end *p;
+
+        RUN(true, "--private", in.dir, "--pool", pools[_i]);
+        p = peer_attach(in.socket);
+        peer_open_space(p, "s");
+        peer_close(p);
+        instance_stop(&in);
+}
+END_TEST
+
 /* As containers do. The filter stays with this test's process and its children. */
 static void forbid_io_uring(void) {
         struct sock_filter code[] = {
@@ -106,13 +137,15 @@ END_TEST
 /* ---- socket ---------------------------------------------------------------------------------- */
 
 START_TEST(a_dead_daemons_socket_is_replaced) {
+        const char *dir = _i ? "." : in.dir;
         struct peer_end *p;
 
-        RUN(true, "--private", in.dir, "--pool", "64M");
+        ck_assert_int_eq(chdir(in.dir), 0);
+        RUN(true, "--private", dir, "--pool", "64M");
         kill(in.pid, SIGKILL);
         wait_status(in.pid);
         ck_assert_int_eq(access(in.socket, F_OK), 0);
-        RUN(true, "--private", in.dir, "--pool", "64M");
+        RUN(true, "--private", dir, "--pool", "64M");
         p = peer_attach(in.socket);
         peer_close(p);
         kill(in.pid, SIGTERM);
@@ -138,6 +171,17 @@ START_TEST(a_living_daemons_socket_is_not) {
         ck_assert_int_eq(wait_status(first), 0);
 }
 END_TEST
+
+static int listening(int type, bool listens) {
+        int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0);
+        struct kvd_address address;
+
+        ck_assert_int_eq(kvd_address_make(in.socket, &address), 0);
+        ck_assert_int_eq(bind(fd, kvd_address_of(&address), address.size), 0);
+        if (listens)
+                ck_assert_int_eq(listen(fd, 16), 0);
+        return fd;
+}
 
 START_TEST(a_file_is_not_a_socket) {
         close(open(in.socket, O_CREAT | O_WRONLY, 0600));
@@ -192,6 +236,130 @@ START_TEST(a_private_one_ends_with_its_parent) {
         ck_assert_int_eq(read(ends[0], &daemon, sizeof daemon), sizeof daemon);
         ck_assert_int_eq(wait_status(daemon), 0);
         ck_assert_int_eq(access(in.socket, F_OK), -1);
+}
+END_TEST
+
+/* ---- users beside us ------------------------------------------------------------------------- */
+
+/* How kvd ends that is started with this; one that serves is ended, with 0. */
+static int refusal(const char *what, const char *path) {
+        char number[16], byte;
+        int ends[2];
+
+        ck_assert_int_eq(pipe(ends), 0);
+        snprintf(number, sizeof number, "%d", ends[1]);
+        RUN(false, what, path, "--pool", "64M", "--ready-fd", number);
+        close(ends[1]);
+        if (read(ends[0], &byte, 1) == 1)
+                kill(in.pid, SIGTERM);
+        close(ends[0]);
+        return wait_status(in.pid);
+}
+
+/* Who may write to the folder could put a socket of his own in the place of ours. */
+START_TEST(a5_a_folder_that_others_may_write_to) {
+        static const mode_t modes[] = {0777, 01777, 0770, 0702};
+
+        ck_assert_int_eq(chmod(in.dir, modes[_i]), 0);
+        ck_assert_int_eq(refusal("--private", in.dir), 1);
+        ck_assert_int_eq(chmod(in.dir, 0755), 0);
+        ck_assert_int_eq(refusal("--private", in.dir), 0);
+}
+END_TEST
+
+START_TEST(a5_a_link_to_a_folder) {
+        static const char *const ends[] = {"", "/", "//"};
+        char path[96], given[100];
+
+        snprintf(path, sizeof path, "%s/link", in.dir);
+        snprintf(given, sizeof given, "%s%s", path, ends[_i]);
+        ck_assert_int_eq(symlink(".", path), 0);
+        ck_assert_int_eq(refusal("--private", given), 1);
+        snprintf(given, sizeof given, "%s%s", in.dir, ends[_i]);
+        ck_assert_int_eq(refusal("--private", given), 0);
+}
+END_TEST
+
+/* Somebody has moved ours away, and his own is there now. */
+START_TEST(a5_a_daemon_removes_its_own_socket_only) {
+        char moved[96];
+        int other;
+
+        RUN(true, "--private", in.dir, "--pool", "64M");
+        snprintf(moved, sizeof moved, "%s/moved", in.dir);
+        ck_assert_int_eq(rename(in.socket, moved), 0);
+        other = listening(SOCK_SEQPACKET, true);
+        kill(in.pid, SIGTERM);
+        ck_assert_int_eq(wait_status(in.pid), 0);
+        ck_assert_int_eq(access(in.socket, F_OK), 0);
+        close(other);
+}
+END_TEST
+
+static bool can_be_others(void) {
+        if (getuid() == 0)
+                return true;
+        fputs("not run: only root can be two users\n", stderr);
+        return false;
+}
+
+static int refusal_as(uid_t user, const char *what, const char *path) {
+        pid_t pid = fork();
+
+        if (pid == 0) {
+                if (setgid(user) < 0 || setuid(user) < 0)
+                        _exit(99);
+                _exit(refusal(what, path));
+        }
+        return wait_status(pid);
+}
+
+START_TEST(a5_a_folder_of_another_user) {
+        if (!can_be_others())
+                return;
+        ck_assert_int_eq(chown(in.dir, 4001, 4001), 0);
+        ck_assert_int_eq(chmod(in.dir, _i ? 0777 : 0755), 0);
+        ck_assert_int_eq(refusal_as(4002, "--private", in.dir), 1);
+        ck_assert_int_eq(refusal("--private", in.dir), 1); /* nor root */
+}
+END_TEST
+
+/* Nobody listens, and the folder would let everybody remove it. */
+START_TEST(a5_a_socket_of_another_user) {
+        if (!can_be_others())
+                return;
+        ck_assert_int_eq(chmod(in.dir, 0777), 0);
+        close(listening(SOCK_SEQPACKET, true));
+        ck_assert_int_eq(chown(in.socket, 4001, 4001), 0);
+        ck_assert_int_eq(chmod(in.socket, 0666), 0);
+        ck_assert_int_eq(refusal_as(4002, "--socket", in.socket), 2);
+        ck_assert_int_eq(access(in.socket, F_OK), 0);
+}
+END_TEST
+
+static void limit_files(rlim_t bytes) {
+        struct rlimit limit = {bytes, RLIM_INFINITY};
+
+        ck_assert_int_eq(prlimit(in.pid, RLIMIT_FSIZE, &limit, NULL), 0);
+}
+
+/* Whoever makes a memory file beyond the limit gets SIGXFSZ. */
+START_TEST(a16_a_limit_of_file_sizes) {
+        struct kvd_msg fill = {.number = KVD_MSG_allocate, .allocate = {.count = 1}};
+        struct peer_end *p;
+
+        RUN(true, "--private", in.dir, "--pool", "64M");
+        limit_files(65536);
+        p = peer_attach(in.socket);
+        peer_refused(p, peer_space_message("s"), -EFBIG);
+        limit_files(RLIM_INFINITY);
+        fill.allocate.space = peer_ok(p, peer_space_message("s")).space_reply.space;
+        limit_files(65536);
+        peer_refused(p, fill, -ENOBUFS);
+        limit_files(RLIM_INFINITY);
+        peer_ok(p, fill);
+        peer_close(p);
+        instance_stop(&in);
 }
 END_TEST
 
@@ -292,17 +460,6 @@ static void activate(int fd, const char *names) {
         _exit(98);
 }
 
-static int listening(int type, bool listens) {
-        int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0);
-        struct kvd_address address;
-
-        ck_assert_int_eq(kvd_address_make(in.socket, &address), 0);
-        ck_assert_int_eq(bind(fd, kvd_address_of(&address), address.size), 0);
-        if (listens)
-                ck_assert_int_eq(listen(fd, 16), 0);
-        return fd;
-}
-
 START_TEST(a_socket_handed_over) {
         static const char *const names[] = {"listen", NULL, "unknown"};
         int fd = listening(SOCK_SEQPACKET, true);
@@ -338,34 +495,61 @@ static void write_config(const char *path, const char *text) {
         fclose(f);
 }
 
-static bool may_attach(void) {
+static bool belongs_to(const char *domain) {
         struct peer_end *p = peer_connect(in.socket);
         struct kvd_msg r;
+        bool so;
 
-        r = peer_call(p, (struct kvd_msg){.number = KVD_MSG_attach,
-                                          .attach = {.protocol = KVD_PROTOCOL}});
+        r = peer_ok(p, (struct kvd_msg){.number = KVD_MSG_attach,
+                                        .attach = {.protocol = KVD_PROTOCOL}});
+        so = kvd_slice_is(r.attach_reply.domain, domain);
         peer_close(p);
-        return r.number != KVD_MSG_error;
+        return so;
 }
 
 START_TEST(reload) {
-        char path[96];
+        char path[96], text[128];
 
         snprintf(path, sizeof path, "%s/kvd.conf", in.dir);
+        snprintf(text, sizeof text, "[daemon]\npool=128M\n[domain red]\nusers=%u\n", getuid());
         write_config(path, "[daemon]\npool=64M\n");
         RUN(true, "--private", in.dir, "--config", path);
-        ck_assert(may_attach());
-        write_config(path, "[daemon]\npool=128M\nunlisted=refuse\n");
+        ck_assert(!belongs_to("red"));
+        write_config(path, text);
         kill(in.pid, SIGHUP);
-        WAIT_UNTIL(!may_attach());
+        WAIT_UNTIL(belongs_to("red"));
         write_config(path, "[daemon]\nnonsense\n"); /* the old one stays */
         kill(in.pid, SIGHUP);
         usleep(50000);
-        ck_assert(!may_attach());
+        ck_assert(belongs_to("red"));
         write_config(path, "");
         kill(in.pid, SIGHUP);
-        WAIT_UNTIL(may_attach());
+        WAIT_UNTIL(!belongs_to("red"));
         kill(in.pid, SIGTERM);
+        ck_assert_int_eq(wait_status(in.pid), 0);
+}
+END_TEST
+
+/* The file is a pipe, and who writes it takes his time. */
+START_TEST(a_reload_that_waits_stops_nobody) {
+        char path[96], text[128];
+
+        snprintf(path, sizeof path, "%s/kvd.conf", in.dir);
+        snprintf(text, sizeof text, "[domain red]\nusers=%u\n", getuid());
+        write_config(path, "");
+        RUN(true, "--private", in.dir, "--config", path);
+        ck_assert_int_eq(unlink(path), 0);
+        ck_assert_int_eq(mkfifo(path, 0600), 0);
+        kill(in.pid, SIGHUP);
+        for (int i = 0; i < 20; i++) {
+                ck_assert(!belongs_to("red"));
+                usleep(5000);
+        }
+        write_config(path, text);
+        WAIT_UNTIL(belongs_to("red"));
+        kill(in.pid, SIGHUP);
+        ck_assert(belongs_to("red"));
+        kill(in.pid, SIGTERM); /* nobody writes it any more */
         ck_assert_int_eq(wait_status(in.pid), 0);
 }
 END_TEST
@@ -374,10 +558,18 @@ SUITE("service",
       FIXTURE(setup, teardown),
       TESTS(answers_and_exits),
       LOOPS(2, ends_cleanly),
-      TESTS(io_uring_is_forbidden, a_dead_daemons_socket_is_replaced,
-            a_living_daemons_socket_is_not, a_file_is_not_a_socket),
+      TESTS(no_core_file_has_the_pool),
+      LOOPS(2, a_small_pool),
+      TESTS(io_uring_is_forbidden),
+      LOOPS(2, a_dead_daemons_socket_is_replaced),
+      TESTS(a_living_daemons_socket_is_not, a_file_is_not_a_socket),
       LOOPS(10, two_that_start_together),
+      LOOPS(4, a5_a_folder_that_others_may_write_to),
+      LOOPS(3, a5_a_link_to_a_folder),
+      TESTS(a5_a_daemon_removes_its_own_socket_only),
+      LOOPS(2, a5_a_folder_of_another_user),
+      TESTS(a5_a_socket_of_another_user, a16_a_limit_of_file_sizes),
       TESTS(an_abstract_socket, a_private_one_ends_with_its_parent, tells_how_it_is,
             feeds_the_watchdog, an_absent_manager_is_no_trouble),
       LOOPS(3, a_socket_handed_over, an_unusable_one),
-      TESTS(reload))
+      TESTS(reload, a_reload_that_waits_stops_nobody))

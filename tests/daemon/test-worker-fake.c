@@ -17,6 +17,7 @@
 
 #include "daemon/daemon.h"
 #include "ipc/base/job.h"
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/blocks.h"
 #include "tests/lib/inproc.h"
@@ -36,8 +37,32 @@ enum fake {
         LONG_RESULT,
         REFUSES_SPACES,
         REFUSES_JOBS,
-        WRONG_CHECKSUMS
+        RESTS,
+        WRONG_CHECKSUMS,
+        RESTS_FOR_EVER,
+        BUSY
 };
+
+/* A busy one rests so often, each time after its kernels had the GPU for so long. */
+#define BUSY_RESTS 4u
+#define BUSY_US 20000u
+#define SHARE "25"
+#define REST_NS (3 * UINT64_C(1000) * BUSY_US)
+
+static uint64_t rests_since; /* 0: it does not */
+static uint32_t n_rests;
+
+static bool is_told_too_early(void) {
+        return rests_since && sys_now_ns() - rests_since < REST_NS;
+}
+
+static void rest(struct kvd_msg_work_reply *reply) {
+        bool more = n_rests++ < BUSY_RESTS;
+
+        rests_since = more ? sys_now_ns() : 0;
+        if (more)
+                *reply = (struct kvd_msg_work_reply){.id = reply->id, .more = 1, .busy_us = BUSY_US};
+}
 
 static void answer_work(enum fake fake, const struct kvd_job *job, struct kvd_msg *reply,
                         uint8_t *result) {
@@ -53,6 +78,11 @@ static void answer_work(enum fake fake, const struct kvd_job *job, struct kvd_ms
                 r->result.size = 61440;
         if (fake == REFUSES_JOBS)
                 r->error = EIO;
+        if (fake == RESTS_FOR_EVER || /* and copying may not rest at all */
+            (fake == RESTS && job->turn == KVD_JOB_BEGIN))
+                *r = (struct kvd_msg_work_reply){.id = r->id, .more = 1};
+        if (fake == BUSY)
+                rest(r);
         if (fake == OTHER_JOB)
                 r->id++;
 }
@@ -84,6 +114,8 @@ static int fake_main(enum fake fake, int socket) {
                         kvd_frame_send(socket, result, sizeof result, NULL, 0);
                         continue;
                 }
+                if (request.number == KVD_MSG_work && is_told_too_early())
+                        return 3;
                 if (request.number == KVD_MSG_work) {
                         reply.work_reply.id = request.work.id;
                         answer_work(fake, job, &reply, result);
@@ -109,7 +141,7 @@ static struct user u;
 static void start_daemon(const char *program) {
         inproc_start_with_worker(&it,
                                  SETTINGS("daemon.pool=64M", "daemon.segment=1M",
-                                          "daemon.worker_deadline=2"),
+                                          "daemon.worker_deadline=2", "daemon.worker_share=" SHARE),
                                  program);
 }
 
@@ -215,6 +247,42 @@ START_TEST(a_copy_that_is_none_never_comes_back) {
 }
 END_TEST
 
+/* A job that may rest, and is never done. */
+START_TEST(a_job_that_is_never_done_fails) {
+        static const char *const labels[] = {"hshare=on", NULL};
+        char name[8];
+
+        snprintf(name, sizeof name, "%d", RESTS_FOR_EVER);
+        setenv("KVD_TEST_FAKE", name, 1);
+        start_daemon("/proc/self/exe");
+        user_open(&u, it.in.socket, labels);
+        user_append(&u, 8);
+        ck_assert_int_eq(kvd_sequence_wait(u.sequence, UINT64_C(100000000000)), 0);
+        ck_assert_uint_eq(user_info(&u).worker_starts, 1);
+        user_check(&u);
+        user_close(&u);
+        inproc_stop(&it);
+}
+END_TEST
+
+/* What its kernels took of a GPU, others get three times before it is told to go on. */
+START_TEST(a_worker_that_was_busy_has_a_rest) {
+        static const char *const labels[] = {"hshare=on", NULL};
+        char name[8];
+
+        snprintf(name, sizeof name, "%d", BUSY);
+        setenv("KVD_TEST_FAKE", name, 1);
+        start_daemon("/proc/self/exe");
+        user_open(&u, it.in.socket, labels);
+        user_append(&u, 8);
+        ck_assert_int_eq(kvd_sequence_wait(u.sequence, UINT64_C(100000000000)), 0);
+        ck_assert_uint_eq(user_info(&u).worker_starts, 1);
+        user_check(&u);
+        user_close(&u);
+        inproc_stop(&it);
+}
+END_TEST
+
 /* After some tries nobody waits any longer. */
 START_TEST(a_worker_that_cannot_be_started_is_none) {
         start_daemon("/nonexistent/kvd");
@@ -234,4 +302,5 @@ SUITE("worker-fake",
       WHEN(argc > 2 && strcmp(argv[1], "--worker") == 0 && getenv("KVD_TEST_FAKE"),
            _exit(fake_main((enum fake)atoi(getenv("KVD_TEST_FAKE")), atoi(argv[2])))),
       LOOPS(WRONG_CHECKSUMS, nothing_breaks),
-      TESTS(a_copy_that_is_none_never_comes_back, a_worker_that_cannot_be_started_is_none))
+      TESTS(a_copy_that_is_none_never_comes_back, a_job_that_is_never_done_fails, a_worker_that_was_busy_has_a_rest,
+            a_worker_that_cannot_be_started_is_none))

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include "ipc/base/sequence.h"
@@ -222,25 +221,11 @@ START_TEST(label_channels_stay) {
 }
 END_TEST
 
-/* What the worker called, of functions that begin so, as the stand-in driver writes it down. */
-static uint32_t calls(const char *path, const char *function) {
-        char call[64];
-        uint32_t n = 0;
-        int pid;
-        FILE *log = fopen(path, "r");
-
-        ck_assert_ptr_nonnull(log);
-        while (fscanf(log, "%d %63s%*[^\n]", &pid, call) == 2)
-                n += pid == o.pid && strncmp(call, function, strlen(function)) == 0;
-        fclose(log);
-        return n;
-}
-
 /* Two jobs: the first chooses channels. One block is another incarnation, and one has no row. */
-static void summarise_twice(int which, uint8_t **ret, const char *log) {
+static void summarise_twice(int which, uint8_t **ret) {
         struct owner_job *job;
 
-        setenv("FAKECUDA_LOG", log, 1);
+        owner_log_begin();
         start(which, 8);
         for (uint32_t more = 0; more < 2; more++) {
                 job = new_job(KVD_JOB_SUMMARISE, 7 + more);
@@ -261,20 +246,44 @@ static void summarise_twice(int which, uint8_t **ret, const char *log) {
 START_TEST(kernels_make_the_same_bits) {
         bool kernels = !getenv("FAKECUDA_FAIL");
         uint8_t *by_kernels, *staged;
-        char path[64];
 
-        snprintf(path, sizeof path, "/tmp/kvd-test-jobs-%d.log", getpid());
-        summarise_twice(_i, &by_kernels, path);
-        ck_assert_uint_eq(calls(path, "cuLaunch"), kernels ? 2 : 0);
-        ck_assert_uint_eq(calls(path, "cuMemcpyDtoH"), kernels ? 6 + 1 + 1 : 6 + 7);
+        summarise_twice(_i, &by_kernels);
+        ck_assert_uint_eq(owner_calls(&o, "cuLaunch"), kernels ? 2 : 0);
+        ck_assert_uint_eq(owner_calls(&o, "cuMemcpyDtoH"), kernels ? 6 + 1 + 1 : 6 + 7);
         setenv("FAKECUDA_FAIL", "cuLibraryLoadData:1=209", 1);
-        summarise_twice(_i, &staged, path);
-        ck_assert_uint_eq(calls(path, "cuLaunch"), 0);
-        ck_assert_uint_eq(calls(path, "cuMemcpyDtoH"), 6 + 7);
+        owner_log_end();
+        summarise_twice(_i, &staged);
+        ck_assert_uint_eq(owner_calls(&o, "cuLaunch"), 0);
+        ck_assert_uint_eq(owner_calls(&o, "cuMemcpyDtoH"), 6 + 7);
         ck_assert_mem_eq(by_kernels, staged, o.layout.size);
-        unlink(path);
+        owner_log_end();
         free(by_kernels);
         free(staged);
+}
+END_TEST
+
+/*
+ * The time that kernels take is told, so that there are rests behind it; that of anything else is
+ * not.
+ */
+START_TEST(kernels_are_busy) {
+        bool kernels = !getenv("FAKECUDA_FAIL");
+        uint32_t launches;
+
+        setenv("FAKECUDA_SLOW", "kernel:20,copy:20", 1);
+        owner_log_begin();
+        start(_i, 8);
+        ck_assert_uint_eq(owner_do(&o, new_job(KVD_JOB_SUMMARISE, 7)), 0);
+        launches = owner_calls(&o, "cuLaunch");
+        ck_assert_uint_eq(owner_do(&o, new_job(KVD_JOB_SUMMARISE, 8)), 0);
+        launches = owner_calls(&o, "cuLaunch") - launches;
+        ck_assert_uint_eq(launches != 0, kernels);
+        ck_assert_uint_ge(o.busy_us, launches * 20000);
+        if (!kernels)
+                ck_assert_uint_eq(o.busy_us, 0);
+        owner_stop(&o);
+        owner_log_end();
+        unsetenv("FAKECUDA_SLOW");
 }
 END_TEST
 
@@ -287,16 +296,15 @@ START_TEST(what_no_kernel_takes_is_staged) {
                                               .order = KVD_HND,
                                               .vocab = 1000};
         const uint8_t *row;
-        char path[64];
 
-        snprintf(path, sizeof path, "/tmp/kvd-test-jobs-%d.log", getpid());
-        setenv("FAKECUDA_LOG", path, 1);
+        owner_log_begin();
         owner_start(&o, &wide, 4);
         for (uint32_t i = 0; i < 4; i++)
                 owner_fill(&o, i, i + 1);
         for (uint32_t n = 3; n <= 4; n++)
                 ck_assert_uint_eq(owner_do(&o, new_job(KVD_JOB_SUMMARISE, n)), 0);
-        ck_assert_uint_eq(calls(path, "cuLaunch"), 0);
+        ck_assert_uint_eq(owner_calls(&o, "cuLaunch"), 0);
+        ck_assert_uint_eq(o.busy_us, 0);
         for (uint32_t b = 0; b < 4; b++) {
                 row = kvd_summary_row(&o.layout, o.summaries, b);
                 ck_assert_uint_eq(*(const uint64_t *)row, UINT64_C(7) << 32 | KVD_SUMMARY_MADE);
@@ -304,8 +312,8 @@ START_TEST(what_no_kernel_takes_is_staged) {
                 check_anchor(row, owner_block(&o, b), 0, 1, o.g.block_tokens);
                 check_labels(row, owner_block(&o, b), 0, 1, o.g.block_tokens);
         }
-        unlink(path);
         owner_stop(&o);
+        owner_log_end();
 }
 END_TEST
 
@@ -726,14 +734,223 @@ START_TEST(a_sample_is_two_similarities_a_layer) {
 }
 END_TEST
 
+/* ---- where the blocks are -------------------------------------------------------------------- */
+
+struct answer {
+        uint32_t size, launches, copies; /* from the GPU to the processor */
+        uint64_t blocks;                 /* their checksum */
+        uint8_t result[sizeof o.result];
+};
+
+/* piece: what it goes through before it rests; 0: it does not rest. */
+static void answer(struct answer *ret, const struct kvd_shape *g, struct owner_job *(*make)(void),
+                   uint64_t piece) {
+        owner_log_begin();
+        owner_start(&o, g, 10);
+        for (uint32_t i = 0; i < 10 && g->dtype != KVD_I8; i++)
+                owner_fill(&o, i, i + 1);
+        o.piece = piece;
+        ck_assert_uint_eq(owner_do(&o, make()), 0);
+        ret->size = o.result_size;
+        memcpy(ret->result, o.result, o.result_size);
+        ret->blocks = XXH3_64bits(o.pool, 10 * o.ix->block_bytes);
+        owner_stop(&o);
+        ret->launches = owner_calls(&o, "cuLaunch");
+        ret->copies = owner_calls(&o, "cuMemcpyDtoH");
+        owner_log_end();
+}
+
+/* By kernels, by kernels with a rest behind each launch, and staged: the same bits. */
+static void same_where_the_blocks_are(const struct kvd_shape *g, struct owner_job *(*make)(void),
+                                      uint32_t launches, uint32_t copies, uint32_t staged_copies) {
+        static struct answer kernels, pieces, staged;
+        bool there = !getenv("FAKECUDA_FAIL");
+
+        answer(&kernels, g, make, 0);
+        answer(&pieces, g, make, 1);
+        setenv("FAKECUDA_FAIL", "cuLibraryLoadData:1=209", 1);
+        answer(&staged, g, make, 0);
+        ck_assert_uint_eq(kernels.launches, there ? launches : 0);
+        ck_assert_uint_eq(kernels.copies, there ? copies : staged_copies);
+        if (there)
+                ck_assert_uint_gt(pieces.launches, kernels.launches);
+        ck_assert_uint_eq(staged.launches, 0);
+        ck_assert_uint_eq(staged.copies, staged_copies);
+        ck_assert(kernels.size == staged.size && pieces.size == staged.size);
+        ck_assert_mem_eq(kernels.result, staged.result, staged.size);
+        ck_assert_mem_eq(pieces.result, staged.result, staged.size);
+        ck_assert(kernels.blocks == staged.blocks && pieces.blocks == staged.blocks);
+}
+
+static struct owner_job *sample(void) {
+        struct owner_job *job = new_job(KVD_JOB_PROFILE, 8);
+
+        job->param[0] = 8 / (2 * o.g.layer_groups) * o.g.block_tokens - 2;
+        return job;
+}
+
+START_TEST(a_sample_has_the_bits_of_the_processor) {
+        same_where_the_blocks_are(&geometries[_i], sample, geometries[_i].layers,
+                                  2 * geometries[_i].layers, 8);
+}
+END_TEST
+
+/* Items at several distances, one pair at none, one block that is gone, one that is not full. */
+static struct owner_job *pairs_job(void) {
+        struct owner_job *job = new_job(KVD_JOB_CALIBRATE, 10);
+
+        for (uint32_t i = 0; i < 10; i++)
+                job->items[i].position = (int32_t)(i / 2 * 7 * (i % 2));
+        job->items[5].ref = kvd_ref_make(5, 6);
+        job->items[6].n_tokens--;
+        return job;
+}
+
+START_TEST(distances_of_pairs_have_the_bits_of_the_processor) {
+        same_where_the_blocks_are(&geometries[_i], pairs_job, 2, 1, 9);
+}
+END_TEST
+
+/* Of five blocks, one of them not full, into three; two more are of the same sequence. */
+static struct owner_job *packing(void) {
+        struct owner_job *job = new_job(KVD_JOB_COMPACT, 10);
+
+        for (uint32_t i = 0; i < 8; i++)
+                job->items[i].flags = i < 5 ? KVD_JOB_SOURCE : KVD_JOB_DEST;
+        job->items[1].n_tokens -= 2;
+        memcpy(job->param, (uint32_t[]){5, 3, 2 * o.g.block_tokens + 2}, 3 * sizeof(uint32_t));
+        return job;
+}
+
+/* Two runs of keys for the anchor, then scores, then tokens move. */
+START_TEST(a_compaction_moves_the_bytes_of_the_processor) {
+        same_where_the_blocks_are(&geometries[_i], packing, 2 * 2 + 1 + 1, 1, 7);
+}
+END_TEST
+
+/* ---- in pieces ------------------------------------------------------------------------------- */
+
+/* Whole, and then with a rest wherever it may rest: the same result, to the bit. */
+static void same_in_pieces(const struct owner_job *job, uint32_t rests) {
+        static uint8_t whole[sizeof o.result];
+        uint32_t size;
+
+        o.piece = 0;
+        ck_assert_uint_eq(owner_do(&o, job), 0);
+        ck_assert_uint_eq(o.rests, 0);
+        size = o.result_size;
+        memcpy(whole, o.result, size);
+        o.piece = 1;
+        ck_assert_uint_eq(owner_do(&o, job), 0);
+        ck_assert_uint_ge(o.rests, rests);
+        ck_assert_uint_eq(o.result_size, size);
+        ck_assert_mem_eq(o.result, whole, size);
+}
+
+/* Random bits in blocks of which rows take more than one. */
+static struct owner_job *random_config(void) {
+        const uint32_t params[] = {6, 2, 5, 107, 40};
+        struct owner_job *job;
+        uint64_t seed = 3;
+
+        for (uint32_t i = 0; i < 10; i++)
+                for (uint64_t k = 0; k < o.ix->block_bytes; k++)
+                        owner_block(&o, i)[k] = (uint8_t)(owner_random(&seed) * 50);
+        job = new_job(KVD_JOB_CONFIG, 10);
+        memcpy(job->param, params, sizeof params);
+        set(KVD_hshare_layer_ratio, 0.5);
+        set(KVD_hshare_head_ratio, 0.5);
+        return job;
+}
+
+static const struct kvd_shape of_bits = {
+        .layers = 6, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
+
+/* Bits in each row, six layers' pairs of heads, and all pairs of layers but the two dense ones. */
+START_TEST(a_configuration_has_the_bits_of_the_processor) {
+        same_where_the_blocks_are(&of_bits, random_config, 1 + 6 + 1, 1 + 6 + 1, 10);
+}
+END_TEST
+
+START_TEST(a_configuration_in_pieces_has_the_same_bits) {
+        owner_start(&o, &of_bits, 10);
+        for (int algo = 0; algo < 2; algo++) {
+                set(KVD_hshare_algo, algo);
+                same_in_pieces(random_config(), 6 + 6);
+        }
+        owner_stop(&o);
+}
+END_TEST
+
+START_TEST(scores_and_samples_in_pieces_have_the_same_bits) {
+        struct owner_job *job;
+
+        start(_i, 8);
+        same_in_pieces(new_job(KVD_JOB_SCORE, 8), 8);
+        job = new_job(KVD_JOB_PROFILE, 8 / (2 * o.g.layer_groups) * 2 * o.g.layer_groups);
+        job->param[0] = 2 * o.g.block_tokens;
+        same_in_pieces(job, o.g.layers);
+        same_in_pieces(new_job(KVD_JOB_CALIBRATE, 8), 4);
+        owner_stop(&o);
+}
+END_TEST
+
+START_TEST(comparisons_in_pieces_have_the_same_bits) {
+        start(0, 8);
+        for (uint32_t i = 0; i < 2; i++)
+                copy_rotated(i, 4 + i, (int)(1000 - 2 * o.g.block_tokens), 0.05);
+        same_in_pieces(steps_job(), 2);
+        ck_assert_uint_eq(o.result_size, 2 * sizeof(struct kvd_match));
+        owner_stop(&o);
+}
+END_TEST
+
+/* Others come in between, one is not wanted any more, and one loses its worker. */
+START_TEST(a_job_that_rests_leaves_room_for_others) {
+        struct kvd_msg forget = {.number = KVD_MSG_work_forget, .work_forget.space = 5};
+        uint8_t expected[18];
+        uint64_t first;
+
+        owner_start(&o, &of_bits, 10);
+        ck_assert_uint_eq(owner_do(&o, random_config()), 0);
+        memcpy(expected, o.result, sizeof expected);
+        o.piece = 1;
+        ck_assert_uint_eq(owner_begin(&o, random_config()), 0);
+        ck_assert(o.more);
+        first = o.jobs++;
+        ck_assert_uint_eq(owner_do(&o, random_config()), 0);
+        ck_assert_mem_eq(o.result, expected, sizeof expected);
+        for (o.more = true; o.more;)
+                ck_assert_uint_eq(owner_turn(&o, first, KVD_JOB_GO_ON), 0);
+        ck_assert_mem_eq(o.result, expected, sizeof expected);
+        ck_assert_uint_eq(owner_turn(&o, first, KVD_JOB_GO_ON), ESTALE);
+
+        o.jobs = 100;
+        ck_assert_uint_eq(owner_begin(&o, random_config()), 0);
+        ck_assert_uint_eq(owner_turn(&o, 101, KVD_JOB_END), ECANCELED);
+        ck_assert_uint_eq(owner_turn(&o, 101, KVD_JOB_GO_ON), ESTALE);
+        ck_assert_uint_eq(owner_begin(&o, random_config()), 0);
+        ck_assert(o.more);
+        ck_assert_uint_eq(owner_ask(&o, forget, NULL, 0), 0);
+        ck_assert_uint_eq(owner_turn(&o, 102, KVD_JOB_GO_ON), ESTALE);
+        owner_stop(&o);
+}
+END_TEST
+
 SUITE("worker-jobs",
       LOOPS(N_GEOMETRIES, summaries_are_what_they_should_be),
       TESTS(label_channels_stay),
       WHEN(getenv("KVD_TEST_BACKEND"),
            LOOPS(N_GEOMETRIES, kernels_make_the_same_bits),
-           TESTS(what_no_kernel_takes_is_staged)),
+           TESTS(kernels_are_busy, what_no_kernel_takes_is_staged, a_configuration_has_the_bits_of_the_processor),
+           LOOPS(N_GEOMETRIES, a_sample_has_the_bits_of_the_processor,
+                 distances_of_pairs_have_the_bits_of_the_processor,
+                 a_compaction_moves_the_bytes_of_the_processor)),
       LOOPS(N_GEOMETRIES, scores_are_keydiffs),
       LOOPS(3 * N_GEOMETRIES, each_head_keeps_the_tokens_of_highest_score),
       TESTS(a_compaction_that_makes_no_sense_is_refused, a_repeated_step_is_found_where_it_is,
             what_may_not_be_shared_is_not, a_configuration_shares_what_is_alike),
-      LOOPS(N_GEOMETRIES, a_sample_is_two_similarities_a_layer))
+      LOOPS(N_GEOMETRIES, a_sample_is_two_similarities_a_layer),
+      LOOPS(N_GEOMETRIES, scores_and_samples_in_pieces_have_the_same_bits),
+      TESTS(a_configuration_in_pieces_has_the_same_bits,
+            comparisons_in_pieces_have_the_same_bits, a_job_that_rests_leaves_room_for_others))

@@ -419,6 +419,82 @@ START_TEST(a_half_written_sketch_is_made_anew) {
 }
 END_TEST
 
+/* ---- in batches ------------------------------------------------------------------------------ */
+
+/* Three of its blocks are half of what is staged at a time. */
+static const struct kvd_shape large = {.layers = 8,
+                                       .kv_heads = 40,
+                                       .head_dim = 128,
+                                       .dtype = KVD_F32,
+                                       .order = KVD_HND,
+                                       .vocab = 1000};
+
+struct outcome {
+        uint64_t sketch, fresh, vague; /* checksums */
+        uint64_t spilled[BLOCKS];
+        uint32_t out, in; /* copies between the GPU and the processor */
+};
+
+/* Alike but for a number a head. */
+static void fill_alike(void) {
+        owner_fill(&o, 0, 1);
+        for (uint32_t i = 1; i < BLOCKS; i++) {
+                memcpy(owner_block(&o, i), owner_block(&o, 0), o.ix->block_bytes);
+                for (uint32_t h = 0; h < o.g.kv_heads; h++)
+                        owner_put(&o, owner_block(&o, i), i, i % 2, h, 3, h, i + h / 100.0);
+        }
+}
+
+static uint64_t of_fresh(void) {
+        return XXH3_64bits(owner_block(&o, FRESH), BLOCKS * o.ix->block_bytes);
+}
+
+static void spill_and_revive(struct outcome *ret, int key_mode) {
+        owner_log_begin();
+        owner_start(&o, &large, 2 * BLOCKS);
+        fill_alike();
+        set(KVD_kvreviver_key_mode, key_mode);
+        set(KVD_kvreviver_hash, PERMUTATION);
+        owner_sketch(&o, 3, 40);
+        ck_assert_uint_eq(owner_do(&o, spill_job(BLOCKS, true)), 0);
+        for (uint32_t i = 0; i < BLOCKS; i++) {
+                ck_assert_uint_eq(spilled()[i].error, 0);
+                ret->spilled[i] = spilled()[i].checksum;
+        }
+        ret->sketch = XXH3_64bits(o.sketch, kvd_sketch_bytes(3, 40, o.sketch->cell_floats));
+        ck_assert_uint_eq(owner_do(&o, copies_job(KVD_JOB_REVIVE, BLOCKS, false)), 0);
+        expect_errors(BLOCKS, 0);
+        ret->fresh = of_fresh();
+        ck_assert_uint_eq(owner_do(&o, vague_job(BLOCKS)), 0);
+        expect_errors(BLOCKS, 0);
+        ret->vague = of_fresh();
+        owner_stop(&o);
+        ret->out = owner_calls(&o, "cuMemcpyDtoH");
+        ret->in = owner_calls(&o, "cuMemcpyHtoD");
+        owner_log_end();
+}
+
+/* Blocks that lie side by side are one copy; the first that enter a sketch come for the mean, too. */
+START_TEST(batches_of_a_gpu_have_the_bits_of_the_host) {
+        struct outcome gpu = {0}, host = {0};
+        char *backend = strdup(getenv("KVD_TEST_BACKEND"));
+        uint32_t batches = DIV_UP(BLOCKS, 3u);
+
+        spill_and_revive(&gpu, _i);
+        unsetenv("KVD_TEST_BACKEND");
+        spill_and_revive(&host, _i);
+        setenv("KVD_TEST_BACKEND", backend, 1);
+        free(backend);
+        ck_assert_uint_eq(gpu.out, _i == CENTRED ? 3 * batches : batches);
+        ck_assert_uint_eq(gpu.in, 2 * batches);
+        ck_assert_mem_eq(gpu.spilled, host.spilled, sizeof gpu.spilled);
+        ck_assert_uint_eq(gpu.sketch, host.sketch);
+        ck_assert_uint_eq(gpu.fresh, host.fresh);
+        ck_assert_uint_eq(gpu.vague, host.vague);
+        ck_assert_uint_ne(gpu.vague, gpu.fresh);
+}
+END_TEST
+
 /* Numbers of 8 bits: copies, yes; anything that reads them, no. */
 START_TEST(eight_bits_are_copied_only) {
         const struct kvd_shape g = {
@@ -486,4 +562,5 @@ SUITE("worker-sketch",
       LOOPS(2, forgetting_takes_out_what_was_put_in),
       TESTS(forgetting_estimates_zeroes_the_median),
       LOOPS(2, a_half_written_sketch_is_made_anew),
-      TESTS(eight_bits_are_copied_only, nonsense_is_refused))
+      TESTS(eight_bits_are_copied_only, nonsense_is_refused),
+      WHEN(getenv("KVD_TEST_BACKEND"), LOOPS(3, batches_of_a_gpu_have_the_bits_of_the_host)))

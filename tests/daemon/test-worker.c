@@ -140,6 +140,26 @@ START_TEST(who_waits_has_it) {
 }
 END_TEST
 
+/* Not even "nothing came": the table is its parent's. */
+START_TEST(a_forked_child_waits_for_nothing) {
+        uint32_t slots[1] = {0};
+        pid_t pid;
+
+        start(NULL, (const char *const[]){"kvreviver=on", NULL});
+        user_append(&u, 8);
+        pid = check_fork();
+        if (pid == 0)
+                _exit(kvd_sequence_wait(u.sequence, WAIT_NS) == -ECHILD &&
+                                      kvd_sequence_cool(u.sequence, 1, slots, KVD_COOL_SPILL) ==
+                                              -ECHILD ?
+                              0 :
+                              1);
+        ck_assert_int_eq(wait_status(pid), 0);
+        ck_assert_uint_eq(user_resident(&u), 8);
+        stop();
+}
+END_TEST
+
 static void stop_worker(pid_t *ret) {
         *ret = user_worker(&u);
         ck_assert_int_eq(kvd_sequence_wait(u.sequence, WAIT_NS), 0);
@@ -385,7 +405,8 @@ END_TEST
 
 SUITE("worker",
       TESTS(a_worker_comes_when_it_is_needed, one_that_is_killed_is_replaced,
-            work_in_flight_is_done_again, who_waits_has_it, who_waits_too_short_has_what_there_is,
+            work_in_flight_is_done_again, who_waits_has_it,
+            a_forked_child_waits_for_nothing, who_waits_too_short_has_what_there_is,
             who_waits_for_a_worker_that_dies_has_it_from_the_next,
             who_waits_for_a_daemon_that_dies_hears_of_it, one_that_does_not_answer_is_ended,
             no_byte_is_lost_with_workers_that_die_at_random),

@@ -217,6 +217,32 @@ def test_workers_have_their_shares_of_a_block(world: World) -> None:
     world.daemon.check()
 
 
+def test_the_first_answer_comes_from_the_file(world: World) -> None:
+    """Both die, the daemon and its vLLM: the next ones begin with what was written down."""
+    def tier() -> dict:
+        return it.stat("tiers")["tiers"][0]
+
+    with tempfile.TemporaryDirectory(prefix="kvd-test-", dir="/var/tmp") as folder:
+        with daemon("--pool", "64M", "--set", f"daemon.file={folder}/file", "--set", "daemon.file_size=128M", "--set",
+                    "daemon.file_depth=0") as it:
+            def engine() -> Engine:
+                return Engine("in place", extra={"socket": it.socket, "fetch_wait": 60}, timeout=1100)
+
+            until(lambda: tier()["state"] == "on")
+            with engine() as first:
+                expected = first.ask([question(0, 0)], max_tokens=4)
+                n = whole(len(question(0, 0))) // BLOCK
+                until(lambda: tier()["written_bytes"] >= n * 131072)
+            it.kill()
+            it.start()
+            until(lambda: tier()["state"] == "on")
+            with engine() as second:
+                got = second.ask([question(0, 0)], max_tokens=4)
+                same(got, expected)
+                assert got[0]["cached"] == whole(len(question(0, 0))), got[0]
+            it.check()
+
+
 def test_by_copy(world: World) -> None:
     prompts = [question(doc, 50) for doc in range(4)]
     expected = world.alone.ask(prompts, max_tokens=40)

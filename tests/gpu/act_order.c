@@ -3,6 +3,7 @@
  * What actors do with streams and slots. Slots are u64, in the mapping or in registered host memory
  */
 #include <string.h>
+#include <unistd.h>
 
 #include "ipc/base/util.h"
 #include "tests/gpu/actor.h"
@@ -116,21 +117,34 @@ static void act_consume(struct stage *s, struct note *note) {
 
 static void act_beat(struct stage *s, struct note *note) {
         TRY(stage_launch(s, "kvd_check_beat",
-                         &(struct check_beat){s->host_at + 8 * 8, s->at, s->host_at + 9 * 8,
-                                              note->n[0]}));
+                         &(struct check_beat){s->host_at + HEART_SLOT * 8, s->at,
+                                              s->host_at + STOP_SLOT * 8, note->n[0]}));
         s->cuda->cuStreamQuery(s->streams[1]);
 }
 
 static void act_sets(struct stage *s, struct note *note) {
         for (uint64_t i = 1; i <= note->n[0]; i++) {
                 TRY(s->cuda->cuMemsetD32Async(s->at, (unsigned)i, data_words(s), s->streams[1]));
-                TRY(s->cuda->cuStreamWriteValue64(s->streams[1], stage_slot(s, IN_HOST, 8), i,
+                TRY(s->cuda->cuStreamWriteValue64(s->streams[1], stage_slot(s, IN_HOST, HEART_SLOT), i,
                                                   CU_WRITE_DEFAULT));
+                __atomic_store_n(s->host + QUEUED_SLOT, i, __ATOMIC_SEQ_CST);
         }
+}
+
+/* As worker processes of a data loader have the files of their parent, the device's too. */
+static void act_fork(struct stage *s, struct note *note) {
+        pid_t child = fork();
+
+        if (child == 0)
+                for (;;)
+                        pause();
+        note->n[0] = (uint64_t)child;
+        note->result = child < 0 ? CU_OUT_OF_MEMORY : CU_OK;
 }
 
 action_function *const actions_of_order[N_ACTIONS] = {
         [WRITE] = act_write,     [STORE] = act_store, [COPY] = act_copy, [LOAD] = act_load,
         [AWAIT] = act_await,     [REST] = act_rest,   [ECHO] = act_echo, [PUBLISH] = act_publish,
         [CONSUME] = act_consume, [BEAT] = act_beat,   [SETS] = act_sets,
+        [FORK] = act_fork,
 };

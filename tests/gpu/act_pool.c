@@ -90,6 +90,44 @@ static int compare(struct stage *s, uint64_t seed, uint64_t *wrong) {
 
 /* ---- actions --------------------------------------------------------------------------------- */
 
+/* A kernel that runs until the process is gone, or for a good while. */
+static int start_long_work(struct stage *s, uint64_t n) {
+        cu_result r;
+
+        if (!s->host) {
+                s->host = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                               0);
+                if (s->host == MAP_FAILED)
+                        return CU_OUT_OF_MEMORY;
+                r = s->cuda->cuMemHostRegister(s->host, PAGE,
+                                               CU_REGISTER_PORTABLE | CU_REGISTER_MAPPED);
+                r = r ? r : s->cuda->cuMemHostGetDevicePointer(&s->host_at, s->host, 0);
+                if (r)
+                        return r;
+        }
+        return stage_launch(s, "kvd_check_beat",
+                            &(struct check_beat){s->host_at + 64, s->host_at + 72, s->host_at + 80,
+                                                 n});
+}
+
+/*
+ * The first use of a kernel, the driver's own for memset too, may load it, and wait for all that
+ * runs on the device: before there is a kernel that does not end.
+ */
+static int warm_up(struct stage *s) {
+        struct kvd_block block;
+        cu_result r;
+
+        if (kvd_alloc(s->member->space, 1, &block) != 1)
+                return CU_OUT_OF_MEMORY;
+        r = fill(s, &block, 1, 0);
+        if (!r)
+                start_long_work(s, 1); /* where there is an image for the device */
+        r = r ? r : s->cuda->cuStreamSynchronize(s->streams[1]);
+        kvd_free(s->member->space, 1, &block);
+        return r;
+}
+
 static void act_join(struct stage *s, struct note *note) {
         struct member *m = s->member = calloc(1, sizeof *m);
         const char *why;
@@ -114,26 +152,7 @@ static void act_join(struct stage *s, struct note *note) {
         }
         s->device = m->place.device;
         TRY(stage_open(s));
-}
-
-/* A kernel that runs until the process is gone, or for a good while. */
-static int start_long_work(struct stage *s, uint64_t n) {
-        cu_result r;
-
-        if (!s->host) {
-                s->host = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
-                               0);
-                if (s->host == MAP_FAILED)
-                        return CU_OUT_OF_MEMORY;
-                r = s->cuda->cuMemHostRegister(s->host, PAGE,
-                                               CU_REGISTER_PORTABLE | CU_REGISTER_MAPPED);
-                r = r ? r : s->cuda->cuMemHostGetDevicePointer(&s->host_at, s->host, 0);
-                if (r)
-                        return r;
-        }
-        return stage_launch(s, "kvd_check_beat",
-                            &(struct check_beat){s->host_at + 64, s->host_at + 72, s->host_at + 80,
-                                                 n});
+        TRY(warm_up(s));
 }
 
 static void act_put(struct stage *s, struct note *note) {
@@ -176,6 +195,7 @@ static void act_find(struct stage *s, struct note *note) {
         int64_t found;
 
         tokens_of(seed, n, tokens);
+        TRY(kvd_result(kvd_catch_up(m->space), note));
         t[0] = now_ns();
         found = kvd_lookup(m->space, 0, tokens, n, m->blocks, POOL_MOST_BLOCKS, &m->pin);
         t[1] = now_ns();

@@ -156,6 +156,7 @@ _Noreturn static void actor_live(int socket) {
 
         if (user && setuid(user) != 0)
                 _exit(1);
+        prctl(PR_SET_DUMPABLE, 1); /* else /proc/self, which drivers read, is root's still */
         prctl(PR_SET_PDEATHSIG, SIGKILL); /* which a change of user would undo */
         while (note_take(socket, &note, &s.fd) == 0) {
                 act(&s, &note);

@@ -59,8 +59,9 @@ enum { ACTOR_GONE = -1, ACTOR_LATE = -2 }; /* died; did not answer in time */
         ACTION(CONSUME, "where, slot, value, seed -> words that differ; waits for the slot, then " \
                         "copies out") \
         ACTION(BEAT, \
-               "n -> ; starts the kernel that counts in host memory (slot 8) and in the mapping") \
+               "n -> ; starts the kernel that counts in host memory and in the mapping") \
         ACTION(SETS, "n -> ; queues n fillings of the mapping, the i-th with i") \
+        ACTION(FORK, "-> process id of a child that does nothing") \
         ACTION(PEEK, "-> the mapping's first word") \
         ACTION(SPREAD, "most, ms -> mappings of one handle, ns of the last; until it fails") \
         ACTION(IMAGE, \
@@ -92,8 +93,11 @@ enum { BY_MEMSET, BY_COPY, BY_KERNEL };
 /* Where a slot is. */
 enum { IN_DEVICE, IN_HOST };
 
-/* A pending AWAIT says so: its value is in this slot of the registered host memory. */
-#define WAITING_SLOT 15
+/* Slots of the registered host memory that tell what goes on. */
+#define HEART_SLOT 8    /* BEAT, SETS: writes that are done */
+#define STOP_SLOT 9     /* BEAT: it ends when this is not 0 */
+#define QUEUED_SLOT 10  /* SETS: writes that are queued, or done */
+#define WAITING_SLOT 15 /* AWAIT: the value that it waits for */
 
 struct note {
         uint32_t action;

@@ -14,16 +14,18 @@ struct state {
         struct gpu_keydiff a[TURNS];
 };
 
-static int both(struct bench *b, const void *state, unsigned turn) {
-        return gpu_keydiff(&b->gpu, b->stream, &((const struct state *)state)->a[turn]);
-}
-
 static int anchor(struct bench *b, const void *state, unsigned turn) {
         return gpu_keydiff_anchor(&b->gpu, b->stream, &((const struct state *)state)->a[turn]);
 }
 
 static int score(struct bench *b, const void *state, unsigned turn) {
         return gpu_keydiff_score(&b->gpu, b->stream, &((const struct state *)state)->a[turn]);
+}
+
+static int both(struct bench *b, const void *state, unsigned turn) {
+        int r = anchor(b, state, turn);
+
+        return r < 0 ? r : score(b, state, turn);
 }
 
 /* Blocks of one layer, K plane then V plane, scattered over the pool; head, token, dimension. */

@@ -3,17 +3,21 @@
 #include "tests/gpu/check.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "ipc/base/util.h"
 #include "tests/gpu/driver.h"
+
+#define STUCK_SECONDS 5u /* longer than its alarm takes to end a process */
 
 static struct driver driver;
 
@@ -77,26 +81,42 @@ static void say_ended(const struct check *check, const char *how) {
         line_answer(&l, NO, "the check did not end by itself: %s", how);
 }
 
+/*
+ * False: it does not end, though it should have been killed by its alarm; a process that the driver
+ * does not let go of is left alone.
+ */
+static bool wait_for(pid_t pid, unsigned seconds, int *status) {
+        struct pollfd p = {(int)syscall(SYS_pidfd_open, pid, 0), POLLIN, 0};
+        bool ended = p.fd < 0 || poll(&p, 1, (int)(seconds + STUCK_SECONDS) * 1000) == 1;
+
+        closep(&p.fd);
+        return ended && waitpid(pid, status, 0) == pid;
+}
+
 /* In a process of its own; its actors die with it. True: it ended well. */
 bool check_run(const struct check *check, unsigned seconds) {
         int status, limit = SIGALRM;
         char how[80];
         pid_t pid;
 
+        seconds = seconds ? seconds : check->seconds;
+
         fflush(stdout);
         pid = fork();
         if (pid == 0) {
                 prctl(PR_SET_PDEATHSIG, SIGKILL);
-                alarm(seconds ? seconds : check->seconds);
+                alarm(seconds);
                 check->run();
                 exit(0);
         }
-        if (pid < 0 || waitpid(pid, &status, 0) != pid)
+        if (pid < 0 || !wait_for(pid, seconds, &status)) {
+                say_ended(check, "it is stuck in the driver");
                 return false;
+        }
         if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
                 return true;
         if (WIFSIGNALED(status) && WTERMSIG(status) == limit)
-                snprintf(how, sizeof how, "it ran for %u s", seconds ? seconds : check->seconds);
+                snprintf(how, sizeof how, "it ran for %u s", seconds);
         else
                 snprintf(how, sizeof how, "status %d, signal %d", WEXITSTATUS(status),
                          WTERMSIG(status));

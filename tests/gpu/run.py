@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the parts of tests/gpu/run, most important first, within one budget of time. See the comment there."""
 import argparse
+import contextlib
 import datetime
+import functools
 import glob
 import json
 import os
@@ -15,20 +17,27 @@ import tarfile
 import tempfile
 import time
 
-NEEDS = 8  # seconds that are left for writing results
+import predict
+
+NEEDS = 8    # seconds that are left for ending everything
+REAPED = 10  # seconds that a killed process may take: one that is stuck in the driver takes for ever
 
 
 class Stop(Exception):
-    pass
+    def __init__(self, why, status=77):
+        super().__init__(why)
+        self.status = status
 
 
 class Runner:
     def __init__(self, options):
         self.options = options
-        self.results, self.parts = [], []
-        self.child = None
+        self.results, self.parts, self.stuck = [], [], []
+        self.child = self.holder = None
         self.device = None
-        self.end = options.begin + options.seconds
+        self.file = None
+        self.ended = 'not yet'
+        self.end = self.part_end = options.begin + options.seconds
         self.scratch = tempfile.mkdtemp(prefix='kvd-gpu-')
         self.environment = dict(os.environ, KVD=self.path('daemon/kvd'), KVCTL=self.path('tools/kvctl/kvctl'),
                                 KVLM=self.path('tools/kvlm/kvlm'), TMPDIR=self.scratch,
@@ -52,7 +61,7 @@ class Runner:
         return os.path.join(self.options.root, *below)
 
     def left(self):
-        return self.end - time.time() - NEEDS
+        return min(self.end - NEEDS, self.part_end) - time.time()
 
     # ---- results
 
@@ -81,26 +90,38 @@ class Runner:
 
     # ---- programs
 
-    def kill(self):
-        if self.child and self.child.poll() is None:
-            os.killpg(self.child.pid, signal.SIGKILL)
-            self.child.wait()
+    def kill(self, child):
+        """With what it left behind in its group. One that is stuck in the driver stays, and is told of."""
+        if not child:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        try:
+            child.wait(timeout=self.options.reaped)
+        except subprocess.TimeoutExpired:
+            self.stuck.append(child.pid)
+            self.say({'part': 'driver', 'check': 'stuck', 'question': 'does a killed process end?', 'ok': False,
+                      'numbers': {'seconds': self.options.reaped},
+                      'answer': f'process {child.pid} ({os.path.basename(str(child.args[0]))}) did not end when it was killed: '
+                                'it is stuck in the driver'})
+
+    def start(self, command, out, environment=None, stdin=subprocess.DEVNULL):
+        return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=stdin, start_new_session=True,
+                                env=dict(self.environment, **(environment or {})))
 
     def run(self, command, limit, environment=None):
         """(exit status or None if it ran out of time, what it printed, seconds)"""
         begin = time.time()
         with tempfile.TemporaryFile() as out:
-            self.child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                          env=dict(self.environment, **(environment or {})), start_new_session=True)
+            self.child = self.start(command, out, environment)
             try:
-                status = self.child.wait(timeout=max(1, min(limit, self.left())))
+                status = self.child.wait(timeout=max(1, min(limit, self.options.each, self.left())))
             except subprocess.TimeoutExpired:
                 status = None
-            finally:
-                self.kill()  # and what it left behind in its group
+            self.kill(self.child)
+            self.child = None
             out.seek(0)
             text = out.read().decode(errors='replace')
-        self.child = None
         return status, text, time.time() - begin
 
     def program(self, part, name, command, limit, environment=None):
@@ -111,6 +132,7 @@ class Runner:
             ended = f'it ran for {seconds:.0f} s' if status is None else f'status {status}'
             self.say({'part': part, 'check': name, 'question': 'does the program end well?', 'ok': False,
                       'answer': ended, 'numbers': {'seconds': round(seconds, 1)}, 'said': other[-12:]})
+        self.write()
         return status
 
     def checked(self, part, name, command, limit, environment=None, question=None):
@@ -126,36 +148,72 @@ class Runner:
         if status != 0:
             result['said'] = text.splitlines()[-12:]
         self.say(result)
+        self.write()
         return status
 
     # ---- the parts
 
-    def checks(self, limit):
-        """what driver and device do: ten questions"""
-        status = self.program('checks', 'checks', [self.path('tests/gpu/gpu-checks')], limit)
+    SMI = ('Driver Version', 'Persistence Mode', 'Compute Mode', 'Current', 'Virtualization Mode')
+
+    def smi(self):
+        """The settings that explain surprises, as nvidia-smi has them."""
+        result = {'part': 'driver', 'check': 'nvidia-smi', 'question': 'how is the device set?', 'ok': None, 'numbers': {}}
+        try:
+            text = subprocess.run(['nvidia-smi', '-q'], capture_output=True, text=True, timeout=60).stdout
+            pairs = [[word.strip() for word in line.split(':', 1)] for line in text.splitlines() if ':' in line]
+            result['answer'] = ', '.join(f'{name}: {value}' for name, value in pairs if name in self.SMI) or 'nothing'
+        except (OSError, subprocess.TimeoutExpired) as e:
+            result['answer'] = f'not asked: {e}'
+        self.say(result)
+
+    def ask_device(self):
+        status = self.program('driver', 'device', [self.path('tests/gpu/gpu-checks'), '--only', 'none'], 60)
         if not self.device or status == 77:
             raise Stop('no driver, or no device')
-        self.program('checks', 'T9', [sys.executable, self.source('tests/gpu/check_dlpack.py'), self.device['answer']], 60)
 
-    def kernels(self, limit):
+    def hold(self):
+        """A context that lives as long as we: without one, some drivers shut the device down between two programs."""
+        self.holder = self.start([self.path('tests/gpu/gpu-checks'), '--hold'], subprocess.DEVNULL, stdin=subprocess.PIPE)
+
+    def driver(self):
+        """how the device is set, and what driver and device do: the questions on which kvd is built, first ones first"""
+        self.smi()
+        self.program('driver', 'doctor', [sys.executable, self.source('tests/gpu/doctor.py'),
+                                          self.path('tools/kvctl/kvctl')], 60)
+        self.program('driver', 'checks', [self.path('tests/gpu/gpu-checks'), '--only', 'T5,T8,T4,T1,T2,T3,T7,T10'], 240)
+
+    def order_fails(self):
+        """All that shares memory between streams is built on this."""
+        return any(r.get('check') == 'T4' and r.get('ok') is False and
+                   'in registered host memory, released by another process' in r['question'] for r in self.results)
+
+    def kernels(self):
         """kernels' results equal their references'"""
         for name in self.kernel_tests():
-            self.checked('kernels', name, [self.path('tests/kernels/cuda', 'test-cuda-' + name)], min(90, limit),
+            self.checked('kernels', name, [self.path('tests/kernels/cuda', 'test-cuda-' + name)], 90,
                          {'KVD_TEST_GPU': '1', 'CK_FORK': 'no'}, f'{name}: do kernels and references agree on the device?')
 
     # of tests/gpu/device, those that need nothing of a stand-in's settings
-    PLAYS = ['in-place', 'memory-changes-hands', 'arena-is-read-only', 'daemon-killed', 'layers']
+    PLAYS = ['memory-changes-hands', 'arena-is-read-only', 'daemon-killed', 'layers', 'capturing', 'two-clients']
 
-    def processes(self, limit):
+    def processes(self):
         """processes that share a cache, and die"""
-        self.program('processes', 'doctor', [sys.executable, self.source('tests/gpu/doctor.py'),
-                                             self.path('tools/kvctl/kvctl')], 120)
         self.program('processes', 'share', [self.path('tests/gpu/gpu-share')], 120)
         for play in self.PLAYS:
             self.checked('processes', play, [self.path('tests/gpu/device/test-plays'), play], 40,
                          question=f'{play}: does it go as on the stand-in?')
-        self.program('processes', 'kvlm', [sys.executable, self.source('tests/gpu/share_kvlm.py'), self.source(),
-                                           self.options.build], 120)
+
+    def deaths(self):
+        """when the work of a killed process stops"""
+        self.program('deaths', 'checks', [self.path('tests/gpu/gpu-checks'), '--only', 'T6'], 120)
+
+    SMALL = ['--tokens', '32', '--pool', '64M', '--answer', '1', '--processes', '2']  # a processor is no GPU
+
+    def models(self):
+        """a model's logits over a shared cache, and PyTorch over its blocks"""
+        self.program('models', 'kvlm', [sys.executable, self.source('tests/gpu/share_kvlm.py'), self.source(),
+                                        self.options.build, *(self.SMALL if self.stand_in() else [])], 120)
+        self.program('models', 'T9', [sys.executable, self.source('tests/gpu/check_dlpack.py'), self.device['answer']], 60)
 
     RATIOS = [('KeyDiff anchor and score', 'KeyDiff by PyTorch, 128 k', 'KeyDiff: how many times faster than PyTorch?', 5),
               ('paged decode attention', 'scaled_dot_product_attention, 64', 'decode: PyTorch over contiguous keys, as times of ours',
@@ -175,14 +233,29 @@ class Runner:
         self.say({'part': 'benchmarks', 'check': 'peer', 'question': question, 'ok': beside / us >= aim,
                   'answer': f'{beside / us:.2f} (aim: {aim})', 'numbers': {'us': us, 'pytorch_us': beside, 'aim': aim}})
 
-    def benchmarks(self, limit):
+    def confirm(self):
+        """What predict.py says of the machine code, beside what was measured."""
+        device = next((name for name in predict.DEVICES if name in self.device['answer']), None)
+        shares = {r['question']: r['numbers']['share'] for r in self.results if 'share' in r.get('numbers', {})}
+        for begins, kernel in predict.BENCHES.items() if device else ():
+            measured = next((share for question, share in shares.items() if question.startswith(begins)), None)
+            if measured is None:
+                continue
+            predicted = predict.table()[kernel][device]
+            self.say({'part': 'benchmarks', 'check': 'prediction', 'ok': abs(measured - predicted) <= predict.NEAR,
+                      'question': f'{kernel}: is its share of the bandwidth what its machine code lets expect?',
+                      'answer': f'{measured:.2f}, and {predicted:.2f} was predicted',
+                      'numbers': {'measured': measured, 'predicted': predicted}})
+
+    def benchmarks(self):
         """how fast"""
-        self.program('benchmarks', 'bench', [self.path('tests/gpu/gpu-bench')], min(150, limit))
+        self.program('benchmarks', 'bench', [self.path('tests/gpu/gpu-bench')], 150)
         self.program('benchmarks', 'peer', [sys.executable, self.source('tests/gpu/peer.py')], 90)
         for ours, theirs, question, aim in self.RATIOS:
             self.ratio(ours, theirs, question, aim)
+        self.confirm()
 
-    def sanitizer(self, limit):
+    def sanitizer(self):
         """compute-sanitizer on the kernels' tests"""
         tool = shutil.which('compute-sanitizer') or '/usr/local/cuda/bin/compute-sanitizer'
         if not os.access(tool, os.X_OK):
@@ -201,50 +274,61 @@ class Runner:
                              f'{name} under {which}: anything found?')
 
     def kernel_tests(self):
+        """Attention first: whoever decodes waits for it."""
         with open(self.path('tests/gpu/kernel-tests')) as f:
-            return f.read().split()
+            return sorted(f.read().split(), key=lambda name: not name.startswith('attend'))
 
-    def not_run(self, part, name):
-        self.say({'part': part, 'check': name, 'question': 'was it run?', 'answer': 'not run: out of time', 'ok': None,
+    def not_run(self, part, name, why='out of time'):
+        self.say({'part': part, 'check': name, 'question': 'was it run?', 'answer': f'not run: {why}', 'ok': None,
                   'numbers': {}})
 
     # ---- all of them
 
-    PARTS = [('checks', 200, 20), ('kernels', 150, 15), ('processes', 150, 20), ('benchmarks', 170, 30),
-             ('sanitizer', 500, 20)]  # name, seconds at most, seconds that it needs at least
+    PARTS = [('driver', 280, 20), ('kernels', 150, 15), ('processes', 180, 20), ('deaths', 100, 20),
+             ('benchmarks', 240, 30), ('models', 150, 20), ('sanitizer', 500, 20)]  # name, seconds: at most, at least
+    ORDERED = ('processes', 'models')
 
     def wanted(self, name):
         return not self.options.only or name in self.options.only.split(',')
 
+    def run_part(self, name, least):
+        if self.left() < least:
+            self.not_run(name, name)
+        elif name in self.ORDERED and self.order_fails():
+            self.not_run(name, name, 'streams of two processes do not wait for each other here (T4)')
+        else:
+            getattr(self, name)()
+
     def all(self):
+        self.ask_device()
+        self.file = self.file_name()
+        self.hold()
         for name, limit, least in self.PARTS:
             if not self.wanted(name):
-                if name == 'checks':  # who answers, at least
-                    status = self.program('checks', 'device', [self.path('tests/gpu/gpu-checks'), '--only', 'none'], 30)
-                    if not self.device or status == 77:
-                        raise Stop('no driver, or no device')
                 continue
             begin = time.time()
-            if self.left() < least:
-                self.not_run(name, name)
-            else:
-                getattr(self, name)(min(limit, self.left()))
+            self.part_end = begin + limit
+            self.run_part(name, least)
+            self.part_end = self.end
             self.parts.append((name, time.time() - begin))
+            self.write()
 
     # ---- in the end
 
     def stand_in(self):
         return not self.device or 'STAND-IN' in self.device['answer']
 
+    @functools.cache
     def commit(self):
-        try:
+        with contextlib.suppress(OSError):
             with open(self.path('COMMIT')) as f:
                 return f.read().strip()
-        except OSError:
-            pass
-        r = subprocess.run(['git', '-C', self.options.root, 'describe', '--always', '--dirty', '--abbrev=40'],
-                           capture_output=True, text=True)
-        return r.stdout.strip() or 'unknown'
+        try:
+            r = subprocess.run(['git', '-C', self.options.root, 'describe', '--always', '--dirty', '--abbrev=40'],
+                               capture_output=True, text=True, timeout=20)
+            return r.stdout.strip() or 'unknown'
+        except (OSError, subprocess.TimeoutExpired):
+            return 'unknown'
 
     def counts(self, part):
         oks = [r.get('ok') for r in self.results if r.get('part') == part]
@@ -267,7 +351,7 @@ class Runner:
         if self.options.out:
             out = os.path.realpath(self.options.out)
             if self.stand_in() and os.path.commonpath([out, results]) == results:
-                raise Stop('results of a stand-in are not kept among those of GPUs')
+                raise Stop('results of a stand-in are not kept among those of GPUs', 2)
             return out
         if self.stand_in():
             return None
@@ -275,20 +359,34 @@ class Runner:
         return os.path.join(results, f'{datetime.date.today()}-{device}.json')
 
     def write(self):
-        name = self.file_name()
-        if not name:
-            print('not written: what answered is not a GPU', file=sys.stderr)
+        """What is known by now: whatever happens next, it is on the disk, whole."""
+        if not self.file:
             return
-        os.makedirs(os.path.dirname(name), exist_ok=True)
-        with open(name, 'w') as f:
-            json.dump({'device': self.device and self.device['answer'], 'stand_in': self.stand_in(),
+        os.makedirs(os.path.dirname(self.file), exist_ok=True)
+        with open(self.file + '.new', 'w') as f:
+            json.dump({'device': self.device['answer'], 'stand_in': self.stand_in(), 'ended': self.ended,
                        'date': datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds'),
                        'commit': self.commit(), 'seconds': round(time.time() - self.options.begin, 1),
+                       'stuck': self.stuck,
                        'parts': {p: dict(zip(('yes', 'no', 'open', 'out_of_time'), self.counts(p)), seconds=round(s, 1))
                                  for p, s in self.parts},
                        'results': self.results}, f, indent=1)
             f.write('\n')
-        print(f'written: {name}', file=sys.stderr)
+        os.replace(self.file + '.new', self.file)
+
+    def stop(self):
+        """Ends what still runs; a second interruption does not end this."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self.kill(self.child)
+        self.kill(self.holder)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def report(self, ended):
+        self.ended = ended
+        self.write()
+        print(f'written: {self.file}' if self.file else 'not written: what answered is not a GPU', file=sys.stderr)
+        self.table(sys.stdout)
 
 
 def options():
@@ -297,9 +395,11 @@ def options():
     p.add_argument('--build', required=True)
     p.add_argument('--begin', type=float, default=time.time())
     p.add_argument('--seconds', type=float, default=530)
+    p.add_argument('--each', type=float, default=1e9)
     p.add_argument('--only')
     p.add_argument('--out')
     p.add_argument('--list', action='store_true')
+    p.add_argument('--reaped', type=float, default=REAPED)  # for tests
     o = p.parse_args()
     o.build = os.path.abspath(o.build)
     return o
@@ -322,30 +422,23 @@ def main():
         with tarfile.open(packed) as archive:
             archive.extractall(o.build)
     runner = Runner(o)
-    status = 0
+    ended, status = 'by itself', 0
     try:
-        runner.file_name() if o.out else None
         runner.all()
     except Stop as stop:
         print(f'tests/gpu/run: {stop}', file=sys.stderr)
-        status = 77
+        ended, status = str(stop), stop.status
     except KeyboardInterrupt:
         print('tests/gpu/run: interrupted', file=sys.stderr)
-        status = 130
+        ended, status = 'interrupted', 130
     finally:
-        runner.kill()
-        shutil.rmtree(runner.scratch, ignore_errors=True)
-    if not status:
-        status = int(any(r.get('ok') is False for r in runner.results))
-        try:
-            runner.write()
-        except Stop as stop:
-            print(f'tests/gpu/run: {stop}', file=sys.stderr)
-            status = 2
-        runner.table(sys.stdout)
+        runner.stop()
+    if runner.device and status in (0, 130):
+        runner.report(ended)
     if os.path.exists(packed):
         shutil.rmtree(o.build, ignore_errors=True)
-    return status
+    return status or int(any(r.get('ok') is False for r in runner.results))
 
 
-sys.exit(main())
+if __name__ == '__main__':
+    sys.exit(main())

@@ -36,6 +36,12 @@ grep -E '"check": "(T1|T2|T4|T5|T6|T7|T8)"' "$dir/out" | grep '"ok": false' && w
 FAKECUDA_WAKE=write "$checks" --only T4 >"$dir/out" || wrong "WAKE=write: status $?"
 grep 'released by a plain store of another client' "$dir/out" | grep -q 'woken within a second; after a stream.s write (CUDA_SUCCESS): CUDA_SUCCESS' ||
         wrong 'a wait that no store wakes'
+# A queue that is full, as on a GPU: T6 kills the process while it waits for room, with work that is still to be done.
+FAKECUDA_DEPTH=1000 "$checks" --only T6 >"$dir/out" || wrong "DEPTH=1000: status $?"
+grep 'with many writes queued' "$dir/out" | grep -v 'a child' | grep '"ok": true' | grep -q '; [1-9][0-9]* more were queued' ||
+        wrong 'DEPTH=1000: T6 says nothing of work that was queued'
+grep -q 'a child that it forked lives on.*more were queued' "$dir/out" || wrong 'DEPTH=1000: a forked child'
+pgrep -f "^$checks --only T6" >"$dir/left" && wrong "DEPTH=1000: still there: $(cat "$dir/left")"
 # Nothing of a GPU's memory by descriptors: all that needs it is not asked, and the rest is.
 FAKECUDA_VMM=0 "$checks" --only T1,T7,T8 >"$dir/out" || wrong "VMM=0: status $?"
 grep -q '"check": "T1".*not asked' "$dir/out" || wrong 'VMM=0: T1 is asked'

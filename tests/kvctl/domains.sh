@@ -27,6 +27,11 @@ says '"domain": "research"'
 kvctl 0 blocks other
 kvctl 2 blocks
 complains '3 spaces'
+kvctl 0 domain # as much of everything as the quota is of the pool
+says '^DOMAIN  *COST  *USED  *GUARANTEED  *MOST ' '^research  pool  .* 4194304 .*bytes' '^research  spaces  *2 ' '^uid-.*  spaces  *1 '
+kvctl 0 domain --domain research --json
+says '"cost": "overhead"' '"used": 2,'
+says_not uid-
 kvctl 0 check
 says '^uid-.* llama ' '^research  other '
 kvctl 0 check llama --domain research

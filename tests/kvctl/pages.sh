@@ -57,9 +57,14 @@ same 'flags of kvctl(1)' "$dir/flags" "$dir/page-flags"
         sed -n 's/^ *\[KVD_CLIENT_[A-Z_]*\] = {"\([A-Z_]*\)".*/\1/p' "$ROOT/tools/kvctl/stat.c" | tr A-Z a-z
         grep -oE 'fill_figure\(t, space, "[a-z_]+"' "$ROOT/tools/kvctl/stat.c" | sed 's/.*"\(.*\)"/\1/'
 } >"$dir/counters"
-sed -n '/^\.Sh COUNTERS/,/^\.Sh TOP/s/^\.It Va //p' "$pages/kvctl.1" >"$dir/page-counters"
+sed -n '/^\.Sh COUNTERS/,/^\.Sh DEGRADED/s/^\.It Va //p' "$pages/kvctl.1" >"$dir/page-counters"
 same 'counters of kvctl(1)' "$dir/counters" "$dir/page-counters"
-grep -oE -h '"[SBQGF][0-9]+ ' "$ROOT"/store/check/*.c | tr -d '" ' >"$dir/invariants"
+# names, and what is so, word for word
+cat "$ROOT/ipc/base/degraded.def" | tr '\n' ' ' | sed 's/KVD_DEGRADED(/\n/g' |
+        sed -n 's/^[A-Z]*, \([a-z_]*\), "\([a-z]*\)", *"\([^"]*\)".*/\1: \3 (\2)./p' | sed 's/ ()\.$/./' >"$dir/states"
+sed -n '/^\.Sh DEGRADED/,/^\.Sh TOP/p' "$pages/kvctl.1" | sed -n '/^\.It Va /{s/^\.It Va //;N;s/\n/: /;p;}' >"$dir/page-states"
+same 'degraded states of kvctl(1)' "$dir/states" "$dir/page-states"
+grep -oE -h '"[SBQGF][0-9]+[ "]' "$ROOT"/store/check/*.c | tr -d '" ' >"$dir/invariants"
 sed -n 's/^\.It \([SBQGF][0-9]*\)$/\1/p' "$pages/kvctl.1" >"$dir/page-invariants"
 same 'invariants of kvctl(1)' "$dir/invariants" "$dir/page-invariants"
 

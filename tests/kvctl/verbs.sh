@@ -94,6 +94,7 @@ json_is_valid
 says '^  "daemon": {$' '^  "spaces": \[$' '^  "clients": \[$' '^  "counters": \[$' '^  "figures": \[$' '^  "chains": \[$' \
         '^  "states": \[$'
 kvctl 0 top --json -n 2 --watch 0.1
+says '"turn_recent_us"'
 [ "$(grep -c '"interval_s"' "$dir/out")" -eq 2 ] || wrong "$what: two samples"
 
 # Looking leaves nothing behind.

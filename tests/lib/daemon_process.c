@@ -9,7 +9,9 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include "daemon/activation.h"
 #include "daemon/daemon.h"
+#include "daemon/identity.h"
 #include "tests/lib/inproc.h"
 
 enum { EXIT_REFUSED = 3, EXIT_LOOP = 4, EXIT_LEAK = 5 };
@@ -17,13 +19,15 @@ enum { EXIT_REFUSED = 3, EXIT_LOOP = 4, EXIT_LEAK = 5 };
 /* ---- in the process -------------------------------------------------------------------------- */
 
 static int serve(struct config *config, int ready) {
+        const struct identity same = {.stays = true};
         struct daemon *daemon;
         struct kvd_why why;
         int r;
 
         if (daemon_new(config, &daemon, &why) < 0)
                 return EXIT_REFUSED;
-        if (daemon_handle_signals(daemon, NULL) < 0 || daemon_listen(daemon, -1, &why) < 0) {
+        if (daemon_handle_signals(daemon, NULL) < 0 ||
+            daemon_listen(daemon, &ACTIVATION_NONE, &same, &why) < 0) {
                 daemon_free(daemon);
                 return EXIT_REFUSED;
         }

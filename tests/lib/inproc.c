@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/activation.h"
 #include "daemon/daemon.h"
+#include "daemon/identity.h"
 
 static void set(struct config *config, const char *assignment) {
         struct kvd_why why;
@@ -39,13 +41,15 @@ static void *run(void *arg) {
 }
 
 void inproc_start_with_worker(struct inproc *d, const char *const *settings, const char *program) {
+        const struct identity same = {.stays = true};
         struct kvd_why why;
         struct config config;
 
         instance_make_dir(&d->in);
         inproc_configure(&config, d->in.socket, settings);
         snprintf(config.worker_program, sizeof config.worker_program, "%s", program);
-        if (daemon_new(&config, &d->daemon, &why) < 0 || daemon_listen(d->daemon, -1, &why) < 0)
+        if (daemon_new(&config, &d->daemon, &why) < 0 ||
+            daemon_listen(d->daemon, &ACTIVATION_NONE, &same, &why) < 0)
                 die("%s", why.line);
         if (pthread_create(&d->thread, NULL, run, d) != 0)
                 die("pthread_create");

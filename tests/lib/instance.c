@@ -10,10 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "client/conn.h"
 #include "client/kvd.h"
+#include "tests/lib/sanitized.h"
 
 #define MAX_ARGUMENTS 64
 
@@ -86,21 +88,31 @@ bool instance_on_gpu(void) {
         return backend && strcmp(backend, "host") != 0;
 }
 
-void instance_again(struct instance *in, const char *const *settings) {
-        const char *arguments[MAX_ARGUMENTS] = {"--private", in->dir,
-                                                "--pool",    "64M",
-                                                "--set",     "daemon.segment=1M",
-                                                "--set",     "daemon.quarantine_ms=20",
+static void start(struct instance *in, bool public, const char *const *settings) {
+        const char *arguments[MAX_ARGUMENTS] = {public ? "--socket" : "--private",
+                                                public ? in->socket : in->dir,
+                                                "--pool", "64M",
+                                                "--set", "daemon.segment=1M",
+                                                "--set", "daemon.quarantine_ms=20",
+                                                "--set", "daemon.socket_mode=0666",
                                                 "--backend", "host"};
-        int n = 10;
+        int n = 12;
 
+        if (public && geteuid() == 0) { /* also where there is a user kvd */
+                arguments[n++] = "--user";
+                arguments[n++] = "root";
+        }
         if (instance_on_gpu())
-                arguments[9] = getenv("KVD_TEST_BACKEND");
+                arguments[11] = getenv("KVD_TEST_BACKEND");
         for (; settings && *settings && n < MAX_ARGUMENTS - 5; settings++) {
                 arguments[n++] = "--set";
                 arguments[n++] = *settings;
         }
         instance_run(in, arguments, true);
+}
+
+void instance_again(struct instance *in, const char *const *settings) {
+        start(in, false, settings);
 }
 
 void instance_make_dir(struct instance *in) {
@@ -113,6 +125,12 @@ void instance_make_dir(struct instance *in) {
 void instance_start(struct instance *in, const char *const *settings) {
         instance_make_dir(in);
         instance_again(in, settings);
+}
+
+void instance_start_public(struct instance *in, const char *const *settings) {
+        instance_make_dir(in);
+        chmod(in->dir, 0755);
+        start(in, true, settings);
 }
 
 int wait_status(pid_t pid) {
@@ -165,6 +183,11 @@ void instance_end_clean(struct instance *in) {
         instance_end(in);
 }
 
+void become_user(uid_t user) {
+        if (setresgid(user, user, user) < 0 || setresuid(user, user, 0) < 0)
+                die("cannot become user %u: %s", user, strerror(errno));
+}
+
 /* ---- what it has ----------------------------------------------------------------------------- */
 
 uint32_t fds_of(pid_t pid) {
@@ -187,12 +210,12 @@ uint32_t instance_fds(const struct instance *in) {
 }
 
 /* The number that format finds in a line of a file of /proc. */
-static uint64_t number_in(const struct instance *in, const char *file, const char *format) {
+static uint64_t number_in(pid_t pid, const char *file, const char *format) {
         unsigned long long number = 0;
         char path[64], line[256];
         FILE *f;
 
-        snprintf(path, sizeof path, "/proc/%d/%s", in->pid, file);
+        snprintf(path, sizeof path, "/proc/%d/%s", pid, file);
         f = fopen(path, "re");
         if (!f)
                 die("%s: %s", path, strerror(errno));
@@ -203,11 +226,55 @@ static uint64_t number_in(const struct instance *in, const char *file, const cha
 }
 
 uint64_t instance_rss_kib(const struct instance *in) {
-        return number_in(in, "status", "RssAnon: %llu");
+        return number_in(in->pid, "status", "RssAnon: %llu");
+}
+
+uint64_t instance_shared_kib(const struct instance *in) {
+        return number_in(in->pid, "status", "RssShmem: %llu");
 }
 
 uint64_t instance_cpu_ns(const struct instance *in) {
-        return number_in(in, "schedstat", "%llu");
+        return number_in(in->pid, "schedstat", "%llu");
+}
+
+static bool is_asleep(const struct instance *in) {
+        char path[64], state = 0;
+        FILE *f;
+
+        snprintf(path, sizeof path, "/proc/%d/stat", in->pid);
+        f = fopen(path, "re");
+        if (!f || fscanf(f, "%*d %*s %c", &state) != 1)
+                die("%s: %s", path, strerror(errno));
+        fclose(f);
+        return state == 'S';
+}
+
+void instance_rest(const struct instance *in) {
+        uint64_t before;
+        bool slept;
+
+        do {
+                before = instance_cpu_ns(in);
+                slept = is_asleep(in);
+                usleep(4000);
+        } while (!slept || !is_asleep(in) || instance_cpu_ns(in) != before);
+}
+
+uint64_t own_delay_ns(void) {
+        return number_in(gettid(), "schedstat", "%*llu %llu");
+}
+
+#define BUDGET_NS 10000000 /* some turns, and a tick */
+#define FEW_OVER 3u
+
+void work_see(struct work_seen *seen, int64_t worked_ns) {
+        if (worked_ns > (int64_t)seen->most_ns)
+                seen->most_ns = (uint64_t)worked_ns;
+        seen->n_over += worked_ns > BUDGET_NS;
+}
+
+bool work_is_bounded(const struct work_seen *seen) {
+        return SANITIZED || (seen->n_over <= FEW_OVER && seen->most_ns <= 4 * BUDGET_NS);
 }
 
 /* ---- questions to it ------------------------------------------------------------------------- */
@@ -230,8 +297,10 @@ void space_facts(struct conn *conn, uint32_t nth, struct kvd_msg_space_info_repl
         } while (nth--);
 }
 
-static void check_space(struct conn *conn, const char *name) {
-        struct kvd_msg_check request = {.space = kvd_slice_of(name)};
+/* False: it changed on the way, so that sums over it were not compared. */
+static bool check_space(struct conn *conn, const char *name, const char *domain) {
+        struct kvd_msg_check request = {.space = kvd_slice_of(name),
+                                        .domain = kvd_slice_of(domain)};
         struct kvd_msg_check_reply reply;
         char first[256];
 
@@ -243,6 +312,7 @@ static void check_space(struct conn *conn, const char *name) {
                             kvd_slice_copy(reply.first, first, sizeof first));
                 request.cursor = reply.next;
         } while (reply.next);
+        return !reply.partial;
 }
 
 static bool next_space(struct conn *conn, struct kvd_msg_space_info_reply *info, char name[64]) {
@@ -257,15 +327,22 @@ static bool next_space(struct conn *conn, struct kvd_msg_space_info_reply *info,
         return true;
 }
 
-void expect_clean(struct conn *conn) {
+static bool is_clean(struct conn *conn) {
         struct kvd_msg_space_info_reply info = {0};
-        char name[64];
+        bool whole = true;
+        char name[64], domain[64];
 
         while (next_space(conn, &info, name)) {
+                kvd_slice_copy(info.domain, domain, sizeof domain);
                 if (info.free + info.filling + info.sealed + info.limbo != info.total)
                         die("space %s: free + filling + sealed + limbo is not total", name);
-                check_space(conn, name);
+                whole &= check_space(conn, name, domain);
         }
+        return whole;
+}
+
+void expect_clean(struct conn *conn) {
+        is_clean(conn);
 }
 
 static bool is_quiet(struct conn *conn) {
@@ -286,6 +363,6 @@ void instance_expect_clean(const struct instance *in) {
         struct conn *conn = instance_connect(in);
 
         expect_quiet(conn);
-        expect_clean(conn);
+        WAIT_UNTIL(is_clean(conn));
         conn_close(conn);
 }

@@ -33,6 +33,8 @@ struct instance {
 void instance_start(struct instance *in, const char *const *settings);
 /* in the same directory, after it ended */
 void instance_again(struct instance *in, const char *const *settings);
+/* the same, not --private: every user may connect */
+void instance_start_public(struct instance *in, const char *const *settings);
 void instance_stop(struct instance *in);  /* SIGTERM; it must exit with 0 and leave no socket */
 void instance_kill(struct instance *in);  /* SIGKILL */
 void instance_sweep(struct instance *in); /* removes the directory */
@@ -48,14 +50,38 @@ void instance_make_dir(struct instance *in);
 void instance_run(struct instance *in, const char *const *arguments, bool ready);
 bool instance_on_gpu(void); /* $KVD_TEST_BACKEND names another backend than host memory */
 int wait_status(pid_t pid); /* exit status; 128 + signal */
+/* this process is another user's from now on, and may be root again (for root only) */
+void become_user(uid_t user);
 
 /* ---- what its process has -------------------------------------------------------------------- */
 
 uint32_t fds_of(pid_t pid); /* open descriptors; 0: of this process */
 uint32_t instance_fds(const struct instance *in);
 uint64_t instance_rss_kib(const struct instance *in);
-/* time that its loop ran on a processor, so not the machine's */
+uint64_t instance_shared_kib(const struct instance *in); /* index, pins: what it has mapped */
+/*
+ * Time that its loop (its first thread) ran on a processor, so not the machine's. While it runs, the
+ * figure may move with the ticks of the machine only, 4 ms apart.
+ */
 uint64_t instance_cpu_ns(const struct instance *in);
+/*
+ * What it does ahead of need, or behind its last answer, is over when it sleeps and has used no
+ * time. Time alone does not tell: on a busy machine, whoever waits for a processor uses none either.
+ */
+void instance_rest(const struct instance *in);
+/* time that this thread could have run and did not: the machine's, to be left out of what it saw */
+uint64_t own_delay_ns(void);
+
+/*
+ * The daemon's work before one answer and another. It is within the budget if hardly any took more
+ * than some turns, and none several times that: the kernel's clocks move in ticks of 4 ms, and late.
+ */
+struct work_seen {
+        _Atomic uint64_t most_ns;
+        _Atomic uint32_t n_over;
+};
+void work_see(struct work_seen *seen, int64_t worked_ns);
+bool work_is_bounded(const struct work_seen *seen);
 
 /* ---- questions to it ------------------------------------------------------------------------- */
 
@@ -66,7 +92,10 @@ struct conn *instance_connect(const struct instance *in);
  */
 void space_facts(struct conn *conn, uint32_t nth, struct kvd_msg_space_info_reply *ret);
 
-/* Walks every invariant of every space; ends the test with the first broken one. */
+/*
+ * Walks every invariant of every space; ends the test with the first broken one. Sums over a space
+ * that changes meanwhile are not compared.
+ */
 void expect_clean(struct conn *conn);
 
 /* Waits until nobody fills or holds anything in any space: clients that ended were reaped. */

@@ -155,17 +155,20 @@ void peer_refused(struct peer_end *p, struct kvd_msg request, int error) {
                     strerror((int)reply.error.code), strerror(-error));
 }
 
+struct kvd_msg peer_space_message(const char *name) {
+        return (struct kvd_msg){.number = KVD_MSG_space,
+                                .space = {.name = kvd_slice_of(name),
+                                          .create = 1,
+                                          .layers = 1,
+                                          .kv_heads = 1,
+                                          .head_dim = 8,
+                                          .block_tokens = 4,
+                                          .dtype = 2,
+                                          .vocab = 1000}};
+}
+
 uint32_t peer_open_space(struct peer_end *p, const char *name) {
-        const struct kvd_msg request = {.number = KVD_MSG_space,
-                                        .space = {.name = kvd_slice_of(name),
-                                                  .create = 1,
-                                                  .layers = 1,
-                                                  .kv_heads = 1,
-                                                  .head_dim = 8,
-                                                  .block_tokens = 4,
-                                                  .dtype = 2,
-                                                  .vocab = 1000}};
-        struct kvd_msg reply = peer_ok(p, request);
+        struct kvd_msg reply = peer_ok(p, peer_space_message(name));
 
         if (p->fds.n != (instance_on_gpu() ? 3 : 2))
                 die("a space comes with %u descriptors", p->fds.n);

@@ -54,7 +54,8 @@ struct kvd_msg peer_call(struct peer_end *p, struct kvd_msg request);
 struct kvd_msg peer_ok(struct peer_end *p, struct kvd_msg request);
 void peer_refused(struct peer_end *p, struct kvd_msg request, int error);
 
-uint32_t peer_open_space(struct peer_end *p, const char *name); /* a small one; handle */
+struct kvd_msg peer_space_message(const char *name); /* opens a small one, or makes it */
+uint32_t peer_open_space(struct peer_end *p, const char *name); /* its handle */
 /* client_info of a process; number 0: not listed */
 struct kvd_msg peer_client(struct peer_end *p, pid_t pid);
 

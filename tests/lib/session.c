@@ -113,7 +113,10 @@ static uint32_t find(struct user *u, uint32_t chain, uint32_t n) {
         struct kvd_pin pin = {0};
 
         make_tokens(chain, n * BT, tokens);
-        if (!u->space || CALL(kvd_lookup(u->space, 0, tokens, n * BT, ids, n, &pin)) <= 0)
+        if (!u->space)
+                return 0;
+        CALL(kvd_catch_up(u->space));
+        if (CALL(kvd_lookup(u->space, 0, tokens, n * BT, ids, n, &pin)) <= 0)
                 return 0;
         found = pin.n_blocks;
         for (uint32_t i = 0; i < found; i++)

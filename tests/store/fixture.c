@@ -49,11 +49,17 @@ struct space *fixture_space(const char *name, uint64_t max_blocks) {
         return space;
 }
 
-struct attachment *fixture_attach(struct space *space) {
+struct attachment *fixture_attach_as(struct space *space, uint64_t process) {
         struct attachment *a;
 
-        ck_assert_int_eq(attachment_new(space, NULL, NULL, &a), 0);
+        ck_assert_msg(attachment_new(space, NULL, process, NULL, &a) == 0, "%s", store_why(store));
         return a;
+}
+
+struct attachment *fixture_attach(struct space *space) {
+        static uint64_t processes = 1000;
+
+        return fixture_attach_as(space, processes++);
 }
 
 void set(struct space *space, const char *key, const char *value) {
@@ -62,7 +68,7 @@ void set(struct space *space, const char *key, const char *value) {
 
 void check_clean(struct space *space) {
         struct check_report report;
-        uint32_t cursor = 0;
+        uint64_t cursor = 0;
 
         do {
                 space_check(space, &cursor, &report);
@@ -70,7 +76,11 @@ void check_clean(struct space *space) {
         } while (cursor);
 }
 
+/* As behind a request that concerned every space. */
 void idle(void) {
+        for (struct space *s = store_next_space(store, 0); s;
+             s = store_next_space(store, space_number(s) + 1))
+                space_wants_idle(s);
         for (int i = 0; i < 10000 && store_idle(store); i++)
                 ;
 }

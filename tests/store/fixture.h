@@ -23,7 +23,8 @@ extern struct domain *domain;
 void fixture_open(uint64_t pool_blocks, uint64_t spill_blocks);
 void fixture_close(void);
 struct space *fixture_space(const char *name, uint64_t max_blocks);
-struct attachment *fixture_attach(struct space *space);
+struct attachment *fixture_attach(struct space *space); /* a process of its own */
+struct attachment *fixture_attach_as(struct space *space, uint64_t process);
 void set(struct space *space, const char *key, const char *value);
 void check_clean(struct space *space);
 void idle(void); /* until there is nothing more to do */
@@ -38,6 +39,7 @@ bool worker_take(void);            /* false: there is none, or it has one */
 void worker_do(void);              /* does what it took, and answers */
 void worker_fail(int error);       /* does nothing, and says so */
 void worker_die(void);             /* writes part of it, and is gone */
+void worker_rest(void);            /* has done a piece of it, it says */
 void worker_answer(const void *result, size_t bytes); /* says anything */
 /* takes and does until there is nothing; returns how many jobs */
 uint32_t work(void);

@@ -23,11 +23,13 @@
 #define CHUNKS 16u
 
 static struct domain *domains[2];
+static const struct kvd_cuda *cuda;
+static uint64_t reserve_bytes;
 
 static const struct kvd_cuda *load(void) {
         const char *why = NULL;
-        const struct kvd_cuda *cuda = kvd_cuda_load(&why);
 
+        cuda = kvd_cuda_load(&why);
         ck_assert_msg(cuda != NULL, "%s", why);
         ck_assert_int_eq(cuda->cuInit(0), CU_OK);
         return cuda;
@@ -40,6 +42,7 @@ static int open_pool(void) {
                                  .max_attachments = 8,
                                  .backend = KVD_BACKEND_VMM,
                                  .cuda = load(),
+                                 .reserve_bytes = reserve_bytes,
                                  .spill_bytes = MIB};
         int r = store_new(&c, &store);
 
@@ -438,6 +441,35 @@ START_TEST(memory_that_is_held_is_missing) {
 }
 END_TEST
 
+static cu_result create(uint64_t bytes, cu_memory *ret) {
+        const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,
+                                           .handle_types = CU_HANDLE_POSIX_FD,
+                                           .location = {CU_LOCATION_DEVICE, 0}};
+
+        return cuda->cuMemCreate(ret, bytes, &what, 0);
+}
+
+/*
+ * Contexts are made after the pool: so much of the memory is nobody's when the pool is made, and
+ * when what was missing is.
+ */
+START_TEST(a_reserve_is_left_for_contexts) {
+        cu_memory rest[2];
+
+        setenv("FAKECUDA_MEMORY", "64M", 1);
+        reserve_bytes = 8 * MIB;
+        ck_assert_int_eq(open_pool(), 0);
+        ck_assert_uint_eq(clears().missing, 2);
+        ck_assert_uint_eq(store_make_missing(store), 2);
+        ck_assert_int_eq(create(8 * MIB, &rest[0]), CU_OK);
+        ck_assert_int_ne(create(4 * MIB, &rest[1]), CU_OK);
+        ck_assert_uint_eq(store_make_missing(store), 2);
+        ck_assert_ptr_nonnull(strstr(store_why(store), "to keep free (reserve)"));
+        ck_assert_uint_eq(clear_all(), CHUNKS - 2);
+        ck_assert_int_eq(cuda->cuMemRelease(rest[0]), CU_OK);
+}
+END_TEST
+
 /* ---- at random ------------------------------------------------------------------------------- */
 
 struct client {
@@ -515,7 +547,7 @@ SUITE("device",
       TESTS(nobody_gets_what_is_not_clear, a_worker_that_dies_has_cleared_nothing),
       LOOPS(3, what_the_driver_does_not_give_comes_later),
       TESTS(a_driver_that_gives_nothing_is_refused, no_descriptor_is_an_error_and_no_loss,
-            memory_that_is_held_is_missing),
+            memory_that_is_held_is_missing, a_reserve_is_left_for_contexts),
       CASE("pool"),
       FIXTURE(setup, teardown),
       TESTS(no_block_lies_across_two_segments, blocks_that_do_not_fit_are_refused,

@@ -125,6 +125,28 @@ START_TEST(without_reports_keydiff_decides) {
 }
 END_TEST
 
+/* What left has no keys to look at, and would score as whatever is in block 0. */
+START_TEST(only_what_is_there_is_scored) {
+        uint32_t jobs = 0;
+
+        ck_assert_int_eq(table_append(&t, 92 * BT, 1), 0);
+        set(space, "keydiff.sink_blocks", "0");
+        set(space, "kvreviver", "on");
+        settle();
+        ck_assert_uint_eq(resident(0, 92), 80);
+        ck_assert_int_eq(table_append(&t, 15 * BT, 1), 0);
+        idle();
+        for (; worker_take(); worker_do())
+                if (worker_job->kind == KVD_JOB_SCORE) {
+                        ck_assert_uint_le(worker_job->n_items, resident(0, 107));
+                        jobs++;
+                }
+        ck_assert_uint_gt(jobs, 0);
+        settle();
+        table_close(&t);
+}
+END_TEST
+
 START_TEST(a_sequence_keeps_its_budget) {
         set(space, "kvreviver.budget", "0.97");
         ck_assert_int_eq(table_append(&t, 100 * BT, 1), 0);
@@ -281,6 +303,7 @@ START_TEST(policy_priority_evicts_what_is_worth_least) {
         ck_assert(!block_current(space, middle[0]) && block_current(space, hot[3]));
         set(space, "policy", "lru");
         seal_chain(4, 200, cold);
+        idle();
         check_clean(space);
         ck_assert_int_eq(space_evict(space, 4, KVD_ROOT, &more), 4);
         ck_assert(!block_current(space, hot[0]) && block_current(space, cold[3]));
@@ -289,6 +312,23 @@ START_TEST(policy_priority_evicts_what_is_worth_least) {
 }
 END_TEST
 
+/* Keys are compared as they were before rotation, so the worker must know where each stands. */
+static uint32_t work_that_scores(void) {
+        uint32_t n = 0;
+
+        while (worker_take()) {
+                const struct kvd_job_item *items = (const struct kvd_job_item *)(worker_job + 1);
+
+                for (uint32_t i = 0; worker_job->kind == KVD_JOB_SCORE && i < worker_job->n_items;
+                     i++, n++) {
+                        ck_assert_int_eq(items[i].position, (int32_t)(i * BT));
+                        ck_assert_uint_eq(items[i].n_tokens, BT);
+                }
+                worker_do();
+        }
+        return n;
+}
+
 START_TEST(chains_without_a_score_are_scored_when_there_is_time) {
         kvd_ref chain[8];
 
@@ -296,7 +336,7 @@ START_TEST(chains_without_a_score_are_scored_when_there_is_time) {
         set(space, "policy", "priority");
         set(space, "keydiff", "on");
         idle();
-        work();
+        ck_assert_uint_ge(work_that_scores(), 8);
         for (uint32_t i = 0; i < 8; i++)
                 ck_assert_uint_gt(space->blocks[kvd_ref_id(chain[i])].score, 0);
         idle();
@@ -310,6 +350,7 @@ SUITE("relief",
       FIXTURE(setup, teardown),
       TESTS(nothing_leaves_below_the_mark_or_without_a_method, the_least_attended_go_first,
             signals_are_weighed_and_may_be_missing, without_reports_keydiff_decides,
+            only_what_is_there_is_scored,
             a_sequence_keeps_its_budget, relief_copies_and_leaves_sketches_alone,
             papers_profiles_protect_nothing, the_largest_sequence_gives, a_refusal_starts_relief,
             without_room_for_copies_nothing_goes_but_if_it_may,

@@ -3,6 +3,7 @@
 /* Sequences and private blocks: their life, what is refused, and jobs that are lost. */
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "tests/lib/suite.h"
@@ -146,7 +147,7 @@ END_TEST
 START_TEST(sequences_of_a_space_are_counted) {
         uint32_t number;
 
-        for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++)
+        for (uint32_t i = 0; i < KVD_MAX_SEQUENCES - KVD_MAX_SEQUENCES / 16; i++)
                 ck_assert_int_eq(sequence_open(a, 1, &number), 0);
         ck_assert_int_eq(sequence_open(a, 1, &number), -EUSERS);
         ck_assert_int_eq(sequence_close(a, number), 0);
@@ -237,6 +238,7 @@ START_TEST(summaries_are_made_only_for_who_reads_them) {
         ck_assert_int_eq(table_append(&t, 3 * BT, 1), 0);
         ck_assert_uint_eq(store_jobs_waiting(store), 0);
         set(space, "keydiff", "on");
+        idle();
         ck_assert_int_eq(n_asked, 1); /* for what was sealed before */
         ck_assert_int_eq(table_append(&t, 2 * BT, 50), 0);
         ck_assert_int_eq(n_asked, 1);
@@ -309,6 +311,219 @@ START_TEST(a_space_may_go_while_a_worker_reads_it) {
 }
 END_TEST
 
+/* ---- turns between domains ------------------------------------------------------------------- */
+
+#define GREEDY 4u
+
+static struct domain *other_domain(const char *name, uint64_t guarantee) {
+        struct domain_config config = {.guarantee = guarantee, .client_quota = UINT64_MAX};
+        struct domain *other;
+
+        snprintf(config.name, sizeof config.name, "%s", name);
+        ck_assert_int_eq(store_domain(store, &config, &other), 0);
+        return other;
+}
+
+static struct space *space_of(struct domain *of, const char *name) {
+        struct domain *before = domain;
+        struct space *made;
+
+        domain = of;
+        made = fixture_space(name, 0);
+        domain = before;
+        return made;
+}
+
+static void ask_critical(struct attachment *of, const struct table *sequence, kvd_ref block) {
+        const struct critical_request wanted = {
+                .n_blocks = 1, .blocks = &block, .queries = 1, .words = 8, .selected = 1};
+
+        ck_assert_msg(sequence_critical(of, sequence->number, &wanted) == 0, "%s",
+                      store_why(store));
+}
+
+/*
+ * A10: one domain wants configurations, which are urgent, and each again as soon as it has its
+ * answer. Another's job waits for at most one of them.
+ */
+START_TEST(a10_one_job_of_another_domain_is_before_mine) {
+        static struct table greedy[GREEDY];
+        struct space *mine = space_of(other_domain("mine", 0), "mine");
+        kvd_ref block;
+        struct table u;
+        uint32_t before, asked = 0; /* in the order in which they are done */
+
+        ck_assert_int_eq(space_allocate(a, 1, &block), 1);
+        for (uint32_t i = 0; i < GREEDY; i++)
+                table_open(&greedy[i], a, 8, false);
+        table_open(&u, fixture_attach(mine), 64, false);
+        set(mine, "keydiff", "on");
+        for (uint32_t i = 0; i < GREEDY; i++)
+                ask_critical(a, &greedy[i], block);
+        for (uint32_t round = 0; round < 5; round++) {
+                ck_assert_int_eq(table_append(&u, BT, 1 + round * BT), 0);
+                idle();
+                for (before = 0; before < 9 && worker_take(); before++) {
+                        if (worker_job->kind != KVD_JOB_CONFIG)
+                                break;
+                        worker_fail(EIO);
+                        ask_critical(a, &greedy[asked++ % GREEDY], block);
+                }
+                ck_assert_uint_le(before, 1);
+                ck_assert_uint_eq(worker_job->space, space_number(mine));
+                worker_do();
+        }
+}
+END_TEST
+
+/*
+ * A10: a job that takes very many pieces. Whatever another domain wants waits for one of them at
+ * most.
+ */
+START_TEST(a10_one_piece_of_a_long_job_is_before_mine) {
+        struct space *mine = space_of(other_domain("mine", 0), "mine");
+        static struct table long_one, u;
+        uint64_t id = 0;
+        uint32_t before;
+        kvd_ref block;
+
+        ck_assert_int_eq(space_allocate(a, 1, &block), 1);
+        table_open(&long_one, a, 8, false);
+        table_open(&u, fixture_attach(mine), 64, false);
+        set(mine, "keydiff", "on");
+        ask_critical(a, &long_one, block);
+        for (uint32_t round = 0; round < 5; round++) {
+                ck_assert_int_eq(table_append(&u, BT, 1 + round * BT), 0);
+                idle();
+                for (before = 0; before < 9 && worker_take(); before++) {
+                        if (worker_job->kind != KVD_JOB_CONFIG)
+                                break;
+                        ck_assert_uint_eq(worker_job->turn,
+                                          round ? KVD_JOB_GO_ON : KVD_JOB_BEGIN);
+                        ck_assert(!id || id == worker_job->id);
+                        id = worker_job->id;
+                        worker_rest();
+                        check_clean(space);
+                }
+                ck_assert_uint_le(before, 1);
+                ck_assert_uint_eq(worker_job->space, space_number(mine));
+                worker_do();
+        }
+        ck_assert(worker_take());
+        ck_assert_uint_eq(worker_job->id, id);
+        worker_fail(EIO);
+        ck_assert(!worker_take());
+        check_clean(space);
+}
+END_TEST
+
+static void take_config(void) {
+        while (worker_take() && worker_job->kind != KVD_JOB_CONFIG)
+                worker_do();
+        ck_assert_uint_eq(worker_job->kind, KVD_JOB_CONFIG);
+        ck_assert_uint_eq(worker_job->turn, KVD_JOB_BEGIN);
+}
+
+/* Between two pieces the worker is killed: the job begins again, as often as that happens. */
+START_TEST(a_job_that_rests_when_the_worker_dies_begins_again) {
+        struct space *mine = space_of(other_domain("mine", 0), "mine");
+        static struct table u;
+        kvd_ref block;
+
+        ck_assert_int_eq(space_allocate(a, 1, &block), 1);
+        table_open(&t, a, 8, false);
+        table_open(&u, fixture_attach(mine), 64, false);
+        set(mine, "keydiff", "on");
+        ask_critical(a, &t, block);
+        for (uint32_t round = 0; round < 5; round++) {
+                take_config();
+                worker_rest();
+                if (round % 2 == 0) { /* with nothing in hand */
+                        store_job_lost(store, 0);
+                        continue;
+                }
+                ck_assert_int_eq(table_append(&u, BT, 1 + round * BT), 0);
+                idle();
+                ck_assert(worker_take());
+                ck_assert_uint_eq(worker_job->kind, KVD_JOB_SUMMARISE);
+                worker_die();
+        }
+        check_clean(space);
+        take_config();
+        worker_die();
+        take_config();
+        worker_die(); /* twice with this job in hand */
+        work();
+        ck_assert_int_eq(sequence_sharing(a, t.number, (uint8_t[2]){0}, (uint8_t[2]){0}),
+                         -ENODATA);
+}
+END_TEST
+
+/* Whoever wanted it goes: the worker is told to end it, and what it holds is free. */
+START_TEST(a_job_that_rests_ends_with_who_wanted_it) {
+        struct space *other = fixture_space("other", 16);
+        struct attachment *b = fixture_attach(other);
+        static struct table u;
+        kvd_ref block;
+
+        ck_assert_int_eq(space_allocate(a, 1, &block), 1);
+        table_open(&t, a, 8, false);
+        ask_critical(a, &t, block);
+        ck_assert(worker_take());
+        worker_rest();
+        table_close(&t);
+        idle();
+        check_clean(space);
+        ck_assert(worker_take());
+        ck_assert_uint_eq(worker_job->turn, KVD_JOB_END);
+        worker_fail(ECANCELED);
+        check_clean(space);
+        ck_assert_int_eq(space_allocate(b, 1, &block), 1);
+        table_open(&u, b, 8, false);
+        ask_critical(b, &u, block);
+        ck_assert(worker_take());
+        worker_rest();
+        ck_assert_uint_eq(store_jobs_waiting(store), 1);
+        ck_assert_int_eq(space_delete(other, true), 0);
+        ck_assert_uint_eq(store_jobs_waiting(store), 0);
+        ck_assert(!worker_take());
+        idle();
+}
+END_TEST
+
+/* Jobs of which domain the worker does first: n of them; how many are of that space? */
+static uint32_t jobs_of(const struct space *wanted, uint32_t n) {
+        uint32_t found = 0;
+
+        for (uint32_t i = 0; i < n; i++) {
+                ck_assert(worker_take());
+                found += worker_job->space == space_number(wanted);
+                worker_fail(EIO);
+        }
+        return found;
+}
+
+START_TEST(a_guarantee_is_a_larger_part_of_the_worker) {
+        static struct table tables[2][GREEDY * 2];
+        struct space *spaces[] = {space, space_of(other_domain("half", 32 * BLOCK_BYTES), "half")};
+        kvd_ref block;
+
+        for (uint32_t s = 0; s < 2; s++) {
+                struct attachment *of = fixture_attach(spaces[s]);
+
+                ck_assert_int_eq(space_allocate(of, 1, &block), 1);
+                for (uint32_t i = 0; i < GREEDY * 2; i++) {
+                        table_open(&tables[s][i], of, 8, false);
+                        ask_critical(of, &tables[s][i], block);
+                }
+        }
+        /* its weight is nine times the other's */
+        ck_assert_uint_ge(jobs_of(spaces[1], 9), GREEDY * 2 - 1);
+        ck_assert_uint_ge(jobs_of(space, 7), GREEDY * 2 - 2);
+        ck_assert(!worker_take());
+}
+END_TEST
+
 SUITE("sequence",
       FIXTURE(setup, teardown),
       TESTS(private_blocks_live_and_die_with_their_sequence, a_pin_outlives_the_sequence,
@@ -316,4 +531,9 @@ SUITE("sequence",
             nonsense_is_refused_and_changes_nothing, sequences_of_a_space_are_counted,
             a_prefix_is_borrowed_as_it_is_or_not_at_all, a_private_block_is_not_borrowed,
             summaries_are_made_only_for_who_reads_them, a_worker_holds_what_it_reads,
-            answers_to_nothing_are_ignored, a_space_may_go_while_a_worker_reads_it))
+            answers_to_nothing_are_ignored, a_space_may_go_while_a_worker_reads_it,
+            a10_one_job_of_another_domain_is_before_mine,
+            a10_one_piece_of_a_long_job_is_before_mine,
+            a_job_that_rests_when_the_worker_dies_begins_again,
+            a_job_that_rests_ends_with_who_wanted_it,
+            a_guarantee_is_a_larger_part_of_the_worker))

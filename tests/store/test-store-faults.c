@@ -40,7 +40,7 @@ static struct space *make_space(struct domain *domain, const char *name, uint32_
 static struct attachment *attach(struct space *space) {
         struct attachment *a;
 
-        return space && attachment_new(space, NULL, NULL, &a) == 0 ? a : NULL;
+        return space && attachment_new(space, NULL, 1, NULL, &a) == 0 ? a : NULL;
 }
 
 /* Seals a chain of n blocks of its own; how many blocks could be had. */
@@ -66,7 +66,7 @@ static uint32_t seal_chain(struct attachment *a, uint32_t n, uint32_t first_toke
 static void check_spaces(const struct fault_state *s, struct store *store) {
         struct check_report report = {0};
         struct space *space;
-        uint32_t cursor = 0;
+        uint64_t cursor = 0;
 
         for (space = store_next_space(store, 0); space;
              space = store_next_space(store, space_number(space) + 1))

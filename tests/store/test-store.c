@@ -5,12 +5,15 @@
  * that is checked.
  */
 
+#include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include "store/account.h"
+#include "store/cache/cache.h"
 #include "store/store.h"
 #include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
@@ -249,6 +252,33 @@ START_TEST(full_pool_evicts_coldest_leaf_first) {
 }
 END_TEST
 
+/*
+ * A replay of real requests found the order of some to be a matter of luck: the clock stood still
+ * while blocks came out of one allocation, which a magazine makes last for several requests.
+ */
+START_TEST(uses_between_two_allocations_have_an_order) {
+        struct space *space = make_space("s");
+        struct attachment *a = fixture_attach(space);
+        uint32_t tokens[3][BT] = {{1}, {2}, {3}};
+        kvd_ref blocks[3];
+        bool more;
+
+        ck_assert_int_eq(space_allocate(a, 3, blocks), 3);
+        for (uint32_t i = 0; i < 3; i++) {
+                struct seal_request q = {
+                        .n_blocks = 1, .blocks = &blocks[i], .n_tokens = BT, .tokens = tokens[i]};
+
+                ck_assert_int_eq(space_seal(a, &q, &blocks[i]), 0);
+                if (i == 2)
+                        touch_now(a, kvd_ref_id(blocks[0]));
+        }
+        ck_assert_int_eq(space_evict(space, 1, KVD_ROOT, &more), 1);
+        ck_assert(is_sealed(space, blocks[0]) && !is_sealed(space, blocks[1]));
+        ck_assert(is_sealed(space, blocks[2]));
+        check_clean(space);
+}
+END_TEST
+
 START_TEST(fifo_ignores_use) {
         struct space *space = make_space_with("s",
                                               (struct space_options){.policy = KVD_policy_fifo});
@@ -358,7 +388,7 @@ START_TEST(client_quota_bounds_filling) {
         b = fixture_attach(space);
         ck_assert_int_eq(space_allocate(a, 32, refs), 8);
         ck_assert_int_eq(space_allocate(a, 1, refs + 8), -EDQUOT);
-        ck_assert_int_eq(space_allocate(b, 4, refs + 8), 4);
+        ck_assert_int_eq(space_allocate(b, 4, refs + 8), 4); /* another process */
         ck_assert_uint_eq(space_release(a, refs, 1), 1);
         ck_assert_int_eq(space_allocate(a, 2, refs), 1);
         check_clean(space);
@@ -394,6 +424,31 @@ START_TEST(second_space_takes_memory_from_the_first) {
         ck_assert_uint_le(store_pool_used(store), store_pool_bytes(store));
         check_clean(one);
         check_clean(two);
+}
+END_TEST
+
+/* Whoever asks from a number on gets the next one that is still there, also where many went. */
+START_TEST(spaces_are_found_from_any_number) {
+        struct space *spaces[40], *s;
+        char name[8];
+
+        for (uint32_t i = 0; i < 40; i++) {
+                snprintf(name, sizeof name, "s%u", i);
+                spaces[i] = fixture_space(name, 4);
+                ck_assert_uint_eq(space_number(spaces[i]), i);
+                ck_assert_uint_eq(space_place(spaces[i]), i);
+        }
+        for (uint32_t i = 0; i < 40; i++)
+                if (i % 3 == 1 || i > 36)
+                        ck_assert_int_eq(space_delete(spaces[i], true), 0);
+        for (uint32_t from = 0; from < 42; from++) {
+                uint32_t next = from + (from % 3 == 1);
+
+                s = next > 36 ? NULL : spaces[next];
+                ck_assert_ptr_eq(store_next_space(store, from), s);
+                ck_assert_ptr_eq(domain_next_space(domain, from), s);
+        }
+        ck_assert_uint_eq(store_spaces(store), domain_spaces(domain));
 }
 END_TEST
 
@@ -445,10 +500,12 @@ START_TEST(death_discards_what_was_being_filled) {
         struct space *space = make_space("s");
         struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
         kvd_ref refs[16], chain[8], more[8];
+        int n;
 
         ck_assert_int_eq(seal_run(a, KVD_ROOT, 8, 1, chain), 0);
         *pin_counter(a, kvd_ref_id(chain[7])) = 1;
-        ck_assert_int_gt(space_allocate(a, 16, refs), 0);
+        n = space_allocate(a, 16, refs);
+        ck_assert_int_gt(n, 0);
         attachment_orphan(a);
         ck_assert_uint_gt(usage_of(space).limbo, 0);
         ck_assert_uint_eq(space_release(a, refs, 16), 0);
@@ -458,6 +515,7 @@ START_TEST(death_discards_what_was_being_filled) {
         ck_assert(is_sealed(space, chain[7])); /* its process may still read it */
         attachment_free(a, true);
         ck_assert_uint_eq(usage_of(space).limbo, 0);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_DISCARDED), (uint64_t)n);
         for (uint32_t i = 20; i < 40; i++)
                 ck_assert_int_eq(seal_run(b, KVD_ROOT, 8, i, more), 0);
         ck_assert(!is_sealed(space, chain[7]));
@@ -509,6 +567,135 @@ START_TEST(arena_hands_out_own_segments_only) {
         for (uint32_t i = 0; i < 20; i++)
                 ck_assert_int_eq(seal_run(b, KVD_ROOT, 8, i, refs), 0);
         check_clean(space);
+}
+END_TEST
+
+static uint64_t overhead(void) {
+        return domain_used(domain, KVD_COST_overhead);
+}
+
+START_TEST(an_arena_without_memory_serves_the_next_client) {
+        struct domain_config config = {.name = "arena", .arena = true};
+        uint64_t after_one = 0;
+        struct space *space;
+
+        ck_assert_int_eq(store_domain(store, &config, &domain), 0);
+        space = make_space("s");
+        for (uint32_t i = 0; i < 20; i++) {
+                attachment_free(fixture_attach(space), true);
+                idle();
+                after_one = after_one ?: overhead();
+                ck_assert_uint_eq(overhead(), after_one);
+        }
+}
+END_TEST
+
+/* Until there is no room for another client: whoever is let in has an arena. */
+static void attach_all(uint64_t overhead_bytes) {
+        struct domain_config config = {.name = "arena", .arena = true};
+        struct store_config c = {.pool_bytes = 64 * block_bytes,
+                                 .segment_bytes = block_bytes,
+                                 .pages = STORE_PAGES_SMALL,
+                                 .overhead_bytes = overhead_bytes,
+                                 .max_attachments = 200};
+        struct attachment *a;
+        uint32_t n = 0;
+
+        ck_assert_int_eq(store_new(&c, &store), 0);
+        ck_assert_int_eq(store_domain(store, &config, &domain), 0);
+        for (struct space *s = make_space("s"); attachment_new(s, NULL, n, NULL, &a) == 0; n++)
+                ck_assert_ptr_nonnull(a->arena);
+        ck_assert_uint_gt(n, 2);
+        ck_assert_uint_lt(n, c.max_attachments);
+        store = store_free(store);
+}
+
+START_TEST(a_client_that_gets_no_arena_is_refused) {
+        struct domain_config config = {.name = "arena", .arena = true};
+        uint64_t with_none, with_one, one;
+        struct space *space;
+
+        ck_assert_int_eq(store_domain(store, &config, &domain), 0);
+        space = make_space("s");
+        with_none = overhead();
+        fixture_attach(space);
+        with_one = overhead();
+        one = with_one - with_none;
+        store = store_free(store);
+        for (uint32_t i = 0; i < 64; i++)
+                attach_all(4 * with_one + i * one / 64);
+}
+END_TEST
+
+/* ---- what stays ------------------------------------------------------------------------------ */
+
+static uint32_t descriptors(void) {
+        DIR *folder = opendir("/proc/self/fd");
+        uint32_t n = 0;
+
+        ck_assert_ptr_nonnull(folder);
+        while (readdir(folder))
+                n++;
+        closedir(folder);
+        return n;
+}
+
+START_TEST(a_store_leaves_no_descriptor) {
+        const struct store_config c = {.pool_bytes = 64 * block_bytes, .max_attachments = 8};
+        uint32_t fds;
+
+        store = store_free(store);
+        fds = descriptors();
+        ck_assert_int_eq(store_new(&c, &store), 0);
+        ck_assert_int_eq(store_domain(store, &(struct domain_config){.name = "d"}, &domain), 0);
+        fixture_attach(make_space("s"));
+        ck_assert_uint_gt(descriptors(), fds);
+        store = store_free(store);
+        ck_assert_uint_eq(descriptors(), fds);
+}
+END_TEST
+
+/* Of an index for a million blocks, of which few were ever used, a check touches little. */
+START_TEST(a_check_puts_no_memory_behind_what_was_never_written) {
+        struct space *space;
+        kvd_ref refs[8];
+        struct stat st;
+
+        store = store_free(store);
+        open_store(1 << 20, &(struct domain_config){.name = "d"});
+        space = make_space("s");
+        ck_assert_int_eq(seal_run(fixture_attach(space), KVD_ROOT, 8, 7, refs), 0);
+        check_clean(space);
+        ck_assert_int_eq(fstat(space->index.fd, &st), 0);
+        ck_assert_uint_lt((uint64_t)st.st_blocks * 512, space->index.bytes / 32);
+}
+END_TEST
+
+/* ---- what is told ---------------------------------------------------------------------------- */
+
+START_TEST(chains_and_clients_are_told_of) {
+        struct space *space = make_space("s");
+        struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
+        uint32_t cursor = 0, above = 0;
+        struct chain_info chain;
+        kvd_ref refs[5];
+
+        ck_assert_int_eq(seal_run(a, KVD_ROOT, 5, 7, refs), 0);
+        atomic_fetch_add(&a->pins[kvd_ref_id(refs[4])], 2);
+        atomic_fetch_add(&b->pins[kvd_ref_id(refs[4])], 1);
+        do
+                ck_assert_int_eq(space_next_chain(space, &cursor, &above, &chain), 0);
+        while (!chain.leaf);
+        ck_assert_uint_eq(chain.leaf, refs[4]);
+        ck_assert_uint_eq(chain.blocks, 5);
+        ck_assert_uint_eq(chain.tokens, 5 * BT);
+        ck_assert_uint_eq(chain.head[0], 7);
+        ck_assert_uint_eq(chain.pins, 2); /* who, not how often */
+        atomic_store(&a->page->counters[KVD_CLIENT_HITS], 3);
+        atomic_store(&b->page->counters[KVD_CLIENT_HITS], 4);
+        ck_assert_uint_eq(usage_of(space).client_counters[KVD_CLIENT_HITS], 7);
+        atomic_store(&a->pins[kvd_ref_id(refs[4])], 0);
+        atomic_store(&b->pins[kvd_ref_id(refs[4])], 0);
 }
 END_TEST
 
@@ -571,7 +758,7 @@ static void walk_one(struct space *space, struct walker *w) {
         case 0:
                 attachment_orphan(w->a);
                 w->a = attachment_free(w->a, true);
-                ck_assert_int_eq(attachment_new(space, NULL, NULL, &w->a), 0);
+                ck_assert_int_eq(attachment_new(space, NULL, 1, NULL, &w->a), 0);
                 w->parent = KVD_ROOT;
                 break;
         case 1: {
@@ -624,12 +811,16 @@ SUITE("store",
       TESTS(chain_is_sealed_and_found_again, chains_of_different_salts_never_share,
             partial_tail_ends_a_chain, a_whole_prefix_has_a_length,
             nonsense_is_refused_and_changes_nothing, full_pool_evicts_coldest_leaf_first,
-            fifo_ignores_use),
+            uses_between_two_allocations_have_an_order, fifo_ignores_use),
       LOOPS(2, pinned_leaf_keeps_its_whole_chain),
       TESTS(full_of_pins_is_refused_not_stalled, evict_on_request,
             chain_eviction_leaves_only_what_is_used, client_quota_bounds_filling,
             domain_quota_bounds_the_space, second_space_takes_memory_from_the_first,
+            spaces_are_found_from_any_number,
             memory_that_is_given_back_is_freed, death_discards_what_was_being_filled,
             what_a_dead_client_used_stays_warm, arena_hands_out_own_segments_only,
+            an_arena_without_memory_serves_the_next_client, a_client_that_gets_no_arena_is_refused,
+            a_store_leaves_no_descriptor, a_check_puts_no_memory_behind_what_was_never_written,
+            chains_and_clients_are_told_of,
             another_geometry_is_refused_by_name, lease_has_one_holder_and_dies_with_it),
       LOOPS(2, random_walk_keeps_the_invariants))

@@ -65,6 +65,12 @@ void worker_fail(int error) {
         store_job_done(store, taken.id, error, NULL, 0);
 }
 
+void worker_rest(void) {
+        ck_assert(has_job);
+        has_job = false;
+        store_job_rests(store, taken.id);
+}
+
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 static uint64_t checksum(const void *data) {

@@ -7,7 +7,8 @@
 
 By names, not by linking: a use is the name, as a word, in a source or in a Python module of the product, outside
 comments, its declaration and its definition. What libkvd exports is used by applications. Members of the kernels'
-tables (kernels/*.h) count as functions.
+tables (kernels/*.h) count as functions. An operation of a GPU (kernels/cuda/*.h) is used by the worker, a tool or kvd.ops,
+and not only by another one.
 """
 import collections
 import pathlib
@@ -26,6 +27,10 @@ WORD = re.compile(r"\b[A-Za-z_]\w*\b")
 FUNCTION = re.compile(r"^(?!\s|#|typedef\b|_?[Ss]tatic_assert\b)[\w\s\*\(\),]*?\b([a-z_]\w*)\((?=[^;{]*(?:;|\{))", re.M)
 VARIANT = re.compile(r"_(scalar|avx2|avx512)$")
 MEMBER = re.compile(r"^\s+[\w\s\*]*?\(\*(\w+)\)\(", re.M)
+
+
+OPERATION = re.compile(r"^int (gpu_\w+)\(struct gpu \*gpu, cu_stream", re.M)
+OPS = "kernels/cuda/kvd_kernels_cuda.c"
 
 
 def texts(root):
@@ -56,6 +61,17 @@ def unused(root):
     return sorted(f"{declared[name]}: {name}" for name in nobody)
 
 
+def not_launched(root):
+    operations, callers = {}, ""
+    for path, text in texts(root):
+        if re.fullmatch(r"kernels/cuda/\w+\.h", path):
+            operations |= {name: path for name in OPERATION.findall(text)}
+        elif path.startswith(("daemon/worker/", "tools/")) or path == OPS:
+            callers += text
+    return sorted(f"{path}: {name}" for name, path in operations.items()
+                  if not re.search(rf"(?<!struct )\b{name}\b", callers))
+
+
 def self_test():
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
@@ -65,11 +81,16 @@ def self_test():
             "store/a.c": "int used(void) {\n  return 1;\n}\n\nint dead(int a,\n  int b) {\n  return used();\n}\n",
             "kernels/k.h": "struct ops {\n  void (*run)(int a);\n  void (*rest)(int a);\n};\n",
             "kernels/k.c": "struct ops t = {\n  .run = run,\n  .rest = rest,\n};\n\nvoid f(void) {\n  o->run(1);\n}\n",
+            "kernels/cuda/g.h": "struct gpu_add {\n};\nint gpu_add(struct gpu *gpu, cu_stream stream, int a);\n"
+                                "int gpu_sum(struct gpu *gpu, cu_stream stream, int a);\n",
+            "kernels/cuda/g.c": "int gpu_sum(struct gpu *gpu, cu_stream stream, int a) {\n  return gpu_add(0, 0, 1);\n}\n",
+            "daemon/worker/w.c": "int used(void) {\n  struct gpu_add a;\n  return gpu_sum(0, 0, a);\n}\n",
             "tests/t.c": "int main(void) {\n  return dead(1, 2);\n}\n",
         }.items():
-            (root / path).parent.mkdir(exist_ok=True)
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text)
         found = unused(root)
+        assert not_launched(root) == ["kernels/cuda/g.h: gpu_add"]
         assert found == ["kernels/k.h: rest", "store/a.h: dead", "store/a.h: idle"], found
 
 
@@ -77,5 +98,6 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--self-test"]:
         self_test()
     else:
-        nobody = unused(pathlib.Path(sys.argv[1]))
+        root = pathlib.Path(sys.argv[1])
+        nobody = sorted({*unused(root), *not_launched(root)})
         sys.exit("\n".join(nobody) or None)

@@ -14,15 +14,19 @@ LAYERS='
 ipc/base
 kernels         ipc/base
 ipc             ipc/base
-store           ipc/base kernels store/cache store/tier store/sequence store/methods store/device store/check
+store           ipc/base kernels store/cache store/tier store/sequence store/methods store/device store/file store/remote store/check
 store/cache     ipc/base store
 store/tier      ipc/base store store/cache
 store/sequence  ipc/base store store/cache store/tier
 store/methods   ipc/base kernels store store/cache store/tier store/sequence
 store/device    ipc/base store store/cache
-store/check     ipc/base store store/cache store/tier store/sequence store/methods store/device
+store/file      ipc/base store store/cache
+store/remote    ipc/base store store/cache store/file
+store/check     ipc/base store store/cache store/tier store/sequence store/methods store/device store/file store/remote
 client          ipc/base ipc kernels
-daemon          ipc/base ipc store kernels daemon/worker
+daemon          ipc/base ipc store kernels daemon/worker daemon/disk daemon/remote
+daemon/disk     ipc/base ipc store/file daemon
+daemon/remote   ipc/base ipc daemon
 daemon/worker   ipc/base ipc kernels daemon
 tools           ipc/base ipc client kernels
 tests           *
@@ -38,7 +42,7 @@ store           sys/socket.h sys/un.h sys/epoll.h poll.h liburing.h msgpack.h
 kernels         sys/socket.h sys/un.h msgpack.h
 '
 
-TOP='meson.build meson_options.txt daemon client ipc kernels store tests tools systemd README.md CONTRIBUTING.md LICENSE' # and dotfiles
+TOP='meson.build meson_options.txt daemon client ipc kernels store tests tools systemd README.md CHANGELOG.md CONTRIBUTING.md GUARANTEES.md LICENSE' # and dotfiles
 
 root=${1:?usage: layers.sh ROOT}
 cd "$root" || exit 2

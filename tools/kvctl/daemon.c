@@ -32,17 +32,20 @@ static const struct column daemon_columns[] = {
         {"request_errors", "of these refused", UNIT_COUNT},
         {"bad_frames", "bad frames", UNIT_COUNT},
         {"turn_max_us", "longest turn", UNIT_US},
+        {"turn_recent_us", "in the last minute", UNIT_US},
         {"worker_pid", "worker", UNIT_NONE},
         {"worker_starts", "workers started", UNIT_COUNT},
         {"jobs", "jobs done", UNIT_COUNT},
         {"jobs_waiting", "jobs waiting", UNIT_COUNT},
+        {"kept", "descriptors kept", UNIT_COUNT},
 };
 
 /* Others are not told about the work of all domains. */
 static void fill_work(struct table *t, bool told, const struct kvd_msg_daemon_info_reply *info) {
         const uint64_t work[] = {info->requests,    info->request_errors, info->bad_frames,
-                                 info->turn_max_us, info->worker,         info->worker_starts,
-                                 info->jobs,        info->jobs_waiting};
+                                 info->turn_max_us, info->turn_recent_us, info->worker,
+                                 info->worker_starts, info->jobs,      info->jobs_waiting,
+                                 info->kept};
 
         for (size_t i = 0; i < ARRAY_SIZE(work); i++)
                 if (told)
@@ -97,6 +100,8 @@ int add_daemon(struct kvctl *kvctl, struct answer *answer) {
 int verb_status(struct kvctl *kvctl, struct answer *answer) {
         int r = add_daemon(kvctl, answer);
 
+        if (r == 0)
+                r = add_degraded(kvctl, answer);
         return r < 0 ? r : add_spaces(kvctl, answer);
 }
 

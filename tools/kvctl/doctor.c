@@ -207,6 +207,8 @@ int verb_doctor(struct kvctl *kvctl, struct answer *answer) {
         for (unsigned i = 0; i < N_ROWS; i++)
                 fill_finding(t, &rows[i], &findings[i]);
         fill_verdict(verdict, findings);
+        if (add_degraded(kvctl, answer) < 0)
+                answer_say(answer, "No daemon was asked: %s.", kvctl->why.line);
         if (has(findings, MEMFD) && has(findings, PIDFD))
                 return 0;
         answer_say(answer, "kvd cannot run here: see what is missing under \"system\".");

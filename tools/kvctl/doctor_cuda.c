@@ -73,19 +73,9 @@ static uint64_t attribute(const struct kvd_cuda *cuda, int which, cu_device devi
         return cuda->cuDeviceGetAttribute(&value, which, device) ? 0 : (uint64_t)value;
 }
 
-static void put_uuid(const struct cu_uuid *uuid, char *to) {
-        static const uint8_t dash_before[] = {4, 6, 8, 10};
-
-        for (uint8_t i = 0; i < 16; i++) {
-                if (memchr(dash_before, i, sizeof dash_before))
-                        *to++ = '-';
-                to += sprintf(to, "%02x", uuid->bytes[i]);
-        }
-}
-
 void probe_device(struct finding *f, uint32_t ordinal) {
         const struct kvd_cuda *cuda = load(f);
-        char name[96], uuid[40];
+        char name[96], uuid[KVD_UUID_TEXT];
         cu_device device;
         size_t bytes;
 
@@ -97,8 +87,8 @@ void probe_device(struct finding *f, uint32_t ordinal) {
         f->value[0] = bytes;
         f->value[1] = attribute(cuda, CU_ATTR_CAPABILITY_MAJOR, device) * 10 +
                       attribute(cuda, CU_ATTR_CAPABILITY_MINOR, device);
-        put_uuid(&f->uuid, uuid);
-        found(f, HEALTH_OK, "%s, %.1f GiB, %llu.%llu, GPU-%s", name, (double)bytes / (1 << 30),
+        kvd_uuid_text(&f->uuid, name, uuid);
+        found(f, HEALTH_OK, "%s, %.1f GiB, %llu.%llu, %s", name, (double)bytes / (1 << 30),
               (unsigned long long)f->value[1] / 10, (unsigned long long)f->value[1] % 10, uuid);
 }
 

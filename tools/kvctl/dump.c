@@ -17,7 +17,7 @@ static int add_all_settings(struct kvctl *kvctl, struct answer *answer,
         return add_methods(kvctl, answer, list, true);
 }
 
-static add_fn *const parts[] = {add_daemon, add_spaces, add_clients};
+static add_fn *const parts[] = {add_daemon, add_degraded, add_spaces, add_clients};
 static add_of_spaces_fn *const parts_of_spaces[] = {add_counters, add_chains, add_states,
                                                     add_all_settings};
 

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "client/conn.h"
+#include "client/deadline.h"
 #include "client/kvd.h"
 #include "tools/kvctl/text.h"
 
@@ -23,11 +24,9 @@ int kvctl_out_of_memory(struct kvctl *kvctl) {
 /* ---- the daemon ------------------------------------------------------------------------------ */
 
 static const char *socket_path(const struct kvctl *kvctl) {
-        const char *environment = getenv("KVD_SOCKET");
+        bool given = args_has(&kvctl->args, FLAG_SOCKET);
 
-        if (args_has(&kvctl->args, FLAG_SOCKET))
-                return kvctl->args.text[FLAG_SOCKET];
-        return environment && *environment ? environment : "/run/kvd-0.sock";
+        return conn_choose_path(given ? kvctl->args.text[FLAG_SOCKET] : NULL);
 }
 
 static int no_daemon(struct kvctl *kvctl, int error) {
@@ -56,21 +55,39 @@ void kvctl_hang_up(struct kvctl *kvctl) {
  */
 static int check_domain(struct kvctl *kvctl) {
         const struct kvd_msg_attach_reply *peer = conn_peer(kvctl->conn);
+        struct kvd_msg_domain_info_reply info;
+        uint32_t cursor = 0;
+        int r;
 
-        if (peer->admin || !args_has(&kvctl->args, FLAG_DOMAIN) ||
+        if (!args_has(&kvctl->args, FLAG_DOMAIN) ||
             kvd_slice_is(peer->domain, kvctl->args.text[FLAG_DOMAIN]))
                 return 0;
-        return kvctl_fail(kvctl, KVCTL_NO, -EPERM,
-                          "only administrators may name another domain; yours is %.*s",
-                          (int)peer->domain.size, (const char *)peer->domain.data);
+        if (!peer->admin)
+                return kvctl_fail(kvctl, KVCTL_NO, -EPERM,
+                                  "only administrators may name another domain; yours is %.*s",
+                                  (int)peer->domain.size, (const char *)peer->domain.data);
+        r = kvctl_next_domain(kvctl, &cursor, &info);
+        if (r == 0) /* -ENOENT would be the end of a list */
+                return kvctl_fail(kvctl, KVCTL_NO, -EINVAL,
+                                  "there is no domain '%s'; \"kvctl domain\" lists those there are",
+                                  kvctl->args.text[FLAG_DOMAIN]);
+        return MIN(r, 0);
+}
+
+static const char *stated_user(const struct kvctl *kvctl) {
+        return args_has(&kvctl->args, FLAG_SERVER_USER) ? kvctl->args.text[FLAG_SERVER_USER] : NULL;
 }
 
 static int connect_once(struct kvctl *kvctl) {
+        struct server_user user;
         int r;
 
         if (kvctl->conn)
                 return 0;
-        r = conn_open(socket_path(kvctl), "kvctl", &kvctl->conn);
+        r = server_user_find(stated_user(kvctl), &user);
+        if (r < 0)
+                return kvctl_fail(kvctl, KVCTL_USAGE, r, "%s", kvd_error());
+        r = conn_open_by(socket_path(kvctl), &user, "kvctl", deadline_from_now(), &kvctl->conn);
         return r < 0 ? no_daemon(kvctl, r) : check_domain(kvctl);
 }
 
@@ -97,6 +114,11 @@ int kvctl_next(struct kvctl *kvctl, uint32_t number, const void *request, void *
 }
 
 /* ---- spaces and clients ---------------------------------------------------------------------- */
+
+struct kvd_slice kvctl_domain(const struct kvctl *kvctl) {
+        return kvd_slice_of(args_has(&kvctl->args, FLAG_DOMAIN) ? kvctl->args.text[FLAG_DOMAIN] :
+                                                                  "");
+}
 
 static bool is_in_domain(const struct kvctl *kvctl, struct kvd_slice domain) {
         return !args_has(&kvctl->args, FLAG_DOMAIN) ||
@@ -127,6 +149,20 @@ int kvctl_next_client(struct kvctl *kvctl, uint32_t *cursor,
                 if (r == 1)
                         *cursor = ret->next;
         } while (r == 1 && !is_in_domain(kvctl, ret->domain));
+        return r;
+}
+
+int kvctl_next_domain(struct kvctl *kvctl, uint32_t *cursor,
+                      struct kvd_msg_domain_info_reply *ret) {
+        int r;
+
+        do {
+                struct kvd_msg_domain_info request = {.cursor = *cursor};
+
+                r = kvctl_next(kvctl, KVD_MSG_domain_info, &request, ret);
+                if (r == 1)
+                        *cursor = ret->next;
+        } while (r == 1 && !is_in_domain(kvctl, ret->name));
         return r;
 }
 

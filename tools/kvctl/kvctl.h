@@ -66,9 +66,13 @@ static inline void space_list_clear(struct space_list *list) {
         free(list->spaces);
 }
 
+/* What --domain says; empty: one's own. */
+struct kvd_slice kvctl_domain(const struct kvctl *kvctl);
+
 /* The one after *cursor that --domain lets through. 1, 0, or negative. */
 int kvctl_next_space(struct kvctl *kvctl, uint32_t *cursor, struct kvd_msg_space_info_reply *ret);
 int kvctl_next_client(struct kvctl *kvctl, uint32_t *cursor, struct kvd_msg_client_info_reply *ret);
+int kvctl_next_domain(struct kvctl *kvctl, uint32_t *cursor, struct kvd_msg_domain_info_reply *ret);
 struct space_name space_name_of(const struct kvd_msg_space_info_reply *info);
 
 /* The space that the operand names, or all of them. Empty only if no operand was given. */
@@ -80,6 +84,7 @@ int kvctl_space(struct kvctl *kvctl, struct space_name *ret);
 /* ---- tables that several verbs show: 0 or negative ------------------------------------------- */
 
 int add_daemon(struct kvctl *kvctl, struct answer *answer);
+int add_degraded(struct kvctl *kvctl, struct answer *answer); /* and a sentence for each */
 int add_clients(struct kvctl *kvctl, struct answer *answer);
 int add_spaces(struct kvctl *kvctl, struct answer *answer);
 int add_counters(struct kvctl *kvctl, struct answer *answer, const struct space_list *list);

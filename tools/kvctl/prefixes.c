@@ -60,7 +60,9 @@ static int fill_chains(struct kvctl *kvctl, struct table *t, const struct space_
 
         while ((r = kvctl_next(kvctl, KVD_MSG_chain_info, &request, &info)) == 1) {
                 request.cursor = info.next;
-                fill_chain(t, space, &info);
+                request.above = info.above;
+                if (info.leaf)
+                        fill_chain(t, space, &info);
         }
         return r;
 }

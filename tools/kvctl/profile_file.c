@@ -5,12 +5,12 @@
  * grows are written, because the table is a step function.
  */
 
-#include <ctype.h>
 #include <errno.h>
+#include <jansson.h>
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "ipc/base/util.h"
 #include "tools/kvctl/profile.h"
 
 static const char *const defs[] = {NULL, "INCLUDE_GEN", "PROMPT_ONLY"};
@@ -31,53 +31,47 @@ void profile_write(const struct profile *p, FILE *to) {
         fputs("]}\n", to);
 }
 
-static const char *skip_blanks(const char *at) {
-        while (isspace((unsigned char)*at))
-                at++;
-        return at;
+/* [r, b], r above the one before, b not below it. */
+static bool take_entry(const json_t *entry, json_int_t *r, json_int_t *b) {
+        const json_t *first = json_array_get(entry, 0), *second = json_array_get(entry, 1);
+        json_int_t last_r = *r, last_b = *b;
+
+        if (json_array_size(entry) != 2 || !json_is_integer(first) || !json_is_integer(second))
+                return false;
+        *r = json_integer_value(first);
+        *b = json_integer_value(second);
+        return *r > last_r && *r < PROFILE_RATIOS && *b >= last_b && *b <= UINT8_MAX;
 }
 
-/* A number, and the character that must follow it. NULL: neither. */
-static const char *take_number(const char *at, char after, unsigned long most, unsigned long *ret) {
-        char *end;
+static int take_entries(const json_t *entries, uint8_t depth[PROFILE_RATIOS]) {
+        json_int_t r = -1, b = 0;
+        json_t *entry;
+        size_t i;
 
-        at = skip_blanks(at);
-        if (!isdigit((unsigned char)*at))
-                return NULL;
-        *ret = strtoul(at, &end, 10);
-        at = skip_blanks(end);
-        return *ret <= most && *at == after ? at + 1 : NULL;
+        memset(depth, 0, PROFILE_RATIOS);
+        json_array_foreach(entries, i, entry) {
+                if (!take_entry(entry, &r, &b))
+                        return -EINVAL;
+                memset(depth + r, (int)b, PROFILE_RATIOS - (size_t)r);
+        }
+        return json_array_size(entries) ? 0 : -EINVAL;
 }
 
-/* [r, b], r above the one before. */
-static const char *take_entry(const char *at, unsigned long *r, unsigned long *b) {
-        at = take_number(at, ',', PROFILE_RATIOS - 1, r);
-        return at ? take_number(at, ']', UINT8_MAX, b) : NULL;
-}
+static uint32_t find_def(const char *name) {
+        uint32_t def = ARRAY_SIZE(defs);
 
-static uint32_t find_def(const char *text) {
-        return strstr(text, "\"INCLUDE_GEN\"") ? 1 : strstr(text, "\"PROMPT_ONLY\"") ? 2 : 0;
+        while (--def && (!name || strcmp(name, defs[def]) != 0))
+                ;
+        return def;
 }
 
 int profile_read(const char *text, uint8_t depth[PROFILE_RATIOS], uint32_t *def) {
-        const char *at = strstr(text, "\"entries\"");
-        unsigned long r, b, last_r = 0, last_b = 0;
-        bool any = false;
+        json_t *table = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
+        int r = -EINVAL;
 
-        *def = find_def(text);
-        at = at ? strchr(at, '[') : NULL;
-        if (!*def || !at)
-                return -EINVAL;
-        memset(depth, 0, PROFILE_RATIOS);
-        for (at = skip_blanks(at + 1); *at == '['; at = skip_blanks(*at == ',' ? at + 1 : at)) {
-                at = take_entry(at + 1, &r, &b);
-                if (!at || (any && r <= last_r) || b < last_b)
-                        return -EINVAL;
-                memset(depth + r, (int)b, PROFILE_RATIOS - r);
-                last_r = r;
-                last_b = b;
-                any = true;
-                at = skip_blanks(at);
-        }
-        return any && *at == ']' ? 0 : -EINVAL;
+        *def = find_def(json_string_value(json_object_get(table, "def")));
+        if (*def)
+                r = take_entries(json_object_get(table, "entries"), depth);
+        json_decref(table);
+        return r;
 }

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/kvd.h"
 #include "ipc/base/enums.h"
@@ -16,11 +17,6 @@
 #include "tools/kvctl/verbs.h"
 
 #define MEMBER(name) offsetof(struct kvd_msg_space, name)
-
-static struct kvd_slice domain_wanted(const struct kvctl *kvctl) {
-        return kvd_slice_of(args_has(&kvctl->args, FLAG_DOMAIN) ? kvctl->args.text[FLAG_DOMAIN] :
-                                                                  "");
-}
 
 static int check_name(struct kvctl *kvctl) {
         const char *name = kvctl->args.operand[0];
@@ -135,7 +131,6 @@ static int take_settings(struct kvctl *kvctl, struct kvd_msg_space *request) {
 static const struct column create_columns[] = {
         {"name", NULL, UNIT_NONE},
         {"created", NULL, UNIT_NONE},
-        {"index_bytes", NULL, UNIT_BYTES},
 };
 
 static int add_created(struct kvctl *kvctl, struct answer *answer,
@@ -147,7 +142,6 @@ static int add_created(struct kvctl *kvctl, struct answer *answer,
                 return kvctl_out_of_memory(kvctl);
         table_string(t, name);
         table_flag(t, reply->created);
-        table_number(t, reply->index_bytes);
         if (reply->created)
                 answer_say(answer, "Space %s is made.", name);
         else
@@ -157,7 +151,7 @@ static int add_created(struct kvctl *kvctl, struct answer *answer,
 
 int verb_space_create(struct kvctl *kvctl, struct answer *answer) {
         struct kvd_msg_space request = {.name = kvd_slice_of(kvctl->args.operand[0]),
-                                        .domain = domain_wanted(kvctl),
+                                        .domain = kvctl_domain(kvctl),
                                         .create = 2};
         struct kvd_msg_space_reply reply;
         int r = check_name(kvctl);
@@ -181,7 +175,7 @@ static int set_one(struct kvctl *kvctl, const char *pair) {
         const char *equals = strchr(pair, '=');
         char key[64];
         struct kvd_msg_space_set request = {.space = kvd_slice_of(kvctl->args.operand[0]),
-                                            .domain = domain_wanted(kvctl)};
+                                            .domain = kvctl_domain(kvctl)};
         struct kvd_msg_space_set_reply reply;
 
         if (!equals || equals == pair || equals - pair >= (ptrdiff_t)sizeof key)
@@ -224,10 +218,31 @@ static const struct column delete_columns[] = {
         {"deleted", NULL, UNIT_NONE},
 };
 
+#define ERASURE_MS 30000
+#define LOOK_AGAIN_MS 10
+
+/* What is gone from memory may still be in the file; it is deleted when it cannot come back. */
+static int wait_for_erasure(struct kvctl *kvctl, const struct kvd_msg_space_delete *request) {
+        struct kvd_msg_space_delete_reply reply;
+
+        for (int ms = 0; ms < ERASURE_MS; ms += LOOK_AGAIN_MS) {
+                int r = kvctl_next(kvctl, KVD_MSG_space_delete, request, &reply);
+
+                if (r < 0)
+                        return r;
+                if (r == 0 || !reply.erasing)
+                        return 0;
+                usleep(LOOK_AGAIN_MS * 1000);
+        }
+        return kvctl_fail(kvctl, KVCTL_NO, -ETIMEDOUT,
+                          "the space is gone from memory, but the file may still have it; see "
+                          "kvctl tiers and the log");
+}
+
 int verb_space_delete(struct kvctl *kvctl, struct answer *answer) {
         const char *name = kvctl->args.operand[0];
         struct kvd_msg_space_delete request = {.space = kvd_slice_of(name),
-                                               .domain = domain_wanted(kvctl),
+                                               .domain = kvctl_domain(kvctl),
                                                .force = args_has(&kvctl->args, FLAG_FORCE)};
         struct kvd_msg_space_delete_reply reply;
         struct table *t = ANSWER_RECORD(answer, "space", delete_columns);
@@ -235,6 +250,8 @@ int verb_space_delete(struct kvctl *kvctl, struct answer *answer) {
 
         if (r == 0)
                 r = kvctl_call(kvctl, KVD_MSG_space_delete, &request, &reply);
+        if (r == 0 && reply.erasing)
+                r = wait_for_erasure(kvctl, &request);
         if (r < 0)
                 return r;
         table_string(t, name);

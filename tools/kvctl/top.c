@@ -32,7 +32,7 @@ struct client_sample {
 
 struct sample {
         bool told; /* about the work of all domains: administrators only */
-        uint64_t at_ns, requests, pool_bytes, pool_used, turn_max_us;
+        uint64_t at_ns, requests, pool_bytes, pool_used, turn_recent_us;
         struct space_sample *spaces;
         struct client_sample *clients;
         size_t n_spaces, n_clients;
@@ -140,7 +140,7 @@ static int take(struct kvctl *kvctl, struct sample **ret) {
         sample->requests = info.requests;
         sample->pool_bytes = info.pool_bytes;
         sample->pool_used = info.pool_used;
-        sample->turn_max_us = info.turn_max_us;
+        sample->turn_recent_us = info.turn_recent_us;
         r = take_spaces(kvctl, sample);
         if (r == 0)
                 r = take_clients(kvctl, sample);
@@ -184,7 +184,7 @@ static const struct column head_columns[] = {
         {"pool_bytes", NULL, UNIT_BYTES},
         {"pool_used_bytes", NULL, UNIT_BYTES},
         {"requests_per_s", NULL, UNIT_SHORT},
-        {"turn_max_us", NULL, UNIT_US},
+        {"turn_recent_us", NULL, UNIT_US},
 };
 
 static const struct column space_columns[] = {
@@ -255,22 +255,22 @@ static void fill_client(struct table *t, const struct client_sample *a,
         table_number(t, b->pinned);
 }
 
-static void fill_work(struct table *t, bool told, double rate, uint64_t turn_max_us) {
+static void fill_work(struct table *t, bool told, double rate, uint64_t turn_recent_us) {
         if (!told) {
                 table_none(t);
                 table_none(t);
                 return;
         }
         table_real(t, rate);
-        table_number(t, turn_max_us);
+        table_number(t, turn_recent_us);
 }
 
-static void say_work(struct answer *answer, double rate, uint64_t turn_max_us) {
+static void say_work(struct answer *answer, double rate, uint64_t turn_recent_us) {
         char requests[UNIT_TEXT_MAX], turn[UNIT_TEXT_MAX];
 
         unit_format(UNIT_SHORT, rate, requests);
-        unit_format_u64(UNIT_US, turn_max_us, turn);
-        answer_say(answer, "requests/s: %s, longest turn: %s", requests, turn);
+        unit_format_u64(UNIT_US, turn_recent_us, turn);
+        answer_say(answer, "requests/s: %s, longest turn in the last minute: %s", requests, turn);
 }
 
 static void fill_head(struct table *t, struct answer *answer, const struct sample *a,
@@ -281,13 +281,13 @@ static void fill_head(struct table *t, struct answer *answer, const struct sampl
         table_real(t, seconds);
         table_number(t, b->pool_bytes);
         table_number(t, b->pool_used);
-        fill_work(t, b->told, rate, b->turn_max_us);
+        fill_work(t, b->told, rate, b->turn_recent_us);
         unit_format_u64(UNIT_BYTES, b->pool_used, used);
         unit_format_u64(UNIT_BYTES, b->pool_bytes, pool);
         answer_say(answer, "pool: %s of %s, spaces: %zu, clients: %zu", used, pool, b->n_spaces,
                    b->n_clients);
         if (b->told)
-                say_work(answer, rate, b->turn_max_us);
+                say_work(answer, rate, b->turn_recent_us);
 }
 
 static int add_rates(struct kvctl *kvctl, struct answer *answer, const struct sample *a,

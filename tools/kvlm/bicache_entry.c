@@ -88,6 +88,7 @@ static bool find(struct entry *e, uint32_t layer) {
         _cleanup_(freep) uint32_t *ids = calloc(e->context.n_blocks, sizeof *ids);
         struct kvd_pin *pin = e->pins + layer;
 
+        kvd_catch_up(e->space);
         if (!ids || kvd_lookup(e->space, layer, e->tokens, e->context.n_tokens, ids,
                                e->context.n_blocks, pin) != e->context.n_tokens) {
                 kvd_unpin(e->space, pin);

@@ -22,6 +22,7 @@ static void *stream_of(const struct sequence *s) {
         return s->cache->options.device ? s->cache->options.device->stream : NULL;
 }
 
+/* Neither can fail: kvlm captures nothing. */
 static void unpin(struct sequence *s) {
         kvd_unpin_on(s->cache->space, &s->pin, stream_of(s));
 }
@@ -60,6 +61,7 @@ void sequence_find(struct sequence *s) {
         ids = calloc(whole, sizeof *ids);
         if (!ids)
                 return;
+        kvd_catch_up(s->cache->space);
         found = kvd_lookup(s->cache->space, 0, s->tokens, whole * block_tokens(s), ids, whole,
                            &pin);
         if (found > 0 && !cache_is_here(s->cache))

@@ -23,9 +23,10 @@ class Daemon:
     close(), or the end of a with, closes its spaces as well; see Space for what that means to what was handed out.
     """
 
-    def __init__(self, path: Path | None = None):
+    def __init__(self, path: Path | None = None, *, server_user: str | int | None = None):
         pointer = c_void_p()
-        check(lib.kvd_open(os.fsencode(path) if path is not None else None, byref(pointer)))
+        check(lib.kvd_open_expecting(os.fsencode(path) if path is not None else None,
+                                     str(server_user).encode() if server_user is not None else None, byref(pointer)))
         self.path = os.fspath(path) if path is not None else os.environ.get("KVD_SOCKET") or DEFAULT
         """Of the daemon's socket."""
         self._handle: Handle | None = Handle(pointer, lib.kvd_close)
@@ -82,10 +83,13 @@ class Daemon:
         return f"<kvd.Daemon at {self.path}{'' if self._handle else ', closed'}>"
 
 
-def connect(path: Path | None = None) -> Daemon:
+def connect(path: Path | None = None, *, server_user: str | int | None = None) -> Daemon:
     """Connects to the daemon at a socket; None: $KVD_SOCKET, or /run/kvd-0.sock.
 
-    kvd.DaemonNotFound, kvd.ConnectionRefused: there is none; kvd.NotAllowed: not for this user; kvd.NotKvd: what
-    answers is something else.
+    The daemon must be root's or this user's own, or lie in a folder that root gave to its user; server_user, a name or
+    a number, states another one; None: $KVD_SERVER_USER, if that is set.
+
+    kvd.DaemonNotFound, kvd.ConnectionRefused: there is none; kvd.NotAllowed: not for this user, or the daemon is not of
+    a user who is expected; kvd.NotKvd: what answers is something else.
     """
-    return Daemon(path)
+    return Daemon(path, server_user=server_user)

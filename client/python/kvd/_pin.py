@@ -155,11 +155,12 @@ class Pin:
         check(lib.kvd_check_pin(self._open().pointer, byref(self._struct)))
 
     def release(self, stream: int | None = None) -> None:
-        """Lets go; stream: when that has passed. The pin is of no use afterwards. Again does nothing."""
+        """Lets go; stream: when that has passed. The pin is of no use afterwards. Again does nothing. A stream that is
+        being captured into a graph is refused (kvd.Error, EBUSY), and the pin stays."""
         if self._handle is None:
             return
         if stream is not None:
-            lib.kvd_unpin_on(self._handle.pointer, byref(self._struct), stream_of(stream))
+            check(lib.kvd_unpin_on(self._handle.pointer, byref(self._struct), stream_of(stream)))
         self._forget()
         self._struct.view = self._handle = None
         self.blocks = []

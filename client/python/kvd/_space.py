@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import time
 from ctypes import byref, c_double, c_uint32, c_void_p
 from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Sequence
 
 from ._block import Block, structs_of
 from ._buffer import memory
+from ._fetch import Fetch
 from ._geometry import Geometry
 from ._handle import Handle
 from ._lease import Lease
@@ -65,7 +67,9 @@ class Space:
 
         tokens are integers in one row: a list, or an array of numpy, torch, array.array and so on. In a bidirectional
         space the whole of them is found, or nothing. group is the layer group. salt is an extra key of 64 bits (LoRA,
-        images, a tenant): chains with different salts are strangers, whatever their tokens. Makes no system call.
+        images, a tenant): chains with different salts are strangers, whatever their tokens. Makes no system call, and
+        so misses what lies in memory by which the pool has grown, until alloc(), Pin.seal() or catch_up() has asked
+        the daemon for it.
         kvd.Invalid: there is no such group; ValueError, TypeError: these are not token ids.
         """
         row = words(tokens)
@@ -77,6 +81,41 @@ class Space:
         if pin:
             pin.blocks = ids[:pin._struct.n_blocks]
         return pin
+
+    def catch_up(self) -> bool:
+        """Maps what the pool has grown by, and attaches to a daemon that took the place of one that ended, so that
+        lookups find what is there now. For who looks up and seldom calls anything that asks the daemon. Returns whether
+        that is done; if not, the daemon is away or did not answer, and lookups find what they found before."""
+        return int(lib.kvd_catch_up(self._open().pointer)) == 0
+
+    def fetch(self, tokens: Tokens, group: int = 0, *, salt: int = 0) -> Fetch:
+        """Has the daemon bring up what its file or its servers have behind what is in the pool of a prompt. Returns at
+        once; a lookup finds what has come. One message to the daemon. kvd.Busy: too many are under way."""
+        return Fetch(self._open(), group, salt, words(tokens))
+
+    def find(self, tokens: Tokens, group: int = 0, *, salt: int = 0, wait: float = 1.0) -> Pin:
+        """catch_up() and lookup(); what is not in the pool is fetched, and waited for, if there is a tier below that
+        has it: at most so many seconds in all, after which it is quicker to compute."""
+        row, until = words(tokens), time.monotonic() + wait
+        whole = len(row) // (self.geometry.block_tokens or 16) * (self.geometry.block_tokens or 16)
+        self.catch_up()
+        pin = self.lookup(row, group, salt=salt)
+        while pin.tokens < whole and time.monotonic() < until and self._brings(row, group, salt, until):
+            before = pin.tokens
+            pin.release()
+            self.catch_up()
+            pin = self.lookup(row, group, salt=salt)
+            if pin.tokens <= before:
+                break
+        return pin
+
+    def _brings(self, row: Tokens, group: int, salt: int, until: float) -> bool:
+        """Whether something came up; not having been able to ask is nobody's failure."""
+        try:
+            with self.fetch(row, group, salt=salt) as fetch:
+                return bool(fetch) and fetch.wait(until - time.monotonic())
+        except OSError:
+            return False
 
     def match(self, tokens: Tokens, group: int = 0, *, salt: int = 0) -> int:
         """How many tokens a lookup would find now. A hint: holds nothing, and is true at no particular time."""
@@ -131,21 +170,25 @@ class Space:
         return blocks
 
     def free(self, blocks: Iterable[Block], stream: int | None = None) -> None:
-        """Gives back blocks that were not sealed, with their contents; others are left alone. Cannot fail.
+        """Gives back blocks that were not sealed, with their contents; others are left alone.
 
-        stream: a GPU's that may still be writing them.
+        stream: a GPU's that may still be writing them. One that is being captured into a graph is refused (kvd.Error,
+        EBUSY), and what was not freed stays; nothing else can fail.
         """
         given = [block for block in blocks if block._struct.view]
         if not given:
             return
         handle, room = given[0]._handle, structs_of(given)
         assert handle is not None
+        result = 0
         if stream is None:
             lib.kvd_free(handle.pointer, len(room), room)
         else:
-            lib.kvd_free_on(handle.pointer, len(room), room, stream_of(stream))
-        for block in given:
-            block._gone()
+            result = lib.kvd_free_on(handle.pointer, len(room), room, stream_of(stream))
+        for block, left in zip(given, room):
+            if not left.view:
+                block._gone()
+        check(result)
 
     def reserve(self, n: int) -> int:
         """The library's magazine holds at least n blocks from now on, if the pool has them, until the next reserve():

@@ -44,11 +44,17 @@ static int findable(struct actor *a) {
         return publish_elsewhere(a->socket, OPERATION_CHAIN, CHAIN_TOKENS);
 }
 
-/* As before, and the segments are mapped: from then on a lookup makes no system call. */
-static int warm(struct actor *a) {
+/* As before, and the segments are mapped, so that it is found. */
+static int mapped(struct actor *a) {
         int r = findable(a);
 
-        if (r == 0 || run_lookup(a) <= 0)
+        return r < 0 ? r : kvd_catch_up(a->causal);
+}
+
+static int warm(struct actor *a) {
+        int r = mapped(a);
+
+        if (r < 0 || run_lookup(a) <= 0)
                 return -ENOENT;
         kvd_unpin(a->causal, &a->pin);
         return r;
@@ -65,7 +71,7 @@ static int whole_there(struct actor *a) {
 }
 
 static int pinned(struct actor *a) {
-        int r = findable(a);
+        int r = mapped(a);
 
         return r < 0 ? r : run_lookup(a);
 }

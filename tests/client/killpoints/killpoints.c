@@ -10,7 +10,8 @@
  *                 [--epoll] [--mutant]
  *
  * An operation of more than --limit points dies at the first and last tenth of that many, and at
- * others by the seed. --seconds repeats all that, with other seeds, until the time is up. --churn
+ * others by the seed. --seconds begins with an operation by the seed, and goes round and round, with
+ * other points, until the time is up. --churn
  * evicts everything all the while, and lets the operations pause at random points, so that they die
  * in the middle of losing what they work on. --stop stops them at each point instead, long enough
  * to evict all that nobody holds, write over it, and publish chains of the same beginning in its
@@ -46,7 +47,7 @@
 
 struct test {
         uint32_t seconds, limit;
-        uint64_t seed;
+        uint64_t seed, until; /* 0: all of them once */
         const char *only;
         bool churn, stop, arena, epoll, mutant;
         struct instance daemon;
@@ -252,6 +253,11 @@ static bool chosen(struct test *t, uint64_t nth, uint64_t points, uint32_t limit
                random_below(&t->random, (uint32_t)points) < limit - 2 * edge;
 }
 
+/* Or there is nothing more to be found out. */
+static bool time_is_up(const struct test *t) {
+        return (t->until && now_ns() >= t->until) || (t->mutant && t->stage->bytes_wrong);
+}
+
 /* Dies at each point, and once behind the last, with all that it got. */
 static void die_everywhere(struct test *t, const struct operation *op) {
         uint32_t limit = op->restart && t->limit != EVERY ? MIN(t->limit, RESTARTS) : t->limit;
@@ -264,7 +270,7 @@ static void die_everywhere(struct test *t, const struct operation *op) {
         t->ns = reallocarray(t->ns, points + 2, sizeof *t->ns);
         if (!points || !t->ns)
                 die("%s has no point", op->name);
-        for (uint64_t nth = 1; nth <= points + 1; nth++)
+        for (uint64_t nth = 1; nth <= points + 1 && !time_is_up(t); nth++)
                 if (chosen(t, nth, points + 1, limit))
                         t->ns[t->n_ns++] = die_once(t, op, nth);
         report(t, op, points);
@@ -272,9 +278,17 @@ static void die_everywhere(struct test *t, const struct operation *op) {
 }
 
 static void round_of_all(struct test *t) {
-        for (const struct operation *op = operations; op->name; op++)
+        uint32_t n = 0, first;
+
+        while (operations[n].name)
+                n++;
+        first = t->until ? random_below(&t->random, n) : 0;
+        for (uint32_t i = 0; i < n && !time_is_up(t); i++) {
+                const struct operation *op = &operations[(first + i) % n];
+
                 if (!t->only || strcmp(t->only, op->name) == 0)
                         die_everywhere(t, op);
+        }
 }
 
 /* ---- main ------------------------------------------------------------------------------------ */
@@ -293,7 +307,7 @@ static void end(struct test *t, uint32_t fds) {
         const struct stage *s = t->stage;
         int status;
 
-        WAIT_UNTIL(fds_beside_segments(&t->daemon, t->conn) == fds);
+        WAIT_UNTIL(fds_beside_segments(&t->daemon) == fds);
         t->stage->stop = true;
         if (waitpid(t->observer, &status, 0) != t->observer || status != 0)
                 die("the observer ended with status %#x", status);
@@ -340,7 +354,6 @@ static void parse(struct test *t, int argc, char **argv) {
 
 int main(int argc, char **argv) {
         static struct test t = {.limit = 2000};
-        uint64_t until;
         uint32_t fds;
 
         t.seed = (uint64_t)time(NULL);
@@ -348,11 +361,11 @@ int main(int argc, char **argv) {
         t.random.state = t.seed;
         hook_install();
         begin(&t);
-        fds = fds_beside_segments(&t.daemon, t.conn);
-        until = now_ns() + t.seconds * UINT64_C(1000000000);
+        fds = fds_beside_segments(&t.daemon);
+        t.until = t.seconds ? now_ns() + t.seconds * UINT64_C(1000000000) : 0;
         do
                 round_of_all(&t);
-        while (now_ns() < until);
+        while (t.until && !time_is_up(&t));
         end(&t, fds);
         return 0;
 }

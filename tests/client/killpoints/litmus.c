@@ -122,6 +122,8 @@ static void look(struct litmus *l, struct kvd_space *space, const uint32_t *toke
         uint32_t ids[CHAIN_BLOCKS];
 
         l->tally->lookups++;
+        if (!l->tally->hits) /* the first blocks' segment comes after us */
+                kvd_catch_up(space);
         if (kvd_lookup(space, 0, tokens, l->n_tokens, ids, CHAIN_BLOCKS, &pin) <= 0)
                 return;
         l->tally->hits++;

@@ -70,6 +70,7 @@ static void look(struct observer *o, struct kvd_space *space, uint32_t chain, ui
         struct kvd_pin pin = {0};
 
         chain_tokens(chain, n_tokens, tokens);
+        kvd_catch_up(space);
         if (kvd_lookup(space, 0, tokens, n_tokens, ids, CHAIN_BLOCKS, &pin) > 0)
                 check(o, &pin, ids, tokens, space == o->whole);
         kvd_unpin(space, &pin);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/client/killpoints/reclaim.h"
 
+#include <dirent.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -8,6 +9,7 @@
 
 #include "client/conn.h"
 #include "client/kvd.h"
+#include "ipc/base/util.h"
 #include "tests/client/killpoints/actor.h"
 #include "tests/lib/instance.h"
 
@@ -18,15 +20,24 @@ uint64_t now_ns(void) {
         return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-uint32_t fds_beside_segments(const struct instance *d, struct conn *conn) {
-        struct kvd_msg_space_info_reply info;
-        uint32_t segments = 0;
+uint32_t fds_beside_segments(const struct instance *d) {
+        char path[300], link[256];
+        struct dirent *e;
+        uint32_t n = 0;
+        ssize_t size;
+        DIR *dir;
 
-        for (uint32_t i = 0; i < 2; i++) {
-                space_facts(conn, i, &info);
-                segments += info.segments;
+        snprintf(path, sizeof path, "/proc/%d/fd", d->pid);
+        dir = opendir(path);
+        while (dir && (e = readdir(dir))) {
+                snprintf(path, sizeof path, "/proc/%d/fd/%s", d->pid, e->d_name);
+                size = readlink(path, link, sizeof link - 1);
+                link[MAX(size, 0)] = 0;
+                n += size > 0 && !strstr(link, "kvd-pool");
         }
-        return instance_fds(d) - 2 * segments; /* one to write, one to read */
+        if (dir)
+                closedir(dir);
+        return n;
 }
 
 static void evict(struct conn *conn, const char *space) {

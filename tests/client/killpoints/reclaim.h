@@ -23,7 +23,7 @@ struct instance;
 uint64_t wait_reclaimed(struct conn *conn, uint64_t since_ns);
 
 /* The daemon's, without those of segments: the pool may have grown. */
-uint32_t fds_beside_segments(const struct instance *d, struct conn *conn);
+uint32_t fds_beside_segments(const struct instance *d);
 
 void evict_all(struct conn *conn); /* that nobody uses */
 

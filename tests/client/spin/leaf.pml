@@ -104,7 +104,8 @@ inline walk() {
         :: i < length ->
                 atomic { select (b : 0 .. NB - 1) }
                 w = word[b];                                    /* C1 */
-                MISS_IF(STATE(w) != SEALED);
+                MISS_IF(STATE(w) == FREE);                      /* RETIRING will do: C5 waits for what comes of it */
+                w = W(SEALED, GEN(w));
                 MISS_IF(tok[b] != TOK(root + 2 * i));           /* C2 */
 #ifndef NO_LINK
                 MISS_IF(parent[b] != above);
@@ -135,6 +136,8 @@ inline find_run() {
 proctype client() {
         byte n, i, b, root, length, w, above;
         byte id[DEPTH];
+        bool waited;
+
         do
         :: n < LOOKUPS ->
                 n++;
@@ -148,8 +151,11 @@ proctype client() {
 #ifndef NO_CFENCE
                 !cb_full;                                       /* C4 */
 #endif
-                if
+again:          if
 #ifndef NO_RECHECK
+                :: !waited && word[b] == W(RETIRING, GEN(w)) -> /* what comes of it? C5 once more */
+                        waited = true;
+                        goto again
                 :: word[b] != w                                 /* C5 */
 #endif
                 :: else ->
@@ -165,7 +171,7 @@ miss:           skip;
                         for (i : 0 .. DEPTH - 1) {
                                 id[i] = 0
                         }
-                        i = 0; b = 0; root = 0; length = 0; w = 0; above = 0
+                        i = 0; b = 0; root = 0; length = 0; w = 0; above = 0; waited = false
                 }
         :: else -> break
         od
@@ -187,7 +193,7 @@ bool emptied;
 #define EMPTY          (!resident[0] && !resident[1] && !resident[2])
 #define FULL           (resident[0] && resident[1] && resident[2])
 
-inline evict() {
+inline evict() {                        /* D1 had looked at pins before; here they may be anything */
         DSTORE(WORD, b, W(RETIRING, gen[b]));                   /* D2 */
 #ifndef NO_DFENCE
         !db_full;                                               /* D3 */

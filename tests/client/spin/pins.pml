@@ -6,7 +6,7 @@
  * The C code names these steps. They are the same in all models of this directory.
  *
  *   client: look up and use                        daemon: evict, reuse, reap
- *   C1  read the slot word: SEALED? keep it        D1  choose a victim: SEALED, no resident child
+ *   C1  read the slot word: SEALED? keep it        D1  choose a victim: SEALED, no resident child, no pin seen
  *   C2  compare the token ids (and, in a chain,    D2  slot word := RETIRING, same generation
  *       the parent link: id and generation)        D3  full fence
  *   C3  pins[b] += 1, in its own page              D4  scan the pin page of every client not reaped

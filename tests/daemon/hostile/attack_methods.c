@@ -119,7 +119,7 @@ static void tables_that_cannot_be(const struct hostile *h) {
         refused(&a, MSG(table, .space = a.space, .op = 1, .max_blocks = UINT32_MAX), EDQUOT);
         refused(&a, MSG(table, .space = a.space, .op = 1, .max_blocks = 1u << 31), EDQUOT);
         for (uint32_t round = 0; round < 3; round++) { /* as large, and as many, as they may be */
-                for (; n < KVD_MAX_SEQUENCES; n++)
+                for (; n < KVD_MAX_SEQUENCES - KVD_MAX_SEQUENCES / 16; n++)
                         numbers[n] = methods_sequence(&a, 2000);
                 refused(&a, MSG(table, .space = a.space, .op = 1, .max_blocks = 1), EUSERS);
                 while (n > round * 300) {

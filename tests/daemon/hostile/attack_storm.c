@@ -49,7 +49,7 @@ static void storms(const struct hostile *h) {
 /* One for every block: they are the daemon's descriptors, which are for everybody. */
 static void a_sketch_for_every_block(const struct hostile *h) {
         struct asker a = methods_open(h->daemon.socket, "sketches");
-        uint32_t slots[64], before = instance_fds(&h->daemon), most = before;
+        uint32_t slots[64], before = hostile_fds(h), most = before;
 
         methods_set(&a, "kvreviver.epoch", "1");
         for (uint32_t i = 0; i < 64; i++)
@@ -60,7 +60,7 @@ static void a_sketch_for_every_block(const struct hostile *h) {
                 methods_ask(&a, MSG(cool, .space = a.space, .sequence = q, .how = KVD_COOL_VAGUE,
                                     .slots = {slots, n * 4}));
                 methods_sync(&a, q, 1, 20);
-                most = MAX(most, instance_fds(&h->daemon));
+                most = MAX(most, hostile_fds(h));
         }
         if (most > before + 2048)
                 die("the daemon had %u descriptors and has %u", before, most);

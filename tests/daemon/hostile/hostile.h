@@ -9,6 +9,7 @@ struct hostile {
         struct instance daemon;
         struct victim victim;
         struct conn *conn; /* of the one who checks */
+        uid_t attacker;    /* of another domain than the victim; 0: of the same */
         uint32_t fds;      /* of the daemon, with victim and checker */
         uint64_t rss_kib;
 };
@@ -21,6 +22,9 @@ struct attack_row {
         attack *run;
         uint32_t bad_connections; /* the daemon may keep 64 KiB for each */
 };
+
+/* Descriptors of the daemon, which only root may count. */
+uint32_t hostile_fds(const struct hostile *h);
 
 extern const struct attack_row frame_attacks[], session_attacks[], block_attacks[],
         memory_attacks[];

@@ -32,13 +32,25 @@ uint32_t raw_open_space(int fd, const char *name) {
         return reply.space_reply.space;
 }
 
-uint32_t raw_allocate(int fd, uint32_t space, uint32_t n, kvd_ref *ret) {
+/* What one request gets, which may be fewer; false: refused. */
+static bool allocate_some(int fd, uint32_t space, uint32_t n, kvd_ref *ret, uint32_t *got) {
         struct kvd_msg m = {.number = KVD_MSG_allocate, .serial = 4, .allocate = {space, n}}, reply;
 
         if (raw_call(fd, &m, &reply, NULL) != 1 || reply.number != KVD_MSG_allocate_reply)
-                return 0;
+                return false;
         memcpy(ret, reply.allocate_reply.blocks.data, reply.allocate_reply.blocks.size);
-        return reply.allocate_reply.blocks.size / (uint32_t)sizeof *ret;
+        *got += reply.allocate_reply.blocks.size / (uint32_t)sizeof *ret;
+        return true;
+}
+
+/* Asks again for what is missing, as libkvd does. */
+uint32_t raw_allocate(int fd, uint32_t space, uint32_t n, kvd_ref *ret) {
+        uint32_t got = 0;
+
+        for (int i = 0; got < n && i < 1000; i++)
+                if (!allocate_some(fd, space, n - got, ret + got, &got))
+                        break;
+        return got;
 }
 
 uint32_t raw_release(int fd, uint32_t space, const kvd_ref *refs, uint32_t n) {

@@ -5,7 +5,10 @@
  * each: the daemon lives, the victim had no wrong byte and no error and was never kept waiting for
  * long, every invariant holds, and the daemon's descriptors and memory are what they were.
  *
- *      test-attacks [NAME]     only attacks whose name contains this
+ *      test-attacks [--apart] [NAME]   only attacks whose name contains this
+ *
+ * The attacker is a colleague of the victim. With --apart, which needs root, each is a user in a
+ * domain of its own, and the victim, which is guaranteed memory, must not even be refused a block.
  */
 
 #include <errno.h>
@@ -13,16 +16,19 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "client/conn.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/hostile/hostile.h"
+#include "tests/daemon/hostile/raw.h"
 #include "tests/lib/sanitized.h"
 
 #define ATTACK_SECONDS 30u
-#define STALL_NS UINT64_C(2000000000)
+#define USER_A 65534u /* attacks */
+#define USER_B 65533u
 #define KIB_PER_BAD 64u
 /* set aside for clients and frames at the start, and not touched before the first attack */
 #define KIB_SLACK 1536u
@@ -30,14 +36,14 @@
 /* ---- afterwards ------------------------------------------------------------------------------ */
 
 static bool is_other(const struct kvd_msg_space_info_reply *info) {
-        return !kvd_slice_is(info->name, "victim");
+        return !kvd_slice_is(info->name, "victim") || kvd_slice_is(info->domain, "a");
 }
 
 /* Spaces that an attack has left behind. */
 static void delete_others(struct hostile *h) {
         struct kvd_msg_space_info_reply info = {0};
         uint32_t cursor = 0;
-        char name[64];
+        char name[64], domain[64];
 
         while (conn_call(h->conn, KVD_MSG_space_info, &(struct kvd_msg_space_info){cursor},
                          &info) == 0) {
@@ -45,8 +51,10 @@ static void delete_others(struct hostile *h) {
                 if (!is_other(&info))
                         continue;
                 kvd_slice_copy(info.name, name, sizeof name);
+                kvd_slice_copy(info.domain, domain, sizeof domain);
                 conn_call(h->conn, KVD_MSG_space_delete,
-                          &(struct kvd_msg_space_delete){.space = kvd_slice_of(name), .force = 1},
+                          &(struct kvd_msg_space_delete){kvd_slice_of(name),
+                                                         kvd_slice_of(domain), 1},
                           NULL);
                 cursor = 0;
         }
@@ -75,17 +83,44 @@ static void expect_happy_victim(const struct hostile *h, const struct attack_row
         if (f->bytes_wrong || f->errors)
                 die("%s: the victim read %llu wrong bytes and had %llu errors", a->name,
                     (unsigned long long)f->bytes_wrong, (unsigned long long)f->errors);
+        if (h->attacker && f->refusals)
+                die("%s: the victim was refused %llu times what it is guaranteed", a->name,
+                    (unsigned long long)f->refusals);
+}
+
+uint32_t hostile_fds(const struct hostile *h) {
+        uint32_t n;
+
+        if (h->attacker && seteuid(0) < 0)
+                die("seteuid: %s", strerror(errno));
+        n = instance_fds(&h->daemon);
+        if (h->attacker && seteuid(h->attacker) < 0)
+                die("seteuid: %s", strerror(errno));
+        return n;
 }
 
 /* ---- one attack ------------------------------------------------------------------------------ */
+
+/* The attacker's domain has a space of that name, too, with memory in it. */
+static void furnish(const struct hostile *h) {
+        int fd = raw_attach(h->daemon.socket);
+        kvd_ref refs[VICTIM_BLOCKS];
+
+        if (!raw_allocate(fd, raw_open_space(fd, "victim"), VICTIM_BLOCKS, refs))
+                die("the attacker's domain has no memory");
+}
 
 static void run_attack(const struct hostile *h, const struct attack_row *a) {
         pid_t pid = fork();
         int status;
 
         if (pid == 0) {
+                if (h->attacker)
+                        become_user(h->attacker);
                 prctl(PR_SET_PDEATHSIG, SIGKILL);
                 alarm(ATTACK_SECONDS);
+                if (h->attacker)
+                        furnish(h);
                 a->run(h);
                 fflush(stdout);
                 _exit(0);
@@ -100,7 +135,7 @@ static void attack_once(struct hostile *h, const struct attack_row *a) {
         struct victim_facts *f = h->victim.facts;
         uint64_t before = f->operations;
 
-        f->most_work_ns = 0;
+        f->work = (struct work_seen){0};
         run_attack(h, a);
         delete_others(h);
         expect_clean(h->conn);
@@ -108,11 +143,11 @@ static void attack_once(struct hostile *h, const struct attack_row *a) {
         expect_happy_victim(h, a);
         printf("%-46s victim: %5llu operations, %4llu ms of work for one at most\n", a->name,
                (unsigned long long)(f->operations - before),
-               (unsigned long long)f->most_work_ns / 1000000);
+               (unsigned long long)f->work.most_ns / 1000000);
         fflush(stdout);
-        if (f->most_work_ns > STALL_NS && !SANITIZED)
+        if (!work_is_bounded(&f->work))
                 die("%s: the daemon worked for %llu ms while the victim waited for one answer",
-                    a->name, (unsigned long long)f->most_work_ns / 1000000);
+                    a->name, (unsigned long long)f->work.most_ns / 1000000);
 }
 
 static void attack_all(struct hostile *h, const struct attack_row *a, const char *only) {
@@ -121,22 +156,49 @@ static void attack_all(struct hostile *h, const struct attack_row *a, const char
                         attack_once(h, a);
 }
 
-int main(int argc, char **argv) {
-        const char *only = argc > 1 ? argv[1] : NULL;
-        struct hostile h;
+/* Not --private: that is for one user only. */
+static void start_for_two(struct instance *daemon) {
+        instance_make_dir(daemon);
+        if (chmod(daemon->dir, 0755) < 0)
+                die("chmod: %s", strerror(errno));
+        instance_run(daemon,
+                     SETTINGS("--socket", daemon->socket, "--user", "root", "--backend", "host", "--pool", "4M",
+                              "--set", "daemon.segment=256K", "--set", "daemon.pages=small",
+                              "--set", "daemon.log=error", "--set", "daemon.quarantine_ms=20",
+                              "--set", "daemon.socket_mode=0666", "--set", "domain a.users=65534",
+                              "--set", "domain b.users=65533", "--set", "domain b.guarantee=1M"),
+                     true);
+}
 
-        signal(SIGPIPE, SIG_IGN);
-        instance_start(&h.daemon, SETTINGS("daemon.pool=4M", "daemon.segment=256K",
-                                           "daemon.pages=small", "daemon.log=error"));
-        victim_start(&h.victim, &h.daemon);
-        h.conn = instance_connect(&h.daemon);
-        while (h.victim.facts->operations < 300) /* until the pool has all its segments */
+static void begin(struct hostile *h, bool apart) {
+        if (apart)
+                start_for_two(&h->daemon);
+        else
+                instance_start(&h->daemon, SETTINGS("daemon.pool=4M", "daemon.segment=256K",
+                                                    "daemon.pages=small", "daemon.log=error"));
+        victim_start(&h->victim, &h->daemon, apart ? USER_B : 0);
+        h->conn = instance_connect(&h->daemon);
+        while (h->victim.facts->operations < 300) /* until the pool has all its segments */
                 usleep(1000);
-        methods_warm_up(&h);
-        delete_others(&h);
+        methods_warm_up(h);
+        delete_others(h);
         usleep(300000);
-        h.fds = instance_fds(&h.daemon);
-        h.rss_kib = instance_rss_kib(&h.daemon);
+        h->fds = instance_fds(&h->daemon);
+        h->rss_kib = instance_rss_kib(&h->daemon);
+        h->attacker = apart ? USER_A : 0;
+}
+
+int main(int argc, char **argv) {
+        bool apart = argc > 1 && strcmp(argv[1], "--apart") == 0;
+        const char *only = argc > 1 + apart ? argv[1 + apart] : NULL;
+        struct hostile h = {0};
+
+        if (apart && getuid() != 0) {
+                puts("skip: only root can be two other users");
+                return 77;
+        }
+        signal(SIGPIPE, SIG_IGN);
+        begin(&h, apart);
         attack_all(&h, frame_attacks, only);
         attack_all(&h, session_attacks, only);
         attack_all(&h, block_attacks, only);

@@ -40,11 +40,6 @@ static const struct kvd_geometry geometry = {.layers = 1,
 
 /* ---- becoming somebody ----------------------------------------------------------------------- */
 
-static void become(uid_t user) {
-        if (setresgid(user, user, user) < 0 || setresuid(user, user, user) < 0)
-                die("cannot become user %u: %s", user, strerror(errno));
-}
-
 static void as_user(uid_t user, void (*run)(const char *socket, char *transcript),
                     const char *socket, char *transcript) {
         pid_t pid = fork();
@@ -52,7 +47,7 @@ static void as_user(uid_t user, void (*run)(const char *socket, char *transcript
 
         if (pid == 0) {
                 alarm(30);
-                become(user);
+                become_user(user);
                 run(socket, transcript);
                 _exit(0);
         }
@@ -299,7 +294,7 @@ static pid_t busy_neighbour(const char *socket) {
                 struct kvd_space *space;
 
                 alarm(30);
-                become(USER_A);
+                become_user(USER_A);
                 space = open_space(socket);
                 publish(space);
                 hold_sequences(space);

@@ -3,8 +3,8 @@
 /*
  * A client asks for a space of the smallest blocks that there can be in a large pool: tens of
  * millions of them. What the daemon keeps for each block costs memory only with the block: the
- * request is answered as soon as any other, and neither it nor a handful of blocks makes the daemon
- * grow.
+ * request is answered as soon as any other, and neither it nor a handful of blocks, nor a check of
+ * them, nor a look at who pins what, makes the daemon grow.
  */
 
 #include <stdio.h>
@@ -12,28 +12,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "ipc/base/util.h"
 #include "tests/daemon/hostile/raw.h"
 #include "tests/lib/sanitized.h"
 #include "tests/lib/instance.h"
 
 #define MOST_KIB 4096u
 #define MOST_MS 250u
-
-/*
- * Of processor time, as the scheduler counts it: the daemon's own, whatever else the machine does.
- */
-static uint64_t spent_ms(const struct instance *d) {
-        unsigned long long ns = 0;
-        char path[64];
-        FILE *f;
-
-        snprintf(path, sizeof path, "/proc/%d/schedstat", d->pid);
-        f = fopen(path, "re");
-        if (!f || fscanf(f, "%llu", &ns) != 1)
-                die("%s cannot be read", path);
-        fclose(f);
-        return ns / 1000000;
-}
 
 static uint32_t open_tiny(const struct instance *d, int fd) {
         struct kvd_msg m = {.number = KVD_MSG_space,
@@ -47,13 +32,13 @@ static uint32_t open_tiny(const struct instance *d, int fd) {
                                       .dtype = 4,
                                       .vocab = 9}},
                        reply;
-        uint64_t kib = instance_rss_kib(d), began = spent_ms(d), ms;
+        uint64_t kib = instance_rss_kib(d), began = instance_cpu_ns(d), ms;
         struct kvd_fds fds;
 
         if (raw_call(fd, &m, &reply, &fds) != 1 || reply.number != KVD_MSG_space_reply)
                 die("a space of tiny blocks cannot be opened");
         kvd_fds_close(&fds);
-        ms = spent_ms(d) - began;
+        ms = (instance_cpu_ns(d) - began) / 1000000;
         printf("tiny: index of %llu MiB, %llu ms, %llu KiB\n",
                (unsigned long long)reply.space_reply.index_bytes >> 20, (unsigned long long)ms,
                (unsigned long long)(instance_rss_kib(d) - kib));
@@ -72,9 +57,62 @@ static void allocate_some(const struct instance *d, int fd, uint32_t space) {
 
         if (raw_call(fd, &m, &reply, NULL) != 1 || reply.number != KVD_MSG_allocate_reply)
                 die("no blocks of a space of tiny blocks");
-        usleep(100000); /* what it does ahead of need */
+        instance_rest(d);
         printf("tiny: %llu KiB more with the first blocks\n",
                (unsigned long long)(instance_rss_kib(d) - kib));
+}
+
+/* of one request, in which a piece is walked */
+#define CHECK_NS (SANITIZED ? 100000000u : 3000000u)
+#define REQUESTS 1000u
+#define WALKS 3 /* the shortest counts: what else the daemon did is not the walk's */
+#define MOST_SHARED_KIB 1024u
+
+/* Returns how many requests it took; ns: the shortest time of each so far. */
+static uint32_t walk(const struct instance *d, int fd, uint64_t ns[REQUESTS]) {
+        struct kvd_msg m = {.number = KVD_MSG_check,
+                            .serial = 4,
+                            .check.space = kvd_slice_of("tiny")},
+                       reply;
+        uint32_t n = 0;
+
+        do {
+                uint64_t began = instance_cpu_ns(d);
+
+                if (raw_call(fd, &m, &reply, NULL) != 1 || reply.number != KVD_MSG_check_reply)
+                        die("the space cannot be checked");
+                if (reply.check_reply.broken || n == REQUESTS)
+                        die("an invariant of the space is broken, or it takes too many requests");
+                ns[n] = MIN(ns[n], instance_cpu_ns(d) - began);
+                m.check.cursor = reply.check_reply.next;
+                n++;
+        } while (m.check.cursor);
+        return n;
+}
+
+/*
+ * A0: a walk through the invariants of a space that is all but empty went through tens of millions
+ * of blocks and table entries in one request, and read the holes of its index into memory.
+ */
+static void a0_check_of_an_empty_space(const struct instance *d, int fd) {
+        static uint64_t ns[REQUESTS];
+        uint64_t shared, most = 0;
+        uint32_t n = 0;
+
+        memset(ns, 0xff, sizeof ns);
+        instance_rest(d);
+        shared = instance_shared_kib(d);
+        for (int i = 0; i < WALKS; i++)
+                n = walk(d, fd, ns);
+        for (uint32_t i = 0; i < n; i++)
+                most = MAX(most, ns[i]);
+        shared = instance_shared_kib(d) - MIN(shared, instance_shared_kib(d));
+        printf("tiny: checked by %u requests of at most %llu us, %llu KiB more\n", n,
+               (unsigned long long)most / 1000, (unsigned long long)shared);
+        if (most > CHECK_NS)
+                die("checking it takes too long");
+        if (shared > MOST_SHARED_KIB)
+                die("checking it put memory behind its index, or behind a page of pins");
 }
 
 int main(void) {
@@ -83,9 +121,10 @@ int main(void) {
 
         unsetenv("MALLOC_PERTURB_"); /* makes glibc write all of what is asked for */
         instance_start(&d, SETTINGS("daemon.pool=3G", "daemon.segment=0", "daemon.log=error",
-                                    "daemon.pages=small"));
+                                    "daemon.pages=small", "daemon.overhead=64G"));
         fd = raw_attach(d.socket);
         allocate_some(&d, fd, open_tiny(&d, fd));
+        a0_check_of_an_empty_space(&d, fd);
         close(fd);
         instance_stop(&d);
         instance_sweep(&d);

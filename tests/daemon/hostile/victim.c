@@ -70,8 +70,13 @@ struct worker {
         struct random random;
 };
 
+static uint64_t work_so_far(const struct worker *w) {
+        return instance_cpu_ns(w->daemon) - own_delay_ns();
+}
+
+/* Of what the daemon did, some was perhaps done while its answer was here and we could not run. */
 static void note_work(struct worker *w, uint64_t since) {
-        w->facts->most_work_ns = MAX(w->facts->most_work_ns, instance_cpu_ns(w->daemon) - since);
+        work_see(&w->facts->work, (int64_t)(work_so_far(w) - since));
 }
 
 static bool went_well(struct worker *w, int64_t r, const char *what) {
@@ -119,7 +124,7 @@ static void extend(struct worker *w, struct kvd_pin *pin, uint32_t *ids, uint32_
 static void operation(struct worker *w) {
         uint32_t tokens[VICTIM_BLOCKS * VICTIM_BT], ids[VICTIM_BLOCKS],
                 chain = random_below(&w->random, 60);
-        uint64_t began = instance_cpu_ns(w->daemon);
+        uint64_t began = work_so_far(w);
         struct kvd_pin pin = {0};
         int64_t n;
 
@@ -152,11 +157,13 @@ static int work(struct victim_facts *facts, const struct instance *daemon) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-void victim_start(struct victim *v, const struct instance *daemon) {
+void victim_start(struct victim *v, const struct instance *daemon, uid_t user) {
         v->facts = mmap(NULL, sizeof *v->facts, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                         -1, 0);
         v->pid = fork();
         if (v->pid == 0) {
+                if (user)
+                        become_user(user);
                 prctl(PR_SET_PDEATHSIG, SIGKILL);
                 _exit(work(v->facts, daemon));
         }

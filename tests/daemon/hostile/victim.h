@@ -24,7 +24,8 @@ extern const struct kvd_geometry victim_geometry;
 
 struct victim_facts {
         _Atomic uint64_t operations, hits, bytes_checked, bytes_wrong, errors, refusals;
-        _Atomic uint64_t most_work_ns; /* of the daemon's own time, while one operation waited */
+        /* of the daemon's own time, while one operation waited for it and not for a processor */
+        struct work_seen work;
         _Atomic bool stop;
 };
 
@@ -33,7 +34,8 @@ struct victim {
         struct victim_facts *facts; /* shared */
 };
 
-void victim_start(struct victim *v, const struct instance *daemon);
+/* user 0: ours */
+void victim_start(struct victim *v, const struct instance *daemon, uid_t user);
 void victim_stop(struct victim *v);
 
 /* What every open of the victim's space by others says. */

@@ -90,7 +90,10 @@ static void maybe_die(struct worker *w) {
         }
 }
 
-/* Refusals and a daemon that died are answers; everything else is a failure. */
+/*
+ * Refusals and a daemon that died are answers, or a new one whose methods are not on yet; everything
+ * else is a failure.
+ */
 static bool fine(struct worker *w, const char *what, int r) {
         if (r >= 0)
                 return true;
@@ -100,7 +103,7 @@ static bool fine(struct worker *w, const char *what, int r) {
                 return false;
         }
         if (w->o->daemon_may_die && (r == -ESTALE || r == -ECONNRESET || r == -ECONNREFUSED ||
-                                     r == -ENOENT || r == -ENOTCONN)) {
+                                     r == -ENOENT || r == -ENOTCONN || r == -EOPNOTSUPP)) {
                 count(&w->o->tally->lost, 1);
                 return false;
         }

@@ -204,12 +204,15 @@ static void expect_nothing_left(struct soak *s, uint32_t fds_before) {
 static void report(const struct soak *s) {
         const struct tally *t = s->tally;
 
-        printf("{\"operations\": %llu, \"bytes_checked\": %llu, \"wrong_bytes\": %llu, "
+        printf("{\"operations\": %llu, \"blocks_checked\": %llu, \"bytes_checked\": %llu, "
+               "\"wrong_bytes\": %llu, "
                "\"tokens_found\": %llu, "
                "\"blocks_sealed\": %llu, \"leases\": %llu, \"refusals\": %llu, \"suicides\": %llu, "
                "\"workers\": %llu, "
                "\"daemon_lost\": %llu, \"seed\": %llu}\n",
-               (unsigned long long)t->operations, (unsigned long long)t->bytes_checked,
+               (unsigned long long)t->operations,
+               (unsigned long long)(t->bytes_checked / kvd_block_bytes(&soak_geometry)),
+               (unsigned long long)t->bytes_checked,
                (unsigned long long)t->bytes_wrong, (unsigned long long)t->tokens_found,
                (unsigned long long)t->blocks_sealed, (unsigned long long)t->leases,
                (unsigned long long)t->refusals, (unsigned long long)t->deaths,

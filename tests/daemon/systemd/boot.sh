@@ -77,8 +77,14 @@ exec env -i PATH="$PATH" container=kvd-boot SYSTEMD_UNIT_PATH=$tmp/units \
 END
 
 # under systemd: every line that it prints is a result
-cat >"$tmp/look.sh" <<'END'
+cat >"$tmp/look.sh" <<END
+kvctl() { $build/../tools/kvctl/kvctl "\$@"; }
+filler() { LD_LIBRARY_PATH=$build/../client $build/../tests/kvctl/kvctl-filler "\$@"; }
+END
+cat >>"$tmp/look.sh" <<'END'
+export KVD_SOCKET=/run/kvd-0.sock
 unit=kvd@0.service
+adopted() { kvctl stat llama | awk '$1 == "adopted" { print $2 }'; }
 show() { systemctl show -P "$1" $unit; }
 expect() { if [ "$2" = "$3" ]; then echo "ok: $1"; else echo "not ok: $1: $2, not $3"; fi; }
 field() { sed -n "s/^$1:[[:space:]]*\([^[:space:]]*\).*/\1/p" "/proc/$pid/status"; }
@@ -101,6 +107,8 @@ expect "its GPU is allowed" "$(policy /run/kvd-boot/nvidia0)" open
 expect "another's GPU is not" "$(policy /run/kvd-boot/nvidia1)" closed
 expect "the kernel log is not" "$(policy /dev/kmsg)" closed
 
+filler llama </dev/null >/dev/null
+expect "begins empty" "$(adopted)" 0
 socket=$(stat -c %i /run/kvd-0.sock)
 kill -9 "$pid"
 for _ in $(seq 30); do
@@ -109,8 +117,15 @@ for _ in $(seq 30); do
 done
 expect "comes back after kill -9" "$(show ActiveState) $(show NRestarts)" "active 1"
 expect "the socket is still the same" "$(stat -c %i /run/kvd-0.sock)" "$socket"
+expect "the cache is, too" "$(adopted)" 46
+systemctl restart $unit
+expect "after a restart, too" "$(adopted)" 46
+expect "nothing is broken" "$(kvctl check llama >/dev/null; echo $?)" 0
 systemctl stop $unit 2>/dev/null
 expect "stops cleanly" "$(show ActiveState) $(show Result)" "inactive success"
+systemctl start $unit
+expect "begins empty after a stop" "$(kvctl spaces --json | tr -d ' \n')" '{"spaces":[]}'
+systemctl stop $unit 2>/dev/null
 echo end
 END
 

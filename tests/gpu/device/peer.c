@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpu/device/peer.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -247,6 +248,44 @@ void put_read(struct side *s, const struct kvd_pin *pin, const uint32_t *ids, ui
                    (cu_address)kvd_pin_block(pin, ids[i]), BLOCK_BYTES, s->stream);
 }
 
+/* What of the driver kvd itself has no use for. */
+static void *symbol(const char *name) {
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW), *at = driver ? dlsym(driver, name) : NULL;
+
+        if (!at)
+                die("the driver has no %s", name);
+        return at;
+}
+
+void capture_begin(cu_stream stream, int mode) {
+        cu_result (*begin)(cu_stream stream, int mode);
+        cu_result error;
+
+        *(void **)&begin = symbol("cuStreamBeginCapture_v2");
+        error = begin(stream, mode);
+        if (error)
+                die("cuStreamBeginCapture: %d", error);
+}
+
+int capture_end(cu_stream stream) {
+        cu_result (*end)(cu_stream stream, void **ret);
+        cu_result (*get_nodes)(void *graph, void **nodes, size_t *n);
+        cu_result (*destroy)(void *graph);
+        void *graph = NULL;
+        size_t n = 0;
+        cu_result error;
+
+        *(void **)&end = symbol("cuStreamEndCapture");
+        *(void **)&get_nodes = symbol("cuGraphGetNodes");
+        error = end(stream, &graph);
+        if (error == CU_CAPTURE_INVALIDATED)
+                return -1;
+        *(void **)&destroy = symbol("cuGraphDestroy");
+        if (error || get_nodes(graph, NULL, &n) || destroy(graph))
+                die("cuStreamEndCapture: %d", error);
+        return (int)n;
+}
+
 void sync_stream(struct side *s) {
         OK(s, cuStreamSynchronize, s->stream);
 }
@@ -281,6 +320,7 @@ uint32_t find(struct side *s, uint32_t first, uint32_t n, struct kvd_pin *pin, u
         uint32_t tokens[SIDE_BLOCKS * BT];
 
         make_tokens(first, n, tokens);
+        kvd_catch_up(s->space); /* what is mapped is found without a daemon, too */
         return (uint32_t)must((int)kvd_lookup(s->space, 0, tokens, n * BT, ids, n, pin)) / BT;
 }
 

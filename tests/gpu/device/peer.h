@@ -87,6 +87,14 @@ void put_fill(struct side *s, const struct kvd_block *block, uint32_t word);
 void put_read(struct side *s, const struct kvd_pin *pin, const uint32_t *ids, uint32_t n);
 void sync_stream(struct side *s);
 
+/*
+ * Between these, what is put into the stream becomes a graph's, as between cuStreamBeginCapture in
+ * mode 0 (global), 1 or 2 and cuStreamEndCapture. Returns the number of its nodes; -1: somebody
+ * broke the capture.
+ */
+void capture_begin(cu_stream stream, int mode);
+int capture_end(cu_stream stream);
+
 /* Tokens that begin with this one; what a block of them holds. */
 void make_tokens(uint32_t first, uint32_t n_blocks, uint32_t *ret);
 uint32_t word_of(uint32_t first, uint32_t block);

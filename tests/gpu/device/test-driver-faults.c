@@ -2,14 +2,15 @@
 
 /*
  * Any call of the driver may fail, at any time. libkvd then says so, or does without; it never
- * hangs, and the daemon and its other clients do not notice. Needs the stand-in driver, which fails
- * the n-th call of a function when told to.
+ * hangs, gives back all that it had from the driver, and the daemon and its other clients do not
+ * notice. Needs the stand-in driver, which fails the n-th call of a function when told to.
  */
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ipc/base/util.h"
 #include "tests/gpu/device/peer.h"
@@ -49,6 +50,24 @@ static void use(kvd_space *space, const struct kvd_cuda *cuda, cu_stream stream,
         kvd_settle(space);
 }
 
+/* With a stream of the caller, if the driver gives it one. */
+static void use_stream(kvd_space *space, const struct kvd_cuda *cuda, int device) {
+        cu_context context;
+        cu_stream stream;
+
+        if (cuda->cuDevicePrimaryCtxRetain(&context, device) != CU_OK)
+                return;
+        if (cuda->cuCtxPushCurrent(context) == CU_OK) {
+                if (cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) == CU_OK) {
+                        use(space, cuda, stream, DOC);
+                        use(space, cuda, stream, DOC + 1);
+                        cuda->cuStreamDestroy(stream);
+                }
+                cuda->cuCtxPopCurrent(&context);
+        }
+        cuda->cuDevicePrimaryCtxRelease(device);
+}
+
 /*
  * Everything, with the stream of the caller, the default one, and a space closed with work under
  * way.
@@ -58,8 +77,6 @@ static void whole_life(struct role *role) {
         const struct kvd_cuda *cuda;
         const char *why;
         struct kvd_place place;
-        cu_context context;
-        cu_stream stream;
         kvd_space *space;
         kvd *handle;
 
@@ -70,28 +87,78 @@ static void whole_life(struct role *role) {
         }
         must(kvd_space_place(space, &place));
         cuda = kvd_cuda_load(&why);
-        if (cuda->cuDevicePrimaryCtxRetain(&context, place.device) == CU_OK &&
-            cuda->cuCtxPushCurrent(context) == CU_OK &&
-            cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0) == CU_OK) {
-                use(space, cuda, stream, DOC);
-                use(space, cuda, stream, DOC + 1);
-        }
+        use_stream(space, cuda, place.device);
         use(space, cuda, NULL, DOC + 2);
         said(kvd_layer_view(space, 0, &view));
         kvd_space_close(space);
         kvd_close(handle);
 }
 
+/* ---- what was had and given back ------------------------------------------------------------- */
+
+/* How often this was called; with_faults: those that failed as they were told, too. */
+static uint32_t calls(const char *log, const char *name, bool with_faults) {
+        FILE *f = fopen(log, "r");
+        char line[128], called[64];
+        uint32_t n = 0;
+
+        if (!f)
+                die("no log of the driver");
+        while (fgets(line, sizeof line, f))
+                n += sscanf(line, "%*d %63s", called) == 1 && strcmp(called, name) == 0 &&
+                     (with_faults || !strchr(line, '='));
+        fclose(f);
+        return n;
+}
+
+/* Of this life: what came in it was let go of in it. */
+static void expect_nothing_kept(const char *fault, const char *log) {
+        static const struct {
+                const char *had, *gone;
+        } pairs[] = {{"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease"},
+                     {"cuCtxPushCurrent", "cuCtxPopCurrent"},
+                     {"cuMemAddressReserve", "cuMemAddressFree"},
+                     {"cuMemImportFromShareableHandle", "cuMemRelease"},
+                     {"cuMemMap", "cuMemUnmap"},
+                     {"cuIpcOpenMemHandle", "cuIpcCloseMemHandle"},
+                     {"cuMemHostRegister", "cuMemHostUnregister"},
+                     {"cuStreamCreateWithPriority", "cuStreamDestroy"}};
+
+        for (size_t i = 0; i < ARRAY_SIZE(pairs); i++) {
+                uint32_t had = calls(log, pairs[i].had, false),
+                         gone = calls(log, pairs[i].gone, true);
+
+                if (had != gone)
+                        die("%s: %u times %s, %u times %s", fault, had, pairs[i].had, gone,
+                            pairs[i].gone);
+        }
+}
+
+/* ---- lives ----------------------------------------------------------------------------------- */
+
+/* One in which this call fails, by a setting of the stand-in driver. */
+static void live(const struct instance *d, const char *fault, bool keeps_nothing) {
+        char log[160];
+        const char *const settings[] = {fault, "FAKECUDA_SLOW=set:1", log, NULL};
+        const char *path = log + strlen("FAKECUDA_LOG=");
+        struct peer peer;
+
+        snprintf(log, sizeof log, "FAKECUDA_LOG=%s.log", d->socket);
+        peer = peer_start(whole_life, d->socket, settings);
+        peer_end(&peer);
+        if (keeps_nothing)
+                expect_nothing_kept(fault, path);
+        unlink(path);
+}
+
+/* What a context that cannot be entered, or has failed, still holds is gone when it is. */
 static void fail_each(const struct instance *d, const char *name, int error) {
+        bool can_give_back = strcmp(name, "execute") != 0 && strcmp(name, "cuCtxPushCurrent") != 0;
         char setting[96];
-        const char *const settings[] = {setting, "FAKECUDA_SLOW=set:1", NULL};
 
         for (uint32_t n = 1; n <= 5; n++) {
-                struct peer peer;
-
                 snprintf(setting, sizeof setting, "FAKECUDA_FAIL=%s:%u=%d", name, n, error);
-                peer = peer_start(whole_life, d->socket, settings);
-                peer_end(&peer);
+                live(d, setting, can_give_back);
         }
 }
 
@@ -114,6 +181,16 @@ static void good_life(struct role *role) {
                 die("wrong bytes");
         kvd_unpin(s.space, &pin);
         side_close(&s);
+}
+
+static void live_with_a_legacy_handle(void) {
+        struct instance d;
+
+        legacy_handles = true;
+        start_daemon(&d, NULL);
+        live(&d, "FAKECUDA_FAIL=", true);
+        end_daemon(&d);
+        legacy_handles = false;
 }
 
 int main(void) {
@@ -146,6 +223,7 @@ int main(void) {
         peer = peer_start(good_life, d.socket, NULL);
         peer_end(&peer);
         end_daemon(&d);
+        live_with_a_legacy_handle();
         printf("%zu functions, five times each\n", ARRAY_SIZE(functions) + 1);
         return 0;
 }

@@ -37,7 +37,7 @@ static struct cu_uuid uuid_of(int number) {
 }
 
 static void uuid_text(const struct cu_uuid *uuid, char to[41]) {
-        char *at = stpcpy(to, "GPU-");
+        char *at = stpcpy(to, fake_settings.mig ? "MIG-" : "GPU-");
 
         for (int i = 0; i < 16; i++)
                 at += sprintf(at, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
@@ -57,7 +57,7 @@ static int device_named(const char *name) {
                 struct cu_uuid uuid = uuid_of(i);
 
                 uuid_text(&uuid, text);
-                if (strncmp(name, "GPU-", 4) == 0 && strncmp(text, name, strlen(name)) == 0)
+                if (strncmp(name, text, 4) == 0 && strncmp(text, name, strlen(name)) == 0)
                         return i;
         }
         return -1;
@@ -95,6 +95,8 @@ cu_result cuInit(unsigned flags) {
                 find_devices();
                 if (fake.n_devices)
                         fake.pid = getpid();
+                if (fake_settings.outlives)
+                        streams_watch_forks();
         }
         pthread_mutex_unlock(&fake.lock);
         if (!fake.n_devices)
@@ -189,6 +191,12 @@ static const struct {
         {CU_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
         {CU_NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
         {CU_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
+        {CU_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+         "operation not permitted when stream is capturing"},
+        {CU_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+         "operation failed due to a previous error during capture"},
+        {CU_CAPTURE_IMPLICIT, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+         "operation would make the legacy stream depend on a capturing blocking stream"},
         {CU_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
@@ -240,7 +248,8 @@ cu_result cuDeviceGetName(char *ret, int n, cu_device it) {
                 return CU_INVALID_VALUE;
         if (!device)
                 return CU_INVALID_DEVICE;
-        snprintf(ret, (size_t)n, "Stand-in GPU %d (host memory)", device->number);
+        snprintf(ret, (size_t)n, "Stand-in GPU %d%s (host memory)", device->number,
+                 fake_settings.mig ? " MIG 1g.10gb" : "");
         return CU_OK;
 }
 
@@ -293,8 +302,32 @@ cu_result cuDeviceGetAttribute(int *ret, int attribute, cu_device it) {
 
 /* ---- contexts: the devices' primary ones ----------------------------------------------------- */
 
+static cu_result make_context(struct device *device) {
+        if (!fake_settings.context)
+                return CU_OK;
+        if (!usage_fits(device, fake_settings.context))
+                return CU_OUT_OF_MEMORY;
+        device->context = usage_memfd(device, "context");
+        if (device->context < 0 ||
+            ftruncate(device->context, (off_t)fake_settings.context) < 0)
+                abort();
+        device->used += fake_settings.context;
+        return CU_OK;
+}
+
+static void end_context(struct device *device) {
+        stream_destroy_all(device);
+        memory_free_all(device);
+        if (!device->context)
+                return;
+        close(device->context);
+        device->context = 0;
+        device->used -= fake_settings.context;
+}
+
 cu_result cuDevicePrimaryCtxRetain(cu_context *ret, cu_device it) {
         struct device *device = fake_device(it);
+        cu_result error = CU_OK;
 
         ENTER(cuDevicePrimaryCtxRetain, NEEDS_INIT);
         if (!ret)
@@ -302,10 +335,14 @@ cu_result cuDevicePrimaryCtxRetain(cu_context *ret, cu_device it) {
         if (!device)
                 return CU_INVALID_DEVICE;
         pthread_mutex_lock(&fake.lock);
-        device->retained++;
+        if (!device->retained) {
+                fake_delay(WORK_CONTEXT);
+                error = make_context(device);
+        }
+        device->retained += !error;
         pthread_mutex_unlock(&fake.lock);
         *ret = device;
-        return CU_OK;
+        return error;
 }
 
 /* The last one takes streams, memory and registrations with it; mappings of handles stay. */
@@ -320,8 +357,7 @@ cu_result cuDevicePrimaryCtxRelease(cu_device it) {
         if (!device->retained) {
                 error = CU_INVALID_CONTEXT;
         } else if (--device->retained == 0) {
-                stream_destroy_all(device);
-                memory_free_all(device);
+                end_context(device);
         }
         pthread_mutex_unlock(&fake.lock);
         return error;
@@ -363,7 +399,9 @@ cu_result cuCtxSynchronize(void) {
 
         ENTER(cuCtxSynchronize, NEEDS_CONTEXT);
         pthread_mutex_lock(&fake.lock);
-        error = stream_wait_all(fake_current());
+        error = capture_allows_waiting_for_all(fake_current());
+        if (!error)
+                error = stream_wait_all(fake_current());
         pthread_mutex_unlock(&fake.lock);
         return error;
 }

@@ -11,7 +11,7 @@
  *      faults.c     settings, injected faults, log           work.c     copies, writes and waits, host functions
  *      range.c      which addresses there are                event.c    events
  *      vmm.c        handles, reservations, mappings          launch.c   libraries, kernels
- *      cublas.c     libcublas.so.13, on top of run.h
+ *      cublas.c     libcublas.so.13, on top of run.h     capture.c  streams that are captured into graphs
  *      memory.c     cuMemAlloc, legacy handles, host memory  usage.c    who uses how much memory, over all processes
  *
  * Where the CUDA header promises an error, that error comes. Where it leaves things open, the
@@ -22,10 +22,16 @@
  *    turn comes, runs past what is mapped, or against its access, and a kernel that faults, are
  *    error 700: sticky, all work of the context is dropped, and every later call that needs a
  *    context returns it.
- *  - cuMemUnmap does not wait for work that still uses the memory. cuMemFree does.
+ *  - cuMemUnmap does not wait for work that still uses the memory (but FAKECUDA_WAITS). cuMemFree does.
  *  - Copies from and to host memory that is not registered wait until they are done.
  *  - One cuIpcCloseMemHandle undoes all opens of that memory in the process (observed on drivers,
  *    against the header).
+ *  - What is put into a stream that is being captured is a node of its graph, and is not done.
+ *    Whoever waits for such a stream or its context, or asks how far it has come, hears 900, and the
+ *    capture is invalid; so it is when memory is mapped, unmapped, registered, allocated or freed,
+ *    or an event is asked for, by a thread that the capture's mode forbids this to
+ *    (cuThreadExchangeStreamCaptureMode), and when a blocking stream is captured and the legacy
+ *    default stream is used (906). Graphs have a number of nodes, and are never launched.
  *  - In a host function every call is CU_NOT_PERMITTED; in a child that was forked after cuInit,
  *    CU_NOT_INITIALIZED.
  *
@@ -47,7 +53,18 @@
  *      FAKECUDA_REUSE=1          a new stream has the handle of one that was destroyed, as on drivers. Default: never
  *      FAKECUDA_FAIL=f:n=e,...   the n-th call of f in this process returns e and does nothing else; 700 and 719 stay.
  *                                f may be "execute": the n-th piece of work on a stream fails when its turn comes
- *      FAKECUDA_SLOW=w:ms,...    w (copy, set, kernel, host, write) takes ms longer
+ *      FAKECUDA_SLOW=w:ms,...    w (copy, set, kernel, host, write, context: making one) takes ms longer
+ *      FAKECUDA_MIG=1            devices are MIG instances: by name, and CUDA_VISIBLE_DEVICES has MIG-UUIDs
+ *      FAKECUDA_CONTEXT=n[KMG]   of the device's memory, for a process' primary context. Default: it takes none
+ *      FAKECUDA_OUTLIVES=1       what a process had queued when it forked is done when it is killed, too, for as long
+ *                                as that child lives: it has the descriptors that keep the context. Default: the work
+ *                                of a process that was killed is never done
+ *      FAKECUDA_DEPTH=n          a call that queues work on a stream waits while n pieces are queued there, as on a GPU
+ *                                (about 1,024). Default: no limit
+ *      FAKECUDA_FREE=alone       cuMemFree of memory that another process has open ends this one: the header calls what
+ *                                happens then undefined. Default: the other one keeps the memory
+ *      FAKECUDA_WAITS=f,...      these functions wait until the context has nothing more to do, as drivers may do where
+ *                                addresses are mapped or unmapped (cuMemMap, cuMemSetAccess, cuMemUnmap). Default: none
  *      FAKECUDA_LOG=path         a line for each call: "pid function", and " = error" if it was injected
  */
 
@@ -84,7 +101,18 @@ RENAME(cuStreamWaitValue64)
 RENAME(cuEventDestroy)
 #undef RENAME
 
+/* What programs that use libkvd do with graphs, and kvd does not. */
+cu_result cuStreamBeginCapture(cu_stream, int mode)
+        __asm__("cuStreamBeginCapture_v2") __attribute__((visibility("default")));
+cu_result cuStreamEndCapture(cu_stream, void **ret) __attribute__((visibility("default")));
+cu_result cuGraphGetNodes(void *graph, void **nodes, size_t *n)
+        __attribute__((visibility("default")));
+cu_result cuGraphDestroy(void *graph) __attribute__((visibility("default")));
+
 enum {
+        CU_ILLEGAL_STATE = 401,
+        CU_CAPTURE_UNMATCHED = 903,
+        CU_CAPTURE_WRONG_THREAD = 908,
         CU_LAUNCH_OUT_OF_RESOURCES = 701,
         CU_CONTEXT_IS_DESTROYED = 709,
         CU_LAUNCH_FAILED = 719,
@@ -106,6 +134,7 @@ struct device {
         _Atomic cu_result broken;  /* sticky error of that context */
         struct stream *legacy;     /* default stream; NULL: not used yet */
         uint64_t used;             /* bytes, by this process */
+        int context;               /* owned: the context's memory; 0: none */
 };
 
 struct fake {
@@ -153,15 +182,25 @@ cu_result fake_fault(const char *name, unsigned n);
 
 struct fake_settings {
         int devices, version;
-        uint64_t memory;
+        uint64_t memory, depth, context;
         char group[17];
         bool shared_memory; /* counted over all processes */
-        bool vmm, legacy, stream_order, only_writes_wake, strict, reuse_handles;
+        bool vmm, legacy, stream_order, only_writes_wake, strict, reuse_handles, free_alone,
+                outlives, mig;
 };
 extern struct fake_settings fake_settings;
 void fake_read_settings(void); /* once */
 
-enum fake_work { WORK_COPY, WORK_SET, WORK_KERNEL, WORK_HOST, WORK_WRITE, WORK_OTHER, N_WORK };
+enum fake_work {
+        WORK_COPY,
+        WORK_SET,
+        WORK_KERNEL,
+        WORK_HOST,
+        WORK_WRITE,
+        WORK_CONTEXT,
+        WORK_OTHER,
+        N_WORK
+};
 void fake_delay(enum fake_work work);
 
 /* ---- addresses: under lock ------------------------------------------------------------------- */
@@ -221,6 +260,8 @@ int usage_memfd(const struct device *device, const char *kind);
 bool usage_is_ours(int fd, const char *kind, int *device);
 bool usage_fits(const struct device *device, uint64_t more);
 uint64_t usage_bytes(const struct device *device);
+/* does another process have this memory? */
+bool usage_is_elsewhere(const struct device *device, int fd);
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
@@ -280,7 +321,11 @@ struct stream {
         bool started;
         struct work *first, *last;
         uint64_t submitted, done;
+        _Atomic uint64_t *begun; /* FAKECUDA_OUTLIVES: pieces; children have it, too */
+        struct capture *capture; /* owned; NULL: it is not captured */
 };
+
+void streams_watch_forks(void); /* FAKECUDA_OUTLIVES */
 
 /* The stream behind a handle, for the current context; NULL: destroyed or never there. */
 struct stream *stream_find(cu_stream handle);
@@ -299,6 +344,26 @@ cu_result stream_submit_and_wait(cu_stream handle, const struct work *work);
 cu_result stream_wait(const struct stream *stream, uint64_t number);
 cu_result stream_wait_all(struct device *device);
 void stream_destroy_all(struct device *device);
+
+/* ---- capture.c: lock is held ----------------------------------------------------------------- */
+
+/* *ret: the work is a node now, and not to be done. An error: it may not be put into the stream. */
+cu_result capture_add(struct stream *stream, bool *ret);
+cu_result capture_allows_waiting(const struct stream *stream);
+cu_result capture_allows_waiting_for_all(const struct device *device);
+/* Lock is not held. Whether the capture's mode lets this thread call what may synchronise. */
+cu_result capture_allows_unsafe(void);
+struct stream *stream_next(const struct stream *after); /* of all; NULL: the first */
+
+/* An unsafe call begins with this one instead of ENTER. */
+#define ENTER_UNSAFE(function, needs) \
+        do { \
+                cu_result unsafe_; \
+                ENTER(function, needs); \
+                unsafe_ = capture_allows_unsafe(); \
+                if (unsafe_) \
+                        return unsafe_; \
+        } while (0)
 
 /* Does this thread run a stream's work, with calls forbidden? */
 extern __thread bool fake_in_host_function;

@@ -121,7 +121,7 @@ cu_result cuStreamWaitEvent(cu_stream stream, cu_event handle, unsigned flags) {
 cu_result cuEventQuery(cu_event handle) {
         cu_result error;
 
-        ENTER(cuEventQuery, NEEDS_CONTEXT);
+        ENTER_UNSAFE(cuEventQuery, NEEDS_CONTEXT);
         pthread_mutex_lock(&fake.lock);
         error = state(find(handle));
         pthread_mutex_unlock(&fake.lock);
@@ -132,7 +132,7 @@ cu_result cuEventSynchronize(cu_event handle) {
         const struct event *event;
         cu_result error;
 
-        ENTER(cuEventSynchronize, NEEDS_CONTEXT);
+        ENTER_UNSAFE(cuEventSynchronize, NEEDS_CONTEXT);
         pthread_mutex_lock(&fake.lock);
         event = find(handle);
         error = state(event);

@@ -10,7 +10,7 @@
 #include "ipc/base/util.h"
 #include "tests/gpu/fakecuda/driver.h"
 
-static const char *const work_names[N_WORK] = {"copy", "set", "kernel", "host", "write", "other"};
+static const char *const work_names[N_WORK] = {"copy", "set", "kernel", "host", "write", "context", "other"};
 
 struct fault {
         char name[48];
@@ -30,6 +30,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct fault faults[32];
 static unsigned n_faults;
 static unsigned delay_ms[N_WORK];
+static const char *waits = ""; /* FAKECUDA_WAITS */
 static int log_fd = -1;
 
 static _Noreturn void bad_setting(const char *name, const char *text) {
@@ -88,10 +89,12 @@ static void read_delays(const char *text) {
 
 static void read_once(void) {
         const char *wake = getenv("FAKECUDA_WAKE"), *log = getenv("FAKECUDA_LOG"),
-                   *group = getenv("FAKECUDA_GROUP");
+                   *group = getenv("FAKECUDA_GROUP"), *alone = getenv("FAKECUDA_FREE");
 
         if (wake && strcmp(wake, "write") != 0)
                 bad_setting("FAKECUDA_WAKE", wake);
+        if (alone && strcmp(alone, "alone") != 0)
+                bad_setting("FAKECUDA_FREE", alone);
         if (group && sscanf(group, "%16[a-z0-9]%c", fake_settings.group, &(char){0}) != 1)
                 bad_setting("FAKECUDA_GROUP", group);
         fake_settings.devices = (int)number("FAKECUDA_DEVICES", 1);
@@ -99,13 +102,19 @@ static void read_once(void) {
                 bad_setting("FAKECUDA_DEVICES", "more than 8");
         fake_settings.version = (int)number("FAKECUDA_VERSION", 13000);
         fake_settings.memory = number("FAKECUDA_MEMORY", UINT64_C(16) << 30);
+        fake_settings.depth = number("FAKECUDA_DEPTH", 0);
+        fake_settings.context = number("FAKECUDA_CONTEXT", 0);
+        fake_settings.mig = number("FAKECUDA_MIG", 0);
+        fake_settings.outlives = number("FAKECUDA_OUTLIVES", 0);
         fake_settings.shared_memory = getenv("FAKECUDA_MEMORY");
         fake_settings.vmm = number("FAKECUDA_VMM", 1);
         fake_settings.legacy = number("FAKECUDA_LEGACY", 1);
         fake_settings.reuse_handles = number("FAKECUDA_REUSE", 0);
         fake_settings.stream_order = number("FAKECUDA_STREAM_ORDER", 1);
         fake_settings.only_writes_wake = wake;
+        fake_settings.free_alone = alone;
         fake_settings.strict = number("FAKECUDA_STRICT", 0);
+        waits = getenv("FAKECUDA_WAITS") ?: "";
         read_faults(getenv("FAKECUDA_FAIL"));
         read_delays(getenv("FAKECUDA_SLOW"));
         if (log)
@@ -150,6 +159,24 @@ static cu_result injected(struct fake_entry *entry) {
         return error;
 }
 
+static bool is_listed(const char *name, const char *list) {
+        size_t n = strlen(name);
+
+        for (const char *at = strstr(list, name); at; at = strstr(at + 1, name))
+                if ((at == list || at[-1] == ',') && (at[n] == ',' || !at[n]))
+                        return true;
+        return false;
+}
+
+static void wait_for_context(void) {
+        struct device *device = fake_current();
+
+        pthread_mutex_lock(&fake.lock);
+        if (device)
+                stream_wait_all(device);
+        pthread_mutex_unlock(&fake.lock);
+}
+
 static cu_result context_error(void) {
         const struct device *device = fake_current();
 
@@ -169,6 +196,8 @@ cu_result fake_enter(struct fake_entry *entry, enum fake_needs needs) {
                 return CU_NOT_PERMITTED;
         if (needs >= NEEDS_INIT && fake.pid != getpid())
                 return CU_NOT_INITIALIZED;
+        if (unlikely(is_listed(entry->name, waits)))
+                wait_for_context();
         return needs == NEEDS_CONTEXT ? context_error() : CU_OK;
 }
 

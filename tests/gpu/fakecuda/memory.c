@@ -92,7 +92,7 @@ static cu_result allocate(cu_address *ret, size_t bytes, struct device *device) 
 cu_result cuMemAlloc(cu_address *ret, size_t bytes) {
         cu_result error;
 
-        ENTER(cuMemAlloc, NEEDS_CONTEXT);
+        ENTER_UNSAFE(cuMemAlloc, NEEDS_CONTEXT);
         if (!ret || !bytes)
                 return CU_INVALID_VALUE;
         pthread_mutex_lock(&fake.lock);
@@ -101,11 +101,18 @@ cu_result cuMemAlloc(cu_address *ret, size_t bytes) {
         return error;
 }
 
+static void free_alone(const struct range *it) {
+        if (!fake_settings.free_alone || !usage_is_elsewhere(it->device, it->fd))
+                return;
+        fprintf(stderr, "fakecuda: cuMemFree of memory that another process has open\n");
+        abort();
+}
+
 cu_result cuMemFree(cu_address at) {
         struct range *it;
         cu_result error = CU_OK;
 
-        ENTER(cuMemFree, NEEDS_CONTEXT);
+        ENTER_UNSAFE(cuMemFree, NEEDS_CONTEXT);
         if (!at)
                 return CU_OK;
         pthread_mutex_lock(&fake.lock);
@@ -113,6 +120,8 @@ cu_result cuMemFree(cu_address at) {
         if (it)
                 error = stream_wait_all(it->device);
         it = range_at(RANGE_ALLOCATED, at);
+        if (it && !error)
+                free_alone(it);
         if (it && !error)
                 unmap_and_drop(it);
         pthread_mutex_unlock(&fake.lock);
@@ -197,7 +206,7 @@ cu_result cuIpcOpenMemHandle(cu_address *ret, struct cu_ipc_handle handle, unsig
         struct legacy legacy;
         cu_result error;
 
-        ENTER(cuIpcOpenMemHandle, NEEDS_CONTEXT);
+        ENTER_UNSAFE(cuIpcOpenMemHandle, NEEDS_CONTEXT);
         memcpy(&legacy, &handle, sizeof legacy);
         if (!ret || flags != CU_IPC_LAZY_PEER_ACCESS ||
             memcmp(legacy.magic, magic, sizeof magic) != 0)
@@ -213,7 +222,7 @@ cu_result cuIpcOpenMemHandle(cu_address *ret, struct cu_ipc_handle handle, unsig
 cu_result cuIpcCloseMemHandle(cu_address at) {
         struct range *it;
 
-        ENTER(cuIpcCloseMemHandle, NEEDS_CONTEXT);
+        ENTER_UNSAFE(cuIpcCloseMemHandle, NEEDS_CONTEXT);
         pthread_mutex_lock(&fake.lock);
         it = range_at(RANGE_OPENED, at);
         if (it)
@@ -227,7 +236,7 @@ cu_result cuIpcCloseMemHandle(cu_address at) {
 cu_result cuMemHostAlloc(void **ret, size_t bytes, unsigned flags) {
         void *at;
 
-        ENTER(cuMemHostAlloc, NEEDS_CONTEXT);
+        ENTER_UNSAFE(cuMemHostAlloc, NEEDS_CONTEXT);
         if (!ret || !bytes || flags & ~(CU_HOST_PORTABLE | CU_HOST_MAPPED | CU_HOST_WRITE_COMBINED))
                 return CU_INVALID_VALUE;
         at = mmap(NULL, ALIGN_UP(bytes, FAKE_PAGE), PROT_READ | PROT_WRITE,
@@ -245,7 +254,7 @@ cu_result cuMemHostAlloc(void **ret, size_t bytes, unsigned flags) {
 cu_result cuMemFreeHost(void *at) {
         struct range *it;
 
-        ENTER(cuMemFreeHost, NEEDS_CONTEXT);
+        ENTER_UNSAFE(cuMemFreeHost, NEEDS_CONTEXT);
         if (!at)
                 return CU_OK;
         pthread_mutex_lock(&fake.lock);
@@ -267,7 +276,7 @@ cu_result cuMemHostRegister(void *at, size_t bytes, unsigned flags) {
         cu_result error = CU_OK;
         struct range *it;
 
-        ENTER(cuMemHostRegister, NEEDS_CONTEXT);
+        ENTER_UNSAFE(cuMemHostRegister, NEEDS_CONTEXT);
         if (!at || !bytes ||
             flags & ~(CU_REGISTER_PORTABLE | CU_REGISTER_MAPPED | CU_REGISTER_READ_ONLY) ||
             !is_there(at, bytes))
@@ -288,7 +297,7 @@ cu_result cuMemHostRegister(void *at, size_t bytes, unsigned flags) {
 cu_result cuMemHostUnregister(void *at) {
         struct range *it;
 
-        ENTER(cuMemHostUnregister, NEEDS_CONTEXT);
+        ENTER_UNSAFE(cuMemHostUnregister, NEEDS_CONTEXT);
         pthread_mutex_lock(&fake.lock);
         it = range_at(RANGE_REGISTERED, address(at));
         if (it)

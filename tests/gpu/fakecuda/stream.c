@@ -9,10 +9,14 @@
 
 #include "tests/gpu/fakecuda/driver.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "ipc/base/util.h"
@@ -79,6 +83,8 @@ static void execute(struct stream *stream, struct work *work) {
 
         while (!stream->device->broken && !is_ready(work))
                 pthread_cond_wait(&fake.changed, &fake.lock);
+        if (stream->begun)
+                *stream->begun = work->number;
         if (!stream->device->broken)
                 error = fake_fault("execute", ++n_executed);
         if (!stream->device->broken && !error)
@@ -161,6 +167,53 @@ static void start(struct stream *stream) {
         stream->started = true;
 }
 
+/* ---- work that outlives its process ---------------------------------------------------------- */
+
+static _Atomic uint64_t *share_word(void) {
+        void *at = mmap(NULL, FAKE_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+        if (at == MAP_FAILED)
+                abort();
+        return at;
+}
+
+/* What was under way is done once more from its beginning, and then what was queued behind it. */
+static void *go_on_for(void *data) {
+        struct pollfd parent = {.fd = (int)(intptr_t)data, .events = POLLIN};
+
+        while (poll(&parent, 1, -1) < 0 && errno == EINTR)
+                continue;
+        for (struct stream *it = streams; it; it = it->next)
+                for (struct work *work = it->first; work; work = work->next)
+                        if (work->number >= *it->begun) {
+                                fake_delay(work->kind);
+                                work->run(work, it);
+                        }
+        return NULL;
+}
+
+static void before_fork(void) {
+        pthread_mutex_lock(&fake.lock);
+}
+
+static void after_fork(void) {
+        pthread_mutex_unlock(&fake.lock);
+}
+
+static void in_child(void) {
+        int parent = (int)syscall(SYS_pidfd_open, getppid(), 0);
+        pthread_t thread;
+
+        after_fork();
+        if (parent < 0 ||
+            pthread_create(&thread, NULL, go_on_for, (void *)(intptr_t)parent) != 0)
+                abort();
+}
+
+void streams_watch_forks(void) {
+        pthread_atfork(before_fork, after_fork, in_child);
+}
+
 /* ---- handles --------------------------------------------------------------------------------- */
 
 static struct stream *add(struct device *device, bool blocking) {
@@ -170,6 +223,8 @@ static struct stream *add(struct device *device, bool blocking) {
                 abort();
         *it = (struct stream){.next = streams, .device = device, .blocking = blocking, .alive = true, .handle = it,
                               .id = ++n_streams};
+        if (fake_settings.outlives)
+                it->begun = share_word();
         streams = it;
         return it;
 }
@@ -181,6 +236,10 @@ static void reuse_handle(struct stream *it) {
                         old->handle = NULL;
                         return;
                 }
+}
+
+struct stream *stream_next(const struct stream *after) {
+        return after ? after->next : streams;
 }
 
 static struct stream *legacy(struct device *device) {
@@ -300,12 +359,34 @@ static void append(struct stream *stream, struct work *work) {
         pthread_cond_broadcast(&fake.changed);
 }
 
+/* A channel of a GPU has room for so much: whoever wants to queue more waits. */
+static void wait_for_room(const struct stream *stream) {
+        while (fake_settings.depth && stream->alive && !stream->device->broken &&
+               stream->submitted - stream->done >= fake_settings.depth)
+                pthread_cond_wait(&fake.changed, &fake.lock);
+}
+
+static void forget(const struct work *like) {
+        struct work work = *like;
+
+        if (work.done)
+                work.done(&work);
+}
+
 cu_result stream_append(struct stream *stream, const struct work *like, const struct stream *with,
                         uint64_t number) {
         struct work *work;
+        cu_result error;
+        bool captured;
 
         if (!stream)
                 return CU_INVALID_HANDLE;
+        error = capture_add(stream, &captured);
+        if (captured)
+                forget(like);
+        if (error || captured)
+                return error;
+        wait_for_room(stream);
         work = malloc(sizeof *work);
         if (!work)
                 abort();
@@ -333,7 +414,9 @@ cu_result stream_submit_and_wait(cu_stream handle, const struct work *work) {
 
         pthread_mutex_lock(&fake.lock);
         stream = stream_find(handle);
-        error = stream_append(stream, work, NULL, 0);
+        error = stream ? capture_allows_waiting(stream) : CU_INVALID_HANDLE;
+        if (!error)
+                error = stream_append(stream, work, NULL, 0);
         if (!error)
                 error = stream_wait(stream, stream->submitted);
         pthread_mutex_unlock(&fake.lock);
@@ -362,7 +445,9 @@ cu_result cuStreamSynchronize(cu_stream handle) {
         ENTER(cuStreamSynchronize, NEEDS_CONTEXT);
         pthread_mutex_lock(&fake.lock);
         it = stream_find(handle);
-        error = it ? stream_wait(it, it->submitted) : CU_INVALID_HANDLE;
+        error = it ? capture_allows_waiting(it) : CU_INVALID_HANDLE;
+        if (!error)
+                error = stream_wait(it, it->submitted);
         pthread_mutex_unlock(&fake.lock);
         return error;
 }
@@ -374,7 +459,9 @@ cu_result cuStreamQuery(cu_stream handle) {
         ENTER(cuStreamQuery, NEEDS_CONTEXT);
         pthread_mutex_lock(&fake.lock);
         it = stream_find(handle);
-        error = !it ? CU_INVALID_HANDLE : it->done < it->submitted ? CU_NOT_READY : CU_OK;
+        error = it ? capture_allows_waiting(it) : CU_INVALID_HANDLE;
+        if (!error && it->done < it->submitted)
+                error = CU_NOT_READY;
         pthread_mutex_unlock(&fake.lock);
         return error;
 }

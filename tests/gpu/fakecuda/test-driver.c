@@ -371,6 +371,26 @@ START_TEST(memory_lives_while_anything_holds_it) {
 }
 END_TEST
 
+/* One for each process and device, however often it is asked for. */
+START_TEST(a_context_takes_memory) {
+        size_t with_one, now, total;
+        cu_context again;
+
+        setenv("FAKECUDA_MEMORY", "64M", 1);
+        setenv("FAKECUDA_CONTEXT", "16M", 1);
+        start();
+        OK(cuMemGetInfo(&with_one, &total));
+        ck_assert_uint_eq(total - with_one, 16 << 20);
+        OK(cuDevicePrimaryCtxRetain(&again, 0));
+        OK(cuMemGetInfo(&now, &total));
+        ck_assert_uint_eq(now, with_one);
+        OK(cuDevicePrimaryCtxRelease(0));
+        OK(cuDevicePrimaryCtxRelease(0));
+        create(28 * SEGMENT);
+        FAILS(CU_OUT_OF_MEMORY, cuDevicePrimaryCtxRetain(&again, 0));
+}
+END_TEST
+
 START_TEST(a_descriptor_keeps_memory) {
         size_t before, now, total;
         cu_memory memory;
@@ -563,6 +583,7 @@ SUITE("fakecuda",
       LOOPS(8, visible_devices),
       TESTS(contexts, the_last_release_frees, memory_needs_no_context, wrong_sizes_and_handles,
             only_its_descriptors_are_imported, mappings_are_whole, access_is_enforced,
-            memory_lives_while_anything_holds_it, a_descriptor_keeps_memory, memory_ends,
+            memory_lives_while_anything_holds_it, a_context_takes_memory, a_descriptor_keeps_memory,
+            memory_ends,
             without_descriptors, allocations, without_legacy_handles, memory_of_two_devices,
             host_memory, the_nth_call_fails, the_log_shows_who_made_a_context))

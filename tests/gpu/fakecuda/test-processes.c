@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -189,6 +190,45 @@ static void hold(int fd) {
         pause();
 }
 
+/* What the header calls undefined ends its author, where that is asked for. */
+static void free_what_another_has_open(int fd) {
+        struct cu_ipc_handle handle;
+        cu_address at;
+
+        setenv("FAKECUDA_FREE", "alone", 1);
+        start();
+        OK(cuMemAlloc(&at, SEGMENT));
+        OK(cuIpcGetMemHandle(&handle, at));
+        tell(fd, &handle, sizeof handle, -1);
+        meet(fd); /* it is open, and closed */
+        OK(cuMemFree(at));
+        OK(cuMemAlloc(&at, SEGMENT));
+        OK(cuIpcGetMemHandle(&handle, at));
+        tell(fd, &handle, sizeof handle, -1);
+        meet(fd); /* it is open */
+        OK(cuMemFree(at));
+        _exit(0);
+}
+
+START_TEST(memory_that_another_has_open_is_not_freed) {
+        struct peer b = peer_start(free_what_another_has_open);
+        struct cu_ipc_handle handle;
+        cu_address at;
+        int status;
+
+        start();
+        hear(b.fd, &handle, sizeof handle);
+        OK(cuIpcOpenMemHandle(&at, handle, CU_IPC_LAZY_PEER_ACCESS));
+        OK(cuIpcCloseMemHandle(at));
+        meet(b.fd);
+        hear(b.fd, &handle, sizeof handle);
+        OK(cuIpcOpenMemHandle(&at, handle, CU_IPC_LAZY_PEER_ACCESS));
+        meet(b.fd);
+        ck_assert_int_eq(waitpid(b.pid, &status, 0), b.pid);
+        ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+}
+END_TEST
+
 START_TEST(legacy_handles) {
         struct peer b = peer_start(hold);
         struct cu_ipc_handle handle;
@@ -336,6 +376,54 @@ static struct cu_uuid uuid_of(int ordinal) {
         return uuid;
 }
 
+/*
+ * B has sets under way, forks C, and is killed. What was queued is done all the same, for C has B's
+ * descriptors.
+ */
+static void queue_and_fork(int fd) {
+        cu_address at;
+        pid_t child;
+        char one;
+        int memory = hear(fd, &one, 1);
+
+        setenv("FAKECUDA_OUTLIVES", "1", 1);
+        setenv("FAKECUDA_SLOW", "set:400", 1);
+        start();
+        at = map_fd(memory, SEGMENT, CU_ACCESS_READ_WRITE);
+        for (unsigned i = 0; i < 3; i++)
+                OK(cuMemsetD8Async(at + 8 * i, (unsigned char)(i + 1), 8, NULL));
+        child = fork();
+        ck_assert_int_ge(child, 0);
+        if (child == 0) {
+                alarm(100);
+                for (;;)
+                        pause();
+        }
+        tell(fd, &child, sizeof child, -1);
+        pause();
+}
+
+START_TEST(what_was_queued_outlives_its_process) {
+        struct peer b = peer_start(queue_and_fork);
+        cu_address at;
+        pid_t child;
+        int fd;
+
+        start();
+        fd = export(create(SEGMENT));
+        tell(b.fd, "m", 1, fd);
+        at = map_fd(fd, SEGMENT, CU_ACCESS_READ_WRITE);
+        hear(b.fd, &child, sizeof child);
+        peer_kill(&b);
+        ck_assert_uint_ne(words(at)[2], 0x0303030303030303);
+        while (words(at)[2] != 0x0303030303030303)
+                sleep_ms(5);
+        ck_assert_uint_eq(words(at)[0], 0x0101010101010101);
+        ck_assert_uint_eq(words(at)[1], 0x0202020202020202);
+        kill(child, SIGKILL);
+}
+END_TEST
+
 START_TEST(a_device_is_found_by_its_uuid) {
         struct kvd_device device;
         struct cu_uuid uuid, nobody = {{1}};
@@ -471,8 +559,9 @@ END_TEST
 
 SUITE("sharing",
       TESTS(two_processes_share_in_place, memory_outlives_its_owner, read_only_faults_its_author,
-            memory_is_one_for_all, legacy_handles, legacy_handles_end_with_their_process),
+            memory_is_one_for_all, memory_that_another_has_open_is_not_freed, legacy_handles,
+            legacy_handles_end_with_their_process),
       LOOPS(2, streams_of_two_processes_take_turns),
-      TESTS(a_waiting_process_can_be_killed, a_device_is_found_by_its_uuid, a_device_maps_segments),
+      TESTS(a_waiting_process_can_be_killed, what_was_queued_outlives_its_process, a_device_is_found_by_its_uuid, a_device_maps_segments),
       LOOPS(4, a_device_survives_failing_calls),
       TESTS(a_device_opens_handles))

@@ -5,6 +5,7 @@
  * its own.
  */
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -631,6 +632,159 @@ START_TEST(without_words) {
 }
 END_TEST
 
+/* ---- room ------------------------------------------------------------------------------------ */
+
+struct writer {
+        cu_context context;
+        cu_stream stream;
+        cu_address at;
+        _Atomic unsigned queued;
+};
+
+static void *write_often(void *data) {
+        struct writer *w = data;
+
+        OK(cuCtxPushCurrent(w->context));
+        for (unsigned i = 0; i < 10; i++) {
+                OK(cuStreamWriteValue64(w->stream, w->at + 8, i, 0));
+                w->queued++;
+        }
+        return NULL;
+}
+
+/* Who queues more than there is room for waits until some of it is done; other streams go on. */
+START_TEST(a_full_queue_makes_the_caller_wait) {
+        struct writer w;
+        pthread_t thread;
+
+        setenv("FAKECUDA_DEPTH", "4", 1);
+        start();
+        w = (struct writer){.stream = new_stream(), .at = memory()};
+        OK(cuCtxGetCurrent(&w.context));
+        memset(words(w.at), 0, 16);
+        OK(cuStreamWaitValue64(w.stream, w.at, 1, CU_WAIT_GEQ));
+        ck_assert_int_eq(pthread_create(&thread, NULL, write_often, &w), 0);
+        while (w.queued < 3)
+                sleep_ms(1);
+        sleep_ms(50);
+        ck_assert_uint_eq(w.queued, 3);
+        OK(cuStreamWriteValue64(new_stream(), w.at, 1, 0));
+        pthread_join(thread, NULL);
+        OK(cuStreamSynchronize(w.stream));
+        ck_assert_uint_eq(words(w.at)[1], 9);
+}
+END_TEST
+
+/* ---- capture --------------------------------------------------------------------------------- */
+
+enum { GLOBAL, THREAD_LOCAL, RELAXED };
+
+static struct {
+        cu_result (*begin)(cu_stream stream, int mode);
+        cu_result (*end)(cu_stream stream, void **ret);
+        cu_result (*nodes)(void *graph, void **nodes, size_t *n);
+        cu_result (*destroy)(void *graph);
+} graphs;
+
+static void find_graphs(void) {
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+
+        *(void **)&graphs.begin = dlsym(driver, "cuStreamBeginCapture_v2");
+        *(void **)&graphs.end = dlsym(driver, "cuStreamEndCapture");
+        *(void **)&graphs.nodes = dlsym(driver, "cuGraphGetNodes");
+        *(void **)&graphs.destroy = dlsym(driver, "cuGraphDestroy");
+        ck_assert(graphs.begin && graphs.end && graphs.nodes && graphs.destroy);
+}
+
+/* How many nodes; -1: the capture was broken. */
+static int end_capture(cu_stream stream) {
+        size_t n = 0;
+        void *graph;
+        cu_result error = graphs.end(stream, &graph);
+
+        if (error == CU_CAPTURE_INVALIDATED)
+                return -1;
+        ck_assert_int_eq(error, CU_OK);
+        ck_assert_int_eq(graphs.nodes(graph, NULL, &n), CU_OK);
+        ck_assert_int_eq(graphs.destroy(graph), CU_OK);
+        return (int)n;
+}
+
+static int status_of(cu_stream stream) {
+        int status = -1;
+
+        OK(cuStreamIsCapturing(stream, &status));
+        return status;
+}
+
+START_TEST(what_is_captured_is_not_done) {
+        cu_stream stream, other;
+        cu_address at;
+
+        start();
+        find_graphs();
+        stream = new_stream();
+        other = new_stream();
+        at = memory();
+        OK(cuMemsetD8Async(at, 1, 8, other));
+        OK(cuStreamSynchronize(other));
+        ck_assert_int_eq(graphs.begin(stream, GLOBAL), CU_OK);
+        ck_assert_int_eq(status_of(stream), 1);
+        ck_assert_int_eq(status_of(other), 0);
+        OK(cuMemsetD8Async(at, 2, 8, stream));
+        OK(cuStreamWriteValue64(stream, at, 3, CU_WRITE_DEFAULT));
+        launch_store(store_kernel(), stream, at, 4, 1);
+        OK(cuStreamSynchronize(other));
+        ck_assert_int_eq(end_capture(stream), 3);
+        OK(cuStreamSynchronize(stream));
+        ck_assert_uint_eq(words(at)[0], 0x0101010101010101u);
+        ck_assert_int_eq(status_of(stream), 0);
+}
+END_TEST
+
+static void *allocates(void *data) {
+        cu_context context = data;
+        int relaxed = RELAXED;
+        cu_address at;
+
+        OK(cuCtxPushCurrent(context));
+        FAILS(CU_CAPTURE_UNSUPPORTED, cuMemAlloc(&at, 4096));
+        OK(cuThreadExchangeStreamCaptureMode(&relaxed));
+        ck_assert_int_eq(relaxed, GLOBAL);
+        OK(cuMemAlloc(&at, 4096));
+        return NULL;
+}
+
+START_TEST(what_breaks_a_capture) {
+        cu_stream stream, blocking;
+        cu_context context;
+        pthread_t thread;
+        int status = 0;
+
+        start();
+        find_graphs();
+        stream = new_stream();
+        ck_assert_int_eq(graphs.begin(stream, THREAD_LOCAL), CU_OK);
+        FAILS(CU_CAPTURE_UNSUPPORTED, cuStreamSynchronize(stream));
+        ck_assert_int_eq(status_of(stream), 2);
+        ck_assert_int_eq(end_capture(stream), -1);
+        ck_assert_int_eq(graphs.begin(stream, RELAXED), CU_OK);
+        FAILS(CU_CAPTURE_UNSUPPORTED, cuCtxSynchronize());
+        ck_assert_int_eq(end_capture(stream), -1);
+        ck_assert_int_eq(graphs.begin(stream, GLOBAL), CU_OK);
+        OK(cuCtxGetCurrent(&context));
+        pthread_create(&thread, NULL, allocates, context);
+        pthread_join(thread, NULL);
+        ck_assert_int_eq(end_capture(stream), -1);
+        OK(cuStreamCreateWithPriority(&blocking, 0, 0));
+        ck_assert_int_eq(graphs.begin(blocking, GLOBAL), CU_OK);
+        FAILS(CU_CAPTURE_IMPLICIT, cuStreamIsCapturing(NULL, &status));
+        ck_assert_int_eq(status_of(blocking), 1);
+        FAILS(CU_CAPTURE_IMPLICIT, cuStreamSynchronize(NULL));
+        ck_assert_int_eq(end_capture(blocking), -1);
+}
+END_TEST
+
 /* ---- strictly -------------------------------------------------------------------------------- */
 
 static bool can_be_read(cu_address at) {
@@ -686,4 +840,5 @@ SUITE("streams",
             work_that_is_told_to_fail_breaks, a_wait_ends_when_its_context_breaks, kernels,
             wrong_launches, words_order_streams, geq_is_cyclic_and_eq_is_not),
       LOOPS(2, who_wakes_a_waiter),
-      TESTS(without_words, memory_of_the_device_is_not_the_hosts))
+      TESTS(without_words, a_full_queue_makes_the_caller_wait, what_is_captured_is_not_done,
+            what_breaks_a_capture, memory_of_the_device_is_not_the_hosts))

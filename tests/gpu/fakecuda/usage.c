@@ -93,26 +93,39 @@ static void count_mapped(struct files *files, const char *pid) {
                 fclose(maps);
 }
 
-static uint64_t usage_of_all(const struct device *device) {
+/* Of all processes, or of all but one. */
+static const struct files *files_of_all(const struct device *device, pid_t but) {
         static struct files files;
+        static char name[48];
         struct dirent *entry;
-        char name[48];
         DIR *folder = opendir("/proc");
 
         snprintf(name, sizeof name, "/memfd:fakecuda-%s-%d-", fake_settings.group, device->number);
         files = (struct files){.name = name};
         while (folder && (entry = readdir(folder)))
-                if (isdigit((unsigned char)entry->d_name[0])) {
+                if (isdigit((unsigned char)entry->d_name[0]) && atoi(entry->d_name) != but) {
                         count_open(&files, entry->d_name);
                         count_mapped(&files, entry->d_name);
                 }
         if (folder)
                 closedir(folder);
-        return files.bytes;
+        return &files;
 }
 
 uint64_t usage_bytes(const struct device *device) {
-        return fake_settings.shared_memory ? usage_of_all(device) : device->used;
+        return fake_settings.shared_memory ? files_of_all(device, 0)->bytes : device->used;
+}
+
+bool usage_is_elsewhere(const struct device *device, int fd) {
+        const struct files *files = files_of_all(device, getpid());
+        struct stat st;
+
+        if (fstat(fd, &st) < 0)
+                abort();
+        for (unsigned i = 0; i < files->n; i++)
+                if (files->inodes[i] == st.st_ino)
+                        return true;
+        return false;
 }
 
 bool usage_fits(const struct device *device, uint64_t more) {

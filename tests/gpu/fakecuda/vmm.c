@@ -263,7 +263,7 @@ cu_result cuMemMap(cu_address at, size_t bytes, size_t offset, cu_memory handle,
                    unsigned long long flags) {
         cu_result error;
 
-        ENTER(cuMemMap, NEEDS_INIT);
+        ENTER_UNSAFE(cuMemMap, NEEDS_INIT);
         if (!is_granular(at) || !bytes || !is_granular(bytes) || offset || flags)
                 return CU_INVALID_VALUE;
         pthread_mutex_lock(&fake.lock);
@@ -286,7 +286,7 @@ static void unmap(struct range *range, int unused) {
 cu_result cuMemUnmap(cu_address at, size_t bytes) {
         bool good;
 
-        ENTER(cuMemUnmap, NEEDS_INIT);
+        ENTER_UNSAFE(cuMemUnmap, NEEDS_INIT);
         pthread_mutex_lock(&fake.lock);
         good = range_each_mapped(at, bytes, unmap, 0);
         pthread_mutex_unlock(&fake.lock);
@@ -311,7 +311,7 @@ cu_result cuMemSetAccess(cu_address at, size_t bytes, const struct cu_access *ac
         const struct range *range;
         cu_result error;
 
-        ENTER(cuMemSetAccess, NEEDS_INIT);
+        ENTER_UNSAFE(cuMemSetAccess, NEEDS_INIT);
         error = check_access(access, n);
         if (error)
                 return error;

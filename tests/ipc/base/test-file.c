@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ipc/base/file.h"
@@ -30,6 +31,36 @@ START_TEST(size_and_seals_stay) {
         ck_assert_uint_eq(*(uint64_t *)f.at, 0);
         shared_file_close(&f);
         ck_assert(f.fd == -1 && f.at == NULL);
+}
+END_TEST
+
+/* A kernel before 6.3. */
+static int old_memfd_create(const char *name, unsigned flags) {
+        errno = EINVAL;
+        return flags & 8 ? -1 : kvd_sys_real.memfd_create(name, flags);
+}
+
+static bool can_be_a_program(const struct shared_file *f) {
+        return fchmod(f->fd, 0700) == 0;
+}
+
+/* Nobody runs what a client wrote; an old kernel does not see to that, and all else is the same. */
+START_TEST(it_is_no_program) {
+        struct kvd_sys old = kvd_sys_real;
+        int probe = memfd_create("probe", MFD_CLOEXEC | 8);
+        struct shared_file f;
+
+        ck_assert_int_eq(shared_file_new("test", BYTES, 0, &f), 0);
+        ck_assert_int_eq(can_be_a_program(&f), probe < 0);
+        shared_file_close(&f);
+        old.memfd_create = old_memfd_create;
+        sys = &old;
+        ck_assert_int_eq(shared_file_new("test", BYTES, SHARED_MAPPED, &f), 0);
+        sys = &kvd_sys_real;
+        ck_assert(can_be_a_program(&f));
+        ck_assert_int_lt(ftruncate(f.fd, BYTES * 2), 0);
+        shared_file_close(&f);
+        close(probe);
 }
 END_TEST
 
@@ -116,5 +147,5 @@ START_TEST(each_failure_leaves_nothing) {
 END_TEST
 
 SUITE("file",
-      TESTS(size_and_seals_stay, one_writer_stays_one, a_short_one_is_refused,
+      TESTS(size_and_seals_stay, it_is_no_program, one_writer_stays_one, a_short_one_is_refused,
             each_failure_leaves_nothing))

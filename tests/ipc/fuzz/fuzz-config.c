@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         MUST(fd >= 0 && write(fd, data, size) == (ssize_t)size);
         snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
         MUST(config_init(&config) == 0);
-        r = config_read(&config, path, false, &why);
+        r = config_read(&config, path, false, NULL, &why);
         if (r >= 0)
                 r = config_check(&config, &why);
         MUST(r >= 0 || (why.line[0] && !strchr(why.line, '\n')));

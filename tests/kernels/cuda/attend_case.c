@@ -294,9 +294,13 @@ static void compare(const struct data *d, const float *got, const float *expecte
                                      d->c.dim, d->c.group, d->c.block_tokens, d->c.tokens);
 }
 
-/* Results of 16 bits are rounded once more, and where weights are, too, by as much. */
+/*
+ * Results of 16 bits are rounded once more, and where weights are, too, by as much. A GPU's tensor
+ * cores cut products off, where the emulation rounds their sums, which costs twice as much.
+ */
 static double tolerance_of(const struct data *d) {
-        double t = 2e-6 * sqrt(d->c.dim) * (d->c.dim < 8 ? 2.0 : 1.0);
+        double unit = fixture_is_real() ? 4e-6 : 2e-6;
+        double t = unit * sqrt(d->c.dim) * (d->c.dim < 8 ? 2.0 : 1.0);
 
         return d->c.out_number == KVD_NUMBER_F16  ? 1e-3 :
                d->c.out_number == KVD_NUMBER_BF16 ? 8e-3 :

@@ -48,6 +48,72 @@ START_TEST(decode_of_all_block_sizes) {
 }
 END_TEST
 
+/* More than attend_sum's warps have lanes. */
+START_TEST(decode_of_many_splits) {
+        static const uint32_t long_ones[] = {16 * 300 - 5, 16 * 9};
+
+        for (uint32_t number = F32; number <= BF16; number++)
+                attend_check((struct attend_case){.number = number,
+                                                  .dim = number == F16 ? 72 : 64,
+                                                  .group = 2,
+                                                  .kv_heads = 1,
+                                                  .lengths = long_ones,
+                                                  .n = 2,
+                                                  .mass = number == BF16,
+                                                  .split = 16});
+}
+END_TEST
+
+/* Rows of a tile lie evenly, or anywhere; some of a row's places are no dimensions. */
+START_TEST(decode_of_runs_and_of_rows) {
+        static const uint32_t dims[] = {48, 64, 112, 128, 240, 256};
+
+        for (size_t i = 0; i < ARRAY_SIZE(dims); i++)
+                for (uint32_t nhd = 0; nhd < 2; nhd++)
+                        attend_check((struct attend_case){.number = BF16,
+                                                          .dim = dims[i],
+                                                          .group = 3,
+                                                          .lengths = lengths,
+                                                          .block_tokens = i % 3 ? 32 : 24,
+                                                          .pad = 8,
+                                                          .nhd = nhd,
+                                                          .absent = 7});
+}
+END_TEST
+
+/* Bytes of workspace say how many splits there are: so many sums, and two numbers for each. */
+static uint64_t splits(uint32_t sequences, uint32_t length) {
+        struct gpu *gpu = fixture_gpu();
+        uint32_t multiprocessors = gpu->multiprocessors;
+        struct gpu_attend a = {.ld_blocks = length / 16,
+                               .number = BF16,
+                               .block_tokens = 16,
+                               .dim = 128,
+                               .kv_heads = 8,
+                               .group = 4,
+                               .n_sequences = sequences,
+                               .max_length = length,
+                               .q_number = BF16,
+                               .out_number = BF16};
+        uint64_t bytes;
+
+        gpu->multiprocessors = 132;
+        bytes = gpu_attend_workspace(gpu, &a);
+        gpu->multiprocessors = multiprocessors;
+        return bytes ? bytes / ((uint64_t)sequences * 32 * (128 + 2) * 4) : 1;
+}
+
+/* Two blocks of threads for each of 132 multiprocessors are there at a time: 264. */
+START_TEST(splits_fill_the_device) {
+        if (fixture_is_real())
+                return;
+        ck_assert_uint_eq(splits(1, 16), 1);
+        ck_assert_uint_eq(splits(1, 32768), 32);     /* 256, all at once */
+        ck_assert_uint_eq(splits(64, 8192), 4);      /* for sequences that are shorter */
+        ck_assert_uint_eq(splits(1000, 64), 1);
+}
+END_TEST
+
 /* Neither 16 bytes at a time nor on matrix units. */
 START_TEST(decode_of_odd_shapes) {
         static const uint32_t dims[] = {1, 3, 17, 33, 100, 127, 129, 255};
@@ -259,6 +325,7 @@ END_TEST
 SUITE("cuda: attention",
       fixture_begin(),
       TESTS(decode_of_all_shapes, decode_of_all_block_sizes, decode_of_odd_shapes,
+            decode_of_many_splits, decode_of_runs_and_of_rows, splits_fill_the_device,
             decode_with_options, decode_with_all_masked, decode_with_little_shared_memory,
             prefill_of_all_shapes, prefill_with_options),
       LOOPS(4, orders_of_threads_make_no_difference),

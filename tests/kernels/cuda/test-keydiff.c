@@ -103,6 +103,13 @@ static void reference(struct scene *s, uint32_t layer, const float *sums) {
                    sums + row * k->dim, scratch);
 }
 
+static void begin_sums(struct scene *s) {
+        size_t rows = (size_t)s->a.keys.layers * s->a.keys.heads, bytes = rows * sizeof(float);
+
+        s->a.sums = copied(buffer(bytes * s->a.keys.dim), bytes * s->a.keys.dim);
+        s->a.counts = copied(buffer(bytes), bytes);
+}
+
 static void assert_sums(const struct scene *s) {
         uint32_t dim = s->a.keys.dim, rows = s->a.keys.layers * s->a.keys.heads;
         const float *got = floats_of(s->a.sums);
@@ -166,10 +173,12 @@ static void shape_case(const struct shape *shape, uint32_t from) {
         fixture_ok(gpu_keydiff_anchor(fixture_gpu(), NULL, &s.a));
         assert_sums(&s);
 
-        /* both: nothing is left of what was in the sums, and the scores are against the new ones */
+        /* both, from nothing: the scores are against the new sums */
         memset(s.expected_sums, 0, rows * shape->dim * sizeof(float));
         memset(s.expected_counts, 0, rows * sizeof *none);
-        fixture_ok(gpu_keydiff(fixture_gpu(), NULL, &s.a));
+        begin_sums(&s);
+        fixture_ok(gpu_keydiff_anchor(fixture_gpu(), NULL, &s.a));
+        fixture_ok(gpu_keydiff_score(fixture_gpu(), NULL, &s.a));
         for (uint32_t l = 0; l < shape->layers; l++)
                 reference(&s, l, floats_of(s.a.sums));
         assert_sums(&s);
@@ -211,19 +220,17 @@ START_TEST(long_sequences_equal_the_reference) {
 }
 END_TEST
 
-START_TEST(nothing_at_all_has_sums_of_zero) {
+START_TEST(nothing_at_all_adds_nothing) {
         struct shape shape = {16, 16, 1, 1, 32, KVD_NUMBER_BF16, false, false, false, 8};
         struct scene s;
-        float *sums;
 
         make_scene(&s, &shape);
         s.a.from = s.a.to = 5;
-        s.a.sums = room(32 * sizeof *sums);
-        s.a.counts = room(sizeof *s.expected_counts);
-        s.a.scores = s.a.scratch = room(16);
+        begin_sums(&s);
+        s.a.scratch = room(16);
         s.expected_counts = buffer(sizeof *s.expected_counts);
-        s.expected_sums = buffer(32 * sizeof *sums);
-        fixture_ok(gpu_keydiff(fixture_gpu(), NULL, &s.a));
+        s.expected_sums = buffer(32 * sizeof(float));
+        fixture_ok(gpu_keydiff_anchor(fixture_gpu(), NULL, &s.a));
         assert_sums(&s);
         buffers_free();
 }
@@ -277,9 +284,9 @@ START_TEST(what_no_kernel_takes_is_refused) {
         s.a.stride = 16;
         s.a.sums = s.a.counts = s.a.scores = s.a.scratch = room(4096);
         bad = s.a, bad.keys.number = 4;
-        ck_assert_int_eq(gpu_keydiff(fixture_gpu(), NULL, &bad), -EINVAL);
+        ck_assert_int_eq(gpu_keydiff_anchor(fixture_gpu(), NULL, &bad), -EINVAL);
         bad = s.a, bad.keys.dim = GPU_KEYDIFF_DIM + 1;
-        ck_assert_int_eq(gpu_keydiff(fixture_gpu(), NULL, &bad), -EINVAL);
+        ck_assert_int_eq(gpu_keydiff_anchor(fixture_gpu(), NULL, &bad), -EINVAL);
         bad = s.a, bad.stride = 15;
         ck_assert_int_eq(gpu_keydiff_score(fixture_gpu(), NULL, &bad), -EINVAL);
         bad = s.a, bad.from = 17;
@@ -294,5 +301,5 @@ END_TEST
 SUITE("cuda: KeyDiff",
       fixture_begin(),
       LOOPS(4, anchors_and_scores_equal_the_reference),
-      TESTS(long_sequences_equal_the_reference, nothing_at_all_has_sums_of_zero,
+      TESTS(long_sequences_equal_the_reference, nothing_at_all_adds_nothing,
             scores_of_blocks_have_the_bits_of_the_reference, what_no_kernel_takes_is_refused))

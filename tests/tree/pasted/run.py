@@ -25,7 +25,7 @@ from pathlib import Path
 from blocks import Block, blocks_of, commands
 
 LIMIT = 100         # seconds that a block may take
-WHOLE = re.compile(r"sh (tools/\w+|tests/\w+/run)\b(.*)")
+WHOLE = re.compile(r"(?:sh )?(tools/\w+|tests/\w+/run|tests/run-long)\b(.*)")
 ROOTS = re.compile(r"\b(sudo|systemctl|apt-get|pip3? install)\b")
 NAMES = re.compile(r"^(admins|users|groups)\s*=.*", re.M)
 

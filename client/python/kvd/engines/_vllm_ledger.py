@@ -45,6 +45,7 @@ class Numbers:
     lookups: int = 0
     tokens_asked: int = 0
     tokens_found: int = 0
+    fetches: int = 0                # of what the daemon's file or servers had
     blocks_taken: int = 0
     blocks_sealed: int = 0
     blocks_duplicate: int = 0       # computed here, and published by somebody else before
@@ -77,14 +78,15 @@ class Chain:
 class Ledger:
     SERVING, AWAY, STALE = "serving", "away", "stale"
 
-    def __init__(self, space: kvd.Space, block_tokens: int, keep: int):
-        self.space, self.size, self.keep = space, block_tokens, keep
+    def __init__(self, space: kvd.Space, block_tokens: int, keep: int, wait: float):
+        self.space, self.size, self.keep, self.wait = space, block_tokens, keep, wait
         self.free: list[kvd.Block] = []                 # in our hands, used by nobody
         self.filling: dict[int, kvd.Block] = {}         # written by a request
         self.null: kvd.Block | None = None              # vLLM's block 0 means "none": held, so that nobody publishes it
         self.used = 0                                   # blocks in vLLM's tables
         self.top, self.era = 0, 0                       # all ids so far are below this; how many daemons before
         self.found: Chain | None = None                 # looked up, and not yet admitted
+        self.below: dict[str, tuple[kvd.Fetch, float]] = {}     # asked for requests not yet admitted, and until when
         self.chains: dict[str, Chain] = {}
         self.planned: dict[str, int] = {}               # requests with blocks to publish: how far steps will fill them
         self.doubtful: set[str] = set()                 # requests that must be computed anew
@@ -169,12 +171,16 @@ class Ledger:
         elif request.skip_reading_prefix_cache or self.state is not self.SERVING:
             pin = kvd.Pin(self.space, salt=salt)
         else:
-            pin = self._lookup(request.all_token_ids[:(request.num_tokens - 1) // self.size * self.size], salt)
+            tokens = request.all_token_ids[:(request.num_tokens - 1) // self.size * self.size]
+            pin = self._lookup(tokens, salt)
+            if pin.tokens < len(tokens) and request.request_id not in self.below and self.wait > 0:
+                self._ask_below(request.request_id, tokens, salt)
         self.found = Chain(request, pin, self.size)
         self.numbers.lookup_s += time.perf_counter() - start
         return self.found
 
     def _lookup(self, tokens: list[int], salt: int) -> kvd.Pin:
+        self.space.catch_up()
         pin = self.space.lookup(tokens, salt=salt)
         self.numbers.lookups += 1
         self.numbers.tokens_asked += len(tokens)
@@ -186,6 +192,33 @@ class Ledger:
             before = pin.blocks.index(0) * self.size
         return self.space.lookup(tokens[:before], salt=salt)
 
+    def _ask_below(self, request_id: str, tokens: list[int], salt: int) -> None:
+        """Has what is missing brought up, once for a request. Not before block 0 is somebody's: as vLLM's null block it
+        would be of no use to a chain."""
+        if not self.fetch(1):
+            return
+        try:
+            fetch = self.space.fetch(tokens, salt=salt)
+        except kvd.Error:               # it is computed, as if there were nothing below
+            return
+        self.below[request_id] = fetch, time.perf_counter() + self.wait
+        self.numbers.fetches += bool(fetch)
+
+    def waits(self, request_id: str) -> bool:
+        """Something is on its way for it, or has just come: it is to be looked up again."""
+        fetch, until = self.below.get(request_id, (None, 0.0))
+        if not fetch:
+            return False
+        if not fetch.wait(0) and time.perf_counter() > until:
+            fetch.close()
+            return False
+        return True
+
+    def end_waiting(self, request_id: str) -> None:
+        fetch, _ = self.below.pop(request_id, (None, 0.0))
+        if fetch:
+            fetch.close()
+
     def drop_found(self) -> None:
         """A request that was looked up and could not be admitted holds nothing while it waits."""
         if self.found and self.found.pin:
@@ -194,6 +227,7 @@ class Ledger:
 
     def admit(self, request: Request, blocks: list[KVCacheBlock]) -> None:
         chain, self.found = self.found, None
+        self.end_waiting(request.request_id)
         chain.blocks = blocks
         self.chains[request.request_id] = chain
 

@@ -221,7 +221,7 @@ class _Blocks:
         self.pool = _pool(self.space)
 
     def find(self, tokens: np.ndarray, more_than: int, salt: int) -> tuple[int, np.ndarray | None]:
-        with self.space.lookup(tokens, salt=salt) as pin:
+        with self.space.find(tokens, salt=salt) as pin:
             if pin.tokens <= more_than:
                 return 0, None
             state, planes = self.form.make(pin.tokens)
@@ -271,6 +271,7 @@ class _Whole:
 
     def find(self, tokens: np.ndarray, more_than: int, salt: int) -> tuple[int, np.ndarray | None]:
         keys = self.keys(tokens, salt, more_than + 1)
+        self.space.catch_up()
         pins = self.space.lookup_keys(keys)
         try:
             for i in reversed(range(len(pins))):

@@ -197,6 +197,7 @@ class Adapter(L2AdapterInterface):
         names = [_key(key) for key in keys]
         there = [False] * len(keys)
         for space in list(self._spaces.values()):
+            space.catch_up()
             for i, pin in enumerate(space.lookup_keys(b"".join(names))):
                 if pin:
                     there[i] = True
@@ -235,6 +236,7 @@ class Adapter(L2AdapterInterface):
         return _bits([self._get(self._space(it.get_size()), _key(key), it) for key, it in zip(keys, objects)])
 
     def _get(self, space: kvd.Space, name: bytes, it: Any) -> bool:
+        space.catch_up()
         with space.lookup_keys(name)[0] as pin:
             if pin:
                 ctypes.memmove(it.data_ptr, pin.address(pin.blocks[0]), it.get_size())

@@ -155,6 +155,7 @@ class Linker(UnifiedCacheLinker):
 
     def _found(self, keys: bytes) -> list[kvd.Pin]:
         """As many from the first on as are there, pinned."""
+        self.space.catch_up()
         pins = self.space.lookup_keys(keys)
         n = next((i for i, pin in enumerate(pins) if not pin), len(pins))
         _let_go(pins[n:])
@@ -177,6 +178,7 @@ class Linker(UnifiedCacheLinker):
         return True
 
     def _write(self, slots: torch.Tensor, keys: bytes) -> bool:
+        self.space.catch_up()
         pins = self.space.lookup_keys(keys)
         fresh = [i for i, pin in enumerate(pins) if not pin]
         _let_go(pins)

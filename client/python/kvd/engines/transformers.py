@@ -164,7 +164,7 @@ class _Sequence:
     def __init__(self, space: kvd.Space, tokens: list[int], salt: int):
         self.space, self.size = space, space.geometry.block_tokens
         self.prompt = tokens
-        self.pin = space.lookup(tokens[:-1], salt=salt)
+        self.pin = space.find(tokens[:-1], salt=salt)
         self.filling: list[kvd.Block] = []      # behind the pinned ones
         self.found = self.pin.tokens // self.size * self.size   # a last block that is not full is not continued
         self.length = self.found                # positions that are written in all layers
@@ -447,7 +447,7 @@ def load_prefix(space: kvd.Space, model: PreTrainedModel, input_ids: Any, *, sal
     _check_space(space, model)
     cache: Any = DynamicCache(config=model.config)
     cache.kvd_space, cache.kvd_salt = space.name, salt
-    with space.lookup(_tokens_of(input_ids)[:-1], salt=salt) as pin:
+    with space.find(_tokens_of(input_ids)[:-1], salt=salt) as pin:
         if not pin:
             return cache, 0
         stored = _gather(space.geometry, pin.address(0), pin.blocks, pin.tokens)

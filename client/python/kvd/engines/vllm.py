@@ -13,7 +13,9 @@ sequence of --max-model-len, and its size is the size of the cache, whatever vLL
 
 Extra configuration: socket (default: $KVD_SOCKET or /run/kvd-0.sock); space (a name of one's own: then other weights,
 versions or kernels under this name are refused, not kept apart); fingerprint (a name for the weights, instead of
-reading them at start, which takes a second for some gigabytes: it must change when they change).
+reading them at start, which takes a second for some gigabytes: it must change when they change); fetch_wait (seconds
+that a new request waits for what the daemon's file or servers have of its prompt, while others run; default 1, 0: what
+is not in the pool is computed).
 
 How: three hooks of the connector API. get_mem_pool_context answers the worker's one allocation with the pool's
 addresses; get_required_kvcache_layout has a block's layers side by side, which is a block of kvd; bind_kv_cache_manager
@@ -116,6 +118,7 @@ class KvdConnector(KVConnectorBase_V1):
         memory = self.space.memory()
         self.base, self.blocks, self.mapped, self.era = memory.base, memory.blocks, memory.mapped, 0
         self.share = get_tensor_model_parallel_rank() if is_worker else 0
+        self.wait = float(vllm_config.kv_transfer_config.get_from_extra_config("fetch_wait", 1.0))
         self.ledger: Ledger | None = None
         self._make_room(vllm_config, kv_cache_config, shares)
 
@@ -178,12 +181,13 @@ class KvdConnector(KVConnectorBase_V1):
     # ---- scheduler: the blocks
 
     def bind_kv_cache_manager(self, kv_cache_manager) -> None:
-        self.ledger = Ledger(self.space, self.size, keep=min(32, self.blocks // 32))
+        self.ledger = Ledger(self.space, self.size, keep=min(32, self.blocks // 32), wait=self.wait)
         Manager.adopt(kv_cache_manager, self.ledger)
         super().bind_kv_cache_manager(kv_cache_manager)
 
-    def get_num_new_matched_tokens(self, request, num_computed_tokens: int) -> tuple[int, bool]:
-        return 0, False         # what the pool has is vLLM's own already: Manager.get_computed_blocks
+    def get_num_new_matched_tokens(self, request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """What the pool has is vLLM's own already: Manager.get_computed_blocks. None: it asks again."""
+        return (None if self.ledger.waits(request.request_id) else 0), False
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens: int) -> None:
         pass
@@ -198,6 +202,7 @@ class KvdConnector(KVConnectorBase_V1):
         self.ledger.publish()   # a step's output is here: what it wrote is written, on GPUs too (vLLM waited for it)
 
     def request_finished(self, request, block_ids) -> tuple[bool, None]:
+        self.ledger.end_waiting(request.request_id)
         return False, None      # published and let go by Manager.free
 
     def reset_cache(self) -> bool:

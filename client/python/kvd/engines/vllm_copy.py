@@ -84,7 +84,7 @@ class Planner:
         if salt is None:
             return 0
         tokens = request.all_token_ids[:(request.num_tokens - 1) // self.size * self.size]
-        self.pins[request.request_id] = pins = [space.lookup(tokens, salt=salt) for space in self.spaces]
+        self.pins[request.request_id] = pins = [space.find(tokens, salt=salt, wait=0) for space in self.spaces]
         return max(min(pin.tokens for pin in pins) - computed, 0)
 
     def admit(self, request: Request, blocks: list[int], found: int) -> None:
@@ -144,6 +144,7 @@ class Copier:
         self.blocks = self.pool.view(first.dtype).view(-1, len(caches), *first.shape[1:])
 
     def load(self, job: Job) -> None:
+        self.space.catch_up()
         with self.space.lookup(job.tokens, salt=job.salt) as pin:
             if pin.tokens < len(job.tokens):
                 self.failed.update(job.blocks)

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Asking for what lies below the pool. The daemon starts to bring it and answers at once; the
+ * descriptor tells when that has ended, and a lookup tells what there is then.
+ */
+
+#include <errno.h>
+
+#include "client/internal.h"
+#include "ipc/base/util.h"
+
+#define MOST_TOKENS (KVD_MOST_fetch_tokens / (uint32_t)sizeof(uint32_t))
+
+static int ask(struct kvd_space *space, struct kvd_msg_fetch *request,
+               struct kvd_msg_fetch_reply *reply, int *fd) {
+        struct kvd_fds fds = {.n = 0};
+        struct view *view;
+        int r = view_attach(space, &view);
+
+        if (r < 0)
+                return r;
+        request->space = view->handle;
+        r = handle_call(space->handle, KVD_MSG_fetch, request, reply, &fds);
+        if (r == 0 && fds.n)
+                *fd = fds.fd[--fds.n];
+        kvd_fds_close(&fds);
+        return r;
+}
+
+int64_t kvd_fetch(struct kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
+                  uint32_t n_tokens, int *fd) {
+        uint32_t n = MIN(n_tokens, MOST_TOKENS);
+        struct kvd_msg_fetch request = {
+                .group = group, .salt = salt, .tokens = {tokens, n * (uint32_t)sizeof *tokens}};
+        struct kvd_msg_fetch_reply reply;
+        int r;
+
+        *fd = -1;
+        if (space_check(space) < 0)
+                return -ECHILD;
+        if (space->options.kind == KVD_BIDIRECTIONAL)
+                return client_fail(-EINVAL, "there is no file tier for bidirectional spaces");
+        r = handle_lock(space->handle);
+        if (r < 0)
+                return r;
+        r = ask(space, &request, &reply, fd);
+        handle_unlock(space->handle);
+        return r < 0 ? r : (int64_t)reply.tokens;
+}

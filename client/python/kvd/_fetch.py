@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies below the pool: the daemon's file, and its remote servers."""
+
+from __future__ import annotations
+
+import os
+import select
+import weakref
+from array import array
+from ctypes import byref, c_int
+
+from ._handle import Handle
+from ._native import check, lib
+
+
+class Fetch:
+    """What the daemon brings up for a prompt; false if there is nothing to wait for. Made by Space.fetch().
+
+    Nobody need wait for it: forgotten or closed, what is on its way comes all the same.
+    """
+
+    def __init__(self, handle: Handle, group: int, salt: int, row: array[int]):
+        fd = c_int(-1)
+        self.tokens = check(lib.kvd_fetch(handle.pointer, group, salt, *row.buffer_info(), byref(fd)))
+        """How many tokens of the prompt are in the pool, or will be; servers are only being asked yet."""
+        self._fd: int | None = fd.value if fd.value >= 0 else None
+        self._close = weakref.finalize(self, os.close, fd.value) if fd.value >= 0 else None
+
+    def __bool__(self) -> bool:
+        """Whether something was under way when it was last looked at."""
+        return self._fd is not None
+
+    def fileno(self) -> int:
+        """For select, asyncio and the like: readable when it has ended. ValueError: it has."""
+        if self._fd is None:
+            raise ValueError("this fetch has ended")
+        return self._fd
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether it has ended, well or not, after at most so many seconds (None: however long it takes)."""
+        if self._fd is None:
+            return True
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        if not poll.poll(None if timeout is None else max(0.0, timeout) * 1000):
+            return False
+        self.close()
+        return True
+
+    def close(self) -> None:
+        """Again does nothing."""
+        self._fd = None
+        if self._close:
+            self._close()
+
+    def __enter__(self) -> Fetch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<kvd.Fetch of {self.tokens} tokens{', under way' if self else ''}>"

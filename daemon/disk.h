@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_DISK_H
+#define KVD_DAEMON_DISK_H
+
+/*
+ * The owner's side of the disk process (kvd --disk), which reads and writes the file of the file
+ * tier (store/disk.h). It is started with the daemon. One that hangs is ended; until the kernel
+ * says that it is gone, nothing of the file is used, and nobody waits for it.
+ */
+
+#include <stddef.h>
+
+#include "daemon/child.h"
+#include "daemon/config.h"
+#include "store/store.h"
+
+struct disk_owner;
+
+/*
+ * Opens the file, which nobody else may have open in that way; makes it if it is missing. *ret is
+ * NULL if the configuration names none.
+ */
+int disk_owner_new(const struct config *config, struct loop *loop, struct store *store,
+                   struct disk_owner **ret, struct kvd_why *why);
+struct disk_owner *disk_owner_free(struct disk_owner *disk);
+void disk_owner_start(struct disk_owner *disk); /* NULL is fine */
+
+#endif

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The disk process has one volume open, and answers one question after the other. Blocks are mapped
+ * while they are read or written, and no longer.
+ */
+
+#include "daemon/disk/main.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/asked.h"
+#include "daemon/disk/device.h"
+#include "ipc/base/mapped.h"
+#include "ipc/base/util.h"
+#include "store/file/volume.h"
+
+#define EXTENT_BYTES (UINT64_C(64) << 20)
+#define EXTENT_LEAST (UINT64_C(1) << 20)
+#define EXTENTS_FEW 16u /* a small file has smaller ones */
+#define STAGING_BYTES (UINT64_C(64) << 20)
+
+struct disk_process {
+        int fd; /* the file; -1: not yet */
+        struct device *device;
+        struct volume volume;
+        bool open;
+        struct kvd_disk_found found[KVD_DISK_FOUND];
+        struct kvd_disk_item wire[KVD_DISK_ITEMS]; /* aligned copies of what came */
+        uint32_t tokens[KVD_DISK_TOKENS];
+        struct volume_item items[KVD_DISK_ITEMS];
+        struct mapped mappings[KVD_DISK_ITEMS];
+        int32_t errors[KVD_DISK_ITEMS];
+};
+
+static struct disk_process process = {.fd = -1}; /* lives as long as the process */
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static uint64_t extent_bytes(uint64_t bytes) {
+        uint64_t part = (bytes - MIN(bytes, FILE_HEAD)) / EXTENTS_FEW / DISK_SECTOR * DISK_SECTOR;
+
+        return MIN(MAX(part, EXTENT_LEAST), EXTENT_BYTES);
+}
+
+static int open_volume(uint64_t bytes, struct kvd_msg_disk_open_reply *reply) {
+        struct volume *v = &process.volume;
+        int r = device_new(process.fd, bytes, &process.device);
+
+        if (r == 0)
+                r = volume_open(v, device_disk(process.device), extent_bytes(bytes), STAGING_BYTES);
+        if (r < 0)
+                return r;
+        process.open = true;
+        reply->state = (uint32_t)r;
+        reply->extent_bytes = v->super->extent_bytes;
+        reply->extents = v->n_extents;
+        reply->opening = v->super->opening;
+        reply->secret = (struct kvd_slice){v->super->secret, KVD_SECRET_BYTES};
+        reply->namespaces = (struct kvd_slice){v->super->namespaces,
+                                               v->super->n_namespaces *
+                                                       (uint32_t)sizeof *v->super->namespaces};
+        return 0;
+}
+
+static int answer_open(const struct kvd_msg_disk_open *m, struct kvd_fds *fds,
+                       struct kvd_msg_disk_open_reply *reply) {
+        int r;
+
+        if (process.open)
+                return -EALREADY;
+        if (process.fd < 0 && fds->n == 1)
+                process.fd = STEAL_FD(fds->fd[0]);
+        if (process.fd < 0)
+                return -EPROTO;
+        r = device_fill(process.fd, m->bytes, &reply->done);
+        if (r < 0)
+                return kvd_refuse(&process.volume.why, r, "it cannot be made as large as that: %s",
+                                  strerror(-r));
+        reply->more = r > 0;
+        return r > 0 ? 0 : open_volume(m->bytes, reply);
+}
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
+/* Those that cannot be mapped have no bytes, and are refused with the others that are wrong. */
+static int64_t take_items(struct kvd_slice items, struct kvd_slice tokens, uint64_t bytes,
+                          const struct kvd_fds *fds) {
+        uint32_t n = items.size / (uint32_t)sizeof(struct kvd_disk_item), used = 0;
+        const struct kvd_disk_item *item = process.wire;
+
+        if (items.size % sizeof *item || n > KVD_DISK_ITEMS || bytes > STAGING_BYTES ||
+            tokens.size > sizeof process.tokens)
+                return -EPROTO;
+        memcpy(process.wire, items.data, items.size);
+        memcpy(process.tokens, tokens.data, tokens.size);
+        for (uint32_t i = 0; i < n; used += item[i++].label.n_tokens) {
+                if (item[i].label.n_tokens > KVD_MAX_BLOCK_TOKENS ||
+                    (used + item[i].label.n_tokens) * sizeof(uint32_t) > tokens.size)
+                        return -EPROTO;
+                process.items[i] = (struct volume_item){
+                        .place = item[i].place,
+                        .label = &item[i].label,
+                        .tokens = process.tokens + used};
+        }
+        memset(process.mappings, 0, sizeof process.mappings);
+        for (uint32_t i = 0; i < n; i++) {
+                process.items[i].payload = item[i].file >= fds->n ? NULL : mapped_begin(fds->fd[item[i].file], item[i].offset, bytes, &process.mappings[i]);
+                process.items[i].bytes = process.items[i].payload ? (uint32_t)bytes : 0;
+        }
+        return n;
+}
+
+/* A record that is not what it was is not found again, either. */
+static void erase_broken(uint32_t n) {
+        uint64_t places[KVD_DISK_ITEMS];
+        uint32_t k = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                if (process.items[i].error == -EBADMSG)
+                        places[k++] = process.items[i].place;
+        if (k)
+                volume_erase(&process.volume, places, k);
+}
+
+static int move_blocks(struct kvd_slice items, struct kvd_slice tokens, uint64_t bytes,
+                       const struct kvd_fds *fds, bool writes, struct kvd_slice *ret) {
+        int64_t n = take_items(items, tokens, bytes, fds);
+
+        if (n < 0)
+                return (int)n;
+        if (writes)
+                volume_write(&process.volume, process.items, (uint32_t)n);
+        else
+                volume_read(&process.volume, process.items, (uint32_t)n);
+        mapped_end(process.mappings, (uint32_t)n);
+        if (!writes)
+                erase_broken((uint32_t)n);
+        for (int64_t i = 0; i < n; i++)
+                process.errors[i] = process.items[i].error;
+        *ret = (struct kvd_slice){process.errors, (uint32_t)n * (uint32_t)sizeof *process.errors};
+        return process.volume.broken ? -EIO : 0;
+}
+
+/* ---- the rest -------------------------------------------------------------------------------- */
+
+static int answer_scan(const struct kvd_msg_disk_scan *m, struct kvd_msg_disk_scan_reply *reply) {
+        int n = volume_scan(&process.volume, m->extent, m->first, KVD_DISK_FOUND, process.found);
+
+        if (n < 0)
+                return n;
+        reply->slot_bytes = process.volume.slot_bytes[m->extent];
+        reply->found = (struct kvd_slice){process.found, (uint32_t)n *
+                                                                 (uint32_t)sizeof *process.found};
+        return 0;
+}
+
+static int id_of(struct kvd_slice slice, struct kvd_key *ret) {
+        if (slice.size != sizeof *ret)
+                return -EPROTO;
+        memcpy(ret, slice.data, sizeof *ret);
+        return 0;
+}
+
+static int answer_namespace(const struct kvd_msg_disk_namespace *m,
+                            struct kvd_msg_disk_namespace_reply *reply) {
+        struct kvd_key id;
+        int r = id_of(m->id, &id);
+
+        return r < 0 ? r : volume_namespace(&process.volume, id, &reply->epoch);
+}
+
+static int answer_forget(const struct kvd_msg_disk_forget *m) {
+        struct kvd_key id;
+        int r = id_of(m->id, &id);
+
+        return r < 0 ? r : volume_forget(&process.volume, id);
+}
+
+static int question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_msg *reply) {
+        if (q->number == KVD_MSG_disk_open)
+                return answer_open(&q->disk_open, fds, &reply->disk_open_reply);
+        if (!process.open)
+                return -EPROTO;
+        switch (q->number) {
+        case KVD_MSG_disk_scan:
+                return answer_scan(&q->disk_scan, &reply->disk_scan_reply);
+        case KVD_MSG_disk_namespace:
+                return answer_namespace(&q->disk_namespace, &reply->disk_namespace_reply);
+        case KVD_MSG_disk_forget:
+                return answer_forget(&q->disk_forget);
+        case KVD_MSG_disk_read:
+                return move_blocks(q->disk_read.items, q->disk_read.tokens,
+                                   q->disk_read.block_bytes, fds, false,
+                                   &reply->disk_read_reply.errors);
+        case KVD_MSG_disk_write:
+                return move_blocks(q->disk_write.items, q->disk_write.tokens,
+                                   q->disk_write.block_bytes, fds, true,
+                                   &reply->disk_write_reply.errors);
+        default:
+                return -EPROTO;
+        }
+}
+
+static int do_question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_msg *reply,
+                       struct kvd_why *why) {
+        int r;
+
+        process.volume.why.line[0] = 0;
+        r = question(q, fds, reply);
+        *why = process.volume.why;
+        return r;
+}
+
+int disk_main(void) {
+        int r = asked_main("kvd-disk", "--disk", "disk process", do_question);
+
+        volume_close(&process.volume);
+        return r;
+}

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What the store asks of the servers goes to the remote process as messages, with descriptors of
+ * the pool's segments, and what it answers goes back. Whether servers answer is looked at now and
+ * then, so that what is away is known before anybody waits for it.
+ */
+
+#include "daemon/remote.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/degraded.h"
+#include "daemon/log.h"
+#include "daemon/remote/sealed.h"
+#include "daemon/remote/servers.h"
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+#include "store/remote.h"
+
+#define MOST_PAUSE_NS UINT64_C(1000000000)
+#define LATER_NS UINT64_C(200000000)      /* between two looks for what could be written */
+#define HEALTH_NS UINT64_C(2000000000)    /* ... at servers that answer */
+#define FIRST_AGAIN_NS UINT64_C(100000000)
+#define MOST_AGAIN_NS UINT64_C(10000000000)
+#define PATIENCE_NS UINT64_C(30000000000)
+#define KEY_LEAST 16
+#define KEY_MOST 4096u
+
+struct remote_owner {
+        struct child child;
+        struct store *store;
+        const struct config *config;
+        uint8_t secret[KVD_REMOTE_KEY];
+        bool open;                        /* the process knows its servers */
+        uint64_t open_at_ns, pause_ns;    /* when they are looked at again; the pause after that */
+        struct kvd_remote_item items[KVD_REMOTE_ITEMS];
+        uint32_t tokens[KVD_REMOTE_TOKENS];
+        int32_t errors[KVD_REMOTE_ITEMS];
+        struct kvd_key names[KVD_REMOTE_FOUND + 1];
+};
+
+static struct remote_owner *owner_of(const struct child *child) {
+        return container_of(child, struct remote_owner, child);
+}
+
+/* ---- questions ------------------------------------------------------------------------------- */
+
+static int write_items(struct remote_owner *o, const struct store_remote_question *q,
+                       struct kvd_fds *fds, uint32_t *n_tokens) {
+        *n_tokens = 0;
+        for (uint32_t i = 0; i < q->n; i++) {
+                const struct store_remote_item *from = &q->items[i];
+                struct kvd_remote_item *to = &o->items[i];
+                int fd;
+
+                *to = from->item;
+                fd = space_disk_memory(q->space, from->block, &to->offset);
+                if (fd < 0)
+                        return fd;
+                to->file = child_add_fd(fds, fd);
+                memcpy(o->tokens + *n_tokens, from->tokens, to->n_tokens * sizeof *from->tokens);
+                *n_tokens += to->n_tokens;
+        }
+        return 0;
+}
+
+static bool ask_to_move(struct remote_owner *o, const struct store_remote_question *q) {
+        bool gets = q->what == STORE_REMOTE_GET;
+        struct kvd_msg msg = {.number = gets ? KVD_MSG_remote_get : KVD_MSG_remote_put};
+        struct kvd_slice tenant = kvd_slice_of(q->tenant), content = {&q->content,
+                                                                      sizeof q->content};
+        struct kvd_slice items = {o->items, q->n * (uint32_t)sizeof *o->items}, tokens;
+        uint64_t bytes = space_index(q->space)->block_bytes;
+        struct kvd_fds fds = {.n = 0};
+        uint32_t n_tokens;
+
+        if (write_items(o, q, &fds, &n_tokens) < 0) {
+                store_remote_lost(o->store);
+                return true;
+        }
+        tokens = (struct kvd_slice){o->tokens, n_tokens * (uint32_t)sizeof *o->tokens};
+        if (gets)
+                msg.remote_get = (struct kvd_msg_remote_get){tenant, content, bytes, items, tokens};
+        else
+                msg.remote_put = (struct kvd_msg_remote_put){tenant, content, bytes, items, tokens};
+        return child_ask_or_end(&o->child, &msg, &fds);
+}
+
+static bool ask(struct remote_owner *o, const struct store_remote_question *q) {
+        struct kvd_msg msg = {.number = KVD_MSG_remote_find};
+
+        if (q->what != STORE_REMOTE_FIND)
+                return ask_to_move(o, q);
+        msg.remote_find = (struct kvd_msg_remote_find){
+                .tenant = kvd_slice_of(q->tenant),
+                .content = {&q->content, sizeof q->content},
+                .group = q->group,
+                .root = q->root,
+                .block_tokens = space_index(q->space)->geometry.block_tokens,
+                .first = q->first,
+                .tokens = {q->tokens, q->n_tokens * (uint32_t)sizeof *q->tokens}};
+        return child_ask_or_end(&o->child, &msg, NULL);
+}
+
+static bool ask_to_open(struct remote_owner *o) {
+        struct kvd_msg msg = {.number = KVD_MSG_remote_open,
+                              .remote_open = {.servers = kvd_slice_of(o->config->remote),
+                                              .timeout_ms = o->config->remote_timeout,
+                                              .secret = {o->secret, sizeof o->secret}}};
+
+        return child_ask_or_end(&o->child, &msg, NULL);
+}
+
+/* Servers that are away are looked at first, when it is time. */
+static bool next(struct child *child) {
+        struct remote_owner *o = owner_of(child);
+        uint64_t now = sys_now_ns();
+        const struct store_remote_question *q;
+        bool later;
+
+        if (!o->open || now >= o->open_at_ns)
+                return ask_to_open(o);
+        q = store_remote_next(o->store, &later);
+        if (q)
+                return ask(o, q);
+        child_look_after(child, later ? MIN(LATER_NS, o->open_at_ns - now) : o->open_at_ns - now);
+        return false;
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+static void servers_are(struct remote_owner *o, uint32_t n, uint32_t away, struct kvd_slice text) {
+        struct store_remote_info before;
+        char why[128];
+
+        store_remote_get_info(o->store, &before);
+        kvd_slice_copy(text, why, sizeof why);
+        if (away > before.away)
+                log_limited(LOG_WARNING, "remote: %u of %u servers are away: %s", away, n, why);
+        else if (away < before.away)
+                log_info("remote: %u of %u servers are away", away, n);
+        degraded_set(remote_tier, away);
+        store_remote_servers(o->store, n, away, why);
+}
+
+/* The longer they are away, the less often they are looked at. */
+static void opened(struct remote_owner *o, const struct kvd_msg_remote_open_reply *m) {
+        o->open = true;
+        o->open_at_ns = sys_now_ns() + (m->away ? o->pause_ns : HEALTH_NS);
+        o->pause_ns = m->away ? MIN(o->pause_ns * 2, MOST_AGAIN_NS) : FIRST_AGAIN_NS;
+        servers_are(o, m->servers, m->away, m->why);
+}
+
+/* soon: who has what has changed, and remote_open finds out. */
+static void moved(struct remote_owner *o, uint32_t n, uint32_t away, struct kvd_slice why,
+                  bool soon) {
+        struct store_remote_info before;
+
+        store_remote_get_info(o->store, &before);
+        if (away > before.away || soon)
+                o->open_at_ns = MIN(o->open_at_ns, sys_now_ns() + FIRST_AGAIN_NS);
+        servers_are(o, n, away, why);
+}
+
+static void found(struct remote_owner *o, const struct kvd_msg_remote_find_reply *m) {
+        uint32_t n = child_array(o->names, sizeof *o->names, ARRAY_SIZE(o->names), m->names);
+
+        store_remote_found(o->store, o->names, n);
+        moved(o, m->servers, m->away, m->why, m->stale);
+}
+
+static void got(struct remote_owner *o, const struct kvd_msg_remote_get_reply *m) {
+        uint32_t n = child_array(o->errors, sizeof *o->errors, ARRAY_SIZE(o->errors), m->errors);
+
+        store_remote_got(o->store, o->errors, n);
+        moved(o, m->servers, m->away, m->why, false);
+}
+
+static void put(struct remote_owner *o, const struct kvd_msg_remote_put_reply *m) {
+        uint32_t n = child_array(o->errors, sizeof *o->errors, ARRAY_SIZE(o->errors), m->errors);
+        uint32_t k = child_array(o->names, sizeof *o->names, ARRAY_SIZE(o->names), m->names);
+
+        store_remote_put(o->store, o->names, o->errors, MIN(n, k));
+        moved(o, m->servers, m->away, m->why, false);
+}
+
+static void nobody_is_there(struct remote_owner *o, struct kvd_slice why) {
+        struct store_remote_info info;
+
+        store_remote_get_info(o->store, &info);
+        info.servers = MAX(info.servers, 1);
+        servers_are(o, info.servers, info.servers, why);
+}
+
+static void answered(struct child *child, uint32_t asked, const struct kvd_msg *m) {
+        struct remote_owner *o = owner_of(child);
+
+        child->pause_ns = 0;
+        if (m->number == KVD_MSG_error) {
+                store_remote_lost(o->store);
+                nobody_is_there(o, m->error.text);
+                o->open = true;
+                o->open_at_ns = sys_now_ns() + MOST_AGAIN_NS;
+        } else if (asked == KVD_MSG_remote_open) {
+                opened(o, &m->remote_open_reply);
+        } else if (asked == KVD_MSG_remote_find) {
+                found(o, &m->remote_find_reply);
+        } else if (asked == KVD_MSG_remote_get) {
+                got(o, &m->remote_get_reply);
+        } else {
+                put(o, &m->remote_put_reply);
+        }
+        loop_want_idle(child->loop);
+}
+
+static bool fits(const struct child *child, const struct kvd_msg *m) {
+        return true;
+}
+
+/* ---- its process ----------------------------------------------------------------------------- */
+
+static bool wanted(struct child *child) {
+        return true;
+}
+
+static int prepare(struct child *child) {
+        memcpy(child->arguments, (char *[]){"kvd", "--remote", NULL}, 3 * sizeof *child->arguments);
+        return 0;
+}
+
+static void not_there(struct child *child) {
+        nobody_is_there(owner_of(child), kvd_slice_of("its process cannot be started; see the log"));
+}
+
+/* What it had under way is as if it had failed. */
+static void ended(struct child *child, uint32_t asked) {
+        struct remote_owner *o = owner_of(child);
+
+        o->open = false;
+        store_remote_lost(o->store);
+        nobody_is_there(o, kvd_slice_of("its process ended; see the log"));
+        loop_want_idle(child->loop);
+}
+
+static const struct child_ops ops = {
+        .name = "remote process",
+        .wanted = wanted,
+        .prepare = prepare,
+        .not_started = not_there,
+        .ended = ended,
+        .next = next,
+        .fits = fits,
+        .answered = answered,
+};
+
+static void wants(void *data, bool soon) {
+        struct remote_owner *o = data;
+
+        if (soon)
+                child_look_after(&o->child, 0);
+        else if (!loop_timer_is_set(&o->child.look) ||
+                 o->child.look.at_ns > sys_now_ns() + LATER_NS)
+                child_look_after(&o->child, LATER_NS);
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static int read_key(const char *path, uint8_t *to, size_t *n, struct kvd_why *why) {
+        _cleanup_(closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        struct stat st;
+        ssize_t got;
+
+        if (fd < 0 || fstat(fd, &st) < 0)
+                return kvd_refuse(why, -errno, "remote_key %s: %s", path, strerror(errno));
+        if (st.st_mode & (S_IRWXG | S_IRWXO))
+                return kvd_refuse(why, -EPERM,
+                                  "remote_key %s: others may read or change it; chmod 600 it", path);
+        got = read(fd, to, KEY_MOST);
+        if (got < KEY_LEAST || (size_t)got == KEY_MOST)
+                return kvd_refuse(why, -EINVAL,
+                                  "remote_key %s: it must have %d to %u random bytes; head -c 32 "
+                                  "/dev/urandom makes some",
+                                  path, KEY_LEAST, KEY_MOST - 1);
+        *n = (size_t)got;
+        return 0;
+}
+
+static int take_key(struct remote_owner *o, struct kvd_why *why) {
+        uint8_t key[KEY_MOST];
+        size_t n = 0;
+        int r = 0;
+
+        if (o->config->remote_key[0])
+                r = read_key(o->config->remote_key, key, &n, why);
+        if (r == 0)
+                sealed_secret(key, n, o->secret);
+        explicit_bzero(key, sizeof key);
+        return r;
+}
+
+/* The process parses it again; what is wrong with it is said before it runs. */
+static int check_servers(const struct config *config, struct kvd_why *why) {
+        struct servers *servers = sys->calloc(1, sizeof *servers);
+        int r = servers ? servers_parse(servers, config->remote, why) :
+                          kvd_refuse(why, -ENOMEM, "out of memory for the remote tier");
+
+        free(servers);
+        return r;
+}
+
+static int begin(struct remote_owner *o, struct loop *loop, struct kvd_why *why) {
+        struct store_remote_config tier = {.depth = o->config->remote_depth};
+        int r = check_servers(o->config, why);
+
+        if (r == 0)
+                r = take_key(o, why);
+        if (r < 0)
+                return r;
+        r = store_remote_begin(o->store, &tier);
+        if (r < 0)
+                return kvd_refuse(why, r, "%s", store_why(o->store));
+        r = child_init(&o->child, &ops, o->config->worker_program, loop);
+        o->child.most_pause_ns = MOST_PAUSE_NS;
+        o->child.patience_ns = PATIENCE_NS;
+        o->pause_ns = FIRST_AGAIN_NS;
+        store_on_remote(o->store, wants, o);
+        return r < 0 ? kvd_refuse(why, r, "out of memory for the remote process") : 0;
+}
+
+int remote_owner_new(const struct config *config, struct loop *loop, struct store *store,
+                     struct remote_owner **ret, struct kvd_why *why) {
+        struct remote_owner *o;
+        int r;
+
+        *ret = NULL;
+        if (!config->remote[0])
+                return 0;
+        o = sys->calloc(1, sizeof *o);
+        if (!o)
+                return kvd_refuse(why, -ENOMEM, "out of memory for the remote process");
+        o->store = store;
+        o->config = config;
+        o->child.socket.fd = o->child.process.fd = -1;
+        r = begin(o, loop, why);
+        if (r < 0) {
+                remote_owner_free(o);
+                return r;
+        }
+        *ret = o;
+        return 0;
+}
+
+struct remote_owner *remote_owner_free(struct remote_owner *o) {
+        if (!o)
+                return NULL;
+        store_remote_end(o->store);
+        if (o->child.ops)
+                child_clear(&o->child);
+        explicit_bzero(o->secret, sizeof o->secret);
+        free(o);
+        return NULL;
+}
+
+void remote_owner_start(struct remote_owner *o) {
+        if (o)
+                child_look(&o->child);
+}

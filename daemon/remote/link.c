@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Bytes to and from a server, without waiting for it. What is sent grows with what is asked; what
+ * is received has room for one reply and a little.
+ */
+
+#include "daemon/remote/link.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+#define LITTLE (UINT64_C(64) << 10)
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+void link_end(struct link *link, const char *why, ...) {
+        va_list words;
+
+        va_start(words, why);
+        vsnprintf(link->why.line, sizeof link->why.line, why, words);
+        va_end(words);
+        if (link->state != LINK_AWAY)
+                close(link->fd);
+        link->state = LINK_AWAY;
+        free(link->out);
+        free(link->in);
+        link->out = link->in = NULL;
+        link->out_n = link->out_at = link->out_size = link->in_n = link->in_size = 0;
+}
+
+static int connect_to(struct link *link, const struct addrinfo *to) {
+        int fd = sys->socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), one = 1;
+
+        if (fd < 0)
+                return -errno;
+        sys->setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        if (sys->connect(fd, to->ai_addr, to->ai_addrlen) < 0 && errno != EINPROGRESS) {
+                int error = errno;
+
+                close(fd);
+                return -error;
+        }
+        link->fd = fd;
+        link->state = LINK_CONNECTING;
+        return 0;
+}
+
+void link_begin(struct link *link) {
+        struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV}, *list;
+        char port[8];
+        int r;
+
+        link->n = 0;
+        link->since_ns = sys_now_ns();
+        snprintf(port, sizeof port, "%u", link->port);
+        r = getaddrinfo(link->host, port, &hints, &list);
+        if (r) {
+                link_end(link, "%s", gai_strerror(r));
+                return;
+        }
+        r = -ENOENT;
+        for (struct addrinfo *to = list; to && r < 0; to = to->ai_next)
+                r = connect_to(link, to);
+        freeaddrinfo(list);
+        if (r < 0)
+                link_end(link, "%s", strerror(-r));
+}
+
+/* ---- what is sent ---------------------------------------------------------------------------- */
+
+uint8_t *link_room(struct link *link, size_t bytes) {
+        uint8_t *at;
+
+        if (link->out_n + bytes > link->out_size) {
+                size_t size = MAX(link->out_size * 2, link->out_n + bytes + LITTLE);
+                uint8_t *out = realloc(link->out, size);
+
+                if (!out)
+                        return NULL;
+                link->out = out;
+                link->out_size = size;
+        }
+        at = link->out + link->out_n;
+        link->out_n += bytes;
+        return at;
+}
+
+static bool append(struct link *link, const void *data, size_t n) {
+        uint8_t *to = link_room(link, n);
+
+        if (to)
+                memcpy(to, data, n);
+        return to;
+}
+
+bool link_say(struct link *link, uint32_t n, const char *const words[]) {
+        uint8_t head[RESP_HEAD];
+        bool said = append(link, head, resp_put_head(head, '*', n));
+
+        for (uint32_t i = 0; said && i < n; i++)
+                said = append(link, head, resp_put_head(head, '$', strlen(words[i]))) &&
+                       append(link, words[i], strlen(words[i])) && append(link, "\r\n", 2);
+        return said;
+}
+
+bool link_await(struct link *link, uint32_t whose) {
+        if (link->n == LINK_REPLIES)
+                return false;
+        link->awaited[(link->first + link->n++) % LINK_REPLIES] = whose;
+        return true;
+}
+
+/* A buffer that was large is not kept. */
+static void all_sent(struct link *link) {
+        link->out_n = link->out_at = 0;
+        if (link->out_size <= LITTLE * 2)
+                return;
+        free(link->out);
+        link->out = NULL;
+        link->out_size = 0;
+}
+
+static void send_some(struct link *link) {
+        ssize_t n;
+
+        if (link->out_at == link->out_n)
+                return;
+        n = send(link->fd, link->out + link->out_at, link->out_n - link->out_at,
+                 MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno != EAGAIN && errno != EINTR) {
+                link_end(link, "%s", strerror(errno));
+                return;
+        }
+        if (n <= 0)
+                return;
+        link->since_ns = sys_now_ns();
+        link->out_at += (size_t)n;
+        if (link->out_at == link->out_n)
+                all_sent(link);
+}
+
+/* ---- what comes ------------------------------------------------------------------------------ */
+
+static bool in_has_room(struct link *link, uint64_t most) {
+        uint64_t wanted = most + LITTLE;
+        uint8_t *in;
+
+        if (link->in_size >= wanted && link->in_size <= wanted + 2 * LITTLE)
+                return true;
+        wanted = MAX(wanted, link->in_n);
+        in = realloc(link->in, wanted);
+        if (!in)
+                return false;
+        link->in = in;
+        link->in_size = wanted;
+        return true;
+}
+
+static void receive_some(struct link *link, uint64_t most) {
+        ssize_t n;
+
+        if (!in_has_room(link, most)) {
+                link_end(link, "out of memory for its replies");
+                return;
+        }
+        n = recv(link->fd, link->in + link->in_n, link->in_size - link->in_n, MSG_DONTWAIT);
+        if (n > 0) {
+                link->in_n += (size_t)n;
+                link->since_ns = sys_now_ns();
+        } else if (n == 0) {
+                link_end(link, "it closed the connection");
+        } else if (errno != EAGAIN && errno != EINTR) {
+                link_end(link, "%s", strerror(errno));
+        }
+}
+
+static void connected(struct link *link) {
+        unsigned size = sizeof(int);
+        int error;
+
+        if (sys->getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &error, &size) < 0)
+                error = errno;
+        if (error) {
+                link_end(link, "%s", strerror(error));
+                return;
+        }
+        link->state = LINK_UP;
+        link->since_ns = sys_now_ns();
+}
+
+short link_wants(const struct link *link) {
+        if (link->state == LINK_CONNECTING)
+                return POLLOUT;
+        return (short)(POLLIN | (link->out_at < link->out_n ? POLLOUT : 0));
+}
+
+void link_move(struct link *link, short revents, uint64_t most) {
+        if (link->state == LINK_CONNECTING && revents)
+                connected(link);
+        if (link->state == LINK_UP)
+                send_some(link);
+        if (link->state == LINK_UP && revents & (POLLIN | POLLHUP | POLLERR))
+                receive_some(link, most);
+}
+
+bool link_reply(struct link *link, uint64_t most, struct resp *ret, uint32_t *whose,
+                size_t *used) {
+        int r = link->state == LINK_UP ? resp_take_whole(link->in, link->in_n, most, ret, used) : 0;
+
+        if (r < 0 || (r == 1 && !link->n) || (r == 0 && link->in && link->in_n == link->in_size))
+                link_end(link, "it says what is no reply");
+        if (r != 1 || link->state != LINK_UP)
+                return false;
+        *whose = link->awaited[link->first];
+        return true;
+}
+
+void link_taken(struct link *link, size_t used) {
+        if (link->state != LINK_UP)
+                return;
+        link->in_n -= used;
+        memmove(link->in, link->in + used, link->in_n);
+        link->first = (link->first + 1) % LINK_REPLIES;
+        link->n--;
+}

@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Who is asked for what, and for how long. A server's silence ends at the timeout, and a whole
+ * question at a few of them, so that a server which drips bytes holds up nobody either.
+ */
+
+#include "daemon/remote/servers.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+
+#define PATIENCE 20u     /* timeouts that a question may take */
+#define NOBODY UINT32_MAX /* whose reply to ASKING is */
+#define SENT_ON 3u
+#define MAP_BYTES (UINT64_C(1) << 20) /* of a list of slots */
+
+/* ---- addresses ------------------------------------------------------------------------------- */
+
+static struct link *find_link(struct servers *s, const char *host, uint16_t port, bool enter) {
+        struct link *unused = NULL;
+
+        for (uint32_t i = 0; i < SERVERS; i++) {
+                struct link *link = &s->links[i];
+
+                if (link->host[0] && link->port == port && strcmp(link->host, host) == 0)
+                        return link;
+                if (!link->host[0])
+                        unused = link;
+        }
+        if (!enter || !unused || strlen(host) >= sizeof unused->host)
+                return NULL;
+        strcpy(unused->host, host);
+        unused->port = port;
+        return unused;
+}
+
+/* "host:port", also where the host has colons. NULL: it is none. */
+static struct link *link_of(struct servers *s, const char *text, size_t n, uint16_t fallback,
+                            bool enter) {
+        char copy[LINK_HOST + 8], *colon, *rest;
+        unsigned long port = fallback;
+
+        if (n >= sizeof copy)
+                return NULL;
+        memcpy(copy, text, n);
+        copy[n] = 0;
+        colon = strrchr(copy, ':');
+        if (colon) {
+                port = strtoul(colon + 1, &rest, 10);
+                *colon = 0;
+                if (rest == colon + 1 || *rest)
+                        return NULL;
+        }
+        return copy[0] && port && port <= UINT16_MAX ?
+                       find_link(s, copy, (uint16_t)port, enter) :
+                       NULL;
+}
+
+int servers_parse(struct servers *s, const char *text, struct kvd_why *why) {
+        static const char scheme[] = "redis://";
+
+        if (strncmp(text, scheme, sizeof scheme - 1) != 0)
+                return kvd_refuse(why, -EINVAL, "'%s' does not begin with %s", text, scheme);
+        for (text += sizeof scheme - 1;; text++) {
+                size_t n = strcspn(text, ",");
+                struct link *link = link_of(s, text, n, 6379, true);
+
+                if (!link)
+                        return kvd_refuse(why, -EINVAL,
+                                          "'%.*s' is no server; write redis://host:port, with "
+                                          "commas between several, at most %u",
+                                          (int)n, text, SERVERS);
+                link->seed = true;
+                text += n;
+                if (!*text)
+                        return 0;
+        }
+}
+
+static uint16_t crc16(const char *data, size_t n) {
+        uint16_t crc = 0;
+
+        for (size_t i = 0; i < n; i++) {
+                crc = (uint16_t)(crc ^ (uint16_t)((uint8_t)data[i] << 8));
+                for (int bit = 0; bit < 8; bit++)
+                        crc = (uint16_t)(crc << 1 ^ (crc & 0x8000 ? 0x1021 : 0));
+        }
+        return crc;
+}
+
+uint32_t servers_slot(const char *key) {
+        return crc16(key, strlen(key)) % SLOTS;
+}
+
+/* ---- a question ------------------------------------------------------------------------------ */
+
+static void ask_link(struct talk *talk, uint32_t item, struct link *link, bool asking) {
+        bool said = link && link->state != LINK_AWAY;
+
+        if (said && asking)
+                said = link_say(link, 1, (const char *[]){"ASKING"}) && link_await(link, NOBODY);
+        if (said && link->n == LINK_REPLIES)
+                said = false;
+        else if (said && !(talk->ask(talk, item, link) && link_await(link, item)))
+                link_end(link, "out of memory for what is asked of it");
+        if (!said || link->state == LINK_AWAY)
+                talk->answer(talk, item, NULL);
+}
+
+void talk_ask(struct talk *talk, uint32_t item, uint32_t slot) {
+        uint32_t number = talk->servers->slots[slot];
+
+        ask_link(talk, item, number ? &talk->servers->links[number - 1] : NULL, false);
+}
+
+/* "MOVED 3999 host:port": to a server that we know it is asked again. False: it is not. */
+static bool send_on(struct talk *talk, uint32_t item, const struct resp *reply) {
+        bool asking = resp_begins(reply, "ASK ");
+        struct servers *s = talk->servers;
+        const char *text = (const char *)reply->text, *end = text + reply->size, *host;
+        struct link *link;
+        uint32_t slot = 0;
+
+        if (reply->type != RESP_ERROR || (!asking && !resp_begins(reply, "MOVED ")))
+                return false;
+        for (text += asking ? 4 : 6; text < end && *text >= '0' && *text <= '9'; text++)
+                slot = slot * 10 + (uint32_t)(*text - '0');
+        host = text + 1;
+        link = host < end ? link_of(s, host, (size_t)(end - host), 0, false) : NULL;
+        s->stale |= !link || !asking;
+        if (!link || link->state == LINK_AWAY || ++talk->sent_on[item] > SENT_ON)
+                return false;
+        if (!asking && slot < SLOTS)
+                s->slots[slot] = (uint8_t)(link - s->links + 1);
+        ask_link(talk, item, link, asking);
+        return true;
+}
+
+static void take_replies(struct talk *talk, struct link *link) {
+        struct resp reply;
+        uint32_t whose;
+        size_t used;
+
+        while (link_reply(link, talk->most, &reply, &whose, &used)) {
+                if (whose != NOBODY && !send_on(talk, whose, &reply))
+                        talk->answer(talk, whose, &reply);
+                link_taken(link, used);
+        }
+}
+
+/* Those who wait for one that is away wait no more. */
+static void give_up(struct talk *talk, struct link *link) {
+        while (link->n) {
+                uint32_t whose = link->awaited[link->first];
+
+                link->first = (link->first + 1) % LINK_REPLIES;
+                link->n--;
+                if (whose != NOBODY)
+                        talk->answer(talk, whose, NULL);
+        }
+}
+
+static uint64_t check_time(struct talk *talk, struct link *link, uint64_t now, uint64_t until) {
+        uint64_t end = MIN(link->since_ns + talk->servers->timeout_ns, until);
+
+        if (now < end)
+                return end - now;
+        link_end(link, "it did not answer within %llu ms",
+                 (unsigned long long)(talk->servers->timeout_ns / 1000000));
+        return 0;
+}
+
+/* Those that somebody waits for. Returns how many, and how long. */
+static uint32_t watch(struct talk *talk, uint64_t until, struct pollfd *fds, struct link **of,
+                      uint64_t *wait) {
+        uint64_t now = sys_now_ns();
+        uint32_t n = 0;
+
+        *wait = until;
+        for (uint32_t i = 0; i < SERVERS; i++) {
+                struct link *link = &talk->servers->links[i];
+                uint64_t left = 0;
+
+                if (link->state != LINK_AWAY && link->n)
+                        left = check_time(talk, link, now, until);
+                if (link->state == LINK_AWAY)
+                        give_up(talk, link);
+                if (!left || !link->n)
+                        continue;
+                *wait = MIN(*wait, left);
+                fds[n] = (struct pollfd){.fd = link->fd, .events = link_wants(link)};
+                of[n++] = link;
+        }
+        return n;
+}
+
+/* What was silent before it was asked is not late. */
+static void begin_waiting(struct servers *s) {
+        for (uint32_t i = 0; i < SERVERS; i++)
+                if (s->links[i].state == LINK_UP)
+                        s->links[i].since_ns = sys_now_ns();
+}
+
+void talk_run(struct talk *talk) {
+        uint64_t until = sys_now_ns() + PATIENCE * talk->servers->timeout_ns, wait;
+        struct pollfd fds[SERVERS];
+        struct link *of[SERVERS];
+        uint32_t n;
+
+        begin_waiting(talk->servers);
+        while ((n = watch(talk, until, fds, of, &wait))) {
+                if (sys->poll(fds, n, (int)(wait / 1000000 + 1)) < 0)
+                        continue;
+                for (uint32_t i = 0; i < n; i++) {
+                        link_move(of[i], fds[i].revents, talk->most);
+                        take_replies(talk, of[i]);
+                }
+        }
+}
+
+/* ---- who is there ---------------------------------------------------------------------------- */
+
+static bool ask_ping(struct talk *talk, uint32_t item, struct link *link) {
+        return link_say(link, 1, (const char *[]){"PING"});
+}
+
+static void answer_ping(struct talk *talk, uint32_t item, const struct resp *reply) {
+        struct link *link = &talk->servers->links[item];
+
+        if (reply && !(reply->type == RESP_TEXT && resp_begins(reply, "PONG")))
+                link_end(link, "%.*s", (int)MIN(reply->size, 80), (const char *)reply->text);
+}
+
+/* Those that do not answer are away then. */
+static void greet(struct servers *s) {
+        struct talk talk = {
+                .servers = s, .most = MAP_BYTES, .ask = ask_ping, .answer = answer_ping};
+
+        for (uint32_t i = 0; i < SERVERS; i++) {
+                if (!s->links[i].host[0])
+                        continue;
+                if (s->links[i].state == LINK_AWAY)
+                        link_begin(&s->links[i]);
+                ask_link(&talk, i, &s->links[i], false);
+        }
+        talk_run(&talk);
+}
+
+static bool ask_slots(struct talk *talk, uint32_t item, struct link *link) {
+        return link_say(link, 2, (const char *[]){"CLUSTER", "SLOTS"});
+}
+
+/* A member of the list, wherever it lies in it. */
+static bool member(const struct resp *list, size_t *at, struct resp *ret) {
+        size_t used;
+
+        if (resp_take(list->text + *at, list->size - *at, MAP_BYTES, ret, &used) != 1)
+                return false;
+        *at += used;
+        return true;
+}
+
+static bool skip(const struct resp *list, size_t *at, int64_t n) {
+        struct resp some;
+        size_t used;
+
+        for (; n > 0; n--) {
+                if (resp_take_whole(list->text + *at, list->size - *at, MAP_BYTES, &some, &used) !=
+                    1)
+                        return false;
+                *at += used;
+        }
+        return true;
+}
+
+/* The server that a range of slots has first is its master. No host: the one that was asked. */
+static struct link *master(struct servers *s, const struct link *asked, const struct resp *list,
+                           size_t *at) {
+        struct resp node, host, port;
+        char name[LINK_HOST];
+
+        if (!member(list, at, &node) || node.type != RESP_ARRAY || node.number < 2 ||
+            !member(list, at, &host) || !member(list, at, &port) || port.type != RESP_NUMBER ||
+            !skip(list, at, node.number - 2) || port.number < 1 || port.number > UINT16_MAX ||
+            host.size >= sizeof name)
+                return NULL;
+        snprintf(name, sizeof name, "%.*s", (int)host.size, (const char *)host.text);
+        if (host.type != RESP_BULK || !name[0] || strcmp(name, "?") == 0)
+                snprintf(name, sizeof name, "%s", asked->host);
+        return find_link(s, name, (uint16_t)port.number, true);
+}
+
+static bool take_range(struct servers *s, const struct link *asked, const struct resp *list,
+                       size_t *at) {
+        struct resp range, first, last;
+        struct link *link;
+
+        if (!member(list, at, &range) || range.type != RESP_ARRAY || range.number < 3 ||
+            !member(list, at, &first) || !member(list, at, &last) || first.type != RESP_NUMBER ||
+            last.type != RESP_NUMBER)
+                return false;
+        link = master(s, asked, list, at);
+        if (!link || !skip(list, at, range.number - 3) || first.number < 0 || last.number >= SLOTS)
+                return false;
+        link->mapped = true;
+        for (int64_t slot = first.number; slot <= last.number; slot++)
+                s->slots[slot] = (uint8_t)(link - s->links + 1);
+        return true;
+}
+
+static void forget_slots(struct servers *s) {
+        memset(s->slots, 0, sizeof s->slots);
+        for (uint32_t i = 0; i < SERVERS; i++)
+                s->links[i].mapped = false;
+}
+
+/* A list begins with its head, which says how many ranges follow. */
+static void answer_slots(struct talk *talk, uint32_t item, const struct resp *reply) {
+        struct servers *s = talk->servers;
+        struct resp list = {.size = s->links[item].in_n}, head;
+        size_t at = 0;
+
+        if (!reply)
+                return;
+        s->cluster = reply->type == RESP_ARRAY;
+        if (!s->cluster)
+                return;
+        list.text = s->links[item].in;
+        forget_slots(s);
+        if (!member(&list, &at, &head))
+                return;
+        s->stale = false;
+        for (int64_t i = 0; i < head.number; i++)
+                if (!take_range(s, &s->links[item], &list, &at))
+                        break;
+        for (uint32_t i = 0; i < SERVERS; i++)
+                if (s->links[i].mapped)
+                        return;
+        link_end(&s->links[item], "it does not say who has which slots");
+}
+
+/* False: nobody is there to be asked. */
+static bool ask_for_slots(struct servers *s) {
+        struct talk talk = {
+                .servers = s, .most = MAP_BYTES, .ask = ask_slots, .answer = answer_slots};
+
+        for (uint32_t i = 0; i < SERVERS; i++) {
+                if (s->links[i].state != LINK_UP)
+                        continue;
+                ask_link(&talk, i, &s->links[i], false);
+                talk_run(&talk);
+                return true;
+        }
+        return false;
+}
+
+/* Servers that know nothing of each other have equal parts, in the order of the configuration. */
+static void spread(struct servers *s) {
+        uint32_t n = 0, k = 0;
+
+        forget_slots(s);
+        for (uint32_t i = 0; i < SERVERS; i++)
+                n += s->links[i].seed;
+        for (uint32_t i = SERVERS; i-- > 0;) {
+                if (!s->links[i].seed)
+                        continue;
+                s->links[i].mapped = true;
+                for (uint32_t slot = SLOTS * k / n; slot < SLOTS * (k + 1) / n; slot++)
+                        s->slots[slot] = (uint8_t)(i + 1);
+                k++;
+        }
+}
+
+/* Those that nobody needs any more. */
+static void drop_others(struct servers *s) {
+        for (uint32_t i = 0; i < SERVERS; i++) {
+                struct link *link = &s->links[i];
+
+                if (!link->host[0] || link->seed || link->mapped)
+                        continue;
+                link_end(link, "it has no slots any more");
+                *link = (struct link){0};
+        }
+}
+
+void servers_open(struct servers *s, uint32_t *n, uint32_t *away) {
+        greet(s);
+        if (ask_for_slots(s)) {
+                if (!s->cluster)
+                        spread(s);
+                drop_others(s);
+                if (s->cluster)
+                        greet(s);
+        }
+        *away = servers_away(s, n);
+}
+
+/* Before they were asked, those that were configured are all that there are. */
+uint32_t servers_away(const struct servers *s, uint32_t *n) {
+        uint32_t away = 0, mapped = 0;
+
+        for (uint32_t i = 0; i < SERVERS; i++)
+                mapped += s->links[i].mapped;
+        *n = 0;
+        for (uint32_t i = 0; i < SERVERS; i++) {
+                const struct link *link = &s->links[i];
+
+                if (!(mapped ? link->mapped : link->seed))
+                        continue;
+                *n += 1;
+                away += link->state != LINK_UP;
+        }
+        return away;
+}
+
+const char *servers_why(struct servers *s) {
+        for (uint32_t i = 0; i < SERVERS; i++) {
+                const struct link *link = &s->links[i];
+
+                if ((!link->mapped && !link->seed) || link->state == LINK_UP)
+                        continue;
+                kvd_refuse(&s->why, 0, "%s:%u: %s", link->host, link->port, link->why.line);
+                return s->why.line;
+        }
+        return "";
+}

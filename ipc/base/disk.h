@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_BASE_DISK_H
+#define KVD_BASE_DISK_H
+
+/* What the daemon and its disk process tell each other of records (msg.def, disk_*). */
+
+#include "ipc/base/layout.h"
+
+/* What a record is: a block of tokens behind another record. No two have the same sequence. */
+struct kvd_label {
+        uint64_t sequence;
+        uint64_t parent;      /* the sequence of the record before it; 0: it is the first */
+        uint64_t epoch;       /* of its namespace */
+        uint64_t root;        /* of its chain: the salt */
+        uint32_t group, depth, n_tokens, pad;
+};
+
+struct kvd_disk_item {
+        uint64_t place;
+        struct kvd_label label;
+        uint64_t offset;      /* of the block, in one of the descriptors */
+        uint32_t file;        /* ... which one */
+        uint32_t pad;
+};
+
+struct kvd_disk_found {
+        struct kvd_label label;
+        struct kvd_key key;
+        uint64_t place;
+};
+
+struct kvd_disk_namespace {
+        struct kvd_key id;
+        uint64_t epoch;
+};
+
+#define KVD_DISK_ITEMS 64u    /* of one message, with one descriptor each at most */
+#define KVD_DISK_TOKENS 8192u /* ... of all of them */
+#define KVD_DISK_FOUND 512u   /* slots that one message looks at */
+
+#endif

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Blocks that a process maps one by one, since it needs each but once. Where one begins need not be
+ * where a page begins.
+ */
+
+#include "ipc/base/mapped.h"
+
+#include <sys/mman.h>
+
+#include "ipc/base/file.h"
+#include "ipc/base/sys.h"
+
+#define PAGE 4096u
+
+void *mapped_begin(int fd, uint64_t offset, uint64_t bytes, struct mapped *ret) {
+        uint64_t from = offset / PAGE * PAGE, end = offset + bytes;
+
+        *ret = (struct mapped){0};
+        if (end < bytes || !shared_file_holds(fd, end))
+                return NULL;
+        ret->bytes = end - from;
+        ret->at = sys->mmap(NULL, ret->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)from);
+        if (ret->at == MAP_FAILED)
+                ret->at = NULL;
+        return ret->at ? (uint8_t *)ret->at + (offset - from) : NULL;
+}
+
+void mapped_end(struct mapped *mapped, uint32_t n) {
+        for (uint32_t i = 0; i < n; i++)
+                if (mapped[i].at)
+                        munmap(mapped[i].at, mapped[i].bytes);
+}

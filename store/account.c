@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * One rule for every kind of cost. All domains together may have `limit` of it. A domain may use as
+ * much of that as its quota is of the pool; and what others' guarantees are of the pool, as far as
+ * they have not got it yet, is reserved for them and nobody else's:
+ *
+ *      most(d)       limit x quota / pool, or all of it but what is kept for domains that have little
+ *      reserved(d)   limit x guarantee / pool - used(d), if that is positive
+ *      room(d)       the smaller of  most(d) - used(d)  and  limit - used by all - reserved for all others,
+ *                    less what is kept for domains that have little
+ *
+ * So a guarantee holds whatever others did before, and a request costs the same however many
+ * domains there are: the sum of what is reserved is kept.
+ */
+
+#include "store/account.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "store/cache/cache.h"
+
+#define OVERHEAD_LEAST (UINT64_C(1) << 30)
+/* each is a descriptor, and who has a sequence says how small they are */
+#define MOST_SKETCHES 2048u
+#define MOST_OF_OTHERS 65536u
+
+static const char *const texts[] = {
+#define KVD_COST(name, unit, text) text,
+#include "ipc/base/costs.def"
+#undef KVD_COST
+};
+
+static uint64_t less(uint64_t a, uint64_t b) {
+        return a - MIN(a, b);
+}
+
+/* ---- shares ---------------------------------------------------------------------------------- */
+
+static uint64_t share_of(const struct store *store, enum kvd_cost cost, uint64_t pool_bytes) {
+        return (uint64_t)((unsigned __int128)store->account.limit[cost] * pool_bytes /
+                          store->config.pool_bytes);
+}
+
+uint64_t domain_guaranteed(const struct domain *d, enum kvd_cost cost) {
+        return share_of(d->store, cost, d->config.guarantee);
+}
+
+/*
+ * Memory of the pool and of copies changes hands, since blocks are evicted. All else does not: the
+ * last of it is for domains that have little, so that one without a rival leaves some to the next.
+ */
+#define KEPT 16u     /* such a part of the limit is kept ... */
+#define NEWCOMER 64u /* ... for domains that have less than such a part of it */
+
+static bool changes_hands(enum kvd_cost cost) {
+        return cost == KVD_COST_pool || cost == KVD_COST_spill;
+}
+
+static uint64_t kept(const struct store *store, enum kvd_cost cost) {
+        return changes_hands(cost) ? 0 : store->account.limit[cost] / KEPT;
+}
+
+uint64_t domain_most(const struct domain *d, enum kvd_cost cost) {
+        uint64_t most = d->store->account.limit[cost] - kept(d->store, cost),
+                 quota = MIN(d->config.quota, d->store->config.pool_bytes);
+
+        if (quota)
+                most = MIN(most, share_of(d->store, cost, quota));
+        return MAX(most, domain_guaranteed(d, cost));
+}
+
+uint64_t domain_used(const struct domain *d, enum kvd_cost cost) {
+        return d->used[cost];
+}
+
+static uint64_t reserved_for(const struct domain *d, enum kvd_cost cost) {
+        return less(domain_guaranteed(d, cost), d->used[cost]);
+}
+
+uint64_t account_unreserved(const struct domain *d, enum kvd_cost cost) {
+        const struct account *account = &d->store->account;
+        uint64_t limit = account->limit[cost];
+        uint64_t others = account->reserved[cost] - reserved_for(d, cost);
+        uint64_t left = less(limit, account->used[cost] + others);
+        uint64_t little = MAX(limit / NEWCOMER, domain_guaranteed(d, cost));
+
+        return MAX(less(left, kept(d->store, cost)), MIN(left, less(little, d->used[cost])));
+}
+
+uint64_t account_room(const struct domain *d, enum kvd_cost cost) {
+        return MIN(less(domain_most(d, cost), d->used[cost]), account_unreserved(d, cost));
+}
+
+bool account_below_guarantee(const struct domain *d, enum kvd_cost cost) {
+        return reserved_for(d, cost) > 0;
+}
+
+uint64_t store_most_used(const struct store *store) {
+        const struct account *account = &store->account;
+        uint64_t most = 0;
+
+        for (uint32_t i = 0; i < KVD_N_COSTS; i++)
+                if (!changes_hands((enum kvd_cost)i))
+                        most = MAX(most, account->used[i] * 100 / MAX(account->limit[i], 1));
+        return most;
+}
+
+void account_shares_changed(struct store *store) {
+        struct account *account = &store->account;
+
+        memset(account->reserved, 0, sizeof account->reserved);
+        for (struct domain *d = store->domains; d; d = d->next)
+                for (uint32_t i = 0; i < KVD_N_COSTS; i++)
+                        account->reserved[i] += reserved_for(d, (enum kvd_cost)i);
+}
+
+void account_open(struct store *store) {
+        const struct store_config *config = &store->config;
+        uint64_t *limit = store->account.limit;
+
+        for (uint32_t i = 0; i < KVD_N_COSTS; i++)
+                limit[i] = MOST_OF_OTHERS;
+        limit[KVD_COST_pool] = config->pool_bytes;
+        limit[KVD_COST_overhead] = config->overhead_bytes ?:
+                                           MAX(config->pool_bytes / 2, OVERHEAD_LEAST);
+        limit[KVD_COST_files] = config->max_files ?: UINT32_MAX;
+        limit[KVD_COST_spill] = config->spill_bytes;
+        limit[KVD_COST_sketches] = MOST_SKETCHES;
+}
+
+/* ---- charges --------------------------------------------------------------------------------- */
+
+static void change(struct space *space, enum kvd_cost cost, uint64_t n) {
+        struct domain *d = space->domain;
+        struct account *account = &d->store->account;
+
+        account->reserved[cost] -= reserved_for(d, cost);
+        account->used[cost] += n;
+        d->used[cost] += n;
+        space->account.used[cost] += n;
+        account->reserved[cost] += reserved_for(d, cost);
+        space_changes(space);
+}
+
+void account_add(struct space *space, enum kvd_cost cost, uint64_t n) {
+        change(space, cost, n);
+}
+
+void account_discharge(struct space *space, enum kvd_cost cost, uint64_t n) {
+        change(space, cost, -n);
+}
+
+void account_close(struct space *space) {
+        for (uint32_t i = 0; i < KVD_N_COSTS; i++)
+                account_discharge(space, (enum kvd_cost)i, space->account.used[i]);
+}
+
+/* Says nothing of what other domains have. */
+static int refuse(struct space *space, enum kvd_cost cost, uint64_t n) {
+        const struct domain *d = space->domain;
+
+        if (d->used[cost] + n > domain_most(d, cost))
+                return store_refuse(d->store, -EDQUOT,
+                                    "domain '%s' may have no more of this: %s; delete spaces, or "
+                                    "raise what kvctl domain shows",
+                                    d->config.name, texts[cost]);
+        return store_refuse(d->store, -ENOBUFS, "there is no more of this at present: %s",
+                            texts[cost]);
+}
+
+int account_charge(struct space *space, enum kvd_cost cost, uint64_t n) {
+        if (n > account_room(space->domain, cost))
+                return refuse(space, cost, n);
+        change(space, cost, n);
+        return 0;
+}

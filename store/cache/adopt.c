@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The spaces of the daemon before are taken over, each as a whole: a new index over the memory that
+ * there was, with the clients of then. A space is dropped if its domain is not there any more, or if
+ * somebody may still read it who cannot be asked; a segment that does not fit its quota is, with the
+ * blocks in it.
+ */
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/device.h"
+#include "ipc/base/settings.h"
+#include "ipc/base/sys.h"
+#include "store/account.h"
+#include "store/cache/before.h"
+#include "store/cache/inside.h"
+#include "store/hooks.h"
+#include "store/kept.h"
+
+/* ---- what there is --------------------------------------------------------------------------- */
+
+/* A kept file, by its name; see keep.h for the numbers. */
+struct part {
+        uint64_t cache;
+        char kind;
+        uint64_t number[3];
+        struct kept_file *file;
+};
+
+struct parts {
+        struct part *at; /* owned */
+        size_t n;
+};
+
+static bool read_name(struct kept_file *file, struct part *ret) {
+        int end = 0;
+
+        *ret = (struct part){.file = file};
+        file->name[KEEP_NAME_MAX - 1] = '\0';
+        return sscanf(file->name, "%16" SCNx64 ".%c.%" SCNu64 ".%" SCNu64 ".%" SCNu64 "%n",
+                      &ret->cache, &ret->kind, &ret->number[0], &ret->number[1],
+                      &ret->number[2], &end) >= 3;
+}
+
+static int read_names(struct kept_file *files, size_t n, struct parts *ret) {
+        *ret = (struct parts){.at = sys->calloc(n, sizeof *ret->at)};
+        if (!ret->at)
+                return -ENOMEM;
+        for (size_t i = 0; i < n; i++)
+                ret->n += read_name(&files[i], &ret->at[ret->n]);
+        return 0;
+}
+
+/* One whose numbers begin with these, and which was not taken; or NULL. */
+static struct part *find(const struct parts *parts, uint64_t cache, char kind, uint64_t a,
+                         uint64_t b) {
+        for (struct part *p = parts->at; p < parts->at + parts->n; p++)
+                if (p->cache == cache && p->kind == kind && p->number[0] == a &&
+                    p->number[1] == b && p->file->fd >= 0)
+                        return p;
+        return NULL;
+}
+
+_printf_(2, 3) static void say(struct store *store, const char *format, ...) {
+        char line[512];
+        va_list args;
+
+        if (!store->config.keep->said)
+                return;
+        va_start(args, format);
+        vsnprintf(line, sizeof line, format, args);
+        va_end(args);
+        store->config.keep->said(store->config.keep_arg, line);
+}
+
+/* ---- one space ------------------------------------------------------------------------------- */
+
+/* Enough of them? */
+static bool inherit_pages(struct space *space, const struct before *b, const struct parts *parts) {
+        uint64_t cache = space->ix->instance[0];
+        uint32_t n = 0;
+
+        for (struct part *p = parts->at; p < parts->at + parts->n; p++) {
+                struct attachment_kept kept = {true, (uint32_t)p->number[0],
+                                               (uint32_t)p->number[1], p->number[2]};
+                struct part *process;
+
+                if (p->cache != cache || p->kind != 'p' || p->file->fd < 0)
+                        continue;
+                process = find(parts, cache, 'o', p->number[0], p->number[1]);
+                n += process && attachment_inherit(space, &kept, &p->file->fd,
+                                                   &process->file->fd) == 0;
+        }
+        atomic_store(&space->ix->n_pages, n);
+        return n >= atomic_load(&b->header.n_pages);
+}
+
+static void adopt_segment(struct space *space, const struct before *b, const struct parts *parts,
+                          struct segment *segment) {
+        unsigned flags = space->ix->arena ? SHARED_TWIN : 0;
+        uint32_t version = before_memory(b, segment->number),
+                 ready = before_ready(b, segment->number);
+        struct part *part = find(parts, space->ix->instance[0], 's', segment->number, version);
+        struct shared_file file;
+
+        segment->memory_version = version;
+        if (!ready || !part || !segments_to_come(space) ||
+            account_room(space->domain, KVD_COST_files) < segment_files(space->ix))
+                return;
+        if (shared_file_adopt(&part->file->fd, space->ix->segment_bytes, flags, &file) == 0)
+                segment_adopt(space, segment, ready, version, &file);
+}
+
+/* Under isolation = arena nobody writes into what was there: it has no writer. */
+static void adopt_memory(struct space *space, const struct before *b, const struct parts *parts) {
+        struct arena *arena = space->memory.arenas;
+
+        atomic_store(&space->ix->n_segments, b->n_segments);
+        for (uint32_t i = 0; i < b->n_segments; i++) {
+                space->memory.segments[i].arena = arena;
+                adopt_segment(space, b, parts, &space->memory.segments[i]);
+        }
+}
+
+static void adopt_settings(struct space *space, const struct before *b) {
+        char text[64];
+        double value;
+
+        for (uint32_t i = 0; i < KVD_N_SETTINGS; i++) {
+                enum kvd_setting which = (enum kvd_setting)i;
+
+                value = kvd_setting_get(b->header.settings, which);
+                kvd_setting_format(which, value, text, sizeof text);
+                if (which != KVD_hshare_channels && kvd_setting_parse(which, text, &value) == 0)
+                        kvd_setting_put(space->ix->settings, which, value);
+        }
+        hooks_setting_changed(space);
+}
+
+/* The clock goes on, so that what old clients say of their last uses is understood. */
+static void adopt_blocks(struct space *space, struct before *b) {
+        uint64_t clock = MAX(atomic_load(&b->header.clock), 1), n;
+
+        n = before_give_blocks(b, space);
+        space->clock = clock;
+        atomic_store(&space->ix->clock, (uint32_t)clock);
+        say(space_store(space), "space '%s' goes on, with %" PRIu64 " sealed blocks", space->name,
+            n);
+}
+
+static int make_space(struct store *store, const struct before *b, struct space **ret) {
+        struct domain *domain = store_domain_by_name(store, b->header.domain);
+        const struct store_config *config = &store->config;
+        struct arena *arena;
+        int r;
+
+        if (!domain && config->keep->domain)
+                domain = config->keep->domain(config->keep_arg, b->header.domain);
+        if (!domain)
+                return store_refuse(store, -ENOENT, "there is no domain '%s' any more",
+                                    b->header.domain);
+        if (domain->config.arena != b->header.arena)
+                return store_refuse(store, -EPROTO, "domain '%s' has another isolation now",
+                                    b->header.domain);
+        r = space_succeed(domain, &b->header, ret);
+        if (r == 0 && b->header.arena)
+                r = arena_new(*ret, NULL, &arena);
+        return r;
+}
+
+static void adopt_space(struct store *store, struct before *b, const struct parts *parts) {
+        struct space *space = NULL;
+        int r = make_space(store, b, &space);
+
+        if (r == 0 && !inherit_pages(space, b, parts))
+                r = store_refuse(store, -EPROTO, "somebody may still read it who is not known");
+        if (r < 0) {
+                say(store, "space '%s' of domain '%s' begins empty: %s", b->header.name,
+                    b->header.domain, store_why(store));
+                if (space)
+                        space_delete(space, true);
+                return;
+        }
+        adopt_memory(space, b, parts);
+        adopt_settings(space, b);
+        adopt_blocks(space, b);
+        keep_index(space);
+}
+
+/* ---- all of them ----------------------------------------------------------------------------- */
+
+static void adopt_index(struct store *store, struct part *index, const struct parts *parts) {
+        struct before b = {.at = NULL};
+        int r = before_open(index->file->fd, &b);
+
+        if (r == 0 && b.header.instance[0] == index->cache && b.header.life == index->number[0] &&
+            atomic_load(&b.header.alive))
+                adopt_space(store, &b, parts);
+        else
+                say(store, "an index of the daemon before cannot be used: %s", index->file->name);
+        before_close(&b);
+}
+
+/* The last of its cache? There are two if a daemon ended while it took over. */
+static bool is_last(const struct part *index, const struct parts *parts) {
+        for (const struct part *p = parts->at; p < parts->at + parts->n; p++)
+                if (p->cache == index->cache && p->kind == 'i' && p->file->fd >= 0 &&
+                    p->number[0] > index->number[0])
+                        return false;
+        return true;
+}
+
+static void close_rest(struct store *store, struct kept_file *files, size_t n) {
+        for (size_t i = 0; i < n; i++) {
+                if (files[i].fd < 0)
+                        continue;
+                closep(&files[i].fd);
+                files[i].fd = -1;
+                store->config.keep->drop(store->config.keep_arg, files[i].name);
+        }
+}
+
+static bool has_index(const struct parts *parts) {
+        for (const struct part *p = parts->at; p < parts->at + parts->n; p++)
+                if (p->kind == 'i')
+                        return true;
+        return false;
+}
+
+/* What is there has small pages, and is worth more than large ones that are free by now. */
+static void choose_pages_anew(struct store *store, const struct parts *parts) {
+        if (store->config.pages == STORE_PAGES_AUTO && has_index(parts))
+                store_take_small_pages(store);
+}
+
+static void adopt_all(struct store *store, const struct parts *parts) {
+        for (struct part *p = parts->at; p < parts->at + parts->n; p++)
+                if (p->kind == 'i' && store->config.backend == KVD_BACKEND_HOST && !store->huge &&
+                    is_last(p, parts))
+                        adopt_index(store, p, parts);
+}
+
+void store_adopt(struct store *store, struct kept_file *files, size_t n) {
+        struct parts parts;
+
+        if (read_names(files, n, &parts) == 0) {
+                choose_pages_anew(store, &parts);
+                adopt_all(store, &parts);
+        }
+        free(parts.at);
+        close_rest(store, files, n);
+}

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A client of the daemon before this one still reads what it had pinned, by an index that says for
+ * ever what it said then. Its page is an attachment without a connection: eviction asks it as any
+ * other, and it ends when the client says there that it has let go, or when its process has gone.
+ *
+ * D11 (tests/client/spin/restart.pml): before anything is evicted for the first time, its page gets
+ * the number of the new index. A pin that its client makes from now on is no pin, and it sees so
+ * (C5); the pins that it made before are found by the scan.
+ */
+
+#include <errno.h>
+
+#include "ipc/base/sys.h"
+#include "store/cache/inside.h"
+#include "store/hooks.h"
+
+/* ---- taking over ----------------------------------------------------------------------------- */
+
+static uint32_t free_seat(const struct space *space) {
+        uint32_t seat = 0;
+
+        while (seat < space->n_attachments && space->attachments[seat])
+                seat++;
+        return seat;
+}
+
+/* All of them are one process to the space: what they may have together is nobody's share. */
+static int inherit(struct attachment *a, int *page) {
+        uint64_t bytes = kvd_pinpage_bytes(a->space->ix->capacity);
+        int r = shared_file_adopt(page, bytes, SHARED_MAPPED, &a->pin_file);
+
+        if (r < 0)
+                return r;
+        a->tenant = tenant_join(a->space, 0);
+        if (!a->tenant)
+                return -ENOMEM;
+        attachment_map(a);
+        r = hooks_attachment_begins(a);
+        if (r == 0)
+                atomic_store(&a->page->epoch, a->space->ix->life); /* D11 */
+        return r;
+}
+
+int attachment_inherit(struct space *space, const struct attachment_kept *kept, int *page,
+                       int *process) {
+        struct attachment *a = space->account.inherited.n < space_store(space)->config.max_attachments ?
+                                       sys->calloc(1, sizeof *a) :
+                                       NULL;
+        int r;
+
+        if (!a)
+                return -ENOMEM;
+        *a = (struct attachment){.space = space,
+                                 .seat = free_seat(space),
+                                 .state = ORPHANED,
+                                 .pin_file = SHARED_FILE_NONE,
+                                 .kept = *kept,
+                                 .process = -1,
+                                 .arena = space->memory.arenas};
+        attachment_charge(space);
+        r = inherit(a, page);
+        if (r < 0) {
+                attachment_unmake(a);
+                return r;
+        }
+        a->process = *process;
+        *process = -1;
+        space->account.inherited.n++;
+        attachment_enter(a);
+        return 0;
+}
+
+/* ---- their end ------------------------------------------------------------------------------- */
+
+static bool has_died(const struct attachment *a) {
+        return sys_is_readable(a->process);
+}
+
+#define LOOKS 16u /* at processes in one call: each is a system call */
+
+uint32_t inherited_look(struct space *space) {
+        uint32_t looks = LOOKS, ended = 0;
+
+        for (uint32_t i = 0; space->account.inherited.n && looks && i < space->n_attachments; i++) {
+                uint32_t seat = space->account.inherited.hand++ % space->n_attachments;
+                struct attachment *a = space->attachments[seat];
+
+                if (!attachment_is_inherited(a))
+                        continue;
+                looks--;
+                if (!atomic_load(&a->page->left) && !has_died(a))
+                        continue;
+                attachment_free(a, !atomic_load(&a->page->left));
+                ended++;
+        }
+        return ended;
+}

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * S16: a space is charged for what it has, and for nothing else. Whoever comes and goes leaves its
+ * account as it was; what is forgotten there is memory that its domain never gets again.
+ */
+
+#include "ipc/base/semaphore.h"
+#include "store/account.h"
+#include "store/check/check.h"
+#include "store/methods/methods.h"
+#include "store/remote/inside.h"
+
+static uint64_t n_attachments(const struct space *s) {
+        uint64_t n = 0;
+
+        for (uint32_t i = 0; i < s->n_attachments; i++)
+                n += s->attachments[i] != NULL;
+        return n;
+}
+
+static uint64_t n_arenas(const struct space *s) {
+        uint64_t n = 0;
+
+        for (const struct arena *arena = s->memory.arenas; arena; arena = arena->next)
+                n++;
+        return n;
+}
+
+static uint64_t n_files(const struct walk *w) {
+        const struct space *s = w->space;
+        uint64_t n = SPACE_FILES + n_attachments(s) + w->audit->sketches;
+
+        for (uint32_t i = 0; i < s->ix->max_segments; i++)
+                if (s->memory.segments[i].file.fd >= 0)
+                        n += segment_files(s->ix);
+        return n;
+}
+
+static uint64_t overhead(const struct space *s) {
+        const struct sequences *all = sequences_of(s);
+
+        return space_table_bytes(s->ix) + n_arenas(s) * arena_bytes(s->ix) +
+               n_attachments(s) * kvd_pinpage_bytes(s->ix->capacity) +
+               all->n * sizeof(struct sequence) + all->n_entries * sequence_entry_bytes(s) +
+               summaries_bytes(s) + (s->parts.remote ? remote_space_bytes(s->ix) : 0) +
+               (s->parts.semaphores ? semaphore_page_bytes(s->ix->semaphore_rows) : 0);
+}
+
+void check_charges(struct walk *w) {
+        const struct space *s = w->space;
+        const uint64_t has[KVD_N_COSTS] = {
+                [KVD_COST_pool] = s->memory.n_with_memory * s->ix->segment_bytes,
+                [KVD_COST_overhead] = overhead(s),
+                [KVD_COST_files] = n_files(w),
+                [KVD_COST_spill] = tiers_of(s)->spill_bytes,
+                [KVD_COST_sketches] = w->audit->sketches,
+                [KVD_COST_spaces] = 1,
+                [KVD_COST_sequences] = sequences_of(s)->n,
+                [KVD_COST_leases] = s->leases.n,
+        };
+
+        w->spent += s->ix->max_segments * 10 + s->n_attachments * 100;
+        for (uint32_t i = 0; i < KVD_N_COSTS; i++)
+                expect(w, has[i] == s->account.used[i],
+                       "S16 the space has %llu of cost %u, and is charged for %llu",
+                       (unsigned long long)has[i], i, (unsigned long long)s->account.used[i]);
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_DISK_H
+#define KVD_STORE_DISK_H
+
+/*
+ * The file tier, as the daemon sees it. The store knows what is at which place of the file, and
+ * decides what goes there and what comes back; a disk process (daemon/disk) reads and writes. One
+ * question is out at a time, and nobody waits for it but those who asked for blocks.
+ *
+ *      off ──opened──► scanning ──all extents scanned──► on ──a flush failed, or no process──► off
+ *
+ * Blocks are written ahead of need, so that eviction drops what is known to be in the file. Which:
+ * those used a second time, and those deep in a chain; never before the block that they are behind.
+ */
+
+#include "ipc/base/disk.h"
+#include "store/store.h"
+
+struct store_disk_config {
+        uint64_t bytes;          /* of the file; 0: there is no file tier */
+        uint32_t depth;          /* tokens that end with a block which is written at first use */
+};
+
+struct store_disk_opened {
+        uint64_t extent_bytes, opening;
+        uint32_t n_extents, n_namespaces;
+        const struct kvd_disk_namespace *namespaces;
+        const uint8_t *secret;   /* KVD_SECRET_BYTES */
+};
+
+enum store_disk_ask {
+        STORE_DISK_SCAN,         /* slots of an extent from one on, KVD_DISK_FOUND at most */
+        STORE_DISK_NAMESPACE,    /* the epoch of an id */
+        STORE_DISK_FORGET,       /* erase all of an id */
+        STORE_DISK_READ,
+        STORE_DISK_WRITE,
+};
+
+struct store_disk_item {
+        uint64_t place;
+        struct kvd_label label;
+        kvd_ref block;           /* held until the answer */
+        const uint32_t *tokens;
+};
+
+struct store_disk_question {
+        enum store_disk_ask what;
+        uint32_t extent, first;  /* SCAN */
+        struct kvd_key id;       /* NAMESPACE, FORGET */
+        struct space *space;     /* READ, WRITE: the items' */
+        uint32_t n;
+        struct store_disk_item items[KVD_DISK_ITEMS];
+};
+
+/* Before clients come. Without it there is no file tier, and nothing below does anything. */
+int store_disk_begin(struct store *store, const struct store_disk_config *config);
+/* Calls back when there is something to ask; soon: somebody waits for it. */
+void store_on_disk(struct store *store, void (*called)(void *data, bool soon), void *data);
+
+int store_disk_opened(struct store *store, const struct store_disk_opened *opened);
+/* For good, until the daemon is started again. */
+void store_disk_off(struct store *store, const char *why);
+
+/* What to ask next; NULL: nothing. later: there may be something, in a while. */
+const struct store_disk_question *store_disk_next(struct store *store, bool *later);
+
+/* Its answer, of the kind of the question. Errors are 0 or negative; -EIO of a whole: it is off. */
+void store_disk_scanned(struct store *store, int error, uint32_t slot_bytes,
+                        const struct kvd_disk_found *found, uint32_t n);
+void store_disk_named(struct store *store, int error, uint64_t epoch);
+void store_disk_forgotten(struct store *store, int error);
+void store_disk_moved(struct store *store, const int32_t *errors, uint32_t n);
+void store_disk_lost(struct store *store); /* the process is gone, and with it the question */
+
+/* The memory of a question's block: a descriptor, and where it is in there. */
+int space_disk_memory(struct space *space, kvd_ref block, uint64_t *offset);
+
+/* Has a space of that name been deleted, whose records the file may still have? */
+bool store_disk_erasing(const struct store *store, const char *domain, const char *space);
+
+enum store_disk_state {
+        STORE_DISK_NONE,
+        STORE_DISK_OPENING,
+        STORE_DISK_SCANNING,
+        STORE_DISK_ON,
+        STORE_DISK_OFF,
+};
+
+struct store_disk_info {
+        enum store_disk_state state;
+        uint64_t bytes, used, records, scanned, extents;
+        uint64_t fetches, queue; /* queue: of them */
+        uint64_t hits, misses;   /* blocks that were fetched, or not found right */
+        uint64_t wrong;          /* ... that were there, and were not what they should be */
+        uint64_t read_bytes, written_bytes, errors, evicted;
+        char why[128];           /* it is off */
+};
+void store_disk_get_info(const struct store *store, struct store_disk_info *ret);
+
+struct fetch_request {
+        uint32_t group, n_tokens;
+        uint64_t salt;
+        const uint32_t *tokens;
+};
+
+/*
+ * Brings what the file has of a chain behind what is resident of it. Returns the tokens that will
+ * be resident (those that are, if nothing is to come), and *fd: a descriptor that becomes readable
+ * when it has ended, well or not; the store's, until then; -1: there is nothing to wait for. -EBUSY: too
+ * many are under way.
+ */
+int64_t space_fetch(struct attachment *attachment, const struct fetch_request *q, int *fd);
+
+#endif

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Which blocks are worth being written below the pool: those deep in their chain, where computing
+ * them again costs most, and those that a client has used again after all had let go of them. What
+ * is asked for once only costs neither a disk nor a network a write.
+ */
+
+#include "ipc/base/enums.h"
+#include "store/cache/inside.h"
+#include "store/file/admit.h"
+
+bool admit_can_be_written(const struct block *b) {
+        return b->state == KVD_SEALED && !b->private && !b->pending && !b->poisoned;
+}
+
+/* Its last use when nobody had it pinned is noted; a later one is its second. */
+static bool used_again(struct space *space, uint32_t id, uint32_t *reads) {
+        struct block *b = &space->blocks[id];
+        uint32_t last;
+
+        *reads -= MIN(*reads, space->n_attachments);
+        if (!b->record_mark && block_pinned(space, id, NULL))
+                return false;
+        last = (uint32_t)block_last_use(space, id) | 1;
+        if (!b->record_mark)
+                b->record_mark = last;
+        return b->record_mark != last;
+}
+
+bool admit_block(struct space *space, uint32_t id, uint32_t depth, uint32_t *reads) {
+        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+        uint64_t end = (uint64_t)desc->depth * space->ix->geometry.block_tokens + desc->n_tokens;
+
+        return end >= depth || space->blocks[id].record || used_again(space, id, reads);
+}

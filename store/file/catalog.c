@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The catalog is a table with an entry for each place of the volume, of which only those that are
+ * used take memory. Nothing here reads the disk, and nothing takes longer than a bounded number of
+ * steps.
+ */
+
+#include "store/file/catalog.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "ipc/base/sys.h"
+
+#define BUCKET_BYTES (UINT64_C(256) << 10) /* of the file for each of them */
+#define LOOKS 64u /* at records with the same hash, and at cold ones */
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static uint64_t n_entries(const struct catalog *c) {
+        return (uint64_t)c->n_extents * FILE_SLOTS;
+}
+
+static void *table(uint64_t n, size_t size) {
+        void *at = sys->mmap(NULL, n * size, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+        return at == MAP_FAILED ? NULL : at;
+}
+
+int catalog_open(struct catalog *c, uint32_t n_extents, uint64_t extent_bytes) {
+        *c = (struct catalog){.n_extents = n_extents, .extent_bytes = extent_bytes};
+        c->n_buckets = (uint32_t)pow2_up(
+                MIN(MAX(n_extents * extent_bytes / BUCKET_BYTES, 1024), UINT64_C(1) << 26));
+        c->coldest = c->warmest = CATALOG_NOWHERE;
+        c->extents = table(n_extents, sizeof *c->extents);
+        c->entries = table(n_entries(c), sizeof *c->entries);
+        c->buckets = table(c->n_buckets, sizeof *c->buckets);
+        if (!c->extents || !c->entries || !c->buckets)
+                return -ENOMEM;
+        for (uint32_t i = 0; i < n_extents; i++)
+                kvd_list_insert(&c->empty, NULL, &c->extents[i].node);
+        return 0;
+}
+
+void catalog_close(struct catalog *c) {
+        if (c->extents)
+                munmap(c->extents, c->n_extents * sizeof *c->extents);
+        if (c->entries)
+                munmap(c->entries, n_entries(c) * sizeof *c->entries);
+        if (c->buckets)
+                munmap(c->buckets, c->n_buckets * sizeof *c->buckets);
+        *c = (struct catalog){0};
+}
+
+/* ---- namespaces ------------------------------------------------------------------------------ */
+
+int catalog_space(struct catalog *c, struct kvd_key id, bool enter) {
+        int unused = -1;
+
+        for (uint32_t i = 0; i < FILE_NAMESPACES; i++) {
+                if (!c->spaces[i].used)
+                        unused = (int)i;
+                else if (!c->spaces[i].dead && kvd_key_equal(c->spaces[i].id, id))
+                        return (int)i;
+        }
+        if (!enter || unused < 0)
+                return -1;
+        c->spaces[unused] = (struct catalog_namespace){.id = id, .used = true};
+        return unused;
+}
+
+int catalog_space_of_epoch(const struct catalog *c, uint64_t epoch) {
+        for (uint32_t i = 0; i < FILE_NAMESPACES; i++)
+                if (c->spaces[i].used && !c->spaces[i].dead && c->spaces[i].epoch == epoch)
+                        return (int)i;
+        return -1;
+}
+
+static uint64_t bytes_of_owner(const struct catalog *c, int space) {
+        uint64_t bytes = 0;
+
+        for (uint32_t i = 0; i < FILE_NAMESPACES; i++)
+                if (c->spaces[i].used && c->spaces[i].owner == c->spaces[space].owner)
+                        bytes += c->spaces[i].bytes;
+        return bytes;
+}
+
+/* ---- by key ---------------------------------------------------------------------------------- */
+
+static uint32_t *bucket_of(const struct catalog *c, uint64_t tag) {
+        return &c->buckets[(tag >> 32) & (c->n_buckets - 1)];
+}
+
+uint32_t catalog_find(const struct catalog *c, struct kvd_key key) {
+        uint32_t next = *bucket_of(c, key.lo);
+
+        for (uint32_t i = 0; next && i < LOOKS; i++) {
+                const struct catalog_entry *e = &c->entries[next - 1];
+
+                if (e->tag == key.lo && !c->spaces[e->space].dead)
+                        return next - 1;
+                next = e->same;
+        }
+        return CATALOG_NOWHERE;
+}
+
+static void hash_add(struct catalog *c, uint32_t place) {
+        uint32_t *bucket = bucket_of(c, c->entries[place].tag);
+
+        c->entries[place].same = *bucket;
+        *bucket = place + 1;
+}
+
+static void hash_remove(struct catalog *c, uint32_t place) {
+        uint32_t *link = bucket_of(c, c->entries[place].tag);
+
+        while (*link && *link != place + 1)
+                link = &c->entries[*link - 1].same;
+        if (*link)
+                *link = c->entries[place].same;
+}
+
+/* ---- in the order of use --------------------------------------------------------------------- */
+
+static void use_remove(struct catalog *c, uint32_t place) {
+        const struct catalog_entry *e = &c->entries[place];
+
+        *(e->older == CATALOG_NOWHERE ? &c->coldest : &c->entries[e->older].newer) = e->newer;
+        *(e->newer == CATALOG_NOWHERE ? &c->warmest : &c->entries[e->newer].older) = e->older;
+}
+
+static void use_add(struct catalog *c, uint32_t place) {
+        struct catalog_entry *e = &c->entries[place];
+
+        e->newer = CATALOG_NOWHERE;
+        e->older = c->warmest;
+        *(e->older == CATALOG_NOWHERE ? &c->coldest : &c->entries[e->older].newer) = place;
+        c->warmest = place;
+}
+
+void catalog_touch(struct catalog *c, uint32_t place) {
+        use_remove(c, place);
+        use_add(c, place);
+}
+
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+static struct catalog_extent *extent_of(struct catalog *c, uint32_t place) {
+        return &c->extents[place / FILE_SLOTS];
+}
+
+static uint32_t first_place(const struct catalog *c, const struct catalog_extent *e) {
+        return (uint32_t)(e - c->extents) * FILE_SLOTS;
+}
+
+/* NULL: there are too many sizes. */
+static struct catalog_class *class_of(struct catalog *c, uint32_t slot_bytes) {
+        struct catalog_class *unused = NULL;
+
+        for (uint32_t i = 0; i < CATALOG_CLASSES; i++) {
+                if (c->classes[i].extents && c->classes[i].slot_bytes == slot_bytes)
+                        return &c->classes[i];
+                if (!c->classes[i].extents)
+                        unused = &c->classes[i];
+        }
+        if (unused)
+                unused->slot_bytes = slot_bytes;
+        return unused;
+}
+
+static bool extent_has_room(const struct catalog_extent *e) {
+        return e->used < e->slots;
+}
+
+static void extent_begin(struct catalog *c, struct catalog_extent *e, struct catalog_class *class) {
+        kvd_list_remove(&e->node);
+        class->extents++;
+        e->slot_bytes = class->slot_bytes;
+        e->slots = file_slots(c->extent_bytes, class->slot_bytes);
+        e->used = e->fresh = 0;
+        e->free = CATALOG_NOWHERE;
+        kvd_list_insert(&class->roomy, NULL, &e->node);
+}
+
+/* It is nobody's once its last record is gone. */
+static void extent_end(struct catalog *c, struct catalog_extent *e) {
+        class_of(c, e->slot_bytes)->extents--;
+        kvd_list_remove(&e->node);
+        e->slot_bytes = 0;
+        kvd_list_insert(&c->empty, c->empty.first, &e->node);
+}
+
+static uint32_t slot_take(struct catalog *c, struct catalog_extent *e) {
+        uint32_t place = e->free;
+
+        if (place == CATALOG_NOWHERE)
+                place = first_place(c, e) + e->fresh++;
+        else
+                e->free = c->entries[place].older;
+        e->used++;
+        if (!extent_has_room(e))
+                kvd_list_remove(&e->node);
+        return place;
+}
+
+static void slot_give(struct catalog *c, uint32_t place) {
+        struct catalog_extent *e = extent_of(c, place);
+
+        c->entries[place] = (struct catalog_entry){.older = e->free};
+        e->free = place;
+        if (!extent_has_room(e))
+                kvd_list_insert(&class_of(c, e->slot_bytes)->roomy, NULL, &e->node);
+        e->used--;
+        if (!e->used)
+                extent_end(c, e);
+}
+
+/* ---- records --------------------------------------------------------------------------------- */
+
+static void parent_changes(struct catalog *c, uint32_t place, int by) {
+        const struct catalog_entry *e = &c->entries[place];
+
+        if (e->up != CATALOG_NOWHERE && catalog_has(c, e->up, e->parent))
+                c->entries[e->up].children += (uint32_t)by;
+}
+
+static void count(struct catalog *c, uint32_t place, int by) {
+        struct catalog_namespace *space = &c->spaces[c->entries[place].space];
+        uint64_t bytes = (uint64_t)by * extent_of(c, place)->slot_bytes;
+
+        space->bytes += bytes;
+        space->records += (uint64_t)by;
+        c->bytes += bytes;
+        c->records += (uint64_t)by;
+}
+
+void catalog_enter(struct catalog *c, uint32_t place, struct kvd_key key,
+                   const struct kvd_label *label, uint32_t up, int space) {
+        c->entries[place] = (struct catalog_entry){.tag = key.lo,
+                                                   .sequence = label->sequence,
+                                                   .parent = label->parent,
+                                                   .up = up,
+                                                   .state = CATALOG_WRITING,
+                                                   .space = (uint8_t)space};
+        hash_add(c, place);
+        use_add(c, place);
+        parent_changes(c, place, 1);
+        count(c, place, 1);
+}
+
+void catalog_written(struct catalog *c, uint32_t place) {
+        c->entries[place].state = CATALOG_THERE;
+}
+
+void catalog_drop(struct catalog *c, uint32_t place) {
+        struct catalog_namespace *space = &c->spaces[c->entries[place].space];
+
+        count(c, place, -1);
+        parent_changes(c, place, -1);
+        use_remove(c, place);
+        hash_remove(c, place);
+        slot_give(c, place);
+        if (space->dead && !space->records)
+                *space = (struct catalog_namespace){0};
+}
+
+/* ---- room ------------------------------------------------------------------------------------ */
+
+static bool may_go(const struct catalog_entry *e) {
+        return e->state == CATALOG_THERE && !e->busy && !e->children;
+}
+
+/* The coldest that may go, of an owner or of anybody. */
+static uint32_t coldest(const struct catalog *c, const void *owner, uint32_t slot_bytes) {
+        uint32_t place = c->coldest;
+
+        for (uint32_t i = 0; place != CATALOG_NOWHERE && i < LOOKS; i++) {
+                const struct catalog_entry *e = &c->entries[place];
+                bool his = !owner || c->spaces[e->space].owner == owner;
+
+                if (may_go(e) && his &&
+                    (!slot_bytes || c->extents[place / FILE_SLOTS].slot_bytes == slot_bytes))
+                        return place;
+                place = e->newer;
+        }
+        return CATALOG_NOWHERE;
+}
+
+/* All that shares an extent, what it is before notwithstanding. False: some of it is in use. */
+static bool extent_clear(struct catalog *c, struct catalog_extent *e) {
+        uint32_t first = first_place(c, e), n = e->fresh;
+
+        for (uint32_t i = first; i < first + n; i++)
+                if (c->entries[i].state == CATALOG_WRITING || c->entries[i].busy)
+                        return false;
+        for (uint32_t i = first; i < first + n; i++) {
+                if (c->entries[i].state != CATALOG_THERE)
+                        continue;
+                c->evicted++;
+                catalog_drop(c, i);
+        }
+        return true;
+}
+
+static uint32_t take_free(struct catalog *c, uint32_t slot_bytes) {
+        struct catalog_class *class = class_of(c, slot_bytes);
+
+        if (!class)
+                return CATALOG_NOWHERE;
+        if (!class->roomy.first && c->empty.first)
+                extent_begin(c, kvd_list_first(&c->empty, struct catalog_extent, node), class);
+        if (!class->roomy.first)
+                return CATALOG_NOWHERE;
+        return slot_take(c, kvd_list_first(&class->roomy, struct catalog_extent, node));
+}
+
+static bool drop_coldest(struct catalog *c, const void *owner, uint32_t slot_bytes) {
+        uint32_t place = coldest(c, owner, slot_bytes);
+
+        if (place == CATALOG_NOWHERE)
+                return false;
+        c->evicted++;
+        catalog_drop(c, place);
+        return true;
+}
+
+uint32_t catalog_take(struct catalog *c, uint32_t slot_bytes, int space, uint64_t most) {
+        uint32_t place, cold;
+
+        if (slot_bytes >= c->extent_bytes)
+                return CATALOG_NOWHERE;
+        if (bytes_of_owner(c, space) + slot_bytes > most &&
+            !drop_coldest(c, c->spaces[space].owner, slot_bytes))
+                return CATALOG_NOWHERE;
+        place = take_free(c, slot_bytes);
+        if (place == CATALOG_NOWHERE && drop_coldest(c, NULL, slot_bytes))
+                place = take_free(c, slot_bytes);
+        if (place != CATALOG_NOWHERE)
+                return place;
+        cold = coldest(c, NULL, 0);
+        if (cold == CATALOG_NOWHERE || !extent_clear(c, extent_of(c, cold)))
+                return CATALOG_NOWHERE;
+        return take_free(c, slot_bytes);
+}
+
+/* ---- what was there at the start ------------------------------------------------------------- */
+
+/* An extent that is found begins with its first record; slots before that one are free. */
+static bool slot_found(struct catalog *c, uint32_t slot_bytes, uint32_t place) {
+        struct catalog_extent *e = extent_of(c, place);
+        struct catalog_class *class = class_of(c, slot_bytes);
+
+        if (!class || (e->slot_bytes && e->slot_bytes != slot_bytes))
+                return false;
+        if (!e->slot_bytes)
+                extent_begin(c, e, class);
+        if (place % FILE_SLOTS >= e->slots || place % FILE_SLOTS < e->fresh)
+                return false;
+        while (e->fresh < place % FILE_SLOTS) {
+                uint32_t before = first_place(c, e) + e->fresh++;
+
+                c->entries[before] = (struct catalog_entry){.older = e->free};
+                e->free = before;
+        }
+        e->fresh++;
+        e->used++;
+        if (!extent_has_room(e))
+                kvd_list_remove(&e->node);
+        return true;
+}
+
+void catalog_found(struct catalog *c, uint32_t slot_bytes, const struct kvd_disk_found *found) {
+        int space = catalog_space_of_epoch(c, found->label.epoch);
+        uint32_t place = (uint32_t)found->place, other = catalog_find(c, found->key);
+
+        if (space < 0 || found->place / FILE_SLOTS >= c->n_extents ||
+            c->entries[place].state != CATALOG_FREE)
+                return;
+        if (other != CATALOG_NOWHERE && c->entries[other].sequence >= found->label.sequence)
+                return;
+        if (!slot_found(c, slot_bytes, place))
+                return;
+        catalog_enter(c, place, found->key, &found->label, CATALOG_NOWHERE, space);
+        catalog_written(c, place);
+        if (other != CATALOG_NOWHERE)
+                catalog_drop(c, other);
+}
+
+void catalog_link(struct catalog *c, uint32_t place, uint32_t up) {
+        if (c->entries[place].state == CATALOG_FREE || c->entries[place].up != CATALOG_NOWHERE ||
+            !catalog_has(c, up, c->entries[place].parent))
+                return;
+        c->entries[place].up = up;
+        parent_changes(c, place, 1);
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_FILE_CATALOG_H
+#define KVD_STORE_FILE_CATALOG_H
+
+/*
+ * What the daemon knows of a volume: which record is at which place, in memory. A record is found
+ * by its key, and knows the one before it by place and sequence; one that others are behind is kept
+ * for as long as they are. Which goes for a new one is decided here: the coldest that nothing is
+ * behind, and where all extents have slots of another size, all that shares an extent with it.
+ */
+
+#include "ipc/base/list.h"
+#include "store/file/volume.h"
+
+#define CATALOG_NOWHERE UINT32_MAX
+#define CATALOG_CLASSES 16u /* sizes of slots */
+
+struct catalog_namespace {
+        struct kvd_key id;
+        uint64_t epoch;         /* 0: not known yet */
+        const void *owner;      /* a domain; NULL: nobody has opened it since the start */
+        uint64_t bytes, records;
+        bool used, dead;        /* dead: it is being erased */
+};
+
+enum catalog_state { CATALOG_FREE, CATALOG_WRITING, CATALOG_THERE };
+
+struct catalog_entry {
+        uint64_t tag, sequence, parent;
+        uint32_t same;          /* next with that hash */
+        uint32_t up;            /* place of the record before it */
+        uint32_t children;
+        uint32_t older, newer;  /* in the order of use; free: older is the next free slot */
+        uint8_t state, space;   /* space: its namespace */
+        uint16_t busy;          /* it is being read: it stays */
+};
+
+struct catalog_extent {
+        struct kvd_list_node node; /* in its class's list, while it has free slots; or in empty */
+        uint32_t slot_bytes;       /* 0: it is nobody's */
+        uint32_t slots, used;
+        uint32_t fresh;            /* slots from here on were never used */
+        uint32_t free;             /* first free slot below that: a place */
+};
+
+struct catalog_class {
+        uint32_t slot_bytes, extents;
+        struct kvd_list roomy;
+};
+
+struct catalog {
+        uint64_t extent_bytes;
+        uint32_t n_extents, n_buckets;
+        struct catalog_extent *extents; /* owned, as is all below */
+        struct catalog_entry *entries;  /* by place */
+        uint32_t *buckets;              /* place + 1 */
+        struct kvd_list empty;          /* extents */
+        struct catalog_class classes[CATALOG_CLASSES];
+        struct catalog_namespace spaces[FILE_NAMESPACES];
+        uint32_t coldest, warmest;
+        uint64_t records, bytes;
+        uint64_t evicted;               /* records that went for others */
+};
+
+int catalog_open(struct catalog *c, uint32_t n_extents, uint64_t extent_bytes);
+void catalog_close(struct catalog *c);
+
+/* The number of a namespace, entered if it is new and enter is true; -1: there is none. */
+int catalog_space(struct catalog *c, struct kvd_key id, bool enter);
+int catalog_space_of_epoch(const struct catalog *c, uint64_t epoch);
+
+/* CATALOG_NOWHERE: there is no such record. */
+uint32_t catalog_find(const struct catalog *c, struct kvd_key key);
+
+/*
+ * A free place for a record of a namespace; others may have gone for it. most: what its domain may
+ * have, in bytes. CATALOG_NOWHERE: none.
+ */
+uint32_t catalog_take(struct catalog *c, uint32_t slot_bytes, int space, uint64_t most);
+
+/* What is written there from now on. up: place of the record before it, or CATALOG_NOWHERE. */
+void catalog_enter(struct catalog *c, uint32_t place, struct kvd_key key,
+                   const struct kvd_label *label, uint32_t up, int space);
+void catalog_written(struct catalog *c, uint32_t place);
+void catalog_drop(struct catalog *c, uint32_t place);
+void catalog_touch(struct catalog *c, uint32_t place); /* it was used */
+
+/* A record that was there at the start; its parent is looked for when all of them are known. */
+void catalog_found(struct catalog *c, uint32_t slot_bytes, const struct kvd_disk_found *found);
+void catalog_link(struct catalog *c, uint32_t place, uint32_t up);
+
+/* Is the record with that sequence there (or being written)? */
+static inline bool catalog_has(const struct catalog *c, uint32_t place, uint64_t sequence) {
+        return place / FILE_SLOTS < c->n_extents && c->entries[place].state != CATALOG_FREE &&
+               c->entries[place].sequence == sequence;
+}
+
+#endif

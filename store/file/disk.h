@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_FILE_DISK_H
+#define KVD_STORE_FILE_DISK_H
+
+/*
+ * A disk as the file tier needs one: reads and writes of whole sectors, many at once and in no
+ * order, and a flush behind which everything that was answered before is there to stay. The real
+ * one is the disk process's (daemon/disk); tests have one that forgets, tears and lies.
+ */
+
+#include <stdint.h>
+
+#define DISK_SECTOR 4096u
+
+struct disk_io {
+        uint64_t at;    /* like bytes and the memory, a multiple of DISK_SECTOR */
+        void *data;
+        uint32_t bytes;
+        int error;      /* afterwards: 0 or a negative errno */
+};
+
+struct disk {
+        uint64_t bytes;
+        void (*read)(struct disk *disk, struct disk_io *ios, uint32_t n);
+        void (*write)(struct disk *disk, struct disk_io *ios, uint32_t n);
+        int (*flush)(struct disk *disk);
+};
+
+#endif

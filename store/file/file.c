@@ -1,0 +1,458 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The file tier's life: what the disk process is asked next, and what becomes of its answers. What
+ * is urgent comes first: erasing, then what somebody waits for, then what is written ahead.
+ */
+
+#include "store/file/file.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/device.h"
+#include "ipc/base/enums.h"
+#include "ipc/base/hash.h"
+#include "ipc/base/sys.h"
+#include "store/cache/memory.h"
+#include "store/hooks.h"
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+int store_disk_begin(struct store *store, const struct store_disk_config *config) {
+        struct file *file;
+
+        if (!config->bytes)
+                return 0;
+        if (store->config.backend != KVD_BACKEND_HOST)
+                return store_refuse(store, -EOPNOTSUPP,
+                                    "file is for pools in host memory; unset it, or set backend = "
+                                    "host");
+        file = store->file = sys->calloc(1, sizeof *file);
+        if (!file)
+                return store_refuse(store, -ENOMEM, "out of memory for the file");
+        file->store = store;
+        file->config = *config;
+        file->state = STORE_DISK_OPENING;
+        file->info.bytes = config->bytes;
+        file->all_fetches = sys->calloc(FETCHES, sizeof *file->all_fetches);
+        if (!file->all_fetches)
+                return store_refuse(store, -ENOMEM, "out of memory for the file");
+        for (uint32_t i = 0; i < FETCHES; i++) {
+                file->all_fetches[i].file = file;
+                file->all_fetches[i].to.fd = -1;
+        }
+        return 0;
+}
+
+struct file *file_free(struct file *file) {
+        if (!file)
+                return NULL;
+        catalog_close(&file->catalog);
+        for (uint32_t i = 0; file->all_fetches && i < FETCHES; i++)
+                closep(&file->all_fetches[i].to.fd);
+        free(file->all_fetches);
+        free(file);
+        return NULL;
+}
+
+void store_on_disk(struct store *store, void (*called)(void *data, bool soon), void *data) {
+        if (!store->file)
+                return;
+        store->file->wanted = called;
+        store->file->data = data;
+}
+
+void file_want(struct file *file, bool soon) {
+        if (file->wanted && file->state != STORE_DISK_OFF)
+                file->wanted(file->data, soon);
+}
+
+static int take_catalog(struct file *file, const struct store_disk_opened *o) {
+        int r = catalog_open(&file->catalog, o->n_extents, o->extent_bytes);
+
+        for (uint32_t i = 0; r == 0 && i < MIN(o->n_namespaces, FILE_NAMESPACES); i++) {
+                int number = catalog_space(&file->catalog, o->namespaces[i].id, true);
+
+                if (number >= 0)
+                        file->catalog.spaces[number].epoch = o->namespaces[i].epoch;
+        }
+        return r;
+}
+
+/* By another process: what is where is known already. */
+static int opened_again(struct file *file, const struct store_disk_opened *o) {
+        if (o->n_extents != file->catalog.n_extents ||
+            memcmp(file->secret, o->secret, sizeof file->secret) != 0)
+                return -ESTALE;
+        file->sequence = MAX(file->sequence, file_sequence_of(o->opening));
+        return 0;
+}
+
+int store_disk_opened(struct store *store, const struct store_disk_opened *o) {
+        struct file *file = store->file;
+        uint32_t most = (uint32_t)MIN(file->config.bytes / DISK_SECTOR, UINT32_MAX / FILE_SLOTS);
+
+        if (o->n_extents > most || o->extent_bytes <= DISK_SECTOR ||
+            o->opening >= UINT64_C(1) << 24)
+                return -EPROTO;
+        if (file->state != STORE_DISK_OPENING)
+                return opened_again(file, o);
+        memcpy(file->secret, o->secret, sizeof file->secret);
+        file->sequence = file_sequence_of(o->opening);
+        file->info.extents = o->n_extents;
+        file->state = STORE_DISK_SCANNING;
+        return take_catalog(file, o);
+}
+
+void store_disk_off(struct store *store, const char *why) {
+        struct file *file = store->file;
+
+        if (file->state == STORE_DISK_OFF)
+                return;
+        snprintf(file->info.why, sizeof file->info.why, "%s", why);
+        file->state = STORE_DISK_OFF;
+        while (file->fetches.first)
+                fetches_end(file, kvd_list_first(&file->fetches, struct fetch, to.waiting)->to.space,
+                            NULL);
+}
+
+void store_disk_get_info(const struct store *store, struct store_disk_info *ret) {
+        const struct file *file = store->file;
+
+        *ret = (struct store_disk_info){0};
+        if (!file)
+                return;
+        *ret = file->info;
+        ret->state = file->state;
+        ret->used = file->catalog.bytes;
+        ret->records = file->catalog.records;
+        ret->evicted = file->catalog.evicted;
+        ret->scanned = file->scan_extent;
+}
+
+/* ---- spaces ---------------------------------------------------------------------------------- */
+
+static int space_begins(struct space *space) {
+        struct file_space *fs = space->parts.file = sys->calloc(1, sizeof *fs);
+
+        if (!fs)
+                return -ENOMEM;
+        fs->number = -1;
+        return 0;
+}
+
+static void space_ends(struct space *space) {
+        free(space->parts.file);
+}
+
+struct file *file_for(const struct space *space) {
+        struct file *file = space_store(space)->file;
+        bool right = file && file->state == STORE_DISK_ON && space->ix->kind == KVD_kind_causal &&
+                     !file_space_of(space)->refused;
+
+        return right ? file : NULL;
+}
+
+/* By its names and its geometry: blocks of another one are of no use to it. */
+static void name_of(const struct space *space, struct file_name *ret) {
+        memset(ret, 0, sizeof *ret);
+        snprintf(ret->domain, sizeof ret->domain, "%s", space->domain->config.name);
+        snprintf(ret->space, sizeof ret->space, "%s", space->name);
+        memcpy(&ret->geometry, &space->ix->geometry, sizeof ret->geometry);
+}
+
+static struct kvd_key id_of(const struct file *file, const struct file_name *name) {
+        return kvd_hash_best()(name, sizeof *name, file->secret);
+}
+
+static bool is_number_of(const struct file *file, int number, struct kvd_key id) {
+        const struct catalog_namespace *n = &file->catalog.spaces[number];
+
+        return n->used && !n->dead && kvd_key_equal(n->id, id);
+}
+
+int file_space_number(struct file *file, struct space *space) {
+        struct file_space *fs = file_space_of(space);
+        struct file_name name;
+
+        if (!fs->named) {
+                name_of(space, &name);
+                fs->id = id_of(file, &name);
+                fs->named = true;
+        }
+        if (fs->number < 0 || !is_number_of(file, fs->number, fs->id))
+                fs->number = catalog_space(&file->catalog, fs->id, false);
+        return fs->number;
+}
+
+uint32_t file_record_of(const struct file *file, const struct space *space, uint32_t id) {
+        const struct block *b = &space->blocks[id];
+        uint32_t place = b->record - 1;
+
+        if (!b->record || file->catalog.entries[place].state == CATALOG_FREE ||
+            (uint32_t)file->catalog.entries[place].sequence != b->record_mark)
+                return CATALOG_NOWHERE;
+        return place;
+}
+
+void file_forget_stale(const struct file *file, struct space *space, uint32_t id) {
+        struct block *b = &space->blocks[id];
+
+        if (b->record && file_record_of(file, space, id) == CATALOG_NOWHERE)
+                b->record = b->record_mark = 0;
+}
+
+void file_note_record(struct space *space, uint32_t id, uint32_t place, uint64_t sequence) {
+        space->blocks[id].record = place + 1;
+        space->blocks[id].record_mark = (uint32_t)sequence;
+}
+
+/* What has changed is looked at when the disk has time. */
+static bool idle(struct space *space) {
+        struct file_space *fs = file_space_of(space);
+        struct file *file = file_for(space);
+
+        if (!file || fs->changes == space->audit.changes)
+                return false;
+        fs->changes = space->audit.changes;
+        fs->looked = 0;
+        if (!fs->unswept)
+                file_want(file, false);
+        fs->unswept = true;
+        return false;
+}
+
+static void attachment_ends(struct attachment *a) {
+        if (space_store(a->space)->file)
+                fetches_end(space_store(a->space)->file, a->space, a);
+}
+
+/* ---- erasing --------------------------------------------------------------------------------- */
+
+static struct file_erasing *unused_erasing(struct file *file) {
+        for (uint32_t i = 0; i < ERASING; i++)
+                if (!file->erasing[i].wanted)
+                        return &file->erasing[i];
+        return NULL;
+}
+
+/*
+ * The space was deleted, and the file is to forget it. What it has of it is found when the file is
+ * open.
+ */
+static void space_leaves(struct space *space) {
+        struct file *file = space_store(space)->file;
+        struct file_erasing *e;
+
+        if (!file)
+                return;
+        fetches_end(file, space, NULL);
+        if (file->question.space == space)
+                file->question.space = NULL;
+        e = unused_erasing(file);
+        if (!e) {
+                store_disk_off(file->store, "too many spaces were deleted at once");
+                return;
+        }
+        e->wanted = true;
+        name_of(space, &e->name);
+        file->n_erasing++;
+        file_want(file, true);
+}
+
+bool store_disk_erasing(const struct store *store, const char *domain, const char *space) {
+        const struct file *file = store->file;
+
+        for (uint32_t i = 0; file && file->n_erasing && i < ERASING; i++)
+                if (file->erasing[i].wanted && strcmp(file->erasing[i].name.domain, domain) == 0 &&
+                    strcmp(file->erasing[i].name.space, space) == 0)
+                        return true;
+        return false;
+}
+
+/* What the file does not know it need not forget. */
+static bool forget_one(struct file *file, struct file_erasing *e) {
+        struct kvd_key id = id_of(file, &e->name);
+        int number = e->begun ? e->number : catalog_space(&file->catalog, id, false);
+
+        if (number < 0) {
+                e->wanted = false;
+                file->n_erasing--;
+                return false;
+        }
+        file->catalog.spaces[number].dead = true;
+        e->begun = true;
+        e->number = number;
+        file->naming = (int)(e - file->erasing);
+        file->question.what = STORE_DISK_FORGET;
+        file->question.id = id;
+        return true;
+}
+
+static bool forget_next(struct file *file) {
+        for (uint32_t i = 0; file->n_erasing && i < ERASING; i++)
+                if (file->erasing[i].wanted && forget_one(file, &file->erasing[i]))
+                        return true;
+        return false;
+}
+
+#define SWEEP_LOOKS 4096u
+
+/* Records of what was erased make room, a piece at a time. */
+static bool sweep_dead(struct file *file) {
+        struct catalog *c = &file->catalog;
+        uint32_t end = (uint32_t)MIN((uint64_t)file->sweep + SWEEP_LOOKS,
+                                     (uint64_t)c->n_extents * FILE_SLOTS);
+
+        for (; file->sweep < end; file->sweep++) {
+                const struct catalog_entry *e = &c->entries[file->sweep];
+
+                if (!c->extents[file->sweep / FILE_SLOTS].slot_bytes)
+                        file->sweep |= FILE_SLOTS - 1;
+                else if (e->state == CATALOG_THERE && c->spaces[e->space].dead && !e->busy)
+                        catalog_drop(c, file->sweep);
+        }
+        return file->sweep < c->n_extents * FILE_SLOTS;
+}
+
+void store_disk_forgotten(struct store *store, int error) {
+        struct file *file = store->file;
+        struct file_erasing *e = &file->erasing[file->naming];
+        struct catalog_namespace *n = &file->catalog.spaces[e->number];
+
+        file->asked = false;
+        if (error) {
+                store_disk_off(store, "what was deleted cannot be erased");
+                return;
+        }
+        *e = (struct file_erasing){0};
+        file->n_erasing--;
+        file->sweep = 0;
+        if (!n->records)
+                *n = (struct catalog_namespace){0};
+}
+
+/* ---- questions ------------------------------------------------------------------------------- */
+
+static bool scan_next(struct file *file) {
+        file->question.what = STORE_DISK_SCAN;
+        file->question.extent = file->scan_extent;
+        file->question.first = file->scan_slot;
+        return true;
+}
+
+static bool next(struct file *file, bool *later) {
+        if (file->state == STORE_DISK_SCANNING)
+                return forget_next(file) || scan_next(file);
+        if (file->state != STORE_DISK_ON)
+                return false;
+        *later |= sweep_dead(file);
+        return forget_next(file) || fetch_next(file, later) || demote_next(file, later);
+}
+
+const struct store_disk_question *store_disk_next(struct store *store, bool *later) {
+        struct file *file = store->file;
+
+        *later = false;
+        if (file->asked)
+                return NULL;
+        file->question.space = NULL;
+        file->question.n = 0;
+        file->asked = next(file, later);
+        return file->asked ? &file->question : NULL;
+}
+
+static void all_scanned(struct file *file) {
+        file->state = STORE_DISK_ON;
+        for (uint32_t number = 0;; number++) {
+                struct space *space = store_next_space(file->store, number);
+
+                if (!space)
+                        return;
+                number = space_number(space);
+                space_is_busy(space);
+        }
+}
+
+void store_disk_scanned(struct store *store, int error, uint32_t slot_bytes,
+                        const struct kvd_disk_found *found, uint32_t n) {
+        struct file *file = store->file;
+        struct catalog *c = &file->catalog;
+        uint32_t slots = slot_bytes ? file_slots(c->extent_bytes, slot_bytes) : 0;
+
+        file->asked = false;
+        file->info.errors += error != 0;
+        for (uint32_t i = 0; !error && i < n; i++)
+                if (found[i].place / FILE_SLOTS == file->scan_extent)
+                        catalog_found(c, slot_bytes, &found[i]);
+        file->scan_slot += KVD_DISK_FOUND;
+        if (!error && file->scan_slot < slots)
+                return;
+        file->scan_slot = 0;
+        file->scan_extent++;
+        if (file->scan_extent >= c->n_extents)
+                all_scanned(file);
+}
+
+void store_disk_named(struct store *store, int error, uint64_t epoch) {
+        struct file *file = store->file;
+        struct catalog_namespace *n = &file->catalog.spaces[file->naming];
+
+        file->asked = false;
+        file->info.errors += error != 0;
+        if (!error)
+                n->epoch = epoch;
+        else if (!n->dead)
+                *n = (struct catalog_namespace){0};
+        if (error && file->question.space)
+                file_space_of(file->question.space)->refused = true;
+}
+
+void store_disk_moved(struct store *store, const int32_t *errors, uint32_t n) {
+        struct file *file = store->file;
+
+        file->asked = false;
+        if (file->question.what == STORE_DISK_READ)
+                fetch_done(file, errors, n);
+        else
+                demote_done(file, errors, n);
+        file->question.n = 0;
+}
+
+void store_disk_lost(struct store *store) {
+        struct file *file = store->file;
+
+        if (!file->asked)
+                return;
+        file->info.errors++;
+        switch (file->question.what) {
+        case STORE_DISK_SCAN:
+                store_disk_scanned(store, -EIO, 0, NULL, 0);
+                break;
+        case STORE_DISK_NAMESPACE:
+                store_disk_named(store, -EIO, 0);
+                break;
+        case STORE_DISK_FORGET:
+                file->asked = false; /* it is asked again */
+                break;
+        case STORE_DISK_READ:
+        case STORE_DISK_WRITE:
+                store_disk_moved(store, NULL, 0);
+                break;
+        }
+}
+
+int space_disk_memory(struct space *space, kvd_ref block, uint64_t *offset) {
+        const struct kvd_index *ix = space->ix;
+        uint32_t id = kvd_ref_id(block), segment = kvd_segment_of(ix, id);
+
+        *offset = (id - kvd_segments_ids(ix, segment)) * ix->block_bytes;
+        return space_store(space)->memory->descriptor(space, &space->memory.segments[segment],
+                                                      true);
+}
+
+const struct hooks file_hooks = {
+        .space_begins = space_begins, .idle = idle, .space_leaves = space_leaves,
+        .space_ends = space_ends, .attachment_ends = attachment_ends};

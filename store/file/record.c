@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Sectors and records of the file tier, as bytes. Every checksum needs the file's secret, so that
+ * no payload, which clients write, can look like a record.
+ */
+
+#include "store/file/record.h"
+
+#include <string.h>
+
+#include "ipc/base/hash.h"
+
+static struct kvd_key hash(const uint8_t *secret, const void *data, size_t bytes) {
+        return kvd_hash_best()(data, bytes, secret);
+}
+
+/* ---- sectors --------------------------------------------------------------------------------- */
+
+static struct kvd_key sector_checksum(const uint8_t *secret, const struct file_mark *sector) {
+        struct file_mark blank = *sector;
+        struct {
+                struct file_mark mark;
+                struct kvd_key rest;
+        } in;
+
+        blank.checksum = (struct kvd_key){0};
+        in.mark = blank;
+        in.rest = hash(secret, sector + 1, DISK_SECTOR - sizeof *sector);
+        return hash(secret, &in, sizeof in);
+}
+
+void file_sector_seal(const uint8_t *secret, enum file_sector what, struct file_mark *sector) {
+        sector->magic = FILE_MAGIC;
+        sector->version = FILE_VERSION;
+        sector->what = what;
+        sector->checksum = sector_checksum(secret, sector);
+}
+
+bool file_sector_whole(const uint8_t *secret, enum file_sector what,
+                       const struct file_mark *sector) {
+        return sector->magic == FILE_MAGIC && sector->version == FILE_VERSION &&
+               sector->what == what &&
+               kvd_key_equal(sector->checksum, sector_checksum(secret, sector));
+}
+
+/* ---- records --------------------------------------------------------------------------------- */
+
+struct kvd_key file_key(const uint8_t *secret, const struct kvd_label *label,
+                        const uint32_t *tokens) {
+        struct {
+                uint64_t parent, epoch, root;
+                uint32_t group, n_tokens;
+                uint32_t tokens[KVD_MAX_BLOCK_TOKENS];
+        } in = {.parent = label->parent,
+                .epoch = label->epoch,
+                .root = label->root,
+                .group = label->group,
+                .n_tokens = label->n_tokens};
+
+        memcpy(in.tokens, tokens, label->n_tokens * sizeof *tokens);
+        return hash(secret, &in, offsetof(typeof(in), tokens) + label->n_tokens * sizeof *tokens);
+}
+
+/* Bound to what it is the payload of, and to where that lies. */
+static struct kvd_key payload_checksum(const uint8_t *secret, const struct kvd_label *label,
+                                       const uint32_t *tokens, uint64_t place, const void *payload,
+                                       uint64_t bytes) {
+        struct {
+                struct kvd_label label;
+                uint64_t place, bytes;
+                struct kvd_key tokens, payload;
+        } in = {.place = place, .bytes = bytes};
+
+        in.label = *label;
+        in.tokens = hash(secret, tokens, label->n_tokens * sizeof *tokens);
+        in.payload = hash(secret, payload, bytes);
+        return hash(secret, &in, sizeof in);
+}
+
+void file_record_make(const uint8_t *secret, const struct kvd_label *label, const uint32_t *tokens,
+                      uint64_t place, const void *payload, uint64_t bytes,
+                      struct file_record *ret) {
+        *ret = (struct file_record){.place = place, .label = *label, .payload_bytes = bytes};
+        memcpy(ret->tokens, tokens, label->n_tokens * sizeof *tokens);
+        ret->payload = payload_checksum(secret, label, tokens, place, payload, bytes);
+        file_sector_seal(secret, FILE_RECORD, &ret->mark);
+}
+
+bool file_record_lies_right(const uint8_t *secret, const struct file_record *record,
+                            uint64_t place) {
+        return file_sector_whole(secret, FILE_RECORD, &record->mark) && record->place == place &&
+               record->label.n_tokens <= KVD_MAX_BLOCK_TOKENS;
+}
+
+static bool same_label(const struct file_record *record, const struct kvd_label *label,
+                       const uint32_t *tokens) {
+        return memcmp(&record->label, label, sizeof *label) == 0 &&
+               memcmp(record->tokens, tokens, label->n_tokens * sizeof *tokens) == 0;
+}
+
+static bool same_payload(const uint8_t *secret, const struct file_record *record,
+                         const struct kvd_label *label, const uint32_t *tokens, uint64_t place,
+                         const void *payload, uint64_t bytes) {
+        struct kvd_key right = payload_checksum(secret, label, tokens, place, payload, bytes);
+
+        return kvd_key_equal(record->payload, right);
+}
+
+bool file_record_is(const uint8_t *secret, const struct file_record *record,
+                    const struct kvd_label *label, const uint32_t *tokens, uint64_t place,
+                    const void *payload, uint64_t bytes) {
+        return file_record_lies_right(secret, record, place) && same_label(record, label, tokens) &&
+               record->payload_bytes == bytes &&
+               same_payload(secret, record, label, tokens, place, payload, bytes);
+}

@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * This file writes records to a disk and believes nothing that it reads there. What erases is
+ * flushed, and read again before it is answered; what stores is neither, since a block that was
+ * lost is a miss.
+ */
+
+#include "store/file/volume.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "ipc/base/sys.h"
+
+#define refuse(v, error, ...) kvd_refuse(&(v)->why, error, __VA_ARGS__)
+
+/* ---- the disk -------------------------------------------------------------------------------- */
+
+static int read_one(struct volume *v, uint64_t at, void *to) {
+        struct disk_io io = {.at = at, .data = to, .bytes = DISK_SECTOR};
+
+        v->disk->read(v->disk, &io, 1);
+        return io.error;
+}
+
+static int write_one(struct volume *v, uint64_t at, void *from) {
+        struct disk_io io = {.at = at, .data = from, .bytes = DISK_SECTOR};
+
+        v->disk->write(v->disk, &io, 1);
+        return io.error;
+}
+
+static int flush(struct volume *v) {
+        int r = v->disk->flush(v->disk);
+
+        if (r < 0)
+                v->broken = true;
+        return r;
+}
+
+static int is_broken(struct volume *v) {
+        return v->broken ? refuse(v, -EIO, "the disk failed to flush: what it has is not known") :
+                           0;
+}
+
+static uint8_t *pages(uint64_t bytes) {
+        void *at = sys->mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                             0);
+
+        return at == MAP_FAILED ? NULL : at;
+}
+
+/* ---- superblock ------------------------------------------------------------------------------ */
+
+static uint64_t copy_at(uint32_t copy) {
+        return copy * (FILE_HEAD / FILE_COPIES);
+}
+
+/* It is there to stay when it was read again: a disk may have put it elsewhere. */
+static int write_copy(struct volume *v, uint32_t copy) {
+        int r = write_one(v, copy_at(copy), v->super);
+
+        if (r == 0)
+                r = flush(v);
+        if (r == 0)
+                r = read_one(v, copy_at(copy), v->staging);
+        if (r == 0 && memcmp(v->staging, v->super, DISK_SECTOR) != 0)
+                r = -EIO;
+        return r;
+}
+
+/* One copy after the other, so that one of them is whole at any time. */
+static int write_super(struct volume *v) {
+        int r = is_broken(v);
+
+        v->stale = true;
+        v->super->serial++;
+        file_sector_seal(v->super->secret, FILE_SUPER, &v->super->mark);
+        for (uint32_t copy = 0; r == 0 && copy < FILE_COPIES; copy++)
+                r = write_copy(v, copy);
+        if (r < 0)
+                return refuse(v, r, "the superblock cannot be written: %s", strerror(-r));
+        v->stale = false;
+        return 0;
+}
+
+static bool all_zero(const uint8_t *sector) {
+        return !sector[0] && memcmp(sector, sector + 1, DISK_SECTOR - 1) == 0;
+}
+
+static bool makes_sense(const struct volume *v, const struct file_super *s) {
+        return file_sector_whole(s->secret, FILE_SUPER, &s->mark) && s->bytes == v->disk->bytes &&
+               s->n_namespaces <= FILE_NAMESPACES && s->extent_bytes > DISK_SECTOR &&
+               s->extent_bytes % DISK_SECTOR == 0 && s->extent_bytes <= s->bytes;
+}
+
+/* What the copies say, of which there may be none. */
+struct copies {
+        bool whole, ours, zero, other; /* is there one that is so? */
+};
+
+static void judge_copy(struct volume *v, struct copies *seen) {
+        const struct file_super *s = (const void *)v->staging;
+
+        if (all_zero(v->staging)) {
+                seen->zero = true;
+        } else if (s->mark.magic != FILE_MAGIC || s->mark.version != FILE_VERSION) {
+                seen->other = true;
+        } else if (!makes_sense(v, s)) {
+                seen->ours = true;
+        } else {
+                if (!seen->whole || s->serial > v->super->serial)
+                        memcpy(v->super, s, sizeof *s);
+                seen->whole = true;
+        }
+}
+
+static int read_super(struct volume *v, struct copies *seen) {
+        for (uint32_t copy = 0; copy < FILE_COPIES; copy++) {
+                int r = read_one(v, copy_at(copy), v->staging);
+
+                if (r < 0)
+                        return refuse(v, r, "the superblock cannot be read: %s", strerror(-r));
+                judge_copy(v, seen);
+        }
+        return 0;
+}
+
+static int format(struct volume *v, uint64_t extent_bytes) {
+        struct file_super *s = v->super;
+
+        *s = (struct file_super){
+                .bytes = v->disk->bytes, .extent_bytes = extent_bytes, .next_epoch = 1};
+        if (sys->getrandom(s->secret, sizeof s->secret, 0) != (ssize_t)sizeof s->secret)
+                return refuse(v, -EIO, "the kernel gives no random numbers for the file's secret");
+        return 0;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+static int make_room(struct volume *v, uint64_t staging_bytes) {
+        v->staging_bytes = staging_bytes;
+        v->staging = pages(staging_bytes);
+        v->super = (void *)pages(DISK_SECTOR);
+        return v->staging && v->super ? 0 : refuse(v, -ENOMEM, "out of memory for the file");
+}
+
+static int begin(struct volume *v) {
+        v->n_extents = (uint32_t)MIN((v->super->bytes - FILE_HEAD) / v->super->extent_bytes,
+                                     UINT32_MAX / FILE_SLOTS);
+        v->slot_bytes = sys->calloc(MAX(v->n_extents, 1), sizeof *v->slot_bytes);
+        if (!v->slot_bytes)
+                return refuse(v, -ENOMEM, "out of memory for the file's extents");
+        v->super->opening++;
+        return write_super(v);
+}
+
+int volume_open(struct volume *v, struct disk *disk, uint64_t extent_bytes,
+                uint64_t staging_bytes) {
+        struct copies seen = {0};
+        int r;
+
+        *v = (struct volume){.disk = disk};
+        if (disk->bytes < FILE_HEAD + extent_bytes)
+                return refuse(v, -EINVAL, "the file is too small: it needs %llu bytes",
+                              (unsigned long long)(FILE_HEAD + extent_bytes));
+        r = make_room(v, staging_bytes);
+        if (r == 0)
+                r = read_super(v, &seen);
+        if (r == 0 && !seen.whole && seen.other && !seen.ours)
+                r = refuse(v, -EMEDIUMTYPE,
+                           "the file is not kvd's, or of another version; empty it if it may go");
+        if (r == 0 && !seen.whole)
+                r = format(v, extent_bytes);
+        if (r == 0)
+                r = begin(v);
+        if (r < 0)
+                return r;
+        return seen.whole ? VOLUME_FOUND : seen.ours ? VOLUME_LOST : VOLUME_NEW;
+}
+
+void volume_close(struct volume *v) {
+        if (v->staging)
+                munmap(v->staging, v->staging_bytes);
+        if (v->super)
+                munmap(v->super, DISK_SECTOR);
+        free(v->slot_bytes);
+        *v = (struct volume){0};
+}
+
+/* ---- namespaces ------------------------------------------------------------------------------ */
+
+static struct kvd_disk_namespace *find_namespace(struct file_super *s, struct kvd_key id) {
+        for (uint32_t i = 0; i < s->n_namespaces; i++)
+                if (kvd_key_equal(s->namespaces[i].id, id))
+                        return &s->namespaces[i];
+        return NULL;
+}
+
+static bool epoch_lives(const struct file_super *s, uint64_t epoch) {
+        for (uint32_t i = 0; i < s->n_namespaces; i++)
+                if (s->namespaces[i].epoch == epoch)
+                        return true;
+        return false;
+}
+
+int volume_namespace(struct volume *v, struct kvd_key id, uint64_t *epoch) {
+        struct file_super *s = v->super;
+        struct kvd_disk_namespace *n = find_namespace(s, id);
+        int r = is_broken(v);
+
+        if (r == 0 && !n && s->n_namespaces == FILE_NAMESPACES)
+                r = refuse(v, -ENOSPC, "the file has %u spaces already", FILE_NAMESPACES);
+        if (r == 0 && !n) {
+                n = &s->namespaces[s->n_namespaces++];
+                *n = (struct kvd_disk_namespace){.id = id, .epoch = s->next_epoch++};
+                r = write_super(v);
+        }
+        if (r == 0)
+                *epoch = n->epoch;
+        return r;
+}
+
+int volume_forget(struct volume *v, struct kvd_key id) {
+        struct file_super *s = v->super;
+        struct kvd_disk_namespace *n = find_namespace(s, id);
+
+        if (n) {
+                *n = s->namespaces[--s->n_namespaces];
+                s->namespaces[s->n_namespaces] = (struct kvd_disk_namespace){0};
+        }
+        return n || v->stale ? write_super(v) : is_broken(v);
+}
+
+/* ---- extents --------------------------------------------------------------------------------- */
+
+static uint64_t extent_at(const struct volume *v, uint32_t extent) {
+        return FILE_HEAD + extent * v->super->extent_bytes;
+}
+
+static uint64_t place_at(const struct volume *v, uint64_t place) {
+        uint32_t extent = (uint32_t)(place / FILE_SLOTS);
+
+        return extent_at(v, extent) + DISK_SECTOR + place % FILE_SLOTS * v->slot_bytes[extent];
+}
+
+static bool is_place(const struct volume *v, uint64_t place, uint32_t slot_bytes) {
+        return place / FILE_SLOTS < v->n_extents && slot_bytes > DISK_SECTOR &&
+               slot_bytes <= v->staging_bytes && slot_bytes < v->super->extent_bytes &&
+               place % FILE_SLOTS < file_slots(v->super->extent_bytes, slot_bytes);
+}
+
+/*
+ * From now on its slots are so large. If that is lost, what is found there later lies wrong, or is
+ * a record as it was before.
+ */
+static int begin_extent(struct volume *v, uint32_t extent, uint32_t slot_bytes) {
+        struct file_extent *e = (void *)v->staging;
+        int r;
+
+        if (v->slot_bytes[extent] == slot_bytes)
+                return 0;
+        *e = (struct file_extent){.number = extent, .slot_bytes = slot_bytes};
+        file_sector_seal(v->super->secret, FILE_EXTENT, &e->mark);
+        r = write_one(v, extent_at(v, extent), e);
+        if (r == 0)
+                v->slot_bytes[extent] = slot_bytes;
+        return r;
+}
+
+static int read_extent(struct volume *v, uint32_t extent) {
+        const struct file_extent *e = (const void *)v->staging;
+        int r = read_one(v, extent_at(v, extent), v->staging);
+
+        v->slot_bytes[extent] = 0;
+        if (r < 0)
+                return r;
+        if (file_sector_whole(v->super->secret, FILE_EXTENT, &e->mark) && e->number == extent &&
+            is_place(v, extent * FILE_SLOTS, e->slot_bytes))
+                v->slot_bytes[extent] = e->slot_bytes;
+        return 0;
+}
+
+/* ---- looking --------------------------------------------------------------------------------- */
+
+static uint32_t batch_of(const struct volume *v, uint32_t n, uint64_t bytes) {
+        return (uint32_t)MIN(MIN(n, VOLUME_ITEMS), v->staging_bytes / bytes);
+}
+
+static bool counts(const struct volume *v, const struct file_record *record, uint64_t place) {
+        return file_record_lies_right(v->super->secret, record, place) &&
+               epoch_lives(v->super, record->label.epoch) &&
+               record->label.sequence < file_sequence_of(v->super->opening);
+}
+
+/* The records of n slots from a place on. */
+static uint32_t look_at(struct volume *v, uint64_t place, uint32_t n, struct kvd_disk_found *ret) {
+        struct disk_io ios[VOLUME_ITEMS];
+        uint32_t found = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                ios[i] = (struct disk_io){.at = place_at(v, place + i),
+                                          .data = v->staging + i * DISK_SECTOR,
+                                          .bytes = DISK_SECTOR};
+        v->disk->read(v->disk, ios, n);
+        for (uint32_t i = 0; i < n; i++) {
+                const struct file_record *record = ios[i].data;
+
+                if (ios[i].error || !counts(v, record, place + i))
+                        continue;
+                ret[found++] = (struct kvd_disk_found){
+                        .label = record->label,
+                        .key = file_key(v->super->secret, &record->label, record->tokens),
+                        .place = place + i};
+        }
+        return found;
+}
+
+int volume_scan(struct volume *v, uint32_t extent, uint32_t first, uint32_t n,
+                struct kvd_disk_found *ret) {
+        int r = extent < v->n_extents ? is_broken(v) : -EINVAL, found = 0;
+        uint32_t slots, some;
+
+        if (r == 0 && first == 0)
+                r = read_extent(v, extent);
+        if (r < 0 || !v->slot_bytes[extent])
+                return r;
+        slots = file_slots(v->super->extent_bytes, v->slot_bytes[extent]);
+        for (uint32_t end = MIN(first + n, slots); first < end; first += some) {
+                some = batch_of(v, end - first, DISK_SECTOR);
+                found += (int)look_at(v, extent * (uint64_t)FILE_SLOTS + first, some, ret + found);
+        }
+        return found;
+}
+
+/* ---- records --------------------------------------------------------------------------------- */
+
+static struct disk_io io_of(const struct volume *v, const struct volume_item *item,
+                            uint8_t *staging) {
+        return (struct disk_io){.at = place_at(v, item->place),
+                                .data = staging,
+                                .bytes = file_slot_bytes(item->bytes)};
+}
+
+static void pack(const struct volume *v, const struct volume_item *item, uint8_t *to) {
+        uint8_t *payload = to + DISK_SECTOR;
+        uint32_t slot_bytes = file_slot_bytes(item->bytes);
+
+        memcpy(payload, item->payload, item->bytes);
+        memset(payload + item->bytes, 0, slot_bytes - DISK_SECTOR - item->bytes);
+        file_record_make(v->super->secret, item->label, item->tokens, item->place, payload,
+                         item->bytes, (struct file_record *)to);
+}
+
+/* The memory may be a client's: what is copied is what is checked. */
+static void unpack(const struct volume *v, struct volume_item *item, const uint8_t *from) {
+        if (file_record_is(v->super->secret, (const struct file_record *)from, item->label,
+                           item->tokens, item->place, from + DISK_SECTOR, item->bytes))
+                memcpy(item->payload, from + DISK_SECTOR, item->bytes);
+        else
+                item->error = -EBADMSG;
+}
+
+/* One that this volume has not looked at yet is looked at now. */
+static int check_extent(struct volume *v, uint32_t extent, uint32_t slot_bytes) {
+        int r = v->slot_bytes[extent] ? 0 : read_extent(v, extent);
+
+        return r == 0 && v->slot_bytes[extent] != slot_bytes ? -EBADMSG : r;
+}
+
+static int check_item(struct volume *v, const struct volume_item *item, bool writes) {
+        uint32_t slot_bytes = file_slot_bytes(item->bytes), extent;
+        int r = is_broken(v);
+
+        if (r < 0)
+                return r;
+        if (!item->bytes || item->bytes > v->staging_bytes ||
+            item->label->n_tokens > KVD_MAX_BLOCK_TOKENS || !is_place(v, item->place, slot_bytes))
+                return -EINVAL;
+        extent = (uint32_t)(item->place / FILE_SLOTS);
+        return writes ? begin_extent(v, extent, slot_bytes) : check_extent(v, extent, slot_bytes);
+}
+
+/* As many as staging has room for. Returns how many. */
+static uint32_t write_some(struct volume *v, struct volume_item *items, uint32_t n) {
+        struct disk_io ios[VOLUME_ITEMS];
+        uint32_t done = 0, n_ios = 0;
+        uint64_t used = 0;
+
+        for (; done < n; done++) {
+                if (items[done].error)
+                        continue;
+                if (used + file_slot_bytes(items[done].bytes) > v->staging_bytes)
+                        break;
+                pack(v, &items[done], v->staging + used);
+                ios[n_ios++] = io_of(v, &items[done], v->staging + used);
+                used += file_slot_bytes(items[done].bytes);
+        }
+        v->disk->write(v->disk, ios, n_ios);
+        for (uint32_t i = 0, io = 0; i < done; i++)
+                if (!items[i].error)
+                        items[i].error = ios[io++].error;
+        return done;
+}
+
+static uint32_t read_some(struct volume *v, struct volume_item *items, uint32_t n) {
+        struct disk_io ios[VOLUME_ITEMS];
+        uint32_t done = 0, n_ios = 0;
+        uint64_t used = 0;
+
+        for (; done < n; done++) {
+                if (items[done].error)
+                        continue;
+                if (used + file_slot_bytes(items[done].bytes) > v->staging_bytes)
+                        break;
+                ios[n_ios++] = io_of(v, &items[done], v->staging + used);
+                used += file_slot_bytes(items[done].bytes);
+        }
+        v->disk->read(v->disk, ios, n_ios);
+        for (uint32_t i = 0, io = 0; i < done; i++) {
+                if (items[i].error)
+                        continue;
+                items[i].error = ios[io].error;
+                if (!items[i].error)
+                        unpack(v, &items[i], ios[io].data);
+                io++;
+        }
+        return done;
+}
+
+static void check_items(struct volume *v, struct volume_item *items, uint32_t n, bool writes) {
+        for (uint32_t i = 0; i < n; i++)
+                items[i].error = check_item(v, &items[i], writes);
+}
+
+void volume_write(struct volume *v, struct volume_item *items, uint32_t n) {
+        check_items(v, items, n, true);
+        for (uint32_t at = 0; at < n;)
+                at += write_some(v, items + at, n - at);
+}
+
+void volume_read(struct volume *v, struct volume_item *items, uint32_t n) {
+        check_items(v, items, n, false);
+        for (uint32_t at = 0; at < n;)
+                at += read_some(v, items + at, n - at);
+}
+
+/* ---- erasing --------------------------------------------------------------------------------- */
+
+static int each_sector(struct volume *v, const uint64_t *places, uint32_t n,
+                       void (*call)(struct disk *, struct disk_io *, uint32_t)) {
+        struct disk_io ios[VOLUME_ITEMS];
+        int r = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                ios[i] = (struct disk_io){.at = place_at(v, places[i]),
+                                          .data = v->staging + i * DISK_SECTOR,
+                                          .bytes = DISK_SECTOR};
+        call(v->disk, ios, n);
+        for (uint32_t i = 0; i < n; i++)
+                r = r ?: ios[i].error;
+        return r;
+}
+
+static int erase_some(struct volume *v, const uint64_t *places, uint32_t n) {
+        int r;
+
+        memset(v->staging, 0, n * DISK_SECTOR);
+        r = each_sector(v, places, n, v->disk->write);
+        if (r == 0)
+                r = flush(v);
+        if (r == 0)
+                r = each_sector(v, places, n, v->disk->read);
+        for (uint32_t i = 0; r == 0 && i < n; i++)
+                if (!all_zero(v->staging + i * DISK_SECTOR))
+                        r = -EIO;
+        return r;
+}
+
+int volume_erase(struct volume *v, const uint64_t *places, uint32_t n) {
+        int r = is_broken(v);
+
+        for (uint32_t i = 0; r == 0 && i < n; i++)
+                if (places[i] / FILE_SLOTS >= v->n_extents ||
+                    !is_place(v, places[i], v->slot_bytes[places[i] / FILE_SLOTS]))
+                        r = -EINVAL;
+        for (uint32_t at = 0, some; r == 0 && at < n; at += some) {
+                some = batch_of(v, n - at, DISK_SECTOR);
+                r = erase_some(v, places + at, some);
+        }
+        return r;
+}

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_FILE_VOLUME_H
+#define KVD_STORE_FILE_VOLUME_H
+
+/*
+ * A volume: a disk of records (record.h). It knows superblock and extents; what is where is its
+ * caller's to know, who asks once for all that an extent holds (volume_scan) and says from then on
+ * which place a record goes to. A place is extent x FILE_SLOTS + slot. A write is there when it was
+ * answered, and may be gone after a power cut; an erasure that was answered is for good.
+ *
+ * After a flush that failed nobody knows what the disk has, and everything fails (-EIO).
+ */
+
+#include "ipc/base/why.h"
+#include "store/file/record.h"
+
+#define FILE_SLOTS 2048u  /* most of an extent */
+#define VOLUME_ITEMS 128u /* of one call */
+
+struct volume {
+        struct disk *disk;
+        struct file_super *super; /* owned, as is all below: one sector, as the disk has it */
+        uint32_t n_extents;
+        uint32_t *slot_bytes;     /* of each extent; 0: not known to be used */
+        uint8_t *staging;
+        uint64_t staging_bytes;
+        bool stale;               /* the disk may have another superblock than this one */
+        bool broken;              /* a flush failed */
+        struct kvd_why why;
+};
+
+struct volume_item {
+        uint64_t place;
+        const struct kvd_label *label;
+        const uint32_t *tokens;
+        void *payload;           /* written from, or read to, if it was right */
+        uint32_t bytes;          /* of it */
+        int error;               /* afterwards: 0; -EBADMSG: it is not there; or the disk's */
+};
+
+static inline uint32_t file_slot_bytes(uint64_t payload_bytes) {
+        return (uint32_t)(DISK_SECTOR + ALIGN_UP(payload_bytes, DISK_SECTOR));
+}
+
+/* Slots of an extent. */
+static inline uint32_t file_slots(uint64_t extent_bytes, uint32_t slot_bytes) {
+        return (uint32_t)MIN((extent_bytes - DISK_SECTOR) / slot_bytes, FILE_SLOTS);
+}
+
+enum volume_state { VOLUME_FOUND, VOLUME_NEW, VOLUME_LOST };
+
+/*
+ * A disk of zeros becomes a volume with extents of that size; so does one that was a volume whose
+ * superblocks are both broken (VOLUME_LOST). -EMEDIUMTYPE: it is something else, or of another
+ * version, and is left as it is. On failure, too, volume_close is to be called. staging_bytes: room
+ * for what is on its way at once; no slot may be larger.
+ */
+int volume_open(struct volume *volume, struct disk *disk, uint64_t extent_bytes,
+                uint64_t staging_bytes);
+void volume_close(struct volume *volume);
+
+/*
+ * The records of n slots of an extent from the first on, which is 0 at first: then the extent says
+ * how large they are (slot_bytes; 0: nothing is there). Returns how many, or a negative errno.
+ */
+int volume_scan(struct volume *volume, uint32_t extent, uint32_t first, uint32_t n,
+                struct kvd_disk_found *ret);
+
+/* The epoch of a namespace, which is entered if it is new. -ENOSPC: there are too many. */
+int volume_namespace(struct volume *volume, struct kvd_key id, uint64_t *epoch);
+/* Erases all that it has, and forgets it. */
+int volume_forget(struct volume *volume, struct kvd_key id);
+
+/* n is at most VOLUME_ITEMS; all slots of a write's extent are of one size. */
+void volume_write(struct volume *volume, struct volume_item *items, uint32_t n);
+void volume_read(struct volume *volume, struct volume_item *items, uint32_t n);
+int volume_erase(struct volume *volume, const uint64_t *places, uint32_t n);
+
+#endif

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_REMOTE_INSIDE_H
+#define KVD_STORE_REMOTE_INSIDE_H
+
+/* The remote tier of a store, and what it keeps for a space. */
+
+#include "store/cache/cache.h"
+#include "store/file/bring.h"
+#include "store/remote.h"
+
+#define PULLS 32u          /* fetches under way at once, of all spaces */
+#define PULL_TOKENS 15360u /* of one, from the beginning of its chain on */
+
+struct pull {
+        struct bringing to;           /* in remote->pulls */
+        uint32_t first;               /* blocks that were resident */
+        uint32_t n_tokens;
+        bool found;                   /* names is filled */
+        uint32_t n, at;               /* blocks that are there; those that are done */
+        struct kvd_key names[KVD_REMOTE_FOUND + 1]; /* the first: of the block before them */
+        uint32_t tokens[PULL_TOKENS];
+};
+
+struct remote { /* of a store */
+        struct store *store;
+        enum store_remote_state state;
+        struct store_remote_config config;
+        void (*wanted)(void *data, bool soon);
+        void *data;
+
+        bool asked;                   /* question is out */
+        struct store_remote_question question;
+        struct pull *pulling;         /* FIND, GET: whose */
+        struct kvd_list pulls;
+        struct pull *all_pulls;       /* owned; PULLS */
+        uint32_t turn;                /* number of the space that is swept next */
+        uint64_t epoch;               /* servers came back so often: what they had may be gone */
+        struct store_remote_info info;
+};
+
+struct remote_name { /* of a block that is on the servers */
+        struct kvd_key name;
+        kvd_ref block;                /* which one that is: its id may be another's by now */
+        uint64_t epoch;
+};
+
+struct remote_space {
+        bool unswept;                 /* something changed since its blocks were looked at */
+        uint32_t hand;                /* block to look at next */
+        uint32_t looked;              /* ... since something was found */
+        uint64_t changes;             /* when it was last marked */
+        struct remote_name names[];   /* by id */
+};
+
+/* NULL: there are no servers, or all are away, or the space is not for them. */
+struct remote *remote_for(const struct space *space);
+void remote_want(struct remote *remote, bool soon);
+void remote_begin_question(struct remote *remote, enum store_remote_ask what, struct space *space);
+/* May one more block go along? */
+bool remote_question_is_full(const struct remote *remote);
+uint64_t remote_space_bytes(const struct kvd_index *ix); /* that a space is charged for */
+
+/* The name of a resident block that is on the servers; NULL: it is not known to be. */
+const struct kvd_key *remote_name_of(const struct remote *remote, const struct space *space,
+                                     uint32_t id);
+void remote_note(const struct remote *remote, struct space *space, uint32_t id,
+                 struct kvd_key name);
+
+/* push.c: fills the question with blocks to be written. */
+bool push_next(struct remote *remote, bool *later);
+void push_done(struct remote *remote, const struct kvd_key *names, const int32_t *errors,
+               uint32_t n);
+
+/* pull.c: with blocks that somebody waits for. */
+bool pull_next(struct remote *remote, bool *later);
+void pull_found(struct remote *remote, const struct kvd_key *names, uint32_t n);
+void pull_done(struct remote *remote, const int32_t *errors, uint32_t n);
+void pulls_end(struct remote *remote, const struct space *space, const struct attachment *a);
+
+#endif

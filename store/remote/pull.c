@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Chains that come from the servers. They are asked first how much of a chain is there, and only
+ * then is room made for it; blocks come a piece at a time, each behind what the last one brought,
+ * and it ends early where one is not what it should be, or where there is no room.
+ */
+
+#include <errno.h>
+#include <string.h>
+
+#include "store/cache/inside.h"
+#include "store/file/bring.h"
+#include "store/remote/inside.h"
+
+#define WALK 4096u /* resident blocks of a chain that one request goes along */
+
+/* ---- its end --------------------------------------------------------------------------------- */
+
+static void pull_end(struct remote *remote, struct pull *p) {
+        bring_end(&p->to);
+        remote->info.queue--;
+}
+
+/* One whose answer is awaited ends with that, unless the whole space goes. */
+void pulls_end(struct remote *remote, const struct space *space, const struct attachment *a) {
+        for (uint32_t i = 0; i < PULLS; i++) {
+                struct pull *p = &remote->all_pulls[i];
+
+                if (!p->to.space || p->to.space != space || (a && p->to.attachment != a))
+                        continue;
+                if (a && p == remote->pulling) {
+                        p->to.attachment = NULL;
+                        continue;
+                }
+                if (p == remote->pulling)
+                        remote->pulling = NULL;
+                pull_end(remote, p);
+        }
+}
+
+/* ---- its beginning --------------------------------------------------------------------------- */
+
+static struct pull *unused_pull(struct remote *remote) {
+        for (uint32_t i = 0; i < PULLS; i++)
+                if (!remote->all_pulls[i].to.space)
+                        return &remote->all_pulls[i];
+        return NULL;
+}
+
+static int begin(struct remote *remote, struct attachment *a, const struct fetch_request *q,
+                 const struct chain_at *at, int *fd) {
+        struct pull *p = unused_pull(remote);
+        uint32_t bt = a->space->ix->geometry.block_tokens;
+        int r;
+
+        if (!p)
+                return store_refuse(remote->store, -EBUSY,
+                                    "%u fetches are under way already; ask again later", PULLS);
+        r = bring_begin(&p->to, &remote->pulls, a, at, fd);
+        if (r < 0)
+                return r;
+        p->first = at->depth;
+        p->n_tokens = MIN(q->n_tokens, PULL_TOKENS) / bt * bt;
+        p->found = false;
+        p->n = p->at = 0;
+        memcpy(p->tokens, q->tokens, p->n_tokens * sizeof *p->tokens);
+        remote->info.fetches++;
+        remote->info.queue++;
+        remote_want(remote, true);
+        return 0;
+}
+
+int64_t space_fetch_remote(struct attachment *a, const struct fetch_request *q, int *fd) {
+        struct space *space = a->space;
+        struct remote *remote = remote_for(space);
+        struct chain_at at = chain_begin(space, q->group, q->salt);
+        uint32_t bt = space->ix->geometry.block_tokens;
+        int r = 0;
+
+        *fd = -1;
+        while (at.depth < WALK && (uint64_t)(at.depth + 1) * bt <= q->n_tokens &&
+               chain_step(space, &at, q->tokens + at.depth * bt))
+                ;
+        if (remote && (uint64_t)(at.depth + 1) * bt <= MIN(q->n_tokens, PULL_TOKENS))
+                r = begin(remote, a, q, &at, fd);
+        return r < 0 ? r : (int64_t)at.depth * bt;
+}
+
+/* ---- a piece --------------------------------------------------------------------------------- */
+
+static bool ask_for_names(struct remote *remote, struct pull *p) {
+        struct store_remote_question *q = &remote->question;
+
+        remote_begin_question(remote, STORE_REMOTE_FIND, p->to.space);
+        q->group = p->to.group;
+        q->root = p->to.root;
+        q->first = p->first;
+        q->tokens = p->tokens;
+        q->n_tokens = p->n_tokens;
+        return true;
+}
+
+/* False: there is no room for the block. */
+static bool add_block(struct remote *remote, struct pull *p, uint32_t *reads) {
+        struct store_remote_question *q = &remote->question;
+        uint32_t bt = p->to.space->ix->geometry.block_tokens, i = p->at + q->n;
+        kvd_ref to = room_take(p->to.space, p->to.attachment->arena, reads);
+
+        if (!to)
+                return false;
+        block_hold(p->to.space, kvd_ref_id(to));
+        q->items[q->n++] = (struct store_remote_item){.item = {.parent = p->names[i],
+                                                               .name = p->names[i + 1],
+                                                               .root = p->to.root,
+                                                               .group = p->to.group,
+                                                               .n_tokens = bt},
+                                                      .block = to,
+                                                      .tokens = p->tokens + (p->first + i) * bt};
+        return true;
+}
+
+static bool ask_for_blocks(struct remote *remote, struct pull *p, uint32_t *reads) {
+        struct store_remote_question *q = &remote->question;
+
+        remote_begin_question(remote, STORE_REMOTE_GET, p->to.space);
+        while (p->at + q->n < p->n && !remote_question_is_full(remote) &&
+               add_block(remote, p, reads))
+                ;
+        return q->n > 0;
+}
+
+bool pull_next(struct remote *remote, bool *later) {
+        uint32_t reads = KVD_PIN_READS;
+        struct pull *p;
+
+        while ((p = kvd_list_first(&remote->pulls, struct pull, to.waiting)) && reads) {
+                if (p->found ? ask_for_blocks(remote, p, &reads) : ask_for_names(remote, p)) {
+                        remote->pulling = p;
+                        return true;
+                }
+                if (!reads) {
+                        *later = true; /* room was not looked for to the end */
+                        return false;
+                }
+                pull_end(remote, p);
+        }
+        return false;
+}
+
+void pull_found(struct remote *remote, const struct kvd_key *names, uint32_t n) {
+        struct pull *p = remote->pulling;
+        uint32_t wanted;
+
+        remote->pulling = NULL;
+        if (!p)
+                return;
+        wanted = p->n_tokens / p->to.space->ix->geometry.block_tokens - p->first;
+        p->n = MIN(n ? n - 1 : 0, MIN(wanted, KVD_REMOTE_FOUND));
+        if (n)
+                memcpy(p->names, names, (p->n + 1) * sizeof *names);
+        p->found = true;
+        if (p->n < MIN(wanted, KVD_REMOTE_FOUND))
+                remote->info.misses++;
+        if (!p->n || !p->to.attachment)
+                pull_end(remote, p);
+}
+
+static void count(struct remote *remote, int error) {
+        const struct store_remote_question *q = &remote->question;
+
+        remote->info.hits += !error;
+        remote->info.misses += error != 0;
+        remote->info.wrong += error == -EBADMSG;
+        remote->info.errors += error && error != -EBADMSG && error != -ENOENT;
+        if (!error && q->space)
+                remote->info.read_bytes += q->space->ix->block_bytes;
+}
+
+void pull_done(struct remote *remote, const int32_t *errors, uint32_t n) {
+        struct store_remote_question *q = &remote->question;
+        struct pull *p = remote->pulling;
+        bool goes_on = true;
+
+        remote->pulling = NULL;
+        for (uint32_t i = 0; i < q->n; i++) {
+                int error = i < n ? errors[i] : -ECANCELED;
+                kvd_ref there = 0;
+
+                count(remote, error);
+                if (!p)
+                        continue;
+                there = bring_settle(&p->to, q->items[i].block, q->items[i].tokens,
+                                     goes_on && !error);
+                goes_on = there != 0;
+                p->at += goes_on;
+                if (there)
+                        remote_note(remote, p->to.space, kvd_ref_id(there), q->items[i].item.name);
+        }
+        if (p && (!goes_on || p->at == p->n || !p->to.attachment))
+                pull_end(remote, p);
+}

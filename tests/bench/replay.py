@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests of a real service through a kvd, beside a simulator that knows nothing of it: for pools of several sizes,
+how much was found, request by request. One that differs is an error; so is a block that holds something else.
+
+    python3 replay.py --build BUILD [--trace FILE] [--blocks N[,N...]]
+
+FILE has the form of Mooncake's traces (trace/README.md); without it, it is the sample there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import subprocess
+import sys
+from collections import OrderedDict
+from itertools import islice
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SHARES = 0.02, 0.05, 0.1, 0.2, 0.4
+CACHES = 10
+
+
+def read(path: Path) -> list[list[int]]:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as lines:
+        return [json.loads(line)["hash_ids"] for line in lines]
+
+
+class Lru:
+    """A cache of so many blocks. What leaves is what was used longest ago, of one request its last block first, so
+    that no block leaves before those behind it. What the request at hand has found stays. An engine's library fetches
+    blocks to fill in batches, and what it has in hand, the cache cannot use; an engine that finds all of a prompt
+    computes the last block again, to go on from it, and needs one to fill. A batch of 0 is none of that."""
+
+    def __init__(self, blocks: int, batch: int) -> None:
+        self.blocks, self.batch, self.hand = blocks, batch, 0
+        self.cached: OrderedDict[int, None] = OrderedDict()
+
+    def make_room(self, keep: set[int]) -> None:
+        excess = max(0, len(self.cached) + self.hand - self.blocks)
+        for block in list(islice((block for block in self.cached if block not in keep), excess)):
+            del self.cached[block]
+
+    def request(self, chain: list[int]) -> int:
+        found = next((i for i, block in enumerate(chain) if block not in self.cached), len(chain))
+        missing = len(chain) - found
+        filled = max(missing, min(self.batch, 1))
+        if filled > self.hand:
+            self.hand += max(filled - self.hand, self.batch)
+            self.make_room(set(chain[:found]))
+        self.hand -= missing
+        for block in reversed(chain):
+            self.cached[block] = None
+            self.cached.move_to_end(block)
+        return found
+
+
+def simulate(requests: list[list[int]], blocks: int, batch: int) -> list[int]:
+    cache = Lru(blocks, batch)
+    return [cache.request(chain) for chain in requests]
+
+
+def batch_of(blocks: int) -> int:
+    """As many as libkvd fetches at once (client/magazine.c)."""
+    return max(1, min(128, blocks // 64))
+
+
+def replay(build: Path, requests: list[list[int]], blocks: int) -> tuple[list[int], dict]:
+    text = "".join(" ".join(map(str, chain)) + "\n" for chain in requests)
+    program, kvd, kvctl = (build / path for path in ("tests/bench/kvd-replay", "daemon/kvd", "tools/kvctl/kvctl"))
+    out = subprocess.run([program, kvd, kvctl, str(blocks)], input=text, text=True, stdout=subprocess.PIPE,
+                         check=True).stdout.splitlines()
+    lines, told = out[:len(requests)], json.loads(out[len(requests)])
+    counters = json.loads("".join(out[len(requests) + 1:]))["counters"]
+    told["unindexed"] = next(row["value"] for row in counters if row["name"].lower() == "unindexed")
+    return [int(line) for line in lines], told
+
+
+def compare(want: list[int], got: list[int]) -> str:
+    """Where they differ first, or nothing."""
+    if len(want) != len(got):
+        return f"{len(got)} requests of {len(want)} were answered"
+    wrong = [i for i, pair in enumerate(zip(want, got)) if pair[0] != pair[1]]
+    if not wrong:
+        return ""
+    return f"{len(wrong)} differ, first request {wrong[0]}: {got[wrong[0]]} found, {want[wrong[0]]} by the simulator"
+
+
+def same(build: Path, requests: list[list[int]], blocks: int) -> tuple[list[int], dict, str]:
+    """Keys are secret and drawn anew for each cache, and a few blocks in a million find no place in its index
+    (layout.h). A cache that had such a block cannot be compared: then another one is asked."""
+    want = simulate(requests, blocks, batch_of(blocks))
+    for _ in range(CACHES):
+        found, told = replay(build, requests, blocks)
+        trouble = compare(want, found)
+        if told["wrong"]:
+            trouble = f"{told['wrong']} blocks held something else"
+        if not trouble or told["wrong"] or not told["unindexed"]:
+            break
+    return found, told, trouble
+
+
+def one_pool(build: Path, requests: list[list[int]], blocks: int) -> bool:
+    asked = sum(map(len, requests))
+    found, told, trouble = same(build, requests, blocks)
+    plain = sum(simulate(requests, blocks, 0)) / asked
+    print(f"{blocks:9,} {sum(found) / asked:9.4f} {plain:9.4f} {asked / told['seconds']:12,.0f} "
+          f"{told['owner_seconds'] / asked * 1e6:10.2f}   {trouble or 'equal'}", flush=True)
+    return not trouble
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", type=Path, required=True)
+    parser.add_argument("--trace", type=Path, default=HERE / "trace/conversation.jsonl.gz")
+    parser.add_argument("--blocks", type=lambda s: [int(n) for n in s.split(",")])
+    args = parser.parse_args()
+    requests = read(args.trace)
+    different = len({block for chain in requests for block in chain})
+    print(f"{len(requests):,} requests, {sum(map(len, requests)):,} blocks, {different:,} different ones")
+    print("     pool  hit rate plain LRU     blocks/s   owner us   beside the simulator")
+    good = [one_pool(args.build, requests, n) for n in args.blocks or [int(different * s) for s in SHARES]]
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Calls at their edges: in a forked child, where all are refused and do no harm; a lease that
+ * somebody else has; a stock that grows; sequences that cannot be had.
+ */
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/kvd.h"
+#include "client/kvd_attend.h"
+#include "client/kvd_cuda.h"
+#include "client/kvd_methods.h"
+#include "ipc/base/util.h"
+#include "tests/lib/instance.h"
+#include "tests/lib/sanitized.h"
+#include "tests/lib/suite.h"
+
+enum { TOKENS = 4, BLOCKS = 4096 };
+
+static struct instance server;
+static kvd *handle;
+static kvd_space *space, *whole, *keyed;
+
+static const struct kvd_geometry geometry = {.layers = 1,
+                                             .kv_heads = 1,
+                                             .head_dim = 32,
+                                             .block_tokens = TOKENS,
+                                             .dtype = KVD_F32,
+                                             .vocab = 1000};
+static const struct kvd_geometry opaque = {
+        .block_tokens = TOKENS, .block_bytes = 1024, .layout = "objects"};
+static const uint32_t tokens[2 * TOKENS];
+
+static void set_up(void) {
+        const struct kvd_space_options of_whole = {.kind = KVD_BIDIRECTIONAL};
+
+        instance_start(&server, SETTINGS("daemon.pool=16M", "daemon.segment=256K"));
+        ck_assert_int_eq(kvd_open(server.socket, &handle), 0);
+        ck_assert_int_eq(kvd_space_open(handle, "s", &geometry, NULL, &space), 0);
+        ck_assert_int_eq(kvd_space_open(handle, "whole", &geometry, &of_whole, &whole), 0);
+        ck_assert_int_eq(kvd_space_open(handle, "keyed", &opaque, NULL, &keyed), 0);
+}
+
+static void tear_down(void) {
+        keyed = kvd_space_close(keyed);
+        whole = kvd_space_close(whole);
+        space = kvd_space_close(space);
+        handle = kvd_close(handle);
+        instance_end_clean(&server);
+}
+
+/* ---- forked children ------------------------------------------------------------------------- */
+
+/* What a caller may have in its hands when it forks. */
+struct held {
+        kvd_sequence *sequence;
+        struct kvd_block blocks[2], more, own; /* own: the sequence's */
+        struct kvd_pin pin;
+};
+
+static void take_everything(struct held *h) {
+        *h = (struct held){.sequence = NULL};
+        ck_assert_int_eq(kvd_sequence_open(space, 4, &h->sequence), 0);
+        ck_assert_int_eq(kvd_alloc(space, 2, h->blocks), 2);
+        ck_assert_int_eq(kvd_alloc(space, 1, &h->more), 1);
+        ck_assert_int_eq(kvd_alloc(space, 1, &h->own), 1);
+        ck_assert_int_eq(kvd_sequence_append(h->sequence, 1, &h->own, tokens, TOKENS), 1);
+        ck_assert_int_eq(kvd_seal(space, &h->pin, 2, h->blocks, tokens, 2 * TOKENS), 2);
+}
+
+static void give_everything_back(struct held *h) {
+        kvd_unpin(space, &h->pin);
+        kvd_free(space, 1, &h->more);
+        kvd_sequence_close(h->sequence);
+}
+
+/* How many calls of these were not refused as those of a child; each says its name. */
+static int calls_that_go_on(struct held *h) {
+        const struct kvd_table table = {h->more.view, &h->more.id, 1, 0, 1};
+        struct kvd_pin pins[2] = {{0}};
+        struct kvd_space_memory memory;
+        struct DLManagedTensor *tensor;
+        struct kvd_layer_view layer;
+        struct kvd_place place;
+        kvd_sequence *sequence;
+        struct kvd_block block;
+        static float floats[64];
+        uint32_t ids[2], slot = 0;
+        kvd_space *other;
+        int fd, n = 0;
+
+#define REFUSED(call) \
+        (call) == -ECHILD ? (void)0 : (void)(n++, fprintf(stderr, "in a child: %s\n", #call))
+        REFUSED(kvd_join(handle, (const uint8_t[16]){1}));
+        REFUSED(kvd_space_open(handle, "other", &geometry, NULL, &other));
+        REFUSED(kvd_space_memory(space, &memory));
+        REFUSED(kvd_space_place(space, &place));
+        REFUSED(kvd_alloc(space, 1, &block));
+        REFUSED(kvd_reserve(space, 8));
+        REFUSED(kvd_available(space));
+        REFUSED(kvd_lookup(space, 0, tokens, TOKENS, ids, 2, pins));
+        REFUSED(kvd_fetch(space, 0, 0, tokens, TOKENS, &fd));
+        REFUSED(kvd_catch_up(space));
+        REFUSED(kvd_seal(space, pins, 1, &h->more, tokens, TOKENS));
+        REFUSED(kvd_seal_on(space, pins, 1, &h->more, tokens, TOKENS, NULL));
+        REFUSED(kvd_lookup_keys(keyed, "0123456789abcdef", 1, 1, ids, pins));
+        REFUSED(kvd_seal_key(keyed, "0123456789abcdef", 1, &h->more, pins));
+        REFUSED(kvd_lease(whole, tokens, TOKENS, 0));
+        REFUSED(kvd_lease_end(whole, tokens, TOKENS));
+        REFUSED(kvd_space_set(space, "keydiff", 1));
+        REFUSED(kvd_sequence_open(space, 1, &sequence));
+        REFUSED(kvd_sequence_append(h->sequence, 1, &h->more, tokens, TOKENS));
+        REFUSED(kvd_sequence_borrow(h->sequence, &h->pin, 1, ids, tokens));
+        REFUSED(kvd_sequence_step(h->sequence, 0, 1));
+        REFUSED(kvd_sequence_sync(h->sequence));
+        REFUSED(kvd_sequence_wait(h->sequence, 0));
+        REFUSED(kvd_sequence_cool(h->sequence, 1, &slot, KVD_COOL_VAGUE));
+        REFUSED(kvd_sequence_revive(h->sequence, 1, &slot, KVD_REVIVE_EXACT));
+        REFUSED(kvd_sequence_compact(h->sequence, 0, 1, 1));
+        REFUSED(kvd_paged_write(space, 0, &table, floats, floats, 32));
+        REFUSED(kvd_paged_attention(space, 0, &table, 1, 1, floats, 32, floats, 32));
+        REFUSED(kvd_wait_on(space, &h->pin, NULL));
+        REFUSED(kvd_check_pin(space, &h->pin));
+        REFUSED(kvd_layer_view(space, 0, &layer));
+        REFUSED(kvd_dlpack_block(space, &h->pin, 0, &tensor));
+        REFUSED(kvd_dlpack_memory(space, &tensor));
+#undef REFUSED
+        return n;
+}
+
+/* The child lets everything go, too, and what the parent has is as it was. */
+START_TEST(a_forked_child_is_refused_everywhere) {
+        struct held h;
+        uint32_t ids[2];
+        pid_t pid;
+
+        take_everything(&h);
+        pid = check_fork();
+        if (pid == 0) {
+                int n = calls_that_go_on(&h);
+
+                give_everything_back(&h);
+                kvd_settle(space);
+                _exit(n);
+        }
+        ck_assert_int_eq(wait_status(pid), 0);
+        kvd_unpin(space, &h.pin);
+        ck_assert_int_eq(kvd_lookup(space, 0, tokens, 2 * TOKENS, ids, 2, &h.pin), 2 * TOKENS);
+        memset(h.more.data, 1, kvd_block_bytes(&geometry));
+        give_everything_back(&h);
+}
+END_TEST
+
+/* ---- leases ---------------------------------------------------------------------------------- */
+
+static void *wait_for_the_lease(void *arg) {
+        return (void *)(intptr_t)kvd_lease(arg, tokens, TOKENS, 60000);
+}
+
+/* One who waits gets it when it ends, long before its time is over. */
+START_TEST(a_lease_is_waited_for) {
+        const struct kvd_space_options of_whole = {.kind = KVD_BIDIRECTIONAL};
+        kvd_space *other;
+        kvd *second;
+        pthread_t thread;
+        void *got;
+
+        ck_assert_int_eq(kvd_open(server.socket, &second), 0);
+        ck_assert_int_eq(kvd_space_open(second, "whole", &geometry, &of_whole, &other), 0);
+        ck_assert_int_eq(kvd_lease(whole, tokens, TOKENS, 0), 1);
+        ck_assert_int_eq(kvd_lease(other, tokens, TOKENS, 0), -EBUSY);
+        ck_assert_int_eq(pthread_create(&thread, NULL, wait_for_the_lease, other), 0);
+        usleep(100000); /* it waits by then, or this asks nothing */
+        ck_assert_int_eq(kvd_lease_end(whole, tokens, TOKENS), 0);
+        ck_assert_int_eq(pthread_join(thread, &got), 0);
+        ck_assert_int_eq((int)(intptr_t)got, 1);
+        ck_assert_int_eq(kvd_lease(whole, tokens, TOKENS, 0), -EBUSY);
+        ck_assert_int_eq(kvd_lease_end(other, tokens, TOKENS), 0);
+        kvd_space_close(other);
+        kvd_close(second);
+}
+END_TEST
+
+/* ---- the stock ------------------------------------------------------------------------------- */
+
+START_TEST(a_stock_that_grows_loses_nothing) {
+        static struct kvd_block blocks[2000];
+        static uint8_t seen[1 << 16];
+
+        ck_assert_int_eq(kvd_reserve(space, 100), 100);
+        ck_assert_int_eq(kvd_reserve(space, 2000), 2000);
+        ck_assert_int_eq(kvd_alloc(space, 2000, blocks), 2000);
+        for (uint32_t i = 0; i < 2000; i++) {
+                ck_assert_uint_lt(blocks[i].id, sizeof seen);
+                ck_assert_uint_eq(seen[blocks[i].id]++, 0);
+                ck_assert_uint_ne(blocks[i].generation, 0);
+                memset(blocks[i].data, 1, 16);
+        }
+        kvd_free(space, 2000, blocks);
+}
+END_TEST
+
+/* ---- sequences ------------------------------------------------------------------------------- */
+
+START_TEST(sequences_that_cannot_be_had) {
+        kvd_sequence *sequence, *all[2000];
+        uint32_t n = 0;
+        int r = 0;
+
+        ck_assert_int_eq(kvd_sequence_open(space, 0, &sequence), -EINVAL);
+        ck_assert_int_eq(kvd_sequence_open(whole, 1, &sequence), -EINVAL);
+        if (!SANITIZED) /* AddressSanitizer ends a process that asks for so much */
+                ck_assert_int_lt(kvd_sequence_open(space, UINT32_MAX, &sequence), 0);
+        while (n < ARRAY_SIZE(all) && r == 0) {
+                r = kvd_sequence_open(space, 1 << 16, &all[n]);
+                n += r == 0;
+        }
+        ck_assert_msg(r < 0, "%u sequences of 65,536 blocks", n);
+        while (n)
+                kvd_sequence_close(all[--n]);
+}
+END_TEST
+
+SUITE("calls",
+      FIXTURE(set_up, tear_down),
+      TESTS(a_forked_child_is_refused_everywhere, a_lease_is_waited_for,
+            a_stock_that_grows_loses_nothing, sequences_that_cannot_be_had))

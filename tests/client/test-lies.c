@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A daemon whose answers have the right form and make no sense. libkvd believes none: the call says
+ * in words what is wrong, nothing of what came stays mapped or open, and as soon as the daemon
+ * speaks the truth the same call is well. The answers are a real daemon's, changed on their way.
+ */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "client/kvd.h"
+#include "ipc/base/layout.h"
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
+#include "ipc/frame.h"
+#include "ipc/msg.h"
+#include "tests/lib/instance.h"
+#include "tests/lib/suite.h"
+
+enum { TOKENS = 4, BLOCKS = 2, ALL = KVD_FRAME_FDS + 1 };
+
+static struct instance server;
+static struct kvd_decoder *decoder;
+
+/* ---- lies ------------------------------------------------------------------------------------ */
+
+/* A message that is changed. n_fds: as many descriptors come with it, the first ones or copies. */
+struct lie {
+        uint32_t number;
+        void (*tell)(struct kvd_msg *m);
+        uint32_t n_fds;
+        bool swapped; /* the first two descriptors */
+        const char *words;
+};
+
+static const struct lie *lie; /* NULL: the truth */
+
+static void no_header(struct kvd_msg *m) {
+        m->space_reply.index_bytes = 64;
+}
+
+static void a_large_index(struct kvd_msg *m) {
+        m->space_reply.index_bytes *= 1000;
+}
+
+static void pins_for_an_index(struct kvd_msg *m) {
+        m->space_reply.index_bytes = m->space_reply.pin_bytes;
+}
+
+static void another_vocabulary(struct kvd_msg *m) {
+        m->space.vocab--;
+}
+
+static void no_segments(struct kvd_msg *m) {
+        m->segments_reply.count = 0;
+}
+
+static void segments_without_memory(struct kvd_msg *m) {
+        m->segments_reply.absent = UINT64_MAX >> (64 - m->segments_reply.count);
+}
+
+static void blocks_that_do_not_exist(struct kvd_msg *m) {
+        static kvd_ref refs[BLOCKS];
+
+        for (uint32_t i = 0; i < BLOCKS; i++)
+                refs[i] = kvd_ref_make(UINT32_MAX / 2 + i, 1);
+        m->allocate_reply.blocks = (struct kvd_slice){refs, sizeof refs};
+}
+
+static void more_blocks_than_there_were(struct kvd_msg *m) {
+        static kvd_ref refs[BLOCKS + 1];
+
+        m->seal_reply.blocks = (struct kvd_slice){refs, sizeof refs};
+}
+
+static const struct lie lies[] = {
+        {KVD_MSG_space + KVD_REPLY, NULL, 1, false, "two descriptors"},
+        {KVD_MSG_space + KVD_REPLY, NULL, 3, false, "two descriptors"},
+        {KVD_MSG_space + KVD_REPLY, no_header, ALL, false, "without a header"},
+        {KVD_MSG_space + KVD_REPLY, a_large_index, ALL, false, "shorter than announced"},
+        {KVD_MSG_space + KVD_REPLY, pins_for_an_index, ALL, true, "another version or broken"},
+        {KVD_MSG_space, another_vocabulary, ALL, false, "another geometry"},
+        {KVD_MSG_segments + KVD_REPLY, NULL, 0, false, "without descriptors"},
+        {KVD_MSG_segments + KVD_REPLY, no_segments, 0, false, "does not exist"},
+        {KVD_MSG_segments + KVD_REPLY, segments_without_memory, 0, false, "without memory"},
+        {KVD_MSG_allocate + KVD_REPLY, blocks_that_do_not_exist, ALL, false, "does not exist"},
+        {KVD_MSG_seal + KVD_REPLY, more_blocks_than_there_were, ALL, false, "number of blocks"},
+};
+
+/* ---- on their way ---------------------------------------------------------------------------- */
+
+/* How long the changed frame is; 0: this is not the message. */
+static size_t change(const void *frame, size_t size, uint8_t to[static KVD_FRAME_MAX]) {
+        struct kvd_msg m;
+        ssize_t n;
+
+        if (!lie || kvd_msg_decode(decoder, frame, size, &m) < 0 || m.number != lie->number)
+                return 0;
+        if (lie->tell)
+                lie->tell(&m);
+        n = kvd_msg_encode(&m, to, KVD_FRAME_MAX);
+        ck_assert_int_gt(n, 0);
+        return (size_t)n;
+}
+
+static void change_fds(struct msghdr *msg) {
+        struct cmsghdr *c = CMSG_FIRSTHDR(msg);
+        uint32_t n = c ? (uint32_t)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int)) : 0;
+        int *fds = c ? (int *)(void *)CMSG_DATA(c) : NULL;
+
+        if (!n || lie->n_fds == ALL)
+                return;
+        for (; n > lie->n_fds; n--)
+                close(fds[n - 1]);
+        for (; n < lie->n_fds; n++)
+                fds[n] = dup(fds[0]);
+        c->cmsg_len = CMSG_LEN(n * sizeof(int));
+        msg->msg_controllen = CMSG_SPACE(n * sizeof(int));
+}
+
+static void swap_fds(struct msghdr *msg) {
+        int *fds = (int *)(void *)CMSG_DATA(CMSG_FIRSTHDR(msg)), first = fds[0];
+
+        fds[0] = fds[1];
+        fds[1] = first;
+}
+
+static ssize_t heard(int fd, struct msghdr *msg, int flags) {
+        static uint8_t frame[KVD_FRAME_MAX];
+        ssize_t n = kvd_sys_real.recvmsg(fd, msg, flags);
+        size_t changed;
+
+        if (n <= 0 || !msg->msg_iovlen || flags & MSG_PEEK)
+                return n;
+        changed = change(msg->msg_iov->iov_base, (size_t)n, frame);
+        if (!changed)
+                return n;
+        memcpy(msg->msg_iov->iov_base, frame, changed);
+        change_fds(msg);
+        if (lie->swapped)
+                swap_fds(msg);
+        return (ssize_t)changed;
+}
+
+static ssize_t said(int fd, const struct msghdr *msg, int flags) {
+        static uint8_t frame[KVD_FRAME_MAX];
+        size_t changed = change(msg->msg_iov->iov_base, msg->msg_iov->iov_len, frame);
+        struct iovec piece = {frame, changed};
+        struct msghdr other = {.msg_iov = &piece, .msg_iovlen = 1};
+        ssize_t n = kvd_sys_real.sendmsg(fd, changed ? &other : msg, flags);
+
+        return changed && n > 0 ? (ssize_t)msg->msg_iov->iov_len : n;
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+static void set_up(void) {
+        static struct kvd_sys table;
+
+        instance_start(&server, SETTINGS("daemon.pool=16M", "daemon.segment=256K"));
+        ck_assert_int_eq(kvd_decoder_new(&decoder), 0);
+        table = kvd_sys_real;
+        table.recvmsg = heard;
+        table.sendmsg = said;
+        sys = &table;
+}
+
+static void tear_down(void) {
+        sys = &kvd_sys_real;
+        decoder = kvd_decoder_free(decoder);
+        instance_end_clean(&server);
+}
+
+static int use(kvd_space *space) {
+        static const uint32_t tokens[BLOCKS * TOKENS];
+        struct kvd_block blocks[BLOCKS] = {0};
+        struct kvd_pin pin = {0};
+        int r = kvd_alloc(space, BLOCKS, blocks);
+
+        if (r < 0)
+                return r;
+        ck_assert_int_eq(r, BLOCKS);
+        for (uint32_t i = 0; i < BLOCKS; i++)
+                memset(blocks[i].data, 1, 16);
+        r = kvd_seal(space, &pin, BLOCKS, blocks, tokens, BLOCKS * TOKENS);
+        if (r < 0)
+                kvd_free(space, BLOCKS, blocks);
+        kvd_unpin(space, &pin);
+        return r;
+}
+
+/* Open, fill, seal and close; the first error. */
+static int live(const char *name) {
+        static const struct kvd_geometry geometry = {.layers = 1,
+                                                     .kv_heads = 1,
+                                                     .head_dim = 32,
+                                                     .block_tokens = TOKENS,
+                                                     .dtype = KVD_F32,
+                                                     .vocab = 1000};
+        kvd_space *space;
+        kvd *handle;
+        int r;
+
+        ck_assert_msg(kvd_open(server.socket, &handle) == 0, "%s", kvd_error());
+        r = kvd_space_open(handle, name, &geometry, NULL, &space);
+        if (r == 0) {
+                r = use(space);
+                kvd_space_close(space);
+        }
+        kvd_close(handle);
+        return r;
+}
+
+/* Mappings of what the daemon gave. */
+static uint32_t mappings(void) {
+        FILE *f = fopen("/proc/self/maps", "re");
+        char line[512];
+        uint32_t n = 0;
+
+        ck_assert_ptr_nonnull(f);
+        while (fgets(line, sizeof line, f))
+                n += strstr(line, "/memfd:kvd-") != NULL;
+        fclose(f);
+        return n;
+}
+
+START_TEST(no_answer_is_believed) {
+        uint32_t fds = fds_of(0);
+        int r;
+
+        lie = &lies[_i];
+        r = live("lies");
+        ck_assert_msg(r == -EPROTO, "'%s': %d, %s", lie->words, r, kvd_error());
+        ck_assert_msg(strstr(kvd_error(), lie->words), "'%s': %s", lie->words, kvd_error());
+        ck_assert_uint_eq(fds_of(0), fds);
+        ck_assert_uint_eq(mappings(), 0);
+        lie = NULL;
+        r = live("truth");
+        ck_assert_msg(r == BLOCKS, "%s", kvd_error());
+        ck_assert_uint_eq(fds_of(0), fds);
+        ck_assert_uint_eq(mappings(), 0);
+}
+END_TEST
+
+SUITE("lies", FIXTURE(set_up, tear_down), LOOPS(ARRAY_SIZE(lies), no_answer_is_believed))

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The file tier of a real daemon: what left the pool comes back, also after kvd was killed; what
+ * was deleted does not; and a disk process that dies, or a file that is somebody else's, costs
+ * blocks and nothing else.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include "client/kvd.h"
+#include "ipc/base/util.h"
+#include "tests/lib/oracle.h"
+#include "tests/lib/peer.h"
+#include "tests/lib/suite.h"
+
+#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
+#define BLOCK_TOKENS 16u
+#define BLOCKS 24u /* of a chain: more than a run */
+#define BLOCK_BYTES 16384u
+#define SEED 17u
+
+static struct instance in;
+static struct peer_end *watcher;
+static char file[128], file_setting[160];
+static kvd *handle;
+static kvd_space *space;
+static uint32_t tokens[BLOCKS * BLOCK_TOKENS];
+
+/* ---- a daemon with a file -------------------------------------------------------------------- */
+
+static const char *const *settings(void) {
+        static const char *list[8];
+
+        snprintf(file_setting, sizeof file_setting, "daemon.file=%s", file);
+        memcpy(list, SETTINGS("daemon.pool=4M", "daemon.segment=1M", file_setting,
+                              "daemon.file_size=16M", "daemon.file_depth=0"),
+               6 * sizeof *list);
+        return list;
+}
+
+static struct kvd_msg_tier_info_reply tier(void) {
+        return peer_ok(watcher, MSG(tier_info)).tier_info_reply;
+}
+
+static bool tier_is(const char *state) {
+        struct kvd_msg_tier_info_reply t = tier();
+
+        return t.state.size == strlen(state) && memcmp(t.state.data, state, t.state.size) == 0;
+}
+
+static void watch(void) {
+        watcher = peer_attach(in.socket);
+        WAIT_UNTIL(tier_is("on"));
+}
+
+static void connect_to_it(void) {
+        static const struct kvd_geometry geometry = {.layers = 1,
+                                                     .kv_heads = 2,
+                                                     .head_dim = 64,
+                                                     .block_tokens = BLOCK_TOKENS,
+                                                     .dtype = KVD_F32,
+                                                     .vocab = 1u << 20};
+
+        ck_assert_msg(kvd_open(in.socket, &handle) == 0, "%s", kvd_error());
+        ck_assert_msg(kvd_space_open(handle, "s", &geometry, NULL, &space) == 0, "%s",
+                      kvd_error());
+        ck_assert_uint_eq(kvd_block_bytes(&geometry), BLOCK_BYTES);
+}
+
+static void leave_it(void) {
+        space = kvd_space_close(space);
+        handle = kvd_close(handle);
+        watcher = peer_close(watcher);
+}
+
+static void start(void) {
+        instance_make_dir(&in);
+        snprintf(file, sizeof file, "/var/tmp/kvd-test-file-%d", getpid());
+        unlink(file);
+        instance_again(&in, settings());
+        watch();
+        connect_to_it();
+        for (uint32_t i = 0; i < ARRAY_SIZE(tokens); i++)
+                tokens[i] = 1000 + i;
+}
+
+static void stop(void) {
+        leave_it();
+        instance_end_clean(&in);
+        unlink(file);
+}
+
+static void restart(bool kill) {
+        leave_it();
+        if (kill)
+                instance_kill(&in);
+        else
+                instance_stop(&in);
+        instance_again(&in, settings());
+        watch();
+        connect_to_it();
+}
+
+/* ---- chains ---------------------------------------------------------------------------------- */
+
+static void make_chain(const uint32_t *of) {
+        struct kvd_block blocks[BLOCKS];
+        struct kvd_pin pin = {0};
+        uint32_t n = 0;
+
+        while (n < BLOCKS) {
+                int r = kvd_alloc(space, BLOCKS - n, blocks + n);
+
+                ck_assert_msg(r > 0, "%s", kvd_error());
+                n += (uint32_t)r;
+        }
+        for (uint32_t i = 0; i < BLOCKS; i++)
+                oracle_fill(blocks[i].data, BLOCK_BYTES,
+                            oracle_seed(SEED, of, (i + 1) * BLOCK_TOKENS));
+        ck_assert_msg(kvd_seal(space, &pin, BLOCKS, blocks, of, BLOCKS * BLOCK_TOKENS) >= 0, "%s",
+                      kvd_error());
+        kvd_unpin(space, &pin);
+}
+
+/* The blocks that are resident; all of them must be right. */
+static uint32_t resident(const uint32_t *of) {
+        struct kvd_pin pin = {0};
+        uint32_t ids[BLOCKS];
+        int64_t n;
+
+        kvd_catch_up(space);
+        n = kvd_lookup(space, 0, of, BLOCKS * BLOCK_TOKENS, ids, BLOCKS, &pin);
+        ck_assert_int_ge(n, 0);
+        for (uint32_t i = 0; i < n / BLOCK_TOKENS; i++)
+                ck_assert_uint_eq(oracle_wrong(kvd_pin_block(&pin, ids[i]), BLOCK_BYTES,
+                                               oracle_seed(SEED, of, (i + 1) * BLOCK_TOKENS)),
+                                  0);
+        kvd_unpin(space, &pin);
+        return (uint32_t)(n / BLOCK_TOKENS);
+}
+
+/* The tokens that were promised. Waits until it has ended. */
+static int64_t fetch(const uint32_t *of) {
+        struct pollfd p = {.events = POLLIN};
+        int64_t n = kvd_fetch(space, 0, 0, of, BLOCKS * BLOCK_TOKENS, &p.fd);
+
+        ck_assert_msg(n >= 0, "%s", kvd_error());
+        if (p.fd < 0)
+                return n;
+        ck_assert_int_eq(poll(&p, 1, PATIENCE_MS), 1);
+        close(p.fd);
+        return n;
+}
+
+static void evict_all(void) {
+        struct kvd_msg_evict_reply r;
+
+        do {
+                r = peer_ok(watcher, MSG(evict, .space = kvd_slice_of("s"))).evict_reply;
+        } while (r.more);
+}
+
+static void write_chain(void) {
+        make_chain(tokens);
+        WAIT_UNTIL(tier().records == BLOCKS);
+        WAIT_UNTIL(tier().written_bytes >= BLOCKS * (uint64_t)BLOCK_BYTES);
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+START_TEST(evicted_blocks_come_back) {
+        write_chain();
+        evict_all();
+        ck_assert_uint_eq(resident(tokens), 0);
+        ck_assert_int_eq(fetch(tokens), BLOCKS * BLOCK_TOKENS);
+        ck_assert_uint_eq(resident(tokens), BLOCKS);
+        ck_assert_uint_eq(tier().hits, BLOCKS);
+        ck_assert_uint_eq(tier().misses, 0);
+        ck_assert_int_eq(fetch(tokens), BLOCKS * BLOCK_TOKENS);
+        ck_assert_uint_eq(tier().hits, BLOCKS);
+}
+END_TEST
+
+/* Holds the file as the disk process of a killed kvd does, for a while. */
+static pid_t hold_file(void) {
+        int ends[2];
+        char byte = 0;
+        pid_t pid;
+
+        ck_assert_int_eq(pipe(ends), 0);
+        pid = fork();
+        if (pid == 0) {
+                int fd = open(file, O_RDWR | O_CLOEXEC);
+
+                if (fd < 0 || flock(fd, LOCK_EX) < 0 || write(ends[1], &byte, 1) != 1)
+                        _exit(1);
+                usleep(200000);
+                _exit(0);
+        }
+        ck_assert_int_eq(read(ends[0], &byte, 1), 1);
+        close(ends[0]);
+        close(ends[1]);
+        return pid;
+}
+
+START_TEST(a_killed_daemons_disk_process_is_waited_for) {
+        pid_t pid;
+
+        write_chain();
+        leave_it();
+        instance_kill(&in);
+        pid = hold_file();
+        instance_again(&in, settings());
+        ck_assert_int_eq(wait_status(pid), 0);
+        watch();
+        connect_to_it();
+        ck_assert_uint_eq(tier().records, BLOCKS);
+}
+END_TEST
+
+START_TEST(warm_after_a_restart) {
+        write_chain();
+        restart(_i);
+        ck_assert_uint_eq(tier().records, BLOCKS);
+        ck_assert_uint_eq(resident(tokens), 0);
+        ck_assert_int_eq(fetch(tokens), BLOCKS * BLOCK_TOKENS);
+        ck_assert_uint_eq(resident(tokens), BLOCKS);
+        /* what is there is known, and not written again */
+        peer_ok(watcher, MSG(evict, .space = kvd_slice_of("s"), .blocks = 1));
+        make_chain(tokens);
+        ck_assert_uint_eq(tier().records, BLOCKS);
+        ck_assert_uint_eq(tier().written_bytes, 0);
+}
+END_TEST
+
+START_TEST(only_what_is_behind_the_resident_comes) {
+        write_chain();
+        peer_ok(watcher, MSG(evict, .space = kvd_slice_of("s"), .blocks = 5));
+        ck_assert_uint_eq(resident(tokens), BLOCKS - 5);
+        ck_assert_int_eq(fetch(tokens), BLOCKS * BLOCK_TOKENS);
+        ck_assert_uint_eq(resident(tokens), BLOCKS);
+        ck_assert_uint_eq(tier().hits, 5);
+}
+END_TEST
+
+START_TEST(others_are_not_there) {
+        uint32_t other[BLOCKS * BLOCK_TOKENS];
+        int fd;
+
+        write_chain();
+        evict_all();
+        memcpy(other, tokens, sizeof other);
+        other[5 * BLOCK_TOKENS]++;
+        ck_assert_int_eq(fetch(other), 5 * BLOCK_TOKENS);
+        ck_assert_uint_eq(resident(other), 5);
+        other[0]++;
+        ck_assert_int_eq(fetch(other), 0);
+        ck_assert_int_eq(kvd_fetch(space, 0, 1, tokens, BLOCK_TOKENS, &fd), 0);
+        ck_assert_int_eq(fd, -1);
+        ck_assert_int_eq(kvd_fetch(space, 1, 0, tokens, BLOCK_TOKENS, &fd), -EINVAL);
+}
+END_TEST
+
+static bool is_erased(void) {
+        struct kvd_msg m = peer_call(watcher, MSG(space_delete, .space = kvd_slice_of("s")));
+
+        return m.number == KVD_MSG_error ? m.error.code == ENOENT :
+                                           !m.space_delete_reply.erasing;
+}
+
+/* Promise 8: also after a restart. */
+START_TEST(deleted_is_deleted) {
+        write_chain();
+        ck_assert_uint_eq(peer_ok(watcher, MSG(space_delete, .space = kvd_slice_of("s"),
+                                               .force = 1))
+                                  .space_delete_reply.erasing,
+                          1);
+        WAIT_UNTIL(is_erased());
+        restart(true);
+        ck_assert_int_eq(fetch(tokens), 0);
+        ck_assert_uint_eq(tier().records, 0);
+}
+END_TEST
+
+static pid_t disk_process(void) {
+        char path[64], name[32];
+
+        for (pid_t pid = in.pid + 1; pid < in.pid + 500; pid++) {
+                FILE *f;
+                int parent = 0;
+
+                snprintf(path, sizeof path, "/proc/%d/stat", pid);
+                f = fopen(path, "re");
+                if (f && fscanf(f, "%*d (%31[^)]) %*c %d", name, &parent) == 2 &&
+                    parent == in.pid && strcmp(name, "kvd-disk") == 0) {
+                        fclose(f);
+                        return pid;
+                }
+                if (f)
+                        fclose(f);
+        }
+        return 0;
+}
+
+START_TEST(a_disk_process_that_dies_is_replaced) {
+        pid_t pid = disk_process();
+
+        ck_assert_int_gt(pid, 0);
+        write_chain();
+        evict_all();
+        ck_assert_int_eq(kill(pid, SIGKILL), 0);
+        WAIT_UNTIL(disk_process() && disk_process() != pid);
+        for (int i = 0; i < 100 && resident(tokens) < BLOCKS; i++)
+                fetch(tokens);
+        ck_assert_uint_eq(resident(tokens), BLOCKS);
+        ck_assert(tier_is("on"));
+}
+END_TEST
+
+/* A record that rots is a miss, and what is behind it, too. */
+START_TEST(rot_is_a_miss) {
+        uint8_t byte[4096];
+        int fd;
+
+        write_chain();
+        evict_all();
+        fd = open(file, O_RDWR | O_CLOEXEC);
+        ck_assert_int_ge(fd, 0);
+        for (off_t at = 128 << 10; at < 4 << 20; at += 4096) {
+                ck_assert_int_eq(pread(fd, byte, sizeof byte, at), sizeof byte);
+                if (oracle_wrong(byte, sizeof byte,
+                                 oracle_seed(SEED, tokens, 3 * BLOCK_TOKENS)) == 0) {
+                        byte[77] ^= 1;
+                        ck_assert_int_eq(pwrite(fd, byte, sizeof byte, at), sizeof byte);
+                }
+        }
+        close(fd);
+        ck_assert_int_eq(fetch(tokens), BLOCKS * BLOCK_TOKENS);
+        ck_assert_uint_eq(resident(tokens), 2);
+        ck_assert_uint_ge(tier().misses, 1);
+        ck_assert_int_eq(fetch(tokens), 2 * BLOCK_TOKENS);
+}
+END_TEST
+
+/* More than the file holds: what is cold goes, and the file is used to its end. */
+START_TEST(a_full_file_goes_on) {
+        uint32_t chain[BLOCKS * BLOCK_TOKENS];
+
+        for (uint32_t round = 0; round < 60; round++) {
+                uint64_t written = tier().written_bytes;
+
+                for (uint32_t i = 0; i < ARRAY_SIZE(chain); i++)
+                        chain[i] = round * 1000 + i;
+                make_chain(chain);
+                WAIT_UNTIL(tier().written_bytes >= written + BLOCKS * (uint64_t)BLOCK_BYTES);
+        }
+        ck_assert_uint_gt(tier().evicted, 0);
+        ck_assert_uint_le(tier().used, 16 << 20);
+        evict_all();
+        ck_assert_int_eq(fetch(chain), BLOCKS * BLOCK_TOKENS);
+        ck_assert_uint_eq(resident(chain), BLOCKS);
+}
+END_TEST
+
+SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
+      TESTS(evicted_blocks_come_back, a_killed_daemons_disk_process_is_waited_for,
+            only_what_is_behind_the_resident_comes, others_are_not_there, deleted_is_deleted,
+            a_disk_process_that_dies_is_replaced, rot_is_a_miss,
+            a_full_file_goes_on))

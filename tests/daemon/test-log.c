@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What the log says, and how often, is the daemon's to choose (A18): names that clients choose are
+ * data in a line and never a line, and whoever causes lines causes few. The log is read as a person
+ * reads it, from a file that is the daemon's standard error.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/log.h"
+#include "ipc/base/sys.h"
+#include "tests/lib/peer.h"
+#include "tests/lib/suite.h"
+
+#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
+
+static struct instance in;
+static int error_before;
+static char text[65536];
+static struct kvd_sys replaced;
+static uint64_t clock_now;
+
+/* From here on standard error is a file, of this process and of what it starts. */
+static void catch_lines(void) {
+        char path[] = "/tmp/kvd-test-log-XXXXXX";
+        int fd = mkstemp(path);
+
+        ck_assert_int_ge(fd, 0);
+        unlink(path);
+        error_before = dup(STDERR_FILENO);
+        ck_assert_int_ge(fcntl(fd, F_SETFL, O_APPEND), 0);
+        ck_assert_int_ge(dup2(fd, STDERR_FILENO), 0);
+        close(fd);
+        unsetenv("JOURNAL_STREAM");
+}
+
+static void let_lines_go(void) {
+        dup2(error_before, STDERR_FILENO);
+        close(error_before);
+}
+
+static const char *lines(void) {
+        ssize_t n = pread(STDERR_FILENO, text, sizeof text - 1, 0);
+
+        text[n < 0 ? 0 : n] = '\0';
+        return text;
+}
+
+static uint32_t count(const char *what) {
+        uint32_t n = 0;
+
+        for (const char *at = lines(); (at = strstr(at, what)); at++)
+                n++;
+        return n;
+}
+
+static void set_up(void) {
+        catch_lines();
+        instance_start(&in, SETTINGS("daemon.log=debug"));
+}
+
+static void tear_down(void) {
+        instance_end(&in);
+        let_lines_go();
+}
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+static void attach_as(const char *name) {
+        struct peer_end *p = peer_connect(in.socket);
+
+        peer_ok(p, MSG(attach, .protocol = KVD_PROTOCOL, .name = kvd_slice_of(name)));
+        peer_close(p);
+}
+
+/* Of the line about the client so called, what stands between the quotes. */
+static void expect_called(const char *name, const char *shown) {
+        char quoted[300];
+
+        attach_as(name);
+        snprintf(quoted, sizeof quoted, "('%s', process %d, user %u)", shown, getpid(), getuid());
+        ck_assert_msg(count(quoted) > 0, "%s in:\n%s", quoted, lines());
+}
+
+START_TEST(a18_names_of_clients_stay_in_their_quotes) {
+        expect_called("honest", "honest");
+        expect_called("x', process 1, user 0) of domain root left",
+                      "x?, process 1, user 0) of domain root left");
+        expect_called("x\" `reboot` \\n", "x? ?reboot? ?n");
+        expect_called("\xe2\x80\xae" "tfel", "???tfel");         /* from right to left */
+        expect_called("a\xe2\x80\x8b" "b", "a???b");             /* of no width */
+        for (const char *p = lines(); *p; p++)
+                ck_assert_msg(*p == '\n' || (*p >= 0x20 && *p <= 0x7e), "byte %#x in the log",
+                              (uint8_t)*p);
+}
+END_TEST
+
+/* Text with control characters ends the connection; other names than plain words are refused. */
+static void expect_no_name(const char *name) {
+        struct peer_end *p = peer_attach(in.socket);
+        struct kvd_msg open = MSG(space, .name = kvd_slice_of(name), .create = 1, .layers = 1,
+                                  .kv_heads = 1, .head_dim = 8, .block_tokens = 4, .dtype = 2,
+                                  .vocab = 1000);
+        struct kvd_msg reply;
+
+        peer_send(p, &open);
+        if (peer_receive(p, &reply))
+                ck_assert_uint_eq(reply.number, KVD_MSG_error);
+        peer_close(p);
+}
+
+START_TEST(a18_names_that_are_no_words_are_refused) {
+        static const char *const wrong[] = {"x' of domain root was made", "x\xe2\x80\xae", "x y", "",
+                                            "x\nkvd: space 'y", "\x1b[2J"};
+        struct peer_end *p = peer_connect(in.socket);
+        struct kvd_msg reply;
+
+        peer_send(p, &MSG(attach, .protocol = KVD_PROTOCOL, .name = kvd_slice_of("x\nkvd: y")));
+        ck_assert(!peer_receive(p, &reply) || reply.number == KVD_MSG_error);
+        ck_assert_uint_eq(count("\nkvd: y"), 0);
+        peer_close(p);
+        for (size_t i = 0; i < ARRAY_SIZE(wrong); i++)
+                expect_no_name(wrong[i]);
+        ck_assert_uint_eq(count("was made"), 0);
+        p = peer_attach(in.socket);
+        peer_open_space(p, "x");
+        ck_assert_uint_eq(count("space 'x' of domain"), 1);
+        peer_close(p);
+}
+END_TEST
+
+/* ---- how many -------------------------------------------------------------------------------- */
+
+#define MOST 10u
+#define SEC UINT64_C(1000000000)
+
+static int tell_time(uint64_t *ret) {
+        *ret = clock_now;
+        return 0;
+}
+
+START_TEST(a18_lines_are_counted) {
+        struct log_limit limit = {0};
+        uint32_t allowed;
+
+        replaced = kvd_sys_real;
+        replaced.clock_ns = tell_time;
+        sys = &replaced;
+        for (clock_now = 100 * SEC; clock_now < 140 * SEC; clock_now += 11 * SEC) {
+                allowed = 0;
+                for (uint32_t i = 0; i < 1000; i++)
+                        allowed += log_allow(&limit);
+                ck_assert_uint_eq(allowed, MOST);
+        }
+        sys = &kvd_sys_real;
+        ck_assert_uint_eq(count("kvd: 990 lines like the next one were left out\n"), 3);
+}
+END_TEST
+
+/* Whatever a client can have logged: more of it than the limit, and the time it took allows. */
+START_TEST(a18_a_client_causes_few_lines) {
+        struct peer_end *p = peer_attach(in.socket);
+        uint64_t began = sys_now_ns(), allowed;
+
+        peer_open_space(p, "x");
+        for (uint32_t i = 0; i < 500; i++)
+                peer_ok(p, MSG(space_set, .space = kvd_slice_of("x"), .key = kvd_slice_of("policy"),
+                               .value = kvd_slice_of(i % 2 ? "lru" : "priority")));
+        allowed = MOST * (1 + (sys_now_ns() - began) / (10 * SEC));
+        ck_assert_uint_ge(count("set policy = "), MOST);
+        ck_assert_uint_le(count("set policy = "), allowed);
+        peer_close(p);
+}
+END_TEST
+
+SUITE("log", FIXTURE(set_up, tear_down),
+      TESTS(a18_names_of_clients_stay_in_their_quotes, a18_names_that_are_no_words_are_refused,
+            a18_lines_are_counted, a18_a_client_causes_few_lines))

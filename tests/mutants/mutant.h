@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_MUTANTS_MUTANT_H
+#define KVD_TESTS_MUTANTS_MUTANT_H
+
+/*
+ * Every mutated place asks here whether it is the one that is on. Which one that is stands in the
+ * environment, so that all mutants are one build. Places that were reached are noted in a file,
+ * which all processes of a test share: a mutant that a test does not reach need not be run by it.
+ *
+ *      KVD_MUTANT        number of the one that is on
+ *      KVD_MUTANTS_SEEN  file with a byte for each number
+ */
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define KVD_MUTANTS 65536
+
+__attribute__((weak)) int kvd_mutant = -1;
+__attribute__((weak)) unsigned char *kvd_mutants_seen;
+
+__attribute__((constructor)) static void mutant_choose(void) {
+        const char *number = getenv("KVD_MUTANT"), *file = getenv("KVD_MUTANTS_SEEN");
+        int fd = file && !kvd_mutants_seen ? open(file, O_RDWR | O_CLOEXEC) : -1;
+        void *seen;
+
+        if (number)
+                kvd_mutant = atoi(number);
+        if (fd < 0)
+                return;
+        seen = mmap(NULL, KVD_MUTANTS, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (seen != MAP_FAILED)
+                kvd_mutants_seen = seen;
+}
+
+static inline int mutant(int n) {
+        if (kvd_mutants_seen)
+                kvd_mutants_seen[n] = 1;
+        return kvd_mutant == n;
+}
+
+#endif

@@ -1,0 +1,326 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Breaks store, client and ipc in many places, one at a time, and counts what the suite does not notice.
+
+    mutants.py --build DIR [--seed N] [--count N] [--again FILE] [--only N,N...] [--seconds N] [--longest N] [--jobs N] [--list]
+    mutants.py --self-test
+
+    --build DIR  where the mutated sources, their build and results.json are kept
+    --seed N     draws the places (default 1); a place that stays as it is is drawn again when sources around it change
+    --count N    how many mutants (default 200)
+    --again FILE  these instead of drawn ones: lines such as --list prints, and survivors.txt has
+    --only N,N   runs these numbers alone
+    --seconds N  no new mutant is begun after so long
+    --longest N  tests that take longer, in seconds, are not asked (default 240)
+    --list       prints the mutants and runs nothing
+
+All mutants are one build, and an environment variable says which one is on (mutant.h). First every test runs with none
+of them: one that fails is not asked further, and each notes which places it reaches. A mutant is then run by the tests
+that reach it, the quickest first, until one fails or hangs. It survives if none does.
+
+Not mutated are store/check (it judges the others), words for people (refusals, logs, describe.c) and what only makes
+things faster (prefetches, madvise, sizes of batches, alignments). A free() that is forgotten is found by the sanitized
+builds of tools/test --full, a lock that is by ThreadSanitizer. An int function's `return 0` becomes an error, not 1:
+callers ask whether it is less than 0.
+"""
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.dont_write_bytecode = True
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "lib"))
+
+from places import Place, mutated, places_of  # noqa: E402
+from sessions import end_session  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("store", "client", "ipc")
+NOT_MUTATED = ("store/check/", "store/refuse.c", "client/error.c", "ipc/describe.c", "ipc/base/why.c")
+SUITES = ("ipc", "store", "client", "daemon", "device", "inproc", "killpoints", "hostile", "soak", "kvctl")
+NOT_RUN = ("bench-runs", "catches-no", "catches-look") # they judge speed, or broken copies
+SEEN = 65536            # KVD_MUTANTS
+LONGEST = 240           # seconds: by default; a test that takes longer would be asked by every survivor
+PATIENCE = 60           # seconds: no test takes longer, on a busy machine neither, but by ten times its usual time
+SETUP = ["-Dcuda=disabled", "-Dbuildtype=debugoptimized", "-Dtests=enabled"]
+
+
+class Mutant:
+    def __init__(self, number: int, place: Place, source: str, what: str, other: str):
+        self.number, self.place, self.what, self.other = number, place, what, other
+        self.where = f"{place.path}:{place.line(source)}"
+        self.caught = ""
+
+    def __str__(self) -> str:
+        return f"{self.number:3} {self.where} {named(self.place, self.what)}"
+
+
+def named(place: Place, what: str) -> str:
+    return f"{place.function}: {what}: {' '.join(place.text.split())[:90]}"
+
+
+def read_sources(root: Path) -> dict[str, str]:
+    found = {}
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*.c")):
+            name = path.relative_to(root).as_posix()
+            if not name.startswith(NOT_MUTATED):
+                found[name] = path.read_text()
+    return found
+
+
+def draw(sources: dict[str, str], seed: int, count: int) -> list[Mutant]:
+    """So many places of all there are, and one change of each. What is drawn depends on the place alone, not on what else
+    there is: so survivors are still drawn when tests that catch them are there."""
+    drawn, seen = [], collections.Counter()
+    for name, source in sources.items():
+        for place in places_of(name, source):
+            key = (seed, name, place.function, place.text)
+            seen[key] += 1
+            drawn.append((random.Random(repr((*key, seen[key]))), place))
+    ranked = sorted(((dice.random(), n, dice, place) for n, (dice, place) in enumerate(drawn)), key=lambda d: d[:2])
+    return [Mutant(n, place, sources[place.path], *dice.choice(place.mutations()))
+            for n, (_, _, dice, place) in enumerate(ranked[:count])]
+
+
+def read_again(sources: dict[str, str], file: Path) -> list[Mutant]:
+    """The listed mutants, as far as sources still have them."""
+    wanted = {}
+    for line in file.read_text().splitlines():
+        match = re.match(r"\s*\d+ ([\w/.-]+):\d+ (.*?)(?:  -- .*|   \(no test reaches it\))?$", line)
+        if match:
+            wanted[match[1], match[2]] = line
+    found = []
+    for path in {path for path, _ in wanted if path in sources}:
+        for place in places_of(path, sources[path]):
+            for what, other in place.mutations():
+                if wanted.pop((path, named(place, what)), None):
+                    found.append((path, place, what, other))
+    for line in wanted.values():
+        print(f"no longer there: {line}")
+    found.sort(key=lambda f: (f[0], f[1].begin))
+    return [Mutant(n, place, sources[path], what, other) for n, (path, place, what, other) in enumerate(found)]
+
+
+def write_sources(root: Path, copy: Path, mutants: list[Mutant]) -> None:
+    """The tree with all of them in it. Files that stay the same keep their times."""
+    files = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], check=True, text=True,
+                           stdout=subprocess.PIPE).stdout.split("\n")
+    by_path: dict[str, list] = {}
+    for m in mutants:
+        by_path.setdefault(m.place.path, []).append((m.place, m.number, m.other))
+    for name in filter(lambda f: f and (root / f).is_file(), files):
+        text = (root / name).read_bytes()
+        if name in by_path:
+            text = mutated(text.decode(), by_path[name]).encode()
+        if not (copy / name).exists() or (copy / name).read_bytes() != text:
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes(text)
+            shutil.copymode(root / name, copy / name)
+
+
+class Test:
+    def __init__(self, known: dict):
+        self.name, self.command, self.needs = known["name"], known["cmd"], known["depends"]
+        self.environment, self.limit = known["env"], max(known["timeout"], 1)
+        self.folder = known["workdir"]
+        self.seconds, self.seen, self.passes = 0.0, b"", False
+
+    def run(self, number: int, scratch: Path, limit: float) -> str:
+        """"": it passed; otherwise how it did not."""
+        folder = Path(tempfile.mkdtemp(dir=scratch))
+        seen = folder / "seen"
+        seen.write_bytes(bytes(SEEN))
+        environment = {**os.environ, **self.environment, "KVD_MUTANT": str(number), "TMPDIR": str(folder)}
+        if number < 0:
+            environment["KVD_MUTANTS_SEEN"] = str(seen)
+        began = time.monotonic()
+        process = subprocess.Popen(self.command, env=environment, cwd=self.folder or folder, start_new_session=True,
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            status = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            end_session(process)
+        self.seconds = self.seconds or time.monotonic() - began
+        if number < 0:
+            self.seen = seen.read_bytes()
+        shutil.rmtree(folder, ignore_errors=True)
+        return "hangs" if status is None else "" if status == 0 else f"status {status}"
+
+
+class Build:
+    """The mutated tree, built, and its tests."""
+
+    def __init__(self, folder: Path, jobs: int, longest: int):
+        self.source, self.build, self.scratch = folder / "source", folder / "build", folder / "scratch"
+        self.log, self.jobs, self.longest, self.tests = folder / "build.log", jobs, longest, []
+        self.deadline = float("inf")
+        for path in (self.source, self.scratch):
+            path.mkdir(parents=True, exist_ok=True)
+
+    def make(self) -> None:
+        set_up = [] if (self.build / "build.ninja").exists() else [["meson", "setup", *SETUP, self.build, self.source]]
+        with open(self.log, "w") as log:
+            for command in set_up:
+                subprocess.run(command, check=True, stdout=log, stderr=log)
+            known = json.loads(subprocess.run(["meson", "introspect", "--tests", "--targets", "-f", self.build], check=True,
+                                              stdout=subprocess.PIPE).stdout)
+            self.tests = [Test(t) for t in known["tests"] if self.is_asked(t)]
+            files = {t["id"]: t["filename"] for t in known["targets"]}
+            wanted = sorted({os.path.relpath(file, self.build.resolve())
+                             for t in self.tests for target in t.needs for file in files[target]})
+            subprocess.run(["ninja", "-C", self.build, *wanted], check=True, stdout=log, stderr=log)
+
+    @staticmethod
+    def is_asked(known: dict) -> bool:
+        suites = {suite.split(":")[-1] for suite in known["suite"]}
+        return bool(suites & set(SUITES)) and not suites & {"long"} and \
+            not any(part in known["name"] for part in NOT_RUN)
+
+    def without_mutants(self) -> None:
+        """Which tests pass as they are, how long each takes, and what it reaches."""
+        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            for test, result in zip(self.tests, pool.map(lambda t: t.run(-1, self.scratch, min(t.limit, self.longest + 1)), self.tests)):
+                test.passes = not result
+                if test.seconds > self.longest:
+                    print(f"not asked: {test.name}, which takes more than {self.longest} s", flush=True)
+                elif result:
+                    print(f"not asked: {test.name}, which does not pass as it is ({result})", flush=True)
+        self.tests = sorted((t for t in self.tests if t.passes and t.seconds <= self.longest), key=lambda t: t.seconds)
+        print(f"{len(self.tests)} tests, {sum(t.seconds for t in self.tests):.0f} s without mutants; the longest: "
+              + ", ".join(f"{t.name} {t.seconds:.0f} s" for t in self.tests[-8:]), flush=True)
+
+    def judge(self, mutant: Mutant) -> Mutant:
+        if time.monotonic() > self.deadline:
+            mutant.caught = "not run"
+            return mutant
+        for test in self.tests:
+            if not test.seen[mutant.number]:
+                continue
+            result = test.run(mutant.number, self.scratch, PATIENCE + 10 * test.seconds)
+            if result:
+                mutant.caught = f"{test.name} ({result})"
+                break
+        return mutant
+
+    def judge_all(self, mutants: list[Mutant]) -> None:
+        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            asked = [pool.submit(self.judge, m) for m in mutants]
+            for done, future in enumerate(concurrent.futures.as_completed(asked), 1):
+                mutant = future.result()
+                print(f"{done}/{len(mutants)} {'caught by ' + mutant.caught if mutant.caught else 'SURVIVES'}: {mutant}",
+                      flush=True)
+
+
+def report(build: Build, mutants: list[Mutant], seed: int, folder: Path) -> int:
+    run = [m for m in mutants if m.caught != "not run"]
+    survivors = [m for m in run if not m.caught]
+    reached = {m.number for m in mutants for t in build.tests if t.seen[m.number]}
+    print(f"\nsurvivors of seed {seed}:")
+    for m in survivors:
+        print(f"{m}{'' if m.number in reached else '   (no test reaches it)'}")
+    figures = {"mutants": len(run), "caught": len(run) - len(survivors), "hang": sum("hangs" in m.caught for m in run),
+               "not_reached": sum(m.number not in reached for m in run), "seed": seed,
+               "survivors": [str(m) for m in survivors]}
+    (folder / "results.json").write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps({k: v for k, v in figures.items() if k != "survivors"}))
+    return 0 if run and figures["caught"] >= 0.95 * figures["mutants"] else 1
+
+
+SAMPLE = """
+/* if (no) */
+static int f(struct s *s, uint32_t n) {
+        uint32_t m = n + 1, k;
+
+        if (n < s->n && "a < b")
+                return -EINVAL;
+        for (uint32_t i = 0; i < n; i++)
+                s->a[i] = g(i,
+                            0);
+        log_info("%u", n);
+        return store_refuse(s, -ENOENT, "no (");
+}
+
+static int g(struct s *s) {
+        unsigned long long id;
+
+        pthread_mutex_lock(&s->lock);
+        s->n = MAX(4 * BATCH, ALIGN_UP(m, 4096));
+        return r == -EAGAIN ? 0 : r;
+}
+"""
+
+
+def self_test() -> None:
+    found = places_of("f.c", SAMPLE)
+    assert [(p.kind, p.text) for p in found] == [
+        ("value", "n + 1"), ("condition", 'n < s->n && "a < b"'), ("return", "-EINVAL"), ("condition", "i < n"),
+        ("statement", "s->a[i] = g(i,\n                            0);"),
+        ("return", 'store_refuse(s, -ENOENT, "no (")'), ("statement", "s->n = MAX(4 * BATCH, ALIGN_UP(m, 4096));"),
+        ("return", "r == -EAGAIN ? 0 : r")], found
+    assert [what for what, _ in found[-2].mutations()] == ["statement dropped"], found[-2].mutations()
+    assert ("0 is -5", "r == -EAGAIN ? -5 : r") in found[-1].mutations(), found[-1].mutations()
+    text = mutated(SAMPLE, [(p, n, p.mutations()[0][1]) for n, p in enumerate(found)])
+    for line in ("uint32_t m = (mutant(0) ? (n - 1) : (n + 1)), k;", 'if ((mutant(1) ? (!(n < s->n && "a < b")) :',
+                 "return (mutant(2) ? (0) : (-EINVAL));", "{ if (mutant(4)) {  } else { s->a[i]", "i < n; i++"):
+        assert line.replace("i < n; i++", "; i++)") in text, text
+    both = mutated(SAMPLE, [(found[0], 7, "1"), (found[0], 8, "2")])
+    assert "uint32_t m = (mutant(8) ? (2) : ((mutant(7) ? (1) : (n + 1)))), k;" in both, both
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("--build", type=Path)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--again", type=Path)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seconds", type=int)
+    parser.add_argument("--longest", type=int, default=LONGEST)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--self-test", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> int:
+    o = parse()
+    if o.self_test:
+        self_test()
+        return 0
+    sources = read_sources(ROOT)
+    mutants = read_again(sources, o.again) if o.again else draw(sources, o.seed, o.count)
+    if o.list:
+        print(*mutants, sep="\n")
+        return 0
+    if not o.build:
+        sys.exit("--build wants a folder")
+    began = time.monotonic()
+    build = Build(o.build.resolve(), o.jobs, o.longest)
+    write_sources(ROOT, build.source, mutants)
+    build.make()
+    print(f"{len(mutants)} mutants of seed {o.seed} are built, after {time.monotonic() - began:.0f} s", flush=True)
+    build.without_mutants()
+    build.deadline = began + o.seconds if o.seconds else build.deadline
+    only = {int(n) for n in o.only.split(",") if n}
+    chosen = [m for m in mutants if not only or m.number in only]
+    build.judge_all(chosen)
+    return report(build, chosen, o.seed, o.build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

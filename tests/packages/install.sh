@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Builds the packages, and lives with them in a fresh Debian 12: install, use, upgrade and purge, under its own systemd.
+#
+#   install.sh ROOT          ROOT: the source tree
+#
+# $KVD_PACKAGES is a folder of packages that were built before (sh tools/deb --out).
+set -u
+root=$1
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/fresh.sh"
+tmp=$(mktemp -d) && [ -n "$tmp" ] || exit 1
+cgroup=$tmp/none
+trap 'fresh_end; rm -rf --one-file-system "$tmp"' EXIT
+for tool in dpkg-buildpackage dh_python3 lintian; do
+        command -v $tool >/dev/null || skip "$tool is not installed"
+done
+fresh_possible "$tmp"
+
+failed=0
+expect() { if [ "$2" = "$3" ]; then echo "ok: $1"; else echo "not ok: $1: $2, not $3"; failed=1; fi; }
+
+packages=${KVD_PACKAGES-}
+if [ -z "$packages" ]; then
+        packages=$tmp/packages
+        sh "$root/tools/deb" --out "$packages" >"$tmp/deb.log" 2>&1 || { cat "$tmp/deb.log"; exit 1; }
+fi
+expect "six packages" "$(ls "$packages"/*.deb | sed 's/.*\/\(.*\)_.*_.*/\1/' | sort | tr '\n' ' ')" \
+        "kvctl kvd libkvd-dev libkvd-kernels0 libkvd0 python3-kvd "
+lintian --allow-root --fail-on error,warning --display-level '>=warning' "$packages"/*.changes >"$tmp/lintian.log" 2>&1
+expect "lintian is content" "$?$(cat "$tmp/lintian.log")" 0
+
+# everything that they depend on, so that what is left after a purge is theirs
+wants=$(for deb in "$packages"/*.deb; do dpkg-deb -f "$deb" Depends; done | tr ',' '\n' |
+        sed 's/|.*//; s/(.*//; s/ //g; s/:any//' | grep -vE 'kvd|kvctl' | sort -u)
+# shellcheck disable=SC2086
+fresh_root "$tmp/root" systemd $wants || exit 1
+
+# the same, as the next version
+mkdir "$tmp/root/old" "$tmp/root/new"
+cp "$packages"/*.deb "$tmp/root/old"
+for deb in "$packages"/*.deb; do
+        dpkg-deb -R "$deb" "$tmp/unpacked"
+        sed -i -E 's/^(Version: .*)/\1+next/; s/(kvd(-kernels)?0 \(= [^)]*)/\1+next/g' "$tmp/unpacked/DEBIAN/control"
+        dpkg-deb -Znone -b "$tmp/unpacked" "$tmp/root/new" >/dev/null
+        rm -rf "$tmp/unpacked"
+done
+
+# README's programs: Python as it stands, C built here with the headers and libraries from there
+PYTHONPATH=$root/tests/tree/pasted PYTHONDONTWRITEBYTECODE=1 python3 - "$root/README.md" "$tmp" <<'END' || exit 1
+import pathlib, sys, blocks
+for block in blocks.blocks_of(pathlib.Path(sys.argv[1])):
+    if block.language in ("c", "python"):
+        pathlib.Path(sys.argv[2], f"quickstart.{block.language}").write_text(block.text)
+END
+cp "$tmp/quickstart.python" "$tmp/root/quickstart.py"
+mkdir "$tmp/sysroot"
+dpkg-deb -x "$packages"/libkvd0_*.deb "$tmp/sysroot"
+dpkg-deb -x "$packages"/libkvd-dev_*.deb "$tmp/sysroot"
+lib=$(dirname "$(find "$tmp/sysroot" -name libkvd.pc)")
+flags=$(PKG_CONFIG_SYSROOT_DIR=$tmp/sysroot PKG_CONFIG_LIBDIR=$lib pkg-config --cflags --libs libkvd)
+# shellcheck disable=SC2086
+cc -x c "$tmp/quickstart.c" -o "$tmp/root/quickstart" $flags -Wl,--unresolved-symbols=ignore-in-shared-libs
+expect "a C program is built with libkvd-dev" "$?" 0
+
+cp "$here/look.sh" "$tmp/root"
+fresh_boot "$tmp/root" 240
+expect "under systemd" "$?" 0
+cat "$tmp/root/look.log"
+
+# What the recipe of the container does, in the same root; there is no engine that builds it.
+recipe=$root/tools/container/Containerfile
+mkdir "$tmp/root/packages"
+cp "$packages"/*.deb "$tmp/root/packages"
+cp -L /etc/resolv.conf "$tmp/root/etc/resolv.conf"
+{
+        echo set -e
+        sed -n 's/^RUN //p; s/^ENV /export /p' "$recipe"
+        sed -n 's/^ENTRYPOINT \[\(.*\)\]/\1 --pool 64M \&/p' "$recipe" | tr -d '",'
+        # shellcheck disable=SC2016
+        echo 'for _ in $(seq 600); do kvctl ping 2>/dev/null && break; sleep 0.1; done'
+        echo 'kill %1; wait %1'
+} >"$tmp/root/container.sh"
+unshare --pid --fork --kill-child --mount-proc="$tmp/root/proc" chroot "$tmp/root" /usr/bin/env -i \
+        PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive bash /container.sh >"$tmp/container.log" 2>&1
+expect "the container's recipe" $? 0
+expect "kvd serves in it" "$(grep -c '^kvd .* answered in ' "$tmp/container.log")" 1
+[ "$failed" = 0 ] || tail -n 20 "$tmp/container.log"
+exit $failed

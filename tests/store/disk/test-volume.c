@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A volume, step by step: what it stores it gives back, what is no volume of this version stays as
+ * it is, a disk that fails costs records and nothing else, and a file that version 1 has written is
+ * read.
+ *
+ *      test-volume --write      prints the file of version 1
+ */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "store/file/volume.h"
+#include "tests/lib/suite.h"
+#include "tests/store/disk/simulated.h"
+
+#define BYTES 5000u
+#define N 5u /* records, one behind the other */
+#define EXTENT_BYTES (DISK_SECTOR + 3u * 3 * DISK_SECTOR)
+#define STAGING (8u * DISK_SECTOR)
+#define SPACE ((struct kvd_key){11, 12})
+#define ROW 32u /* bytes of a line of the golden file */
+
+static struct dice dice = {1};
+static struct simulated disk;
+static struct volume volume;
+static struct volume_item items[N];
+static struct kvd_label labels[N];
+static uint32_t tokens[N][16];
+static uint8_t payloads[N][BYTES];
+
+static void fill(uint8_t *payload, uint32_t i) {
+        for (uint32_t at = 0; at < BYTES; at++)
+                payload[at] = (uint8_t)(at * 7 + i * 31 + 1);
+}
+
+static int open_volume(void) {
+        return volume_open(&volume, &disk.disk, EXTENT_BYTES, STAGING);
+}
+
+static uint64_t place_of(uint32_t i) {
+        return i / 3 * (uint64_t)FILE_SLOTS + i % 3;
+}
+
+/* Records that are to be written in this opening. */
+static void plan(uint64_t epoch) {
+        uint64_t sequence = file_sequence_of(volume.super->opening);
+
+        for (uint32_t i = 0; i < N; i++) {
+                labels[i] = (struct kvd_label){.sequence = sequence + i,
+                                                .parent = i ? sequence + i - 1 : 0,
+                                                .epoch = epoch,
+                                                .root = 5,
+                                                .group = 2,
+                                                .depth = i,
+                                                .n_tokens = 16};
+                for (uint32_t t = 0; t < 16; t++)
+                        tokens[i][t] = i * 100 + t;
+                fill(payloads[i], i);
+                items[i] = (struct volume_item){.place = place_of(i),
+                                                .label = &labels[i],
+                                                .tokens = tokens[i],
+                                                .payload = payloads[i],
+                                                .bytes = BYTES};
+        }
+}
+
+static uint64_t epoch_of_space(void) {
+        uint64_t epoch = 0;
+
+        volume_namespace(&volume, SPACE, &epoch);
+        return epoch;
+}
+
+/* How many of them are there; none is another. */
+static uint32_t read_all(void) {
+        static uint8_t right[BYTES];
+        uint32_t n = 0;
+
+        memset(payloads, 0, sizeof payloads);
+        volume_read(&volume, items, N);
+        for (uint32_t i = 0; i < N; i++) {
+                fill(right, i);
+                if (items[i].error)
+                        memset(right, 0, BYTES);
+                ck_assert_mem_eq(payloads[i], right, BYTES);
+                n += !items[i].error;
+        }
+        return n;
+}
+
+static void write_all(void) {
+        plan(epoch_of_space());
+        volume_write(&volume, items, N);
+}
+
+static uint32_t scan_all(struct kvd_disk_found *found) {
+        uint32_t n = 0;
+
+        for (uint32_t extent = 0; extent < volume.n_extents; extent++) {
+                int r = volume_scan(&volume, extent, 0, FILE_SLOTS, found + n);
+
+                n += r > 0 ? (uint32_t)r : 0;
+        }
+        return n;
+}
+
+static void set_up(void) {
+        simulated_open(&disk, 2, EXTENT_BYTES, &dice);
+}
+
+static void tear_down(void) {
+        volume_close(&volume);
+        simulated_close(&disk);
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+static struct kvd_disk_found found[2 * FILE_SLOTS];
+
+START_TEST(what_is_written_is_read) {
+        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        write_all();
+        ck_assert_uint_eq(read_all(), N);
+        volume_close(&volume);
+        ck_assert_int_eq(open_volume(), VOLUME_FOUND);
+        ck_assert_uint_eq(scan_all(found), N);
+        ck_assert_uint_eq(read_all(), N);
+        for (uint32_t i = 0; i < N; i++) {
+                struct kvd_key key = file_key(volume.super->secret, &labels[i], tokens[i]);
+
+                ck_assert(kvd_key_equal(found[i].key, key));
+                ck_assert_mem_eq(&found[i].label, &labels[i], sizeof labels[i]);
+                ck_assert_uint_eq(found[i].place, place_of(i));
+        }
+}
+END_TEST
+
+START_TEST(erased_is_erased) {
+        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        write_all();
+        ck_assert_int_eq(volume_erase(&volume, (uint64_t[]){place_of(1), place_of(4)}, 2), 0);
+        ck_assert_uint_eq(read_all(), N - 2);
+        ck_assert_int_eq(items[1].error, -EBADMSG);
+        ck_assert_int_eq(volume_forget(&volume, SPACE), 0);
+        volume_close(&volume);
+        ck_assert_int_eq(open_volume(), VOLUME_FOUND);
+        ck_assert_uint_eq(scan_all(found), 0);
+        ck_assert_uint_ne(epoch_of_space(), labels[0].epoch);
+        ck_assert_uint_eq(scan_all(found), 0);
+}
+END_TEST
+
+START_TEST(what_does_not_fit_is_refused) {
+        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        write_all();
+        items[0].place = 3;
+        items[1].place = 2 * (uint64_t)FILE_SLOTS;
+        items[2].bytes = STAGING;
+        items[3].bytes = 0;
+        volume_write(&volume, items, N);
+        for (uint32_t i = 0; i < N; i++)
+                ck_assert_int_eq(items[i].error, i < 4 ? -EINVAL : 0);
+        ck_assert_int_eq(volume_erase(&volume, (uint64_t[]){3}, 1), -EINVAL);
+        ck_assert_int_eq(volume_scan(&volume, 2, 0, 1, found), -EINVAL);
+}
+END_TEST
+
+START_TEST(there_are_so_many_spaces) {
+        uint64_t epoch;
+
+        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        for (uint64_t i = 0; i < FILE_NAMESPACES; i++)
+                ck_assert_int_eq(volume_namespace(&volume, (struct kvd_key){i, 0}, &epoch), 0);
+        ck_assert_int_eq(volume_namespace(&volume, SPACE, &epoch), -ENOSPC);
+        ck_assert_int_eq(volume_forget(&volume, (struct kvd_key){7, 0}), 0);
+        ck_assert_int_eq(volume_namespace(&volume, SPACE, &epoch), 0);
+        ck_assert_uint_eq(epoch, FILE_NAMESPACES + 1);
+}
+END_TEST
+
+/* Somebody named the wrong file. */
+START_TEST(what_is_not_ours_stays) {
+        uint8_t before[DISK_SECTOR];
+
+        for (uint32_t i = 0; i < DISK_SECTOR; i++)
+                disk.stable[0][i] = disk.seen[0][i] = before[i] = (uint8_t)(i + 1);
+        ck_assert_int_eq(open_volume(), -EMEDIUMTYPE);
+        ck_assert_mem_eq(disk.seen[0], before, DISK_SECTOR);
+        ck_assert_uint_eq(disk.n_ios, 0);
+}
+END_TEST
+
+START_TEST(another_version_stays) {
+        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        volume_close(&volume);
+        for (uint32_t copy = 0; copy < FILE_COPIES; copy++)
+                ((struct file_mark *)disk.seen[copy])->version++;
+        disk.n_ios = 0;
+        ck_assert_int_eq(open_volume(), -EMEDIUMTYPE);
+        ck_assert_uint_eq(disk.n_ios, 0);
+}
+END_TEST
+
+/* One of them is enough, and both are whole again afterwards. */
+START_TEST(a_superblock_rots) {
+        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        write_all();
+        for (uint32_t copy = 0; copy < FILE_COPIES; copy++) {
+                volume_close(&volume);
+                disk.seen[copy][300] ^= 4;
+                ck_assert_int_eq(open_volume(), VOLUME_FOUND);
+                ck_assert_uint_eq(scan_all(found), N);
+                ck_assert_mem_eq(disk.seen[0], disk.seen[1], DISK_SECTOR);
+        }
+        volume_close(&volume);
+        disk.seen[0][300] ^= 4;
+        disk.seen[1][300] ^= 4;
+        ck_assert_int_eq(open_volume(), VOLUME_LOST);
+        ck_assert_uint_eq(scan_all(found), 0);
+}
+END_TEST
+
+/* ---- a disk that fails ----------------------------------------------------------------------- */
+
+/* All that a volume does. What was erased, and answered, is not there behind it. */
+static void one_life(void) {
+        bool erased = false, forgotten = false;
+
+        if (open_volume() >= 0) {
+                scan_all(found);
+                write_all();
+                read_all();
+                erased = volume_erase(&volume, (uint64_t[]){place_of(2)}, 1) == 0;
+                if (erased)
+                        ck_assert_uint_lt(read_all(), N);
+                forgotten = volume_forget(&volume, SPACE) == 0;
+        }
+        volume_close(&volume);
+        disk.fail_at = 0;
+        ck_assert_int_ge(open_volume(), 0);
+        ck_assert(!forgotten || scan_all(found) == 0);
+        volume_close(&volume);
+}
+
+START_TEST(each_call_fails) {
+        static const unsigned kinds[] = {SIMULATED_READ, SIMULATED_WRITE, SIMULATED_FLUSH};
+        uint32_t places = 0;
+
+        for (uint32_t nth = 1, met = 1; met; nth++) {
+                simulated_clear(&disk);
+                disk.fails = kinds[_i % 3];
+                disk.forever = _i >= 3;
+                disk.calls = 0;
+                disk.fail_at = nth;
+                one_life();
+                met = disk.calls >= nth;
+                places += met;
+        }
+        printf("%s of kind %u failed at %u places\n", _i < 3 ? "one" : "all", kinds[_i % 3],
+               places);
+        ck_assert_uint_gt(places, 3);
+}
+END_TEST
+
+/* ---- the file of version 1 ------------------------------------------------------------------- */
+
+static void print_file(void) {
+        for (uint32_t sector = 0; sector < disk.n_sectors; sector++)
+                for (uint32_t at = 0; at < DISK_SECTOR; at += ROW) {
+                        const uint8_t *row = disk.seen[sector] + at, none[ROW] = {0};
+
+                        if (memcmp(row, none, ROW) == 0)
+                                continue;
+                        printf("%u %u ", sector, at);
+                        for (uint32_t i = 0; i < ROW; i++)
+                                printf("%02x", row[i]);
+                        printf("\n");
+                }
+}
+
+static void write_golden(void) {
+        set_up();
+        if (open_volume() != VOLUME_NEW)
+                abort();
+        write_all();
+        print_file();
+        tear_down();
+}
+
+static void read_golden(const char *path) {
+        FILE *f = fopen(path, "re");
+        char row[2 * ROW + 1];
+        unsigned sector, at, byte;
+
+        ck_assert_msg(f != NULL, "%s", path);
+        while (fscanf(f, "%u %u %64s", &sector, &at, row) == 3)
+                for (uint32_t i = 0; i < ROW; i++) {
+                        ck_assert_int_eq(sscanf(row + 2 * i, "%2x", &byte), 1);
+                        disk.stable[sector][at + i] = disk.seen[sector][at + i] = (uint8_t)byte;
+                }
+        fclose(f);
+}
+
+static const char *golden;
+
+START_TEST(version_1_is_read) {
+        uint64_t epoch;
+
+        read_golden(golden);
+        ck_assert_int_eq(open_volume(), VOLUME_FOUND);
+        ck_assert_int_eq(volume_namespace(&volume, SPACE, &epoch), 0);
+        ck_assert_uint_eq(epoch, 1);
+        ck_assert_uint_eq(scan_all(found), N);
+        volume.super->opening--;
+        plan(epoch);
+        volume.super->opening++;
+        ck_assert_uint_eq(read_all(), N);
+}
+END_TEST
+
+SUITE("volume",
+      WHEN(argc > 1 && strcmp(argv[1], "--write") == 0, (write_golden(), exit(0))),
+      golden = argc > 1 ? argv[1] : "version-1.txt",
+      FIXTURE(set_up, tear_down),
+      TESTS(what_is_written_is_read, erased_is_erased, what_does_not_fit_is_refused,
+            there_are_so_many_spaces, what_is_not_ours_stays, another_version_stays,
+            a_superblock_rots, version_1_is_read),
+      LOOPS(6, each_call_fails))

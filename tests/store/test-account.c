@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Shares: what a domain is guaranteed is there for it whatever others did before, and what one
+ * process may have it has once, however many connections it makes. Tests are named after the
+ * attacks that used to succeed: `greedy` takes all that it can get, in every way there is; then
+ * `poor`, whose guarantee is half of the pool, comes for the first time.
+ */
+
+#include <check.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "store/account.h"
+#include "store/cache/cache.h"
+#include "tests/lib/suite.h"
+#include "tests/store/fixture.h"
+
+enum { POOL_BLOCKS = 512, HALF = POOL_BLOCKS / 2 };
+
+static struct domain *greedy, *poor;
+
+static void reserve_half(struct domain **ret) {
+        const struct domain_config config = {.name = "poor",
+                                             .guarantee = (uint64_t)HALF * BLOCK_BYTES,
+                                             .client_quota = UINT64_MAX};
+
+        ck_assert_int_eq(store_domain(store, &config, ret), 0);
+}
+
+static void set_up(void) {
+        fixture_open(POOL_BLOCKS, POOL_BLOCKS);
+        greedy = domain;
+        reserve_half(&poor);
+}
+
+static void tear_down(void) {
+        fixture_close();
+}
+
+static struct space *space_of(struct domain *of, const char *name) {
+        domain = of;
+        return fixture_space(name, POOL_BLOCKS);
+}
+
+/* All that it is given; *refs has room. */
+static uint32_t take(struct attachment *a, kvd_ref *refs) {
+        uint32_t got = 0;
+        int n;
+
+        while ((n = space_allocate(a, 64, refs + got)) > 0)
+                got += (uint32_t)n;
+        ck_assert_msg(n == -ENOBUFS || n == -EDQUOT, "%s", store_why(store));
+        return got;
+}
+
+static void expect_guarantee(void) {
+        static kvd_ref refs[2 * POOL_BLOCKS];
+        struct space *space = space_of(poor, "poor");
+        struct attachment *a = fixture_attach(space);
+
+        ck_assert_uint_ge(take(a, refs), HALF);
+        check_clean(space);
+}
+
+/* ---- A4: three ways to have all of the pool --------------------------------------------------- */
+
+START_TEST(a4_filling_with_two_connections) {
+        static kvd_ref refs[2 * POOL_BLOCKS];
+        struct space *space = space_of(greedy, "greedy");
+        uint32_t got = take(fixture_attach_as(space, 1), refs);
+
+        got += take(fixture_attach_as(space, 1), refs + got);
+        got += take(fixture_attach_as(space, 2), refs + got);
+        ck_assert_uint_eq(got, HALF);
+        expect_guarantee();
+}
+
+static void seal(struct attachment *a, kvd_ref ref, uint32_t number) {
+        uint32_t tokens[BT] = {number};
+        kvd_ref sealed;
+
+        ck_assert_int_eq(space_seal(a,
+                                    &(struct seal_request){.n_blocks = 1,
+                                                           .blocks = &ref,
+                                                           .n_tokens = BT,
+                                                           .tokens = tokens},
+                                    &sealed),
+                         0);
+}
+
+START_TEST(a4_sealing_and_pinning_everything) {
+        static kvd_ref refs[2 * POOL_BLOCKS];
+        struct space *space = space_of(greedy, "greedy");
+        struct attachment *a = fixture_attach(space);
+        uint32_t n = take(a, refs);
+
+        for (uint32_t i = 0; i < n; i++)
+                seal(a, refs[i], i);
+        for (uint32_t i = 0; i < space_index(space)->capacity; i++)
+                atomic_store(&a->pins[i], 1);
+        ck_assert_uint_eq(n + take(a, refs), HALF);
+        expect_guarantee();
+}
+
+START_TEST(a4_limbo) {
+        static kvd_ref refs[2 * POOL_BLOCKS];
+        struct space *space = space_of(greedy, "greedy");
+
+        for (uint64_t process = 1; process < 5; process++) {
+                struct attachment *a = fixture_attach_as(space, process);
+
+                take(a, refs);
+                attachment_orphan(a); /* its socket is closed, and it lives on */
+        }
+        expect_guarantee();
+}
+
+/* What was there before the guarantee was is taken from whoever has more than his. */
+START_TEST(a4_a_guarantee_that_comes_later_is_taken) {
+        static kvd_ref refs[2 * POOL_BLOCKS];
+        struct domain_config none = {.name = "poor", .client_quota = UINT64_MAX};
+        struct attachment *a;
+        uint32_t n;
+
+        ck_assert_int_eq(store_domain(store, &none, &poor), 0);
+        a = fixture_attach(space_of(greedy, "greedy"));
+        n = take(a, refs);
+        ck_assert_uint_eq(n, POOL_BLOCKS);
+        for (uint32_t i = 0; i < n; i++)
+                seal(a, refs[i], i);
+        reserve_half(&poor);
+        expect_guarantee();
+}
+
+/* For domains that have little of it. */
+static uint64_t kept(enum kvd_cost cost) {
+        return cost == KVD_COST_pool || cost == KVD_COST_spill ? 0 : store->account.limit[cost] / 16;
+}
+
+START_TEST(a4_a_quota_is_a_share_of_everything) {
+        const struct domain_config config = {.name = "small",
+                                             .quota = (uint64_t)POOL_BLOCKS / 8 * BLOCK_BYTES};
+        struct domain *small;
+
+        ck_assert_int_eq(store_domain(store, &config, &small), 0);
+        for (uint32_t i = 0; i < KVD_N_COSTS; i++) {
+                uint64_t limit = store->account.limit[i];
+
+                ck_assert_uint_eq(domain_most(small, i), limit / 8);
+                ck_assert_uint_eq(domain_most(greedy, i), limit - kept(i));
+                ck_assert_uint_eq(domain_guaranteed(poor, i), limit / 2);
+                ck_assert_uint_eq(account_room(greedy, i), limit - limit / 2 - kept(i));
+                ck_assert_uint_eq(account_room(poor, i), limit - kept(i));
+        }
+}
+
+/* ---- A17: descriptors and the like, without guarantees ------------------------------------------ */
+
+/* Nobody has a guarantee, and one domain takes all that it gets: others can begin all the same. */
+START_TEST(a17_what_does_not_change_hands_is_left_to_newcomers) {
+        const struct domain_config none = {.name = "poor"};
+        struct space *hog = space_of(greedy, "greedy");
+
+        ck_assert_int_eq(store_domain(store, &none, &poor), 0);
+        for (uint32_t i = 0; i < KVD_N_COSTS; i++) {
+                while (account_room(greedy, i))
+                        ck_assert_int_eq(account_charge(hog, i, account_room(greedy, i)), 0);
+                ck_assert_int_lt(account_charge(hog, i, 1), 0);
+                ck_assert_uint_eq(account_room(poor, i),
+                                  kept(i) ? store->account.limit[i] / 64 : 0);
+        }
+        ck_assert_ptr_nonnull(fixture_attach(space_of(poor, "poor")));
+}
+
+/* ---- A24: exact copies and sketches have shares, too ------------------------------------------ */
+
+START_TEST(a24_spill) {
+        struct space *hog = space_of(greedy, "greedy"), *other = space_of(poor, "poor");
+        uint32_t n = 0, m = 0;
+
+        while (place_available(hog) && place_take(hog) != KVD_NOWHERE)
+                n++;
+        while (place_available(other) && place_take(other) != KVD_NOWHERE)
+                m++;
+        ck_assert_uint_eq(n, HALF);
+        ck_assert_uint_eq(m, HALF);
+}
+
+/* ---- A7: what small blocks cost beside the pool ----------------------------------------------- */
+
+START_TEST(a7_indexes_and_pin_pages_have_a_limit) {
+        uint64_t limit = store->account.limit[KVD_COST_overhead], mapped = 0;
+        uint32_t n = 0, attached = 0;
+        struct space_spec spec = {.geometry = {.layers = 1,
+                                               .kv_heads = 1,
+                                               .head_dim = 1,
+                                               .block_tokens = 1,
+                                               .dtype = KVD_I8,
+                                               .vocab = 10},
+                                  .options = {.max_blocks = 400000}};
+        struct space *space;
+        bool created;
+        int r;
+
+        fixture_close(); /* another, with a pool in which they fit */
+        fixture_open(4 * POOL_BLOCKS * 1024, 0);
+        limit = store->account.limit[KVD_COST_overhead];
+        do {
+                snprintf(spec.name, sizeof spec.name, "tiny-%u", n);
+                r = space_open(domain, &spec, true, &space, &created);
+                if (r == 0) {
+                        mapped += space_index(space)->size;
+                        n++;
+                        continue;
+                }
+        } while (r == 0 && n < 1000);
+        ck_assert_int_eq(r, -EDQUOT);
+        ck_assert_uint_gt(n, 0);
+        space = space_by_name(domain, "tiny-0");
+        while (attachment_new(space, NULL, 1 + attached, NULL, &(struct attachment *){NULL}) == 0) {
+                mapped += kvd_pinpage_bytes(space_index(space)->capacity);
+                attached++;
+        }
+        ck_assert_uint_lt(mapped, limit);
+        ck_assert_uint_le(store->account.used[KVD_COST_overhead], limit);
+        for (uint32_t i = 0; i < n; i++) {
+                snprintf(spec.name, sizeof spec.name, "tiny-%u", i);
+                ck_assert_int_eq(space_delete(space_by_name(domain, spec.name), true), 0);
+        }
+        while (store_idle(store))
+                ;
+        for (uint32_t i = 0; i < KVD_N_COSTS; i++)
+                ck_assert_uint_eq(store->account.used[i], 0);
+}
+
+/* ---- A11: one process --------------------------------------------------------------------------- */
+
+START_TEST(a11_one_process_does_not_have_all_seats) {
+        struct space *space = space_of(greedy, "greedy");
+        uint32_t max = store->config.max_attachments, n = 0;
+        struct attachment *a, *last;
+
+        while (n < max && attachment_new(space, NULL, 7, NULL, &a) == 0)
+                n++;
+        ck_assert_uint_eq(n, max - 1);
+        ck_assert_int_eq(attachment_new(space, NULL, 7, NULL, &last), -EUSERS);
+        ck_assert_int_eq(attachment_new(space, NULL, 8, NULL, &last), 0);
+        attachment_free(a, false);
+        ck_assert_int_eq(attachment_new(space, NULL, 7, NULL, &a), 0);
+}
+
+START_TEST(a11_one_process_does_not_have_all_leases) {
+        struct space *space = space_of(greedy, "greedy");
+        struct attachment *a = fixture_attach_as(space, 1), *b = fixture_attach_as(space, 1),
+                          *other = fixture_attach_as(space, 2);
+        uint32_t n = 0;
+
+        for (int r = 1; r == 1 && n < STORE_MAX_LEASES; n += r == 1)
+                r = space_lease(n % 2 ? a : b, (struct kvd_key){n, 1}, 1);
+        ck_assert_uint_eq(n, STORE_MAX_LEASES - STORE_MAX_LEASES / 16);
+        ck_assert_int_eq(space_lease(other, (struct kvd_key){n, 1}, 1), 1);
+}
+
+START_TEST(a11_connections_of_one_process_fill_together) {
+        const struct domain_config config = {.name = "q", .client_quota = 8 * BLOCK_BYTES};
+        struct attachment *a, *b;
+        struct space *space;
+        struct domain *q;
+        kvd_ref refs[32];
+
+        ck_assert_int_eq(store_domain(store, &config, &q), 0);
+        space = space_of(q, "q");
+        a = fixture_attach_as(space, 1);
+        b = fixture_attach_as(space, 1);
+        ck_assert_int_eq(space_allocate(a, 6, refs), 6);
+        ck_assert_int_eq(space_allocate(b, 6, refs + 6), 2);
+        attachment_orphan(a);
+        ck_assert_int_eq(space_allocate(b, 6, refs + 8), -EDQUOT);
+        attachment_free(a, true);
+        ck_assert_int_eq(space_allocate(b, 32, refs + 8), 6);
+}
+
+SUITE("account",
+      FIXTURE(set_up, tear_down),
+      TESTS(a4_filling_with_two_connections, a4_sealing_and_pinning_everything, a4_limbo,
+            a4_a_guarantee_that_comes_later_is_taken, a4_a_quota_is_a_share_of_everything,
+            a17_what_does_not_change_hands_is_left_to_newcomers, a24_spill, a7_indexes_and_pin_pages_have_a_limit,
+            a11_one_process_does_not_have_all_seats, a11_one_process_does_not_have_all_leases,
+            a11_connections_of_one_process_fill_together))

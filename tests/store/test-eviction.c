@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What eviction may cost, whoever asks for it. Attackers do here what they can do by pins, keys and
+ * numbers of clients, and the work is counted, or measured in the process's own time, beside that
+ * of ordinary blocks.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "ipc/base/key.h"
+#include "store/store.h"
+#include "tests/lib/suite.h"
+#include "tests/store/fixture.h"
+
+#ifndef KVD_HASH_BITS
+#define KVD_HASH_BITS 128
+#endif
+
+#ifndef KVD_GENERATION_BITS
+#define KVD_GENERATION_BITS 32
+#endif
+
+#define BLOCK 64u /* bytes */
+#define POOL_BLOCKS 65536u
+#define PIECE 4096u /* blocks that one message may evict */
+
+static void open_store(void) {
+        struct store_config c = {.pool_bytes = (uint64_t)POOL_BLOCKS * BLOCK,
+                                 .segment_bytes = POOL_BLOCKS / 16 * BLOCK,
+                                 .pages = STORE_PAGES_SMALL,
+                                 .max_attachments = 256};
+        struct domain_config d = {.name = "d", .client_quota = UINT64_MAX};
+
+        ck_assert_int_eq(store_new(&c, &store), 0);
+        ck_assert_int_eq(store_domain(store, &d, &domain), 0);
+}
+
+static struct space *make_space(uint64_t max_blocks) {
+        struct space_spec spec = {.geometry = {.layers = 1,
+                                               .kv_heads = 1,
+                                               .head_dim = 8,
+                                               .block_tokens = BT,
+                                               .dtype = KVD_dtype_i8,
+                                               .vocab = UINT32_MAX},
+                                  .name = "s",
+                                  .options = {.max_blocks = max_blocks}};
+        struct space *space;
+        bool created;
+
+        ck_assert_msg(space_open(domain, &spec, true, &space, &created) == 0, "%s",
+                      store_why(store));
+        ck_assert_uint_eq(space_index(space)->block_bytes, BLOCK);
+        return space;
+}
+
+/* Seals n blocks, each a chain of its own: of the tokens from `tokens` on. */
+static void seal_leaves(struct attachment *a, const uint32_t *tokens, uint32_t n, kvd_ref *ret) {
+        for (uint32_t i = 0; i < n; i++) {
+                struct seal_request q = {.n_blocks = 1,
+                                         .blocks = &ret[i],
+                                         .n_tokens = BT,
+                                         .tokens = tokens + (size_t)i * BT};
+
+                ck_assert_int_eq(space_allocate(a, 1, &ret[i]), 1);
+                ck_assert_int_eq(space_seal(a, &q, &ret[i]), 0);
+        }
+}
+
+static uint64_t own_time_ns(void) {
+        struct timespec t;
+
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* ---- A2: keys of few buckets ----------------------------------------------------------------- */
+
+#define CROWD (4 * PIECE)
+
+/* n blocks of tokens, no two alike, both of whose buckets are in the first so many slots. */
+static void crowded_tokens(const struct kvd_index *ix, uint32_t slots, uint32_t n, uint32_t *ret) {
+        struct kvd_key root = kvd_key_root(ix, 0, 0), key;
+        uint32_t block[BT] = {0};
+
+        for (uint32_t i = 0; i < n; block[0]++) {
+                key = kvd_key_block(ix, root, block, BT);
+                if (kvd_bucket(ix->table_slots, key, 0) < slots &&
+                    kvd_bucket(ix->table_slots, key, 1) < slots)
+                        memcpy(ret + (size_t)i++ * BT, block, sizeof block);
+        }
+}
+
+/* The cheapest of four: what else runs only makes one dearer. */
+static uint64_t evict_cost(struct space *space, const uint32_t *tokens) {
+        kvd_ref *refs = calloc(CROWD, sizeof *refs);
+        struct attachment *a = fixture_attach(space);
+        uint64_t least = UINT64_MAX;
+        bool more;
+
+        seal_leaves(a, tokens, CROWD, refs);
+        for (uint32_t i = 0; i < CROWD / PIECE; i++) {
+                uint64_t begin = own_time_ns();
+
+                for (uint32_t left = PIECE; left;)
+                        left -= (uint32_t)space_evict(space, left, KVD_ROOT, &more);
+                least = MIN(least, own_time_ns() - begin);
+        }
+        check_clean(space);
+        attachment_free(a, false);
+        free(refs);
+        return least;
+}
+
+/*
+ * The secret lies in the index, so a client can look for tokens whose keys are neighbours in its
+ * table. Evicting 4,096 of 100,000 such blocks once took the daemon two seconds.
+ */
+START_TEST(A2_crowded_keys_cost_what_others_cost) {
+        struct space *space = make_space(0);
+        const struct kvd_index *ix = space_index(space);
+        uint32_t *tokens = calloc(CROWD, BT * sizeof *tokens);
+        uint64_t ordinary, crowded;
+
+        crowded_tokens(ix, ix->table_slots, CROWD, tokens);
+        ordinary = evict_cost(space, tokens);
+        crowded_tokens(ix, CROWD, CROWD, tokens);
+        crowded = evict_cost(space, tokens);
+        ck_assert_msg(crowded < 4 * ordinary, "%lu ns for %u crowded blocks, %lu for others",
+                      (unsigned long)crowded, PIECE, (unsigned long)ordinary);
+        free(tokens);
+}
+END_TEST
+
+#define FEW 48u
+
+/* All that such a client gets is that blocks of its own space are not found. */
+START_TEST(A2_what_its_buckets_cannot_hold_is_missed) {
+        struct space *space = make_space(64);
+        struct attachment *a = fixture_attach(space);
+        uint32_t tokens[FEW * BT];
+        kvd_ref refs[FEW];
+        bool more;
+
+        crowded_tokens(space_index(space), KVD_BUCKET_SLOTS, FEW, tokens);
+        seal_leaves(a, tokens, FEW, refs);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_UNINDEXED), FEW - KVD_BUCKET_SLOTS);
+        check_clean(space);
+        ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &more), FEW);
+        check_clean(space);
+}
+END_TEST
+
+/* Other buckets serve on: of all ids there are, all but some in a million are found. */
+START_TEST(a_full_index_holds_all_its_blocks) {
+        struct space *space = make_space(0);
+        struct attachment *a = fixture_attach(space);
+        uint32_t *tokens = calloc(POOL_BLOCKS, BT * sizeof *tokens);
+        kvd_ref *refs = calloc(POOL_BLOCKS, sizeof *refs);
+
+        for (uint32_t i = 0; i < POOL_BLOCKS; i++)
+                tokens[i * BT] = i;
+        seal_leaves(a, tokens, POOL_BLOCKS, refs);
+        ck_assert_uint_eq(usage_of(space).sealed, POOL_BLOCKS);
+        ck_assert_uint_le(counter(space, KVD_SPACE_UNINDEXED), 8);
+        check_clean(space);
+        free(tokens);
+        free(refs);
+}
+END_TEST
+
+/* ---- A3: a forest of pins -------------------------------------------------------------------- */
+
+#define LEAVES 16384u
+#define CLIENTS 240u
+#define READS (1u << 13) /* KVD_PIN_READS */
+
+static shm_u32 *pins_of(struct attachment *a) {
+        uint8_t *page = mmap(NULL, attachment_pin_bytes(a), PROT_READ | PROT_WRITE, MAP_SHARED,
+                             attachment_pin_fd(a), 0);
+
+        ck_assert_ptr_ne(page, MAP_FAILED);
+        return (shm_u32 *)(page + KVD_PINS_OFF);
+}
+
+/* A full pool of leaves, and 240 clients of which the last one pins them all. Returns its pins. */
+static shm_u32 *plant_forest(struct space *space, struct attachment **first, kvd_ref *refs) {
+        uint32_t *tokens = calloc(LEAVES, BT * sizeof *tokens);
+        struct attachment *a = NULL;
+        shm_u32 *pins;
+
+        for (uint32_t i = 0; i < LEAVES; i++)
+                tokens[i * BT] = i;
+        *first = fixture_attach(space);
+        seal_leaves(*first, tokens, LEAVES, refs);
+        free(tokens);
+        for (uint32_t i = 1; i < CLIENTS; i++)
+                a = fixture_attach(space);
+        pins = pins_of(a);
+        for (uint32_t i = 0; i < LEAVES; i++)
+                atomic_store(&pins[kvd_ref_id(refs[i])], 1);
+        return pins;
+}
+
+/* As libkvd asks. Returns how often, until there was an answer: how many blocks, or an error. */
+static uint32_t ask_until_answered(struct attachment *a, uint32_t n, kvd_ref *ret, int *answer) {
+        uint32_t asked = 0;
+
+        do
+                asked++;
+        while ((*answer = space_allocate(a, n, ret)) == 0);
+        return asked;
+}
+
+/*
+ * One request once looked at 32 leaves for each block asked for and at all clients' pins of each
+ * twice. Now it stops early and says so, and what it has seen is not looked at again so dearly.
+ */
+START_TEST(A3_a_forest_of_pins_is_looked_at_in_pieces) {
+        struct space *space = make_space(LEAVES);
+        kvd_ref *refs = calloc(LEAVES, sizeof *refs), *more = calloc(PIECE, sizeof *more);
+        struct attachment *a;
+        shm_u32 *pins = plant_forest(space, &a, refs);
+        uint32_t asked;
+        int r;
+
+        asked = ask_until_answered(a, PIECE, more, &r);
+        ck_assert_int_eq(r, -ENOBUFS);
+        ck_assert_uint_ge(asked, LEAVES * CLIENTS / READS / 4);
+        ck_assert_uint_le(asked, LEAVES * CLIENTS / READS * 4);
+        ck_assert_uint_eq(ask_until_answered(a, 1, more, &r), 1); /* that is known now */
+        ck_assert_int_eq(r, -ENOBUFS);
+        check_clean(space);
+
+        atomic_store(&pins[kvd_ref_id(refs[LEAVES / 2])], 0);
+        for (asked = 0; asked < 2 * LEAVES && space_allocate(a, 1, more) != 1; asked++)
+                ;
+        ck_assert_uint_lt(asked, 8); /* without a word of its client that something changed */
+        ck_assert_uint_eq(kvd_ref_id(more[0]), kvd_ref_id(refs[LEAVES / 2]));
+        check_clean(space);
+        free(refs);
+        free(more);
+}
+END_TEST
+
+/* Blocks that can be had are handed out as they are found: with many clients, some at a time. */
+START_TEST(A3_evictions_among_many_clients_come_in_pieces) {
+        struct space *space = make_space(LEAVES);
+        kvd_ref *refs = calloc(LEAVES, sizeof *refs), *more = calloc(PIECE, sizeof *more);
+        struct attachment *a;
+        shm_u32 *pins = plant_forest(space, &a, refs);
+        uint32_t got = 0, n = 0;
+        bool again = true;
+
+        for (uint32_t i = 0; i < LEAVES; i++)
+                atomic_store(&pins[kvd_ref_id(refs[i])], i % 2);
+        while (got < PIECE) {
+                int r = space_allocate(a, PIECE - got, more + got);
+
+                ck_assert_int_ge(r, 0);
+                ck_assert_uint_le(r, READS / CLIENTS);
+                got += (uint32_t)r;
+        }
+        check_clean(space);
+        for (got = 0; again && n < LEAVES; n++)
+                got += (uint32_t)space_evict(space, 0, KVD_ROOT, &again);
+        ck_assert_uint_eq(got, LEAVES / 2 - PIECE);
+        ck_assert_uint_ge(n, got / (READS / CLIENTS)); /* pieces */
+        check_clean(space);
+        free(refs);
+        free(more);
+}
+END_TEST
+
+/* A chain's eviction goes on behind what is in use, and ends. */
+START_TEST(A3_a_chain_of_pinned_leaves_is_gone_through) {
+        struct space *space = make_space(LEAVES);
+        kvd_ref *refs = calloc(LEAVES, sizeof *refs), root = 0;
+        struct attachment *a = fixture_attach(space), *holder = NULL;
+        uint32_t tokens[BT] = {0}, n = 0;
+        int64_t got = 0;
+        bool more = true;
+        shm_u32 *pins;
+
+        for (uint32_t i = 0; i < LEAVES - 1; i++) {
+                struct seal_request q = {.n_blocks = 1, .blocks = &refs[i], .n_tokens = BT,
+                                         .tokens = tokens, .parent = root};
+
+                ck_assert_int_eq(space_allocate(a, 1, &refs[i]), 1);
+                tokens[0] = i;
+                ck_assert_int_eq(space_seal(a, &q, &refs[i]), 0);
+                root = root ? root : refs[0];
+        }
+        for (uint32_t i = 0; i < CLIENTS; i++)
+                holder = fixture_attach(space);
+        pins = pins_of(holder);
+        for (uint32_t i = 1; i < LEAVES - 1; i += 2)
+                atomic_store(&pins[kvd_ref_id(refs[i])], 1);
+        for (; more && n < LEAVES; n++) {
+                int64_t r = space_evict(space, 0, root, &more);
+
+                ck_assert_int_ge(r, 0);
+                ck_assert_int_le(r, READS / CLIENTS);
+                got += r;
+        }
+        ck_assert(!more);
+        ck_assert_int_eq(got, LEAVES / 2 - 1);
+        check_clean(space);
+        free(refs);
+}
+END_TEST
+
+/* ---- generations: in builds with few bits ---------------------------------------------------- */
+
+#define IDS 64u
+
+/*
+ * A block goes through all of its generations, by being given back and by eviction. No name comes
+ * twice, and when there is none left, the space says that it is full.
+ */
+START_TEST(no_name_of_a_block_comes_twice) {
+        struct space *space = make_space(IDS), *other;
+        struct space_spec spec = {.name = "other", .geometry = space_index(space)->geometry};
+        static bool seen[IDS][1u << MIN(KVD_GENERATION_BITS, 12)];
+        uint32_t n_names = IDS * ((1u << MIN(KVD_GENERATION_BITS, 12)) - 1), tokens[BT] = {0};
+        struct attachment *a = fixture_attach(space);
+        struct seal_request q = {.n_blocks = 1, .n_tokens = BT, .tokens = tokens};
+        bool created, more;
+        kvd_ref ref;
+
+        for (uint32_t i = 0; i < n_names; i++) {
+                ck_assert_int_eq(space_allocate(a, 1, &ref), 1);
+                ck_assert(!seen[kvd_ref_id(ref)][kvd_ref_generation(ref)]);
+                seen[kvd_ref_id(ref)][kvd_ref_generation(ref)] = true;
+                tokens[0] = i;
+                q.blocks = &ref;
+                if (i % 2)
+                        ck_assert_int_eq(space_seal(a, &q, &ref), 0);
+                else
+                        ck_assert_uint_eq(space_release(a, &ref, 1), 1);
+                if (i % 2)
+                        ck_assert_int_eq(space_evict(space, 1, KVD_ROOT, &more), 1);
+                if (i % 64 == 0)
+                        check_clean(space);
+        }
+        ck_assert_int_eq(space_allocate(a, 1, &ref), -ENOBUFS);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_WORN_OUT), IDS);
+        check_clean(space);
+        ck_assert_int_eq(space_open(domain, &spec, true, &other, &created), 0);
+        ck_assert_int_eq(space_allocate(fixture_attach(other), 1, &ref), 1);
+        check_clean(other);
+}
+END_TEST
+
+SUITE("eviction", FIXTURE(open_store, fixture_close),
+      WHEN(KVD_HASH_BITS == 128,
+           TESTS(A2_crowded_keys_cost_what_others_cost, A2_what_its_buckets_cannot_hold_is_missed,
+                 a_full_index_holds_all_its_blocks)),
+      TESTS(A3_a_forest_of_pins_is_looked_at_in_pieces,
+            A3_evictions_among_many_clients_come_in_pieces,
+            A3_a_chain_of_pinned_leaves_is_gone_through),
+      WHEN(KVD_GENERATION_BITS <= 12, TESTS(no_name_of_a_block_comes_twice)))

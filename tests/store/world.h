@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_TESTS_STORE_WORLD_H
+#define KVD_TESTS_STORE_WORLD_H
+
+/*
+ * A store in this process, and two domains whose clients do everything with it at random. Time,
+ * randomness and all that happens follow from a seed, so that the same seed gives the same answers.
+ * What a domain is answered goes into its trace.
+ */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "store/store.h"
+#include "tests/lib/oracle.h"
+
+#define WORLD_BT 4u
+#define WORLD_BYTES 512u   /* of a block */
+#define WORLD_DEPTH 6u     /* blocks of a chain, at most */
+#define WORLD_CHAINS 32u
+#define WORLD_FILLING 64u
+
+struct chain {
+        kvd_ref leaf;       /* 0: none */
+        uint32_t n_blocks;
+        bool pinned;
+        uint32_t tokens[WORLD_DEPTH * WORLD_BT];
+};
+
+struct user {
+        struct attachment *attachment;
+        _Atomic uint32_t *pins;
+        uint64_t pin_bytes;
+        uint32_t n_filling, sequence; /* sequence 0: none */
+        kvd_ref filling[WORLD_FILLING];
+        struct chain chains[WORLD_CHAINS];
+};
+
+struct party {
+        struct domain *domain;
+        struct random random;
+        uint64_t trace, drawn, operations, blocks_compared, bytes_wrong;
+        struct user users[3];
+};
+
+struct world {
+        struct store *store;
+        struct party parties[2];
+        struct party *turn; /* whose operation it is */
+};
+
+void world_open(struct world *w, uint64_t seed, uint64_t pool_blocks);
+void world_close(struct world *w);
+
+/* One operation of a domain, drawn from its own random numbers, and the idle work behind it. */
+void world_step(struct world *w, uint32_t party);
+
+/* The space of that number, of the domain whose turn it is; made if there is none. */
+int world_space(struct world *w, uint32_t number, struct space **ret);
+
+/* Every invariant of every space. */
+void world_check(struct world *w);
+
+#endif

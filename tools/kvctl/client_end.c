@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * client end: the daemon's reply says of which process something is kept, and what that pins is
+ * counted behind it. All else of the client is free again by then.
+ */
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tools/kvctl/kvctl.h"
+#include "tools/kvctl/verbs.h"
+
+static const struct column end_columns[] = {
+        {"client", NULL, UNIT_NONE},
+        {"pid", NULL, UNIT_NONE},
+        {"process_gone", NULL, UNIT_NONE},
+        {"kept_spaces", NULL, UNIT_COUNT},
+        {"kept_pinned_blocks", NULL, UNIT_COUNT},
+        {"kept_filling_blocks", NULL, UNIT_COUNT},
+};
+
+static int parse(struct kvctl *kvctl, uint32_t *ret) {
+        const char *text = kvctl->args.operand[0];
+        unsigned long number;
+        char *end;
+
+        errno = 0;
+        number = strtoul(text, &end, 10);
+        if (!isdigit((unsigned char)*text) || *end || errno || number > UINT32_MAX)
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
+                                  "NUMBER is a client's, as in \"kvctl clients\", not \"%s\"", text);
+        *ret = (uint32_t)number;
+        return 0;
+}
+
+/* ---- what it pins ---------------------------------------------------------------------------- */
+
+static int count_in_space(struct kvctl *kvctl, const struct space_name *space,
+                          struct kvd_msg_pins request, uint64_t *pinned) {
+        struct kvd_msg_pins_reply reply;
+        int r;
+
+        request.space = kvd_slice_of(space->name);
+        request.domain = kvd_slice_of(space->domain);
+        do {
+                r = kvctl_next(kvctl, KVD_MSG_pins, &request, &reply);
+                if (r != 1)
+                        return r;
+                *pinned += reply.ids.size / sizeof(uint32_t);
+                request.first = reply.next;
+        } while (request.first);
+        return 0;
+}
+
+static int count_pinned(struct kvctl *kvctl, const struct kvd_msg_client_end *of, uint64_t *ret) {
+        const struct kvd_msg_pins request = {.client = of->client, .client_domain = of->domain};
+        struct kvd_msg_space_info_reply info;
+        uint32_t cursor = 0;
+        int r;
+
+        *ret = 0;
+        while ((r = kvctl_next_space(kvctl, &cursor, &info)) == 1) {
+                const struct space_name space = space_name_of(&info);
+
+                r = count_in_space(kvctl, &space, request, ret);
+                if (r < 0)
+                        return r;
+        }
+        return r;
+}
+
+/* ---- the verb -------------------------------------------------------------------------------- */
+
+static void say(struct answer *answer, uint32_t client, const struct kvd_msg_client_end_reply *m,
+                uint64_t pinned) {
+        char until[64];
+
+        snprintf(until, sizeof until,
+                 m->gone ? "team or GPU work of process %u ends" : "process %u is gone", m->pid);
+        if (!m->spaces)
+                answer_say(answer, "Client %u (process %u) is ended; nothing is kept.", client,
+                           m->pid);
+        else
+                answer_say(answer,
+                           "Client %u is ended; kept until %s: %llu blocks pinned, %llu filling.",
+                           client, until, (unsigned long long)pinned,
+                           (unsigned long long)m->filling);
+}
+
+int verb_client_end(struct kvctl *kvctl, struct answer *answer) {
+        struct table *t = ANSWER_RECORD(answer, "client", end_columns);
+        struct kvd_msg_client_end request = {.domain = kvctl_domain(kvctl)};
+        struct kvd_msg_client_end_reply reply;
+        uint64_t pinned = 0;
+        int r = t ? parse(kvctl, &request.client) : kvctl_out_of_memory(kvctl);
+
+        if (r == 0)
+                r = kvctl_call(kvctl, KVD_MSG_client_end, &request, &reply);
+        if (r == 0 && reply.spaces)
+                r = count_pinned(kvctl, &request, &pinned);
+        if (r < 0)
+                return r;
+        table_number(t, request.client);
+        table_number(t, reply.pid);
+        table_flag(t, reply.gone);
+        table_number(t, reply.spaces);
+        table_number(t, pinned);
+        table_number(t, reply.filling);
+        say(answer, request.client, &reply, pinned);
+        return 0;
+}

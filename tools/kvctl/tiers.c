@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * tiers: what lies below the pool, how full it is, and what it is asked for.
+ */
+
+#include <errno.h>
+
+#include "tools/kvctl/kvctl.h"
+#include "tools/kvctl/verbs.h"
+
+static const struct column tier_columns[] = {
+        {"tier", "TIER", UNIT_NONE},
+        {"state", "STATE", UNIT_NONE},
+        {"bytes", "SIZE", UNIT_BYTES},
+        {"used", "USED", UNIT_BYTES},
+        {"records", "BLOCKS", UNIT_COUNT},
+        {"hits", "FETCHED", UNIT_COUNT},
+        {"misses", "MISSED", UNIT_COUNT},
+        {"wrong", "WRONG", UNIT_COUNT},
+        {"queue", "QUEUE", UNIT_COUNT},
+        {"read_bytes", "READ", UNIT_BYTES},
+        {"written_bytes", "WRITTEN", UNIT_BYTES},
+        {"evicted", "EVICTED", UNIT_COUNT},
+        {"errors", "ERRORS", UNIT_COUNT},
+        {"servers", "SERVERS", UNIT_COUNT},
+        {"away", "AWAY", UNIT_COUNT},
+        {"why", "WHY", UNIT_NONE},
+};
+
+static void fill_tier(struct table *t, const struct kvd_msg_tier_info_reply *m) {
+        table_text(t, m->name.data, m->name.size);
+        table_text(t, m->state.data, m->state.size);
+        table_number(t, m->bytes);
+        table_number(t, m->used);
+        table_number(t, m->records);
+        table_number(t, m->hits);
+        table_number(t, m->misses);
+        table_number(t, m->wrong);
+        table_number(t, m->queue);
+        table_number(t, m->read_bytes);
+        table_number(t, m->written_bytes);
+        table_number(t, m->evicted);
+        table_number(t, m->errors);
+        table_number(t, m->servers);
+        table_number(t, m->away);
+        table_text(t, m->why.data, m->why.size);
+}
+
+int verb_tiers(struct kvctl *kvctl, struct answer *answer) {
+        struct table *t = ANSWER_ROWS(answer, "tiers", tier_columns);
+        struct kvd_msg_tier_info request = {0};
+        struct kvd_msg_tier_info_reply reply;
+        int r = t ? 0 : kvctl_out_of_memory(kvctl);
+
+        while (r == 0 && (r = kvctl_next(kvctl, KVD_MSG_tier_info, &request, &reply)) == 1) {
+                fill_tier(t, &reply);
+                request.tier++;
+                r = 0;
+        }
+        return r;
+}
