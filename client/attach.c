@@ -39,6 +39,7 @@ static int map_pins(struct view *view, int fd) {
         view->page = at;
         view->pins = (shm_u32 *)((uint8_t *)at + KVD_PINS_OFF);
         view->touch = (shm_u32 *)((uint8_t *)at + kvd_touch_off(capacity));
+        latency_prepare();
         return 0;
 }
 

@@ -185,6 +185,12 @@ static inline int space_check(const struct kvd_space *space) {
                        0;
 }
 
+/* latency.c */
+void latency_prepare(void); /* before the first lookup */
+/* now, in ns; 0: looking at the clock is a system call */
+uint64_t latency_begin(void);
+void latency_count(struct view *view, enum kvd_latency which, uint64_t begun_ns);
+
 /* handle.c */
 int handle_lock(struct kvd *handle); /* by the call's deadline; 0 or -ETIMEDOUT */
 void handle_unlock(struct kvd *handle);

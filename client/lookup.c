@@ -412,11 +412,22 @@ static void touch(struct view *view, uint32_t id) {
 /* ---- the calls ------------------------------------------------------------------------------- */
 
 /* For show: threads that count at once may lose one, which is cheaper than five locked adds. */
-static void count_lookup(struct view *view, enum kvd_client_counter which, uint64_t n) {
+static uint64_t count_lookup(struct view *view, enum kvd_client_counter which, uint64_t n) {
         shm_u64 *counter = &view->page->counters[which];
+        uint64_t now = atomic_load_explicit(counter, memory_order_relaxed) + n;
 
-        atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n,
-                              memory_order_relaxed);
+        atomic_store_explicit(counter, now, memory_order_relaxed);
+        return now;
+}
+
+/* When a lookup began that is to be timed; 0: it is not. The clock takes longer than some lookups. */
+static inline uint64_t begin_timing(uint64_t lookups) {
+        return unlikely(lookups % KVD_LATENCY_SAMPLED == 1) ? latency_begin() : 0;
+}
+
+static inline void end_timing(struct view *view, uint64_t begun_ns) {
+        if (unlikely(begun_ns))
+                latency_count(view, KVD_LATENCY_LOOKUP, begun_ns);
 }
 
 static uint32_t segment_of(const struct view *view, uint32_t id) {
@@ -516,6 +527,7 @@ static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole,
         int r = check_arguments(space, group, pin->salt, pin);
         struct view *view;
         struct search s;
+        uint64_t begun_ns;
 
         if (r < 0)
                 return r;
@@ -530,15 +542,17 @@ static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole,
                             .blocks = blocks,
                             .max_blocks = max_blocks};
         pin->group = group;
-        count_lookup(view, KVD_CLIENT_LOOKUPS, 1);
+        begun_ns = begin_timing(count_lookup(view, KVD_CLIENT_LOOKUPS, 1));
         count_lookup(view, KVD_CLIENT_TOKENS_ASKED, n_tokens);
         if (!search_and_pin(view, &s)) {
+                end_timing(view, begun_ns);
                 view_leave(view);
                 return 0;
         }
         count_lookup(view, KVD_CLIENT_HITS, 1);
         count_lookup(view, KVD_CLIENT_TOKENS_FOUND, s.n_covered);
         fill_pin(pin, view, &s);
+        end_timing(view, begun_ns);
         return s.n_covered;
 }
 

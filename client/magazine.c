@@ -50,11 +50,13 @@ static void release(const struct view *view, const kvd_ref *blocks, uint32_t n) 
  */
 static int ask(struct view *view, uint32_t n, struct kvd_msg_allocate_reply *reply) {
         struct kvd_msg_allocate request = {view->handle, n};
+        uint64_t begun_ns = sys_now_ns();
         int r;
 
         do
                 r = handle_call(view->space->handle, KVD_MSG_allocate, &request, reply, NULL);
         while (r >= 0 && reply->more && sys_now_ns() < deadline_ns());
+        latency_count(view, KVD_LATENCY_ALLOCATE, begun_ns);
         if (r >= 0 && reply->more)
                 return client_fail(-ENOBUFS,
                                    "the daemon is still looking for a block of space '%s' that "

@@ -14,6 +14,7 @@
 
 #include "client/device.h"
 #include "ipc/base/key.h"
+#include "ipc/base/sys.h"
 
 #define PIECE_TOKENS 8192u
 #define PIECE_BLOCKS 2048u
@@ -42,6 +43,7 @@ static kvd_ref ref_of(const struct kvd_block *block) {
 /* in_doubt: nobody knows whether the blocks are sealed. */
 static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in_doubt) {
         uint32_t bytes = p->n_blocks * (uint32_t)sizeof *own;
+        uint64_t begun_ns = sys_now_ns();
         struct kvd_msg_seal request = {
                 .space = p->view->handle,
                 .group = p->pin->group,
@@ -76,6 +78,7 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in
                 r = client_fail(-EPROTO, "the daemon sealed another number of blocks");
         if (r == 0)
                 memcpy(ret, reply.blocks.data, bytes);
+        latency_count(p->view, KVD_LATENCY_SEAL, begun_ns);
         handle_unlock(handle);
         return r;
 }

@@ -9,6 +9,7 @@
 #include "daemon/keep.h"
 
 #include <errno.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "daemon/backend.h"
@@ -136,8 +137,7 @@ static void put_usage(struct space *space, struct scratch *scratch,
         m->label_bytes = usage.label_bytes;
         m->copy_bytes = usage.copy_bytes;
         m->sketch_bytes = usage.sketch_bytes;
-        for (uint32_t i = 0; i < KVD_N_CLIENT_COUNTERS; i++)
-                scratch->client_counters[i] = usage.client_counters[i];
+        memcpy(scratch->client_counters, usage.client_counters, sizeof scratch->client_counters);
         m->client_counters = (struct kvd_slice){scratch->client_counters,
                                                 sizeof scratch->client_counters};
 }
@@ -186,7 +186,7 @@ static void put_spaces(const struct client *of, uint64_t *sums,
 
                 if (!a)
                         continue;
-                attachment_counters(a, counters);
+                attachment_counters(a, KVD_N_CLIENT_COUNTERS, counters);
                 for (uint32_t k = 0; k < KVD_N_CLIENT_COUNTERS; k++)
                         sums[k] += counters[k];
                 m->filling += attachment_filling(a);

@@ -30,7 +30,7 @@ struct scratch {
         /* a frame has room for them and their states */
         uint32_t parents[KVD_MOST_block_map_reply_parents / sizeof(uint32_t)];
         uint32_t ids[KVD_MOST_pins_reply_ids / sizeof(uint32_t)];
-        uint64_t counters[KVD_N_SPACE_COUNTERS], client_counters[KVD_N_CLIENT_COUNTERS];
+        uint64_t counters[KVD_N_SPACE_COUNTERS], client_counters[KVD_CLIENT_WORDS];
         uint64_t costs[3][KVD_N_COSTS]; /* used, guaranteed, most */
         uint64_t degraded[KVD_N_DEGRADED];
         double settings[KVD_N_SETTINGS];
@@ -62,7 +62,6 @@ SCRATCH_FITS(blocks, allocate_reply_blocks);
 SCRATCH_FITS(numbers, drain_reply_wanted);
 SCRATCH_FITS(counters, space_info_reply_counters);
 SCRATCH_FITS(client_counters, space_info_reply_client_counters);
-SCRATCH_FITS(client_counters, client_info_reply_counters);
 SCRATCH_FITS(degraded, daemon_info_reply_degraded);
 SCRATCH_FITS(settings, space_info_reply_settings);
 SCRATCH_FITS(chain.head, chain_info_reply_head);

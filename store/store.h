@@ -177,7 +177,7 @@ struct space_usage {
         uint64_t leaves, runs, leases;
         uint64_t max_blocks;
         uint32_t segments, attachments;
-        uint64_t client_counters[KVD_N_CLIENT_COUNTERS]; /* attached now and in the past */
+        uint64_t client_counters[KVD_CLIENT_WORDS]; /* attached now and in the past */
         /* as in space_info_reply */
         uint64_t sequences, private, shared, spilled, vague, spill_slots;
         uint64_t pending, poisoned;
@@ -246,7 +246,8 @@ uint64_t attachment_pinned(const struct attachment *attachment);
  */
 uint32_t attachment_pins(const struct attachment *attachment, uint32_t *cursor, uint32_t *ret,
                          uint32_t n);
-void attachment_counters(const struct attachment *attachment, uint64_t ret[KVD_N_CLIENT_COUNTERS]);
+/* the first n words */
+void attachment_counters(const struct attachment *attachment, uint32_t n, uint64_t *ret);
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 

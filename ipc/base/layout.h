@@ -45,7 +45,7 @@
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 8u
+#define KVD_LAYOUT_VERSION 9u
 
 #define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
 #define KVD_MAX_SEGMENTS 8192u
@@ -293,11 +293,41 @@ enum kvd_client_counter {
         KVD_N_CLIENT_COUNTERS
 };
 
+/*
+ * Behind them, how long calls took: of each kind the sum in ns, then how many took less than 64 ns,
+ * 128 ns, and so on. The last bucket has what took longer than all.
+ */
+enum kvd_latency {
+        KVD_LATENCY_LOOKUP,   /* one in KVD_LATENCY_SAMPLED */
+        KVD_LATENCY_SEAL,     /* requests to the daemon */
+        KVD_LATENCY_ALLOCATE, /* requests to the daemon: most allocations need none */
+        KVD_LATENCY_FETCH,    /* from the request to the end; counted by the daemon */
+        KVD_N_LATENCIES
+};
+
+#define KVD_LATENCY_SAMPLED 64u
+#define KVD_LATENCY_BUCKETS 32u
+#define KVD_LATENCY_FIRST 6u /* the first bucket ends at 1 << this */
+#define KVD_CLIENT_WORDS (16u + KVD_N_LATENCIES * (1u + KVD_LATENCY_BUCKETS))
+
+/* Where the sum is. */
+static inline uint32_t kvd_latency_sum(enum kvd_latency which) {
+        return 16 + (uint32_t)which * (1 + KVD_LATENCY_BUCKETS);
+}
+
+/* Where to count a call that took so long. */
+static inline uint32_t kvd_latency_bucket(enum kvd_latency which, uint64_t ns) {
+        uint32_t bits = ns ? 64 - (uint32_t)__builtin_clzll(ns) : 0;
+        uint32_t bucket = bits > KVD_LATENCY_FIRST ? bits - KVD_LATENCY_FIRST : 0;
+
+        return kvd_latency_sum(which) + 1 + MIN(bucket, KVD_LATENCY_BUCKETS - 1);
+}
+
 struct kvd_pinpage {
         uint64_t magic;
         uint32_t version;
         uint32_t capacity;
-        alignas(64) shm_u64 counters[16]; /* enum kvd_client_counter; for show only */
+        alignas(64) shm_u64 counters[KVD_CLIENT_WORDS]; /* as above; for show only */
         /* blocks of the chains of this client's pins, once for each pin */
         alignas(64) shm_u64 held;
         /*

@@ -123,8 +123,8 @@ uint32_t space_users(const struct space *space) {
         return n;
 }
 
-void attachment_counters(const struct attachment *a, uint64_t ret[KVD_N_CLIENT_COUNTERS]) {
-        for (uint32_t i = 0; i < KVD_N_CLIENT_COUNTERS; i++)
+void attachment_counters(const struct attachment *a, uint32_t n, uint64_t *ret) {
+        for (uint32_t i = 0; i < n; i++)
                 ret[i] = atomic_load_explicit(&a->page->counters[i], memory_order_relaxed);
 }
 
@@ -352,13 +352,13 @@ void attachment_orphan(struct attachment *a) {
 }
 
 static void end(struct attachment *a, bool died) {
-        uint64_t counters[KVD_N_CLIENT_COUNTERS];
+        uint64_t counters[KVD_CLIENT_WORDS];
 
         drop_attachment(a);
         leases_drop(a, died);
         hooks_attachment_ends(a);
-        attachment_counters(a, counters);
-        for (uint32_t i = 0; i < KVD_N_CLIENT_COUNTERS; i++)
+        attachment_counters(a, KVD_CLIENT_WORDS, counters);
+        for (uint32_t i = 0; i < KVD_CLIENT_WORDS; i++)
                 a->space->account.past_counters[i] += counters[i];
         if (a->arena->writer == a)
                 a->arena->writer = NULL;

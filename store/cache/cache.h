@@ -272,7 +272,7 @@ struct space_account {
         struct inherited {               /* clients of the daemon before: inherit.c */
                 uint32_t n, hand;        /* hand: seat to look at next */
         } inherited;
-        uint64_t past_counters[KVD_N_CLIENT_COUNTERS]; /* of attachments that ended */
+        uint64_t past_counters[KVD_CLIENT_WORDS]; /* of attachments that ended, and of fetches */
 };
 
 struct space {

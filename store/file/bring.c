@@ -19,6 +19,7 @@ int bring_begin(struct bringing *b, struct kvd_list *list, struct attachment *a,
         if (b->fd < 0)
                 return store_refuse(space_store(a->space), -errno, "no descriptor for a fetch");
         *fd = b->fd;
+        b->begun_ns = sys_now_ns();
         b->space = a->space;
         b->attachment = a;
         b->group = at->group;
@@ -30,11 +31,21 @@ int bring_begin(struct bringing *b, struct kvd_list *list, struct attachment *a,
         return 0;
 }
 
+/* With what clients say that their calls took. */
+static void count_latency(struct bringing *b) {
+        uint64_t *words = b->space->account.past_counters, ns = sys_now_ns() - b->begun_ns;
+
+        words[kvd_latency_sum(KVD_LATENCY_FETCH)] += ns;
+        words[kvd_latency_bucket(KVD_LATENCY_FETCH, ns)]++;
+}
+
 /* A descriptor that is readable already need not be told. */
 void bring_end(struct bringing *b) {
         uint64_t one = 1;
 
         kvd_list_remove(&b->waiting);
+        if (b->space)
+                count_latency(b);
         if (b->space && b->last)
                 block_let_go(b->space, kvd_ref_id(b->last));
         if (b->fd >= 0)

@@ -14,6 +14,7 @@ struct bringing {
         uint32_t group;
         uint64_t root;
         int fd;                        /* owned; -1 */
+        uint64_t begun_ns;
 };
 
 /* Behind the block where at ends, in that list. *fd is what becomes readable at its end. */
