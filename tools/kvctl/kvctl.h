@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "client/conn.h"
+#include "ipc/base/layout.h"
 #include "ipc/base/why.h"
 #include "tools/kvctl/answer.h"
 #include "tools/kvctl/args.h"
@@ -92,6 +93,14 @@ int add_methods(struct kvctl *kvctl, struct answer *answer, const struct space_l
                 bool settings);
 int add_chains(struct kvctl *kvctl, struct answer *answer, const struct space_list *list);
 int add_states(struct kvctl *kvctl, struct answer *answer, const struct space_list *list);
+
+struct counter {
+        const char *name, *unit, *meaning;
+};
+
+extern const struct counter space_counters[KVD_N_SPACE_COUNTERS];
+/* What clients count themselves: sums over all that are, and were, attached. */
+extern const struct counter client_counters[KVD_N_CLIENT_COUNTERS];
 
 /* i-th little-endian counter of a bin field, 0 if it is not there (an older daemon has fewer). */
 uint64_t counter_at(struct kvd_slice counters, unsigned i);

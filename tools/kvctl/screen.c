@@ -8,7 +8,6 @@
 #include "tools/kvctl/screen.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,7 +103,7 @@ static void suspend(struct screen *screen) {
         say(screen, ENTER);
 }
 
-bool screen_wait(struct screen *screen, double seconds) {
+int screen_poll(struct screen *screen, struct pollfd *fds, size_t n, double seconds) {
         uint64_t until = sys_now_ns() + (uint64_t)(seconds * 1e9);
 
         while (!stop_asked) {
@@ -112,17 +111,23 @@ bool screen_wait(struct screen *screen, double seconds) {
                 struct timespec timeout = {.tv_sec = (time_t)(left / 1000000000),
                                            .tv_nsec = (long)(left % 1000000000)};
 
-                if (ppoll(NULL, 0, &timeout, &mask_before) == 0)
-                        return true;
+                int r = ppoll(fds, n, &timeout, &mask_before);
+
+                if (r >= 0)
+                        return r;
                 if (errno != EINTR)
-                        return false;
+                        return -errno;
                 if (suspend_asked)
                         suspend(screen);
                 if (resized) {
                         resized = 0;
                         screen_measure(screen, screen->to);
-                        return true;
+                        return 0;
                 }
         }
-        return false;
+        return -EINTR;
+}
+
+bool screen_wait(struct screen *screen, double seconds) {
+        return screen_poll(screen, NULL, 0, seconds) >= 0;
 }

@@ -7,6 +7,7 @@
  * always given back.
  */
 
+#include <poll.h>
 #include <stdbool.h>
 #include <stdio.h>
 
@@ -30,5 +31,11 @@ void screen_watch_clear(struct screen *screen); /* before the next picture */
 
 /* Waits. False: the user wants to stop. */
 bool screen_wait(struct screen *screen, double seconds);
+
+/*
+ * Waits for descriptors, too. Positive: some of them have something; 0: the time is over, or the
+ * screen has another size; negative: the user wants to stop.
+ */
+int screen_poll(struct screen *screen, struct pollfd *fds, size_t n, double seconds);
 
 #endif

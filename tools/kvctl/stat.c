@@ -28,17 +28,12 @@ static const struct column figure_columns[] = {
         {"formula", "FORMULA", UNIT_NONE},
 };
 
-struct counter {
-        const char *name, *unit, *meaning;
-};
-
-static const struct counter space_counters[KVD_N_SPACE_COUNTERS] = {
+const struct counter space_counters[KVD_N_SPACE_COUNTERS] = {
 #define KVD_COUNTER(name, unit, text) [KVD_SPACE_##name] = {#name, unit, text},
 #include "ipc/base/counters.def"
 };
 
-/* What clients count themselves: sums over all that are, and were, attached. */
-static const struct counter client_counters[KVD_N_CLIENT_COUNTERS] = {
+const struct counter client_counters[KVD_N_CLIENT_COUNTERS] = {
         [KVD_CLIENT_LOOKUPS] = {"LOOKUPS", "calls", "searches for a stored prefix"},
         [KVD_CLIENT_HITS] = {"LOOKUP_HITS", "calls", "searches that found one"},
         [KVD_CLIENT_TOKENS_ASKED] = {"TOKENS_ASKED", "tokens", "given to all searches"},

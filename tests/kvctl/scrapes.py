@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""kvctl metrics --listen, by clients that are as they should be and by others.
+
+    scrapes.py KVCTL KVD FOLDER PID      of the daemon, whose socket is FOLDER/kvd.sock
+"""
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import openmetrics
+
+kvctl, kvd, folder, pid = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+path = f"{folder}/metrics.sock"
+
+
+def serve(address):
+    """A server, and where it says that it is."""
+    server = subprocess.Popen([kvctl, "metrics", "--listen", address], stdout=subprocess.PIPE, text=True)
+    line = server.stdout.readline()
+    assert line.startswith("Metrics are at "), line
+    return server, line.split()[3]
+
+
+def connect(where):
+    """A socket, of a port or of a path."""
+    s = socket.socket(socket.AF_UNIX if where.startswith("/") else socket.AF_INET)
+    s.settimeout(30)
+    s.connect(where if where.startswith("/") else ("127.0.0.1", int(where.split(":")[2].split("/")[0])))
+    return s
+
+
+def exchange(where, request):
+    """What comes back for some bytes; b"" if nothing does."""
+    with connect(where) as s:
+        try:
+            s.sendall(request)
+            answer = b""
+            while piece := s.recv(65536):
+                answer += piece
+        except (BrokenPipeError, ConnectionResetError):
+            return b""
+        return answer
+
+
+def scrape(where):
+    """{(name, labels): value}"""
+    head, _, body = exchange(where, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n") and b"application/openmetrics-text; version=1.0.0" in head, head
+    assert f"Content-Length: {len(body)}".encode() in head, head
+    return openmetrics.values(openmetrics.read(body.decode()))
+
+
+def until_up(where, wanted):
+    for _ in range(500):
+        if scrape(where)["kvd_up", ()] == wanted:
+            return
+        time.sleep(0.02)
+    raise SystemExit(f"kvd_up is not {wanted}")
+
+
+def descriptors(process):
+    return len(os.listdir(f"/proc/{process.pid}/fd"))
+
+
+def good_manners(where):
+    before = scrape(where)
+    assert before["kvd_up", ()] == 1 and len(before) > 200, len(before)
+    assert exchange(where, b"HEAD /metrics HTTP/1.1\r\n\r\n").endswith(b"\r\n\r\n")
+    assert exchange(where, b"GET /metrics?x=1 HTTP/1.0\n\n").startswith(b"HTTP/1.1 200")
+    for request, status in ((b"GET / HTTP/1.1\r\n\r\n", b"404"), (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
+                            (b"hello\r\n\r\n", b"400"), (b"GET /metrics FTP/1\r\n\r\n", b"400"),
+                            (b"GET \0 HTTP/1.1\r\n\r\n", b"400"), (b"x" * 20000, b"431"),
+                            (b"GET /metrics HTTP/1.1\r\n\r\n" + b"z" * 100000, b"200")):
+        answer = exchange(where, request)
+        assert answer.startswith(b"HTTP/1.1 " + status), (request[:40], answer[:80])
+
+
+def bad_manners(server, where):
+    """More connections than there is room for, none of which says anything; half requests; early ends."""
+    calm = descriptors(server)
+    silent = [connect(where) for _ in range(100)]
+    for s in silent[-50:]:          # the others made room for these
+        s.sendall(b"GET /met")
+    scrape(where)
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(scrape(where)["kvd_up", ()])) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert answers == [1] * 8, answers
+    for s in silent:
+        s.close()
+    for _ in range(50):
+        with connect(where) as s:
+            s.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")    # and does not wait for the answer
+    deaf = connect(where)
+    deaf.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+    scrape(where)
+    deaf.close()
+    for _ in range(1500):
+        if descriptors(server) <= calm:
+            return
+        time.sleep(0.02)
+    raise SystemExit(f"{descriptors(server)} descriptors, {calm} before")
+
+
+def restart(where):
+    """kvd is killed, and another one takes its place."""
+    os.kill(pid, signal.SIGKILL)
+    until_up(where, 0)
+    gone = scrape(where)
+    assert not any(name.startswith("kvd_space") for name, _ in gone), gone
+    other = subprocess.Popen([kvd, "--private", folder, "--pool", "64M"], stderr=subprocess.DEVNULL)
+    try:
+        until_up(where, 1)
+    finally:
+        other.terminate()
+        other.wait(60)
+
+
+def main():
+    server, where = serve("127.0.0.1:0")
+    assert where.startswith("http://127.0.0.1:"), where
+    with urllib.request.urlopen(where, timeout=30) as answer:
+        openmetrics.read(answer.read().decode())
+    good_manners(where)
+    bad_manners(server, where)
+    again = subprocess.run([kvctl, "metrics", "--listen", where[7:].split("/")[0]], capture_output=True, text=True,
+                           timeout=60, check=False)
+    assert again.returncode == 1 and "Address already in use" in again.stderr, again
+
+    local, at = serve(path)
+    assert at == path and os.stat(path).st_mode & 0o777 == 0o660, at
+    good_manners(at)
+    bad_manners(local, at)
+    local.kill()            # its socket stays, and the next one takes it over
+    local.wait(60)
+    local, at = serve(path)
+    second = subprocess.run([kvctl, "metrics", "--listen", path], capture_output=True, text=True, timeout=60,
+                            check=False)
+    assert second.returncode == 1 and os.path.exists(path), second
+    scrape(at)
+    restart(where)
+    for process, number in ((server, signal.SIGINT), (local, signal.SIGTERM)):
+        process.send_signal(number)
+        assert process.wait(60) == 0, process
+
+
+main()
