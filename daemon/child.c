@@ -172,7 +172,11 @@ void child_end(struct child *c, const char *why) {
 }
 
 static void too_late(struct loop_timer *timer) {
-        child_end(container_of(timer, struct child, deadline), "has not answered in time");
+        struct child *c = container_of(timer, struct child, deadline);
+
+        child_end(c, "has not answered in time");
+        if (c->ops->late)
+                c->ops->late(c);
 }
 
 static void log_end(const struct child *c, int status) {

@@ -31,6 +31,7 @@ struct child_ops {
         bool (*wanted)(struct child *);        /* is there anything to start it for? */
         int (*prepare)(struct child *);        /* before each start; sets arguments */
         void (*not_started)(struct child *);   /* NULL: nothing is to be done about it */
+        void (*late)(struct child *);          /* it says nothing, and is killed; NULL: as above */
         /* the kernel says that the process is gone */
         void (*ended)(struct child *, uint32_t asked);
 

@@ -53,6 +53,7 @@ struct config {
         char file[108];        /* of the file tier; "": none */
         uint64_t file_size;    /* 0: that of the block device */
         uint32_t file_depth;   /* tokens from which on blocks are written at first use */
+        uint32_t file_timeout; /* seconds that the disk may take for what it is asked at once */
         char remote[1024];     /* servers of the remote tier; "": none */
         char remote_key[108];  /* file with the secret that machines share; "": none */
         uint32_t remote_timeout; /* ms that a server may be silent */

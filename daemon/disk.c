@@ -23,7 +23,6 @@
 
 #define MOST_PAUSE_NS UINT64_C(1000000000)
 #define LATER_NS UINT64_C(200000000)   /* between two looks for what could be written */
-#define PATIENCE_NS UINT64_C(30000000000)
 #define WHOLE_BYTES (UINT64_C(1) << 20)
 #define LEAST_BYTES (UINT64_C(4) << 20)
 #define MOST_STARTS 5u                 /* in a row without an answer: then it is off */
@@ -33,7 +32,7 @@ struct disk_owner {
         struct store *store;
         int fd;                 /* owned; locked */
         uint64_t bytes;
-        bool open;
+        bool open, said;        /* said: that it is off */
         uint32_t starts;        /* since it last answered */
         struct kvd_disk_item items[KVD_DISK_ITEMS];
         uint32_t tokens[KVD_DISK_TOKENS];
@@ -45,6 +44,32 @@ struct disk_owner {
 
 static struct disk_owner *owner_of(const struct child *child) {
         return container_of(child, struct disk_owner, child);
+}
+
+/* ---- off ------------------------------------------------------------------------------------- */
+
+static bool is_off(const struct disk_owner *d) {
+        struct store_disk_info info;
+
+        store_disk_get_info(d->store, &info);
+        return info.state == STORE_DISK_OFF;
+}
+
+/* The store may have found out. */
+static void say_if_off(struct disk_owner *d) {
+        struct store_disk_info info;
+
+        store_disk_get_info(d->store, &info);
+        if (info.state != STORE_DISK_OFF || d->said)
+                return;
+        d->said = true;
+        log_error("the file tier is off: %s", info.why);
+        degraded_set(file_tier, 1);
+}
+
+static void off(struct disk_owner *d, const char *why) {
+        store_disk_off(d->store, why);
+        say_if_off(d);
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */
@@ -125,6 +150,7 @@ static bool next(struct child *child) {
         const struct store_disk_question *q;
         bool later;
 
+        say_if_off(d);
         if (!d->open)
                 return ask_to_open(d);
         q = store_disk_next(d->store, &later);
@@ -136,12 +162,6 @@ static bool next(struct child *child) {
 }
 
 /* ---- answers --------------------------------------------------------------------------------- */
-
-static void off(struct disk_owner *d, const char *why) {
-        log_error("the file tier is off: %s", why);
-        degraded_set(file_tier, 1);
-        store_disk_off(d->store, why);
-}
 
 static void opened(struct disk_owner *d, const struct kvd_msg_disk_open_reply *m) {
         struct store_disk_opened o = {.extent_bytes = m->extent_bytes,
@@ -160,6 +180,8 @@ static void opened(struct disk_owner *d, const struct kvd_msg_disk_open_reply *m
         if (child_array(d->secret, 1, sizeof d->secret, m->secret) != sizeof d->secret ||
             store_disk_opened(d->store, &o) < 0)
                 off(d, "what its process says of the file makes no sense");
+        else
+                degraded_set(file_tier, 0);
 }
 
 static void scanned(struct disk_owner *d, const struct kvd_msg_disk_scan_reply *m) {
@@ -174,7 +196,10 @@ static void moved(struct disk_owner *d, struct kvd_slice errors) {
         store_disk_moved(d->store, d->errors, n);
 }
 
-/* A flush that failed is the end of the tier; a file that cannot be opened is, too. */
+/*
+ * A flush that failed is the end of the tier; a file that cannot be opened is, too. An extent that
+ * cannot be looked at is no more than empty.
+ */
 static void failed(struct disk_owner *d, uint32_t asked, const struct kvd_msg_error *error) {
         char why[160];
 
@@ -189,7 +214,7 @@ static void failed(struct disk_owner *d, uint32_t asked, const struct kvd_msg_er
                 store_disk_scanned(d->store, -(int)error->code, 0, NULL, 0);
         else
                 store_disk_moved(d->store, NULL, 0);
-        if (asked != KVD_MSG_disk_open && error->code == EIO)
+        if (asked != KVD_MSG_disk_open && asked != KVD_MSG_disk_scan && error->code == EIO)
                 off(d, why);
 }
 
@@ -211,6 +236,7 @@ static void answered(struct child *child, uint32_t asked, const struct kvd_msg *
         else
                 moved(d, asked == KVD_MSG_disk_read ? m->disk_read_reply.errors :
                                                       m->disk_write_reply.errors);
+        say_if_off(d);
         loop_want_idle(child->loop);
 }
 
@@ -219,13 +245,6 @@ static bool fits(const struct child *child, const struct kvd_msg *m) {
 }
 
 /* ---- its process ----------------------------------------------------------------------------- */
-
-static bool is_off(const struct disk_owner *d) {
-        struct store_disk_info info;
-
-        store_disk_get_info(d->store, &info);
-        return info.state == STORE_DISK_OFF;
-}
 
 static bool wanted(struct child *child) {
         return !is_off(owner_of(child));
@@ -238,6 +257,13 @@ static int prepare(struct child *child) {
                 off(d, "its process ends again and again; see the log");
         memcpy(child->arguments, (char *[]){"kvd", "--disk", NULL}, 3 * sizeof *child->arguments);
         return is_off(d) ? -ECANCELED : 0;
+}
+
+/* As long as it is not gone, it may write to what it was asked to read. */
+static void late(struct child *child) {
+        log_limited(LOG_WARNING, "the disk of the file tier hangs: what it has is missed");
+        degraded_set(file_tier, 1);
+        store_disk_hangs(owner_of(child)->store);
 }
 
 /* What it had under way is as if it had failed; what it knew is found by another one. */
@@ -253,6 +279,7 @@ static const struct child_ops ops = {
         .name = "disk process",
         .wanted = wanted,
         .prepare = prepare,
+        .late = late,
         .ended = ended,
         .next = next,
         .fits = fits,
@@ -340,7 +367,7 @@ static int begin(struct disk_owner *d, const struct config *config, struct loop 
                 return kvd_refuse(why, r, "%s", store_why(d->store));
         r = child_init(&d->child, &ops, config->worker_program, loop);
         d->child.most_pause_ns = MOST_PAUSE_NS;
-        d->child.patience_ns = PATIENCE_NS;
+        d->child.patience_ns = config->file_timeout * UINT64_C(1000000000);
         store_on_disk(d->store, wants, d);
         return r < 0 ? kvd_refuse(why, r, "out of memory for the disk process") : 0;
 }

@@ -272,6 +272,7 @@ static void tell_disk(const struct store_disk_info *info, bool all,
         static const char *const states[] = {[STORE_DISK_OPENING] = "opening",
                                              [STORE_DISK_SCANNING] = "scanning",
                                              [STORE_DISK_ON] = "on",
+                                             [STORE_DISK_HANGS] = "hanging",
                                              [STORE_DISK_OFF] = "off"};
 
         m->name = kvd_slice_of("file");

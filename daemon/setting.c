@@ -68,6 +68,10 @@ const struct setting daemon_settings[] = {
          .offset = offsetof(struct config, file_depth),
          .text = "Blocks go to the file at their second use, or at the first if so many tokens end "
                  "with them."},
+        {"file_timeout", SETTING_COUNT, "30", .low = 1, .high = 3600, .fixed = true,
+         .offset = offsetof(struct config, file_timeout),
+         .text = "Seconds for which the file's disk may be silent: then what it has is missed, until "
+                 "it is heard of again."},
         {"remote", SETTING_SERVERS, "", .fixed = true, .offset = offsetof(struct config, remote),
          .text = "Redis or Valkey servers for blocks that leave the pool, which machines share: "
                  "redis://host:port, with commas between several, or some of a Cluster; empty: "

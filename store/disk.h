@@ -70,6 +70,8 @@ void store_disk_scanned(struct store *store, int error, uint32_t slot_bytes,
 void store_disk_named(struct store *store, int error, uint64_t epoch);
 void store_disk_forgotten(struct store *store, int error);
 void store_disk_moved(struct store *store, const int32_t *errors, uint32_t n);
+/* No answer comes, but its process is not gone: nothing is waited for until it is (lost). */
+void store_disk_hangs(struct store *store);
 void store_disk_lost(struct store *store); /* the process is gone, and with it the question */
 
 /* The memory of a question's block: a descriptor, and where it is in there. */
@@ -83,6 +85,7 @@ enum store_disk_state {
         STORE_DISK_OPENING,
         STORE_DISK_SCANNING,
         STORE_DISK_ON,
+        STORE_DISK_HANGS,        /* on, but nothing is heard of it */
         STORE_DISK_OFF,
 };
 

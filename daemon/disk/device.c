@@ -34,8 +34,8 @@ static int transfer(int fd, const struct disk_io *io, bool writes) {
         for (uint64_t done = 0; done < io->bytes;) {
                 uint8_t *data = (uint8_t *)io->data + done;
                 off_t at = (off_t)(io->at + done);
-                ssize_t n = writes ? pwrite(fd, data, io->bytes - done, at) :
-                                     pread(fd, data, io->bytes - done, at);
+                ssize_t n = writes ? sys->pwrite(fd, data, io->bytes - done, at) :
+                                     sys->pread(fd, data, io->bytes - done, at);
 
                 if (n < 0 && errno == EINTR)
                         continue;
@@ -66,11 +66,11 @@ static void submit_one(struct device *d, struct disk_io *io, bool writes) {
 /* One that was short is done again by a call, which says why. */
 static void take_one(struct device *d, struct io_uring_cqe *cqe, bool writes) {
         struct disk_io *io = io_uring_cqe_get_data(cqe);
+        int n = sys->completion(cqe->res);
 
-        io->error = cqe->res == (int)io->bytes ? 0 :
-                    cqe->res < 0 && cqe->res != -EAGAIN && cqe->res != -EINTR ?
-                                                 cqe->res :
-                                                 transfer(d->fd, io, writes);
+        io->error = n == (int)io->bytes                           ? 0 :
+                    n >= 0 || errno == EAGAIN || errno == EINTR ? transfer(d->fd, io, writes) :
+                                                                  -errno;
         io_uring_cqe_seen(&d->ring, cqe);
 }
 
@@ -79,12 +79,11 @@ static void by_ring(struct device *d, struct disk_io *ios, uint32_t n, bool writ
 
         while (done < n) {
                 struct io_uring_cqe *cqe;
-                int r;
 
                 while (begun < n && begun - done < DEPTH)
                         submit_one(d, &ios[begun++], writes);
-                r = io_uring_submit_and_wait(&d->ring, 1);
-                if (r < 0 && r != -EINTR && r != -EAGAIN && r != -EBUSY)
+                if (sys->uring(io_uring_submit_and_wait(&d->ring, 1)) < 0 && errno != EINTR &&
+                    errno != EAGAIN && errno != EBUSY)
                         abort(); /* the kernel may still write: nothing here is safe any more */
                 while (io_uring_peek_cqe(&d->ring, &cqe) == 0) {
                         take_one(d, cqe, writes);
@@ -113,7 +112,7 @@ static void write_all(struct disk *disk, struct disk_io *ios, uint32_t n) {
 }
 
 static int flush(struct disk *disk) {
-        return fdatasync(container_of(disk, struct device, disk)->fd) < 0 ? -errno : 0;
+        return sys->fdatasync(container_of(disk, struct device, disk)->fd) < 0 ? -errno : 0;
 }
 
 int device_new(int fd, uint64_t bytes, struct device **ret) {
@@ -124,7 +123,7 @@ int device_new(int fd, uint64_t bytes, struct device **ret) {
         d->disk = (struct disk){
                 .bytes = bytes, .read = read_all, .write = write_all, .flush = flush};
         d->fd = fd;
-        d->ring_is_there = io_uring_queue_init(DEPTH, &d->ring, 0) == 0;
+        d->ring_is_there = sys->uring(io_uring_queue_init(DEPTH, &d->ring, 0)) == 0;
         *ret = d;
         return 0;
 }
@@ -161,7 +160,7 @@ int device_fill(int fd, uint64_t bytes, uint64_t *done) {
                 return 0;
         at = (uint64_t)st.st_size / DISK_SECTOR * DISK_SECTOR;
         if (at >= bytes)
-                return ftruncate(fd, (off_t)bytes) < 0 ? -errno : 0;
+                return sys->ftruncate(fd, (off_t)bytes) < 0 ? -errno : 0;
         r = write_zeros(fd, at, (uint32_t)MIN(bytes - at, FILL_BYTES));
         if (r < 0)
                 return r;

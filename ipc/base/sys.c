@@ -24,6 +24,13 @@
 #include <time.h>
 #include <unistd.h>
 
+static int real_uring(int result) {
+        if (result >= 0)
+                return result;
+        errno = -result;
+        return -1;
+}
+
 static int real_open(const char *path, int flags) {
         return open(path, flags);
 }
@@ -113,6 +120,11 @@ static int real_epoll_create(void) {
 const struct kvd_sys kvd_sys_real = {
         .calloc = calloc,
         .mmap = mmap,
+        .pread = pread,
+        .pwrite = pwrite,
+        .fdatasync = fdatasync,
+        .uring = real_uring,
+        .completion = real_uring,
         .madvise = madvise,
         .memfd_create = memfd_create,
         .ftruncate = ftruncate,

@@ -11,6 +11,9 @@
  * Not in the table: freeing (munmap, close, free), which cannot fail in a way that anyone could act
  * on, and the client's lookups, which call nothing.
  *
+ * uring and completion pass on what io_uring has said, as the result of a call of liburing and in a
+ * completion: negative errnos become -1 and errno.
+ *
  * spawn starts a program that has fd as its descriptor SYS_SPAWN_FD, our standard ones, and no
  * other, with no signal blocked or ignored. Returns its number.
  */
@@ -29,6 +32,11 @@ struct pollfd;
         CALL(void *, calloc, (size_t n, size_t size), (n, size)) \
         CALL(void *, mmap, (void *at, size_t n, int prot, int flags, int fd, off_t off), \
              (at, n, prot, flags, fd, off)) \
+        CALL(ssize_t, pread, (int fd, void *to, size_t n, off_t at), (fd, to, n, at)) \
+        CALL(ssize_t, pwrite, (int fd, const void *from, size_t n, off_t at), (fd, from, n, at)) \
+        CALL(int, fdatasync, (int fd), (fd)) \
+        CALL(int, uring, (int result), (result)) \
+        CALL(int, completion, (int result), (result)) \
         CALL(int, madvise, (void *at, size_t n, int advice), (at, n, advice)) \
         CALL(int, memfd_create, (const char *name, unsigned flags), (name, flags)) \
         CALL(int, ftruncate, (int fd, off_t size), (fd, size)) \

@@ -40,18 +40,22 @@ static void count_latency(struct bringing *b) {
 }
 
 /* A descriptor that is readable already need not be told. */
-void bring_end(struct bringing *b) {
+void bring_tell(struct bringing *b) {
         uint64_t one = 1;
 
-        kvd_list_remove(&b->waiting);
-        if (b->space)
+        if (b->fd >= 0 && b->space)
                 count_latency(b);
-        if (b->space && b->last)
-                block_let_go(b->space, kvd_ref_id(b->last));
         if (b->fd >= 0)
                 (void)!write(b->fd, &one, sizeof one);
         closep(&b->fd);
         b->fd = -1;
+}
+
+void bring_end(struct bringing *b) {
+        kvd_list_remove(&b->waiting);
+        if (b->space && b->last)
+                block_let_go(b->space, kvd_ref_id(b->last));
+        bring_tell(b);
         b->space = NULL;
 }
 

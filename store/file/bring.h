@@ -20,7 +20,9 @@ struct bringing {
 /* Behind the block where at ends, in that list. *fd is what becomes readable at its end. */
 int bring_begin(struct bringing *b, struct kvd_list *list, struct attachment *a,
                 const struct chain_at *at, int *fd);
-/* Tells who waits for it. */
+/* Tells who waits for it, once. */
+void bring_tell(struct bringing *b);
+/* ... and it is over. */
 void bring_end(struct bringing *b);
 
 /*

@@ -255,16 +255,33 @@ void catalog_written(struct catalog *c, uint32_t place) {
         c->entries[place].state = CATALOG_THERE;
 }
 
-void catalog_drop(struct catalog *c, uint32_t place) {
+static void leave(struct catalog *c, uint32_t place) {
         struct catalog_namespace *space = &c->spaces[c->entries[place].space];
 
         count(c, place, -1);
         parent_changes(c, place, -1);
         use_remove(c, place);
         hash_remove(c, place);
-        slot_give(c, place);
         if (space->dead && !space->records)
                 *space = (struct catalog_namespace){0};
+}
+
+void catalog_drop(struct catalog *c, uint32_t place) {
+        leave(c, place);
+        slot_give(c, place);
+}
+
+void catalog_spoil(struct catalog *c, uint32_t place) {
+        struct catalog_extent *e = extent_of(c, place);
+
+        leave(c, place);
+        if (extent_has_room(e))
+                kvd_list_remove(&e->node);
+        c->n_bad += !e->bad;
+        e->bad = true;
+        e->used = e->fresh = e->slots;
+        e->free = CATALOG_NOWHERE;
+        c->entries[place] = (struct catalog_entry){.state = CATALOG_BAD};
 }
 
 /* ---- room ------------------------------------------------------------------------------------ */

@@ -23,7 +23,8 @@ struct catalog_namespace {
         bool used, dead;        /* dead: it is being erased */
 };
 
-enum catalog_state { CATALOG_FREE, CATALOG_WRITING, CATALOG_THERE };
+/* bad: the disk did not take it; it is tried again after a restart */
+enum catalog_state { CATALOG_FREE, CATALOG_WRITING, CATALOG_THERE, CATALOG_BAD };
 
 struct catalog_entry {
         uint64_t tag, sequence, parent;
@@ -41,6 +42,7 @@ struct catalog_extent {
         uint32_t slots, used;
         uint32_t fresh;            /* slots from here on were never used */
         uint32_t free;             /* first free slot below that: a place */
+        bool bad;                  /* the disk did not take something there */
 };
 
 struct catalog_class {
@@ -50,7 +52,7 @@ struct catalog_class {
 
 struct catalog {
         uint64_t extent_bytes;
-        uint32_t n_extents, n_buckets;
+        uint32_t n_extents, n_buckets, n_bad;
         struct catalog_extent *extents; /* owned, as is all below */
         struct catalog_entry *entries;  /* by place */
         uint32_t *buckets;              /* place + 1 */
@@ -83,6 +85,8 @@ void catalog_enter(struct catalog *c, uint32_t place, struct kvd_key key,
                    const struct kvd_label *label, uint32_t up, int space);
 void catalog_written(struct catalog *c, uint32_t place);
 void catalog_drop(struct catalog *c, uint32_t place);
+/* The disk did not take it: nothing goes there any more, nor where its extent is free. */
+void catalog_spoil(struct catalog *c, uint32_t place);
 void catalog_touch(struct catalog *c, uint32_t place); /* it was used */
 
 /* A record that was there at the start; its parent is looked for when all of them are known. */

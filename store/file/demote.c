@@ -185,7 +185,7 @@ void demote_done(struct file *file, const int32_t *errors, uint32_t n) {
                         block_let_go(q->space, kvd_ref_id(q->items[i].block));
                 file->info.errors += !written;
                 if (!written) {
-                        catalog_drop(&file->catalog, place);
+                        (i < n ? catalog_spoil : catalog_drop)(&file->catalog, place);
                         continue;
                 }
                 catalog_written(&file->catalog, place);

@@ -36,6 +36,20 @@ void fetches_end(struct file *file, const struct space *space, const struct atta
         }
 }
 
+void fetches_end_all(struct file *file, bool wait) {
+        for (uint32_t i = 0; i < FETCHES; i++) {
+                struct fetch *f = &file->all_fetches[i];
+
+                if (!f->to.space)
+                        continue;
+                f->to.attachment = NULL;
+                if (wait && f == file->reading)
+                        bring_tell(&f->to);
+                else
+                        fetch_end(f);
+        }
+}
+
 #define WALK 4096u /* resident blocks of a chain that one request goes along */
 
 /* ---- its beginning --------------------------------------------------------------------------- */

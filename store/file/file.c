@@ -113,9 +113,7 @@ void store_disk_off(struct store *store, const char *why) {
                 return;
         snprintf(file->info.why, sizeof file->info.why, "%s", why);
         file->state = STORE_DISK_OFF;
-        while (file->fetches.first)
-                fetches_end(file, kvd_list_first(&file->fetches, struct fetch, to.waiting)->to.space,
-                            NULL);
+        fetches_end_all(file, file->asked);
 }
 
 void store_disk_get_info(const struct store *store, struct store_disk_info *ret) {
@@ -125,7 +123,7 @@ void store_disk_get_info(const struct store *store, struct store_disk_info *ret)
         if (!file)
                 return;
         *ret = file->info;
-        ret->state = file->state;
+        ret->state = file->hangs && file->state == STORE_DISK_ON ? STORE_DISK_HANGS : file->state;
         ret->used = file->catalog.bytes;
         ret->records = file->catalog.records;
         ret->evicted = file->catalog.evicted;
@@ -149,7 +147,7 @@ static void space_ends(struct space *space) {
 
 struct file *file_for(const struct space *space) {
         struct file *file = space_store(space)->file;
-        bool right = file && file->state == STORE_DISK_ON && space->ix->kind == KVD_kind_causal &&
+        bool right = file && file->state == STORE_DISK_ON && !file->hangs && space->ix->kind == KVD_kind_causal &&
                      !file_space_of(space)->refused;
 
         return right ? file : NULL;
@@ -364,8 +362,7 @@ const struct store_disk_question *store_disk_next(struct store *store, bool *lat
         return file->asked ? &file->question : NULL;
 }
 
-static void all_scanned(struct file *file) {
-        file->state = STORE_DISK_ON;
+static void look_at_all(struct file *file) {
         for (uint32_t number = 0;; number++) {
                 struct space *space = store_next_space(file->store, number);
 
@@ -374,6 +371,11 @@ static void all_scanned(struct file *file) {
                 number = space_number(space);
                 space_is_busy(space);
         }
+}
+
+static void all_scanned(struct file *file) {
+        file->state = STORE_DISK_ON;
+        look_at_all(file);
 }
 
 void store_disk_scanned(struct store *store, int error, uint32_t slot_bytes,
@@ -410,6 +412,20 @@ void store_disk_named(struct store *store, int error, uint64_t epoch) {
                 file_space_of(file->question.space)->refused = true;
 }
 
+#define MOST_FAILING 8u
+
+/* Where one extent is bad, others are not; a disk that does nothing any more is left alone. */
+static void judge_disk(struct file *file, const int32_t *errors, uint32_t n) {
+        bool fails = n > 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                fails = fails && errors[i] && errors[i] != -EBADMSG;
+        file->failing = fails ? file->failing + 1 : n ? 0 : file->failing;
+        if (fails && (file->failing >= MOST_FAILING ||
+                      file->catalog.n_bad > file->catalog.n_extents / 2))
+                store_disk_off(file->store, strerror(-errors[0]));
+}
+
 void store_disk_moved(struct store *store, const int32_t *errors, uint32_t n) {
         struct file *file = store->file;
 
@@ -418,12 +434,22 @@ void store_disk_moved(struct store *store, const int32_t *errors, uint32_t n) {
                 fetch_done(file, errors, n);
         else
                 demote_done(file, errors, n);
+        judge_disk(file, errors, n);
         file->question.n = 0;
+}
+
+void store_disk_hangs(struct store *store) {
+        store->file->hangs = true;
+        fetches_end_all(store->file, true);
 }
 
 void store_disk_lost(struct store *store) {
         struct file *file = store->file;
 
+        if (file->hangs) {
+                file->hangs = false;
+                look_at_all(file);
+        }
         if (!file->asked)
                 return;
         file->info.errors++;

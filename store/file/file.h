@@ -53,6 +53,8 @@ struct file { /* of a store */
         uint32_t scan_extent, scan_slot;
 
         bool asked;                   /* question is out */
+        uint32_t failing;             /* questions in a row of which the disk did nothing */
+        bool hangs;                   /* ... and no answer is to be expected */
         struct store_disk_question question;
         struct fetch *reading;        /* READ: whose */
         int naming;                   /* NAMESPACE: number in the catalog; FORGET: in erasing */
@@ -104,5 +106,6 @@ void demote_done(struct file *file, const int32_t *errors, uint32_t n);
 bool fetch_next(struct file *file, bool *later);
 void fetch_done(struct file *file, const int32_t *errors, uint32_t n);
 void fetches_end(struct file *file, const struct space *space, const struct attachment *a);
+void fetches_end_all(struct file *file, bool wait); /* wait: but the one whose answer is awaited */
 
 #endif

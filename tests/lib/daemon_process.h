@@ -13,6 +13,7 @@
 struct daemon_process {
         struct instance in;
         const char *worker; /* the kvd that is its worker; NULL: it has none */
+        const char *const *settings; /* NULL: few clients */
         bool later;         /* its system fails from when the test sets on, not from its start */
 };
 

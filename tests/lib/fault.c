@@ -26,9 +26,14 @@ static const char *const names[] = {
 };
 
 /* What each call may say. 0 ends the list. */
-static const int errors[N_FAULT_CALLS][4] = {
+static const int errors[N_FAULT_CALLS][5] = {
         [FAULT_calloc] = {ENOMEM},
         [FAULT_mmap] = {ENOMEM},
+        [FAULT_pread] = {EIO, EINTR, FAULT_SHORT},
+        [FAULT_pwrite] = {EIO, ENOSPC, EINTR, FAULT_SHORT},
+        [FAULT_fdatasync] = {EIO, ENOSPC},
+        [FAULT_uring] = {ENOMEM, EAGAIN},
+        [FAULT_completion] = {EIO, ENOSPC, EAGAIN, FAULT_SHORT},
         [FAULT_madvise] = {ENOMEM},
         [FAULT_memfd_create] = {EMFILE, ENOMEM},
         [FAULT_ftruncate] = {ENOMEM},
@@ -59,11 +64,11 @@ static const int errors[N_FAULT_CALLS][4] = {
 };
 
 /*
- * The first error of each; but EAGAIN passes by itself, and a system whose clock stands still is
- * none that we know.
+ * The first error of each, and a disk that is full; but EAGAIN passes by itself, and a system whose
+ * clock stands still is none that we know.
  */
 static bool may_last(enum fault_call call, uint32_t i) {
-        return i == 0 && errors[call][i] != EAGAIN && errors[call][i] != EINTR &&
+        return (i == 0 || errors[call][i] == ENOSPC) && errors[call][i] != EAGAIN && errors[call][i] != EINTR &&
                call != FAULT_clock_ns;
 }
 
@@ -97,6 +102,8 @@ static bool hit(enum fault_call call) {
                 return false;
         if (state->injected++ == 0)
                 state->began_ms = now_ms();
+        while (state->fault.error == FAULT_HANG)
+                pause();
         errno = state->fault.error;
         return true;
 }
@@ -122,6 +129,33 @@ static int fault_getsockopt_old(int fd, int level, int name, void *to, unsigned 
         return fault_getsockopt(fd, level, name, to, n);
 }
 
+#define SECTOR 4096u
+
+/* A sector is moved whole, or not at all. */
+static size_t short_of(size_t n) {
+        return n < 2 * SECTOR ? n : n / 2 / SECTOR * SECTOR;
+}
+
+static ssize_t fault_pread_short(int fd, void *to, size_t n, off_t at) {
+        if (!hit(FAULT_pread))
+                return kvd_sys_real.pread(fd, to, n, at);
+        return state->fault.error == FAULT_SHORT ? pread(fd, to, short_of(n), at) : -1;
+}
+
+static ssize_t fault_pwrite_short(int fd, const void *from, size_t n, off_t at) {
+        if (!hit(FAULT_pwrite))
+                return kvd_sys_real.pwrite(fd, from, n, at);
+        return state->fault.error == FAULT_SHORT ? pwrite(fd, from, short_of(n), at) : -1;
+}
+
+static int fault_completion_short(int result) {
+        if (!hit(FAULT_completion))
+                return kvd_sys_real.completion(result);
+        if (state->fault.error != FAULT_SHORT)
+                return -1;
+        return result > 0 ? (int)short_of((size_t)result) : kvd_sys_real.completion(result);
+}
+
 static struct kvd_sys table = {
 #define FAULT_MEMBER(type, name, parameters, arguments) .name = fault_##name,
         KVD_SYS_CALLS(FAULT_MEMBER)
@@ -131,6 +165,9 @@ static struct kvd_sys table = {
 void fault_install(struct fault_state *s) {
         state = s;
         table.getsockopt = fault_getsockopt_old;
+        table.pread = fault_pread_short;
+        table.pwrite = fault_pwrite_short;
+        table.completion = fault_completion_short;
         sys = &table;
 }
 
@@ -145,6 +182,12 @@ void fault_set(struct fault_state *s, const struct fault *fault) {
 struct fault_state *fault_state_new(void) {
         void *at = mmap(NULL, sizeof(struct fault_state), PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+        return at == MAP_FAILED ? NULL : at;
+}
+
+struct fault_state *fault_state_of(int fd) {
+        void *at = mmap(NULL, sizeof(struct fault_state), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 
         return at == MAP_FAILED ? NULL : at;
 }
@@ -181,7 +224,8 @@ void fault_sweep(struct fault_state *s, const char *who, void (*run)(struct faul
         for (uint32_t call = 0; call < N_FAULT_CALLS; call++) {
                 uint32_t most = 0;
 
-                for (uint32_t i = 0; i < ARRAY_SIZE(errors[call]) && errors[call][i]; i++)
+                for (uint32_t i = 0; i < ARRAY_SIZE(errors[call]) && errors[call][i] && (!i || most);
+                     i++)
                         for (int forever = 0; forever <= may_last(call, i); forever++) {
                                 uint32_t n = sweep_one(s, call, errors[call][i], forever, run, arg);
 

@@ -20,9 +20,13 @@ enum fault_call {
         N_FAULT_CALLS
 };
 
+/* Instead of an errno: half of a transfer is done; the call does not return. */
+#define FAULT_SHORT (-1)
+#define FAULT_HANG (-2)
+
 struct fault {
         enum fault_call call;
-        int error;    /* errno */
+        int error;    /* errno, or one of those */
         uint32_t nth; /* 1: the first call */
         bool forever;
 };
@@ -50,6 +54,8 @@ void fault_sweep(struct fault_state *state, const char *who,
                  void (*run)(struct fault_state *, void *), void *arg);
 
 struct fault_state *fault_state_new(void); /* shared with processes forked later */
+/* fd: of a file, so that programs started later can share it, too (fault_state_of) */
+struct fault_state *fault_state_of(int fd);
 
 /*
  * Runs in a process of its own, at most so many seconds; its exit status, or the end of the test.

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The file tier, while a call of its disk process fails, is short, or never ends. This program is
+ * the disk process, too (kvd --disk), with a table of system calls that is told what to do by
+ * memory that it shares with the test. Whatever happens there, what is found is right, whoever
+ * fetches is told in time, clients allocate and publish, what was said to be erased does not come
+ * back, and the daemon says that its file tier is off if it is.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "client/kvd.h"
+#include "daemon/disk/main.h"
+#include "ipc/base/degraded.h"
+#include "ipc/base/util.h"
+#include "tests/lib/daemon_process.h"
+#include "tests/lib/fault.h"
+#include "tests/lib/oracle.h"
+#include "tests/lib/peer.h"
+
+#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
+#define BLOCKS 6u
+#define BT 16u
+#define BLOCK_BYTES 16384u
+#define FETCH_MS 20000
+
+struct run {
+        struct fault_state *s; /* of the disk process */
+        struct daemon_process d;
+        struct peer_end *watcher;
+        kvd *kvd;
+        kvd_space *space;
+};
+
+static char file[64], self[256];
+
+/* ---- what kvd says --------------------------------------------------------------------------- */
+
+static struct kvd_msg_tier_info_reply tier(struct run *r) {
+        return peer_ok(r->watcher, MSG(tier_info)).tier_info_reply;
+}
+
+static bool is(struct run *r, const char *state) {
+        struct kvd_msg_tier_info_reply t = tier(r);
+
+        return t.state.size == strlen(state) && memcmp(t.state.data, state, t.state.size) == 0;
+}
+
+static bool is_degraded(struct run *r) {
+        struct kvd_slice all = peer_ok(r->watcher, MSG(daemon_info)).daemon_info_reply.degraded;
+        uint64_t n[KVD_N_DEGRADED] = {0};
+
+        memcpy(n, all.data, MIN(all.size, sizeof n));
+        return n[KVD_DEGRADED_file_tier] != 0;
+}
+
+/* ---- a client -------------------------------------------------------------------------------- */
+
+static void make_tokens(uint32_t chain, uint32_t *ret) {
+        for (uint32_t i = 0; i < BLOCKS * BT; i++)
+                ret[i] = chain * 100 + i;
+}
+
+static void connect_to(struct run *r) {
+        static const struct kvd_geometry geometry = {.layers = 1,
+                                                     .kv_heads = 2,
+                                                     .head_dim = 64,
+                                                     .block_tokens = BT,
+                                                     .dtype = KVD_F32,
+                                                     .vocab = 1u << 20};
+
+        r->watcher = peer_attach(r->d.in.socket);
+        if (kvd_open(r->d.in.socket, &r->kvd) < 0 ||
+            kvd_space_open(r->kvd, "s", &geometry, NULL, &r->space) < 0)
+                die("%s", kvd_error());
+}
+
+static void leave(struct run *r) {
+        kvd_space_close(r->space);
+        kvd_close(r->kvd);
+        peer_close(r->watcher);
+}
+
+/* The blocks that are found; all of them are right. */
+static uint32_t resident(struct run *r, uint32_t chain) {
+        uint32_t tokens[BLOCKS * BT], ids[BLOCKS];
+        struct kvd_pin pin = {0};
+        int64_t n;
+
+        make_tokens(chain, tokens);
+        kvd_catch_up(r->space);
+        n = kvd_lookup(r->space, 0, tokens, BLOCKS * BT, ids, BLOCKS, &pin);
+        if (n < 0)
+                die("kvd_lookup: %s", kvd_error());
+        for (uint32_t i = 0; i < n / BT; i++)
+                if (oracle_wrong(kvd_pin_block(&pin, ids[i]), BLOCK_BYTES,
+                                 oracle_seed(1, tokens, (i + 1) * BT)))
+                        die("wrong bytes");
+        kvd_unpin(r->space, &pin);
+        return (uint32_t)(n / BT);
+}
+
+static void make_chain(struct run *r, uint32_t chain) {
+        uint32_t tokens[BLOCKS * BT], n = 0;
+        struct kvd_block blocks[BLOCKS];
+        struct kvd_pin pin = {0};
+
+        make_tokens(chain, tokens);
+        while (n < BLOCKS) {
+                int got = kvd_alloc(r->space, BLOCKS - n, blocks + n);
+
+                if (got <= 0)
+                        die("kvd_alloc: %s", kvd_error());
+                n += (uint32_t)got;
+        }
+        for (uint32_t i = 0; i < BLOCKS; i++)
+                oracle_fill(blocks[i].data, BLOCK_BYTES, oracle_seed(1, tokens, (i + 1) * BT));
+        if (kvd_seal(r->space, &pin, BLOCKS, blocks, tokens, BLOCKS * BT) < 0)
+                die("kvd_seal: %s", kvd_error());
+        WAIT_UNTIL(resident(r, chain) == BLOCKS); /* it may miss while the index changes */
+        kvd_unpin(r->space, &pin);
+}
+
+static void fetch(struct run *r, uint32_t chain) {
+        struct pollfd p = {.events = POLLIN};
+        uint32_t tokens[BLOCKS * BT];
+
+        make_tokens(chain, tokens);
+        if (kvd_fetch(r->space, 0, 0, tokens, BLOCKS * BT, &p.fd) < 0)
+                die("kvd_fetch: %s", kvd_error());
+        if (p.fd < 0)
+                return;
+        if (poll(&p, 1, FETCH_MS) != 1)
+                die("a fetch has not ended in time");
+        close(p.fd);
+}
+
+static void evict_all(struct run *r) {
+        while (peer_ok(r->watcher, MSG(evict, .space = kvd_slice_of("s"))).evict_reply.more)
+                ;
+}
+
+/* ---- a daemon with that disk ----------------------------------------------------------------- */
+
+static void start(struct run *r) {
+        static const struct fault none = {.call = N_FAULT_CALLS};
+        static struct fault_state well;
+        static char setting[96];
+
+        fault_set(&well, &none);
+        snprintf(setting, sizeof setting, "daemon.file=%s", file);
+        r->d = (struct daemon_process){
+                .worker = self,
+                .settings = SETTINGS("daemon.max_clients=16", setting, "daemon.file_size=4M",
+                                     "daemon.file_depth=0", "daemon.file_timeout=1")};
+        if (!daemon_process_start(&r->d, &well))
+                die("the daemon did not start");
+        connect_to(r);
+        WAIT_UNTIL(is(r, "on") || is(r, "off"));
+}
+
+static void end(struct run *r) {
+        leave(r);
+        daemon_process_stop(&r->d);
+}
+
+/* Until each block was written, or was not; or something else failed meanwhile. */
+static void wait_for_writing(struct run *r) {
+        for (uint32_t i = 0; i < 200 && is(r, "on"); i++) {
+                struct kvd_msg_tier_info_reply t = tier(r);
+
+                if (t.records == BLOCKS && t.written_bytes >= BLOCKS * (uint64_t)BLOCK_BYTES)
+                        return;
+                if (t.errors && i < 180)
+                        i = 180;
+                usleep(1000);
+        }
+}
+
+/* False: it is not known whether it is erased. */
+static bool erase(struct run *r) {
+        struct kvd_msg m = MSG(space_delete, .space = kvd_slice_of("s"), .force = 1);
+
+        for (;;) {
+                struct kvd_msg a = peer_call(r->watcher, m);
+
+                if (is(r, "off"))
+                        return false;
+                if (a.number == KVD_MSG_error ? a.error.code == ENOENT :
+                                                !a.space_delete_reply.erasing)
+                        return true;
+                usleep(1000);
+        }
+}
+
+/* With the system well again: clients are served, the tier, too, unless it is off and says so. */
+static void expect_service(struct run *r) {
+        bool off = is(r, "off");
+
+        if (is_degraded(r) != off)
+                die("degraded is %d, off is %d", is_degraded(r), off);
+        make_chain(r, 2);
+        for (uint32_t i = 0; !off && i < 100 && tier(r).records < BLOCKS; i++)
+                usleep(1000);
+        evict_all(r);
+        fetch(r, 2);
+        make_chain(r, 3);
+}
+
+static void session(struct run *r) {
+        make_chain(r, 1);
+        wait_for_writing(r);
+        evict_all(r);
+        fetch(r, 1);
+        resident(r, 1);
+}
+
+static void run(struct fault_state *s, void *arg) {
+        static const enum fault_call calls[] = {FAULT_pread, FAULT_pwrite, FAULT_fdatasync,
+                                                FAULT_uring, FAULT_completion, FAULT_ftruncate};
+        struct run r = {.s = s};
+        bool erased, ours = false;
+
+        for (uint32_t i = 0; i < ARRAY_SIZE(calls); i++)
+                ours = ours || calls[i] == s->fault.call;
+        if (!ours)
+                return;
+        unlink(file);
+        s->on = true;
+        start(&r);
+        session(&r);
+        erased = erase(&r);
+        leave(&r);
+        connect_to(&r);
+        s->on = false;
+        expect_service(&r);
+        if (s->fault.error == FAULT_SHORT && (is(&r, "off") || tier(&r).errors))
+                die("what was short was not done to its end");
+        end(&r);
+        start(&r);
+        fetch(&r, 1);
+        if (erased && resident(&r, 1))
+                die("what was erased came back");
+        end(&r);
+}
+
+/* ---- for good -------------------------------------------------------------------------------- */
+
+/* A disk that fails from some time on turns the tier off, and costs nothing else. */
+static void break_for_good(struct fault_state *s, int error) {
+        struct fault fault = {FAULT_completion, error, 2, true};
+        struct run r = {.s = s};
+
+        unlink(file);
+        fault_set(s, &fault);
+        start(&r);
+        session(&r);
+        s->on = true;
+        for (uint32_t i = 10; i < 2000 && !is(&r, "off"); i++) {
+                make_chain(&r, i);
+                if (i % 16 == 0)
+                        evict_all(&r);
+                usleep(1000);
+        }
+        if (!is(&r, "off") || !is_degraded(&r))
+                die("a disk that fails for good (%d) does not turn the tier off", error);
+        expect_service(&r);
+        end(&r);
+        printf("for good, errno %d: off\n", error);
+}
+
+/* A call that does not end is waited for as long as file_timeout says, by nobody but its process. */
+static void hang(struct fault_state *s, enum fault_call call, uint32_t nth, bool forever) {
+        struct fault fault = {call, FAULT_HANG, nth, forever};
+        struct run r = {.s = s};
+
+        unlink(file);
+        fault_set(s, &fault);
+        start(&r);
+        session(&r);
+        s->on = true;
+        for (uint32_t i = 10; i < 4000 && !s->injected; i++) {
+                make_chain(&r, i);
+                if (i % 16 == 0)
+                        evict_all(&r);
+        }
+        WAIT_UNTIL(s->injected);
+        fetch(&r, 1);
+        make_chain(&r, 1);
+        WAIT_UNTIL(is(&r, forever ? "off" : "on") && is_degraded(&r) == forever);
+        expect_service(&r);
+        end(&r);
+        printf("hangs%s: %s\n", forever ? " for good" : "", forever ? "off" : "on again");
+}
+
+int main(int argc, char **argv) {
+        struct fault_state *s;
+        char path[64];
+        int fd;
+
+        signal(SIGPIPE, SIG_IGN);
+        if (argc == 2 && strcmp(argv[1], "--disk") == 0) {
+                fd = open(getenv("KVD_TEST_FAULTS"), O_RDWR | O_CLOEXEC);
+                s = fault_state_of(fd);
+                close(fd);
+                fault_install(s);
+                return disk_main();
+        }
+        fd = memfd_create("faults", MFD_CLOEXEC);
+        if (fd < 0 || ftruncate(fd, sizeof *s) < 0 || !(s = fault_state_of(fd)) ||
+            readlink("/proc/self/exe", self, sizeof self - 1) < 0)
+                die("setup: %s", strerror(errno));
+        snprintf(path, sizeof path, "/proc/%d/fd/%d", getpid(), fd);
+        setenv("KVD_TEST_FAULTS", path, 1);
+        snprintf(file, sizeof file, "/var/tmp/kvd-disk-faults-%d", getpid());
+        break_for_good(s, EIO);
+        break_for_good(s, ENOSPC);
+        hang(s, FAULT_completion, 2, false);
+        hang(s, FAULT_completion, 2, true);
+        fault_sweep(s, "disk process", run, NULL);
+        unlink(file);
+        return 0;
+}
