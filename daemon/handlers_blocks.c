@@ -121,9 +121,14 @@ int handle_evict(struct client *c, const struct kvd_msg *request, struct call *c
         bool more = false;
         int64_t n;
 
-        n = space_evict(call->space, m->blocks, m->chain, &more);
+        n = m->to ? space_demote(call->space) :
+                    space_evict(call->space, m->blocks, m->chain, &more);
         if (n < 0)
                 return client_store_failed(c, (int)n);
+        if (m->to) {
+                more = n > 0;
+                n = 0;
+        }
         call->reply.evict_reply.evicted = (uint64_t)n;
         call->reply.evict_reply.more = more;
         return 0;

@@ -264,6 +264,9 @@ static void tell_disk_work(const struct store_disk_info *info, struct kvd_msg_ti
         m->records = info->records;
         m->read_bytes = info->read_bytes;
         m->written_bytes = info->written_bytes;
+        m->read_ns = info->read_ns;
+        m->write_ns = info->write_ns;
+        m->age_ms = info->age_ns / 1000000;
         m->evicted = info->evicted;
 }
 
@@ -308,6 +311,8 @@ static void tell_remote(const struct store_remote_info *info, bool all,
         m->queue = info->queue;
         m->read_bytes = info->read_bytes;
         m->written_bytes = info->written_bytes;
+        m->read_ns = info->read_ns;
+        m->write_ns = info->write_ns;
 }
 
 int handle_tier_info(struct client *c, const struct kvd_msg *request, struct call *call) {

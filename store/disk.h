@@ -96,6 +96,8 @@ struct store_disk_info {
         uint64_t hits, misses;   /* blocks that were fetched, or not found right */
         uint64_t wrong;          /* ... that were there, and were not what they should be */
         uint64_t read_bytes, written_bytes, errors, evicted;
+        uint64_t read_ns, write_ns; /* that it was asked for them, and given them */
+        uint64_t age_ns;         /* of what goes first: since it was used, or was found at the start */
         char why[128];           /* it is off */
 };
 void store_disk_get_info(const struct store *store, struct store_disk_info *ret);
@@ -113,5 +115,11 @@ struct fetch_request {
  * many are under way.
  */
 int64_t space_fetch(struct attachment *attachment, const struct fetch_request *q, int *fd);
+
+/*
+ * Writes what the file does not have of a space, be it admitted or not. 1: it is under way, ask
+ * again; 0: it is done; negative: some of it does not go there.
+ */
+int space_demote(struct space *space);
 
 #endif

@@ -85,6 +85,7 @@ struct store_remote_info {
         uint64_t hits, misses;   /* blocks that came, and that were asked for and did not */
         uint64_t wrong;          /* blocks that came, and were not what they should be */
         uint64_t read_bytes, written_bytes, errors;
+        uint64_t read_ns, write_ns; /* that they were asked for them, and given them */
         char why[128];           /* a server is away */
 };
 void store_remote_get_info(const struct store *store, struct store_remote_info *ret);

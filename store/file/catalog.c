@@ -139,11 +139,16 @@ static void use_add(struct catalog *c, uint32_t place) {
         e->older = c->warmest;
         *(e->older == CATALOG_NOWHERE ? &c->coldest : &c->entries[e->older].newer) = place;
         c->warmest = place;
+        e->used_ns = sys_now_ns();
 }
 
 void catalog_touch(struct catalog *c, uint32_t place) {
         use_remove(c, place);
         use_add(c, place);
+}
+
+uint64_t catalog_age(const struct catalog *c) {
+        return c->records ? sys_now_ns() - c->entries[c->coldest].used_ns : 0;
 }
 
 /* ---- slots ----------------------------------------------------------------------------------- */

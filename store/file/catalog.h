@@ -28,6 +28,7 @@ enum catalog_state { CATALOG_FREE, CATALOG_WRITING, CATALOG_THERE, CATALOG_BAD }
 
 struct catalog_entry {
         uint64_t tag, sequence, parent;
+        uint64_t used_ns;       /* when it was entered, or used last */
         uint32_t same;          /* next with that hash */
         uint32_t up;            /* place of the record before it */
         uint32_t children;
@@ -88,6 +89,7 @@ void catalog_drop(struct catalog *c, uint32_t place);
 /* The disk did not take it: nothing goes there any more, nor where its extent is free. */
 void catalog_spoil(struct catalog *c, uint32_t place);
 void catalog_touch(struct catalog *c, uint32_t place); /* it was used */
+uint64_t catalog_age(const struct catalog *c); /* nanoseconds since the coldest was; 0: there is none */
 
 /* A record that was there at the start; its parent is looked for when all of them are known. */
 void catalog_found(struct catalog *c, uint32_t slot_bytes, const struct kvd_disk_found *found);

@@ -14,6 +14,7 @@
 #include "store/file/file.h"
 
 #define LOOKS 2048u  /* blocks looked at in one call */
+#define ALL_LOOKS 16384u /* ... if nobody's use of them counts */
 #define PATH 1024u   /* blocks before one that are written along with it */
 
 static uint64_t most_of(const struct file *file, const struct space *space) {
@@ -63,8 +64,10 @@ static bool plan(struct file *file, struct space *space, uint32_t id) {
                 return true;
         }
         place = take_place(file, space, up, number);
-        if (place == CATALOG_NOWHERE)
+        if (place == CATALOG_NOWHERE) {
+                file_space_of(space)->left++;
                 return false;
+        }
         label.sequence = ++file->sequence;
         catalog_enter(&file->catalog, place, key, &label, up, number);
         file_note_record(space, id, place, label.sequence);
@@ -99,7 +102,7 @@ static bool plan_path(struct file *file, struct space *space, uint32_t id, uint3
         while (n && !is_full(file, space))
                 if (!plan(file, space, path[--n]))
                         return false;
-        return true;
+        return n == 0;
 }
 
 static void look_at(struct file *file, struct space *space, uint32_t *looks, uint32_t *reads) {
@@ -111,17 +114,20 @@ static void look_at(struct file *file, struct space *space, uint32_t *looks, uin
         file_forget_stale(file, space, id);
         if (!admit_can_be_written(&space->blocks[id]) ||
             file_record_of(file, space, id) != CATALOG_NOWHERE ||
-            !admit_block(space, id, file->config.depth, reads))
+            !(fs->all || admit_block(space, id, file->config.depth, reads)))
                 return;
-        plan_path(file, space, id, looks);
+        if (!plan_path(file, space, id, looks) && is_full(file, space)) {
+                fs->hand = id; /* the rest of it is the next question's */
+                fs->looked--;
+        }
 }
 
 static bool sweep(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
-        uint32_t reads = KVD_PIN_READS;
+        uint32_t reads = KVD_PIN_READS, most = fs->all ? ALL_LOOKS : LOOKS;
 
         file->question.n = 0;
-        for (uint32_t looks = 0; looks < LOOKS && reads && !is_full(file, space); looks++) {
+        for (uint32_t looks = 0; looks < most && reads && !is_full(file, space); looks++) {
                 if (fs->looked >= space_ids(space)) {
                         fs->unswept = false;
                         break;
@@ -156,6 +162,35 @@ static bool try_space(struct file *file, struct space *space) {
         return sweep(file, space);
 }
 
+static void begin_all(struct file *file, struct space *space) {
+        struct file_space *fs = file_space_of(space);
+
+        fs->all = fs->unswept = true;
+        fs->looked = 0;
+        fs->left = 0;
+        file_want(file, true);
+}
+
+int space_demote(struct space *space) {
+        struct file *file = file_for(space);
+        struct file_space *fs = file_space_of(space);
+
+        if (!file)
+                return store_refuse(space_store(space), -EOPNOTSUPP,
+                                    "there is no file tier for the space, or it is not on; see "
+                                    "kvctl tiers");
+        if (!fs->all)
+                begin_all(file, space);
+        if (fs->unswept || (file->asked && file->question.space == space))
+                return 1;
+        fs->all = false;
+        if (fs->left)
+                return store_refuse(space_store(space), -ENOSPC,
+                                    "%llu blocks did not go to the file; see kvctl tiers",
+                                    (unsigned long long)fs->left);
+        return 0;
+}
+
 bool demote_next(struct file *file, bool *later) {
         uint32_t n = MIN(store_spaces(file->store), 64);
 
@@ -184,6 +219,8 @@ void demote_done(struct file *file, const int32_t *errors, uint32_t n) {
                 if (q->space)
                         block_let_go(q->space, kvd_ref_id(q->items[i].block));
                 file->info.errors += !written;
+                if (!written && q->space)
+                        file_space_of(q->space)->left++;
                 if (!written) {
                         (i < n ? catalog_spoil : catalog_drop)(&file->catalog, place);
                         continue;

@@ -127,6 +127,7 @@ void store_disk_get_info(const struct store *store, struct store_disk_info *ret)
         ret->used = file->catalog.bytes;
         ret->records = file->catalog.records;
         ret->evicted = file->catalog.evicted;
+        ret->age_ns = catalog_age(&file->catalog);
         ret->scanned = file->scan_extent;
 }
 
@@ -359,6 +360,7 @@ const struct store_disk_question *store_disk_next(struct store *store, bool *lat
         file->question.space = NULL;
         file->question.n = 0;
         file->asked = next(file, later);
+        file->asked_ns = sys_now_ns();
         return file->asked ? &file->question : NULL;
 }
 
@@ -430,6 +432,8 @@ void store_disk_moved(struct store *store, const int32_t *errors, uint32_t n) {
         struct file *file = store->file;
 
         file->asked = false;
+        *(file->question.what == STORE_DISK_READ ? &file->info.read_ns : &file->info.write_ns) +=
+                sys_now_ns() - file->asked_ns;
         if (file->question.what == STORE_DISK_READ)
                 fetch_done(file, errors, n);
         else

@@ -55,6 +55,7 @@ struct file { /* of a store */
         bool asked;                   /* question is out */
         uint32_t failing;             /* questions in a row of which the disk did nothing */
         bool hangs;                   /* ... and no answer is to be expected */
+        uint64_t asked_ns;            /* when */
         struct store_disk_question question;
         struct fetch *reading;        /* READ: whose */
         int naming;                   /* NAMESPACE: number in the catalog; FORGET: in erasing */
@@ -74,6 +75,8 @@ struct file_space {
         bool named;                   /* id is made */
         bool refused;                 /* the file takes no more namespaces */
         bool unswept;                 /* something changed since its blocks were looked at */
+        bool all;                     /* what is not admitted goes there, too */
+        uint64_t left;                /* blocks that did not go, since it began */
         uint32_t hand;                /* block to look at next */
         uint32_t looked;              /* ... since something was found */
         uint64_t changes;             /* when it was last marked */

@@ -29,6 +29,7 @@ struct remote { /* of a store */
         void *data;
 
         bool asked;                   /* question is out */
+        uint64_t asked_ns;            /* when */
         struct store_remote_question question;
         struct pull *pulling;         /* FIND, GET: whose */
         struct kvd_list pulls;

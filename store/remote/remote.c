@@ -225,6 +225,7 @@ const struct store_remote_question *store_remote_next(struct store *store, bool 
         if (remote->asked)
                 return NULL;
         remote->asked = pull_next(remote, later) || push_next(remote, later);
+        remote->asked_ns = sys_now_ns();
         return remote->asked ? &remote->question : NULL;
 }
 
@@ -235,6 +236,7 @@ void store_remote_found(struct store *store, const struct kvd_key *names, uint32
 
 void store_remote_got(struct store *store, const int32_t *errors, uint32_t n) {
         store->remote->asked = false;
+        store->remote->info.read_ns += sys_now_ns() - store->remote->asked_ns;
         pull_done(store->remote, errors, n);
         store->remote->question.n = 0;
 }
@@ -242,6 +244,7 @@ void store_remote_got(struct store *store, const int32_t *errors, uint32_t n) {
 void store_remote_put(struct store *store, const struct kvd_key *names, const int32_t *errors,
                       uint32_t n) {
         store->remote->asked = false;
+        store->remote->info.write_ns += sys_now_ns() - store->remote->asked_ns;
         push_done(store->remote, names, errors, n);
         store->remote->question.n = 0;
 }

@@ -65,6 +65,8 @@ json_is_valid
 # eviction: B (pinned) and what lies before it stays
 start_filler llama
 chain=$("$KVCTL" prefixes --json | sed -n '/"chain"/{s/.*: "//;s/",*//;p;}' | head -1)
+kvctl 1 evict --all --to file
+complains 'there is no file tier for the space, or it is not on'
 kvctl 0 evict --blocks 3
 says '^3 blocks evicted from llama\.$'
 kvctl 0 evict llama --all

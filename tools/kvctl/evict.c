@@ -7,6 +7,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <string.h>
 
 #include "ipc/base/layout.h"
 #include "ipc/base/sys.h"
@@ -52,6 +53,10 @@ static int parse(struct kvctl *kvctl, struct kvd_msg_evict *request) {
                                   "\"%s\"; "
                                   "\"kvctl prefixes\" shows them",
                                   args->text[FLAG_CHAIN]);
+        if (args_has(args, FLAG_TO) && strcmp(args->text[FLAG_TO], "file") != 0)
+                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
+                                  "--to takes file, not \"%s\"; to servers blocks go by themselves",
+                                  args->text[FLAG_TO]);
         request->blocks = args->number[FLAG_BLOCKS];
         return 0;
 }
@@ -96,6 +101,19 @@ static int evict(struct kvctl *kvctl, struct kvd_msg_evict *request, uint64_t *e
         } while (more && (!wanted || request->blocks));
         if (progress.shown)
                 fputs("\r\033[K", stderr);
+        return r;
+}
+
+#define DEMOTE_PAUSE_US 5000u
+
+/* All of the space goes to the file; nothing goes from the pool before. */
+static int demote(struct kvctl *kvctl, const struct kvd_msg_evict *which) {
+        struct kvd_msg_evict request = {.space = which->space, .domain = which->domain, .to = 1};
+        struct kvd_msg_evict_reply reply = {0};
+        int r;
+
+        while ((r = kvctl_call(kvctl, KVD_MSG_evict, &request, &reply)) == 0 && reply.more)
+                usleep(DEMOTE_PAUSE_US);
         return r;
 }
 
@@ -161,7 +179,9 @@ int verb_evict(struct kvctl *kvctl, struct answer *answer) {
                 return r;
         request.space = kvd_slice_of(space.name);
         request.domain = kvd_slice_of(space.domain);
-        r = evict(kvctl, &request, &evicted);
+        r = args_has(&kvctl->args, FLAG_TO) ? demote(kvctl, &request) : 0;
+        if (r == 0)
+                r = evict(kvctl, &request, &evicted);
         if (r == 0 && args_has(&kvctl->args, FLAG_ALL))
                 r = count_held(kvctl, &space, &held);
         return r < 0 ? r : add_result(kvctl, answer, &space, evicted, held);

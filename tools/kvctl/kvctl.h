@@ -17,12 +17,19 @@ struct sample;
 
 enum kvctl_exit { KVCTL_OK, KVCTL_NO, KVCTL_USAGE, KVCTL_NO_DAEMON };
 
+struct tier_work { /* of a tier, since the daemon was started */
+        uint64_t read_bytes, read_ns, written_bytes, write_ns;
+};
+
+#define KVCTL_TIERS 2u
+
 struct kvctl {
         struct args args;
         struct screen screen;
         struct conn *conn;     /* NULL until a verb asks something */
         uint64_t pictures;     /* shown so far, by --watch and top */
         struct sample *before; /* top: what the rates are measured from */
+        struct tier_work tiers[KVCTL_TIERS]; /* as of the picture before */
         enum kvctl_exit exit;  /* of the last failure */
         struct kvd_why why;
 };

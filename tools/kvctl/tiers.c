@@ -21,6 +21,9 @@ static const struct column tier_columns[] = {
         {"queue", "QUEUE", UNIT_COUNT},
         {"read_bytes", "READ", UNIT_BYTES},
         {"written_bytes", "WRITTEN", UNIT_BYTES},
+        {"read_per_second", "READ/S", UNIT_BYTES},
+        {"written_per_second", "WRITTEN/S", UNIT_BYTES},
+        {"age_ms", "AGE", UNIT_MS},
         {"evicted", "EVICTED", UNIT_COUNT},
         {"errors", "ERRORS", UNIT_COUNT},
         {"servers", "SERVERS", UNIT_COUNT},
@@ -28,7 +31,23 @@ static const struct column tier_columns[] = {
         {"why", "WHY", UNIT_NONE},
 };
 
-static void fill_tier(struct table *t, const struct kvd_msg_tier_info_reply *m) {
+static void fill_rate(struct table *t, uint64_t bytes, uint64_t ns) {
+        if (ns)
+                table_real(t, (double)bytes * 1e9 / (double)ns);
+        else
+                table_none(t);
+}
+
+/* Bytes by the time that it was busy with them: since the picture before, or the daemon's start. */
+static void fill_rates(struct table *t, const struct kvd_msg_tier_info_reply *m,
+                       struct tier_work *before) {
+        fill_rate(t, m->read_bytes - before->read_bytes, m->read_ns - before->read_ns);
+        fill_rate(t, m->written_bytes - before->written_bytes, m->write_ns - before->write_ns);
+        *before = (struct tier_work){m->read_bytes, m->read_ns, m->written_bytes, m->write_ns};
+}
+
+static void fill_tier(struct table *t, const struct kvd_msg_tier_info_reply *m,
+                      struct tier_work *before) {
         table_text(t, m->name.data, m->name.size);
         table_text(t, m->state.data, m->state.size);
         table_number(t, m->bytes);
@@ -40,6 +59,11 @@ static void fill_tier(struct table *t, const struct kvd_msg_tier_info_reply *m) 
         table_number(t, m->queue);
         table_number(t, m->read_bytes);
         table_number(t, m->written_bytes);
+        fill_rates(t, m, before);
+        if (m->records)
+                table_number(t, m->age_ms);
+        else
+                table_none(t);
         table_number(t, m->evicted);
         table_number(t, m->errors);
         table_number(t, m->servers);
@@ -54,7 +78,7 @@ int verb_tiers(struct kvctl *kvctl, struct answer *answer) {
         int r = t ? 0 : kvctl_out_of_memory(kvctl);
 
         while (r == 0 && (r = kvctl_next(kvctl, KVD_MSG_tier_info, &request, &reply)) == 1) {
-                fill_tier(t, &reply);
+                fill_tier(t, &reply, &kvctl->tiers[MIN(request.tier, KVCTL_TIERS - 1)]);
                 request.tier++;
                 r = 0;
         }

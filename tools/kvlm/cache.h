@@ -60,6 +60,7 @@ struct sequence {
         uint32_t not_found; /* last tokens that are computed even if they are stored; 1 at least */
         uint32_t n_reused; /* tokens that were there */
         uint32_t n_refused; /* times that the pool or the daemon let us down */
+        bool fetched;      /* the tiers below the pool were asked */
         bool alone;        /* so further blocks are private */
         bool unpublished;  /* and blocks that were not sealed stay so */
         /* the pool is full: shall we try once more? NULL: no */

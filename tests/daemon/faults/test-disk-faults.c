@@ -67,7 +67,7 @@ static bool is_degraded(struct run *r) {
 
 static void make_tokens(uint32_t chain, uint32_t *ret) {
         for (uint32_t i = 0; i < BLOCKS * BT; i++)
-                ret[i] = chain * 100 + i;
+                ret[i] = chain % 10000 * 100 + i;
 }
 
 static void connect_to(struct run *r) {
@@ -265,14 +265,15 @@ static void break_for_good(struct fault_state *s, int error) {
         start(&r);
         session(&r);
         s->on = true;
-        for (uint32_t i = 10; i < 2000 && !is(&r, "off"); i++) {
+        for (uint32_t i = 10; i < 20000 && !is(&r, "off"); i++) {
                 make_chain(&r, i);
                 if (i % 16 == 0)
                         evict_all(&r);
                 usleep(1000);
         }
         if (!is(&r, "off") || !is_degraded(&r))
-                die("a disk that fails for good (%d) does not turn the tier off", error);
+                die("a disk that fails for good (%d) does not turn the tier off: %d, %llu errors, %u failures",
+                    error, is(&r, "off"), (unsigned long long)tier(&r).errors, s->injected);
         expect_service(&r);
         end(&r);
         printf("for good, errno %d: off\n", error);

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four kvlm processes answer questions about two documents out of one cache, and the daemon is killed in the middle.
+"""Four kvlm processes answer questions about two documents out of one cache, and the daemon is killed in the middle; then
+everything stops, a new daemon begins with the file of the one before, and the first answer comes from there.
 Called by tools/demo.
 
 Everything printed is measured in this run: the answers are compared with what the documents say, the bytes that were
@@ -83,10 +84,10 @@ class Demo:
 
     def start_daemon(self) -> None:
         ready, wake = os.pipe()
-        log = open(self.dir / "kvd.log", "w")
+        log = open(self.dir / "kvd.log", "a")
         self.daemon = subprocess.Popen(
-            [self.bin["kvd"], "--keep", "--private", self.dir, "--backend", "host", "--pool", "256M", "--ready-fd",
-             str(wake)], stdout=log, stderr=log, pass_fds=[wake])
+            [self.bin["kvd"], "--keep", "--private", self.dir, "--backend", "host", "--pool", "256M", "--set",
+             f"daemon.file={self.dir / 'cache'}", "--set", "daemon.file_size=64M", "--ready-fd", str(wake)], stdout=log, stderr=log, pass_fds=[wake])
         os.close(wake)
         if not os.read(ready, 1):
             raise Stop("kvd did not start: " + (self.dir / "kvd.log").read_text().strip())
@@ -98,6 +99,24 @@ class Demo:
         os.kill(int(Path(f"/proc/{keeper}/task/{keeper}/children").read_text()), signal.SIGKILL)
         self.before = [len(e.results) for e in self.engines]
         self.killed_after = sum(self.before)
+
+    def begin_anew(self) -> dict:
+        """Nothing is left but the file. What the first answer after that says."""
+        question = self.engines[0].questions[0]
+        self.kvctl("evict", "--all", "--to", "file")
+        self.daemon.terminate()
+        self.daemon.wait()
+        self.start_daemon()
+        while self.tier()["state"] in ("opening", "scanning"):
+            time.sleep(0.01)
+        prompts = self.prompts_file("first.jsonl", [question])
+        first = json.loads(subprocess.run(self.kvlm("--prompts", prompts), env=self.env, check=True, text=True,
+                                          stdout=subprocess.PIPE).stdout)
+        return {"right": first["text"] == self.engines[0].results[0]["text"], "tokens": first["prompt_tokens"],
+                "reused": first["reused_tokens"], "ttft_ms": first["ttft_ms"], "fetched": self.tier()["hits"]}
+
+    def tier(self) -> dict:
+        return json.loads(self.kvctl("tiers", "--json"))["tiers"][0]
 
     def close(self) -> None:
         for process in [e.process for e in self.engines] + [self.daemon]:
@@ -245,7 +264,7 @@ def reused_after_kill(demo: Demo) -> float:
     return sum(r["reused_tokens"] for r in results) / tokens if tokens else 0.0
 
 
-def summary(demo: Demo, space: dict, correct: int, verified: tuple[int, int, int]) -> dict:
+def summary(demo: Demo, space: dict, correct: int, verified: tuple[int, int, int], first: dict) -> dict:
     results = [r for e in demo.engines for r in e.results]
     cold, warm = ttft(results)
     block_bytes = space["block_bytes"]
@@ -265,6 +284,7 @@ def summary(demo: Demo, space: dict, correct: int, verified: tuple[int, int, int
         "answers_that_differ_without_sharing": verified[2],
         "daemon_killed_after_prompts": demo.killed_after,
         "reused_share_after_kill": round(reused_after_kill(demo), 4),
+        "first_answer_from_file": first,
     }
 
 
@@ -284,18 +304,24 @@ def run(build: Path) -> int:
         verified = demo.verify()
         correct = print_answers(demo.engines)
         print_table(demo.engines)
-        figures = summary(demo, space, correct, verified)
+        pool = demo.kvctl("blocks", "--rows", "8")
+        first = demo.begin_anew()
+        figures = summary(demo, space, correct, verified, first)
         print(f"\nMemory: {mebibytes(figures['pool_bytes_used'])} of cache serve all {PROCESSES}; "
               f"private caches would need {mebibytes(figures['private_bytes_equivalent'])}.")
         print(f"Checked: {mebibytes(verified[0])} used in place, {verified[1]} wrong bytes; "
               f"{verified[2]} answers differ without sharing.\n")
         print(f"Restart: kvd was killed (kill -9) after {demo.killed_after} answers; the next one took its memory over, and "
               f"{100 * figures['reused_share_after_kill']:.1f} % of the tokens asked from then on were found.\n")
+        print(f"File: everything was stopped, and kvd started with its file alone; the first answer {'is' if first['right'] else 'is NOT'} "
+              f"the one of before, {first['reused']} of its {first['tokens']} tokens came from the file "
+              f"({first['fetched']} blocks), and its first token took {first['ttft_ms']:.1f} ms.\n")
         print("The pool\n")
-        print(demo.kvctl("blocks", "--rows", "8"))
+        print(pool)
         print(json.dumps(figures))
         warm = figures["reused_share_after_kill"] > 0.5
-        return 0 if verified[1] == 0 and verified[2] == 0 and warm else 1
+        from_file = first["right"] and first["fetched"] > 0 and 2 * first["reused"] > first["tokens"]
+        return 0 if verified[1] == 0 and verified[2] == 0 and warm and from_file else 1
     except (Stop, subprocess.CalledProcessError) as e:
         print(f"tools/demo: {e}", file=sys.stderr)
         return 1
