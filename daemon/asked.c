@@ -20,6 +20,7 @@
 #include "ipc/base/sys.h"
 
 static struct asked {
+        const char *what;
         struct kvd_decoder *decoder;
         asked_answer *answer;
         struct kvd_why why;
@@ -36,6 +37,8 @@ static int answer(size_t size, struct kvd_fds *fds) {
         reply = (struct kvd_msg){.number = question.number + KVD_REPLY, .serial = question.serial};
         asked.why.line[0] = 0;
         r = asked.answer(&question, fds, &reply, &asked.why);
+        if (r > 0)
+                return -r;
         if (r < 0) {
                 const char *why = asked.why.line[0] ? asked.why.line : strerror(-r);
 
@@ -62,11 +65,23 @@ static int serve(void) {
         return r == -EPIPE || r == -ECONNRESET ? 0 : r;
 }
 
-int asked_main(const char *name, const char *option, const char *what, asked_answer *answers) {
-        unsigned size = sizeof(int);
-        int type, r;
+/*
+ * An owner that died before its end was a signal: who made the connection is not our parent. What
+ * it had asked must not be done any more, another owner may have given the memory away.
+ */
+static bool has_owner(void) {
+        unsigned size = sizeof(struct ucred);
+        struct ucred made_by;
 
-        asked.answer = answers;
+        return getsockopt(SYS_SPAWN_FD, SOL_SOCKET, SO_PEERCRED, &made_by, &size) == 0 &&
+               made_by.pid == getppid();
+}
+
+int asked_begin(const char *name, const char *option, const char *what) {
+        unsigned size = sizeof(int);
+        int type;
+
+        asked.what = what;
         if (getsockopt(SYS_SPAWN_FD, SOL_SOCKET, SO_TYPE, &type, &size) < 0) {
                 fprintf(stderr,
                         "kvd: %s is how the daemon starts its %s; it is not for people\n", option,
@@ -76,10 +91,17 @@ int asked_main(const char *name, const char *option, const char *what, asked_ans
         fcntl(SYS_SPAWN_FD, F_SETFD, FD_CLOEXEC);
         signal(SIGINT, SIG_IGN);
         signal(SIGHUP, SIG_IGN);
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
         prctl(PR_SET_NAME, name);
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        return has_owner() ? 0 : 1;
+}
+
+int asked_serve(asked_answer *answers) {
+        int r;
+
+        asked.answer = answers;
         r = serve();
         if (r < 0)
-                log_error("%s %d ends: %s", what, getpid(), strerror(-r));
+                log_error("%s %d ends: %s", asked.what, getpid(), strerror(-r));
         return r < 0 ? 2 : 0;
 }

@@ -255,12 +255,14 @@ void child_look(struct child *c) {
                 loop_timer_set(c->loop, &c->look, 0);
 }
 
+static bool is_wanted(struct child *c) { return !c->ops->wanted || c->ops->wanted(c); }
+
 static void look_now(struct loop_timer *timer) {
         struct child *c = container_of(timer, struct child, look);
 
         if (c->pid)
                 go_on(c);
-        else if (!loop_timer_is_set(&c->retry) && c->ops->wanted(c))
+        else if (!loop_timer_is_set(&c->retry) && is_wanted(c))
                 loop_timer_set(c->loop, &c->retry, 0);
 }
 
@@ -270,7 +272,7 @@ static bool is_answer(const struct child *c, const struct kvd_msg *m) {
         if (!c->asked || m->serial != c->serial)
                 return false;
         return m->number == KVD_MSG_error ||
-               (m->number == c->asked + KVD_REPLY && c->ops->fits(c, m));
+               (m->number == c->asked + KVD_REPLY && (!c->ops->fits || c->ops->fits(c, m)));
 }
 
 static void take_answer(struct child *c, const struct kvd_msg *answer) {

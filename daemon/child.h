@@ -28,7 +28,8 @@ struct child;
 struct child_ops {
         const char *name; /* in the log */
 
-        bool (*wanted)(struct child *);        /* is there anything to start it for? */
+        /* is there anything to start it for? NULL: always */
+        bool (*wanted)(struct child *);
         int (*prepare)(struct child *);        /* before each start; sets arguments */
         void (*not_started)(struct child *);   /* NULL: nothing is to be done about it */
         void (*late)(struct child *);          /* it says nothing, and is killed; NULL: as above */
@@ -37,7 +38,7 @@ struct child_ops {
 
         /* Asks the next question, or finds that it cannot be asked: true; false: there is none. */
         bool (*next)(struct child *);
-        /* does the reply belong to the question? */
+        /* does the reply belong to the question? NULL: always */
         bool (*fits)(const struct child *, const struct kvd_msg *);
         /* by a reply, or KVD_MSG_error */
         void (*answered)(struct child *, uint32_t asked, const struct kvd_msg *);

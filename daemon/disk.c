@@ -240,10 +240,6 @@ static void answered(struct child *child, uint32_t asked, const struct kvd_msg *
         loop_want_idle(child->loop);
 }
 
-static bool fits(const struct child *child, const struct kvd_msg *m) {
-        return true;
-}
-
 /* ---- its process ----------------------------------------------------------------------------- */
 
 static bool wanted(struct child *child) {
@@ -282,7 +278,6 @@ static const struct child_ops ops = {
         .late = late,
         .ended = ended,
         .next = next,
-        .fits = fits,
         .answered = answered,
 };
 

@@ -79,10 +79,6 @@ static void answered(struct child *child, uint32_t asked, const struct kvd_msg *
 
 /* ---- its process ----------------------------------------------------------------------------- */
 
-static bool wanted(struct child *child) {
-        return true;
-}
-
 static int prepare(struct child *child) {
         memcpy(child->arguments, (char *[]){"kvd", "--exporter", NULL},
                3 * sizeof *child->arguments);
@@ -102,7 +98,6 @@ static void ended(struct child *child, uint32_t asked) {
 
 static const struct child_ops ops = {
         .name = "exporter",
-        .wanted = wanted,
         .prepare = prepare,
         .ended = ended,
         .next = next,

@@ -218,15 +218,7 @@ static void answered(struct child *child, uint32_t asked, const struct kvd_msg *
         loop_want_idle(child->loop);
 }
 
-static bool fits(const struct child *child, const struct kvd_msg *m) {
-        return true;
-}
-
 /* ---- its process ----------------------------------------------------------------------------- */
-
-static bool wanted(struct child *child) {
-        return true;
-}
 
 static int prepare(struct child *child) {
         memcpy(child->arguments, (char *[]){"kvd", "--remote", NULL}, 3 * sizeof *child->arguments);
@@ -249,12 +241,10 @@ static void ended(struct child *child, uint32_t asked) {
 
 static const struct child_ops ops = {
         .name = "remote process",
-        .wanted = wanted,
         .prepare = prepare,
         .not_started = not_there,
         .ended = ended,
         .next = next,
-        .fits = fits,
         .answered = answered,
 };
 

@@ -30,7 +30,7 @@ struct worker {
         const struct config *config;
         struct store *store;
         bool on;
-        char threads[16], fd[16];     /* arguments of its program */
+        char threads[16];             /* argument of its program */
 
         /* owned; of KVD_JOB_BYTES: the worker maps it for reading only */
         struct shared_file arguments;
@@ -300,10 +300,9 @@ static int prepare(struct child *child) {
 
         if (store_has_device(w->store))
                 lose_all(w);
-        snprintf(w->fd, sizeof w->fd, "%d", SYS_SPAWN_FD);
         snprintf(w->threads, sizeof w->threads, "%u", n_threads(w));
-        memcpy(child->arguments, (char *[]){"kvd", "--worker", w->fd, w->threads, NULL},
-               sizeof child->arguments);
+        memcpy(child->arguments, (char *[]){"kvd", "--worker", w->threads, NULL},
+               4 * sizeof *child->arguments);
         return make_arguments(w);
 }
 

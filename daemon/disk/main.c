@@ -214,7 +214,7 @@ static int do_question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_
 }
 
 int disk_main(void) {
-        int r = asked_main("kvd-disk", "--disk", "disk process", do_question);
+        int r = asked_begin("kvd-disk", "--disk", "disk process") ?: asked_serve(do_question);
 
         volume_close(&process.volume);
         return r;

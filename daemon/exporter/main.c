@@ -9,33 +9,23 @@
 #include "daemon/exporter/main.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
-#include "daemon/log.h"
+#include "daemon/asked.h"
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "ipc/base/why.h"
-#include "ipc/frame.h"
-#include "ipc/msg.h"
 
 #define PROBE_BYTES ((size_t)2 << 20)
 #define NUMBERS 8192u
 
 struct exporter {
-        int socket;
-        struct kvd_decoder *decoder;
         struct kvd_device device;
         bool open;
         cu_address memory[NUMBERS]; /* owned; 0: none */
-        uint8_t in[KVD_FRAME_MAX], out[KVD_FRAME_MAX];
         struct kvd_why why;
 };
 
@@ -89,44 +79,22 @@ static int make(cu_address *at, uint64_t bytes, struct cu_ipc_handle *handle) {
 
 /* ---- the owner's questions ------------------------------------------------------------------- */
 
-static int answer(size_t size) {
-        struct kvd_msg request, reply;
-        struct cu_ipc_handle handle;
-        ssize_t n;
+static int answer(const struct kvd_msg *question, struct kvd_fds *fds, struct kvd_msg *reply,
+                  struct kvd_why *why) {
+        static struct cu_ipc_handle handle; /* until the reply is sent */
         int r;
 
-        if (kvd_msg_decode(exporter.decoder, exporter.in, size, &request) < 0 ||
-            request.number != KVD_MSG_export || request.export.device.size != 16 ||
-            request.export.number >= NUMBERS)
-                return -EPROTO;
-        reply = (struct kvd_msg){.number = KVD_MSG_export_reply, .serial = request.serial};
-        r = open_device(request.export.device.data);
+        if (question->number != KVD_MSG_export || question->export.device.size != 16 ||
+            question->export.number >= NUMBERS)
+                return EPROTO;
+        exporter.why.line[0] = 0;
+        r = open_device(question->export.device.data);
         if (r == 0)
-                r = make(&exporter.memory[request.export.number], request.export.bytes, &handle);
-        if (r == 0) {
-                reply.export_reply.handle = (struct kvd_slice){&handle, sizeof handle};
-        } else {
-                reply.number = KVD_MSG_error;
-                reply.error.code = (uint32_t)-r;
-                reply.error.text = kvd_slice_cut(exporter.why.line, KVD_MOST_error_text);
-        }
-        n = kvd_msg_encode(&reply, exporter.out, sizeof exporter.out);
-        return n < 0 ? (int)n : kvd_frame_send(exporter.socket, exporter.out, (size_t)n, NULL, 0);
-}
-
-static int serve(void) {
-        struct kvd_fds fds;
-        ssize_t n;
-        int r = kvd_decoder_new(&exporter.decoder);
-
-        while (r == 0) {
-                n = kvd_frame_receive(exporter.socket, exporter.in, &fds, 0);
-                if (n <= 0)
-                        return n == 0 || n == -ECONNRESET ? 0 : (int)n;
-                kvd_fds_close(&fds);
-                r = answer((size_t)n);
-        }
-        return r == -EPIPE || r == -ECONNRESET ? 0 : r;
+                r = make(&exporter.memory[question->export.number], question->export.bytes,
+                         &handle);
+        *why = exporter.why;
+        reply->export_reply.handle = (struct kvd_slice){&handle, sizeof handle};
+        return r;
 }
 
 /* ---- start ----------------------------------------------------------------------------------- */
@@ -152,35 +120,14 @@ static int probe(const char *text) {
                 r = open_device(uuid);
         if (r == 0)
                 r = make(&at, PROBE_BYTES, &handle);
-        dprintf(exporter.socket, "%s", r == 0 ? "ok" : exporter.why.line);
+        dprintf(SYS_SPAWN_FD, "%s", r == 0 ? "ok" : exporter.why.line);
         return r < 0;
 }
 
-static int is_socket(int fd) {
-        unsigned n = sizeof(int);
-        int type;
-
-        return getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &n) == 0;
-}
-
 int exporter_main(int argc, char **argv) {
-        int r;
+        int r = asked_begin("kvd-exporter", "--exporter", "exporter process");
 
-        exporter.socket = SYS_SPAWN_FD;
-        if (!is_socket(exporter.socket)) {
-                fprintf(stderr, "kvd: --exporter is how the daemon starts its exporter process; it "
-                                "is not for people\n");
-                return 1;
-        }
-        fcntl(exporter.socket, F_SETFD, FD_CLOEXEC);
-        signal(SIGINT, SIG_IGN);
-        signal(SIGHUP, SIG_IGN);
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        prctl(PR_SET_NAME, "kvd-exporter");
-        if (argc > 2)
-                return probe(argv[2]);
-        r = serve();
-        if (r < 0)
-                log_error("exporter %d ends: %s", getpid(), strerror(-r));
-        return r < 0 ? 2 : 0;
+        if (r == 0)
+                r = argc > 2 ? probe(argv[2]) : asked_serve(answer);
+        return r;
 }

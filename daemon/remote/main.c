@@ -364,5 +364,5 @@ static int do_question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_
 }
 
 int remote_main(void) {
-        return asked_main("kvd-remote", "--remote", "remote process", do_question);
+        return asked_begin("kvd-remote", "--remote", "remote process") ?: asked_serve(do_question);
 }

@@ -8,10 +8,7 @@
  * clients, domains or the store. It ends with its owner.
  */
 
-/*
- * arguments behind the program's name: --worker, descriptor of the socket, threads. Returns an exit
- * status.
- */
+/* Arguments behind the program's name: --worker, threads. Returns an exit status. */
 int worker_main(int argc, char **argv);
 
 #endif

@@ -121,7 +121,7 @@ static void make_all(struct owner *o, uint32_t n_blocks) {
 /* ---- the worker ------------------------------------------------------------------------------ */
 
 static void spawn(struct owner *o) {
-        char *const arguments[] = {"kvd", "--worker", "3", "2", NULL};
+        char *const arguments[] = {"kvd", "--worker", "2", NULL};
         int ends[2];
 
         ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);

@@ -300,7 +300,7 @@ END_TEST
 
 SUITE("worker-fake",
       WHEN(argc > 2 && strcmp(argv[1], "--worker") == 0 && getenv("KVD_TEST_FAKE"),
-           _exit(fake_main((enum fake)atoi(getenv("KVD_TEST_FAKE")), atoi(argv[2])))),
+           _exit(fake_main((enum fake)atoi(getenv("KVD_TEST_FAKE")), SYS_SPAWN_FD))),
       LOOPS(WRONG_CHECKSUMS, nothing_breaks),
       TESTS(a_copy_that_is_none_never_comes_back, a_job_that_is_never_done_fails, a_worker_that_was_busy_has_a_rest,
             a_worker_that_cannot_be_started_is_none))

@@ -12,10 +12,14 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include "ipc/base/layout.h"
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
+#include "ipc/frame.h"
+#include "ipc/msg.h"
 #include "tests/daemon/blocks.h"
 #include "tests/lib/suite.h"
 
@@ -393,6 +397,8 @@ START_TEST(without_a_worker_requests_fail_at_once) {
 }
 END_TEST
 
+static const char *const options_of_children[] = {"--worker", "--disk", "--remote"};
+
 START_TEST(a_worker_is_nothing_for_people) {
         const char *const arguments[] = {"--worker", "7", NULL};
 
@@ -400,6 +406,33 @@ START_TEST(a_worker_is_nothing_for_people) {
         instance_run(&in, arguments, false);
         ck_assert_int_eq(wait_status(in.pid), 1);
         instance_sweep(&in);
+}
+END_TEST
+
+/*
+ * A kill -9 of the daemon while it starts a process: what was asked already must not be done, the
+ * next daemon may have given the memory to somebody else.
+ */
+START_TEST(one_whose_daemon_is_gone_answers_nothing) {
+        char *const arguments[] = {"kvd", (char *)options_of_children[_i], NULL};
+        const struct kvd_msg question = {.number = KVD_MSG_work_forget, .serial = 1};
+        static uint8_t frame[KVD_FRAME_MAX];
+        int ends[2], status;
+        pid_t daemon;
+
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+        ck_assert_int_eq(kvd_frame_send(ends[0], frame,
+                                        (size_t)kvd_msg_encode(&question, frame, sizeof frame),
+                                        NULL, 0),
+                         0);
+        daemon = fork();
+        if (daemon == 0)
+                _exit(sys->spawn(getenv("KVD"), arguments, ends[1]) < 0);
+        close(ends[1]);
+        ck_assert_int_eq(waitpid(daemon, &status, 0), daemon);
+        ck_assert_int_eq(status, 0);
+        ck_assert_int_le(recv(ends[0], frame, sizeof frame, 0), 0);
+        close(ends[0]);
 }
 END_TEST
 
@@ -414,4 +447,5 @@ SUITE("worker",
       TESTS(a_deleted_space_is_unmapped),
       /* Which needs one */
       WHEN(!instance_on_gpu(), TESTS(without_a_worker_requests_fail_at_once)),
-      TESTS(a_worker_is_nothing_for_people))
+      TESTS(a_worker_is_nothing_for_people),
+      LOOPS(ARRAY_SIZE(options_of_children), one_whose_daemon_is_gone_answers_nothing))

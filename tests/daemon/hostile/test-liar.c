@@ -20,6 +20,7 @@
 
 #include "client/conn.h"
 #include "ipc/base/job.h"
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/hostile/methods.h"
 #include "tests/lib/inproc.h"
@@ -162,7 +163,7 @@ int main(int argc, char **argv) {
         pid_t pids[3];
 
         if (argc > 2 && strcmp(argv[1], "--worker") == 0)
-                return liar_main(atoi(argv[2]));
+                return liar_main(SYS_SPAWN_FD);
         signal(SIGPIPE, SIG_IGN);
         inproc_start_with_worker(&d, settings, "/proc/self/exe");
         for (uint32_t i = 0; i < ARRAY_SIZE(pids); i++) {
