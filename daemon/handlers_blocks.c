@@ -8,6 +8,7 @@
 #include "daemon/handlers.h"
 
 #include <errno.h>
+#include <stdio.h>
 
 #include "daemon/arrays.h"
 #include "daemon/degraded.h"
@@ -18,14 +19,52 @@ static struct kvd_slice blocks_slice(const kvd_ref *blocks, uint32_t n) {
         return (struct kvd_slice){blocks, n * (uint32_t)sizeof *blocks};
 }
 
+/* Blocks of the space that a client holds. */
+static uint64_t held_by(const struct client *c, const struct space *space) {
+        for (uint32_t i = 0; i < CLIENT_SPACES; i++) {
+                const struct attachment *a = c->spaces[i].attachment;
+
+                if (a && attachment_space(a) == space)
+                        return attachment_holds(a);
+        }
+        return 0;
+}
+
+/* "", or who holds most of a space. */
+static void name_holder(const struct server *server, const struct space *space, char *to,
+                        size_t size) {
+        const struct client *most = NULL;
+        uint64_t n = 0;
+
+        *to = 0;
+        for (uint32_t i = 0; i < server->seats.n; i++) {
+                const struct client *c = &server->seats.clients[i];
+                uint64_t held = c->state >= CLIENT_ATTACHED ? held_by(c, space) : 0;
+
+                most = held > n ? c : most;
+                n = MAX(n, held);
+        }
+        if (most)
+                snprintf(to, size, "; client %u (%s, process %d) holds most: %llu blocks",
+                         most->number, most->name, most->peer.pid, (unsigned long long)n);
+}
+
 /* The refusal's text names the space and what its blocks are doing. */
-static int refuse_allocation(struct client *c, int error) {
-        log_rarely(LOG_WARNING,
-                   "client %u of domain %s (process %d) was refused blocks: %s; kvctl clients "
-                   "shows who holds "
-                   "them",
-                   c->number, domain_config(c->domain)->name, c->peer.pid,
-                   store_why(c->server->store));
+static void tell_refusal(const struct client *c, const struct space *space) {
+        char holder[160];
+
+        name_holder(c->server, space, holder, sizeof holder);
+        log_line(LOG_WARNING,
+                 "client %u of domain %s (process %d) was refused blocks: %s%s; see kvctl clients",
+                 c->number, domain_config(c->domain)->name, c->peer.pid,
+                 store_why(c->server->store), holder);
+}
+
+static int refuse_allocation(struct client *c, const struct space *space, int error) {
+        static struct log_limit limit;
+
+        if (log_allow_rarely(&limit))
+                tell_refusal(c, space);
         if (error == -ENOBUFS)
                 degraded_note(full);
         return client_store_failed(c, error);
@@ -39,7 +78,7 @@ int handle_allocate(struct client *c, const struct kvd_msg *request, struct call
                 return client_refuse(c, -EINVAL, "count is 0; ask for at least one block");
         r = space_allocate(call->attachment, request->allocate.count, s->blocks);
         if (r < 0)
-                return refuse_allocation(c, r);
+                return refuse_allocation(c, attachment_space(call->attachment), r);
         call->reply.allocate_reply.blocks = blocks_slice(s->blocks, (uint32_t)r);
         call->reply.allocate_reply.more = r == 0;
         return 0;

@@ -21,16 +21,19 @@ int handle_block_map(struct client *c, const struct kvd_msg *request, struct cal
         struct scratch *s = c->server->scratch;
         const struct kvd_index *ix = space_index(call->space);
         uint64_t total = kvd_segments_ids(ix, atomic_load(&ix->n_segments));
-        uint32_t n;
+        struct map_room room = {s->states, m->parents ? s->parents : NULL,
+                                m->ages ? s->ages : NULL};
+        uint32_t n = m->parents ? ARRAY_SIZE(s->parents) : ARRAY_SIZE(s->states);
 
         call->reply.block_map_reply.total = (uint32_t)MIN(total, ix->capacity);
         call->reply.block_map_reply.states.data = s->states;
         call->reply.block_map_reply.parents.data = s->parents;
-        n = m->parents ? ARRAY_SIZE(s->parents) : ARRAY_SIZE(s->states);
-        n = space_map(call->space, m->first, n, s->states, m->parents ? s->parents : NULL);
+        call->reply.block_map_reply.ages.data = s->ages;
+        n = space_map(call->space, m->first, m->ages ? MIN(n, ARRAY_SIZE(s->ages)) : n, &room);
         call->reply.block_map_reply.states.size = n;
         call->reply.block_map_reply.parents.size = m->parents ? n * (uint32_t)sizeof *s->parents :
                                                                 0;
+        call->reply.block_map_reply.ages.size = m->ages ? n : 0;
         return 0;
 }
 

@@ -29,6 +29,7 @@ struct scratch {
         uint8_t states[KVD_MOST_block_map_reply_states];
         /* a frame has room for them and their states */
         uint32_t parents[KVD_MOST_block_map_reply_parents / sizeof(uint32_t)];
+        uint8_t ages[KVD_MOST_block_map_reply_ages];
         uint32_t ids[KVD_MOST_pins_reply_ids / sizeof(uint32_t)];
         uint64_t counters[KVD_N_SPACE_COUNTERS], client_counters[KVD_CLIENT_WORDS];
         uint64_t costs[3][KVD_N_COSTS]; /* used, guaranteed, most */

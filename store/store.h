@@ -237,6 +237,8 @@ struct space *attachment_space(const struct attachment *attachment);
 int attachment_pin_fd(const struct attachment *attachment);
 uint64_t attachment_pin_bytes(const struct attachment *attachment);
 uint64_t attachment_filling(const struct attachment *attachment);
+/* blocks that it fills, and those that its pins hold, as it says itself */
+uint64_t attachment_holds(const struct attachment *attachment);
 /* blocks pinned directly, when pins were last looked at, which is when their client says so */
 uint64_t attachment_pinned(const struct attachment *attachment);
 
@@ -529,10 +531,14 @@ int64_t space_evict(struct space *space, uint64_t n, kvd_ref chain, bool *more);
 /*
  * States of n blocks from first: enum kvd_state, plus the flags above. Returns how many, up to n:
  * fewer where there are many clients to be asked for pins; 0: there are none from there on.
- * parents: the ids of the blocks before them, UINT32_MAX: none; may be NULL.
  */
-uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret,
-                   uint32_t *parents);
+struct map_room {
+        uint8_t *states;
+        uint32_t *parents; /* NULL, or ids of the blocks before them; UINT32_MAX: none */
+        uint8_t *ages;     /* NULL, or as in message block_map */
+};
+#define MAP_AGE_UNKNOWN 255u
+uint32_t space_map(struct space *space, uint32_t first, uint32_t n, const struct map_room *to);
 
 struct chain_info {
         kvd_ref leaf;

@@ -506,6 +506,12 @@ uint64_t attachment_filling(const struct attachment *a) {
         return a->filling.n;
 }
 
+uint64_t attachment_holds(const struct attachment *a) {
+        uint64_t held = atomic_load_explicit(&a->page->held, memory_order_relaxed);
+
+        return a->filling.n + MIN(held, a->space->ix->capacity);
+}
+
 uint64_t attachment_pinned(const struct attachment *a) {
         return a->pinned;
 }

@@ -56,21 +56,43 @@ static uint8_t map_flags(const struct space *space, uint32_t id) {
         return (uint8_t)flags;
 }
 
-uint32_t space_map(struct space *space, uint32_t first, uint32_t n, uint8_t *ret,
-                   uint32_t *parents) {
+static bool is_leaf(const struct block *b) {
+        return b->state == KVD_SEALED && b->child == NONE && !b->private;
+}
+
+/* Of the end of a chain: the bits of the ticks since its last use. */
+static uint8_t age_of(const struct space *space, uint32_t id) {
+        uint64_t ticks;
+
+        if (!is_leaf(&space->blocks[id]))
+                return MAP_AGE_UNKNOWN;
+        ticks = space->clock - MIN(block_last_use(space, id), space->clock);
+        return ticks ? (uint8_t)(64 - __builtin_clzll(ticks)) : 0;
+}
+
+/* A block's pins, and then its ages, are looked up in the page of every client. */
+static uint32_t most_at_once(const struct space *space, bool ages) {
+        uint32_t reads = MAX(space->n_attachments, 1) * (1 + ages);
+
+        return MAX(KVD_PIN_READS / reads, 1);
+}
+
+uint32_t space_map(struct space *space, uint32_t first, uint32_t n, const struct map_room *to) {
         uint32_t end = space_ids(space);
 
         if (first >= end)
                 return 0;
-        n = MIN(MIN(n, end - first), MAX(KVD_PIN_READS / MAX(space->n_attachments, 1), 1));
+        n = MIN(MIN(n, end - first), most_at_once(space, to->ages));
         for (uint32_t i = 0; i < n; i++) {
                 const struct block *b = &space->blocks[first + i];
 
-                ret[i] = b->state;
+                to->states[i] = b->state;
                 if (b->state == KVD_SEALED)
-                        ret[i] |= map_flags(space, first + i);
-                if (parents)
-                        parents[i] = b->state == KVD_SEALED ? b->parent : UINT32_MAX;
+                        to->states[i] |= map_flags(space, first + i);
+                if (to->parents)
+                        to->parents[i] = b->state == KVD_SEALED ? b->parent : UINT32_MAX;
+                if (to->ages)
+                        to->ages[i] = age_of(space, first + i);
         }
         return n;
 }
@@ -123,10 +145,6 @@ static void describe_chain(struct space *space, uint32_t leaf, uint32_t branch,
         };
         block_pinned(space, leaf, &ret->pins);
         first_tokens(space, leaf, ret);
-}
-
-static bool is_leaf(const struct block *b) {
-        return b->state == KVD_SEALED && b->child == NONE && !b->private;
 }
 
 int space_next_chain(struct space *space, uint32_t *cursor, uint32_t *above,

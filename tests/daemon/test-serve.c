@@ -204,6 +204,10 @@ START_TEST(a_block_from_free_to_evicted) {
         ck_assert_uint_eq(r.chain_info_reply.leaf, block);
         r = peer_ok(p, MSG(block_map, .space = kvd_slice_of("s")));
         ck_assert_uint_eq(r.block_map_reply.states.size, r.block_map_reply.total);
+        ck_assert_uint_eq(r.block_map_reply.ages.size, 0);
+        r = peer_ok(p, MSG(block_map, .space = kvd_slice_of("s"), .parents = 1, .ages = 1));
+        ck_assert_uint_eq(r.block_map_reply.states.size, r.block_map_reply.ages.size);
+        ck_assert_uint_eq(r.block_map_reply.parents.size, 4 * r.block_map_reply.ages.size);
         r = peer_ok(p, MSG(check, .space = kvd_slice_of("s")));
         ck_assert_uint_eq(r.check_reply.broken, 0);
         r = peer_ok(p, MSG(evict, .space = kvd_slice_of("s")));

@@ -359,7 +359,7 @@ static struct kvd_msg send_profile(void) {
 }
 
 static struct kvd_msg send_block_map(void) {
-        return MSG(block_map, TARGET, {0}, 0, 0);
+        return MSG(block_map, TARGET, {0}, 0, 1, 1);
 }
 
 static struct kvd_msg send_pins(void) {
