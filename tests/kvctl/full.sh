@@ -20,10 +20,14 @@ assert client["held_bytes"] == daemon["held_bytes"] == daemon["pool_bytes"], (cl
 assert daemon["evictable_bytes"] == 0, daemon
 EOS
 kvctl 0 blocks
-says '^s  sealed  *0 ' '^h  held  *[1-9]'
+says '^s  sealed  *0 ' '^h  held  *[1-9]' "^full: clients hold 100 % of the pool: kvctl-hoarder (client [0-9]*, process $filler) 4.0 MiB"
+kvctl 0 status
+says "^full: clients hold 100 % of the pool: kvctl-hoarder (client [0-9]*, process $filler) 4.0 MiB"
+kvctl 0 top -n 1 --watch 0.1
+says "^full: clients hold 100 % of the pool: kvctl-hoarder "
 kvctl 1 evict --all
 says '^Nothing evicted from full: all [0-9]* blocks that are cached are in use'
-[ "$(grep -c "was refused blocks: space 'full' has no block left" "$dir/kvd.log")" -eq 1 ] ||
+[ "$(grep -c "was refused blocks: space 'full' has no block left.*; client [0-9]* (kvctl-hoarder, process $filler) holds most: [0-9]* blocks" "$dir/kvd.log")" -eq 1 ] ||
         wrong "one line in the log: $(cat "$dir/kvd.log")"
 stop_filler
 kvctl 0 check

@@ -7,6 +7,8 @@
 #include "tests/lib/suite.h"
 #include "tools/kvctl/answer.h"
 #include "tools/kvctl/args.h"
+#include "tools/kvctl/graph.h"
+#include "tools/kvctl/keys.h"
 #include "tools/kvctl/text.h"
 
 /* ---- units ----------------------------------------------------------------------------------- */
@@ -84,6 +86,63 @@ START_TEST(text_distances) {
         ck_assert_uint_eq(text_distance("kitten", "sitting"), 3);
         ck_assert_uint_eq(text_distance("", "abc"), 3);
         ck_assert_uint_eq(text_distance("same", "same"), 0);
+}
+END_TEST
+
+START_TEST(text_is_cut_by_characters) {
+        char to[64] = "";
+        FILE *file = fmemopen(to, sizeof to, "w");
+        static const char text[] = "\033[1mab\xc3\xa4" "de\033[0m\nxy\n";
+
+        text_put_cut(file, text, sizeof text - 1, 3);
+        fclose(file);
+        ck_assert_str_eq(to, "\033[1mab\xc3\xa4\033[0m\nxy\n");
+}
+END_TEST
+
+START_TEST(keys_out_of_bytes) {
+        static const struct {
+                const char *bytes;
+                int key;
+                size_t used;
+        } rows[] = {{"q", 'q', 1},           {"\033[C", KEY_RIGHT, 3},  {"\033OD", KEY_LEFT, 3},
+                    {"\033[1;5Aq", KEY_UP, 6}, {"\033[6~", KEY_PAGE_DOWN, 4}, {"\033[15~", KEY_NONE, 5},
+                    {"\033", KEY_NONE, 1},    {"\033[", KEY_NONE, 1},     {"\033[12", KEY_NONE, 4},
+                    {"", KEY_NONE, 0}};
+
+        for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
+                size_t used;
+
+                ck_assert_int_eq(key_read(rows[i].bytes, strlen(rows[i].bytes), &used), rows[i].key);
+                ck_assert_uint_eq(used, rows[i].used);
+        }
+}
+END_TEST
+
+static void assert_graph(void (*draw)(FILE *, const struct screen *, const double *, size_t),
+                         const double *values, size_t n, bool utf8, const char *expected) {
+        char to[128] = "";
+        struct screen screen = {.utf8 = utf8};
+        FILE *file = fmemopen(to, sizeof to, "w");
+
+        draw(file, &screen, values, n);
+        fclose(file);
+        ck_assert_str_eq(to, expected);
+}
+
+START_TEST(graphs_of_one_line) {
+        static const double values[] = {-1, 0, 0.001, 0.5, 1, 7};
+        static const struct share shares[] = {{0.25, "31"}, {0.5, "32"}};
+        char to[64] = "";
+        struct screen screen = {0};
+        FILE *file = fmemopen(to, sizeof to, "w");
+
+        assert_graph(graph_history, values, 6, false, " ..=@@");
+        assert_graph(graph_history, values, 5, true, " ▁▁▄█");
+        assert_graph(graph_heat, values + 1, 5, false, ".:+@@");
+        graph_bar(file, &screen, 8, shares, 2);
+        fclose(file);
+        ck_assert_str_eq(to, "[##====..]");
 }
 END_TEST
 
@@ -186,12 +245,15 @@ START_TEST(rows_sort_and_cut) {
 
         for (size_t i = 0; i < ARRAY_SIZE(sizes); i++)
                 fill_row(t, "home", names[i], sizes[i]);
-        table_sort_descending(t, 2);
+        table_sort(t, 2, false);
         table_cut(t, 3);
         fill_row(t, "home", "e", 5);
         ck_assert_uint_eq(table_rows(t), 4);
         ck_assert_uint_eq(table_number_at(t, 0, 2), 9);
         ck_assert_uint_eq(table_number_at(t, 2, 2), 3);
+        ck_assert_uint_eq(table_number_at(t, 3, 2), 5);
+        table_sort(t, 1, true); /* by text: a, b, d, e */
+        ck_assert_uint_eq(table_number_at(t, 0, 2), 3);
         ck_assert_uint_eq(table_number_at(t, 3, 2), 5);
 }
 END_TEST
@@ -276,7 +338,7 @@ END_TEST
 
 SUITE("kvctl",
       TESTS(units_of_bytes, units_of_time, units_of_counts, text_is_made_safe,
-            text_wraps_at_spaces, text_distances, table_for_people, quiet_column_speaks_up,
+            text_wraps_at_spaces, text_distances, text_is_cut_by_characters, keys_out_of_bytes, graphs_of_one_line, table_for_people, quiet_column_speaks_up,
             table_for_programs, json_escapes, rows_sort_and_cut, args_understood),
       LOOPS(ARRAY_SIZE(mistakes), args_refused),
       LOOPS(n_verbs, every_example_is_understood))

@@ -44,6 +44,9 @@ on_terminal 0 10 80 500 top --watch 0.1
 most=$(awk '/\[2J/ { n = 0 } ++n > m { m = n } END { print m }' "$dir/out")
 [ "$most" -le 10 ] || wrong "$what: a picture is larger than the screen"
 
+# top at a keyboard
+NO_COLOR='' python3 "$here/top.py" "$KVCTL" || wrong 'kvctl top at a keyboard: see above'
+
 # JSON stays one document, whatever ends it
 on_terminal 0 30 80 500 stat --watch 0.1 --json
 sed -i 's/^^C//; s/^\(.*\)^C/\1/' "$dir/out"

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * blocks: the map of a space. A cell stands for as many blocks as it must, and shows the one among
- * them that says most.
+ * blocks: the map of a space. A cell stands for as many blocks as it must, and shows what most of
+ * them are.
  */
 
+#include "ipc/base/degraded.h"
 #include "ipc/base/layout.h"
-#include "tools/kvctl/map.h"
+#include "tools/kvctl/holders.h"
 #include "tools/kvctl/verbs.h"
 
-/* What a cell shows: of several blocks, the one that stands first here. */
 enum shade {
         SHADE_LIMBO,
         SHADE_RETIRING,
@@ -101,7 +101,7 @@ int add_states(struct kvctl *kvctl, struct answer *answer, const struct space_li
                 return kvctl_out_of_memory(kvctl);
         for (size_t i = 0; i < list->n; i++) {
                 _cleanup_(map_clear) struct map map = {0};
-                int r = map_read(kvctl, &list->spaces[i], &map);
+                int r = map_read(kvctl, &list->spaces[i], false, &map);
 
                 if (r < 0)
                         return r;
@@ -113,7 +113,8 @@ int add_states(struct kvctl *kvctl, struct answer *answer, const struct space_li
 /* ---- for people: the picture ----------------------------------------------------------------- */
 
 #define ROWS 24u
-#define LEGEND_ROWS 14u /* with header, gaps, and the line of --watch */
+/* with header, gaps, the lines of --watch, who fills the pool, and a prompt */
+#define LEGEND_ROWS 15u
 
 struct picture {
         unsigned cells; /* of a row */
@@ -126,9 +127,7 @@ static unsigned rows_wanted(const struct kvctl *kvctl) {
 
         if (args_has(&kvctl->args, FLAG_ROWS))
                 return (unsigned)MIN(MAX(kvctl->args.number[FLAG_ROWS], 1u), 10000u);
-        if (args_has(&kvctl->args, FLAG_WATCH) && kvctl->screen.terminal)
-                return MIN(ROWS, MAX(height, LEGEND_ROWS + 4) - LEGEND_ROWS);
-        return ROWS;
+        return MIN(ROWS, MAX(height, LEGEND_ROWS + 4) - LEGEND_ROWS);
 }
 
 static unsigned digits(uint32_t n) {
@@ -148,12 +147,16 @@ static struct picture picture_for(const struct kvctl *kvctl, uint32_t n) {
         return p;
 }
 
+/* That of most of its blocks; of as many, the first. */
 static enum shade shade_of_cell(const struct map *map, uint64_t first, uint32_t blocks) {
-        enum shade shade = SHADE_ABSENT;
+        uint32_t n[N_SHADES] = {0};
+        enum shade most = 0;
 
         for (uint64_t i = first; i < MIN(first + blocks, (uint64_t)map->n); i++)
-                shade = MIN(shade, shade_of(map, (uint32_t)i));
-        return shade;
+                n[shade_of(map, (uint32_t)i)]++;
+        for (unsigned i = 0; i < N_SHADES; i++)
+                most = n[i] > n[most] ? (enum shade)i : most;
+        return most;
 }
 
 static void draw_row(FILE *to, const struct map *map, const struct picture *p, uint64_t first,
@@ -227,11 +230,23 @@ static void add_picture(struct kvctl *kvctl, struct answer *answer, const struct
                 answer_say(answer, "%s: %u blocks", space, map->n);
         else
                 answer_say(answer,
-                           "%s: %u blocks, %u to a cell, which shows the first state of the legend "
-                           "in it",
+                           "%s: %u blocks, %u to a cell, which shows what most of them are",
                            space, map->n, p.blocks);
         if (map->n)
                 answer_picture(answer, draw(map, &p, kvctl->screen.colour));
+}
+
+/* Who fills the pool, if it is full: then this space gets nothing any more, either. */
+static int say_full(struct kvctl *kvctl, struct answer *answer) {
+        _cleanup_(maps_clear) struct maps maps = {0};
+        struct kvd_msg_daemon_info request = {};
+        struct kvd_msg_daemon_info_reply info;
+        int r = kvctl_call(kvctl, KVD_MSG_daemon_info, &request, &info);
+
+        if (r < 0 || info.pool_used < info.pool_bytes / 100 * KVD_NEARLY_ALL)
+                return r;
+        r = maps_read(kvctl, false, &maps);
+        return r < 0 ? r : holders_say_full(kvctl, answer, &maps, info.pool_bytes);
 }
 
 int verb_blocks(struct kvctl *kvctl, struct answer *answer) {
@@ -241,7 +256,7 @@ int verb_blocks(struct kvctl *kvctl, struct answer *answer) {
         int r = kvctl_space(kvctl, &space);
 
         if (r == 0)
-                r = map_read(kvctl, &space, &map);
+                r = map_read(kvctl, &space, false, &map);
         if (r < 0)
                 return r;
         add_picture(kvctl, answer, &map, space.name);
@@ -249,5 +264,6 @@ int verb_blocks(struct kvctl *kvctl, struct answer *answer) {
         if (!t)
                 return kvctl_out_of_memory(kvctl);
         fill_states(t, &space, &map);
-        return add_legend(kvctl, answer, &map);
+        r = add_legend(kvctl, answer, &map);
+        return r < 0 ? r : say_full(kvctl, answer);
 }

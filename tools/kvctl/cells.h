@@ -27,6 +27,7 @@ struct table {
         size_t n_columns;
         struct cell *cells; /* rows of n_columns */
         size_t n_cells, room;
+        size_t marked; /* column, plus 1 */
         bool failed;
 };
 

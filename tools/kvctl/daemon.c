@@ -6,7 +6,7 @@
  */
 
 #include "ipc/base/sys.h"
-#include "tools/kvctl/map.h"
+#include "tools/kvctl/holders.h"
 #include "tools/kvctl/verbs.h"
 
 static const struct column daemon_columns[] = {
@@ -83,7 +83,7 @@ int add_daemon(struct kvctl *kvctl, struct answer *answer) {
         struct kvd_msg_daemon_info_reply info;
         struct map_sums bytes;
         struct table *t;
-        int r = maps_read(kvctl, &maps);
+        int r = maps_read(kvctl, false, &maps);
 
         if (r == 0)
                 r = kvctl_call(kvctl, KVD_MSG_daemon_info, &request, &info);
@@ -94,7 +94,7 @@ int add_daemon(struct kvctl *kvctl, struct answer *answer) {
         if (!t)
                 return kvctl_out_of_memory(kvctl);
         fill_daemon(t, kvctl->conn, &bytes, &info);
-        return 0;
+        return holders_say_full(kvctl, answer, &maps, info.pool_bytes);
 }
 
 int verb_status(struct kvctl *kvctl, struct answer *answer) {

@@ -119,7 +119,7 @@ static int demote(struct kvctl *kvctl, const struct kvd_msg_evict *which) {
 
 static int count_held(struct kvctl *kvctl, const struct space_name *space, uint64_t *ret) {
         _cleanup_(map_clear) struct map map = {0};
-        int r = map_read(kvctl, space, &map);
+        int r = map_read(kvctl, space, false, &map);
 
         if (r == 0)
                 *ret = map_sum(&map).held;

@@ -264,7 +264,7 @@ int http_serve(struct kvctl *kvctl, const char *address) {
                 kvctl->exit = r == -EINVAL ? KVCTL_USAGE : KVCTL_NO;
                 return r;
         }
-        screen_watch_begin(&kvctl->screen, false);
+        screen_watch_begin(&kvctl->screen, false, false);
         printf("Metrics are at %s (Ctrl-C ends)\n", server.listener.name);
         fflush(stdout);
         while (serve_some(&server))

@@ -13,7 +13,7 @@
 #include "tools/kvctl/args.h"
 #include "tools/kvctl/screen.h"
 
-struct sample;
+struct top;
 
 enum kvctl_exit { KVCTL_OK, KVCTL_NO, KVCTL_USAGE, KVCTL_NO_DAEMON };
 
@@ -28,7 +28,7 @@ struct kvctl {
         struct screen screen;
         struct conn *conn;     /* NULL until a verb asks something */
         uint64_t pictures;     /* shown so far, by --watch and top */
-        struct sample *before; /* top: what the rates are measured from */
+        struct top *top;       /* owned; NULL: another verb */
         struct tier_work tiers[KVCTL_TIERS]; /* as of the picture before */
         enum kvctl_exit exit;  /* of the last failure */
         struct kvd_why why;

@@ -50,6 +50,8 @@ static int run_once(struct kvctl *kvctl) {
 
 /* ---- again and again ------------------------------------------------------------------------- */
 
+#define HEADING 2u /* lines */
+
 struct watch {
         double seconds;
         uint64_t count; /* 0: no limit */
@@ -78,19 +80,33 @@ static void put_heading(const struct kvctl *kvctl, const struct watch *watch, FI
 
         if (localtime_r(&now, &local))
                 strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local);
-        fprintf(to, "kvctl %s, every %g s: %s%s\n\n", kvctl->args.verb->name, watch->seconds, text,
-                watch->paint ? "  (Ctrl-C ends)" : "");
+        fprintf(to, "kvctl %s, every %g s: %s%s%s\n\n", kvctl->args.verb->name, watch->seconds, text,
+                !watch->paint ? "" : screen_has_keys() ? "  (q ends, ? helps)" : "  (Ctrl-C ends)",
+                kvctl->top && kvctl->top->paused ? "  PAUSED" : "");
 }
 
-/* The lines of text that the screen has room for. */
-static size_t fitting(const char *text, unsigned lines) {
-        const char *end = text;
-
-        while (lines-- && *end) {
-                end = strchrnul(end, '\n');
-                end += *end == '\n';
+/* Where so many lines end. */
+static const char *behind(const char *text, unsigned lines) {
+        while (lines-- && *text) {
+                text = strchrnul(text, '\n');
+                text += *text == '\n';
         }
-        return (size_t)(end - text);
+        return text;
+}
+
+/* The heading, and what the screen has room for of the rest, from where it is scrolled to. */
+static void paint(struct kvctl *kvctl, const char *text) {
+        const char *body = behind(text, HEADING), *end = body + strlen(body);
+        const struct screen *screen = &kvctl->screen;
+        unsigned lines = MAX(screen->height, HEADING + 2) - HEADING - 1;
+
+        text_put_cut(stdout, text, (size_t)(body - text), screen->width);
+        if (kvctl->top) {
+                while (kvctl->top->scroll && behind(body, kvctl->top->scroll) == end)
+                        kvctl->top->scroll--;
+                body = behind(body, kvctl->top->scroll);
+        }
+        text_put_cut(stdout, body, (size_t)(behind(body, lines) - body), screen->width);
 }
 
 static int render(struct kvctl *kvctl, const struct watch *watch, const struct answer *answer,
@@ -122,8 +138,10 @@ static int show_picture(struct kvctl *kvctl, struct watch *watch, const struct a
                 screen_watch_clear(&kvctl->screen);
         else if (kvctl->pictures)
                 fputc('\n', stdout);
-        fwrite(text, 1, watch->paint ? fitting(text, kvctl->screen.height - 1) : strlen(text),
-               stdout);
+        if (watch->paint)
+                paint(kvctl, text);
+        else
+                fputs(text, stdout);
         return 0;
 }
 
@@ -137,7 +155,7 @@ static int next_picture(struct kvctl *kvctl, struct watch *watch) {
                 r = show_picture(kvctl, watch, NULL);
         if (fflush(stdout) != 0 && r == 0)
                 r = kvctl_fail(kvctl, KVCTL_NO, -errno, "cannot write: %s", strerror(errno));
-        kvctl->pictures++;
+        kvctl->pictures += !(kvctl->top && kvctl->top->again);
         return r;
 }
 
@@ -145,7 +163,7 @@ static int run_watch(struct kvctl *kvctl) {
         struct watch watch = watch_for(kvctl);
         int r;
 
-        screen_watch_begin(&kvctl->screen, watch.paint);
+        screen_watch_begin(&kvctl->screen, watch.paint, kvctl->args.verb->run == verb_top);
         if (watch.json) {
                 json_open(&watch.document, NULL, '{');
                 json_open(&watch.document, "samples", '[');
@@ -153,7 +171,7 @@ static int run_watch(struct kvctl *kvctl) {
         do {
                 r = next_picture(kvctl, &watch);
         } while (r == 0 && kvctl->pictures != watch.count &&
-                 screen_wait(&kvctl->screen, watch.seconds));
+                 top_wait(kvctl, watch.seconds));
         if (watch.json) {
                 json_close(&watch.document, ']');
                 json_close(&watch.document, '}');
@@ -166,7 +184,7 @@ static int run_watch(struct kvctl *kvctl) {
 
 static int finish(struct kvctl *kvctl, int r) {
         kvctl_hang_up(kvctl);
-        kvctl->before = sample_free(kvctl->before);
+        kvctl->top = top_free(kvctl->top);
         if (r >= 0 && (fflush(stdout) != 0 || ferror(stdout)))
                 r = kvctl_fail(kvctl, KVCTL_NO, -errno, "cannot write: %s", strerror(errno));
         if (r < 0)

@@ -14,37 +14,45 @@ void map_clear(struct map *map) {
         free(map->states);
         free(map->parents);
         free(map->stamps);
+        free(map->ages);
         *map = (struct map){0};
 }
 
 /* ---- from the daemon ------------------------------------------------------------------------- */
 
-static int make_room(struct kvctl *kvctl, struct map *map, uint32_t n) {
+static int make_room(struct kvctl *kvctl, struct map *map, uint32_t n, bool ages) {
         if (map->states)
                 return 0;
         map->states = calloc(n, sizeof *map->states);
         map->parents = calloc(n, sizeof *map->parents);
         map->stamps = calloc(n, sizeof *map->stamps);
-        return map->states && map->parents && map->stamps ? 0 : kvctl_out_of_memory(kvctl);
+        map->ages = ages ? calloc(n, sizeof *map->ages) : NULL;
+        return map->states && map->parents && map->stamps && (map->ages || !ages) ?
+                       0 :
+                       kvctl_out_of_memory(kvctl);
 }
 
 /* total: of the first piece. A pool that grows meanwhile shows its new blocks the next time. */
-static int append(struct kvctl *kvctl, struct map *map, uint32_t total,
+static int append(struct kvctl *kvctl, struct map *map, uint32_t total, bool ages,
                   const struct kvd_msg_block_map_reply *piece) {
         uint32_t n = MIN(piece->states.size, total - map->n);
 
-        if (piece->parents.size != piece->states.size * sizeof *map->parents)
+        if (piece->parents.size != piece->states.size * sizeof *map->parents ||
+            (ages && piece->ages.size != piece->states.size))
                 return kvctl_fail(kvctl, KVCTL_NO, -EPROTO,
                                   "kvd sent a map without parents; is it older than kvctl?");
-        if (make_room(kvctl, map, total) < 0)
+        if (make_room(kvctl, map, total, ages) < 0)
                 return -ENOMEM;
         memcpy(map->states + map->n, piece->states.data, n);
         memcpy(map->parents + map->n, piece->parents.data, n * sizeof *map->parents);
+        if (ages)
+                memcpy(map->ages + map->n, piece->ages.data, n);
         map->n += n;
         return 0;
 }
 
-static int read_pieces(struct kvctl *kvctl, const struct space_name *space, struct map *map) {
+static int read_pieces(struct kvctl *kvctl, const struct space_name *space, bool ages,
+                       struct map *map) {
         struct kvd_msg_block_map_reply reply;
         uint32_t total = 0;
         int r;
@@ -52,6 +60,7 @@ static int read_pieces(struct kvctl *kvctl, const struct space_name *space, stru
         do {
                 struct kvd_msg_block_map request = {.space = kvd_slice_of(space->name),
                                                     .parents = 1,
+                                                    .ages = ages,
                                                     .domain = kvd_slice_of(space->domain),
                                                     .first = map->n};
 
@@ -59,7 +68,7 @@ static int read_pieces(struct kvctl *kvctl, const struct space_name *space, stru
                 if (r < 0 || reply.states.size == 0)
                         return r;
                 total = total ? total : reply.total;
-                r = append(kvctl, map, total, &reply);
+                r = append(kvctl, map, total, ages, &reply);
         } while (r == 0 && map->n < total);
         return r;
 }
@@ -88,11 +97,26 @@ static void hold(struct map *map) {
                         map->states[id] |= MAP_HELD;
 }
 
-int map_read(struct kvctl *kvctl, const struct space_name *space, struct map *ret) {
-        int r = read_pieces(kvctl, space, ret);
+/* A block is as young as the youngest chain through it. */
+static void spread_ages(struct map *map) {
+        for (uint32_t leaf = 0; leaf < map->n; leaf++) {
+                uint8_t age = map->ages[leaf];
+
+                if (!(map->states[leaf] & MAP_LEAF))
+                        continue;
+                for (uint32_t id = map->parents[leaf]; id < map->n && map->ages[id] > age;
+                     id = map->parents[id])
+                        map->ages[id] = age;
+        }
+}
+
+int map_read(struct kvctl *kvctl, const struct space_name *space, bool ages, struct map *ret) {
+        int r = read_pieces(kvctl, space, ages, ret);
 
         if (r == 0)
                 hold(ret);
+        if (r == 0 && ret->ages)
+                spread_ages(ret);
         return r;
 }
 
@@ -137,11 +161,11 @@ static int list_spaces(struct kvctl *kvctl, struct maps *maps) {
 }
 
 /* A space that was deleted meanwhile has no blocks. */
-int maps_read(struct kvctl *kvctl, struct maps *ret) {
+int maps_read(struct kvctl *kvctl, bool ages, struct maps *ret) {
         int r = list_spaces(kvctl, ret);
 
         for (size_t i = 0; i < ret->n && r == 0; i++) {
-                r = map_read(kvctl, &ret->spaces[i].name, &ret->spaces[i].map);
+                r = map_read(kvctl, &ret->spaces[i].name, ages, &ret->spaces[i].map);
                 if (r == -ENOENT && kvctl->exit != KVCTL_NO_DAEMON)
                         r = 0;
         }
@@ -168,6 +192,18 @@ struct map_sums maps_bytes(const struct maps *maps) {
                 all.filling += sums.filling * maps->spaces[i].block_bytes;
         }
         return all;
+}
+
+void maps_ages(const struct maps *maps, uint64_t bytes[MAP_AGES]) {
+        memset(bytes, 0, MAP_AGES * sizeof *bytes);
+        for (size_t i = 0; i < maps->n; i++) {
+                const struct map *map = &maps->spaces[i].map;
+
+                for (uint32_t id = 0; map->ages && id < map->n; id++)
+                        if (map_state(map, id) == KVD_SEALED && map->ages[id] != UINT8_MAX)
+                                bytes[MIN(map->ages[id], MAP_AGES - 1)] +=
+                                        maps->spaces[i].block_bytes;
+        }
 }
 
 /* Blocks of one space. */

@@ -19,11 +19,12 @@
 struct map {
         uint8_t *states;
         uint32_t *parents, *stamps; /* stamps: the last walk that came by */
+        uint8_t *ages; /* NULL: not wanted; bits of the ticks since the last use, 255: not cached */
         uint32_t n, walks;
 };
 
-/* Reads it, and walks from all pins. */
-int map_read(struct kvctl *kvctl, const struct space_name *space, struct map *ret);
+/* Reads it, with ages or without, and walks from all pins. */
+int map_read(struct kvctl *kvctl, const struct space_name *space, bool ages, struct map *ret);
 void map_clear(struct map *map);
 
 static inline enum kvd_state map_state(const struct map *map, uint32_t id) {
@@ -49,11 +50,15 @@ struct maps {
         size_t n;
 };
 
-int maps_read(struct kvctl *kvctl, struct maps *ret);
+int maps_read(struct kvctl *kvctl, bool ages, struct maps *ret);
 void maps_clear(struct maps *maps);
 /* its blocks */
 struct map_sums maps_sum(const struct maps *maps, const struct kvd_msg_space_info_reply *of);
 struct map_sums maps_bytes(const struct maps *maps); /* of all */
+
+/* Bytes of cached blocks by age; the last one has all that are older. */
+#define MAP_AGES 24u
+void maps_ages(const struct maps *maps, uint64_t bytes[MAP_AGES]);
 
 /* Bytes of sealed blocks that a client's pins keep, each counted once. */
 int maps_held_by(struct kvctl *kvctl, struct maps *maps, uint32_t client, const char *domain,

@@ -81,7 +81,7 @@ int add_chains(struct kvctl *kvctl, struct answer *answer, const struct space_li
                 if (r < 0)
                         return r;
         }
-        table_sort_descending(t, COLUMN_TOKENS);
+        table_sort(t, COLUMN_TOKENS, false);
         n = table_rows(t);
         table_cut(t, limit);
         if (n == 0)

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <termios.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -27,6 +28,8 @@ static const int ending[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 static volatile sig_atomic_t stop_asked, suspend_asked, resized;
 static sigset_t mask_before;
 static bool painting;
+static struct termios before; /* as the keyboard was; its keys come one by one if reading_keys */
+static bool reading_keys;
 
 static void on_signal(int number) {
         if (number == SIGTSTP)
@@ -44,11 +47,24 @@ static unsigned from_environment(const char *name, unsigned otherwise) {
         return n > 0 && n < 10000 ? (unsigned)n : otherwise;
 }
 
+static bool speaks_utf8(void) {
+        static const char *const names[] = {"LC_ALL", "LC_CTYPE", "LANG"};
+
+        for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
+                const char *text = getenv(names[i]);
+
+                if (text && *text)
+                        return strcasestr(text, "utf-8") || strcasestr(text, "utf8");
+        }
+        return false;
+}
+
 void screen_measure(struct screen *screen, FILE *to) {
         struct winsize size = {0};
         const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
 
-        *screen = (struct screen){.to = to, .terminal = isatty(fileno(to)), .height = 24};
+        *screen = (struct screen){.to = to, .terminal = isatty(fileno(to)), .height = 24,
+                                  .utf8 = speaks_utf8()};
         if (!screen->terminal)
                 return;
         if (ioctl(fileno(to), TIOCGWINSZ, &size) < 0 || !size.ws_col || !size.ws_row)
@@ -65,7 +81,22 @@ static void say(struct screen *screen, const char *sequence) {
         }
 }
 
-void screen_watch_begin(struct screen *screen, bool paint) {
+/* Ctrl-C and the like stay what they are. */
+static void begin_keys(void) {
+        struct termios now = before;
+
+        now.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
+        now.c_cc[VMIN] = 1;
+        now.c_cc[VTIME] = 0;
+        tcsetattr(STDIN_FILENO, TCSANOW, &now);
+}
+
+static void end_keys(void) {
+        if (reading_keys)
+                tcsetattr(STDIN_FILENO, TCSANOW, &before);
+}
+
+void screen_watch_begin(struct screen *screen, bool paint, bool keys) {
         struct sigaction action = {.sa_handler = on_signal};
         sigset_t mask;
 
@@ -83,10 +114,15 @@ void screen_watch_begin(struct screen *screen, bool paint) {
         }
         sigprocmask(SIG_BLOCK, &mask, &mask_before);
         say(screen, ENTER);
+        reading_keys = paint && keys && tcgetattr(STDIN_FILENO, &before) == 0;
+        if (reading_keys)
+                begin_keys();
 }
 
 void screen_watch_end(struct screen *screen) {
         say(screen, LEAVE);
+        end_keys();
+        reading_keys = false;
         painting = false;
         sigprocmask(SIG_SETMASK, &mask_before, NULL);
 }
@@ -99,8 +135,11 @@ void screen_watch_clear(struct screen *screen) {
 static void suspend(struct screen *screen) {
         suspend_asked = 0;
         say(screen, LEAVE);
+        end_keys();
         raise(SIGSTOP);
         say(screen, ENTER);
+        if (reading_keys)
+                begin_keys();
 }
 
 int screen_poll(struct screen *screen, struct pollfd *fds, size_t n, double seconds) {
@@ -126,6 +165,10 @@ int screen_poll(struct screen *screen, struct pollfd *fds, size_t n, double seco
                 }
         }
         return -EINTR;
+}
+
+bool screen_has_keys(void) {
+        return reading_keys;
 }
 
 bool screen_wait(struct screen *screen, double seconds) {

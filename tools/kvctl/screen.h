@@ -15,6 +15,7 @@ struct screen {
         FILE *to;
         bool terminal;   /* to is one */
         bool colour;     /* a terminal, and neither NO_COLOR nor TERM=dumb */
+        bool utf8;       /* the language's characters */
         unsigned width;  /* columns; 0: no limit (not a terminal) */
         unsigned height; /* rows; 24 where nobody says */
 };
@@ -25,9 +26,12 @@ void screen_measure(struct screen *screen, FILE *to);
  * A repeated answer: from begin to end, signals that would end the process are taken in
  * screen_wait() only.
  */
-void screen_watch_begin(struct screen *screen, bool paint);
+/* keys: they come one by one and are not shown, if there is a keyboard */
+void screen_watch_begin(struct screen *screen, bool paint, bool keys);
 void screen_watch_end(struct screen *screen);
 void screen_watch_clear(struct screen *screen); /* before the next picture */
+
+bool screen_has_keys(void); /* on standard input */
 
 /* Waits. False: the user wants to stop. */
 bool screen_wait(struct screen *screen, double seconds);

@@ -74,7 +74,7 @@ static int take_spaces(struct kvctl *kvctl, struct snapshot *s) {
         struct kvd_msg_space_info_reply info;
         struct snapshot_space *space;
         uint32_t cursor = 0;
-        int r = maps_read(kvctl, &maps);
+        int r = maps_read(kvctl, false, &maps);
 
         if (r < 0)
                 return r;

@@ -174,7 +174,7 @@ int add_spaces(struct kvctl *kvctl, struct answer *answer) {
         struct kvd_msg_space_info_reply info;
         uint32_t cursor = 0;
         struct table *t;
-        int r = maps_read(kvctl, &maps);
+        int r = maps_read(kvctl, false, &maps);
 
         if (r < 0)
                 return r;

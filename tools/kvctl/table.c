@@ -154,36 +154,58 @@ uint64_t table_number_at(const struct table *table, size_t row, size_t column) {
 }
 
 struct order {
-        uint64_t number;
+        const struct cell *cell;
         size_t row;
+        bool ascending;
 };
+
+static double value_of(const struct cell *cell) {
+        return cell->kind == CELL_REAL ? cell->real : (double)cell->number;
+}
+
+/* Negative: a comes first in ascending order. */
+static int compare_cells(const struct cell *a, const struct cell *b) {
+        if (a->kind == CELL_TEXT && b->kind == CELL_TEXT)
+                return strcmp(a->text, b->text);
+        if (a->kind == CELL_NUMBER && b->kind == CELL_NUMBER)
+                return (a->number > b->number) - (a->number < b->number);
+        return (value_of(a) > value_of(b)) - (value_of(a) < value_of(b));
+}
 
 static int compare(const void *a, const void *b) {
         const struct order *x = a, *y = b;
+        bool x_is = x->cell->kind != CELL_NONE, y_is = y->cell->kind != CELL_NONE;
+        int r = x_is && y_is ? compare_cells(x->cell, y->cell) : 0;
 
-        if (x->number != y->number)
-                return x->number < y->number ? 1 : -1;
+        if (x_is != y_is)
+                return x_is ? -1 : 1;
+        if (r)
+                return x->ascending ? r : -r;
         return (x->row > y->row) - (x->row < y->row);
 }
 
-void table_sort_descending(struct table *table, size_t column) {
+void table_sort(struct table *table, size_t column, bool ascending) {
         size_t rows = table_rows(table), bytes = table->n_columns * sizeof *table->cells;
         _cleanup_(freep) struct order *order = calloc(rows + 1, sizeof *order);
         struct cell *sorted = calloc(rows + 1, bytes);
 
-        if (!order || !sorted) {
+        if (!order || !sorted || table->failed) {
                 table->failed = true;
                 free(sorted);
                 return;
         }
         for (size_t i = 0; i < rows; i++)
-                order[i] = (struct order){table_number_at(table, i, column), i};
+                order[i] = (struct order){cell_at(table, i, column), i, ascending};
         qsort(order, rows, sizeof *order, compare);
         for (size_t i = 0; i < rows; i++)
                 memcpy(sorted + i * table->n_columns, cell_at(table, order[i].row, 0), bytes);
         free(table->cells);
         table->cells = sorted;
         table->room = (rows + 1) * table->n_columns;
+}
+
+void table_mark(struct table *table, size_t column) {
+        table->marked = column + 1;
 }
 
 void table_cut(struct table *table, size_t rows) {

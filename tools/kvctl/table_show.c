@@ -150,7 +150,8 @@ static void print_header(const struct table *table, const struct screen *screen,
 
         for (size_t i = 0; i < layout->last; i++)
                 if (layout->column[i].shown)
-                        put_in_column(screen, layout, i, table->columns[i].title, "1", &at);
+                        put_in_column(screen, layout, i, table->columns[i].title,
+                                      i + 1 == table->marked ? "1;7" : "1", &at);
         fputc('\n', screen->to);
 }
 

@@ -57,6 +57,29 @@ void text_put_wrapped(FILE *to, const char *text, unsigned width, unsigned inden
         fputs(text, to);
 }
 
+/* Bytes of a colour; 0: it is none. */
+static size_t colour_at(const char *text, size_t n) {
+        const char *end = n > 1 && text[0] == '\033' && text[1] == '[' ? memchr(text, 'm', n) : NULL;
+
+        return end ? (size_t)(end - text) + 1 : 0;
+}
+
+void text_put_cut(FILE *to, const char *text, size_t n, unsigned width) {
+        unsigned used = 0;
+
+        for (size_t i = 0, bytes; i < n; i += bytes) {
+                bytes = colour_at(text + i, n - i);
+                if (bytes) {
+                        fwrite(text + i, 1, bytes, to);
+                        continue;
+                }
+                bytes = MAX(kvd_utf8(text + i, n - i), (size_t)1);
+                used = text[i] == '\n' ? 0 : used + 1;
+                if (used <= width)
+                        fwrite(text + i, 1, bytes, to);
+        }
+}
+
 #define DISTANCE_MAX 32u /* no verb or flag is longer */
 
 unsigned text_distance(const char *a, const char *b) {

@@ -21,6 +21,9 @@ void text_put(FILE *to, const char *text, size_t n);
  */
 void text_put_wrapped(FILE *to, const char *text, unsigned width, unsigned indent);
 
+/* Writes n bytes with each line cut at width characters; colours (ESC[...m) take no room. */
+void text_put_cut(FILE *to, const char *text, size_t n, unsigned width);
+
 /*
  * How many letters of a and b must change until they are equal, a swapped pair counting once; for
  * suggestions.
