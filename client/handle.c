@@ -31,10 +31,6 @@ static int make_fork_guard(struct kvd *handle) {
         return 0;
 }
 
-static const char *own_name(void) {
-        return program_invocation_short_name;
-}
-
 static int join(struct conn *conn, const uint8_t team[16]) {
         const struct kvd_msg_join request = {.team = {team, 16}};
 
@@ -63,6 +59,7 @@ void handle_unlock(struct kvd *handle) {
 
 /* Before the daemon has a space of this process on its books, it knows the team. */
 int handle_connect(struct kvd *handle) {
+        char name[KVD_NAME_MAX + 1];
         int r;
 
         if (conn_is_open(handle->conn)) {
@@ -71,7 +68,8 @@ int handle_connect(struct kvd *handle) {
                 return 0;
         }
         handle->conn = conn_close(handle->conn);
-        r = conn_open_by(handle->path, &handle->server, own_name(), deadline_ns(), &handle->conn);
+        own_name(name);
+        r = conn_open_by(handle->path, &handle->server, name, deadline_ns(), &handle->conn);
         if (r == 0 && handle->joined)
                 r = join(handle->conn, handle->team);
         if (r < 0) {

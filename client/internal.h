@@ -185,6 +185,9 @@ static inline int space_check(const struct kvd_space *space) {
                        0;
 }
 
+/* name.c: of this process, for people */
+void own_name(char to[KVD_NAME_MAX + 1]);
+
 /* latency.c */
 void latency_prepare(void); /* before the first lookup */
 /* now, in ns; 0: looking at the clock is a system call */

@@ -420,7 +420,7 @@ static uint64_t count_lookup(struct view *view, enum kvd_client_counter which, u
         return now;
 }
 
-/* When a lookup began that is to be timed; 0: it is not. The clock takes longer than some lookups. */
+/* When a lookup began that is to be timed; 0: it is not. Reading the clock costs as much as some. */
 static inline uint64_t begin_timing(uint64_t lookups) {
         return unlikely(lookups % KVD_LATENCY_SAMPLED == 1) ? latency_begin() : 0;
 }

@@ -7,6 +7,7 @@
 #include "tests/lib/suite.h"
 #include "tools/kvctl/answer.h"
 #include "tools/kvctl/args.h"
+#include "tools/kvctl/cells.h"
 #include "tools/kvctl/graph.h"
 #include "tools/kvctl/keys.h"
 #include "tools/kvctl/text.h"
@@ -105,15 +106,21 @@ START_TEST(keys_out_of_bytes) {
                 const char *bytes;
                 int key;
                 size_t used;
-        } rows[] = {{"q", 'q', 1},           {"\033[C", KEY_RIGHT, 3},  {"\033OD", KEY_LEFT, 3},
-                    {"\033[1;5Aq", KEY_UP, 6}, {"\033[6~", KEY_PAGE_DOWN, 4}, {"\033[15~", KEY_NONE, 5},
-                    {"\033", KEY_NONE, 1},    {"\033[", KEY_NONE, 1},     {"\033[12", KEY_NONE, 4},
+        } rows[] = {{"q", 'q', 1},
+                    {"\033[C", KEY_RIGHT, 3},
+                    {"\033OD", KEY_LEFT, 3},
+                    {"\033[1;5Aq", KEY_UP, 6},
+                    {"\033[6~", KEY_PAGE_DOWN, 4},
+                    {"\033[15~", KEY_NONE, 5},
+                    {"\033", KEY_NONE, 1},
+                    {"\033[", KEY_NONE, 1},
+                    {"\033[12", KEY_NONE, 4},
                     {"", KEY_NONE, 0}};
 
         for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
-                size_t used;
+                size_t used, n = strlen(rows[i].bytes);
 
-                ck_assert_int_eq(key_read(rows[i].bytes, strlen(rows[i].bytes), &used), rows[i].key);
+                ck_assert_int_eq(key_read(rows[i].bytes, n, &used), rows[i].key);
                 ck_assert_uint_eq(used, rows[i].used);
         }
 }
@@ -249,12 +256,12 @@ START_TEST(rows_sort_and_cut) {
         table_cut(t, 3);
         fill_row(t, "home", "e", 5);
         ck_assert_uint_eq(table_rows(t), 4);
-        ck_assert_uint_eq(table_number_at(t, 0, 2), 9);
-        ck_assert_uint_eq(table_number_at(t, 2, 2), 3);
-        ck_assert_uint_eq(table_number_at(t, 3, 2), 5);
+        ck_assert_uint_eq(cell_at(t, 0, 2)->number, 9);
+        ck_assert_uint_eq(cell_at(t, 2, 2)->number, 3);
+        ck_assert_uint_eq(cell_at(t, 3, 2)->number, 5);
         table_sort(t, 1, true); /* by text: a, b, d, e */
-        ck_assert_uint_eq(table_number_at(t, 0, 2), 3);
-        ck_assert_uint_eq(table_number_at(t, 3, 2), 5);
+        ck_assert_uint_eq(cell_at(t, 0, 2)->number, 3);
+        ck_assert_uint_eq(cell_at(t, 3, 2)->number, 5);
 }
 END_TEST
 
@@ -338,7 +345,8 @@ END_TEST
 
 SUITE("kvctl",
       TESTS(units_of_bytes, units_of_time, units_of_counts, text_is_made_safe,
-            text_wraps_at_spaces, text_distances, text_is_cut_by_characters, keys_out_of_bytes, graphs_of_one_line, table_for_people, quiet_column_speaks_up,
+            text_wraps_at_spaces, text_distances, text_is_cut_by_characters, keys_out_of_bytes,
+            graphs_of_one_line, table_for_people, quiet_column_speaks_up,
             table_for_programs, json_escapes, rows_sort_and_cut, args_understood),
       LOOPS(ARRAY_SIZE(mistakes), args_refused),
       LOOPS(n_verbs, every_example_is_understood))

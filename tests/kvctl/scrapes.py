@@ -20,9 +20,9 @@ kvctl, kvd, folder, pid = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]
 path = f"{folder}/metrics.sock"
 
 
-def serve(address):
+def serve(address, *before):
     """A server, and where it says that it is."""
-    server = subprocess.Popen([kvctl, "metrics", "--listen", address], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([*before, kvctl, "metrics", "--listen", address], stdout=subprocess.PIPE, text=True)
     line = server.stdout.readline()
     assert line.startswith("Metrics are at "), line
     return server, line.split()[3]
@@ -31,8 +31,8 @@ def serve(address):
 def connect(where):
     """A socket, of a port or of a path."""
     s = socket.socket(socket.AF_UNIX if where.startswith("/") else socket.AF_INET)
-    s.settimeout(30)
     s.connect(where if where.startswith("/") else ("127.0.0.1", int(where.split(":")[2].split("/")[0])))
+    s.settimeout(30)
     return s
 
 
@@ -84,6 +84,7 @@ def good_manners(where):
 
 def bad_manners(server, where):
     """More connections than there is room for, none of which says anything; half requests; early ends."""
+    scrape(where)           # it has a connection to the daemon, then
     calm = descriptors(server)
     silent = [connect(where) for _ in range(100)]
     for s in silent[-50:]:          # the others made room for these
@@ -133,6 +134,10 @@ def main():
         openmetrics.read(answer.read().decode())
     good_manners(where)
     bad_manners(server, where)
+    few, at = serve("127.0.0.1:0", "prlimit", "--nofile=20")
+    bad_manners(few, at)
+    few.terminate()
+    assert few.wait(60) == 0, few
     again = subprocess.run([kvctl, "metrics", "--listen", where[7:].split("/")[0]], capture_output=True, text=True,
                            timeout=60, check=False)
     assert again.returncode == 1 and "Address already in use" in again.stderr, again

@@ -93,6 +93,12 @@ def clients(screen):
     return [int(line.split()[0]) for line in screen[start + 1:] if line.strip()] if start is not None else []
 
 
+def marked(terminal):
+    """The title of the column that is sorted by."""
+    mark = re.search(r"\033\[1;7m *([^\033]+)\033", terminal.pictures()[-1])
+    return mark and mark[1]
+
+
 def fits(terminal, screen):
     assert len(screen) <= terminal.rows, (len(screen), terminal.rows)
     assert all(len(line) <= terminal.columns for line in screen), max(screen, key=len)
@@ -100,7 +106,7 @@ def fits(terminal, screen):
 
 def picture(kvctl):
     t = Terminal(kvctl, "top", "--watch", "0.2")
-    screen = t.until("a history", lambda s: has(r"^reused +[▁-█ ]{9,}", "^CLIENT")(s) and len(clients(s)) >= 2)
+    screen = t.until("a history", lambda s: has(r"^reused +[▁-█]{24,} ", "^CLIENT")(s) and len(clients(s)) >= 2)
     t.type("q")
     t.ended()
     print("\n".join(line.rstrip() for line in screen if not line.startswith("\033")).rstrip())
@@ -112,16 +118,21 @@ def test(kvctl):
                                                 "^ +held by clients .*evictable .*free ", "^reused ",
                                                 "^llama ", "^CLIENT .* HELD ")(s) and len(clients(s)) == 2)
     fits(t, screen)
-    # sort: clients by number, up and down
-    t.type("tab", "s")
+    # sort: clients by what they hold; then by number, up and down
+    assert marked(t) == "HELD", marked(t)
+    while marked(t) != "CLIENT":
+        n = len(t.pictures())
+        t.type("left")
+        t.until("the column to the left", lambda s: len(t.pictures()) > n + 1)
     t.until("the order by client", lambda s: clients(s) == sorted(clients(s), reverse=True))
-    t.until("the mark", lambda s: "\033[1;7mCLIENT" in t.pictures()[-1])
     t.type("r")
     t.until("the other order", lambda s: clients(s) == sorted(clients(s)))
     t.type("right")
-    t.until("the next column", lambda s: "\033[1;7m   PID\033" in t.pictures()[-1] or "\033[1;7mPID" in t.pictures()[-1])
+    t.until("the next column", lambda s: marked(t) == "PID")
     t.type("left", "left")
-    t.until("no order", lambda s: "\033[1;7m" not in t.pictures()[-1])
+    t.until("no order", lambda s: marked(t) is None and clients(s))
+    t.type("tab", "s", "s")
+    t.until("the order of spaces", lambda s: marked(t) == "SPACE")
     # help, and away again
     t.type("?")
     t.until("help", has("^keys: q quits"))

@@ -97,6 +97,21 @@ static void print_gap(const struct part *before, const struct part *now,
                 fputc('\n', screen->to);
 }
 
+static int print_sentence(const char *sentence, const struct screen *screen) {
+        _cleanup_(freep) char *text = NULL;
+        size_t size;
+        FILE *to = open_memstream(&text, &size);
+
+        if (!to)
+                return -ENOMEM;
+        text_put(to, sentence, strlen(sentence));
+        if (fclose(to) != 0)
+                return -ENOMEM;
+        text_put_wrapped(screen->to, text, screen->width, 2);
+        fputc('\n', screen->to);
+        return 0;
+}
+
 static int print_part(const struct part *part, const struct screen *screen) {
         if (part->table)
                 return table_print(part->table, screen);
@@ -104,9 +119,7 @@ static int print_part(const struct part *part, const struct screen *screen) {
                 fputs(part->picture, screen->to);
                 return 0;
         }
-        text_put(screen->to, part->sentence, strlen(part->sentence));
-        fputc('\n', screen->to);
-        return 0;
+        return print_sentence(part->sentence, screen);
 }
 
 int answer_print(const struct answer *answer, const struct screen *screen) {

@@ -2,7 +2,7 @@
 #ifndef KVCTL_HOLDERS_H
 #define KVCTL_HOLDERS_H
 
-/* Who keeps what from eviction: clients with what they write, what they pin, and what lies before that. */
+/* Who keeps what from eviction: what clients write, what they pin, and what lies before that. */
 
 #include "tools/kvctl/map.h"
 

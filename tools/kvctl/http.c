@@ -12,6 +12,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include "ipc/base/sys.h"
@@ -19,6 +20,7 @@
 #include "tools/kvctl/metrics.h"
 
 #define CONNECTIONS 64u
+#define OWN_FILES 16u /* descriptors */
 #define HEAD_MAX 8192u
 #define PATIENCE_NS (UINT64_C(10) * 1000000000) /* for a request, and for taking its answer */
 #define LINGER_NS (UINT64_C(1) * 1000000000)    /* for a peer that still sends */
@@ -44,6 +46,7 @@ struct connection {
 struct server {
         struct kvctl *kvctl;
         struct listener listener;
+        size_t n_places;
         struct connection connections[CONNECTIONS];
 };
 
@@ -153,10 +156,21 @@ static void write_some(struct connection *c) {
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
+/* As many as leave descriptors for asking the daemon. */
+static size_t places(void) {
+        struct rlimit limit;
+
+        if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+                return 1;
+        return limit.rlim_cur > CONNECTIONS + OWN_FILES ?
+                       CONNECTIONS :
+                       MAX(limit.rlim_cur, OWN_FILES + 1) - OWN_FILES;
+}
+
 static struct connection *place_for_one(struct server *s) {
         struct connection *oldest = &s->connections[0];
 
-        for (size_t i = 0; i < CONNECTIONS; i++) {
+        for (size_t i = 0; i < s->n_places; i++) {
                 if (s->connections[i].stage == NOBODY)
                         return &s->connections[i];
                 if (s->connections[i].until_ns < oldest->until_ns)
@@ -173,7 +187,8 @@ static void accept_one(struct server *s) {
         if (fd < 0)
                 return;
         c = place_for_one(s);
-        *c = (struct connection){.stage = READING, .fd = fd, .until_ns = sys_now_ns() + PATIENCE_NS};
+        *c = (struct connection){
+                .stage = READING, .fd = fd, .until_ns = sys_now_ns() + PATIENCE_NS};
 }
 
 /* One look at the daemon for all that asked. */
@@ -257,7 +272,7 @@ int http_serve(struct kvctl *kvctl, const char *address) {
         static struct server server;
         int r;
 
-        server = (struct server){.kvctl = kvctl};
+        server = (struct server){.kvctl = kvctl, .n_places = places()};
         r = listener_open(address, args_has(&kvctl->args, FLAG_PUBLIC), &server.listener,
                           &kvctl->why);
         if (r < 0) {

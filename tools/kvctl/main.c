@@ -80,8 +80,8 @@ static void put_heading(const struct kvctl *kvctl, const struct watch *watch, FI
 
         if (localtime_r(&now, &local))
                 strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local);
-        fprintf(to, "kvctl %s, every %g s: %s%s%s\n\n", kvctl->args.verb->name, watch->seconds, text,
-                !watch->paint ? "" : screen_has_keys() ? "  (q ends, ? helps)" : "  (Ctrl-C ends)",
+        fprintf(to, "kvctl %s, every %g s: %s%s%s\n\n", kvctl->args.verb->name, watch->seconds,
+                text, !watch->paint ? "" : screen_has_keys() ? "  (q ends, ? helps)" : "  (Ctrl-C ends)",
                 kvctl->top && kvctl->top->paused ? "  PAUSED" : "");
 }
 

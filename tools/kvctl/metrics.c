@@ -141,7 +141,7 @@ static void put_states(struct openmetrics *om, const struct snapshot *all) {
 
 static void put_kinds(struct openmetrics *om, const struct snapshot *all) {
         static const struct family family = {"kvd_space_blocks_by_kind", "gauge", "",
-                                             "Blocks that are something besides; see kvctl spaces."};
+                                             "Blocks that are something besides."};
         static const struct {
                 const char *name;
                 enum snapshot_space_value value;

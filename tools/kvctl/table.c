@@ -147,12 +147,6 @@ size_t table_rows(const struct table *table) {
         return table->n_cells / table->n_columns;
 }
 
-uint64_t table_number_at(const struct table *table, size_t row, size_t column) {
-        const struct cell *cell = cell_at(table, row, column);
-
-        return cell->kind == CELL_NUMBER ? cell->number : 0;
-}
-
 struct order {
         const struct cell *cell;
         size_t row;

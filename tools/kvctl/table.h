@@ -54,8 +54,6 @@ void table_colour(struct table *table, const char *colour);
 
 /* rows */
 size_t table_rows(const struct table *table);
-/* 0 if it is none */
-uint64_t table_number_at(const struct table *table, size_t row, size_t column);
 /* by number or text, none last; equal rows keep their order */
 void table_sort(struct table *table, size_t column, bool ascending);
 void table_mark(struct table *table, size_t column); /* its title, as what the rows are sorted by */

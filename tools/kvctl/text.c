@@ -59,7 +59,8 @@ void text_put_wrapped(FILE *to, const char *text, unsigned width, unsigned inden
 
 /* Bytes of a colour; 0: it is none. */
 static size_t colour_at(const char *text, size_t n) {
-        const char *end = n > 1 && text[0] == '\033' && text[1] == '[' ? memchr(text, 'm', n) : NULL;
+        bool begins = n > 1 && text[0] == '\033' && text[1] == '[';
+        const char *end = begins ? memchr(text, 'm', n) : NULL;
 
         return end ? (size_t)(end - text) + 1 : 0;
 }

@@ -105,6 +105,8 @@ static int take_first(struct kvctl *kvctl) {
         kvctl->top = calloc(1, sizeof *kvctl->top);
         if (!kvctl->top)
                 return kvctl_out_of_memory(kvctl);
+        kvctl->top->focus = TOP_CLIENTS;
+        kvctl->top->sort[TOP_CLIENTS].column = 1 + TOP_CLIENTS_HELD;
         r = sample_take(kvctl, &kvctl->top->now);
         if (r == 0 && !screen_wait(&kvctl->screen, top_seconds(kvctl)))
                 r = -EINTR;

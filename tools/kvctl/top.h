@@ -35,10 +35,11 @@ double top_seconds(const struct kvctl *kvctl);     /* between two pictures */
 /* top_columns.c */
 extern const struct column top_columns_spaces[], top_columns_clients[];
 extern const size_t n_top_columns[N_TOP_TABLES];
+#define TOP_CLIENTS_HELD 7u /* its column */
 const struct column *top_columns(enum top_table which);
 int top_add_tables(struct kvctl *kvctl, struct answer *answer, const struct top *top,
                    double seconds);
-/* Something that counts less than before started anew: a new daemon, or a new space of the old name. */
+/* What counts less than before started anew: a new daemon, or a new space of the old name. */
 static inline uint64_t top_since(uint64_t before, uint64_t now) {
         return now >= before ? now - before : now;
 }

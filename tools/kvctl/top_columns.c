@@ -63,14 +63,14 @@ static void fill_client(struct table *t, const struct client_sample *a,
                         const struct client_sample *b, double seconds) {
         uint64_t asked = top_since(a->by[KVD_CLIENT_TOKENS_ASKED], b->by[KVD_CLIENT_TOKENS_ASKED]);
         uint64_t found = top_since(a->by[KVD_CLIENT_TOKENS_FOUND], b->by[KVD_CLIENT_TOKENS_FOUND]);
+        uint64_t lookups = top_since(a->by[KVD_CLIENT_LOOKUPS], b->by[KVD_CLIENT_LOOKUPS]);
 
         table_number(t, b->client);
         table_number(t, b->pid);
         table_string(t, b->name);
         table_string(t, b->domain);
         table_real(t, (double)top_since(a->requests, b->requests) / seconds);
-        table_real(t,
-                   (double)top_since(a->by[KVD_CLIENT_LOOKUPS], b->by[KVD_CLIENT_LOOKUPS]) / seconds);
+        table_real(t, (double)lookups / seconds);
         table_share(t, (double)found, (double)asked);
         table_number(t, b->held_bytes);
         table_number(t, b->pinned);

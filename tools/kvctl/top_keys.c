@@ -14,9 +14,8 @@
 #define PAGE 10u
 
 const char *top_help(void) {
-        return "keys: q quits, left and right choose the column to sort by, s the next one, r turns "
-               "the order round, Tab goes to the other table, up and down scroll, space holds the "
-               "picture, ? hides this";
+        return "keys: q quits, left and right choose the column to sort by, s is the next one, r "
+               "turns the order round, Tab goes to the other table, up and down scroll, space holds the picture";
 }
 
 /* ---- what a key means ------------------------------------------------------------------------ */
