@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 
 #include "client/kvd.h"
+#include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/lib/oracle.h"
 #include "tests/lib/peer.h"
@@ -176,11 +177,26 @@ static void write_chain(void) {
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
+/* Fetches that were timed. */
+static uint64_t timed_fetches(void) {
+        struct kvd_slice words = peer_ok(watcher, MSG(space_info)).space_info_reply.client_counters;
+        uint64_t all[KVD_CLIENT_WORDS], n = 0;
+
+        ck_assert_uint_eq(words.size, sizeof all);
+        memcpy(all, words.data, sizeof all);
+        for (uint32_t i = 0; i < KVD_LATENCY_BUCKETS; i++)
+                n += all[kvd_latency_sum(KVD_LATENCY_FETCH) + 1 + i];
+        ck_assert_uint_eq(n > 0, all[kvd_latency_sum(KVD_LATENCY_FETCH)] > 0);
+        return n;
+}
+
 START_TEST(evicted_blocks_come_back) {
         write_chain();
         evict_all();
         ck_assert_uint_eq(resident(tokens), 0);
+        ck_assert_uint_eq(timed_fetches(), 0);
         ck_assert_int_eq(fetch(tokens), BLOCKS * BLOCK_TOKENS);
+        ck_assert_uint_eq(timed_fetches(), 1);
         ck_assert_uint_eq(resident(tokens), BLOCKS);
         ck_assert_uint_eq(tier().hits, BLOCKS);
         ck_assert_uint_eq(tier().misses, 0);
