@@ -132,11 +132,8 @@ static void publish(struct kvd_space *space, struct view *view) {
 
         view->older = old;
         atomic_store(&space->view, view);
-        if (!old)
-                return;
-        count(space, COUNT_RECONNECTS, 1);
-        if (atomic_load(&old->refs) == 0)
-                view_unmap(old);
+        if (old)
+                count(space, COUNT_RECONNECTS, 1);
 }
 
 static bool usable(const struct view *view) {
@@ -148,10 +145,11 @@ static bool usable(const struct view *view) {
  * is no reason to fail, unless the daemon is.
  */
 static int keep_up(struct view *view) {
-        int r = view_catch_up(view);
+        int r;
 
         if (unlikely(view->older))
                 view_is_last(view);
+        r = view_catch_up(view);
         return r == -ETIMEDOUT || !conn_is_open(view->space->handle->conn) ? r : 0;
 }
 
@@ -167,10 +165,12 @@ static int attach_anew(struct kvd_space *space, struct view **ret) {
         r = attach(space, view);
         space->attaching = false;
         handle_changed(space->handle);
-        if (r < 0)
-                view_free(view);
-        else
+        if (r == 0) {
                 publish(space, view);
+                return 0;
+        }
+        view_unmap(view);
+        view_free(view);
         return r;
 }
 

@@ -135,7 +135,7 @@ uint32_t deferred_settle(struct view *view) {
                 n = take(view, passed, pieces);
                 let_go(view, pieces, n);
         }
-        return view->unmapped ? 0 : atomic_load(&view->device->n_deferred);
+        return atomic_load(&view->device->n_deferred);
 }
 
 bool deferred_quiet(struct view *view) {

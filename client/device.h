@@ -80,6 +80,7 @@ void device_drain(struct view *view);
 
 /* semaphore.c */
 int semaphore_open(struct view *view, int fd, uint32_t row);
+bool semaphore_is_quiet(const struct view *view); /* our streams promise nothing more */
 /* waits for what our streams still promise; false: the driver fails */
 bool semaphore_quiet(struct view *view);
 void semaphore_close(struct view *view); /* waits likewise */

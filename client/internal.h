@@ -220,13 +220,17 @@ void later_send(struct kvd *handle);
 struct view *view_get(struct kvd_space *space); /* the current one, with a reference */
 void view_put(struct view *view);
 void view_leave(struct view *view); /* as view_put, but makes no system call */
+bool view_hold(struct view *view);  /* a reference to any view; false: it is not mapped any more */
 bool view_is_current(const struct view *view);
 bool view_is_connected(const struct view *view); /* under kvd.lock: it is of today's connection */
-/* under kvd.lock: unmaps those before it that nobody uses; true: that is all of them */
+/*
+ * Under kvd.lock, which they let go of while a GPU's driver is at work: unmaps it, if nobody uses
+ * it; unmaps those before it that nobody uses (true: that is all of them).
+ */
+void view_unmap(struct view *view);
 bool view_is_last(struct view *view);
 struct view *view_new(struct kvd_space *space);
-void view_free(struct view *view);
-void view_unmap(struct view *view); /* under kvd.lock */
+void view_free(struct view *view); /* nobody else knows it; not under kvd.lock if it is mapped */
 void view_count(const struct view *view, uint64_t counters[COUNTERS]); /* adds what its page says */
 void view_forget_mappings(struct kvd_space *space);
 void view_free_all(struct kvd_space *space);

@@ -157,15 +157,17 @@ int semaphore_open(struct view *view, int fd, uint32_t row) {
         return 0;
 }
 
-static bool outstanding(const struct view *view) {
+bool semaphore_is_quiet(const struct view *view) {
         struct device *d = view->device;
         bool passed = true;
 
+        if (!d->page)
+                return true;
         pthread_mutex_lock(&d->lock);
         for (uint32_t i = 0; passed && i < SEMAPHORES; i++)
                 passed = semaphore_passed(view, (struct promise){i, d->semaphores[i].value});
         pthread_mutex_unlock(&d->lock);
-        return !passed;
+        return passed;
 }
 
 static bool context_works(struct device *d) {
@@ -186,7 +188,7 @@ bool semaphore_quiet(struct view *view) {
         struct timespec pause = {0, LOOK_NS};
         struct device *d = view->device;
 
-        while (outstanding(view)) {
+        while (!semaphore_is_quiet(view)) {
                 if (!context_works(d))
                         return false;
                 nanosleep(&pause, NULL);

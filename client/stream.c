@@ -282,9 +282,8 @@ int kvd_settle(struct kvd_space *space) {
                 return 0;
         deadline_begin();
         for (struct view *view = atomic_load(&space->view); view; view = view->older)
-                if (view->device) {
-                        atomic_fetch_add(&view->refs, 1);
-                        waiting += deferred_settle(view);
+                if (view_hold(view)) {
+                        waiting += view->device ? deferred_settle(view) : 0;
                         view_put(view);
                 }
         give_back_memory(space);

@@ -50,10 +50,7 @@ static void keep_counters(struct view *view) {
                 count(view->space, (enum counter)i, counters[i]);
 }
 
-void view_unmap(struct view *view) {
-        if (view->unmapped)
-                return;
-        view->unmapped = true;
+static void take_down(struct view *view) {
         if (view->mapping)
                 /* first: what streams still hold is pinned until then */
                 view->mapping->release(view);
@@ -64,6 +61,37 @@ void view_unmap(struct view *view) {
         }
         if (view->ix)
                 munmap((void *)view->ix, view->index_bytes);
+}
+
+/* What is left of the number of references when the view has been taken down. */
+#define TAKEN_DOWN (UINT64_C(1) << 63)
+
+/*
+ * While streams are to write there, it stays: the next call looks again. A GPU's driver may wait
+ * for whatever the GPU has to do.
+ */
+void view_unmap(struct view *view) {
+        bool on_gpu = !view->unmapped && view->device;
+        uint64_t nobody = 0;
+
+        if (view->unmapped || (on_gpu && !semaphore_is_quiet(view)) ||
+            !atomic_compare_exchange_strong(&view->refs, &nobody, TAKEN_DOWN))
+                return;
+        view->unmapped = true;
+        if (on_gpu)
+                handle_unlock(view->space->handle);
+        take_down(view);
+        if (on_gpu)
+                handle_lock_again(view->space->handle);
+}
+
+bool view_hold(struct view *view) {
+        uint64_t refs = atomic_load(&view->refs);
+
+        while (!(refs & TAKEN_DOWN))
+                if (atomic_compare_exchange_weak(&view->refs, &refs, refs + 1))
+                        return true;
+        return false;
 }
 
 struct view *view_get(struct kvd_space *space) {
@@ -88,8 +116,7 @@ void view_put(struct view *view) {
         if (atomic_fetch_sub(&view->refs, 1) != 1 || view_is_current(view) ||
             pthread_mutex_trylock(&handle->lock) != 0)
                 return;
-        if (atomic_load(&view->refs) == 0)
-                view_unmap(view);
+        view_unmap(view);
         handle_unlock(handle);
 }
 
@@ -133,11 +160,12 @@ bool view_has_any(const struct view *view) {
 bool view_is_last(struct view *view) {
         bool last = true;
 
+        atomic_fetch_add(&view->refs, 1);
         for (struct view *old = view->older; old; old = old->older) {
-                if (atomic_load(&old->refs) == 0)
-                        view_unmap(old);
+                view_unmap(old);
                 last = last && old->unmapped;
         }
+        view_leave(view);
         return last;
 }
 
@@ -176,7 +204,8 @@ struct view *view_new(struct kvd_space *space) {
 }
 
 void view_free(struct view *view) {
-        view_unmap(view);
+        if (!view->unmapped)
+                take_down(view);
         pthread_mutex_destroy(&view->magazine.lock);
         free(view->magazine.refs);
         munmap(view, sizeof *view);

@@ -130,15 +130,32 @@ static void begin_quarantine(struct client *c) {
                        sys_now_ns() + c->server->config->quarantine_ms * UINT64_C(1000000));
 }
 
-/*
- * Whoever the dead process forked has its descriptors: those of the GPU, which keep what it queued
- * there going, and our connection, of which we learn when the last of them is closed. (libkvd
- * closing the GPU's in the child would not be enough: its mappings of them hold the files, too.)
- */
-static bool held_by_child(const struct client *c) {
+static bool is_held(const struct client *c) {
         struct pollfd p = {.fd = c->socket.fd};
 
         return p.fd >= 0 && sys->poll(&p, 1, 0) >= 0 && !(p.revents & (POLLHUP | POLLERR));
+}
+
+static bool any_of_process(const struct client *c, bool (*is)(const struct client *c)) {
+        const struct seats *seats = &c->server->seats;
+
+        for (uint32_t i = 0; i < seats->n; i++) {
+                const struct client *it = &seats->clients[i];
+
+                if (it->state >= CLIENT_ATTACHED && it->peer.process == c->peer.process && is(it))
+                        return true;
+        }
+        return false;
+}
+
+/*
+ * Whoever the dead process forked has its descriptors: those of the GPU, which keep what it queued
+ * there going, and its connections of that time, of which we learn when the last of them is closed.
+ * It may have made others since. (libkvd closing the GPU's in the child would not be enough: its
+ * mappings of them hold the files, too.)
+ */
+static bool held_by_child(const struct client *c) {
+        return any_of_process(c, is_held);
 }
 
 static void log_held(const struct client *c) {
@@ -173,14 +190,16 @@ static void wait_for_team(struct client *c) {
 /*
  * The kernel closes a process' GPU context before it says that the process is gone, but no call
  * tells when the last of its work is off the GPU. Until some time after that, what it may have been
- * writing or reading belongs to nobody else. A process that it forked keeps the context open.
+ * writing or reading belongs to nobody else. A process that it forked keeps the context open, and
+ * all its connections stay open as well, to see that.
  */
 static void end_process(struct client *c) {
         if (c->n_spaces && mates_alive(c)) {
                 wait_for_team(c);
                 return;
         }
-        if (!used_gpu(c) || !c->server->config->quarantine_ms) {
+        if (c->state < CLIENT_ATTACHED || !any_of_process(c, used_gpu) ||
+            !c->server->config->quarantine_ms) {
                 client_end(c, true);
                 return;
         }

@@ -475,16 +475,9 @@ static void quarantine(void) {
  */
 static _Atomic pid_t *forked_child; /* shared with the peer */
 
-static void forks_and_fills(struct role *role) {
-        struct kvd_block blocks[8];
-        struct side s;
-        pid_t pid;
+static void fork_one(void) {
+        pid_t pid = fork();
 
-        side_open(&s, role->socket, "s");
-        alloc(&s, 8, blocks);
-        for (uint32_t i = 0; i < 8; i++)
-                put_fill(&s, &blocks[i], 1);
-        pid = fork();
         CHECK(pid >= 0);
         if (pid == 0) {
                 close(STDOUT_FILENO);
@@ -494,11 +487,39 @@ static void forks_and_fills(struct role *role) {
                         pause();
         }
         *forked_child = pid;
+}
+
+static void fill_some(struct side *s) {
+        struct kvd_block blocks[8];
+
+        alloc(s, 8, blocks);
+        for (uint32_t i = 0; i < 8; i++)
+                put_fill(s, &blocks[i], 1);
+}
+
+static void forks_and_fills(struct role *role) {
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        fill_some(&s);
+        fork_one();
         say(role, 'f');
         pause();
 }
 
-static void forked_child_keeps_quarantine(void) {
+/* The child has the GPU's descriptors, but not the connection that the blocks are of. */
+static void connects_once_more(struct role *role) {
+        struct side first, s;
+
+        side_attach(&first, role->socket, "s");
+        fork_one();
+        side_open(&s, role->socket, "s");
+        fill_some(&s);
+        say(role, 'f');
+        pause();
+}
+
+static void child_keeps_quarantine(void (*forks)(struct role *role)) {
         const char *const slow[] = {"FAKECUDA_SLOW=set:60000", NULL};
         const char *const shorter[] = {"daemon.quarantine_ms=200", NULL};
         struct instance d;
@@ -509,7 +530,7 @@ static void forked_child_keeps_quarantine(void) {
         CHECK(forked_child != MAP_FAILED);
         start_daemon(&d, shorter);
         conn = instance_connect(&d);
-        a = peer_start(forks_and_fills, d.socket, slow);
+        a = peer_start(forks, d.socket, slow);
         expect(&a, 'f');
         peer_kill(&a);
         for (uint32_t i = 0; i < 15; i++) {
@@ -521,6 +542,14 @@ static void forked_child_keeps_quarantine(void) {
         CHECK(munmap(forked_child, 4096) == 0);
         conn_close(conn);
         end_daemon(&d);
+}
+
+static void forked_child_keeps_quarantine(void) {
+        child_keeps_quarantine(forks_and_fills);
+}
+
+static void forked_child_of_another_connection(void) {
+        child_keeps_quarantine(connects_once_more);
 }
 
 /* Whatever it can get, and nobody else's stream writes there. */
@@ -1473,6 +1502,65 @@ static void goes_on_beside_opening(struct role *role) {
         goes_on_beside(role, "cuMemHostRegister", wants_a_space);
 }
 
+static _Atomic bool caught_up;
+
+static void *catches_up(void *data) {
+        struct side *s = data;
+
+        must(kvd_catch_up(s->space));
+        caught_up = true;
+        return NULL;
+}
+
+/*
+ * One thread finds that the daemon was replaced, and unmaps what was mapped of the old one: its
+ * driver waits for a stream that stands still. The other one's calls go on with the new one.
+ */
+static void goes_on_beside_a_restart(struct role *role) {
+        struct kvd_pin pin = {0};
+        pthread_t thread;
+        uint32_t before;
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        publish(&s, DOC, 2, &pin);
+        kvd_unpin(s.space, &pin);
+        sync_stream(&s);
+        say(role, 'p');
+        hear(role, 'n');
+        before = calls_of("cuMemUnmap");
+        put_gate(&s, make_stream(&s));
+        CHECK(pthread_create(&thread, NULL, catches_up, &s) == 0);
+        until_called("cuMemUnmap", before);
+        for (uint32_t i = 0; i < 4; i++) {
+                publish_anew(&s, 100 + i, &pin);
+                must(kvd_unpin_on(s.space, &pin, s.stream));
+                CHECK(kvd_settle(s.space) >= 0);
+        }
+        CHECK(!caught_up); /* it was in there all the time */
+        open_gate(&s);
+        CHECK(pthread_join(thread, NULL) == 0);
+        side_close(&s);
+}
+
+static void beside_a_restart(void) {
+        char log[256];
+        const char *const waits[] = {"FAKECUDA_WAITS=cuMemUnmap", log, NULL};
+        struct instance d;
+        struct peer a;
+
+        start_daemon(&d, NULL);
+        snprintf(log, sizeof log, "FAKECUDA_LOG=%s.log", d.socket);
+        a = peer_start(goes_on_beside_a_restart, d.socket, waits);
+        expect(&a, 'p');
+        instance_kill(&d);
+        again_daemon(&d, NULL);
+        cue(&a, 'n');
+        peer_end(&a);
+        unlink(log + strlen("FAKECUDA_LOG="));
+        end_daemon(&d);
+}
+
 static void beside(const char *setting, void (*play)(struct role *)) {
         const char *settings[3] = {setting};
         char log[256];
@@ -1514,6 +1602,7 @@ int main(int argc, char **argv) {
                 {"reader-waits-itself", producer_killed_and_the_reader_waits_itself},
                 {"quarantine", quarantine},
                 {"forked-child-keeps-quarantine", forked_child_keeps_quarantine},
+                {"forked-child-of-another-connection", forked_child_of_another_connection},
                 {"forked-child-writes-on", forked_child_writes_on},
                 {"pending-is-not-evicted", pending_is_not_evicted},
                 {"unpin-waits", unpin_waits_for_the_stream},
@@ -1522,6 +1611,7 @@ int main(int argc, char **argv) {
                 {"beside-unmapping", beside_unmapping},
                 {"beside-mapping", beside_mapping},
                 {"beside-opening", beside_opening},
+                {"beside-a-restart", beside_a_restart},
                 {"arena-is-read-only", arena_is_read_only},
                 {"daemon-killed", daemon_killed},
                 {"two-devices", two_daemons_on_two_devices},
