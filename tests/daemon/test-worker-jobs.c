@@ -7,9 +7,14 @@
 
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "ipc/base/sequence.h"
@@ -811,6 +816,20 @@ START_TEST(distances_of_pairs_have_the_bits_of_the_processor) {
 }
 END_TEST
 
+/* The kernel's own counts: with it, there is not enough, and the processor does it all. */
+START_TEST(distances_on_a_device_with_less_shared_memory) {
+        static struct answer kernels, less;
+
+        answer(&kernels, &geometries[_i], pairs_job, 0);
+        setenv("FAKECUDA_SHARED", "100", 1);
+        answer(&less, &geometries[_i], pairs_job, 0);
+        unsetenv("FAKECUDA_SHARED");
+        ck_assert_uint_eq(less.copies, 9u);
+        ck_assert_uint_eq(less.size, kernels.size);
+        ck_assert_mem_eq(less.result, kernels.result, kernels.size);
+}
+END_TEST
+
 /* Of five blocks, one of them not full, into three; two more are of the same sequence. */
 static struct owner_job *packing(void) {
         struct owner_job *job = new_job(KVD_JOB_COMPACT, 10);
@@ -825,6 +844,71 @@ static struct owner_job *packing(void) {
 /* Two runs of keys for the anchor, then scores, then tokens move. */
 START_TEST(a_compaction_moves_the_bytes_of_the_processor) {
         same_where_the_blocks_are(&geometries[_i], packing, 2 * 2 + 1 + 1, 1, 7);
+}
+END_TEST
+
+/* ---- beside an engine ------------------------------------------------------------------------ */
+
+#define OK(call) ck_assert_int_eq(cuda->call, CU_OK)
+
+/* A kernel at a time, for ever. */
+static _Noreturn void be_an_engine(_Atomic uint32_t *steps) {
+        static const uint32_t fatbin = 0xba55ed50u;
+        struct {
+                cu_address to;
+                uint64_t value, n;
+        } none = {0};
+        void *parameters[] = {&none};
+        const char *why;
+        const struct kvd_cuda *cuda = kvd_cuda_load(&why);
+        cu_context context;
+        cu_library library;
+        cu_kernel kernel;
+        cu_function f;
+
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        OK(cuInit(0));
+        OK(cuDevicePrimaryCtxRetain(&context, 0));
+        OK(cuCtxPushCurrent(context));
+        OK(cuLibraryLoadData(&library, &fatbin, NULL, NULL, 0, NULL, NULL, 0));
+        OK(cuLibraryGetKernel(&kernel, library, "fakecuda_store"));
+        OK(cuKernelGetFunction(&f, kernel));
+        for (;; ++*steps) {
+                OK(cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, NULL, parameters, NULL));
+                OK(cuStreamSynchronize(NULL));
+        }
+}
+
+/*
+ * A GPU that is not shared by MPS does not look at priorities, and a worker that had much queued
+ * would keep it for a whole slice. It has one launch there at a time: in between, the engine has its
+ * turn.
+ */
+START_TEST(an_engine_has_its_turn_between_launches) {
+        static struct answer pieces;
+        _Atomic uint32_t *steps = mmap(NULL, 4096, PROT_READ | PROT_WRITE,
+                                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        uint32_t before;
+        pid_t engine;
+
+        ck_assert_ptr_ne(steps, MAP_FAILED);
+        if (getenv("FAKECUDA_FAIL"))
+                return; /* there are no launches */
+        setenv("FAKECUDA_SLICE", "100000", 1);
+        setenv("FAKECUDA_SLOW", "kernel:20", 1);
+        engine = fork();
+        if (engine == 0)
+                be_an_engine(steps);
+        while (*steps == 0)
+                usleep(1000);
+        before = *steps;
+        answer(&pieces, &geometries[1], sample, 1);
+        ck_assert_uint_ge(pieces.launches, 8);
+        ck_assert_uint_ge(*steps - before, pieces.launches / 2);
+        kill(engine, SIGKILL);
+        ck_assert_int_eq(waitpid(engine, NULL, 0), engine);
+        unsetenv("FAKECUDA_SLICE");
+        unsetenv("FAKECUDA_SLOW");
 }
 END_TEST
 
@@ -942,9 +1026,11 @@ SUITE("worker-jobs",
       TESTS(label_channels_stay),
       WHEN(getenv("KVD_TEST_BACKEND"),
            LOOPS(N_GEOMETRIES, kernels_make_the_same_bits),
-           TESTS(kernels_are_busy, what_no_kernel_takes_is_staged, a_configuration_has_the_bits_of_the_processor),
+           TESTS(kernels_are_busy, an_engine_has_its_turn_between_launches,
+                 what_no_kernel_takes_is_staged, a_configuration_has_the_bits_of_the_processor),
            LOOPS(N_GEOMETRIES, a_sample_has_the_bits_of_the_processor,
                  distances_of_pairs_have_the_bits_of_the_processor,
+                 distances_on_a_device_with_less_shared_memory,
                  a_compaction_moves_the_bytes_of_the_processor)),
       LOOPS(N_GEOMETRIES, scores_are_keydiffs),
       LOOPS(3 * N_GEOMETRIES, each_head_keeps_the_tokens_of_highest_score),

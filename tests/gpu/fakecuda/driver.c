@@ -291,7 +291,7 @@ cu_result cuDeviceGetAttribute(int *ret, int attribute, cu_device it) {
         case CU_ATTR_PCI_DOMAIN: *ret = 0; return CU_OK;
         case CU_ATTR_CAPABILITY_MAJOR: *ret = 9; return CU_OK;
         case CU_ATTR_CAPABILITY_MINOR: *ret = 0; return CU_OK;
-        case CU_ATTR_SHARED_PER_BLOCK_OPTIN: *ret = 227 << 10; return CU_OK;
+        case CU_ATTR_SHARED_PER_BLOCK_OPTIN: *ret = (int)fake_settings.shared; return CU_OK;
         case CU_ATTR_VIRTUAL_MEMORY: *ret = 1; return CU_OK;
         case CU_ATTR_POSIX_FD: *ret = fake_settings.vmm; return CU_OK;
         case CU_ATTR_STREAM_WAIT_64: *ret = fake_settings.stream_order; return CU_OK;

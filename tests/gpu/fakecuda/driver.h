@@ -13,6 +13,7 @@
  *      vmm.c        handles, reservations, mappings          launch.c   libraries, kernels
  *      cublas.c     libcublas.so.13, on top of run.h     capture.c  streams that are captured into graphs
  *      memory.c     cuMemAlloc, legacy handles, host memory  usage.c    who uses how much memory, over all processes
+ *      turns.c      whose kernels run, of all processes
  *
  * Where the CUDA header promises an error, that error comes. Where it leaves things open, the
  * strict answer does:
@@ -59,6 +60,10 @@
  *      FAKECUDA_OUTLIVES=1       what a process had queued when it forked is done when it is killed, too, for as long
  *                                as that child lives: it has the descriptors that keep the context. Default: the work
  *                                of a process that was killed is never done
+ *      FAKECUDA_SLICE=ms         a device does the kernels and sets of one process at a time, as a GPU that is not
+ *                                shared by MPS (which has slices of about 2 ms): in turns, each as long at most if
+ *                                another process wants the device. Copies go on beside. Default: all processes at once
+ *      FAKECUDA_SHARED=n[KMG]    the most shared memory that a block may have, the kernel's own included. Default: 227K
  *      FAKECUDA_DEPTH=n          a call that queues work on a stream waits while n pieces are queued there, as on a GPU
  *                                (about 1,024). Default: no limit
  *      FAKECUDA_FREE=alone       cuMemFree of memory that another process has open ends this one: the header calls what
@@ -182,7 +187,7 @@ cu_result fake_fault(const char *name, unsigned n);
 
 struct fake_settings {
         int devices, version;
-        uint64_t memory, depth, context;
+        uint64_t memory, depth, context, slice, shared;
         char group[17];
         bool shared_memory; /* counted over all processes */
         bool vmm, legacy, stream_order, only_writes_wake, strict, reuse_handles, free_alone,
@@ -344,6 +349,13 @@ cu_result stream_submit_and_wait(cu_stream handle, const struct work *work);
 cu_result stream_wait(const struct stream *stream, uint64_t number);
 cu_result stream_wait_all(struct device *device);
 void stream_destroy_all(struct device *device);
+
+/* ---- turns.c: without lock, around a piece of work of a stream's thread ----------------------- */
+
+void turn_begin(const struct device *device);
+void turn_look(void);      /* in the middle of it: the slice may have ended */
+void turn_end(bool more);  /* more: another piece follows at once */
+void turn_drop(const struct device *device); /* that piece does not come */
 
 /* ---- capture.c: lock is held ----------------------------------------------------------------- */
 

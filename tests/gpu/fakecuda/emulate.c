@@ -20,6 +20,7 @@
 
 struct emulate_index emulate_thread, emulate_block, emulate_threads, emulate_blocks;
 void (*emulate_touch)(const void *at, size_t bytes, bool writes);
+void (*emulate_between)(void);
 
 enum state { RUNS, AT_EXCHANGE, AT_BARRIER, ENDED };
 static const char *const state_names[] = {"runs", "waits in its warp", "waits at a barrier",
@@ -386,6 +387,8 @@ static void run_blocks(const struct fake_launch *l) {
                                                        l->grid[0] +
                                                emulate_block.x;
                                 run_block();
+                                if (emulate_between)
+                                        emulate_between();
                         }
 }
 

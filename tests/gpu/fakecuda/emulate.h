@@ -46,6 +46,7 @@ extern struct emulate_index emulate_thread, emulate_block, emulate_threads, emul
 void emulate_run(const char *kernel, unsigned most, const struct fake_launch *launch,
                  void (*body)(const void *), const void *arguments);
 void emulate_seed(uint64_t seed);
+extern void (*emulate_between)(void); /* called between blocks; NULL */
 
 /* ---- what kernels call; at: the line of the call ---- */
 

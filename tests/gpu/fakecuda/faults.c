@@ -103,6 +103,8 @@ static void read_once(void) {
         fake_settings.version = (int)number("FAKECUDA_VERSION", 13000);
         fake_settings.memory = number("FAKECUDA_MEMORY", UINT64_C(16) << 30);
         fake_settings.depth = number("FAKECUDA_DEPTH", 0);
+        fake_settings.slice = number("FAKECUDA_SLICE", 0);
+        fake_settings.shared = number("FAKECUDA_SHARED", 227 << 10);
         fake_settings.context = number("FAKECUDA_CONTEXT", 0);
         fake_settings.mig = number("FAKECUDA_MIG", 0);
         fake_settings.outlives = number("FAKECUDA_OUTLIVES", 0);
@@ -201,10 +203,15 @@ cu_result fake_enter(struct fake_entry *entry, enum fake_needs needs) {
         return needs == NEEDS_CONTEXT ? context_error() : CU_OK;
 }
 
+/* In pieces, for another process' turn may come meanwhile. */
 void fake_delay(enum fake_work work) {
-        struct timespec left = {.tv_sec = delay_ms[work] / 1000,
-                                .tv_nsec = delay_ms[work] % 1000 * 1000000L};
+        unsigned each = fake_settings.slice ? 1 : MAX(delay_ms[work], 1);
 
-        while (delay_ms[work] && nanosleep(&left, &left) < 0)
-                continue;
+        for (unsigned ms = 0; ms < delay_ms[work]; ms += each) {
+                struct timespec left = {.tv_sec = each / 1000, .tv_nsec = each % 1000 * 1000000L};
+
+                while (nanosleep(&left, &left) < 0)
+                        continue;
+                turn_look();
+        }
 }

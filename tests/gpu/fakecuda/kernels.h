@@ -26,6 +26,9 @@ struct fake_kernel {
 /* By the driver's name ("kvd_gather"); NULL: there is none. */
 const struct fake_kernel *fake_kernel_find(const char *name);
 
+/* Bytes of shared memory that it has itself, on the target where it has most of it. */
+size_t fake_kernel_own_shared(const char *name);
+
 #ifdef __cplusplus
 }
 #endif

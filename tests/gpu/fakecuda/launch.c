@@ -11,13 +11,14 @@
 
 #include "ipc/base/util.h"
 #include "tests/gpu/fakecuda/driver.h"
+#include "tests/gpu/fakecuda/emulate.h"
 #include "tests/gpu/fakecuda/kernels.h"
 
 enum {
         FATBIN = 0xba55ed50u,
         PLACEHOLDER = 0x3a64766bu /* "kvd:", of a build without nvcc (embed.sh) */
 };
-enum { MOST_THREADS = 1024, MOST_SHARED = 227 << 10, PLAIN_SHARED = 48 << 10 };
+enum { MOST_THREADS = 1024, PLAIN_SHARED = 48 << 10 };
 
 struct library {
         struct library *next;
@@ -32,6 +33,7 @@ struct kernel {
         struct kernel *next;
         const struct library *library;
         const struct fake_kernel *code;
+        size_t own;    /* bytes of shared memory that it has itself */
         size_t shared; /* dynamic shared memory that a launch may ask for */
 };
 
@@ -120,7 +122,9 @@ static struct kernel *kernel_of(const struct library *library, const struct fake
         it = calloc(1, sizeof *it);
         if (!it)
                 abort();
-        *it = (struct kernel){.next = kernels, .library = library, .code = code, .shared = PLAIN_SHARED};
+        *it = (struct kernel){.next = kernels, .library = library, .code = code,
+                              .own = fake_kernel_own_shared(code->name)};
+        it->shared = MIN(fake_settings.shared, PLAIN_SHARED) - MIN(fake_settings.shared, it->own);
         kernels = it;
         return it;
 }
@@ -156,16 +160,18 @@ cu_result cuKernelGetFunction(cu_function *ret, cu_kernel handle) {
 
 cu_result cuFuncSetAttribute(cu_function handle, int attribute, int value) {
         struct kernel *it;
+        bool fits;
 
         ENTER(cuFuncSetAttribute, NEEDS_CONTEXT);
-        if (attribute != CU_FUNC_DYNAMIC_SHARED_BYTES || value < 0 || value > MOST_SHARED)
+        if (attribute != CU_FUNC_DYNAMIC_SHARED_BYTES || value < 0)
                 return CU_INVALID_VALUE;
         pthread_mutex_lock(&fake.lock);
         it = find_kernel(handle);
-        if (it)
+        fits = it && (size_t)value + it->own <= fake_settings.shared;
+        if (fits)
                 it->shared = (size_t)value;
         pthread_mutex_unlock(&fake.lock);
-        return it ? CU_OK : CU_INVALID_HANDLE;
+        return fits ? CU_OK : it ? CU_INVALID_VALUE : CU_INVALID_HANDLE;
 }
 
 cu_result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *ret, cu_function handle, int threads,
@@ -181,8 +187,8 @@ cu_result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *ret, cu_function hand
         if (!ret || threads <= 0 || threads > MOST_THREADS)
                 return CU_INVALID_VALUE;
         *ret = shared > it->shared || (unsigned)threads > it->code->threads ? 0 : 2048 / (int)ALIGN_UP(threads, 32);
-        if (shared && *ret)
-                *ret = (int)MIN((size_t)*ret, MOST_SHARED / shared);
+        if (shared + it->own && *ret)
+                *ret = (int)MIN((size_t)*ret, fake_settings.shared / (shared + it->own));
         return CU_OK;
 }
 
@@ -195,6 +201,7 @@ static cu_result run_kernel(struct work *work, struct stream *stream) {
                 .shared = work->launch.shared,
         };
 
+        emulate_between = turn_look;
         work->launch.kernel->run(&launch, work->launch.arguments);
         return CU_OK;
 }
@@ -211,7 +218,8 @@ static cu_result check(const struct kernel *kernel, const struct work *work) {
                 return CU_INVALID_HANDLE;
         if (!g[0] || !g[1] || !g[2] || g[0] > INT32_MAX || g[1] > 65535 || g[2] > 65535 ||
             !threads || b[0] > MOST_THREADS || b[1] > MOST_THREADS || b[2] > 64 ||
-            threads > MOST_THREADS || work->launch.shared > kernel->shared)
+            threads > MOST_THREADS || work->launch.shared > kernel->shared ||
+            kernel->own > fake_settings.shared)
                 return CU_INVALID_VALUE;
         return threads > kernel->code->threads ? CU_LAUNCH_OUT_OF_RESOURCES : CU_OK;
 }

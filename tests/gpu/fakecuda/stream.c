@@ -60,15 +60,22 @@ static bool touches_memory(const struct work *work) {
         return work->kind != WORK_HOST && work->kind != WORK_OTHER;
 }
 
+static bool takes_turns(const struct work *work) {
+        return work && (work->kind == WORK_KERNEL || work->kind == WORK_SET);
+}
+
 static cu_result run(struct work *work, struct stream *stream) {
         cu_result error;
 
         if (touches_memory(work))
                 ranges_in_use(true);
         pthread_mutex_unlock(&fake.lock);
+        if (takes_turns(work))
+                turn_begin(stream->device);
         fake_delay(work->kind);
         error = work->run(work, stream);
         pthread_mutex_lock(&fake.lock);
+        turn_end(takes_turns(work->next) && is_ready(work->next) && !stream->device->broken);
         if (touches_memory(work))
                 ranges_in_use(false);
         return error;
@@ -91,6 +98,8 @@ static void execute(struct stream *stream, struct work *work) {
                 error = run(work, stream);
         if (error)
                 fake_break(stream->device, error);
+        if (stream->device->broken)
+                turn_drop(stream->device);
         if (work->done)
                 work->done(work);
         stream->done++;

@@ -557,6 +557,124 @@ START_TEST(a_device_opens_handles) {
 }
 END_TEST
 
+/* ---- turns ----------------------------------------------------------------------------------- */
+
+enum { KERNELS = 20 };
+
+static void launch_stores(cu_stream stream, cu_address at, unsigned n) {
+        static const uint32_t fatbin = 0xba55ed50u;
+        struct {
+                cu_address to;
+                uint64_t value, n;
+        } a = {at, 1, 1};
+        void *parameters[] = {&a};
+        cu_library library;
+        cu_kernel kernel;
+        cu_function f;
+
+        OK(cuLibraryLoadData(&library, &fatbin, NULL, NULL, 0, NULL, NULL, 0));
+        OK(cuLibraryGetKernel(&kernel, library, "fakecuda_store"));
+        OK(cuKernelGetFunction(&f, kernel));
+        for (unsigned i = 0; i < n; i++, a.to += sizeof(uint64_t))
+                OK(cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, stream, parameters, NULL));
+}
+
+static bool is_written(cu_address at, unsigned i) {
+        return ((volatile uint64_t *)words(at))[i] == 1;
+}
+
+/* B has many kernels, and lives on. */
+static void queue_kernels(int fd) {
+        cu_address at;
+        int memory;
+        char one;
+
+        setenv("FAKECUDA_SLOW", "kernel:20", 1);
+        memory = hear(fd, &one, 1);
+        start();
+        at = map_fd(memory, SEGMENT, CU_ACCESS_READ_WRITE);
+        launch_stores(new_stream(), at, KERNELS);
+        meet(fd);
+        OK(cuCtxSynchronize());
+        meet(fd);
+}
+
+static void begin_turns(const char *slice, void (*work)(int), struct peer *b, cu_address *ret) {
+        cu_memory memory;
+        int fd;
+
+        setenv("FAKECUDA_SLICE", slice, 1);
+        *b = peer_start(work);
+        start();
+        memory = create(SEGMENT);
+        fd = export(memory);
+        *ret = map(memory, SEGMENT, CU_ACCESS_READ_WRITE);
+        tell(b->fd, "", 1, fd);
+        close(fd);
+        meet(b->fd);
+        while (!is_written(*ret, 0))
+                sleep_ms(1);
+}
+
+/* While B's slice lasts, nothing of A is done; copies are, and waits. */
+START_TEST(kernels_of_two_processes_take_turns) {
+        struct peer b;
+        cu_address at;
+
+        begin_turns("100000", queue_kernels, &b, &at);
+        launch_stores(NULL, at + 4096, 1);
+        OK(cuCtxSynchronize());
+        ck_assert(is_written(at, KERNELS - 1));
+        meet(b.fd);
+        peer_end(&b);
+}
+END_TEST
+
+/* A kernel of B that would take a minute: A's are done all the same. */
+static void one_long_kernel(int fd) {
+        cu_address at;
+        int memory;
+        char one;
+
+        memory = hear(fd, &one, 1);
+        setenv("FAKECUDA_SLOW", "kernel:60000", 1);
+        start();
+        at = map_fd(memory, SEGMENT, CU_ACCESS_READ_WRITE);
+        set_word(at, 1);
+        launch_stores(new_stream(), at + 8, 1);
+        meet(fd);
+        for (;;)
+                pause();
+}
+
+START_TEST(a_slice_ends_in_the_middle_of_a_kernel) {
+        struct peer b;
+        cu_address at;
+
+        begin_turns("2", one_long_kernel, &b, &at);
+        for (int i = 0; i < 10; i++) {
+                launch_stores(NULL, at + 4096, 1);
+                OK(cuCtxSynchronize());
+        }
+        ck_assert(!is_written(at, 1));
+        peer_kill(&b);
+}
+END_TEST
+
+/* A slice that would take for ever ends with its process. */
+START_TEST(a_process_that_is_killed_leaves_its_turn) {
+        struct peer b;
+        cu_address at;
+
+        begin_turns("100000", one_long_kernel, &b, &at);
+        sleep_ms(100); /* in its kernel by then, or this asks nothing */
+        peer_kill(&b);
+        launch_stores(NULL, at + 4096, 1);
+        OK(cuCtxSynchronize());
+        ck_assert(!is_written(at, 1));
+}
+END_TEST
+
 SUITE("sharing",
       TESTS(two_processes_share_in_place, memory_outlives_its_owner, read_only_faults_its_author,
             memory_is_one_for_all, memory_that_another_has_open_is_not_freed, legacy_handles,
@@ -564,4 +682,5 @@ SUITE("sharing",
       LOOPS(2, streams_of_two_processes_take_turns),
       TESTS(a_waiting_process_can_be_killed, what_was_queued_outlives_its_process, a_device_is_found_by_its_uuid, a_device_maps_segments),
       LOOPS(4, a_device_survives_failing_calls),
-      TESTS(a_device_opens_handles))
+      TESTS(a_device_opens_handles, kernels_of_two_processes_take_turns,
+            a_slice_ends_in_the_middle_of_a_kernel, a_process_that_is_killed_leaves_its_turn))

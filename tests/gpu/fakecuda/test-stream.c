@@ -535,6 +535,29 @@ START_TEST(wrong_launches) {
 }
 END_TEST
 
+/* What a kernel has itself counts, and devices differ in how much there is. */
+START_TEST(shared_memory_of_a_kernels_own) {
+        enum { OWN = 80, MOST = 99 << 10 };
+        cu_library library;
+        cu_kernel kernel;
+        cu_function f;
+        int n;
+
+        setenv("FAKECUDA_SHARED", "99K", 1);
+        start();
+        OK(cuDeviceGetAttribute(&n, CU_ATTR_SHARED_PER_BLOCK_OPTIN, 0));
+        ck_assert_int_eq(n, MOST);
+        OK(cuLibraryLoadData(&library, &fatbin, NULL, NULL, 0, NULL, NULL, 0));
+        OK(cuLibraryGetKernel(&kernel, library, "kvd_memshare_plain"));
+        OK(cuKernelGetFunction(&f, kernel));
+        FAILS(CU_INVALID_VALUE, cuFuncSetAttribute(f, CU_FUNC_DYNAMIC_SHARED_BYTES, MOST));
+        FAILS(CU_INVALID_VALUE, cuFuncSetAttribute(f, CU_FUNC_DYNAMIC_SHARED_BYTES, MOST - OWN + 1));
+        OK(cuFuncSetAttribute(f, CU_FUNC_DYNAMIC_SHARED_BYTES, MOST - OWN));
+        OK(cuOccupancyMaxActiveBlocksPerMultiprocessor(&n, f, 256, MOST - OWN));
+        ck_assert_int_eq(n, 1);
+}
+END_TEST
+
 /* ---- words ----------------------------------------------------------------------------------- */
 
 static uint64_t *registered_page(void) {
@@ -838,6 +861,7 @@ SUITE("streams",
             neighbouring_segments_are_one_range, late_copies, a_copy_against_the_access_breaks,
             a_kernel_that_faults_breaks, memory_that_is_unmapped_under_work_breaks,
             work_that_is_told_to_fail_breaks, a_wait_ends_when_its_context_breaks, kernels,
+            shared_memory_of_a_kernels_own,
             wrong_launches, words_order_streams, geq_is_cyclic_and_eq_is_not),
       LOOPS(2, who_wakes_a_waiter),
       TESTS(without_words, a_full_queue_makes_the_caller_wait, what_is_captured_is_not_done,
