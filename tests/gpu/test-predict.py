@@ -58,6 +58,31 @@ def test_what_is_rare_is_not_counted():
     assert [op.split('.')[0] for op, _ in loop] == ['LDGSTS', 'LDS', 'BRA', 'BRA'], loop
 
 
+BRANCHES = """
+.text.kvd_branches:
+.L_x_1:
+        /*0000*/                   ISETP.GE.AND P0, PT, R0, R1, PT ;
+        /*0010*/              @!P0 BRA `(.L_x_2) ;
+        /*0020*/                   LDG.E.U16 R4, desc[UR4][R2.64] ;
+        /*0030*/                   LDG.E.U16 R5, desc[UR4][R2.64] ;
+        /*0040*/                   LDG.E.U16 R6, desc[UR4][R2.64] ;
+        /*0050*/                   BRA `(.L_x_3) ;
+.L_x_2:
+        /*0060*/                   LD.E.128 R4, desc[UR4][R2.64] ;
+        /*0070*/               @P1 LDG.E.128 R8, desc[UR4][R2.64] ;
+.L_x_3:
+        /*0080*/                   FADD R4, R4, R8 ;
+        /*0090*/               @P2 BRA `(.L_x_1) ;
+"""
+
+
+def test_the_way_that_is_usual():
+    (_, code, labels), = predict.functions(BRANCHES)
+    assert predict.usual_way(code, labels) == (32, 6), predict.usual_way(code, labels)
+    row = predict.predict(code, labels, {'threads': 256, 'usual': True}, 32, 0)
+    assert (row['read'], row['instructions']) == (32, 6), row
+
+
 def test_what_is_resident():
     assert predict.resident(32, 0, 256) == 8            # threads
     assert predict.resident(137, 104192, 128) == 2      # shared memory
