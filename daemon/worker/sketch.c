@@ -4,6 +4,11 @@
  * A sketch is cells that tokens' keys and values are added to, at places that a hash of their
  * ordinals gives. From sketch_begin to sketch_end it is marked as being changed, so that a worker
  * that dies in between is noticed.
+ *
+ * The processor does this for blocks of a GPU, too. A sketch is in host memory: it is there to save
+ * the GPU's, and outlives workers. A kernel would read and write a float in each of its rows across
+ * the bus for every number (24 bytes, with three rows), and read one in each to answer (12), where
+ * the number itself has 2, and comes or goes once, by copy engine.
  */
 
 #include "daemon/worker/sketch.h"

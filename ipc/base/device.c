@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ipc/base/sys.h"
 
@@ -189,6 +190,19 @@ struct opened {
 static pthread_mutex_t opened_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct opened *all_opened; /* owned */
 
+/* It compares numbers of processes, and those of two PID namespaces may be the same. */
+static int open_handle(struct kvd_device *d, const struct cu_ipc_handle *handle, cu_address *ret) {
+        cu_result r = d->cuda->cuIpcOpenMemHandle(ret, *handle, CU_IPC_LAZY_PEER_ACCESS);
+
+        if (r != CU_INVALID_CONTEXT)
+                return check(d, r, "cuIpcOpenMemHandle");
+        snprintf(d->why, sizeof d->why,
+                 "cuIpcOpenMemHandle: the driver takes this process for the one that made the "
+                 "memory. Both have number %d, each in a container of its own? Start it again",
+                 getpid());
+        return kvd_cuda_errno(r);
+}
+
 static int open_once(struct kvd_device *d, const struct cu_ipc_handle *handle, cu_address *ret) {
         struct opened *it = all_opened;
         int r;
@@ -199,7 +213,7 @@ static int open_once(struct kvd_device *d, const struct cu_ipc_handle *handle, c
                 it = sys->calloc(1, sizeof *it);
                 if (!it)
                         return -ENOMEM;
-                r = CHECK(d, cuIpcOpenMemHandle, &it->at, *handle, CU_IPC_LAZY_PEER_ACCESS);
+                r = open_handle(d, handle, &it->at);
                 if (r < 0) {
                         free(it);
                         return r;

@@ -233,7 +233,7 @@ def report(tools):
     print('# wrongly is a kernel that never ends, and only a GPU would show it. It is the first thing to try there if the row of 128')
     print('# dimensions and 8 heads measures less than predicted, and its share of issue slots is the reason (ncu).')
     print('# Prefill is bound by arithmetic, and not in this table. It uses mma, not wgmma, which reckons a third to a fifth of what')
-    print('# FlashAttention 3 reaches: engines bring such a kernel, and it reads blocks where they lie. Ours is for kvlm and kvd.ops.')
+    print('# FlashAttention 3 reaches: engines bring such a kernel, and it reads blocks where they lie. Ours is for kvlm.')
     print(f'{"kernel":<22} {"warps":>5} {"in flight":>9} {"instructions":>12} {"bytes":>5} {"per byte":>8} {"aim":>4}  '
           f'{"H100":<20} {"H200":<20}'.rstrip())
     images, folder = {}, tempfile.mkdtemp()

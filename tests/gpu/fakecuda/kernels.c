@@ -26,15 +26,9 @@ const struct fake_kernel *fake_kernel_find(const char *name) {
 }
 
 size_t fake_kernel_own_shared(const char *name) {
-        static const struct {
-                const char *name;
-                size_t bytes;
-        } all[] = {
-#include "tests/gpu/fakecuda/static_shared.inc"
-        };
+        const struct fake_own *own = fake_own;
 
-        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-                if (strcmp(all[i].name, name) == 0)
-                        return all[i].bytes;
-        return 0;
+        while (own->name && strcmp(own->name, name) != 0)
+                own++;
+        return own->bytes;
 }

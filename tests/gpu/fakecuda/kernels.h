@@ -29,6 +29,12 @@ const struct fake_kernel *fake_kernel_find(const char *name);
 /* Bytes of shared memory that it has itself, on the target where it has most of it. */
 size_t fake_kernel_own_shared(const char *name);
 
+struct fake_own {
+        const char *name; /* NULL: the last one */
+        size_t bytes;
+};
+extern const struct fake_own fake_own[]; /* of RESOURCES.txt */
+
 #ifdef __cplusplus
 }
 #endif

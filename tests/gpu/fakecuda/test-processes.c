@@ -522,6 +522,24 @@ START_TEST(a_device_survives_failing_calls) {
 }
 END_TEST
 
+/* As in a container whose processes have the same numbers as the daemon's. */
+START_TEST(a_handle_of_a_process_with_the_same_number) {
+        struct kvd_device device;
+        struct cu_ipc_handle handle = {0};
+        struct cu_uuid uuid;
+        cu_address at;
+
+        setenv("FAKECUDA_FAIL", "cuIpcOpenMemHandle:1=201", 1);
+        load();
+        OK(cuInit(0));
+        uuid = uuid_of(0);
+        ck_assert_int_eq(kvd_device_open(&device, &uuid), 0);
+        ck_assert_int_lt(kvd_device_open_handle(&device, &handle, &at), 0);
+        ck_assert_ptr_nonnull(strstr(device.why, "each in a container of its own?"));
+        kvd_device_close(&device);
+}
+END_TEST
+
 static void open_as_client(int fd) {
         struct kvd_device device;
         struct cu_ipc_handle handle;
@@ -682,5 +700,6 @@ SUITE("sharing",
       LOOPS(2, streams_of_two_processes_take_turns),
       TESTS(a_waiting_process_can_be_killed, what_was_queued_outlives_its_process, a_device_is_found_by_its_uuid, a_device_maps_segments),
       LOOPS(4, a_device_survives_failing_calls),
-      TESTS(a_device_opens_handles, kernels_of_two_processes_take_turns,
+      TESTS(a_device_opens_handles, a_handle_of_a_process_with_the_same_number,
+            kernels_of_two_processes_take_turns,
             a_slice_ends_in_the_middle_of_a_kernel, a_process_that_is_killed_leaves_its_turn))
