@@ -64,13 +64,28 @@ what='kvctl status --watch while the daemon restarts'
 "$PTY" 30 80 0 "$KVCTL" status --watch 0.1 >"$dir/out" 8>&- &
 pid=$!
 wait_until "^pid  *$daemon"
+: >"$dir/top"
+"$PTY" 24 80 0 "$KVCTL" top --watch 1 >"$dir/top" 8>&- &
+top=$!
+top_shows() {
+        for _ in $(seq 300); do
+                ! grep -q "$1" "$dir/top" || return 0
+                sleep 0.1
+        done
+        wrong "kvctl top while the daemon restarts: no \"$1\""
+}
+top_shows '^pool  '
 stop_filler
 kill "$daemon"
 wait "$daemon"
 wait_until 'no daemon at '
 says 'waiting for it'
+top_shows 'waiting for it'
+[ "$(grep -c 'waiting for it' "$dir/top")" -le 50 ] || wrong 'kvctl top asks for a daemon that is away again and again'
 start_daemon
 wait_until "^pid  *$daemon"
+kill -USR1 $top
+wait $top || wrong 'kvctl top while the daemon restarts: ends in order'
 kill -USR1 $pid
 wait $pid || wrong "$what: ends in order"
 finish

@@ -75,14 +75,16 @@ static bool repeats(const struct args *args) {
 
 static void put_heading(const struct kvctl *kvctl, const struct watch *watch, FILE *to) {
         time_t now = time(NULL);
+        const char *hint = "";
         struct tm local;
         char text[32] = "";
 
         if (localtime_r(&now, &local))
                 strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local);
+        if (watch->paint)
+                hint = screen_has_keys() ? "  (q ends, ? helps)" : "  (Ctrl-C ends)";
         fprintf(to, "kvctl %s, every %g s: %s%s%s\n\n", kvctl->args.verb->name, watch->seconds,
-                text, !watch->paint ? "" : screen_has_keys() ? "  (q ends, ? helps)" : "  (Ctrl-C ends)",
-                kvctl->top && kvctl->top->paused ? "  PAUSED" : "");
+                text, hint, kvctl->top && kvctl->top->paused ? "  PAUSED" : "");
 }
 
 /* Where so many lines end. */

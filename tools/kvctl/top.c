@@ -136,14 +136,15 @@ static void remember(struct top *top) {
 static int take_next(struct kvctl *kvctl) {
         struct top *top = kvctl->top;
         struct sample *sample;
-        int r = sample_take(kvctl, &sample);
+        int r;
 
+        top->next_ns = sys_now_ns() + (uint64_t)(top_seconds(kvctl) * 1e9);
+        r = sample_take(kvctl, &sample);
         if (r < 0)
                 return r;
         sample_free(top->before);
         top->before = top->now;
         top->now = sample;
-        top->next_ns = sys_now_ns() + (uint64_t)(top_seconds(kvctl) * 1e9);
         remember(top);
         return 0;
 }

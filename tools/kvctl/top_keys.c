@@ -15,7 +15,8 @@
 
 const char *top_help(void) {
         return "keys: q quits, left and right choose the column to sort by, s is the next one, r "
-               "turns the order round, Tab goes to the other table, up and down scroll, space holds the picture";
+               "turns the order round, Tab goes to the other table, up and down scroll, space "
+               "holds the picture";
 }
 
 /* ---- what a key means ------------------------------------------------------------------------ */
