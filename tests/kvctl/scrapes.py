@@ -4,6 +4,7 @@
 
     scrapes.py KVCTL KVD FOLDER PID      of the daemon, whose socket is FOLDER/kvd.sock
 """
+import atexit
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ path = f"{folder}/metrics.sock"
 def serve(address, *before):
     """A server, and where it says that it is."""
     server = subprocess.Popen([*before, kvctl, "metrics", "--listen", address], stdout=subprocess.PIPE, text=True)
+    atexit.register(server.kill)        # also if something below is not as it should be
     line = server.stdout.readline()
     assert line.startswith("Metrics are at "), line
     return server, line.split()[3]
