@@ -17,7 +17,6 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
-#define DEPTH 64u
 #define FILL_BYTES (UINT64_C(16) << 20) /* of one call */
 
 struct device {
@@ -25,6 +24,11 @@ struct device {
         int fd;
         bool ring_is_there;
         struct io_uring ring;
+        uint32_t in_ring;
+        uint8_t *known;                   /* memory that the kernel keeps for the ring; NULL: none */
+        uint64_t known_bytes;
+        struct disk_io *done[DISK_DEPTH]; /* by calls */
+        uint32_t n_done;
 };
 
 /* ---- one after the other --------------------------------------------------------------------- */
@@ -46,73 +50,101 @@ static int transfer(int fd, const struct disk_io *io, bool writes) {
         return 0;
 }
 
-static void by_calls(struct device *d, struct disk_io *ios, uint32_t n, bool writes) {
-        for (uint32_t i = 0; i < n; i++)
-                ios[i].error = transfer(d->fd, &ios[i], writes);
-}
-
 /* ---- by io_uring ----------------------------------------------------------------------------- */
 
-static void submit_one(struct device *d, struct disk_io *io, bool writes) {
-        struct io_uring_sqe *sqe = io_uring_get_sqe(&d->ring);
+static bool submit(struct device *d, uint32_t wait) {
+        if (sys->uring(wait ? io_uring_submit_and_wait(&d->ring, wait) :
+                              io_uring_submit(&d->ring)) >= 0)
+                return true;
+        if (errno != EINTR && errno != EAGAIN && errno != EBUSY)
+                abort(); /* the kernel may still write: nothing here is safe any more */
+        return false;
+}
 
-        if (writes)
+static bool is_known(const struct device *d, const struct disk_io *io) {
+        uint64_t at = (uint64_t)((uint8_t *)io->data - d->known);
+
+        return d->known && at < d->known_bytes && io->bytes <= d->known_bytes - at;
+}
+
+static void prepare(struct device *d, struct io_uring_sqe *sqe, struct disk_io *io, bool writes) {
+        if (is_known(d, io) && writes)
+                io_uring_prep_write_fixed(sqe, d->fd, io->data, io->bytes, io->at, 0);
+        else if (is_known(d, io))
+                io_uring_prep_read_fixed(sqe, d->fd, io->data, io->bytes, io->at, 0);
+        else if (writes)
                 io_uring_prep_write(sqe, d->fd, io->data, io->bytes, io->at);
         else
                 io_uring_prep_read(sqe, d->fd, io->data, io->bytes, io->at);
         io_uring_sqe_set_data(sqe, io);
 }
 
+/* It goes at once, so that the disk works while the next one is made. */
+static void begin_in_ring(struct device *d, struct disk_io *io, bool writes) {
+        prepare(d, io_uring_get_sqe(&d->ring), io, writes);
+        io->error = writes;
+        d->in_ring++;
+        submit(d, 0);
+}
+
 /* One that was short is done again by a call, which says why. */
-static void take_one(struct device *d, struct io_uring_cqe *cqe, bool writes) {
-        struct disk_io *io = io_uring_cqe_get_data(cqe);
+static void take_one(struct device *d, struct io_uring_cqe *cqe, struct disk_io *io) {
         int n = sys->completion(cqe->res);
+        bool writes = io->error;
 
         io->error = n == (int)io->bytes                           ? 0 :
                     n >= 0 || errno == EAGAIN || errno == EINTR ? transfer(d->fd, io, writes) :
                                                                   -errno;
         io_uring_cqe_seen(&d->ring, cqe);
+        d->in_ring--;
 }
 
-static void by_ring(struct device *d, struct disk_io *ios, uint32_t n, bool writes) {
-        uint32_t begun = 0, done = 0;
+static struct disk_io *end_in_ring(struct device *d) {
+        struct io_uring_cqe *cqe;
+        struct disk_io *io;
 
-        while (done < n) {
-                struct io_uring_cqe *cqe;
-
-                while (begun < n && begun - done < DEPTH)
-                        submit_one(d, &ios[begun++], writes);
-                if (sys->uring(io_uring_submit_and_wait(&d->ring, 1)) < 0 && errno != EINTR &&
-                    errno != EAGAIN && errno != EBUSY)
-                        abort(); /* the kernel may still write: nothing here is safe any more */
-                while (io_uring_peek_cqe(&d->ring, &cqe) == 0) {
-                        take_one(d, cqe, writes);
-                        done++;
-                }
-        }
+        while (io_uring_peek_cqe(&d->ring, &cqe) != 0)
+                submit(d, 1);
+        io = io_uring_cqe_get_data(cqe);
+        take_one(d, cqe, io);
+        return io;
 }
 
 /* ---- the disk -------------------------------------------------------------------------------- */
 
-static void transfer_all(struct disk *disk, struct disk_io *ios, uint32_t n, bool writes) {
+static void begin(struct disk *disk, struct disk_io *io, bool writes) {
         struct device *d = container_of(disk, struct device, disk);
 
-        if (d->ring_is_there)
-                by_ring(d, ios, n, writes);
-        else
-                by_calls(d, ios, n, writes);
+        if (d->ring_is_there) {
+                begin_in_ring(d, io, writes);
+                return;
+        }
+        io->error = transfer(d->fd, io, writes);
+        d->done[d->n_done++] = io;
 }
 
-static void read_all(struct disk *disk, struct disk_io *ios, uint32_t n) {
-        transfer_all(disk, ios, n, false);
-}
+static struct disk_io *end(struct disk *disk) {
+        struct device *d = container_of(disk, struct device, disk);
 
-static void write_all(struct disk *disk, struct disk_io *ios, uint32_t n) {
-        transfer_all(disk, ios, n, true);
+        if (d->n_done)
+                return d->done[--d->n_done];
+        return d->in_ring ? end_in_ring(d) : NULL;
 }
 
 static int flush(struct disk *disk) {
         return sys->fdatasync(container_of(disk, struct device, disk)->fd) < 0 ? -errno : 0;
+}
+
+/* In large pages, and with what the kernel would look up each time, where that is allowed. */
+static void take_staging(struct disk *disk, void *memory, uint64_t bytes) {
+        struct device *d = container_of(disk, struct device, disk);
+        struct iovec all = {memory, bytes};
+
+        sys->madvise(memory, bytes, MADV_HUGEPAGE);
+        if (!d->ring_is_there || sys->uring(io_uring_register_buffers(&d->ring, &all, 1)) < 0)
+                return;
+        d->known = memory;
+        d->known_bytes = bytes;
 }
 
 int device_new(int fd, uint64_t bytes, struct device **ret) {
@@ -121,9 +153,9 @@ int device_new(int fd, uint64_t bytes, struct device **ret) {
         if (!d)
                 return -ENOMEM;
         d->disk = (struct disk){
-                .bytes = bytes, .read = read_all, .write = write_all, .flush = flush};
+                .bytes = bytes, .begin = begin, .end = end, .flush = flush, .staging = take_staging};
         d->fd = fd;
-        d->ring_is_there = sys->uring(io_uring_queue_init(DEPTH, &d->ring, 0)) == 0;
+        d->ring_is_there = sys->uring(io_uring_queue_init(DISK_DEPTH, &d->ring, 0)) == 0;
         *ret = d;
         return 0;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The disk process has one volume open, and answers one question after the other. Blocks are mapped
- * while they are read or written, and no longer.
+ * The disk process has one volume open, and answers one question after the other. It copies blocks
+ * from and to the pool's files, of which it has none in its own memory.
  */
 
 #include "daemon/disk/main.h"
@@ -12,7 +12,9 @@
 
 #include "daemon/asked.h"
 #include "daemon/disk/device.h"
+#include "ipc/base/file.h"
 #include "ipc/base/mapped.h"
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "store/file/volume.h"
 
@@ -20,6 +22,11 @@
 #define EXTENT_LEAST (UINT64_C(1) << 20)
 #define EXTENTS_FEW 16u /* a small file has smaller ones */
 #define STAGING_BYTES (UINT64_C(64) << 20)
+
+struct memory { /* of a block */
+        int fd;
+        uint64_t offset;
+};
 
 struct disk_process {
         int fd; /* the file; -1: not yet */
@@ -30,11 +37,44 @@ struct disk_process {
         struct kvd_disk_item wire[KVD_DISK_ITEMS]; /* aligned copies of what came */
         uint32_t tokens[KVD_DISK_TOKENS];
         struct volume_item items[KVD_DISK_ITEMS];
-        struct mapped mappings[KVD_DISK_ITEMS];
+        struct memory memory[KVD_DISK_ITEMS];
         int32_t errors[KVD_DISK_ITEMS];
 };
 
 static struct disk_process process = {.fd = -1}; /* lives as long as the process */
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/* Memory in large pages cannot be written by calls. */
+static int copy_mapped(const struct memory *m, void *staging, uint32_t bytes, bool out) {
+        struct mapped mapped;
+        void *block = mapped_begin(m->fd, m->offset, bytes, &mapped);
+
+        if (!block)
+                return -ENOMEM;
+        memcpy(out ? block : staging, out ? staging : block, bytes);
+        mapped_end(&mapped, 1);
+        return 0;
+}
+
+/* By calls: pages that nobody has yet need not be made of zeros first, and none is mapped. */
+static int copy(const struct volume_item *item, void *staging, bool out) {
+        const struct memory *m = item->payload;
+        ssize_t n;
+
+        for (uint32_t done = 0; done < item->bytes; done += (uint32_t)n) {
+                void *at = (uint8_t *)staging + done;
+                off_t offset = (off_t)(m->offset + done);
+
+                n = out ? sys->pwrite(m->fd, at, item->bytes - done, offset) :
+                          sys->pread(m->fd, at, item->bytes - done, offset);
+                if (n < 0 && errno == EINTR)
+                        n = 0;
+                else if (n <= 0)
+                        return copy_mapped(m, staging, item->bytes, out);
+        }
+        return 0;
+}
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -52,6 +92,7 @@ static int open_volume(uint64_t bytes, struct kvd_msg_disk_open_reply *reply) {
                 r = volume_open(v, device_disk(process.device), extent_bytes(bytes), STAGING_BYTES);
         if (r < 0)
                 return r;
+        v->copy = copy;
         process.open = true;
         reply->state = (uint32_t)r;
         reply->extent_bytes = v->super->extent_bytes;
@@ -84,7 +125,7 @@ static int answer_open(const struct kvd_msg_disk_open *m, struct kvd_fds *fds,
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* Those that cannot be mapped have no bytes, and are refused with the others that are wrong. */
+/* Those that are not there have no bytes, and are refused with the others that are wrong. */
 static int64_t take_items(struct kvd_slice items, struct kvd_slice tokens, uint64_t bytes,
                           const struct kvd_fds *fds) {
         uint32_t n = items.size / (uint32_t)sizeof(struct kvd_disk_item), used = 0;
@@ -104,10 +145,14 @@ static int64_t take_items(struct kvd_slice items, struct kvd_slice tokens, uint6
                         .label = &item[i].label,
                         .tokens = process.tokens + used};
         }
-        memset(process.mappings, 0, sizeof process.mappings);
         for (uint32_t i = 0; i < n; i++) {
-                process.items[i].payload = item[i].file >= fds->n ? NULL : mapped_begin(fds->fd[item[i].file], item[i].offset, bytes, &process.mappings[i]);
-                process.items[i].bytes = process.items[i].payload ? (uint32_t)bytes : 0;
+                bool there = item[i].file < fds->n && item[i].offset <= UINT64_MAX - bytes &&
+                             shared_file_holds(fds->fd[item[i].file], item[i].offset + bytes);
+
+                process.memory[i] = (struct memory){there ? fds->fd[item[i].file] : -1,
+                                                    item[i].offset};
+                process.items[i].payload = &process.memory[i];
+                process.items[i].bytes = there ? (uint32_t)bytes : 0;
         }
         return n;
 }
@@ -134,7 +179,6 @@ static int move_blocks(struct kvd_slice items, struct kvd_slice tokens, uint64_t
                 volume_write(&process.volume, process.items, (uint32_t)n);
         else
                 volume_read(&process.volume, process.items, (uint32_t)n);
-        mapped_end(process.mappings, (uint32_t)n);
         if (!writes)
                 erase_broken((uint32_t)n);
         for (int64_t i = 0; i < n; i++)

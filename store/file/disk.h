@@ -8,6 +8,7 @@
  * one is the disk process's (daemon/disk); tests have one that forgets, tears and lies.
  */
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #define DISK_SECTOR 4096u
@@ -19,11 +20,16 @@ struct disk_io {
         int error;      /* afterwards: 0 or a negative errno */
 };
 
+#define DISK_DEPTH 128u /* of those that have begun and not ended */
+
 struct disk {
         uint64_t bytes;
-        void (*read)(struct disk *disk, struct disk_io *ios, uint32_t n);
-        void (*write)(struct disk *disk, struct disk_io *ios, uint32_t n);
-        int (*flush)(struct disk *disk);
+        void (*begin)(struct disk *disk, struct disk_io *io, bool writes);
+        /* One that has begun, whichever is done first; waits for it. NULL: there is none. */
+        struct disk_io *(*end)(struct disk *disk);
+        int (*flush)(struct disk *disk); /* when all have ended */
+        /* what most of them are from or to, which is there as long as the disk; NULL: who cares */
+        void (*staging)(struct disk *disk, void *memory, uint64_t bytes);
 };
 
 #endif

@@ -18,17 +18,29 @@
 
 /* ---- the disk -------------------------------------------------------------------------------- */
 
+static void begin_all(struct volume *v, struct disk_io *ios, uint32_t n, bool writes) {
+        for (uint32_t i = 0; i < n; i++)
+                v->disk->begin(v->disk, &ios[i], writes);
+}
+
+static void end_all(struct volume *v) {
+        while (v->disk->end(v->disk))
+                ;
+}
+
 static int read_one(struct volume *v, uint64_t at, void *to) {
         struct disk_io io = {.at = at, .data = to, .bytes = DISK_SECTOR};
 
-        v->disk->read(v->disk, &io, 1);
+        begin_all(v, &io, 1, false);
+        end_all(v);
         return io.error;
 }
 
 static int write_one(struct volume *v, uint64_t at, void *from) {
         struct disk_io io = {.at = at, .data = from, .bytes = DISK_SECTOR};
 
-        v->disk->write(v->disk, &io, 1);
+        begin_all(v, &io, 1, true);
+        end_all(v);
         return io.error;
 }
 
@@ -140,11 +152,20 @@ static int format(struct volume *v, uint64_t extent_bytes) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+static int copy_memory(const struct volume_item *item, void *staging, bool out) {
+        memcpy(out ? item->payload : staging, out ? staging : item->payload, item->bytes);
+        return 0;
+}
+
 static int make_room(struct volume *v, uint64_t staging_bytes) {
         v->staging_bytes = staging_bytes;
         v->staging = pages(staging_bytes);
         v->super = (void *)pages(DISK_SECTOR);
-        return v->staging && v->super ? 0 : refuse(v, -ENOMEM, "out of memory for the file");
+        if (!v->staging || !v->super)
+                return refuse(v, -ENOMEM, "out of memory for the file");
+        if (v->disk->staging)
+                v->disk->staging(v->disk, v->staging, staging_bytes);
+        return 0;
 }
 
 static int begin(struct volume *v) {
@@ -162,7 +183,7 @@ int volume_open(struct volume *v, struct disk *disk, uint64_t extent_bytes,
         struct copies seen = {0};
         int r;
 
-        *v = (struct volume){.disk = disk};
+        *v = (struct volume){.disk = disk, .copy = copy_memory};
         if (disk->bytes < FILE_HEAD + extent_bytes)
                 return refuse(v, -EINVAL, "the file is too small: it needs %llu bytes",
                               (unsigned long long)(FILE_HEAD + extent_bytes));
@@ -304,7 +325,8 @@ static uint32_t look_at(struct volume *v, uint64_t place, uint32_t n, struct kvd
                 ios[i] = (struct disk_io){.at = place_at(v, place + i),
                                           .data = v->staging + i * DISK_SECTOR,
                                           .bytes = DISK_SECTOR};
-        v->disk->read(v->disk, ios, n);
+        begin_all(v, ios, n, false);
+        end_all(v);
         for (uint32_t i = 0; i < n; i++) {
                 const struct file_record *record = ios[i].data;
 
@@ -344,21 +366,24 @@ static struct disk_io io_of(const struct volume *v, const struct volume_item *it
                                 .bytes = file_slot_bytes(item->bytes)};
 }
 
-static void pack(const struct volume *v, const struct volume_item *item, uint8_t *to) {
+static int pack(const struct volume *v, const struct volume_item *item, uint8_t *to) {
         uint8_t *payload = to + DISK_SECTOR;
         uint32_t slot_bytes = file_slot_bytes(item->bytes);
+        int r = v->copy(item, payload, false);
 
-        memcpy(payload, item->payload, item->bytes);
+        if (r < 0)
+                return r;
         memset(payload + item->bytes, 0, slot_bytes - DISK_SECTOR - item->bytes);
         file_record_make(v->super->secret, item->label, item->tokens, item->place, payload,
                          item->bytes, (struct file_record *)to);
+        return 0;
 }
 
 /* The memory may be a client's: what is copied is what is checked. */
-static void unpack(const struct volume *v, struct volume_item *item, const uint8_t *from) {
+static void unpack(const struct volume *v, struct volume_item *item, uint8_t *from) {
         if (file_record_is(v->super->secret, (const struct file_record *)from, item->label,
                            item->tokens, item->place, from + DISK_SECTOR, item->bytes))
-                memcpy(item->payload, from + DISK_SECTOR, item->bytes);
+                item->error = v->copy(item, from + DISK_SECTOR, true);
         else
                 item->error = -EBADMSG;
 }
@@ -383,49 +408,64 @@ static int check_item(struct volume *v, const struct volume_item *item, bool wri
         return writes ? begin_extent(v, extent, slot_bytes) : check_extent(v, extent, slot_bytes);
 }
 
-/* As many as staging has room for. Returns how many. */
-static uint32_t write_some(struct volume *v, struct volume_item *items, uint32_t n) {
+/* What is under way, and for which item. */
+struct moving {
         struct disk_io ios[VOLUME_ITEMS];
-        uint32_t done = 0, n_ios = 0;
-        uint64_t used = 0;
+        struct volume_item *items[VOLUME_ITEMS];
+        uint32_t n;
+        uint64_t used; /* of staging */
+};
+
+/* NULL: there is no more room in staging. */
+static struct disk_io *add_moving(const struct volume *v, struct moving *m,
+                                  struct volume_item *item) {
+        uint32_t bytes = file_slot_bytes(item->bytes);
+
+        if (m->used + bytes > v->staging_bytes)
+                return NULL;
+        m->items[m->n] = item;
+        m->ios[m->n] = io_of(v, item, v->staging + m->used);
+        m->used += bytes;
+        return &m->ios[m->n++];
+}
+
+/* As many as staging has room for. Returns how many. The disk writes one while the next is made. */
+static uint32_t write_some(struct volume *v, struct volume_item *items, uint32_t n) {
+        struct moving m = {.n = 0};
+        struct disk_io *io;
+        uint32_t done = 0;
 
         for (; done < n; done++) {
                 if (items[done].error)
                         continue;
-                if (used + file_slot_bytes(items[done].bytes) > v->staging_bytes)
+                io = add_moving(v, &m, &items[done]);
+                if (!io)
                         break;
-                pack(v, &items[done], v->staging + used);
-                ios[n_ios++] = io_of(v, &items[done], v->staging + used);
-                used += file_slot_bytes(items[done].bytes);
+                items[done].error = pack(v, &items[done], io->data);
+                if (!items[done].error)
+                        v->disk->begin(v->disk, io, true);
         }
-        v->disk->write(v->disk, ios, n_ios);
-        for (uint32_t i = 0, io = 0; i < done; i++)
-                if (!items[i].error)
-                        items[i].error = ios[io++].error;
+        while ((io = v->disk->end(v->disk)))
+                m.items[io - m.ios]->error = io->error;
         return done;
 }
 
+/* ... and reads others while one is looked at. */
 static uint32_t read_some(struct volume *v, struct volume_item *items, uint32_t n) {
-        struct disk_io ios[VOLUME_ITEMS];
-        uint32_t done = 0, n_ios = 0;
-        uint64_t used = 0;
+        struct moving m = {.n = 0};
+        struct disk_io *io;
+        uint32_t done = 0;
 
-        for (; done < n; done++) {
-                if (items[done].error)
-                        continue;
-                if (used + file_slot_bytes(items[done].bytes) > v->staging_bytes)
+        for (; done < n; done++)
+                if (!items[done].error && !add_moving(v, &m, &items[done]))
                         break;
-                ios[n_ios++] = io_of(v, &items[done], v->staging + used);
-                used += file_slot_bytes(items[done].bytes);
-        }
-        v->disk->read(v->disk, ios, n_ios);
-        for (uint32_t i = 0, io = 0; i < done; i++) {
-                if (items[i].error)
-                        continue;
-                items[i].error = ios[io].error;
-                if (!items[i].error)
-                        unpack(v, &items[i], ios[io].data);
-                io++;
+        begin_all(v, m.ios, m.n, false);
+        while ((io = v->disk->end(v->disk))) {
+                struct volume_item *item = m.items[io - m.ios];
+
+                item->error = io->error;
+                if (!item->error)
+                        unpack(v, item, io->data);
         }
         return done;
 }
@@ -449,8 +489,7 @@ void volume_read(struct volume *v, struct volume_item *items, uint32_t n) {
 
 /* ---- erasing --------------------------------------------------------------------------------- */
 
-static int each_sector(struct volume *v, const uint64_t *places, uint32_t n,
-                       void (*call)(struct disk *, struct disk_io *, uint32_t)) {
+static int each_sector(struct volume *v, const uint64_t *places, uint32_t n, bool writes) {
         struct disk_io ios[VOLUME_ITEMS];
         int r = 0;
 
@@ -458,7 +497,8 @@ static int each_sector(struct volume *v, const uint64_t *places, uint32_t n,
                 ios[i] = (struct disk_io){.at = place_at(v, places[i]),
                                           .data = v->staging + i * DISK_SECTOR,
                                           .bytes = DISK_SECTOR};
-        call(v->disk, ios, n);
+        begin_all(v, ios, n, writes);
+        end_all(v);
         for (uint32_t i = 0; i < n; i++)
                 r = r ?: ios[i].error;
         return r;
@@ -468,11 +508,11 @@ static int erase_some(struct volume *v, const uint64_t *places, uint32_t n) {
         int r;
 
         memset(v->staging, 0, n * DISK_SECTOR);
-        r = each_sector(v, places, n, v->disk->write);
+        r = each_sector(v, places, n, true);
         if (r == 0)
                 r = flush(v);
         if (r == 0)
-                r = each_sector(v, places, n, v->disk->read);
+                r = each_sector(v, places, n, false);
         for (uint32_t i = 0; r == 0 && i < n; i++)
                 if (!all_zero(v->staging + i * DISK_SECTOR))
                         r = -EIO;

@@ -15,10 +15,14 @@
 #include "store/file/record.h"
 
 #define FILE_SLOTS 2048u  /* most of an extent */
-#define VOLUME_ITEMS 128u /* of one call */
+#define VOLUME_ITEMS DISK_DEPTH /* of one call */
+
+struct volume_item;
 
 struct volume {
         struct disk *disk;
+        /* A payload from where it belongs to staging, or back (out); at first, payload is memory. */
+        int (*copy)(const struct volume_item *item, void *staging, bool out);
         struct file_super *super; /* owned, as is all below: one sector, as the disk has it */
         uint32_t n_extents;
         uint32_t *slot_bytes;     /* of each extent; 0: not known to be used */
@@ -33,7 +37,7 @@ struct volume_item {
         uint64_t place;
         const struct kvd_label *label;
         const uint32_t *tokens;
-        void *payload;           /* written from, or read to, if it was right */
+        void *payload;           /* what copy takes: written from, or read to, if it was right */
         uint32_t bytes;          /* of it */
         int error;               /* afterwards: 0; -EBADMSG: it is not there; or the disk's */
 };

@@ -31,19 +31,15 @@ static bool fails(struct simulated *s, enum simulated_call call) {
         return s->forever ? s->calls >= s->fail_at : s->calls == s->fail_at;
 }
 
-static void read_sectors(struct disk *disk, struct disk_io *ios, uint32_t n) {
-        struct simulated *s = container_of(disk, struct simulated, disk);
+static void read_sectors(struct simulated *s, struct disk_io *io) {
+        uint32_t first = sector_of(io->at), sectors = io->bytes / DISK_SECTOR;
 
-        for (uint32_t i = 0; i < n; i++) {
-                uint32_t first = sector_of(ios[i].at), sectors = ios[i].bytes / DISK_SECTOR;
-
-                ios[i].error = fails(s, SIMULATED_READ) ? -EIO : 0;
-                if (ios[i].error)
-                        continue;
-                if (s->misreads && one_in(s->dice, 4))
-                        first = (uint32_t)(roll(s->dice) % (s->n_sectors - sectors + 1));
-                memcpy(ios[i].data, s->seen[first], ios[i].bytes);
-        }
+        io->error = fails(s, SIMULATED_READ) ? -EIO : 0;
+        if (io->error)
+                return;
+        if (s->misreads && one_in(s->dice, 4))
+                first = (uint32_t)(roll(s->dice) % (s->n_sectors - sectors + 1));
+        memcpy(io->data, s->seen[first], io->bytes);
 }
 
 static void keep(struct simulated *s, uint32_t sector, const uint8_t *data) {
@@ -57,20 +53,34 @@ static void keep(struct simulated *s, uint32_t sector, const uint8_t *data) {
         memcpy(p->data, data, DISK_SECTOR);
 }
 
-static void write_sectors(struct disk *disk, struct disk_io *ios, uint32_t n) {
+static void write_sectors(struct simulated *s, struct disk_io *io) {
+        uint32_t first = sector_of(io->at), sectors = io->bytes / DISK_SECTOR;
+
+        io->error = fails(s, SIMULATED_WRITE) ? -EIO : 0;
+        /* one that failed may have written some of it */
+        if (io->error)
+                sectors = (uint32_t)(roll(s->dice) % (sectors + 1));
+        for (uint32_t j = 0; j < sectors; j++)
+                keep(s, first + j, (uint8_t *)io->data + j * DISK_SECTOR);
+        s->n_ios++;
+}
+
+static void begin(struct disk *disk, struct disk_io *io, bool writes) {
         struct simulated *s = container_of(disk, struct simulated, disk);
 
-        for (uint32_t i = 0; i < n; i++) {
-                uint32_t first = sector_of(ios[i].at), sectors = ios[i].bytes / DISK_SECTOR;
+        if (writes)
+                write_sectors(s, io);
+        else
+                read_sectors(s, io);
+        if (s->n_begun == DISK_DEPTH)
+                abort();
+        s->begun[s->n_begun++] = io;
+}
 
-                ios[i].error = fails(s, SIMULATED_WRITE) ? -EIO : 0;
-                /* one that failed may have written some of it */
-                if (ios[i].error)
-                        sectors = (uint32_t)(roll(s->dice) % (sectors + 1));
-                for (uint32_t j = 0; j < sectors; j++)
-                        keep(s, first + j, (uint8_t *)ios[i].data + j * DISK_SECTOR);
-                s->n_ios++;
-        }
+static struct disk_io *end(struct disk *disk) {
+        struct simulated *s = container_of(disk, struct simulated, disk);
+
+        return s->n_begun ? s->begun[--s->n_begun] : NULL;
 }
 
 /* One that fails has written what it will, and the rest is lost. */
@@ -144,8 +154,8 @@ void simulated_open(struct simulated *s, uint32_t extents, uint64_t extent_bytes
                     struct dice *dice) {
         *s = (struct simulated){.dice = dice};
         s->disk = (struct disk){.bytes = SIMULATED_HEAD + extents * extent_bytes,
-                                .read = read_sectors,
-                                .write = write_sectors,
+                                .begin = begin,
+                                .end = end,
                                 .flush = flush};
         s->n_sectors = sector_of(s->disk.bytes);
         s->stable = room(s->n_sectors, DISK_SECTOR);

@@ -43,6 +43,8 @@ struct simulated {
                 uint8_t data[DISK_SECTOR];
         } *pending;                     /* owned */
         uint32_t n_pending, n_ios;
+        struct disk_io *begun[DISK_DEPTH];
+        uint32_t n_begun;
         struct dice *dice;
 
         uint32_t calls, fail_at;        /* of the kinds that fail; 0: none does */
