@@ -83,7 +83,10 @@ static int write_copy(struct volume *v, uint32_t copy) {
         return r;
 }
 
-/* One copy after the other, so that one of them is whole at any time. */
+/*
+ * One copy after the other, so that one of them is whole at any time. Whatever kept it from being
+ * written, nothing could be erased: -EIO.
+ */
 static int write_super(struct volume *v) {
         int r = is_broken(v);
 
@@ -93,7 +96,7 @@ static int write_super(struct volume *v) {
         for (uint32_t copy = 0; r == 0 && copy < FILE_COPIES; copy++)
                 r = write_copy(v, copy);
         if (r < 0)
-                return refuse(v, r, "the superblock cannot be written: %s", strerror(-r));
+                return refuse(v, -EIO, "the superblock cannot be written: %s", strerror(-r));
         v->stale = false;
         return 0;
 }
