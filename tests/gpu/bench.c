@@ -20,14 +20,17 @@
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static void must(struct bench *b, int error, const char *what) {
+static _Noreturn void give_up(const struct bench *b) {
         struct line l;
 
-        if (gpu_check(&b->gpu, error, what) == 0)
-                return;
         line_begin(&l, "bench", "can it go on?");
         line_answer(&l, NO, "%s", b->gpu.why);
         exit(1);
+}
+
+static void must(struct bench *b, int error, const char *what) {
+        if (gpu_check(&b->gpu, error, what) < 0)
+                give_up(b);
 }
 
 cu_address bench_room(struct bench *b, uint64_t bytes) {
@@ -276,7 +279,7 @@ static void open_bench(struct bench *b, const struct driver *driver) {
 
         *b = (struct bench){.tiny = driver->stand_in, .free = driver->free};
         if (gpu_open(&b->gpu, ordinal ? atoi(ordinal) : 0) < 0)
-                must(b, CU_UNKNOWN, b->gpu.why);
+                give_up(b);
         must(b, b->gpu.cuda->cuStreamCreateWithPriority(&b->stream, CU_STREAM_NON_BLOCKING, 0),
              "a stream");
         must(b, b->gpu.cuda->cuEventCreate(&b->from, 0), "cuEventCreate");
