@@ -40,6 +40,7 @@ static int map_pins(struct view *view, int fd) {
         view->pins = (shm_u32 *)((uint8_t *)at + KVD_PINS_OFF);
         view->touch = (shm_u32 *)((uint8_t *)at + kvd_touch_off(capacity));
         latency_prepare();
+        view->asked = (shm_u64 *)((uint8_t *)at + kvd_asked_off(capacity));
         return 0;
 }
 

@@ -83,6 +83,7 @@ struct view {
         const struct kvd_index *ix;  /* owned mapping, read-only */
         struct kvd_pinpage *page;    /* owned mapping */
         shm_u32 *pins, *touch;       /* inside page */
+        shm_u64 *asked;              /* ... see asked.c */
         /* owned reservation: segment i at i * segment_bytes; on a GPU: its addresses */
         uint8_t *base;
         uint8_t *sealed;             /* inside it, the same once more, read-only; on a GPU: base */
@@ -92,6 +93,7 @@ struct view {
 
         alignas(64) _Atomic uint64_t refs; /* lookups under way, pins, blocks of the caller */
         _Atomic bool wanted;         /* a lookup found blocks of a segment that is not mapped */
+        _Atomic bool noting;         /* a thread is noting a lookup */
 
         /* under kvd.lock */
         /* segments mapped, from the first on without a hole; read by lookups */
@@ -193,6 +195,14 @@ void latency_prepare(void); /* before the first lookup */
 /* now, in ns; 0: looking at the clock is a system call */
 uint64_t latency_begin(void);
 void latency_count(struct view *view, enum kvd_latency which, uint64_t begun_ns);
+
+/* asked.c: for who follows the space */
+struct lookup_note {
+        const uint32_t *tokens;
+        uint32_t n_tokens, group, found;
+        uint64_t salt;
+};
+void lookup_noted(struct view *view, const struct lookup_note *note);
 
 /* handle.c */
 int handle_lock(struct kvd *handle); /* by the call's deadline; 0 or -ETIMEDOUT */

@@ -521,6 +521,16 @@ static inline uint64_t root_of(const struct view *view, uint64_t salt, uint32_t 
         return view->ix->kind == KVD_BIDIRECTIONAL ? n_tokens : salt;
 }
 
+/* One load of a line that every lookup reads. */
+static inline void note(struct view *view, const struct search *s, uint64_t salt, uint32_t found) {
+        if (unlikely(atomic_load_explicit(&view->ix->n_followers, memory_order_relaxed)))
+                lookup_noted(view, &(struct lookup_note){.tokens = s->tokens,
+                                                         .n_tokens = s->n_tokens,
+                                                         .group = s->group,
+                                                         .found = found,
+                                                         .salt = salt});
+}
+
 static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole,
                            const uint32_t *tokens, uint32_t n_tokens, uint32_t *blocks,
                            uint32_t max_blocks, struct kvd_pin *pin) {
@@ -546,6 +556,7 @@ static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole,
         count_lookup(view, KVD_CLIENT_TOKENS_ASKED, n_tokens);
         if (!search_and_pin(view, &s)) {
                 end_timing(view, begun_ns);
+                note(view, &s, pin->salt, 0);
                 view_leave(view);
                 return 0;
         }
@@ -553,6 +564,7 @@ static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole,
         count_lookup(view, KVD_CLIENT_TOKENS_FOUND, s.n_covered);
         fill_pin(pin, view, &s);
         end_timing(view, begun_ns);
+        note(view, &s, pin->salt, s.n_covered);
         return s.n_covered;
 }
 

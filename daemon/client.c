@@ -27,6 +27,7 @@ static void process_ended(struct loop_source *source, short revents);
 static void quarantine_over(struct loop_timer *timer);
 
 static void close_socket(struct client *c) {
+        client_follow(c, NULL);
         turns_remove(&c->server->turns, &c->place);
         loop_remove(&c->socket);
         server_close_connection(c->server, c->socket.fd, c->may_bring_fds);
@@ -220,6 +221,28 @@ static void process_ended(struct loop_source *source, short revents) {
 
         end_process(c);
         turns_charge(turns, &user->turns, sys_now_ns() - began);
+}
+
+/* ---- following ------------------------------------------------------------------------------- */
+
+/* The space may be gone by now; nobody gets its number. */
+static struct space *followed_space(const struct client *c) {
+        struct space *space = c->followed ? store_next_space(c->server->store, c->followed - 1) :
+                                            NULL;
+
+        return space && space_number(space) == c->followed - 1 ? space : NULL;
+}
+
+void client_follow(struct client *c, struct space *space) {
+        struct space *before = followed_space(c);
+
+        if (before == space)
+                return;
+        if (before)
+                space_follow(before, false);
+        if (space)
+                space_follow(space, true);
+        c->followed = space ? space_number(space) + 1 : 0;
 }
 
 /* ---- spaces ---------------------------------------------------------------------------------- */

@@ -51,6 +51,7 @@ struct client {
         int64_t room;                /* bytes of replies that the socket surely takes */
         uint64_t connected_ns, requests;
         uint32_t next_handle, n_spaces;
+        uint32_t followed;           /* 1 + the number of a space; 0: none */
         struct client_space spaces[CLIENT_SPACES];
         char name[64];
 };
@@ -85,6 +86,9 @@ int client_find_space(struct client *client, uint32_t handle, struct attachment 
 /* Attaches to the space; -EMFILE: too many. */
 int client_add_space(struct client *client, struct space *space, uint32_t *handle);
 int client_remove_space(struct client *client, uint32_t handle);
+
+/* Reads what that space's clients look up, and no other's that it read before; NULL: none. */
+void client_follow(struct client *client, struct space *space);
 
 /* The domain a request names: the client's own if it names none. -EPERM, -ENOENT. */
 int client_find_domain(struct client *client, struct kvd_slice name, struct domain **ret);

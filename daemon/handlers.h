@@ -15,6 +15,7 @@ struct call {
         struct space *space;           /* NEEDS_ATTACHMENT, NEEDS_SPACE */
         struct kvd_msg reply;          /* number and serial are filled in */
         struct kvd_fds fds;            /* borrowed; sent with the reply */
+        int own_fd;                    /* ... this one owned; -1: none */
 };
 
 /* 0, or a negative errno after client_refuse or client_store_failed said why. */

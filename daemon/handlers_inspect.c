@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Looking inside a space: what its blocks are doing, who pins them, which chains there are, and
- * whether every invariant is true. Each answer is a piece of the whole, and the next request begins
+ * Looking inside a space: what its blocks are doing, who pins them, which chains there are, whether
+ * every invariant is true, and what there is to read for who follows it. Each answer is a piece of the whole, and the next request begins
  * where it ends.
  */
 
@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "daemon/log.h"
+#include "ipc/base/file.h"
 #include "ipc/base/util.h"
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
@@ -104,5 +105,52 @@ int handle_pins(struct client *c, const struct kvd_msg *request, struct call *ca
                 n = attachment_pins(attachment, &cursor, ids, ARRAY_SIZE(c->server->scratch->ids));
         call->reply.pins_reply.ids = (struct kvd_slice){ids, n * (uint32_t)sizeof *ids};
         call->reply.pins_reply.next = attachment ? cursor : 0;
+        return 0;
+}
+
+/* ---- following ------------------------------------------------------------------------------- */
+
+static const struct client *next_user(const struct seats *seats, const struct space *space,
+                                      uint32_t *at, const struct attachment **ret) {
+        for (; *at < seats->n; (*at)++) {
+                const struct client *c = &seats->clients[*at];
+
+                *ret = c->n_spaces ? find_attachment(c, space) : NULL;
+                if (*ret)
+                        return c;
+        }
+        return NULL;
+}
+
+/* A page is its client's to write: others get a descriptor that cannot be mapped for that. */
+static int give_page(struct client *c, uint32_t at, struct call *call) {
+        struct kvd_msg_follow_reply *m = &call->reply.follow_reply;
+        const struct attachment *attachment;
+        const struct client *user = next_user(&c->server->seats, call->space, &at, &attachment);
+
+        if (!user)
+                return client_refuse(c, -ENOENT, "there are no more clients");
+        call->own_fd = shared_file_for_reading(attachment_pin_fd(attachment));
+        if (call->own_fd < 0)
+                return client_refuse(c, call->own_fd, "a client's page cannot be opened again: %s",
+                                     strerror(-call->own_fd));
+        m->next = at + 2;
+        m->bytes = attachment_pin_bytes(attachment);
+        m->client = user->number;
+        call->fds.fd[call->fds.n++] = call->own_fd;
+        return 0;
+}
+
+/* Whoever may name the space may attach to it, and would be given the same index. */
+int handle_follow(struct client *c, const struct kvd_msg *request, struct call *call) {
+        struct kvd_msg_follow_reply *m = &call->reply.follow_reply;
+
+        if (request->follow.cursor) {
+                client_follow(c, call->space);
+                return give_page(c, request->follow.cursor - 1, call);
+        }
+        m->next = 1;
+        m->bytes = space_index(call->space)->size;
+        call->fds.fd[call->fds.n++] = space_index_fd(call->space);
         return 0;
 }

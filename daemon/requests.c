@@ -100,7 +100,7 @@ static void make_error(struct client *c, int error, struct call *call) {
 static bool is_end_of_list(uint32_t number, int error) {
         return error == -ENOENT && (number == KVD_MSG_space_info || number == KVD_MSG_client_info ||
                                     number == KVD_MSG_domain_info ||
-                                    number == KVD_MSG_tier_info ||
+                                    number == KVD_MSG_tier_info || number == KVD_MSG_follow ||
                                     number == KVD_MSG_chain_info);
 }
 
@@ -140,7 +140,7 @@ static int read_request(struct client *c, ssize_t size, struct kvd_msg *ret) {
 
 static void answer(struct client *c, ssize_t size) {
         struct kvd_msg request;
-        struct call call = {0};
+        struct call call = {.own_fd = -1};
         int r;
 
         r = read_request(c, size, &request);
@@ -153,6 +153,7 @@ static void answer(struct client *c, ssize_t size) {
         c->server->requests++;
         c->requests++;
         r = send_reply(c, &call);
+        closep(&call.own_fd);
         if (r < 0 || c->closing)
                 client_disconnect(c);
 }

@@ -242,6 +242,9 @@ uint64_t attachment_holds(const struct attachment *attachment);
 /* blocks pinned directly, when pins were last looked at, which is when their client says so */
 uint64_t attachment_pinned(const struct attachment *attachment);
 
+/* Somebody begins to read what is looked up, or ends: clients note it meanwhile. */
+void space_follow(struct space *space, bool begins);
+
 /*
  * Blocks at or after *cursor that it pins directly, up to n; looks at so many, moves the cursor; 0:
  * that was all.

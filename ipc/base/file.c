@@ -39,6 +39,12 @@ static int open_twin(int fd) {
         return sys->open(path, O_RDONLY | O_CLOEXEC);
 }
 
+int shared_file_for_reading(int fd) {
+        int twin = open_twin(fd);
+
+        return twin < 0 ? -errno : twin;
+}
+
 /* Whatever was made before a failure is in the file. */
 static int make(struct shared_file *f, const char *name, unsigned flags) {
         unsigned huge = flags & SHARED_HUGE ? MFD_HUGETLB | MFD_HUGE_2MB : 0;

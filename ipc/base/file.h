@@ -34,6 +34,9 @@ int shared_file_new(const char *name, uint64_t bytes, unsigned flags, struct sha
 int shared_file_adopt(int *fd, uint64_t bytes, unsigned flags, struct shared_file *ret);
 void shared_file_close(struct shared_file *file); /* it is SHARED_FILE_NONE afterwards */
 
+/* Another descriptor of it, which can be mapped for reading only: the caller's; or -errno. */
+int shared_file_for_reading(int fd);
+
 /*
  * A descriptor that somebody sent: is the file as long as he says? Beyond its end, a mapping is
  * SIGBUS.

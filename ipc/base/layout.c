@@ -15,6 +15,15 @@ static uint32_t slots_for(uint32_t entries) {
         return (uint32_t)ALIGN_UP(MAX(64, (uint64_t)entries * 3), KVD_BUCKET_SLOTS);
 }
 
+/* As many as there are blocks, a power of two: so many must go by before a reader misses one. */
+static uint32_t change_slots_for(uint32_t capacity) {
+        uint32_t slots = 1024;
+
+        while (slots < capacity && slots < 65536)
+                slots *= 2;
+        return slots;
+}
+
 void kvd_index_lay_out(struct kvd_index *ix) {
         uint64_t tokens_bytes = (uint64_t)ix->geometry.block_tokens * sizeof(uint32_t);
         uint64_t run_tokens_bytes = KVD_RUN_BLOCKS * tokens_bytes;
@@ -30,14 +39,17 @@ void kvd_index_lay_out(struct kvd_index *ix) {
         ix->desc_off = ix->run_table_off + ALIGN_UP((uint64_t)ix->run_table_slots * 8, 4096);
         ix->run_off = ix->desc_off + ALIGN_UP((uint64_t)ix->capacity * ix->desc_stride, 4096);
         ix->memory_off = ix->run_off + ALIGN_UP((uint64_t)ix->run_capacity * ix->run_stride, 4096);
-        ix->size = ix->memory_off + ALIGN_UP(ix->max_segments * sizeof(uint32_t), 4096);
+        ix->change_slots = change_slots_for(ix->capacity);
+        ix->change_off = ix->memory_off + ALIGN_UP(ix->max_segments * sizeof(uint32_t), 4096);
+        ix->size = ix->change_off + ix->change_slots * sizeof(uint32_t);
 }
 
 static bool same_layout(const struct kvd_index *a, const struct kvd_index *b) {
         return a->header_bytes == b->header_bytes && a->size == b->size &&
                a->desc_off == b->desc_off && a->table_off == b->table_off &&
                a->run_off == b->run_off && a->run_table_off == b->run_table_off &&
-               a->memory_off == b->memory_off &&
+               a->memory_off == b->memory_off && a->change_off == b->change_off &&
+               a->change_slots == b->change_slots &&
                a->desc_stride == b->desc_stride && a->run_stride == b->run_stride &&
                a->table_slots == b->table_slots && a->run_table_slots == b->run_table_slots;
 }

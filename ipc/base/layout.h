@@ -17,6 +17,10 @@
  *              | descriptors        |   capacity x desc_stride: struct kvd_desc, then block_tokens token ids
  *              +--------------------+ run_off
  *              | runs               |   run_capacity x run_stride: struct kvd_run, then 16 x block_tokens ids
+ *              +--------------------+ memory_off
+ *              | memory             |   max_segments x 4: moves when a segment gets another memfd
+ *              +--------------------+ change_off
+ *              | changes            |   change_slots x 4: ids of the blocks that came or went last
  *              +--------------------+ size
  *
  *      pins    +--------------------+ 0
@@ -27,6 +31,8 @@
  *              | touch              |   capacity x 4: index clock when it last let go of the block
  *              +--------------------+ kvd_use_off(capacity)
  *              | use                |   capacity x 4: struct kvd_use, what its attention says of the block
+ *              +--------------------+ kvd_asked_off(capacity)
+ *              | asked              |   KVD_ASKED_WORDS x 8: what it looked up last, while somebody reads
  *              +--------------------+
  *
  * Both are sparse: pages that were never touched take no memory. The size of a layout never changes
@@ -45,7 +51,7 @@
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 9u
+#define KVD_LAYOUT_VERSION 10u
 
 #define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
 #define KVD_MAX_SEGMENTS 8192u
@@ -209,9 +215,11 @@ struct kvd_index {
         uint32_t capacity;       /* block ids */
         uint32_t run_capacity;
         uint32_t max_segments;
-        uint64_t desc_off, table_off, run_off, run_table_off, memory_off;
+        uint64_t desc_off, table_off, run_off, run_table_off, memory_off, change_off;
         uint32_t desc_stride, run_stride;
         uint32_t table_slots, run_table_slots; /* whole buckets */
+        uint32_t change_slots;
+        uint32_t pad;            /* must be 0 */
         uint8_t secret[KVD_SECRET_BYTES];
         uint32_t backend;        /* enum kvd_backend (device.h) */
         uint32_t semaphore_rows; /* of the semaphore page (semaphore.h); 0 in host spaces */
@@ -238,6 +246,10 @@ struct kvd_index {
         /* host spaces: moves whenever a segment gets another memfd, see kvd_index_memory */
         shm_u32 memory_epoch;
         shm_u32 n_pages;                /* pin pages that are kept for the daemon after this one */
+        shm_u32 n_followers;            /* clients note what they look up while somebody reads it */
+
+        alignas(64) shm_u64 changes_begun; /* blocks that came or went, see kvd_index_changes */
+        shm_u64 changes;                /* ... of which those are written that somebody may read */
 
         alignas(64) shm_u64 counters[KVD_SPACE_COUNTERS_ROOM];
 
@@ -343,6 +355,11 @@ struct kvd_pinpage {
         shm_u32 available;             /* blocks that it would be given now */
         /* blocks that client_quota would let it fill besides those that it fills */
         shm_u32 may_fill;
+
+        /* words of struct kvd_asked: begun, and written; the client's own */
+        alignas(64) shm_u64 asked_begun;
+        shm_u64 asked;
+        shm_u64 not_noted;             /* lookups, while another thread's was being noted */
 };
 static_assert(sizeof(struct kvd_pinpage) <= 4096, "the pins begin in the next page");
 
@@ -365,8 +382,26 @@ static inline uint64_t kvd_use_off(uint32_t capacity) {
         return kvd_touch_off(capacity) + ALIGN_UP((uint64_t)capacity * sizeof(uint32_t), 4096);
 }
 
-static inline uint64_t kvd_pinpage_bytes(uint32_t capacity) {
+/*
+ * A lookup, as its client notes it: words at the place asked % KVD_ASKED_WORDS and behind it,
+ * round the end. keys are the low halves of its blocks' chain keys, n_keys of them: all of its
+ * tokens' blocks, or the first KVD_ASKED_KEYS. They tell equal prefixes, and nothing of tokens.
+ */
+struct kvd_asked {
+        uint32_t n_keys, group;
+        uint32_t n_tokens, found; /* tokens asked for, and found */
+        uint64_t keys[];
+};
+#define KVD_ASKED_WORDS 8192u /* a power of two */
+#define KVD_ASKED_KEYS 4096u
+#define KVD_ASKED_HEAD (sizeof(struct kvd_asked) / sizeof(uint64_t))
+
+static inline uint64_t kvd_asked_off(uint32_t capacity) {
         return kvd_use_off(capacity) + ALIGN_UP((uint64_t)capacity * sizeof(struct kvd_use), 4096);
+}
+
+static inline uint64_t kvd_pinpage_bytes(uint32_t capacity) {
+        return kvd_asked_off(capacity) + KVD_ASKED_WORDS * sizeof(uint64_t);
 }
 
 /* ---- reading an index ------------------------------------------------------------------------ */
@@ -394,6 +429,15 @@ static inline shm_u64 *kvd_index_run_table(const struct kvd_index *ix) {
  */
 static inline shm_u32 *kvd_index_memory(const struct kvd_index *ix) {
         return (shm_u32 *)((uint8_t *)ix + ix->memory_off);
+}
+
+/*
+ * The id of the n-th block that came into the cache or went is at n % change_slots, for those who
+ * follow a space (tools/kvctl/follow.h). What has become of a block, its descriptor says; so ids
+ * that were written over cost a reader a look at all descriptors, and nothing else.
+ */
+static inline shm_u32 *kvd_index_changes(const struct kvd_index *ix) {
+        return (shm_u32 *)((uint8_t *)ix + ix->change_off);
 }
 
 /* Runs that so many blocks have room for: half of the chains may end in the middle of one. */

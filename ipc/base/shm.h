@@ -40,13 +40,17 @@ static inline uint64_t shm_load(const shm_u64 *word) {
 }
 
 /* Second look at a version word: everything read since the first look was read before this. */
-static inline bool shm_recheck(const shm_u64 *word, uint64_t seen) {
+static inline uint64_t shm_load_again(const shm_u64 *word) {
 #if KVD_TSAN
-        return atomic_load_explicit((shm_u64 *)word, memory_order_seq_cst) == seen;
+        return atomic_load_explicit((shm_u64 *)word, memory_order_seq_cst);
 #else
         atomic_thread_fence(memory_order_acquire);
-        return atomic_load_explicit((shm_u64 *)word, memory_order_relaxed) == seen;
+        return atomic_load_explicit((shm_u64 *)word, memory_order_relaxed);
 #endif
+}
+
+static inline bool shm_recheck(const shm_u64 *word, uint64_t seen) {
+        return shm_load_again(word) == seen;
 }
 
 /* Marks data behind a version word as being rewritten; partner of shm_recheck. */

@@ -21,6 +21,26 @@
 #include "store/cache/inside.h"
 #include "store/hooks.h"
 
+/* ---- changes, for those who follow ----------------------------------------------------------- */
+
+/* Nobody waits for a reader, and none is told: they look. */
+static void tell_change(struct space *space, uint32_t id) {
+        struct kvd_index *ix = space->ix;
+        uint64_t n = atomic_load_explicit(&ix->changes, memory_order_relaxed);
+
+        shm_write_begin(&ix->changes_begun, n + 1);
+        atomic_store_explicit(&kvd_index_changes(ix)[n % ix->change_slots], id,
+                              memory_order_relaxed);
+        shm_write_end(&ix->changes, n + 1);
+}
+
+void space_follow(struct space *space, bool begins) {
+        shm_u32 *n = &space->ix->n_followers;
+
+        atomic_store_explicit(n, atomic_load_explicit(n, memory_order_relaxed) + (begins ? 1 : -1u),
+                              memory_order_relaxed);
+}
+
 /* ---- buckets --------------------------------------------------------------------------------- */
 
 /* The two tables differ only in where they lie. */
@@ -450,6 +470,7 @@ void index_enter(struct space *space, uint32_t id, struct kvd_key root) {
         space->blocks[id].indexed = table_insert(&table, desc->key, id);
         if (!space->blocks[id].indexed)
                 space_count(space, KVD_SPACE_UNINDEXED, 1);
+        tell_change(space, id);
         if (desc->depth % KVD_RUN_BLOCKS == KVD_RUN_BLOCKS - 1 &&
             desc->n_tokens == space->ix->geometry.block_tokens)
                 publish_run(space, id, root);
@@ -473,6 +494,7 @@ void index_leave(struct space *space, uint32_t id) {
         if (space->blocks[id].indexed)
                 table_remove(&table, block_key(space->ix, id), id);
         space->blocks[id].indexed = false;
+        tell_change(space, id);
 }
 
 /* ---- finding, for the daemon itself ---------------------------------------------------------- */

@@ -92,11 +92,16 @@ static int connect_once(struct kvctl *kvctl) {
 }
 
 int kvctl_call(struct kvctl *kvctl, uint32_t number, const void *request, void *reply) {
+        return kvctl_call_fds(kvctl, number, request, reply, NULL);
+}
+
+int kvctl_call_fds(struct kvctl *kvctl, uint32_t number, const void *request, void *reply,
+                   struct kvd_fds *fds) {
         int r = connect_once(kvctl);
 
         if (r < 0)
                 return r;
-        r = conn_call(kvctl->conn, number, request, reply);
+        r = conn_call_by(kvctl->conn, deadline_from_now(), number, request, reply, fds);
         if (r >= 0)
                 return 0;
         if (!is_lost(r))

@@ -30,6 +30,7 @@ struct kvctl {
         uint64_t pictures;     /* shown so far, by --watch and top */
         struct top *top;       /* owned; NULL: another verb */
         struct tier_work tiers[KVCTL_TIERS]; /* as of the picture before */
+        bool streams;          /* the verb has written all that it answers, as it came */
         enum kvctl_exit exit;  /* of the last failure */
         struct kvd_why why;
 };
@@ -49,6 +50,10 @@ int kvctl_out_of_memory(struct kvctl *kvctl);
  * live until the next call. A negative errno was noted with kvctl_fail.
  */
 int kvctl_call(struct kvctl *kvctl, uint32_t number, const void *request, void *reply);
+
+/* The same, taking descriptors that come with the reply: the caller's to close. */
+int kvctl_call_fds(struct kvctl *kvctl, uint32_t number, const void *request, void *reply,
+                   struct kvd_fds *fds);
 
 /* For lists: 1: there was one more; 0: no more. */
 int kvctl_next(struct kvctl *kvctl, uint32_t number, const void *request, void *reply);

@@ -29,7 +29,8 @@ static bool wants_json(const struct kvctl *kvctl) {
 
 static int show(struct kvctl *kvctl, const struct answer *answer) {
         struct json json = JSON_INIT(stdout);
-        int r = wants_json(kvctl) ? answer_json(answer, &json) :
+        int r = kvctl->streams    ? 0 :
+                wants_json(kvctl) ? answer_json(answer, &json) :
                                     answer_print(answer, &kvctl->screen);
 
         return r < 0 ? kvctl_out_of_memory(kvctl) : 0;

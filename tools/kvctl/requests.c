@@ -55,13 +55,24 @@ static const char *take(struct requests *requests, const json_t *ids) {
         return NULL;
 }
 
+/* What kvctl trace tells of besides lookups. */
+static bool is_other_event(const json_t *line) {
+        const char *event = json_string_value(json_object_get(line, "event"));
+
+        return event && strcmp(event, "asked") != 0;
+}
+
 static const char *take_line(struct requests *requests, const char *line) {
         json_auto_t *request = NULL;
 
         if (line[strspn(line, " \t\r\n")] == '\0')
                 return NULL;
         request = json_loads(line, 0, NULL);
-        return request ? take(requests, json_object_get(request, "hash_ids")) : "is no JSON";
+        if (!request)
+                return "is no JSON";
+        if (is_other_event(request))
+                return NULL;
+        return take(requests, json_object_get(request, "hash_ids"));
 }
 
 static int read_lines(FILE *from, const char *path, struct requests *ret, struct kvd_why *why) {

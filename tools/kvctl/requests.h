@@ -4,7 +4,8 @@
 
 /*
  * What somebody wrote down of a service's requests, in the form of Mooncake's traces: a JSON object
- * a line, whose hash_ids number the blocks of a prompt. Equal numbers are equal prefixes.
+ * a line, whose hash_ids number the blocks of a prompt. Equal numbers are equal prefixes. kvctl
+ * trace writes them so; of what else it tells, nothing is read.
  */
 
 #include <stddef.h>

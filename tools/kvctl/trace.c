@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * trace: what is looked up in a space and found, and which blocks come and go, a JSON object a
+ * line. Lookups have the form of Mooncake's traces, so that whatif reads them: numbers of blocks
+ * that tell equal prefixes. A number is 53 bits of a block's key, which every reader of JSON reads
+ * exactly.
+ */
+
+#include <errno.h>
+#include <inttypes.h>
+#include <time.h>
+
+#include "ipc/base/sys.h"
+#include "tools/kvctl/follow.h"
+#include "tools/kvctl/text.h"
+#include "tools/kvctl/verbs.h"
+
+#define POLL_S 0.01
+#define FIND_NS UINT64_C(200000000) /* clients, that often */
+
+struct trace {
+        uint64_t began_ns;
+        FILE *to;
+};
+
+static uint64_t number_of(uint64_t hash) {
+        return hash >> 11;
+}
+
+static FILE *begin_line(struct trace *t, const char *event) {
+        fprintf(t->to, "{\"timestamp\": %" PRIu64 ", \"event\": \"%s\"",
+                (sys_now_ns() - t->began_ns) / 1000000, event);
+        return t->to;
+}
+
+static void end_line(struct trace *t) {
+        fputs("}\n", t->to);
+}
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
+static void put_stored(void *arg, const struct stored *block) {
+        FILE *to = begin_line(arg, "stored");
+
+        fprintf(to, ", \"block\": %" PRIu64, number_of(block->hash));
+        if (block->parent)
+                fprintf(to, ", \"parent\": %" PRIu64, number_of(block->parent));
+        fprintf(to, ", \"depth\": %u, \"tokens\": %u, \"group\": %u", block->depth,
+                block->n_tokens, block->group);
+        end_line(arg);
+}
+
+static void put_removed(void *arg, uint64_t hash) {
+        fprintf(begin_line(arg, "removed"), ", \"block\": %" PRIu64, number_of(hash));
+        end_line(arg);
+}
+
+static void put_cleared(void *arg) {
+        begin_line(arg, "cleared");
+        end_line(arg);
+}
+
+static void put_away(void *arg, bool is) {
+        begin_line(arg, is ? "away" : "back");
+        end_line(arg);
+}
+
+static const struct follow_ops block_ops = {
+        .stored = put_stored, .removed = put_removed, .cleared = put_cleared, .away = put_away};
+
+/* ---- lookups --------------------------------------------------------------------------------- */
+
+static void put_asked(void *arg, uint32_t client, const struct kvd_asked *note) {
+        FILE *to = begin_line(arg, "asked");
+
+        fprintf(to, ", \"client\": %u, \"group\": %u, \"input_length\": %u, \"found\": %u, "
+                    "\"hash_ids\": [",
+                client, note->group, note->n_tokens, note->found);
+        for (uint32_t i = 0; i < note->n_keys; i++)
+                fprintf(to, "%s%" PRIu64, i ? ", " : "", number_of(note->keys[i]));
+        fputc(']', to);
+        end_line(arg);
+}
+
+static void put_missed(void *arg, uint32_t client) {
+        fprintf(begin_line(arg, "missed"), ", \"client\": %u", client);
+        end_line(arg);
+}
+
+static const struct asked_ops lookup_ops = {.asked = put_asked, .missed = put_missed};
+
+/* ---- the verb -------------------------------------------------------------------------------- */
+
+static void put_begin(struct trace *t, const struct space_name *space, const struct kvd_index *ix) {
+        struct timespec now;
+
+        clock_gettime(CLOCK_REALTIME, &now);
+        fprintf(begin_line(t, "begin"),
+                ", \"time\": %lld.%03ld, \"domain\": \"%s\", \"space\": \"%s\", "
+                "\"block_tokens\": %u, \"block_bytes\": %" PRIu64,
+                (long long)now.tv_sec, now.tv_nsec / 1000000, space->domain, space->name,
+                ix->geometry.block_tokens, ix->block_bytes);
+        end_line(t);
+}
+
+/* What was looked up comes before what came of it. */
+static int step(struct follow *follow, struct pages *pages, struct trace *t, uint64_t *find_ns) {
+        const struct kvd_index *ix = follow_index(follow);
+        int r = 0;
+
+        pages_read(pages, &lookup_ops, t);
+        if (sys_now_ns() >= *find_ns) {
+                r = pages_find(pages, ix ? ix->capacity : 0);
+                *find_ns = sys_now_ns() + FIND_NS;
+        }
+        return r < 0 ? r : follow_step(follow);
+}
+
+static int write_out(struct kvctl *kvctl) {
+        return fflush(stdout) == 0 ? 0 :
+                                     kvctl_fail(kvctl, KVCTL_NO, -errno, "cannot write: %s",
+                                                strerror(errno));
+}
+
+static int run(struct kvctl *kvctl, struct follow *follow, struct pages *pages, struct trace *t) {
+        double seconds = kvctl->args.seconds[FLAG_FOR];
+        uint64_t end_ns = seconds > 0 ? t->began_ns + (uint64_t)(seconds * 1e9) : UINT64_MAX,
+                 find_ns = 0;
+        int r;
+
+        screen_watch_begin(&kvctl->screen, false, false);
+        do {
+                r = step(follow, pages, t, &find_ns);
+                if (r == 0)
+                        r = write_out(kvctl);
+        } while (r == 0 && sys_now_ns() < end_ns && screen_wait(&kvctl->screen, POLL_S));
+        screen_watch_end(&kvctl->screen);
+        return r;
+}
+
+int verb_trace(struct kvctl *kvctl, struct answer *answer) {
+        _cleanup_(follow_endp) struct follow *follow = NULL;
+        _cleanup_(pages_freep) struct pages *pages = NULL;
+        struct trace trace = {.began_ns = sys_now_ns(), .to = stdout};
+        struct space_name space;
+        int r = kvctl_space(kvctl, &space);
+
+        (void)answer;
+        kvctl->streams = true;
+        if (r == 0)
+                r = follow_begin(kvctl, &space, false, true, &block_ops, &trace, &follow);
+        if (r < 0)
+                return r;
+        pages = pages_new(kvctl, &space);
+        if (!pages)
+                return kvctl_out_of_memory(kvctl);
+        r = pages_find(pages, follow_index(follow)->capacity);
+        if (r < 0)
+                return r;
+        put_begin(&trace, &space, follow_index(follow));
+        return run(kvctl, follow, pages, &trace);
+}
