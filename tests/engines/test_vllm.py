@@ -272,6 +272,12 @@ def test_what_is_not_supported_is_refused_by_name(world: World) -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
 
 
+def test_routers_follow_kvd_as_they_follow_vllm(world: World) -> None:
+    done = subprocess.run([sys.executable, ROOT / "tests/engines/vllm_events.py", world.daemon.socket], timeout=240,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
 def test_two_servers_as_users_start_them(world: World) -> None:
     """Text in, text out; the second server finds what the first computed; kill -9 of all of one's processes."""
     text = "Q 1 + 2 * 3 - 4 A 3 " * 60

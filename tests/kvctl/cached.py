@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of who follows a space share: a daemon, a space, and prompts that are computed into it."""
+"""What the tests of kvctl trace and kvctl events share: a daemon, a space, and prompts that are computed into it."""
 
 from __future__ import annotations
 

@@ -210,6 +210,26 @@ static void round_through(struct follow *f) {
         for_each(f, all, take_in);
 }
 
+int follow_tell_all(struct follow *f, const struct follow_ops *ops, void *arg) {
+        uint64_t *known = f->known, *fresh = f->ix ? calloc(f->capacity, sizeof *fresh) : NULL;
+        const struct follow_ops *own = f->ops;
+        void *own_arg = f->arg;
+
+        if (!f->ix)
+                return 0;
+        if (!fresh)
+                return kvctl_out_of_memory(f->kvctl);
+        f->known = fresh;
+        f->ops = ops;
+        f->arg = arg;
+        for_each(f, true, take_in);
+        f->known = known;
+        f->ops = own;
+        f->arg = own_arg;
+        free(fresh);
+        return 0;
+}
+
 /* ---- the index ------------------------------------------------------------------------------- */
 
 static void forget_blocks(struct follow *f) {

@@ -42,6 +42,9 @@ void follow_endp(struct follow **follow);
 /* Tells what has happened since the last call. It waits out daemons and spaces that are away. */
 int follow_step(struct follow *follow);
 
+/* Tells other ops of all that is there, parents first, and changes nothing else. */
+int follow_tell_all(struct follow *follow, const struct follow_ops *ops, void *arg);
+
 const struct kvd_index *follow_index(const struct follow *follow); /* NULL: it is away */
 
 /* ---- what clients look up: asked.c ----------------------------------------------------------- */

@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""kvctl events: a router that reads the wire byte by byte knows what is cached, whoever is late, killed or replaced.
+
+Exit status 77 without libzmq.so.5. tests/engines decodes the same batches by vLLM's own classes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from cached import BT, GEOMETRY, Instance, compute, daemon, kvd, prompts, until
+from zmtp import Socket, unpack
+
+TOPIC = b"kv@here"
+LAST = (1 << 64) - 1
+# as vLLM 0.32 has them, in its order: members that must be there, and that may be
+EVENTS = {"BlockStored": (["block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+                           "lora_name"], ["extra_keys"]),
+          "BlockRemoved": (["block_hashes", "medium"], []), "AllBlocksCleared": ([], [])}
+
+
+def is_event(event: dict) -> bool:
+    must, may = EVENTS[event["type"]]
+    return list(event)[:1 + len(must)] == ["type", *must] and set(list(event)[1 + len(must):]) <= set(may)
+
+
+class Publisher:
+    """kvctl events, and where it is."""
+
+    def __init__(self, on: Instance, space: str) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="kvctl-events-")
+        self.live, self.replay = f"ipc://{self.folder.name}/live", "tcp://127.0.0.1:*"
+        self.process = subprocess.Popen([os.environ["KVCTL"], "--socket", on.socket, "events", space, "--publish",
+                                         self.live, "--replay", self.replay, "--topic", TOPIC.decode()],
+                                        stdout=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline()
+        assert line.startswith(f"Publishing {space} at {self.live}, replays at tcp://127.0.0.1:"), line
+        self.replay = line.split()[-1]
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(60) == 0, self.process.returncode
+
+
+class Router:
+    """What a subscriber takes to be cached: each block's tokens and the block before it."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.blocks: dict[int, tuple[int | None, tuple[int, ...], object]] = {}
+        self.seq, self.batches, self.cleared = -1, 0, 0
+        self.socket, self.asked = Socket(publisher.live, b"SUB", b"kv@"), Socket(publisher.replay, b"DEALER")
+
+    def take(self, event: dict) -> None:
+        assert is_event(event), event
+        if event["type"] == "AllBlocksCleared":
+            self.blocks.clear()
+            self.cleared += 1
+            return
+        assert event["medium"] == "CPU"
+        if event["type"] == "BlockRemoved":
+            for block in event["block_hashes"]:
+                assert self.blocks.pop(block, None), "removed, and never stored"
+            return
+        assert event["block_size"] == BT and len(event["token_ids"]) == BT * len(event["block_hashes"])
+        before = event["parent_block_hash"]
+        assert before is None or before in self.blocks, "stored behind what is not there"
+        keys = event.get("extra_keys") or [None] * len(event["block_hashes"])
+        for i, block in enumerate(event["block_hashes"]):
+            self.blocks[block] = (before, tuple(event["token_ids"][i * BT:(i + 1) * BT]), keys[i])
+            before = block
+
+    def take_batch(self, parts: list[bytes]) -> None:
+        topic, number, payload = parts
+        assert topic == TOPIC and len(number) == 8, parts[:2]
+        when, events, rank = unpack(payload)
+        assert rank is None and isinstance(when, float) and abs(when - time.time()) < 3600 and events
+        for event in events:
+            self.take(event)
+        self.seq = int.from_bytes(number, "big")
+        self.batches += 1
+
+    def catch_up(self, start: int) -> int:
+        """Asks for all from that number on; how many batches came."""
+        self.asked.send(b"", start.to_bytes(8, "big"))
+        for n in range(1 << 20):
+            empty, *parts = self.asked.receive()
+            assert empty == b""
+            if parts[1] == LAST.to_bytes(8, "big"):
+                assert parts[2] == b""
+                return n
+            self.take_batch(parts)
+        raise AssertionError("no end")
+
+    def follow(self, condition, what: str) -> None:
+        """Takes live batches until the condition holds; numbers follow each other."""
+        while not condition():
+            parts = self.socket.receive()
+            number = int.from_bytes(parts[1], "big")
+            if number <= self.seq:
+                continue        # the replay has had it
+            assert number == self.seq + 1, (number, self.seq, what)
+            self.take_batch(parts)
+
+    def chains(self) -> set[tuple[int, ...]]:
+        """Every prefix of whole blocks that is cached."""
+        def prefix(block: int | None) -> tuple[int, ...]:
+            return () if block is None else prefix(self.blocks[block][0]) + self.blocks[block][1]
+        return {prefix(block) for block in self.blocks}
+
+    def close(self) -> None:
+        self.socket.close()
+        self.asked.close()
+
+
+def prefixes(asked: list[list[int]]) -> set[tuple[int, ...]]:
+    return {tuple(tokens[:n]) for tokens in asked for n in range(BT, len(tokens) + 1, BT)}
+
+
+def test_a_router_knows_what_is_cached(on: Instance) -> None:
+    first, then = prompts(60, seed=2), prompts(60, seed=3)
+    with kvd.connect(on.socket) as client, client.space("known", GEOMETRY) as space:
+        for tokens in first:
+            compute(space, tokens)
+        with space.lookup(first[0][:BT]) as pin:        # a part-filled block, which no router wants
+            pin.seal(space.alloc(1), [5, 6, 7])
+        publisher = Publisher(on, "known")
+        router = Router(publisher)
+        until(lambda: router.catch_up(router.seq + 1) or router.chains() == prefixes(first), "all that was there")
+        assert router.cleared == 1
+        for tokens in then:
+            compute(space, tokens)
+        router.follow(lambda: router.chains() == prefixes(first + then), "all that came")
+        compute(space, list(range(3 * BT)), salt=77)
+        router.follow(lambda: len(router.blocks) == len(prefixes(first + then)) + 3, "a salted chain")
+        assert sorted(str(keys) for _, _, keys in list(router.blocks.values())[-3:]) == ["None", "None", "['77']"]
+
+        another = Router(publisher)
+        assert another.catch_up(0) > 1 and another.blocks == router.blocks, "a replay that comes to something else"
+        assert another.catch_up(another.seq + 1) == 0
+        assert another.catch_up(another.seq + 2) == 1, "of a publisher before"
+        assert another.blocks == router.blocks and another.cleared == 2
+
+        on.kvctl("evict", "known", "--all")
+        router.follow(lambda: not router.blocks, "that all went")
+        router.close()
+        another.close()
+        publisher.end()
+
+
+def test_nobody_waits_for_a_subscriber(on: Instance) -> None:
+    """One is killed, one never reads, one is a stranger; the fourth gets all."""
+    with kvd.connect(on.socket) as client, client.space("patient", GEOMETRY) as space:
+        publisher = Publisher(on, "patient")
+        router, idle = Router(publisher), Router(publisher)
+        until(lambda: router.catch_up(0), "the first batch")
+        reader = subprocess.Popen([sys.executable, "-c", "import sys; sys.dont_write_bytecode = True; "
+                                   f"sys.path.insert(0, {os.path.dirname(__file__)!r}); import zmtp; "
+                                   f"s = zmtp.Socket({publisher.live!r}, b'SUB', b''); print('up', flush=True); "
+                                   "s.receive(); print('got', flush=True); s.receive()"],
+                                  stdout=subprocess.PIPE, text=True)
+        assert reader.stdout.readline() == "up\n"
+        idle.asked.send(b"", b"not a number")
+        idle.asked.send(b"x" * 200)
+        idle.asked.send(b"", b"", b"", b"")
+        for n in range(5):
+            compute(space, list(range(n * 1000, n * 1000 + 4 * BT)))
+            router.follow(lambda: len(router.blocks) == 4 * (n + 1), "four more blocks")
+        assert reader.stdout.readline() == "got\n"
+        reader.kill()
+        reader.wait()
+        for n in range(5, 10):
+            compute(space, list(range(n * 1000, n * 1000 + 4 * BT)))
+        router.follow(lambda: len(router.blocks) == 4 * (n + 1), "all of them")
+        router.close()
+        idle.close()
+        publisher.end()
+
+
+def test_more_than_the_index_has_room_to_say(on: Instance) -> None:
+    on.kvctl("space", "create", "small", *"--layers 1 --kv-heads 1 --head-dim 8 --dtype f32 --vocab 1048576".split(),
+             "--max-blocks", "64")
+    with kvd.connect(on.socket) as client, client.space("small", GEOMETRY) as space:
+        publisher = Publisher(on, "small")
+        router = Router(publisher)
+        until(lambda: router.catch_up(0), "the first batch")
+        compute(space, list(range(10 * BT)))
+        router.follow(lambda: len(router.blocks) == 10, "ten blocks")
+        publisher.process.send_signal(signal.SIGSTOP)
+        for i in range(1, 80):
+            compute(space, list(range(i * 1000, i * 1000 + 30 * BT)))
+        publisher.process.send_signal(signal.SIGCONT)
+        last = {tuple(range(79000, 79000 + n * BT)) for n in range(1, 31)}
+        router.follow(lambda: last <= router.chains(), "the last prompt")
+        for prefix in router.chains():
+            assert space.match(list(prefix)) == len(prefix), "not there any more"
+        router.close()
+        publisher.end()
+
+
+def test_the_daemon_and_the_publisher_are_killed(on: Instance) -> None:
+    with kvd.connect(on.socket) as client, client.space("killed", GEOMETRY) as space:
+        publisher = Publisher(on, "killed")
+        router = Router(publisher)
+        until(lambda: router.catch_up(0), "the first batch")
+        compute(space, list(range(10 * BT)))
+        router.follow(lambda: len(router.blocks) == 10, "ten blocks")
+        on.kill()
+        on.start()
+        router.follow(lambda: not router.blocks, "that they are gone")
+        until(lambda: space.catch_up() and compute(space, list(range(10 * BT))) == 10 * BT, "that they are there again")
+        router.follow(lambda: len(router.blocks) == 10, "that the next daemon's are told of")
+        publisher.process.kill()
+        publisher.process.wait()
+        router.close()
+        assert compute(space, list(range(10 * BT))) == 10 * BT
+        publisher = Publisher(on, "killed")
+        router = Router(publisher)
+        until(lambda: router.catch_up(router.seq + 1) or len(router.blocks) == 10, "them, of the next publisher")
+        on.kvctl("space", "delete", "killed", "--force")
+        router.follow(lambda: not router.blocks, "that the space was deleted")
+        router.close()
+        publisher.end()
+
+
+def test_what_is_refused(on: Instance) -> None:
+    on.kvctl("space", "create", "whole", *"--layers 1 --kv-heads 1 --head-dim 8 --dtype f32 --vocab 9".split(),
+             "--kind", "bidirectional")
+    for arguments, status, words in ((["whole"], 1, "found whole"),
+                                     (["known", "--publish", "tcp://0.0.0.0:5557"], 2, "other machines could reach"),
+                                     (["known", "--publish", "tcp://127.0.0.1:x"], 1, "cannot listen at"),
+                                     (["known", "--publish", "tcp://127.0.0.1:*", "--replay", "tcp://*:1"], 2,
+                                      "--public")):
+        done = subprocess.run([os.environ["KVCTL"], "--socket", on.socket, "events", *arguments], capture_output=True,
+                              text=True, timeout=60)
+        assert done.returncode == status and words in done.stderr, (arguments, done)
+        assert done.stderr.startswith("kvctl: ") and done.stderr.count("\n") == 1, done
+
+
+try:
+    ctypes.CDLL("libzmq.so.5")
+except OSError:
+    print("libzmq.so.5 is not installed")
+    sys.exit(77)
+with daemon() as it:
+    test_a_router_knows_what_is_cached(it)
+    test_what_is_refused(it)
+    test_nobody_waits_for_a_subscriber(it)
+    test_more_than_the_index_has_room_to_say(it)
+    test_the_daemon_and_the_publisher_are_killed(it)
