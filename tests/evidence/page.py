@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""evidence.json as one HTML page with tables and plots inside."""
+"""evidence.json as one HTML page: first every verdict in one table, then each method with its tables and plots.
+
+It reads well on a phone (wide tables scroll by themselves, plots stand below each other), on a wide screen (plots stand
+side by side) and in print.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from html import escape
 
 from findings import FAILS, HOLDS, Findings, Table
@@ -11,14 +16,18 @@ from svg import draw
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1180px; margin: 2em auto; padding: 0 1em; color: #1f2933 }
 h1, h2 { line-height: 1.2 } h2 { margin-top: 2.5em; border-bottom: 1px solid #cbd5e1; padding-bottom: .2em }
-table { border-collapse: collapse; margin: 1em 0; font-size: 14px }
+table { border-collapse: collapse; font-size: 14px } .scroll { overflow-x: auto; margin: 1em 0 }
 th, td { border: 1px solid #cbd5e1; padding: 3px 9px; text-align: right } th { background: #f1f5f9 }
-td:first-child, th:first-child { text-align: left } .claims td { text-align: left; vertical-align: top }
-.plots { display: flex; flex-wrap: wrap; gap: 12px } svg { background: #fff; border: 1px solid #e2e8f0 }
+td:first-child, th:first-child { text-align: left }
+.verdicts { min-width: 640px } .verdicts td { text-align: left; vertical-align: top }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 360px), 1fr)); gap: 12px; align-items: start }
+svg { background: #fff; border: 1px solid #e2e8f0; width: 100%; height: auto; box-sizing: border-box }
 svg text { font: 11px system-ui, sans-serif; fill: #334155 } svg .title { font-weight: 600; font-size: 12px }
 .note { font-size: 13px; color: #475569; max-width: 900px } .grid { stroke: #e2e8f0 }
 .holds { color: #15803d } .fails { color: #b91c1c } .open { color: #92400e }
-nav a { margin-right: 1.2em }
+nav a { margin-right: 1.2em; white-space: nowrap }
+@media print { nav { display: none } body { margin: 0; max-width: none; font-size: 11px } table { font-size: 10px }
+  .scroll { overflow: visible } .verdicts { min-width: 0 } svg, tr { break-inside: avoid } h2, h3 { break-after: avoid } }
 """
 
 
@@ -28,11 +37,15 @@ def cell(value: object) -> str:
     return escape("-" if value is None else str(value))
 
 
+def scrolled(table: str) -> str:
+    return f"<div class='scroll'>{table}</div>"
+
+
 def table(t: Table) -> str:
     head = "".join(f"<th>{escape(c)}</th>" for c in t.columns)
     rows = "".join("<tr>" + "".join(f"<td>{cell(v)}</td>" for v in row) + "</tr>" for row in t.rows)
     note = f"<p class='note'>{escape(t.note)}</p>" if t.note else ""
-    return f"<h3>{escape(t.title)}</h3><table><tr>{head}</tr>{rows}</table>{note}"
+    return f"<h3>{escape(t.title)}</h3>{scrolled(f'<table><tr>{head}</tr>{rows}</table>')}{note}"
 
 
 def colour(verdict: str) -> str:
@@ -41,21 +54,26 @@ def colour(verdict: str) -> str:
     return "fails" if verdict in (FAILS, "missed") else "open"
 
 
-def judged(title: str, rows: list[tuple[str, str, str, str]]) -> str:
-    """What was said, what was measured, and what comes of it."""
-    body = "".join(f"<tr><td>{escape(said)}</td><td>{escape(measured)}</td><td class='{colour(verdict)}'>"
-                   f"<b>{verdict}</b>{': ' + escape(why) if why else ''}</td></tr>"
-                   for said, measured, verdict, why in rows)
-    return (f"<table class='claims'><tr><th>{title}</th><th>Here</th><th>At our scale</th></tr>{body}</table>"
-            if rows else "")
+def verdict(f: Findings, said: str, measured: str, verdict: str, why: str) -> str:
+    return (f"<tr><td><a href='#{f.method}'>{escape(f.title)}</a></td><td>{said}</td><td>{escape(measured)}</td>"
+            f"<td class='{colour(verdict)}'><b>{verdict}</b>{': ' + escape(why) if why else ''}</td></tr>")
+
+
+def verdicts(findings: list[Findings]) -> str:
+    """What was said, what was measured, and what comes of it: everything, first the papers' claims."""
+    claims = [verdict(f, escape(c.paper), c.measured, c.verdict, c.why) for f in findings for c in f.claims]
+    aims = [verdict(f, f"<i>kvd's aim:</i> {escape(a.text)}", a.measured, a.verdict, a.why)
+            for f in findings for a in f.aims]
+    counts = Counter(c.verdict for f in findings for c in f.claims)
+    return (f"<p>Of {len(claims)} claims: {', '.join(f'{n} {word}' for word, n in counts.most_common())}.</p>"
+            + scrolled("<table class='verdicts'><tr><th>Method</th><th>The paper says</th><th>Here</th>"
+                       f"<th>At our scale</th></tr>{''.join(claims + aims)}</table>"))
 
 
 def section(f: Findings) -> str:
     plots = "".join(draw(p) for p in f.plots)
-    claims = judged("The paper says", [(c.paper, c.measured, c.verdict, c.why) for c in f.claims])
-    aims = judged("kvd's aim", [(a.text, a.measured, a.verdict, a.why) for a in f.aims])
     return (f"<h2 id='{f.method}'>{escape(f.title)}</h2><p>{escape(f.summary)}</p>"
-            f"<p><b>When to use it.</b> {escape(f.use)}</p>{claims}{aims}"
+            f"<p><b>When to use it.</b> {escape(f.use)}</p>"
             f"<div class='plots'>{plots}</div>{''.join(table(t) for t in f.tables)}")
 
 
@@ -65,18 +83,17 @@ def page(findings: list[Findings], about: dict) -> str:
     facts = "".join(f"<tr><td>{escape(str(k))}</td><td style='text-align:left'>{escape(str(v))}</td></tr>"
                     for k, v in about.items())
     return ("<!doctype html><html lang='en'><meta charset='utf-8'><title>kvd: evidence</title>"
+            "<meta name='viewport' content='width=device-width, initial-scale=1'>"
             f"<style>{STYLE}</style><h1>kvd: the five methods, measured</h1>"
             "<p>Every number on this page was measured by <code>sh tools/evidence</code> with the small models of the "
-            "repository (1.5 and 1.9 million parameters, trained on synthetic text), on the machine below. The "
-            "methods run "
-            "as they ship: in a daemon, switched on by <code>kvctl space set</code>, used by kvlm through the public "
-            "calls. "
-            "Rows marked (numpy), and all that is not called kvd, are independent programs on the same weights.</p>"
+            "repository (1.5 and 1.9 million parameters, trained on synthetic text), on the machine that the last table "
+            "names. The methods run as they ship: in a daemon, switched on by <code>kvctl space set</code>, used by kvlm "
+            "through the public calls. Rows marked (numpy), and all that is not called kvd, are independent programs on "
+            "the same weights.</p>"
             "<p>A recall stands with its interval of 95 % (Wilson); differences are of the same questions, with "
-            "Newcombe's "
-            "paired interval and McNemar's exact test; times are medians of seven rounds in which the contenders take "
-            "turns, with the least and the greatest. A claim <i>holds</i> only if direction and size are outside of "
-            "these. "
-            "One look-up task and small models say how the methods compare and whether the machinery works, not what a "
-            "large model loses on your data.</p>"
-            f"<table>{facts}</table><nav>{links}</nav>{''.join(section(f) for f in findings)}</html>\n")
+            "Newcombe's paired interval and McNemar's exact test; times are medians of seven rounds in which the "
+            "contenders take turns, with the least and the greatest. A claim <i>holds</i> only if direction and size are "
+            "outside of these. One look-up task and small models say how the methods compare and whether the machinery "
+            "works, not what a large model loses on your data.</p>"
+            f"{verdicts(findings)}<nav>{links}</nav>{''.join(section(f) for f in findings)}"
+            f"<h2>Where it was measured</h2>{scrolled(f'<table>{facts}</table>')}</html>\n")

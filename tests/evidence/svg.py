@@ -8,8 +8,10 @@ from html import escape
 
 from findings import Plot
 
-WIDTH, HEIGHT = 700, 300
-LEFT, RIGHT, TOP, BOTTOM = 56, 270, 28, 44
+# Small enough that a phone shows letters of a readable size; the names of the lines stand below the picture.
+WIDTH, HEIGHT = 420, 260
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 28, 44
+NAME = 15       # the height of a line's name
 COLOURS = ["#1b6ca8", "#c2410c", "#15803d", "#7e22ce", "#b91c1c", "#0e7490", "#a16207", "#4b5563"]
 
 
@@ -66,10 +68,10 @@ def axes(plot: Plot, frame: Frame) -> list[str]:
 def line(frame: Frame, index: int, name: str, points: list[tuple[float, ...]]) -> list[str]:
     colour = COLOURS[index % len(COLOURS)]
     path = " ".join(f"{frame.x(p[0]):.1f},{frame.y(p[1]):.1f}" for p in points)
-    y = TOP + 14 * index + 8
+    y = HEIGHT + NAME * index + 8
     out = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
-           f'<line x1="{WIDTH - RIGHT + 10}" x2="{WIDTH - RIGHT + 28}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" '
-           f'stroke-width="2"/><text x="{WIDTH - RIGHT + 33}" y="{y}">{escape(name)}</text>']
+           f'<line x1="{LEFT}" x2="{LEFT + 18}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" '
+           f'stroke-width="2"/><text x="{LEFT + 24}" y="{y}">{escape(name)}</text>']
     for px, *span in (p for p in points if len(p) > 2):
         out.append(f'<line x1="{frame.x(px):.1f}" x2="{frame.x(px):.1f}" y1="{frame.y(span[1]):.1f}" '
                    f'y2="{frame.y(span[2]):.1f}" stroke="{colour}" stroke-opacity="0.35"/>')
@@ -85,5 +87,5 @@ def draw(plot: Plot) -> str:
     parts = axes(plot, frame)
     for index, (name, points) in enumerate(plot.series.items()):
         parts += line(frame, index, name, sorted(points))
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
-            f'height="{HEIGHT}" role="img">' + "".join(parts) + "</svg>")
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + NAME * len(plot.series)}" '
+            f'role="img" aria-label="{escape(plot.title)}">' + "".join(parts) + "</svg>")
