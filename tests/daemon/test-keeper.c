@@ -523,35 +523,12 @@ END_TEST
 
 /* ---- the keeper's own manager ---------------------------------------------------------------- */
 
-static int notify_socket(void) {
-        struct kvd_address address;
-        char path[96];
-        int fd;
-
-        snprintf(path, sizeof path, "%s/notify", in.dir);
-        ck_assert_int_eq(kvd_address_make(path, &address), 0);
-        fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-        ck_assert_int_eq(bind(fd, kvd_address_of(&address), address.size), 0);
-        setenv("NOTIFY_SOCKET", path, 1);
-        return fd;
-}
-
 static void expect_state(int fd, const char *prefix) {
-        char state[256];
-        struct pollfd p = {fd, POLLIN, 0};
-        ssize_t n;
-
-        do {
-                ck_assert_int_eq(poll(&p, 1, PATIENCE_MS), 1);
-                n = recv(fd, state, sizeof state - 1, 0);
-                ck_assert_int_gt(n, 0);
-                state[n] = 0;
-        } while (strcmp(state, "WATCHDOG=1") == 0);
-        ck_assert_int_eq(strncmp(state, prefix, strlen(prefix)), 0);
+        ck_assert_int_eq(strncmp(next_state(fd), prefix, strlen(prefix)), 0);
 }
 
 START_TEST(how_kvd_is_is_passed_on) {
-        int fd = notify_socket();
+        int fd = instance_notified(&in);
 
         KEEP("--set", "daemon.segment=1M");
         expect_state(fd, "READY=1\nSTATUS=Serving");

@@ -365,36 +365,8 @@ END_TEST
 
 /* ---- service manager ------------------------------------------------------------------------- */
 
-static int notify_socket(void) {
-        struct kvd_address address;
-        char path[96];
-        int fd;
-
-        snprintf(path, sizeof path, "%s/notify", in.dir);
-        ck_assert_int_eq(kvd_address_make(path, &address), 0);
-        fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-        ck_assert_int_eq(bind(fd, kvd_address_of(&address), address.size), 0);
-        setenv("NOTIFY_SOCKET", path, 1);
-        return fd;
-}
-
-/* The next message that is not WATCHDOG=1. */
-static const char *next_state(int fd) {
-        static char state[256];
-        struct pollfd p = {fd, POLLIN, 0};
-        ssize_t n;
-
-        do {
-                ck_assert_int_eq(poll(&p, 1, 10000), 1);
-                n = recv(fd, state, sizeof state - 1, 0);
-                ck_assert_int_gt(n, 0);
-                state[n] = 0;
-        } while (strcmp(state, "WATCHDOG=1") == 0);
-        return state;
-}
-
 START_TEST(tells_how_it_is) {
-        int fd = notify_socket();
+        int fd = instance_notified(&in);
 
         RUN(false, "--private", in.dir, "--pool", "64M");
         ck_assert_str_eq(next_state(fd), "READY=1\nSTATUS=Serving");
@@ -409,7 +381,7 @@ START_TEST(tells_how_it_is) {
 END_TEST
 
 START_TEST(feeds_the_watchdog) {
-        int fd = notify_socket();
+        int fd = instance_notified(&in);
         struct pollfd p = {fd, POLLIN, 0};
         unsigned fed = 0;
         char state[256];

@@ -7,6 +7,7 @@ Exit status 77 without libzmq.so.5. tests/engines decodes the same batches by vL
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -40,6 +41,7 @@ class Publisher:
         self.process = subprocess.Popen([os.environ["KVCTL"], "--socket", on.socket, "events", space, "--publish",
                                          self.live, "--replay", self.replay, "--topic", TOPIC.decode()],
                                         stdout=subprocess.PIPE, text=True)
+        atexit.register(self.process.kill)      # also where a test fails in the middle
         line = self.process.stdout.readline()
         assert line.startswith(f"Publishing {space} at {self.live}, replays at tcp://127.0.0.1:"), line
         self.replay = line.split()[-1]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ class Trace:
         self.file = tempfile.NamedTemporaryFile(prefix="kvctl-trace-")
         self.process = subprocess.Popen([os.environ["KVCTL"], "--socket", on.socket, "trace", space],
                                         stdout=self.file)
+        atexit.register(self.process.kill)      # also where a test fails in the middle
         self.wait("begin")
 
     def lines(self, event: str | None = None) -> list[dict]:

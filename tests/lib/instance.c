@@ -10,11 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "client/conn.h"
 #include "client/kvd.h"
+#include "ipc/address.h"
 #include "tests/lib/sanitized.h"
 
 #define MAX_ARGUMENTS 64
@@ -64,6 +66,35 @@ static void wait_ready(int fd) {
                 die("kvd did not become ready");
         while (read(fd, &more, 1) > 0)
                 ;
+}
+
+int instance_notified(struct instance *in) {
+        struct kvd_address address;
+        char path[96];
+        int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+
+        snprintf(path, sizeof path, "%s/notify", in->dir);
+        if (kvd_address_make(path, &address) < 0 ||
+            bind(fd, kvd_address_of(&address), address.size) < 0)
+                die("%s: %s", path, strerror(errno));
+        setenv("NOTIFY_SOCKET", path, 1);
+        return fd;
+}
+
+const char *next_state(int fd) {
+        static char state[256];
+        struct pollfd p = {fd, POLLIN, 0};
+        ssize_t n;
+
+        do {
+                if (poll(&p, 1, PATIENCE_MS) != 1)
+                        die("kvd does not say how it is");
+                n = recv(fd, state, sizeof state - 1, 0);
+                if (n <= 0)
+                        die("kvd says nothing: %s", strerror(errno));
+                state[n] = 0;
+        } while (strcmp(state, "WATCHDOG=1") == 0);
+        return state;
 }
 
 void instance_run(struct instance *in, const char *const *arguments, bool ready) {

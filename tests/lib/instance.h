@@ -48,6 +48,9 @@ void instance_make_dir(struct instance *in);
  * ready is set.
  */
 void instance_run(struct instance *in, const char *const *arguments, bool ready);
+/* it tells this descriptor from now on how it is: to be called before its start */
+int instance_notified(struct instance *in);
+const char *next_state(int fd); /* what it says next there, but for WATCHDOG=1; until the next call */
 bool instance_on_gpu(void); /* $KVD_TEST_BACKEND names another backend than host memory */
 int wait_status(pid_t pid); /* exit status; 128 + signal */
 /* this process is another user's from now on, and may be root again (for root only) */
