@@ -362,8 +362,10 @@ static pid_t kept(void) {
 }
 
 static pid_t wait_for_another(pid_t old) {
-        WAIT_UNTIL(kept() != 0 && kept() != old);
-        return kept();
+        pid_t now = 0;
+
+        WAIT_UNTIL((now = kept()) != 0 && now != old);
+        return now;
 }
 
 /* The daemon behind the socket; whoever connects meanwhile waits for it. */

@@ -406,6 +406,10 @@ static struct kvd_msg send_fetch(void) {
         return MSG(fetch, mine, 0, 1 + tokens_used, {tokens, n * (uint32_t)sizeof *tokens});
 }
 
+static struct kvd_msg send_follow(void) {
+        return MSG(follow, TARGET, {0}, 1); /* the page of the first client that uses it */
+}
+
 static struct kvd_msg send_tier_info(void) {
         return MSG(tier_info, 0);
 }
@@ -442,7 +446,7 @@ static request *const rows[FIRST_OF_WORKERS] = {
         ROW(summaries),   ROW(sample),     ROW(sample_done), ROW(profile),      ROW(block_map),
         ROW(pins),        ROW(chain_info), ROW(check),       ROW(daemon_info),  ROW(space_info),
         ROW(client_info), ROW(client_end), ROW(domain_info), ROW(space_delete), ROW(fetch),
-        ROW(tier_info),
+        ROW(tier_info),   ROW(follow),
 };
 
 /*
