@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Follows README.md, word for word, in a fresh, minimal Debian 12, and prints the transcript.
+
+    newcomer.py user|root [--root DIR] [--log FILE]
+
+    user        ann, who has no root rights: whoever has them runs the commands that ask for them, and nothing else
+    root        everything as root, who has installed nothing
+    --root DIR  where the Debian goes, and stays; without it, in a folder that is removed
+    --log FILE  the transcript, also there
+
+As root, with mmdebstrap and a mirror ($KVD_TEST_MIRROR); without them, exit status 77. It takes a quarter of an hour, so
+CI does not run it: there, README's blocks are run by suite `pasted`, and its packages by tests/packages/install.sh. Not
+followed here: what wants a service manager, tools/deb (both are install.sh's), and engines (tests/engines/run). Exit
+status 1 if a command ends with an error that README does not announce.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.dont_write_bytecode = True
+sys.path.append(str(ROOT / "tests/tree/pasted"))
+
+from blocks import blocks_of, commands  # noqa: E402
+
+MIRROR = os.environ.get("KVD_TEST_MIRROR", "http://deb.debian.org/debian")
+ELSEWHERE = ("systemctl", "tools/deb", "vllm", "tools/evidence")
+DAEMON = "kvd --private ~/quickstart --pool 64M"
+
+
+class Newcomer:
+    """A Debian, who is in it, and what they typed and saw."""
+
+    def __init__(self, root: Path, name: str, log: Path | None) -> None:
+        self.root, self.name = root, name
+        self.home = "/root" if name == "root" else f"/home/{name}"
+        self.log = log.open("w") if log else None
+        self.failed = 0
+
+    def say(self, text: str) -> None:
+        print(text, end="", flush=True)
+        if self.log:
+            self.log.write(text)
+            self.log.flush()
+
+    def run(self, who: str, script: str, fails: bool = False) -> None:
+        """`fails`: README, or kvd itself, says that it cannot be done yet."""
+        for line in script.strip().splitlines():
+            self.say(f"{who}{'#' if who == 'root' else '$'} {line}\n")
+        inside = (f"cd {self.home}/kvd; export LC_ALL=C.UTF-8 HOME={self.home if who == self.name else '/root'}; "
+                  f"sudo() {{ \"$@\"; }}\n{script}")
+        inside = inside if who == "root" else f"exec su {who} -c {shlex.quote('bash -c ' + shlex.quote(inside))}"
+        mounts = "mount -t proc proc proc; mount --rbind /dev dev; mount -t tmpfs tmpfs tmp"
+        outside = (f"cd {self.root}; {mounts}; exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "
+                   f"TERM=dumb DEBIAN_FRONTEND=noninteractive chroot . bash -c {shlex.quote(inside)}")
+        process = subprocess.Popen(["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private",
+                                    "bash", "-ec", outside], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True, errors="replace")
+        for line in process.stdout:
+            self.say(line)
+        if (process.wait() != 0) != fails:
+            self.failed += 1
+            self.say(f"*** exit status {process.returncode}\n")
+        self.say("\n")
+
+
+def install(at: Path) -> bool:
+    print("Installing a minimal Debian 12", file=sys.stderr)
+    done = subprocess.run(["mmdebstrap", "--quiet", "--variant=minbase", "--dpkgopt=force-unsafe-io", "--include=ca-certificates",
+                           "bookworm", str(at), MIRROR], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        print(f"skipped: mmdebstrap: {done.stdout[-300:]}")
+    return done.returncode == 0
+
+
+def source_into(it: Newcomer) -> None:
+    """As after git clone, which a minimal Debian does not have."""
+    target = it.root / it.home[1:] / "kvd"
+    if it.name != "root":
+        subprocess.run(["chroot", it.root, "useradd", "-m", it.name], check=True)
+    subprocess.run(["git", "clone", "-q", f"file://{ROOT}", target], check=True)
+    shutil.rmtree(target / ".git")
+    if it.name != "root":
+        subprocess.run(["chroot", it.root, "chown", "-R", f"{it.name}:", f"{it.home}/kvd"], check=True)
+
+
+def follow(it: Newcomer) -> None:
+    """README from its top: who lacks the rights, or a package, is told so, and asks who has them."""
+    files = {}
+    if it.name != "root":
+        it.run(it.name, "sh tools/demo", fails=True)
+    for block in blocks_of(ROOT / "README.md"):
+        text = commands(block)
+        if block.mark == "file":
+            files[block.value] = block.text
+        elif block.language == "python":
+            files["quickstart.py"] = block.text
+            save(it, files)
+            it.run(it.name, f"{DAEMON} 2>/dev/null & sleep 1; export KVD_SOCKET=~/quickstart/kvd.sock\n"
+                            "PYTHONPATH=client/python python3 quickstart.py\nPYTHONPATH=client/python python3 quickstart.py")
+        elif block.language != "sh" or any(word in text for word in ELSEWHERE):
+            continue
+        elif "quickstart.c" in text:
+            save(it, files)
+            it.run(it.name, f"{DAEMON} 2>/dev/null & sleep 1; export KVD_SOCKET=~/quickstart/kvd.sock\n" + text)
+        elif "kvctl blocks llama" in text:
+            break       # it wants a space called llama: suite pasted
+        elif "apt-get install" in text:
+            it.run("root", text)
+        elif "ninja -C build" in text:
+            it.run(it.name, text)
+            it.run("root", "sudo ninja -C build install && sudo ldconfig")
+            if it.name != "root":
+                it.run(it.name, "sh tools/demo")
+        elif it.name == "root" or "tools/demo" not in text:
+            it.run(it.name, text)
+
+
+def save(it: Newcomer, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (it.root / it.home[1:] / "kvd" / name).write_text(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("who", choices=["user", "root"])
+    parser.add_argument("--root", type=Path)
+    parser.add_argument("--log", type=Path)
+    options = parser.parse_args()
+    if os.getuid() or not shutil.which("mmdebstrap"):
+        print("skipped: it takes root and mmdebstrap")
+        return 77
+    with tempfile.TemporaryDirectory(prefix="kvd-newcomer-") as folder:
+        at = options.root or Path(folder) / "root"
+        if not install(at):
+            return 77
+        it = Newcomer(at.resolve(), "ann" if options.who == "user" else "root", options.log)
+        source_into(it)
+        follow(it)
+    print(f"{it.failed} commands failed")
+    return 1 if it.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
