@@ -63,8 +63,10 @@ class Newcomer:
         outside = (f"cd {self.root}; {mounts}; exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "
                    f"TERM=dumb DEBIAN_FRONTEND=noninteractive chroot . bash -c {shlex.quote(inside)}")
         process = subprocess.Popen(["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private",
-                                    "bash", "-ec", outside], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                    "bash", "-ec", outside], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, text=True, errors="replace")
+        process.stdin.write("y\n")      # apt-get asks
+        process.stdin.close()
         for line in process.stdout:
             self.say(line)
         if (process.wait() != 0) != fails:
