@@ -13,10 +13,6 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#ifndef KVD_HASH_BITS
-#define KVD_HASH_BITS 128
-#endif
-
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "token ids are hashed as they lie in memory");
 

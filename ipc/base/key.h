@@ -21,6 +21,10 @@
 
 #include "ipc/base/layout.h"
 
+#ifndef KVD_HASH_BITS
+#define KVD_HASH_BITS 128 /* 8: tests make collisions common */
+#endif
+
 struct kvd_key kvd_key_root(const struct kvd_index *ix, uint32_t group, uint64_t salt);
 struct kvd_key kvd_key_prefix(const struct kvd_index *ix, const uint32_t *tokens,
                               uint32_t n_tokens);

@@ -17,10 +17,6 @@
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
-#ifndef KVD_HASH_BITS
-#define KVD_HASH_BITS 128
-#endif
-
 #ifndef KVD_GENERATION_BITS
 #define KVD_GENERATION_BITS 32
 #endif

@@ -17,10 +17,6 @@
 #include "ipc/base/tier.h"
 #include "tests/lib/suite.h"
 
-#ifndef KVD_HASH_BITS
-#define KVD_HASH_BITS 128
-#endif
-
 static struct kvd_index make_index(uint32_t keys) {
         struct kvd_index ix = {
                 .magic = KVD_INDEX_MAGIC,
