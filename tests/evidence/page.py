@@ -19,15 +19,16 @@ h1, h2 { line-height: 1.2 } h2 { margin-top: 2.5em; border-bottom: 1px solid #cb
 table { border-collapse: collapse; font-size: 14px } .scroll { overflow-x: auto; margin: 1em 0 }
 th, td { border: 1px solid #cbd5e1; padding: 3px 9px; text-align: right } th { background: #f1f5f9 }
 td:first-child, th:first-child { text-align: left }
-.verdicts { min-width: 640px } .verdicts td { text-align: left; vertical-align: top }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 360px), 1fr)); gap: 12px; align-items: start }
+.verdicts { min-width: 640px } .verdicts th, .verdicts td { text-align: left; vertical-align: top }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 360px), 1fr)); gap: 12px; align-items: end }
 svg { background: #fff; border: 1px solid #e2e8f0; width: 100%; height: auto; box-sizing: border-box }
-svg text { font: 11px system-ui, sans-serif; fill: #334155 } svg .title { font-weight: 600; font-size: 12px }
+svg text { font: 11px system-ui, sans-serif; fill: #334155 }
+figure { margin: 0 } figcaption { font-weight: 600; font-size: 13px; margin-bottom: 3px }
 .note { font-size: 13px; color: #475569; max-width: 900px } .grid { stroke: #e2e8f0 }
 .holds { color: #15803d } .fails { color: #b91c1c } .open { color: #92400e }
 nav a { margin-right: 1.2em; white-space: nowrap }
 @media print { nav { display: none } body { margin: 0; max-width: none; font-size: 11px } table { font-size: 10px }
-  .scroll { overflow: visible } .verdicts { min-width: 0 } svg, tr { break-inside: avoid } h2, h3 { break-after: avoid } }
+  .scroll { overflow: visible } .verdicts { min-width: 0 } figure, tr { break-inside: avoid } h2, h3 { break-after: avoid } }
 """
 
 
@@ -65,7 +66,7 @@ def verdicts(findings: list[Findings]) -> str:
     aims = [verdict(f, f"<i>kvd's aim:</i> {escape(a.text)}", a.measured, a.verdict, a.why)
             for f in findings for a in f.aims]
     counts = Counter(c.verdict for f in findings for c in f.claims)
-    return (f"<p>Of {len(claims)} claims: {', '.join(f'{n} {word}' for word, n in counts.most_common())}.</p>"
+    return (f"<p>Claims: {len(claims)}; {', '.join(f'{word}: {n}' for word, n in counts.most_common())}.</p>"
             + scrolled("<table class='verdicts'><tr><th>Method</th><th>The paper says</th><th>Here</th>"
                        f"<th>At our scale</th></tr>{''.join(claims + aims)}</table>"))
 

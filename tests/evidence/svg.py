@@ -9,8 +9,8 @@ from html import escape
 from findings import Plot
 
 # Small enough that a phone shows letters of a readable size; the names of the lines stand below the picture.
-WIDTH, HEIGHT = 420, 260
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 28, 44
+WIDTH, HEIGHT = 420, 244
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 44
 NAME = 15       # the height of a line's name
 COLOURS = ["#1b6ca8", "#c2410c", "#15803d", "#7e22ce", "#b91c1c", "#0e7490", "#a16207", "#4b5563"]
 
@@ -50,7 +50,7 @@ class Frame:
 
 
 def axes(plot: Plot, frame: Frame) -> list[str]:
-    out = [f'<text x="{LEFT}" y="16" class="title">{escape(plot.title)}</text>']
+    out = []
     for tick in nice_ticks(frame.y0, frame.y1):
         y = frame.y(tick)
         out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
@@ -82,10 +82,11 @@ def line(frame: Frame, index: int, name: str, points: list[tuple[float, ...]]) -
 
 
 def draw(plot: Plot) -> str:
-    """The whole picture."""
+    """The whole picture, with its title above it."""
     frame = Frame(plot)
     parts = axes(plot, frame)
     for index, (name, points) in enumerate(plot.series.items()):
         parts += line(frame, index, name, sorted(points))
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + NAME * len(plot.series)}" '
-            f'role="img" aria-label="{escape(plot.title)}">' + "".join(parts) + "</svg>")
+    return (f'<figure><figcaption>{escape(plot.title)}</figcaption>'
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + NAME * len(plot.series)}" '
+            f'role="img" aria-label="{escape(plot.title)}">' + "".join(parts) + "</svg></figure>")
