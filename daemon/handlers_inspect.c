@@ -2,8 +2,8 @@
 
 /*
  * Looking inside a space: what its blocks are doing, who pins them, which chains there are, whether
- * every invariant is true, and what there is to read for who follows it. Each answer is a piece of the whole, and the next request begins
- * where it ends.
+ * every invariant is true, and what there is to read for who follows it. Each answer is a piece of
+ * the whole, and the next request begins where it ends.
  */
 
 #include "daemon/handlers.h"

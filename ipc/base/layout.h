@@ -320,11 +320,14 @@ enum kvd_latency {
 #define KVD_LATENCY_SAMPLED 64u
 #define KVD_LATENCY_BUCKETS 32u
 #define KVD_LATENCY_FIRST 6u /* the first bucket ends at 1 << this */
-#define KVD_CLIENT_WORDS (16u + KVD_N_LATENCIES * (1u + KVD_LATENCY_BUCKETS))
+#define KVD_CLIENT_COUNTERS_ROOM 16u
+#define KVD_CLIENT_WORDS \
+        (KVD_CLIENT_COUNTERS_ROOM + KVD_N_LATENCIES * (1u + KVD_LATENCY_BUCKETS))
+static_assert(KVD_N_CLIENT_COUNTERS <= KVD_CLIENT_COUNTERS_ROOM, "histograms are behind counters");
 
 /* Where the sum is. */
 static inline uint32_t kvd_latency_sum(enum kvd_latency which) {
-        return 16 + (uint32_t)which * (1 + KVD_LATENCY_BUCKETS);
+        return KVD_CLIENT_COUNTERS_ROOM + (uint32_t)which * (1 + KVD_LATENCY_BUCKETS);
 }
 
 /* Where to count a call that took so long. */
