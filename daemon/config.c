@@ -310,6 +310,15 @@ static bool share_unknown(const struct config *config) {
         return config->pool_share && config->backend != CONFIG_BACKEND_HOST;
 }
 
+static int check_most(const struct config *config, struct kvd_why *why) {
+        if (config->pool_most && config->pool > config->pool_most && !share_unknown(config))
+                return kvd_refuse(why, -EINVAL,
+                                  "pool (%llu MiB) is larger than pool_most; raise that, or leave "
+                                  "it out",
+                                  (unsigned long long)(config->pool >> 20));
+        return 0;
+}
+
 static int check_segment(const struct config *config, struct kvd_why *why) {
         if (config->segment && config->segment < CONFIG_SEGMENT_MIN)
                 return kvd_refuse(why, -EINVAL,
@@ -354,7 +363,8 @@ int config_check(const struct config *config, struct kvd_why *why) {
                                           "MiB); lower them",
                                           (unsigned long long)(config->pool >> 20));
         }
-        return check_segment(config, why);
+        r = check_most(config, why);
+        return r < 0 ? r : check_segment(config, why);
 }
 
 const struct config_domain *config_find_domain(const struct config *config, uint32_t uid,

@@ -48,6 +48,7 @@ struct config {
         uint32_t device;       /* number of the GPU; UINT32_MAX in a file: that of the instance */
         uint32_t quarantine_ms;
         uint64_t pool, spill;
+        uint64_t pool_most;    /* what a reload may raise pool to; 0: pool as it is at the start */
         uint64_t overhead;     /* 0: the store chooses */
         uint64_t segment;      /* 0: the store chooses */
         char file[108];        /* of the file tier; "": none */

@@ -80,6 +80,7 @@ static uint64_t files_of_spaces(const struct config *config) {
 
 static int open_store(struct daemon *d, struct kvd_why *why) {
         struct store_config config = {.pool_bytes = d->config.pool,
+                                      .pool_most = d->config.pool_most,
                                       .segment_bytes = d->config.segment,
                                       .spill_bytes = d->config.spill,
                                       .overhead_bytes = d->config.overhead,
@@ -287,35 +288,76 @@ int daemon_listen(struct daemon *d, struct activation *handed, const struct iden
 
 /* ---- reload ---------------------------------------------------------------------------------- */
 
-/* Settings that the running server was built with stay as they are. */
-static void keep_fixed(const struct config *now, struct config *next) {
+/* Settings that the running server was built with stay as they are. Returns how many differ. */
+static uint64_t keep_fixed(const struct config *now, bool on_gpu, struct config *next) {
         uint64_t n = 0;
 
         for (const struct setting *s = daemon_settings; s->name; s++) {
-                if (!s->fixed || !setting_keep(s, now, next))
+                if ((!s->fixed && !(s->fixed_on_gpu && on_gpu)) || !setting_keep(s, now, next))
                         continue;
                 log_warning("%s changed; that takes effect when kvd is restarted", s->name);
                 n++;
         }
-        degraded_set(restart, n);
         memcpy(next->worker_program, now->worker_program, sizeof next->worker_program);
+        return n;
+}
+
+/* Indexes are made for so much, so that more takes a restart. */
+static uint64_t size_allowed(struct daemon *d, const struct config *next) {
+        uint64_t most = store_pool_most(d->store);
+
+        if (next->pool <= most || d->backend.backend != KVD_BACKEND_HOST)
+                return next->pool;
+        log_warning("pool = %lluM is more than pool_most, as it was at the start (%lluM): the rest "
+                    "takes effect when kvd is restarted",
+                    (unsigned long long)(next->pool >> 20), (unsigned long long)(most >> 20));
+        return most;
+}
+
+/*
+ * A pool that cannot be had leaves the one that there is. Spaces are fitted to quotas that changed,
+ * too.
+ */
+static void resize(struct daemon *d, uint64_t before) {
+        int r = store_resize(d->store, d->config.pool, d->config.spill);
+
+        if (r < 0) {
+                log_error("pool stays at %lluM: %s", (unsigned long long)(before >> 20),
+                          store_why(d->store));
+                d->config.pool = before;
+                r = store_resize(d->store, before, d->config.spill);
+        } else if (d->config.pool != before) {
+                log_info("pool: %llu MiB, after %llu MiB",
+                         (unsigned long long)(d->config.pool >> 20),
+                         (unsigned long long)(before >> 20));
+                warn_of_limit(&d->config);
+        }
+        if (r > 0)
+                log_warning("%d spaces cannot grow into all that they may have, since their indexes "
+                            "were made for less; delete them, or give them max_blocks",
+                            r);
 }
 
 /* Takes over *next. */
 static int apply(struct daemon *d, struct config *next, struct kvd_why *why) {
+        uint64_t before = d->config.pool, asked, n_kept;
         int r = backend_size_pool(&d->backend, next, why);
 
         if (r < 0) {
                 config_clear(next);
                 return r;
         }
-        keep_fixed(&d->config, next);
+        n_kept = keep_fixed(&d->config, d->backend.backend != KVD_BACKEND_HOST, next);
+        asked = next->pool;
+        next->pool = size_allowed(d, next);
+        degraded_set(restart, n_kept + (next->pool < asked));
         config_clear(&d->config);
         d->config = *next;
         *next = (struct config){0};
         log_set_level(log_levels[d->config.log]);
         if (apply_domains(d, why) < 0)
                 log_error("%s", why->line);
+        resize(d, before);
         return 0;
 }
 

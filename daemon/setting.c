@@ -45,11 +45,15 @@ const struct setting daemon_settings[] = {
          .offset = offsetof(struct config, device),
          .text = "Which GPU, as nvidia-smi counts; empty: the one with the number given with "
                  "--instance."},
-        {"pool", SETTING_MEMORY, "25%", .low = 4 * MIB, .high = 256 * TIB, .fixed = true,
+        {"pool", SETTING_MEMORY, "25%", .low = 4 * MIB, .high = 256 * TIB, .fixed_on_gpu = true,
          .offset = offsetof(struct config, pool), .share = offsetof(struct config, pool_share),
          .text = "Most memory for keys and values, of all domains together: host memory is taken "
                  "as it is needed, a "
                  "GPU's at the start."},
+        {"pool_most", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
+         .offset = offsetof(struct config, pool_most),
+         .text = "What a reload may raise pool to, if the pool is host memory: indexes are made for "
+                 "so much; 0: as much as pool is at the start."},
         {"reserve", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
          .offset = offsetof(struct config, reserve),
          .text = "GPU memory that the pool leaves free, for the contexts of kvd's worker and of "

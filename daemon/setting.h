@@ -36,6 +36,7 @@ struct setting {
         size_t offset;
         size_t share;         /* MEMORY: of a uint32_t that takes the percentage, or 0 */
         bool fixed;           /* a reload does not change it */
+        bool fixed_on_gpu;    /* ... where the pool is a GPU's */
         const char *text;     /* one sentence */
 };
 

@@ -140,6 +140,9 @@ struct domain {
 /* Those that pages = auto leaves, whatever is free. Before there is a space. */
 void store_take_small_pages(struct store *store);
 
+/* In reserved 2 MiB pages that nobody uses yet; 0 where there are none. */
+uint64_t store_free_huge_bytes(void);
+
 /* Returns the error, and keeps the words for store_why. */
 #define store_refuse(store, error, ...) kvd_refuse(&(store)->why, error, __VA_ARGS__)
 

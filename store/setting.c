@@ -39,12 +39,14 @@ static int set_max_blocks(struct space *space, const char *value) {
         char *end;
         unsigned long long n = strtoull(value, &end, 10);
 
-        if (*end || end == value || n == 0 || n > space->ix->capacity)
+        if (*end || end == value || n > space->ix->capacity)
                 return store_refuse(space_store(space), -EINVAL,
                                     "max_blocks is 1 to %u (the space's index holds no "
-                                    "more), not '%s'",
+                                    "more), or 0 for what quota and pool allow; not '%s'",
                                     space->ix->capacity, value);
-        space->memory.max_blocks = space->ix->max_blocks = (uint32_t)n;
+        space->ix->max_blocks = (uint32_t)n;
+        space_fit(space);
+        space_is_busy(space);
         return 0;
 }
 

@@ -23,8 +23,7 @@
 #define HUGE_BYTES (UINT64_C(2) << 20)
 #define SMALL_BYTES 4096u
 
-/* Counts the reserved 2 MiB pages that nobody uses yet; 0 where there are none. */
-static uint64_t free_huge_pages(void) {
+uint64_t store_free_huge_bytes(void) {
         FILE *f = fopen("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "re");
         unsigned long long n = 0;
 
@@ -33,19 +32,20 @@ static uint64_t free_huge_pages(void) {
         if (fscanf(f, "%llu", &n) != 1)
                 n = 0;
         fclose(f);
-        return n;
+        return n * HUGE_BYTES;
 }
 
 static int choose_pages(struct store *store) {
-        uint64_t needed = DIV_UP(store->config.pool_bytes, HUGE_BYTES);
-        uint64_t have = store->config.pages == STORE_PAGES_SMALL ? 0 : free_huge_pages();
+        uint64_t needed = ALIGN_UP(store->config.pool_bytes, HUGE_BYTES);
+        uint64_t have = store->config.pages == STORE_PAGES_SMALL ? 0 : store_free_huge_bytes();
 
         if (store->config.pages == STORE_PAGES_HUGE && have < needed)
                 return store_refuse(store, -ENOMEM,
                                     "pages = huge needs %llu reserved 2 MiB pages and %llu are "
                                     "free; "
                                     "raise vm.nr_hugepages or set pages = auto",
-                                    (unsigned long long)needed, (unsigned long long)have);
+                                    (unsigned long long)(needed / HUGE_BYTES),
+                                    (unsigned long long)(have / HUGE_BYTES));
         store->too_few_pages = store->config.pages == STORE_PAGES_AUTO && have && have < needed;
         store->huge = store->config.pages != STORE_PAGES_SMALL && have >= needed;
         store->page_bytes = store->huge ? HUGE_BYTES : SMALL_BYTES;
@@ -90,6 +90,8 @@ int store_new(const struct store_config *config, struct store **ret) {
                 return store_refuse(store, -ENOMEM, "out of memory for jobs");
         store->memory = config->backend == KVD_BACKEND_HOST ? &memory_host : &memory_device;
         r = config->backend == KVD_BACKEND_HOST ? choose_pages(store) : device_open(store);
+        if (!store->config.pool_most || config->backend != KVD_BACKEND_HOST)
+                store->config.pool_most = store->config.pool_bytes;
         if (r == 0)
                 account_open(store);
         return r;
@@ -123,6 +125,10 @@ struct store *store_free(struct store *store) {
 
 uint64_t store_pool_bytes(const struct store *store) {
         return store->config.pool_bytes;
+}
+
+uint64_t store_pool_most(const struct store *store) {
+        return store->config.pool_most;
 }
 
 uint64_t store_pool_used(const struct store *store) {

@@ -38,6 +38,8 @@ enum store_pages { STORE_PAGES_AUTO, STORE_PAGES_SMALL, STORE_PAGES_HUGE };
 
 struct store_config {
         uint64_t pool_bytes;     /* most memory that all segments together may have */
+        /* what store_resize may make of that: indexes have room for it; 0: pool_bytes */
+        uint64_t pool_most;
         /* wanted size of a segment; rounded so that blocks and pages fit */
         uint64_t segment_bytes;
         /* huge: reserved 2 MiB pages or nothing; auto: them if there are enough */
@@ -73,7 +75,17 @@ const char *store_why(const struct store *store);
  */
 void store_on_close(struct store *store, void (*called)(void *data, int fd), void *data);
 
+/*
+ * Another pool_bytes (a GPU's pool keeps its own), and another spill_bytes; and spaces are fitted to
+ * these and to their domains' quotas. A smaller pool comes about piece by piece, in store_idle, as
+ * blocks can be evicted. Returns how many spaces cannot grow into all that they may have, since
+ * their indexes were made for less. -E2BIG: larger than pool_most; -ENOMEM: there are not as many
+ * 2 MiB pages.
+ */
+int store_resize(struct store *store, uint64_t pool_bytes, uint64_t spill_bytes);
+
 uint64_t store_pool_bytes(const struct store *store);
+uint64_t store_pool_most(const struct store *store);
 uint64_t store_pool_used(const struct store *store);
 const char *store_pages_name(const struct store *store); /* kind of pages in use, in words */
 /* Some large pages were there when the pool was made, but not enough, and small ones are used. */
@@ -186,7 +198,7 @@ struct space_usage {
 void space_get_usage(struct space *space, struct space_usage *ret);
 
 /*
- * key: "policy" (a word of enums.h), "max_blocks" (at most the capacity of the index), or one of
+ * key: "policy" (a word of enums.h), "max_blocks" (at most the capacity of the index, or 0), or one of
  * settings.def.
  */
 int space_set(struct space *space, const char *key, const char *value);

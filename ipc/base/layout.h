@@ -228,7 +228,7 @@ struct kvd_index {
         /* for the daemon after this one, see store/cache/adopt.c */
         char name[KVD_NAME_MAX + 1], domain[KVD_NAME_MAX + 1];
         uint32_t life;           /* how many indexes the cache has had, this one included */
-        uint32_t max_blocks;     /* may change, as policy may */
+        uint32_t max_blocks;     /* as asked for, 0: what quota and pool allow; may change, as policy may */
         uint64_t proof;          /* of what is above and does not change */
 
         alignas(64) shm_u32 n_segments; /* segments that exist; grows only */

@@ -36,6 +36,27 @@ uint64_t segments_to_come(const struct space *space) {
         return MIN(n, space->ix->max_segments - space->memory.n_with_memory);
 }
 
+/* Blocks that have memory. */
+static uint64_t total_of(const struct space *space) {
+        return space->ix->capacity - space->count[KVD_ABSENT];
+}
+
+/* The pool was made smaller than what is used of it, and the domain has more than its guarantee. */
+static bool pool_is_over(const struct space *space) {
+        const struct domain *d = space->domain;
+
+        return d->store->account.used[KVD_COST_pool] > d->store->config.pool_bytes &&
+               d->used[KVD_COST_pool] >=
+                       domain_guaranteed(d, KVD_COST_pool) + space->ix->segment_bytes;
+}
+
+bool space_has_too_much(const struct space *space) {
+        return space->memory.n_with_memory &&
+               (pool_is_over(space) ||
+                total_of(space) >=
+                        (uint64_t)space->memory.max_blocks + space->ix->segment_blocks);
+}
+
 static uint64_t growth(const struct space *space, uint64_t total) {
         uint64_t segments = space->memory.n_with_memory + segments_to_come(space);
 
@@ -49,7 +70,7 @@ static uint64_t growth(const struct space *space, uint64_t total) {
  */
 void available_tell(struct attachment *a) {
         const struct space *space = a->space;
-        uint64_t total = space->ix->capacity - space->count[KVD_ABSENT];
+        uint64_t total = total_of(space);
         uint64_t ready = space->ix->arena ? a->arena->n_ready : total;
         uint64_t filling = space->ix->arena ? a->filling.n :
                                               space->count[KVD_FILLING] + space->count[KVD_LIMBO];
@@ -201,7 +222,8 @@ uint32_t available_round(struct space *space) {
         else if (!space->look.under_way && state != space->look.state)
                 begin(space, state);
         /* pins may have gone, and pages come where there are no blocks */
-        if (space->private.garbage.n || n > space->memory.n_with_memory)
+        if (space->private.garbage.n || n > space->memory.n_with_memory ||
+            space_has_too_much(space))
                 space_is_busy(space);
         tell_all(space);
         space->memory.tidy = 0;

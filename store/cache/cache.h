@@ -475,8 +475,14 @@ bool garbage_sweep(struct space *space, uint32_t budget); /* frees what nobody p
 bool attachment_fold(struct space *space);
 /* of a policy that changed */
 bool evict_restamp(struct space *space);
-/* gives a segment back if the space is over max_blocks */
-bool space_trim(struct space *space);
+/*
+ * Sets max_blocks by quota, pool, and what was asked for. False: the index has no room for all of
+ * them.
+ */
+bool space_fit(struct space *space);
+/* more than max_blocks allows, or than a pool that was made smaller has for it */
+bool space_has_too_much(const struct space *space);
+bool space_trim(struct space *space); /* gives a segment back if that is so */
 bool space_tidy(struct space *space); /* frees what segments without memory still cost */
 /* has memory ready before it is asked for */
 bool space_fill_ahead(struct space *space);

@@ -119,15 +119,21 @@ static uint64_t segment_blocks(const struct space *space, uint64_t block_bytes,
         return MAX(granule, ALIGN_UP(want, granule));
 }
 
-/* Counts the blocks that the domain's quota and the caller allow; there is at least one. */
-static uint64_t wanted_blocks(const struct space *space, const struct space_spec *spec,
-                              uint64_t block_bytes) {
-        const struct domain *domain = space->domain;
-        uint64_t pool = space_store(space)->config.pool_bytes;
-        uint64_t bytes = domain->config.quota ? MIN(domain->config.quota, pool) : pool;
-        uint64_t blocks = MAX(bytes / block_bytes, 1);
+/* Counts the blocks that quota and caller allow in a pool of that size; there is at least one. */
+static uint64_t blocks_in(const struct space *space, uint64_t pool_bytes, uint64_t block_bytes,
+                          uint64_t asked) {
+        uint64_t quota = space->domain->config.quota;
+        uint64_t blocks = MAX((quota ? MIN(quota, pool_bytes) : pool_bytes) / block_bytes, 1);
 
-        return spec->options.max_blocks ? MIN(blocks, spec->options.max_blocks) : blocks;
+        return asked ? MIN(blocks, asked) : blocks;
+}
+
+bool space_fit(struct space *space) {
+        uint64_t n = blocks_in(space, space_store(space)->config.pool_bytes,
+                               space->ix->block_bytes, space->ix->max_blocks);
+
+        space->memory.max_blocks = (uint32_t)MIN(n, space->ix->capacity);
+        return n <= space->ix->capacity;
 }
 
 /*
@@ -217,10 +223,10 @@ static int cut_again(const struct kvd_index *before, struct kvd_index *ix) {
 static int describe(struct space *space, const struct space_spec *spec,
                     const struct kvd_index *before, struct kvd_index *ix) {
         uint64_t block_bytes = kvd_shape_bytes(&spec->geometry);
-        uint64_t max_blocks = wanted_blocks(space, spec, block_bytes);
+        uint64_t max_blocks = blocks_in(space, space_store(space)->config.pool_most, block_bytes,
+                                        spec->options.max_blocks);
         int r;
 
-        space->memory.max_blocks = (uint32_t)max_blocks;
         *ix = (struct kvd_index){
                 .magic = KVD_INDEX_MAGIC,
                 .version = KVD_LAYOUT_VERSION,
@@ -240,7 +246,6 @@ static int describe(struct space *space, const struct space_spec *spec,
         r = before ? cut_again(before, ix) : cut(space, block_bytes, max_blocks, ix);
         if (r < 0)
                 return r;
-        space->memory.max_blocks = MIN(space->memory.max_blocks, ix->capacity);
         memcpy(ix->device, space_store(space)->config.uuid, sizeof ix->device);
         memcpy(ix->name, space->name, sizeof ix->name);
         memcpy(ix->domain, space->domain->config.name, sizeof ix->domain);
@@ -294,7 +299,7 @@ int index_new(struct space *space, const struct space_spec *spec, const struct k
                 return store_refuse(space_store(space), r,
                                     "the kernel gives no random numbers for the space's secret");
         description.proof = index_proof(&description);
-        description.max_blocks = space->memory.max_blocks;
+        description.max_blocks = (uint32_t)MIN(spec->options.max_blocks, UINT32_MAX);
         r = map_index(space, &description);
         if (r < 0)
                 return store_refuse(space_store(space), r,
@@ -303,6 +308,7 @@ int index_new(struct space *space, const struct space_spec *spec, const struct k
         atomic_store(&space->ix->alive, 1);
         atomic_store(&space->ix->clock, 1);
         space->clock = 1;
+        space_fit(space);
         return 0;
 }
 

@@ -409,7 +409,6 @@ bool space_trim(struct space *space) {
 
         if (space->memory.returning)
                 return go_on_returning(space) != 0;
-        return total_blocks(space) >=
-                       (uint64_t)space->memory.max_blocks + space->ix->segment_blocks &&
+        return space_has_too_much(space) &&
                return_one_segment(space, any_segment, NULL, &reads) != 0;
 }

@@ -102,6 +102,8 @@ static const struct {
          "the guarantee of domain 'a' is larger than its quota; lower it"},
         {"[daemon]\npool=64M\n[domain a]\nguarantee=40M\n[domain b]\nguarantee=40M\n",
          "all guarantees together are larger than the pool (64 MiB); lower them"},
+        {"[daemon]\npool=64M\npool_most=63M\n",
+         "pool (64 MiB) is larger than pool_most; raise that, or leave it out"},
         {"[daemon]\npool=64M\nsegment=65M\n",
          "segment is larger than pool (64 MiB); lower it, or leave it out"},
         {"[daemon]\npool=64M\nsegment=63K\n",

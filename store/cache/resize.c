@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A pool gets another size while it is used. Only numbers change here: what is shared out by them
+ * (account.c), and how many blocks a space may have. Spaces that have too much give it back in
+ * space_trim, when there is time.
+ */
+
+#include <errno.h>
+
+#include "ipc/base/device.h"
+#include "store/account.h"
+#include "store/cache/cache.h"
+
+static int check_size(struct store *store, uint64_t pool_bytes) {
+        const struct store_config *config = &store->config;
+
+        if (pool_bytes == config->pool_bytes)
+                return 0;
+        if (pool_bytes > config->pool_most)
+                return store_refuse(store, -E2BIG,
+                                    "the pool can be raised to %llu MiB without a restart",
+                                    (unsigned long long)(config->pool_most >> 20));
+        if (store->huge && pool_bytes > config->pool_bytes &&
+            pool_bytes > store_pool_used(store) + store_free_huge_bytes())
+                return store_refuse(store, -ENOMEM,
+                                    "there are not enough free 2 MiB pages for a pool of %llu MiB; "
+                                    "raise vm.nr_hugepages",
+                                    (unsigned long long)(pool_bytes >> 20));
+        return 0;
+}
+
+int store_resize(struct store *store, uint64_t pool_bytes, uint64_t spill_bytes) {
+        bool on_host = store->config.backend == KVD_BACKEND_HOST;
+        int r = on_host ? check_size(store, pool_bytes) : 0, short_of_room = 0;
+
+        if (r < 0)
+                return r;
+        if (on_host)
+                store->config.pool_bytes = pool_bytes;
+        store->config.spill_bytes = spill_bytes ?: store->config.pool_bytes;
+        account_open(store);
+        account_shares_changed(store);
+        for (struct domain *d = store->domains; d; d = d->next)
+                for (uint32_t i = 0; i < d->spaces.n; i++) {
+                        short_of_room += !space_fit(d->spaces.at[i].space);
+                        space_wants_idle(d->spaces.at[i].space);
+                }
+        return short_of_room;
+}
