@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the five methods with the models of the repository, and writes evidence.json and evidence.html.
+"""Measures the five methods with the models of the repository, and writes evidence.json, evidence.html and evidence.svg.
 
     sh tools/evidence [--quick] [--only METHOD[,METHOD...]] [--out DIR]
 
@@ -27,6 +27,7 @@ from engine import MODEL, ROOT, Failed, Programs
 from findings import HOLDS, Findings
 from page import page
 from progress import Progress
+from svg import beside
 
 PARTS = {"keydiff": keydiff, "kvreviver": kvreviver, "hshare": hshare, "memshare": memshare, "bicache": bicache,
          "together": together}
@@ -88,9 +89,10 @@ def main() -> int:
     (options.out / "evidence.json").write_text(
         json.dumps({"about": about, "methods": {f.method: f.as_json() for f in findings}}, indent=1) + "\n")
     (options.out / "evidence.html").write_text(page(findings, about))
+    (options.out / "evidence.svg").write_text(beside([(f.title, p) for f in findings for p in f.plots[:1]]))
     summary(findings)
     broken = [c for f in findings for c in f.claims if c.invariant and c.verdict != HOLDS]
-    print(f"\n{options.out / 'evidence.json'} has the numbers, {options.out / 'evidence.html'} the tables and plots.")
+    print(f"\n{options.out / 'evidence.json'} has the numbers, evidence.html beside it tables and plots, evidence.svg a picture.")
     return 1 if broken else 0
 
 

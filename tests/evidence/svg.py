@@ -11,7 +11,7 @@ from findings import Plot
 # Small enough that a phone shows letters of a readable size; the names of the lines stand below the picture.
 WIDTH, HEIGHT = 420, 244
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 44
-NAME = 15       # the height of a line's name
+NAME, TITLE = 15, 26     # heights of a line's name, and of a title
 COLOURS = ["#1b6ca8", "#c2410c", "#15803d", "#7e22ce", "#b91c1c", "#0e7490", "#a16207", "#4b5563"]
 
 
@@ -67,11 +67,12 @@ def axes(plot: Plot, frame: Frame) -> list[str]:
 
 def line(frame: Frame, index: int, name: str, points: list[tuple[float, ...]]) -> list[str]:
     colour = COLOURS[index % len(COLOURS)]
+    stroke = f'stroke="{colour}" stroke-width="2"' + (' stroke-dasharray="5 3"' if index >= len(COLOURS) else "")
     path = " ".join(f"{frame.x(p[0]):.1f},{frame.y(p[1]):.1f}" for p in points)
     y = HEIGHT + NAME * index + 8
-    out = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
-           f'<line x1="{LEFT}" x2="{LEFT + 18}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" '
-           f'stroke-width="2"/><text x="{LEFT + 24}" y="{y}">{escape(name)}</text>']
+    out = [f'<polyline points="{path}" fill="none" {stroke}/>',
+           f'<line x1="{LEFT}" x2="{LEFT + 18}" y1="{y - 4}" y2="{y - 4}" {stroke}/>'
+           f'<text x="{LEFT + 24}" y="{y}">{escape(name)}</text>']
     for px, *span in (p for p in points if len(p) > 2):
         out.append(f'<line x1="{frame.x(px):.1f}" x2="{frame.x(px):.1f}" y1="{frame.y(span[1]):.1f}" '
                    f'y2="{frame.y(span[2]):.1f}" stroke="{colour}" stroke-opacity="0.35"/>')
@@ -81,12 +82,33 @@ def line(frame: Frame, index: int, name: str, points: list[tuple[float, ...]]) -
     return out
 
 
-def draw(plot: Plot) -> str:
-    """The whole picture, with its title above it."""
+def height(plot: Plot) -> int:
+    return HEIGHT + NAME * len(plot.series)
+
+
+def inside(plot: Plot) -> str:
     frame = Frame(plot)
     parts = axes(plot, frame)
     for index, (name, points) in enumerate(plot.series.items()):
         parts += line(frame, index, name, sorted(points))
+    return "".join(parts)
+
+
+def draw(plot: Plot) -> str:
+    """The whole picture, with its title above it."""
     return (f'<figure><figcaption>{escape(plot.title)}</figcaption>'
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + NAME * len(plot.series)}" '
-            f'role="img" aria-label="{escape(plot.title)}">' + "".join(parts) + "</svg></figure>")
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height(plot)}" '
+            f'role="img" aria-label="{escape(plot.title)}">{inside(plot)}</svg></figure>')
+
+
+def beside(titled: list[tuple[str, Plot]]) -> str:
+    """A picture that stands by itself: plots side by side."""
+    step = WIDTH + 10
+    width, tall = step * len(titled), TITLE + max(height(plot) for _, plot in titled)
+    each = "".join(f'<text x="{step * i + 10}" y="16" class="title">{escape(title)}</text>'
+                   f'<svg x="{step * i}" y="{TITLE}" width="{WIDTH}" height="{height(plot)}">{inside(plot)}</svg>'
+                   for i, (title, plot) in enumerate(titled))
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {tall}" role="img">'
+            "<style>text { font: 11px system-ui, sans-serif; fill: #334155 } .title { font-weight: 600 } "
+            ".grid { stroke: #e2e8f0 }</style>"
+            f'<rect width="{width}" height="{tall}" fill="#fff"/>{each}</svg>\n')
