@@ -55,6 +55,22 @@ class Trace:
         assert self.process.wait(60) == 0, self.process.returncode
 
 
+class Live:
+    """kvctl whatif --live, which has clients' pages by now."""
+
+    def __init__(self, on: Instance, space: str) -> None:
+        self.process = subprocess.Popen([os.environ["KVCTL"], "--socket", on.socket, "whatif", "--live", space, "--json"],
+                                        stdout=subprocess.PIPE, text=True)
+        atexit.register(self.process.kill)
+        until(lambda: "kvd-pins" in Path(f"/proc/{self.process.pid}/maps").read_text(), "a client's page in it")
+
+    def end(self) -> dict:
+        self.process.send_signal(signal.SIGINT)
+        out, _ = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, self.process.returncode
+        return json.loads(out)
+
+
 def sealed(on: Instance, space: str) -> int:
     return next(row["blocks"]["sealed"] for row in on.stat("spaces")["spaces"] if row["name"] == space)
 
@@ -62,7 +78,7 @@ def sealed(on: Instance, space: str) -> int:
 def test_what_is_told_is_what_happened_and_can_be_replayed(on: Instance) -> None:
     asked = prompts(120, seed=1)
     with kvd.connect(on.socket) as client, client.space("told", GEOMETRY) as space:
-        trace = Trace(on, "told")
+        trace, live = Trace(on, "told"), Live(on, "told")
         found = [compute(space, tokens) for tokens in asked]
         lines = trace.wait("asked", len(asked))
         assert [(line["input_length"], line["found"]) for line in lines] == \
@@ -79,6 +95,7 @@ def test_what_is_told_is_what_happened_and_can_be_replayed(on: Instance) -> None
         told = on.stat("whatif", trace.file.name)
         assert told["trace"]["requests"] == len(asked)
         assert told["pools"][-1]["found"] * BT == sum(found), (told, sum(found))
+        assert live.end() == told
 
         on.kvctl("evict", "told", "--all")
         until(lambda: not trace.there(), "that all are removed")
@@ -131,6 +148,9 @@ def test_ends_after_a_time_and_refuses_what_is_not_there(on: Instance) -> None:
     done = subprocess.run([os.environ["KVCTL"], "--socket", on.socket, "trace", "nowhere"], capture_output=True,
                           text=True, timeout=60)
     assert done.returncode == 1 and 'no space "nowhere"' in done.stderr, done
+    done = subprocess.run([os.environ["KVCTL"], "--socket", on.socket, "whatif", "--live", "told", "--for", "0.05"],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "nobody looked anything up" in done.stderr, done
 
 
 with daemon() as it:

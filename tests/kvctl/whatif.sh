@@ -13,7 +13,8 @@ sys.path.insert(0, sys.argv[2])
 sys.dont_write_bytecode = True
 import replay
 requests, told = replay.read(replay.HERE / "trace/conversation.jsonl.gz"), json.load(open(sys.argv[1]))
-assert told["trace"] == {"requests": 3000, "blocks": 80619, "different": 55287, "longest": max(map(len, requests))}
+assert told["trace"] == {"requests": 3000, "blocks": 80619, "different": 55287, "longest": max(map(len, requests)),
+                         "missed": 0}
 for pool in told["pools"]:
     found = sum(replay.simulate(requests, pool["blocks"], 0))
     assert pool["found"] == found, (pool, found)

@@ -64,4 +64,16 @@ void pages_freep(struct pages **pages);
 int pages_find(struct pages *pages, uint32_t capacity);
 void pages_read(struct pages *pages, const struct asked_ops *ops, void *arg);
 
+/* ---- both, until Ctrl-C or the end of --for: watch.c ------------------------------------------ */
+
+struct watch_ops {
+        const struct follow_ops *blocks;
+        const struct asked_ops *lookups;
+        void (*began)(void *arg, const struct space_name *space, const struct kvd_index *ix);
+        int (*looked)(struct kvctl *kvctl, void *arg); /* a round is over; not 0: so is the watch */
+};
+
+/* Of the space that the first operand names. What is there already is not told of. */
+int watch_space(struct kvctl *kvctl, const struct watch_ops *ops, void *arg);
+
 #endif

@@ -36,22 +36,36 @@ static bool make_rooms(struct requests *q, size_t n) {
 }
 
 /* NULL, or what is wrong with it. */
-static const char *take(struct requests *requests, const json_t *ids) {
+static const char *make_room_for(struct requests *q, size_t n) {
+        if (q->n_blocks + n > MOST_BLOCKS)
+                return "is one too many: there are 2^31 blocks before it";
+        return make_rooms(q, n) ? NULL : "does not fit in memory";
+}
+
+const char *requests_add(struct requests *q, const uint64_t *blocks, size_t n) {
+        const char *trouble = make_room_for(q, n);
+
+        if (trouble)
+                return trouble;
+        memcpy(q->blocks + q->n_blocks, blocks, n * sizeof *blocks);
+        q->n_blocks += n;
+        q->ends[q->n++] = q->n_blocks;
+        return NULL;
+}
+
+static const char *take(struct requests *q, const json_t *ids) {
         size_t n = json_array_size(ids), i;
+        const char *trouble = n ? make_room_for(q, n) : "has no hash_ids, the numbers of its blocks";
         json_t *id;
 
-        if (!n)
-                return "has no hash_ids, the numbers of its blocks";
-        if (requests->n_blocks + n > MOST_BLOCKS)
-                return "is one too many: there are 2^31 blocks before it";
-        if (!make_rooms(requests, n))
-                return "does not fit in memory";
+        if (trouble)
+                return trouble;
         json_array_foreach(ids, i, id) {
                 if (!json_is_integer(id))
                         return "has something in hash_ids that is no whole number";
-                requests->blocks[requests->n_blocks++] = (uint64_t)json_integer_value(id);
+                q->blocks[q->n_blocks++] = (uint64_t)json_integer_value(id);
         }
-        requests->ends[requests->n++] = requests->n_blocks;
+        q->ends[q->n++] = q->n_blocks;
         return NULL;
 }
 

@@ -24,6 +24,10 @@ struct requests {
 
 /* path: "-" is the standard input. -ENOENT, -EINVAL (with the line), -ENOMEM. */
 int requests_read(const char *path, struct requests *ret, struct kvd_why *why);
+
+/* One more of n blocks. NULL, or what is wrong with it, to follow its name. */
+const char *requests_add(struct requests *requests, const uint64_t *blocks, size_t n);
+
 void requests_clear(struct requests *requests);
 
 #endif

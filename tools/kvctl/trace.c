@@ -16,9 +16,6 @@
 #include "tools/kvctl/text.h"
 #include "tools/kvctl/verbs.h"
 
-#define POLL_S 0.01
-#define FIND_NS UINT64_C(200000000) /* clients, that often */
-
 struct trace {
         uint64_t began_ns;
         FILE *to;
@@ -92,72 +89,32 @@ static const struct asked_ops lookup_ops = {.asked = put_asked, .missed = put_mi
 
 /* ---- the verb -------------------------------------------------------------------------------- */
 
-static void put_begin(struct trace *t, const struct space_name *space, const struct kvd_index *ix) {
+static void put_begin(void *arg, const struct space_name *space, const struct kvd_index *ix) {
         struct timespec now;
 
         clock_gettime(CLOCK_REALTIME, &now);
-        fprintf(begin_line(t, "begin"),
+        fprintf(begin_line(arg, "begin"),
                 ", \"time\": %lld.%03ld, \"domain\": \"%s\", \"space\": \"%s\", "
                 "\"block_tokens\": %u, \"block_bytes\": %" PRIu64,
                 (long long)now.tv_sec, now.tv_nsec / 1000000, space->domain, space->name,
                 ix->geometry.block_tokens, ix->block_bytes);
-        end_line(t);
+        end_line(arg);
 }
 
-/* What was looked up comes before what came of it. */
-static int step(struct follow *follow, struct pages *pages, struct trace *t, uint64_t *find_ns) {
-        const struct kvd_index *ix = follow_index(follow);
-        int r = 0;
-
-        pages_read(pages, &lookup_ops, t);
-        if (sys_now_ns() >= *find_ns) {
-                r = pages_find(pages, ix ? ix->capacity : 0);
-                *find_ns = sys_now_ns() + FIND_NS;
-        }
-        return r < 0 ? r : follow_step(follow);
-}
-
-static int write_out(struct kvctl *kvctl) {
+static int write_out(struct kvctl *kvctl, void *arg) {
+        (void)arg;
         return fflush(stdout) == 0 ? 0 :
                                      kvctl_fail(kvctl, KVCTL_NO, -errno, "cannot write: %s",
                                                 strerror(errno));
 }
 
-static int run(struct kvctl *kvctl, struct follow *follow, struct pages *pages, struct trace *t) {
-        double seconds = kvctl->args.seconds[FLAG_FOR];
-        uint64_t end_ns = seconds > 0 ? t->began_ns + (uint64_t)(seconds * 1e9) : UINT64_MAX,
-                 find_ns = 0;
-        int r;
-
-        screen_watch_begin(&kvctl->screen, false, false);
-        do {
-                r = step(follow, pages, t, &find_ns);
-                if (r == 0)
-                        r = write_out(kvctl);
-        } while (r == 0 && sys_now_ns() < end_ns && screen_wait(&kvctl->screen, POLL_S));
-        screen_watch_end(&kvctl->screen);
-        return r;
-}
+static const struct watch_ops trace_ops = {
+        .blocks = &block_ops, .lookups = &lookup_ops, .began = put_begin, .looked = write_out};
 
 int verb_trace(struct kvctl *kvctl, struct answer *answer) {
-        _cleanup_(follow_endp) struct follow *follow = NULL;
-        _cleanup_(pages_freep) struct pages *pages = NULL;
         struct trace trace = {.began_ns = sys_now_ns(), .to = stdout};
-        struct space_name space;
-        int r = kvctl_space(kvctl, &space);
 
         (void)answer;
         kvctl->streams = true;
-        if (r == 0)
-                r = follow_begin(kvctl, &space, false, true, &block_ops, &trace, &follow);
-        if (r < 0)
-                return r;
-        pages = pages_new(kvctl, &space);
-        if (!pages)
-                return kvctl_out_of_memory(kvctl);
-        r = pages_find(pages, follow_index(follow)->capacity);
-        if (r < 0)
-                return r;
-        put_begin(&trace, &space, follow_index(follow));
-        return run(kvctl, follow, pages, &trace);
+        return watch_space(kvctl, &trace_ops, &trace);
 }

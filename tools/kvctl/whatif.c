@@ -13,9 +13,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/requests.h"
 #include "tools/kvctl/verbs.h"
+#include "tools/kvctl/whatif.h"
 
 struct whatif {
         struct requests requests; /* owned */
@@ -23,6 +22,7 @@ struct whatif {
         uint32_t *uses;           /* owned: a tree that counts last uses */
         uint64_t *found_at;       /* owned: blocks that stood at that place of the list */
         size_t different, longest;
+        uint64_t n_missed;        /* times that some lookups were not seen */
 };
 
 static void whatif_clear(struct whatif *w) {
@@ -202,6 +202,7 @@ static const struct column trace_columns[] = {
         {"blocks", NULL, UNIT_COUNT},
         {"different", NULL, UNIT_COUNT},
         {"longest", NULL, UNIT_COUNT},
+        {"missed", NULL, UNIT_COUNT},
 };
 
 static const struct column pool_columns[] = {
@@ -245,8 +246,13 @@ static int add_trace(struct answer *answer, const struct whatif *w) {
         table_number(t, w->requests.n_blocks);
         table_number(t, w->different);
         table_number(t, w->longest);
+        table_number(t, w->n_missed);
         answer_say(answer, "%zu requests of %zu blocks, %zu different ones; the longest has %zu.",
                    w->requests.n, w->requests.n_blocks, w->different, w->longest);
+        if (w->n_missed)
+                answer_say(answer, "Lookups came faster than they were read, %llu times: others "
+                                   "are missing here.",
+                           (unsigned long long)w->n_missed);
         return 0;
 }
 
@@ -266,15 +272,23 @@ static int add_rates(struct answer *answer, const struct whatif *w, const struct
         return 0;
 }
 
+static int take_requests(struct kvctl *kvctl, struct whatif *w) {
+        int r;
+
+        if (args_has(&kvctl->args, FLAG_LIVE))
+                return whatif_follow(kvctl, &w->requests, &w->n_missed);
+        r = requests_read(kvctl->args.operand[0], &w->requests, &kvctl->why);
+        if (r < 0)
+                kvctl->exit = KVCTL_NO;
+        return r;
+}
+
 static int answer_whatif(struct kvctl *kvctl, struct answer *answer, struct whatif *w) {
         struct sizes sizes = {.n = 0};
-        int r = requests_read(kvctl->args.operand[0], &w->requests, &kvctl->why);
+        int r = take_requests(kvctl, w);
 
-        if (r < 0) {
-                kvctl->exit = KVCTL_NO;
-                return r;
-        }
-        r = compute(kvctl, w);
+        if (r == 0)
+                r = compute(kvctl, w);
         if (r == 0)
                 r = take_sizes(kvctl, w, &sizes);
         if (r < 0)
