@@ -163,17 +163,25 @@ int handle_space_info(struct client *c, const struct kvd_msg *request, struct ca
 
 /* ---- clients --------------------------------------------------------------------------------- */
 
+/* Which seat somebody has tells of other domains, too: only administrators see them in that order. */
+static uint32_t place_of(const struct client *c, const struct client *other) {
+        return c->admin ? (uint32_t)(other - c->server->seats.clients) : other->number - 1;
+}
+
+/* The first at this place or behind it. */
 static const struct client *visible_client(const struct client *c, uint32_t cursor) {
         const struct seats *seats = &c->server->seats;
+        const struct client *found = NULL;
 
         for (uint32_t i = 0; i < seats->n; i++) {
                 const struct client *other = &seats->clients[i];
 
                 if (other->state >= CLIENT_ATTACHED && client_sees(c, other->domain) &&
-                    cursor-- == 0)
-                        return other;
+                    place_of(c, other) >= cursor &&
+                    (!found || place_of(c, other) < place_of(c, found)))
+                        found = other;
         }
-        return NULL;
+        return found;
 }
 
 static void put_spaces(const struct client *of, uint64_t *sums,
@@ -204,7 +212,7 @@ int handle_client_info(struct client *c, const struct kvd_msg *request, struct c
 
         if (!other)
                 return client_refuse(c, -ENOENT, "there are no more clients");
-        m->next = request->client_info.cursor + 1;
+        m->next = place_of(c, other) + 1;
         m->client = other->number;
         m->pid = (uint32_t)other->peer.pid;
         m->uid = other->peer.uid;
