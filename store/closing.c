@@ -14,11 +14,12 @@ void store_on_close(struct store *store, void (*called)(void *data, int fd), voi
 #define LARGE (UINT64_C(1) << 20) /* what is smaller is closed in no time */
 
 void store_close_file(struct store *store, struct shared_file *file) {
-        int last = file->bytes >= LARGE && store->on_close.called ? file->fd : -1;
+        bool large = file->bytes >= LARGE && store->on_close.called;
+        int last = file->fd;
 
-        if (last >= 0)
+        if (large)
                 file->fd = -1;
         shared_file_close(file);
-        if (last >= 0)
+        if (large)
                 store->on_close.called(store->on_close.data, last);
 }

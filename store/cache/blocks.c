@@ -71,7 +71,6 @@ static bool begins_anew(struct space *space, struct segment *segment, uint32_t i
                 space_count(space, KVD_SPACE_WORN_OUT, 1);
         block_set_state(space, id, KVD_ABSENT, KVD_GENERATION_LAST);
         segment->n_worn_out++;
-        space->memory.n_worn_out++;
         return false;
 }
 

@@ -170,7 +170,6 @@ struct space_memory { /* segment.c */
         uint32_t n_with_memory;   /* segments that have memory */
         /* one of them, whose blocks were all free and go a piece at a time; or NULL */
         struct segment *returning;
-        uint64_t n_worn_out;      /* blocks of them that are not used any more */
         uint32_t hand;            /* segment to look at next for memory to give back */
         /* blocks of it that were found unused, and of these, blocks that were emptied */
         uint32_t unused, emptied;

@@ -60,15 +60,14 @@ static void end(struct attachment *a, struct lease *l) {
         a->n_leases--;
         a->tenant->n_leases--;
         account_discharge(a->space, KVD_COST_leases, 1);
+        epoch_move(&a->space->ix->lease_epoch);
 }
 
 void space_lease_end(struct attachment *a, struct kvd_key prefix, uint32_t prefix_tokens) {
         struct lease *l = find(a->space, prefix, prefix_tokens);
 
-        if (!l || l->holder != a->seat)
-                return;
-        end(a, l);
-        epoch_move(&a->space->ix->lease_epoch);
+        if (l && l->holder == a->seat)
+                end(a, l);
 }
 
 void leases_drop(struct attachment *a, bool died) {
@@ -77,9 +76,6 @@ void leases_drop(struct attachment *a, bool died) {
         for (uint32_t i = 0; a->n_leases && i < STORE_MAX_LEASES; i++)
                 if (a->space->leases.at[i].holder == a->seat)
                         end(a, &a->space->leases.at[i]);
-        if (!n)
-                return;
         if (died)
                 space_count(a->space, KVD_SPACE_LEASES_LOST, n);
-        epoch_move(&a->space->ix->lease_epoch);
 }

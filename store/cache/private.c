@@ -26,7 +26,6 @@ bool block_is_garbage(const struct block *b) {
 /* ---- garbage --------------------------------------------------------------------------------- */
 
 static void becomes_garbage(struct space *space, uint32_t id) {
-        space->blocks[id].stamp = 0;
         leaf_add(space, id);
         block_list_append(space, &space->private.garbage, id);
 }

@@ -37,7 +37,6 @@ static bool let_go(struct space *space, struct segment *segment) {
         if (!memory_of(space)->let_go(space, segment))
                 return false;
         segment->arena->n_ready -= segment->n_ready;
-        space->memory.n_worn_out -= segment->n_worn_out;
         segment->n_ready = segment->n_worn_out = 0;
         charge(space, -1);
         return true;
@@ -106,7 +105,6 @@ static void end_block(struct space *space, struct segment *segment) {
                 block_set_state(space, id, KVD_ABSENT, block_generation(space, id));
         } else {
                 segment->n_worn_out--;
-                space->memory.n_worn_out--;
         }
 }
 

@@ -12,6 +12,15 @@
 
 /* ---- totals ---------------------------------------------------------------------------------- */
 
+/* Blocks that have memory and count as absent. */
+static uint64_t worn_out(const struct space *s) {
+        uint64_t n = 0;
+
+        for (uint32_t i = 0; i < s->ix->max_segments; i++)
+                n += s->memory.segments[i].n_worn_out;
+        return n;
+}
+
 static void check_segment_totals(struct walk *w) {
         const struct space *s = w->space;
         uint64_t ready = 0, n_free = 0, with_memory = 0;
@@ -24,7 +33,7 @@ static void check_segment_totals(struct walk *w) {
         }
         w->spent += s->ix->max_segments * 10;
         expect(w, n_free == s->count[KVD_FREE], "S8 free blocks are lost");
-        expect(w, ready == s->ix->capacity - s->count[KVD_ABSENT] + s->memory.n_worn_out,
+        expect(w, ready == s->ix->capacity - s->count[KVD_ABSENT] + worn_out(s),
                "S9 free + filling + sealed + limbo is not total");
         expect(w, with_memory == s->memory.n_with_memory,
                "S10 segments with memory are miscounted");
@@ -44,7 +53,7 @@ static void check_list_totals(struct walk *w) {
         expect(w, filling + s->private.n_reviving == s->count[KVD_FILLING] + s->count[KVD_LIMBO],
                "S13 filling blocks without an owner");
         expect(w, leaves == s->leaves.n, "S14 leaves are miscounted");
-        expect(w, ready == s->ix->capacity - s->count[KVD_ABSENT] + s->memory.n_worn_out,
+        expect(w, ready == s->ix->capacity - s->count[KVD_ABSENT] + worn_out(s),
                "S15 blocks of arenas are miscounted");
 }
 

@@ -10,6 +10,7 @@
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,6 +90,7 @@ enum { POOL = 256, CHAIN = 40 };
 
 static bool arena;
 static uint64_t quota, pool = POOL;
+static uint32_t attachments = 8;
 static struct store *killed[64]; /* they are as they were when they were killed */
 static uint32_t n_killed;
 
@@ -96,7 +98,7 @@ static void open_daemon(void) {
         struct store_config c = {.pool_bytes = pool * BLOCK_BYTES,
                                  .segment_bytes = 16 * BLOCK_BYTES,
                                  .pages = STORE_PAGES_SMALL,
-                                 .max_attachments = 8,
+                                 .max_attachments = attachments,
                                  .overhead_bytes = UINT64_C(1) << 40,
                                  .keep = &ops,
                                  .keep_arg = kept};
@@ -143,6 +145,7 @@ static void set_up(void) {
         arena = false;
         quota = 0;
         pool = POOL;
+        attachments = 8;
         open_daemon();
 }
 
@@ -460,6 +463,34 @@ START_TEST(blocks_that_may_be_written_are_left_alone) {
 }
 END_TEST
 
+static uint32_t n_polls;
+
+static int counted_poll(struct pollfd *fds, nfds_t n, int timeout) {
+        n_polls++;
+        return kvd_sys_real.poll(fds, n, timeout);
+}
+
+/* Each look is a call into the system, and the daemon has others to answer. */
+START_TEST(many_old_clients_are_looked_at_a_few_at_a_time) {
+        struct kvd_sys counting = kvd_sys_real;
+        struct space *space;
+
+        stop_daemon();
+        attachments = 40;
+        open_daemon();
+        space = fixture_space("s", POOL);
+        for (uint32_t i = 0; i < 40; i++)
+                attach_kept(space, getpid());
+        restart(0);
+        ck_assert_uint_eq(usage_of(space_again("s")).attachments, 40);
+        counting.poll = counted_poll;
+        sys = &counting;
+        store_look_at_pins(store);
+        sys = &kvd_sys_real;
+        ck_assert_uint_eq(n_polls, 16);
+}
+END_TEST
+
 /* ---- what cannot be taken over --------------------------------------------------------------- */
 
 static void forget(const char *what) {
@@ -471,6 +502,18 @@ static void forget(const char *what) {
                 }
         ck_abort_msg("nothing like %s is kept", what);
 }
+
+START_TEST(what_nobody_wants_is_closed) {
+        int next;
+
+        kept[n_kept++] = (struct kept_file){.name = "1.z.2.3.4", .fd = memfd_create("unknown", MFD_CLOEXEC)};
+        next = dup(0);
+        close(next);
+        adopt();
+        ck_assert_uint_eq(n_kept, 0);
+        ck_assert_int_lt(fcntl(next, F_GETFD), 0); /* what adopt() had it handed on as */
+}
+END_TEST
 
 START_TEST(without_a_page_the_space_begins_empty) {
         static const char *const what[] = {".p.", ".o."};
@@ -774,7 +817,8 @@ END_TEST
 SUITE("adopt",
       FIXTURE(set_up, tear_down),
       TESTS(what_is_kept_is_dropped_when_it_goes,
-            large_pages_that_are_free_by_now_are_left_alone),
+            large_pages_that_are_free_by_now_are_left_alone,
+            many_old_clients_are_looked_at_a_few_at_a_time, what_nobody_wants_is_closed),
       LOOPS(2, sealed_chains_come_back, under_arenas_too, pins_of_old_clients_hold,
             blocks_that_may_be_written_are_left_alone, without_a_page_the_space_begins_empty),
       TESTS(without_a_segment_its_blocks_are_lost, a_smaller_quota_keeps_what_fits,

@@ -44,6 +44,24 @@ static bool can_be_a_program(const struct shared_file *f) {
         return fchmod(f->fd, 0700) == 0;
 }
 
+/* A program may have closed its standard input: descriptor 0 is one like any other. */
+START_TEST(descriptor_0_will_do) {
+        int input = dup(0), next;
+        struct shared_file f;
+
+        close(0);
+        errno = EINVAL; /* of a call before */
+        ck_assert_int_eq(shared_file_new("test", BYTES, 0, &f), 0);
+        ck_assert_int_eq(f.fd, 0);
+        next = dup(0);
+        ck_assert_int_eq(next, input + 1); /* nothing else was opened */
+        close(next);
+        shared_file_close(&f);
+        ck_assert_int_eq(dup2(input, 0), 0);
+        close(input);
+}
+END_TEST
+
 /* Nobody runs what a client wrote; an old kernel does not see to that, and all else is the same. */
 START_TEST(it_is_no_program) {
         struct kvd_sys old = kvd_sys_real;
@@ -147,5 +165,5 @@ START_TEST(each_failure_leaves_nothing) {
 END_TEST
 
 SUITE("file",
-      TESTS(size_and_seals_stay, it_is_no_program, one_writer_stays_one, a_short_one_is_refused,
+      TESTS(size_and_seals_stay, descriptor_0_will_do, it_is_no_program, one_writer_stays_one, a_short_one_is_refused,
             each_failure_leaves_nothing))
