@@ -4,13 +4,13 @@
  * Recycled blocks must not fool a reader. A writer publishes two chains in turn, in a space so
  * small that both use the same blocks, and evicts each at once: as fast as the daemon answers, the
  * blocks under the same ids hold other content of a higher generation. The chains have the same
- * tokens in their second block, so that only the link to the first one tells these apart. A reader
- * on another processor looks both up and checks every byte. With --runs the chains are of two runs
+ * tokens in their second block, so that only the link to the first one tells these apart. Readers,
+ * one on each processor, look both up and check every byte. With --runs the chains are of two runs
  * each, and it is the second run that is the same.
  *
  *      litmus [--seconds N] [--seed N] [--runs] [--shake] [--mutant]
  *
- * --shake lets the reader's library pause at random points (hook.h). --mutant: this binary is
+ * --shake lets the readers' library pause at random points (hook.h). --mutant: this binary is
  * linked with a library that was broken on purpose, and passes if a wrong byte is seen before the
  * time is up.
  */
@@ -40,14 +40,29 @@ struct tally { /* shared by all processes */
         _Atomic bool stop;
 };
 
+#define MAX_READERS 16u
+
+struct reader {
+        struct kvd_space *space;
+        struct random random;
+        uint64_t lookups, hits; /* not yet in the tally */
+};
+
 struct litmus {
-        uint32_t seconds;
+        uint32_t seconds, n_readers;
         uint64_t seed;
         bool shake, mutant;
         uint32_t n_blocks, n_tokens; /* of a chain */
         struct instance daemon;
         struct tally *tally;
 };
+
+static uint32_t processors(void) {
+        cpu_set_t all;
+
+        sched_getaffinity(0, sizeof all, &all);
+        return (uint32_t)CPU_COUNT(&all);
+}
 
 static void on_processor(int n) {
         cpu_set_t all, one;
@@ -89,7 +104,7 @@ static void evict_all(struct conn *conn) {
                 die("evict: %s", kvd_error());
 }
 
-static void write_rounds(struct litmus *l) {
+static void write_rounds(struct litmus *l, int processor) {
         struct conn *conn = instance_connect(&l->daemon);
         struct kvd_space *space = open_space(l);
         uint32_t tokens[2][CHAIN_TOKENS];
@@ -116,51 +131,56 @@ static void dwell(struct random *random) {
                 __asm__ volatile("");
 }
 
-static void look(struct litmus *l, struct kvd_space *space, const uint32_t *tokens,
-                 struct random *random) {
+static void look(struct litmus *l, struct reader *r, const uint32_t *tokens) {
         struct kvd_pin pin = {0};
         uint32_t ids[CHAIN_BLOCKS];
 
-        l->tally->lookups++;
-        if (!l->tally->hits) /* the first blocks' segment comes after us */
-                kvd_catch_up(space);
-        if (kvd_lookup(space, 0, tokens, l->n_tokens, ids, CHAIN_BLOCKS, &pin) <= 0)
+        r->lookups++;
+        if (kvd_lookup(r->space, 0, tokens, l->n_tokens, ids, CHAIN_BLOCKS, &pin) <= 0)
                 return;
-        l->tally->hits++;
-        if (random_below(random, 4) == 0)
-                dwell(random);
+        r->hits++;
+        if (random_below(&r->random, 4) == 0)
+                dwell(&r->random);
         l->tally->wrong += chain_wrong(&pin, ids, tokens, false);
-        kvd_unpin(space, &pin);
+        kvd_unpin(r->space, &pin);
 }
 
-static void read_rounds(struct litmus *l) {
-        struct kvd_space *space = open_space(l);
-        struct random random = {l->seed};
+#define ROUND 64u /* lookups between two looks at what all processes share */
+
+static void read_rounds(struct litmus *l, int processor) {
+        struct reader r = {.space = open_space(l), .random = {l->seed + (uint64_t)processor}};
         uint32_t tokens[2][CHAIN_TOKENS];
         struct kvd_counters counters;
 
         chain_of(0, tokens[0]);
         chain_of(1, tokens[1]);
         if (l->shake)
-                hook_shake(l->seed);
+                hook_shake(r.random.state);
         hook_start();
-        for (uint32_t i = 0; !l->tally->stop; i++)
-                look(l, space, tokens[i % 2], &random);
+        while (!l->tally->stop) {
+                if (!r.hits) /* the first blocks' segment comes after us */
+                        kvd_catch_up(r.space);
+                r.lookups = r.hits = 0;
+                for (uint32_t i = 0; i < ROUND; i++)
+                        look(l, &r, tokens[i % 2]);
+                l->tally->lookups += r.lookups;
+                l->tally->hits += r.hits;
+        }
         hook_stop();
-        kvd_counters(space, &counters);
-        l->tally->retries = counters.retries;
+        kvd_counters(r.space, &counters);
+        l->tally->retries += counters.retries;
 }
 
 /* ---- the test -------------------------------------------------------------------------------- */
 
-static pid_t start(struct litmus *l, void (*run)(struct litmus *), int processor) {
+static pid_t start(struct litmus *l, void (*run)(struct litmus *, int), int processor) {
         pid_t pid = fork();
 
         if (pid)
                 return pid;
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         on_processor(processor);
-        run(l);
+        run(l, processor);
         exit(0);
 }
 
@@ -173,12 +193,15 @@ static void expect_end(pid_t pid) {
 
 static void run(struct litmus *l) {
         time_t end = time(NULL) + l->seconds;
-        pid_t reader = start(l, read_rounds, 0), writer = start(l, write_rounds, 1);
+        pid_t readers[MAX_READERS], writer = start(l, write_rounds, 1);
 
+        for (uint32_t i = 0; i < l->n_readers; i++)
+                readers[i] = start(l, read_rounds, (int)i);
         while (time(NULL) < end && !l->tally->wrong)
                 usleep(10000);
         l->tally->stop = true;
-        expect_end(reader);
+        for (uint32_t i = 0; i < l->n_readers; i++)
+                expect_end(readers[i]);
         expect_end(writer);
 }
 
@@ -221,7 +244,8 @@ static void parse(struct litmus *l, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-        struct litmus l = {.seconds = 5, .seed = (uint64_t)time(NULL), .n_blocks = 2};
+        struct litmus l = {.seconds = 5, .seed = (uint64_t)time(NULL), .n_blocks = 2,
+                           .n_readers = MIN(processors(), MAX_READERS)};
 
         parse(&l, argc, argv);
         l.n_tokens = l.n_blocks * BT;
