@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "ipc/base/sys.h"
 #include "store/check/check.h"
@@ -80,6 +81,27 @@ START_TEST(what_left_comes_back_byte_by_byte) {
         for (uint32_t i = 0; i < 6; i++)
                 ck_assert_uint_eq(t.slots[i].flags, KVD_ENTRY_OWN);
         table_close(&t);
+}
+END_TEST
+
+/* The worker has the file open for as long as it likes. */
+START_TEST(copies_of_a_deleted_space_are_erased) {
+        static const uint8_t nothing[6 * BLOCK_BYTES];
+        uint8_t copies[6 * BLOCK_BYTES];
+        uint64_t bytes;
+        int fd;
+
+        cooled(6, KVD_COOL_SPILL);
+        fd = dup(space_tier_fd(space, KVD_TIER_memory, &bytes));
+        ck_assert_int_eq(pread(fd, copies, sizeof copies, 0), sizeof copies);
+        ck_assert_int_ne(memcmp(copies, nothing, sizeof copies), 0);
+        attachment_free(a, false);
+        ck_assert_int_eq(space_delete(space, true), 0);
+        idle();
+        ck_assert_int_eq(pread(fd, copies, sizeof copies, 0), sizeof copies);
+        ck_assert_int_eq(memcmp(copies, nothing, sizeof copies), 0);
+        close(fd);
+        space = fixture_space("s", 0);
 }
 END_TEST
 
@@ -1010,7 +1032,8 @@ END_TEST
 
 SUITE("reviver",
       FIXTURE(setup, teardown),
-      TESTS(what_left_comes_back_byte_by_byte, the_worker_is_told_where_tokens_stand,
+      TESTS(what_left_comes_back_byte_by_byte, copies_of_a_deleted_space_are_erased,
+            the_worker_is_told_where_tokens_stand,
             a_sketch_costs_the_daemon_no_mapping, what_is_not_taken_is_undone,
             unanswered_changes_are_proposed_again, a_broken_copy_is_never_shown,
             no_room_is_a_refusal, copies_take_no_more_than_their_share,

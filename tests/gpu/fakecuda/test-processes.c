@@ -452,6 +452,22 @@ START_TEST(a_device_is_found_by_its_uuid) {
 }
 END_TEST
 
+static cu_result is_gone(cu_context context) {
+        return CU_INVALID_VALUE;
+}
+
+/* A context that cannot be entered is an error of whatever was asked of it. */
+static void expect_no_context(const struct kvd_device *device, cu_address at, int memory) {
+        struct kvd_cuda calls = *device->cuda;
+        struct kvd_device gone = *device;
+
+        calls.cuCtxPushCurrent = is_gone;
+        gone.cuda = &calls;
+        ck_assert_int_eq(kvd_device_map(&gone, at, SEGMENT, memory, true), -EINVAL);
+        ck_assert_int_eq(kvd_device_unmap(&gone, at, SEGMENT), -EINVAL);
+        ck_assert_ptr_nonnull(strstr(gone.why, "cuCtxPushCurrent"));
+}
+
 static void map_as_client(int fd) {
         struct kvd_device device;
         struct cu_uuid uuid;
@@ -466,6 +482,7 @@ static void map_as_client(int fd) {
         ck_assert_int_eq(kvd_device_map(&device, at + SEGMENT, SEGMENT, memory, true), -EINVAL);
         ck_assert_ptr_nonnull(strstr(device.why, "cuMemMap: CUDA_ERROR_INVALID_VALUE"));
         ck_assert_int_eq(kvd_device_map(&device, at, SEGMENT, memory, false), 0);
+        expect_no_context(&device, at, memory);
         close(memory);
         words(at + SEGMENT)[5] = 0xb;
         ck_assert_uint_eq(words(at)[5], 0xb);
