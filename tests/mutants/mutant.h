@@ -5,7 +5,8 @@
 /*
  * Every mutated place asks here whether it is the one that is on. Which one that is stands in the
  * environment, so that all mutants are one build. Places that were reached are noted in a file,
- * which all processes of a test share: a mutant that a test does not reach need not be run by it.
+ * which all processes of a test share: a mutant that a test does not reach need not be run by it,
+ * nor one whose value would have been the same each time.
  *
  *      KVD_MUTANT        number of the one that is on
  *      KVD_MUTANTS_SEEN  file with a byte for each number
@@ -34,10 +35,20 @@ __attribute__((constructor)) static void mutant_choose(void) {
                 kvd_mutants_seen = seen;
 }
 
-static inline int mutant(int n) {
-        if (kvd_mutants_seen)
+static inline int mutant_where(int n, int differs) {
+        if (kvd_mutants_seen && differs)
                 kvd_mutants_seen[n] = 1;
         return kvd_mutant == n;
 }
+
+static inline int mutant(int n) {
+        return mutant_where(n, 1);
+}
+
+#define mutant_instead(n, value, other) \
+        __extension__({ \
+                __typeof__(0 ? (value) : (other)) kvd_value_ = (value), kvd_other_ = (other); \
+                mutant_where(n, kvd_value_ != kvd_other_) ? kvd_other_ : kvd_value_; \
+        })
 
 #endif

@@ -15,8 +15,11 @@
     --list       prints the mutants and runs nothing
 
 All mutants are one build, and an environment variable says which one is on (mutant.h). First every test runs with none
-of them: one that fails is not asked further, and each notes which places it reaches. A mutant is then run by the tests
-that reach it, the quickest first, until one fails or hangs. It survives if none does.
+of them: one that fails twice is not asked further, and each notes which mutants it reaches, and, where that can be seen
+without the mutant, would make a difference to. A mutant is then run by these tests until one fails or hangs, passes without
+it at once afterwards, and fails with it again. It survives if none does. The test that caught it the last time comes first,
+then the quick ones, and those that have caught others in its folder. Nothing hangs because the machine is busy: while a
+test's threads wait for a processor, its time stands still.
 
 Not mutated are store/check (it judges the others), words for people (refusals, logs, describe.c) and what only makes
 things faster (prefetches, madvise, sizes of batches, alignments). A free() that is forgotten is found by the sanitized
@@ -44,16 +47,20 @@ sys.dont_write_bytecode = True
 sys.path.append(str(Path(__file__).resolve().parents[1] / "lib"))
 
 from places import Place, mutated, places_of  # noqa: E402
-from sessions import end_session  # noqa: E402
+from sessions import end_session, session_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("store", "client", "ipc")
 NOT_MUTATED = ("store/check/", "store/refuse.c", "client/error.c", "ipc/describe.c", "ipc/base/why.c")
-SUITES = ("ipc", "store", "client", "daemon", "device", "inproc", "killpoints", "hostile", "soak", "kvctl")
+SUITES = ("ipc", "fuzz", "store", "client", "daemon", "device", "inproc", "killpoints", "hostile", "soak", "kvctl", "python", "kvlm",
+          "methods", "fakecuda", "systemd")
 NOT_RUN = ("bench-runs", "catches-no", "catches-look") # they judge speed, or broken copies
 SEEN = 65536            # KVD_MUTANTS
+NOTHING = "ninja: no work to do.\n"
+NONE = -1               # the mutant that is on if none is
 LONGEST = 240           # seconds: by default; a test that takes longer would be asked by every survivor
-PATIENCE = 60           # seconds: no test takes longer, on a busy machine neither, but by ten times its usual time
+LOOK = 2                # seconds
+PATIENCE = 60           # seconds: no test takes longer, but by ten times its usual time
 SETUP = ["-Dcuda=disabled", "-Dbuildtype=debugoptimized", "-Dtests=enabled"]
 
 
@@ -61,6 +68,7 @@ class Mutant:
     def __init__(self, number: int, place: Place, source: str, what: str, other: str):
         self.number, self.place, self.what, self.other = number, place, what, other
         self.where = f"{place.path}:{place.line(source)}"
+        self.text = f"{place.path} {named(place, what)}"
         self.caught = ""
 
     def __str__(self) -> str:
@@ -131,35 +139,87 @@ def write_sources(root: Path, copy: Path, mutants: list[Mutant]) -> None:
             shutil.copymode(root / name, copy / name)
 
 
-class Test:
-    def __init__(self, known: dict):
-        self.name, self.command, self.needs = known["name"], known["cmd"], known["depends"]
-        self.environment, self.limit = known["env"], max(known["timeout"], 1)
-        self.folder = known["workdir"]
-        self.seconds, self.seen, self.passes = 0.0, b"", False
+class Clock:
+    """The time that a session has had: while the thread that waits most waits for a processor, it stands still."""
 
-    def run(self, number: int, scratch: Path, limit: float) -> str:
-        """"": it passed; otherwise how it did not."""
+    def __init__(self, process: subprocess.Popen):
+        self.process, self.own, self.waited, self.last = process, 0.0, {}, time.monotonic()
+
+    def waits(self) -> dict[str, float]:
+        found = {}
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            if session_of(stat) == self.process.pid:
+                for thread in stat.parent.glob("task/*/schedstat"):
+                    try:
+                        found[str(thread)] = int(thread.read_text().split()[1]) / 1e9
+                    except (OSError, IndexError):
+                        pass
+        return found
+
+    def look(self) -> None:
+        now, waited = time.monotonic(), self.waits()
+        most = max((seconds - self.waited.get(thread, 0) for thread, seconds in waited.items()), default=0.0)
+        self.own += max(0.0, now - self.last - most)
+        self.last, self.waited = now, waited
+
+    def wait(self, limit: float) -> int | None:
+        """The process's status, or None after so many seconds of its time."""
+        while self.own < limit:
+            try:
+                status = self.process.wait(LOOK)
+                self.own += max(0.0, time.monotonic() - self.last)
+                return status
+            except subprocess.TimeoutExpired:
+                self.look()
+        return None
+
+
+class Test:
+    def __init__(self, known: dict, build: Path):
+        self.name, self.command, self.needs = known["name"], known["cmd"], known["depends"]
+        self.environment, self.folder = known["env"], known["workdir"] or build
+        self.seconds, self.seen, self.passes, self.result = 0.0, b"", False, None
+
+    def run(self, number: int, scratch: Path, limit: float, notes: bool = False) -> str:
+        """"": it passed; otherwise how it did not. notes: which places it reaches."""
         folder = Path(tempfile.mkdtemp(dir=scratch))
         seen = folder / "seen"
         seen.write_bytes(bytes(SEEN))
         environment = {**os.environ, **self.environment, "KVD_MUTANT": str(number), "TMPDIR": str(folder)}
-        if number < 0:
+        if notes:
             environment["KVD_MUTANTS_SEEN"] = str(seen)
-        began = time.monotonic()
-        process = subprocess.Popen(self.command, env=environment, cwd=self.folder or folder, start_new_session=True,
+        process = subprocess.Popen(self.command, env=environment, cwd=self.folder, start_new_session=True,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        clock = Clock(process)
         try:
-            status = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            status = None
+            status = clock.wait(limit)
         finally:
             end_session(process)
-        self.seconds = self.seconds or time.monotonic() - began
-        if number < 0:
-            self.seen = seen.read_bytes()
+        if notes:
+            self.seen, self.seconds = seen.read_bytes(), clock.own
         shutil.rmtree(folder, ignore_errors=True)
         return "hangs" if status is None else "" if status == 0 else f"status {status}"
+
+    def remember(self, known: list | None) -> None:
+        if known:
+            self.seconds, self.result, numbers = known
+            seen = bytearray(SEEN)
+            for n in numbers:
+                seen[n] = 1
+            self.seen = bytes(seen)
+
+    def passes_as_it_is(self, scratch: Path, limit: float) -> str:
+        if self.result is not None:
+            return self.result
+        return self.run(NONE, scratch, limit, True) and self.run(NONE, scratch, limit, True)
+
+    def notices(self, number: int, scratch: Path) -> str:
+        """How it fails with this mutant: twice, and not without it."""
+        limit = PATIENCE + 10 * self.seconds
+        result = self.run(number, scratch, limit)
+        if not result or self.run(NONE, scratch, limit):
+            return ""
+        return result if result == "hangs" else self.run(number, scratch, limit)
 
 
 class Build:
@@ -169,6 +229,8 @@ class Build:
         self.source, self.build, self.scratch = folder / "source", folder / "build", folder / "scratch"
         self.log, self.jobs, self.longest, self.tests = folder / "build.log", jobs, longest, []
         self.deadline = float("inf")
+        self.results, self.known, self.caught_in = folder / "results.json", folder / "known.json", collections.Counter()
+        self.caught_by = json.loads(self.results.read_text())["caught_by"] if self.results.exists() else {}
         for path in (self.source, self.scratch):
             path.mkdir(parents=True, exist_ok=True)
 
@@ -179,7 +241,7 @@ class Build:
                 subprocess.run(command, check=True, stdout=log, stderr=log)
             known = json.loads(subprocess.run(["meson", "introspect", "--tests", "--targets", "-f", self.build], check=True,
                                               stdout=subprocess.PIPE).stdout)
-            self.tests = [Test(t) for t in known["tests"] if self.is_asked(t)]
+            self.tests = [Test(t, self.build) for t in known["tests"] if self.is_asked(t)]
             files = {t["id"]: t["filename"] for t in known["targets"]}
             wanted = sorted({os.path.relpath(file, self.build.resolve())
                              for t in self.tests for target in t.needs for file in files[target]})
@@ -192,28 +254,40 @@ class Build:
             not any(part in known["name"] for part in NOT_RUN)
 
     def without_mutants(self) -> None:
-        """Which tests pass as they are, how long each takes, and what it reaches."""
+        """Which tests pass as they are, how long each takes, and what it reaches. As before, if nothing was built since."""
+        known = json.loads(self.known.read_text()) if self.known.exists() and self.log.read_text().endswith(NOTHING) else {}
+        for test in self.tests:
+            test.remember(known.get(test.name))
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            for test, result in zip(self.tests, pool.map(lambda t: t.run(-1, self.scratch, min(t.limit, self.longest + 1)), self.tests)):
+            for test, result in zip(self.tests, pool.map(lambda t: t.passes_as_it_is(self.scratch, self.longest + 1), self.tests)):
                 test.passes = not result
+                known[test.name] = [test.seconds, result, [n for n, seen in enumerate(test.seen) if seen]]
                 if test.seconds > self.longest:
                     print(f"not asked: {test.name}, which takes more than {self.longest} s", flush=True)
                 elif result:
                     print(f"not asked: {test.name}, which does not pass as it is ({result})", flush=True)
+        self.known.write_text(json.dumps(known))
         self.tests = sorted((t for t in self.tests if t.passes and t.seconds <= self.longest), key=lambda t: t.seconds)
         print(f"{len(self.tests)} tests, {sum(t.seconds for t in self.tests):.0f} s without mutants; the longest: "
               + ", ".join(f"{t.name} {t.seconds:.0f} s" for t in self.tests[-8:]), flush=True)
+
+    def order(self, mutant: Mutant) -> list[Test]:
+        """Any would do; this one is quick."""
+        before, folder = self.caught_by.get(mutant.text), Path(mutant.place.path).parent
+        return sorted((t for t in self.tests if t.seen[mutant.number]),
+                      key=lambda t: (t.name != before, t.seconds / (1 + 3 * self.caught_in[t.name, folder])))
 
     def judge(self, mutant: Mutant) -> Mutant:
         if time.monotonic() > self.deadline:
             mutant.caught = "not run"
             return mutant
-        for test in self.tests:
-            if not test.seen[mutant.number]:
-                continue
-            result = test.run(mutant.number, self.scratch, PATIENCE + 10 * test.seconds)
+        for test in self.order(mutant):
+            result = test.notices(mutant.number, self.scratch)
             if result:
                 mutant.caught = f"{test.name} ({result})"
+                self.caught_in[test.name, Path(mutant.place.path).parent] += 1
+                self.caught_by[mutant.text] = test.name
+                self.results.write_text(json.dumps({"caught_by": self.caught_by}))
                 break
         return mutant
 
@@ -226,7 +300,7 @@ class Build:
                       flush=True)
 
 
-def report(build: Build, mutants: list[Mutant], seed: int, folder: Path) -> int:
+def report(build: Build, mutants: list[Mutant], seed: int) -> int:
     run = [m for m in mutants if m.caught != "not run"]
     survivors = [m for m in run if not m.caught]
     reached = {m.number for m in mutants for t in build.tests if t.seen[m.number]}
@@ -235,9 +309,9 @@ def report(build: Build, mutants: list[Mutant], seed: int, folder: Path) -> int:
         print(f"{m}{'' if m.number in reached else '   (no test reaches it)'}")
     figures = {"mutants": len(run), "caught": len(run) - len(survivors), "hang": sum("hangs" in m.caught for m in run),
                "not_reached": sum(m.number not in reached for m in run), "seed": seed,
-               "survivors": [str(m) for m in survivors]}
-    (folder / "results.json").write_text(json.dumps(figures, indent=1) + "\n")
-    print(json.dumps({k: v for k, v in figures.items() if k != "survivors"}))
+               "survivors": [str(m) for m in survivors], "caught_by": build.caught_by}
+    build.results.write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps({k: v for k, v in figures.items() if isinstance(v, int)}))
     return 0 if run and figures["caught"] >= 0.95 * figures["mutants"] else 1
 
 
@@ -275,11 +349,13 @@ def self_test() -> None:
     assert [what for what, _ in found[-2].mutations()] == ["statement dropped"], found[-2].mutations()
     assert ("0 is -5", "r == -EAGAIN ? -5 : r") in found[-1].mutations(), found[-1].mutations()
     text = mutated(SAMPLE, [(p, n, p.mutations()[0][1]) for n, p in enumerate(found)])
-    for line in ("uint32_t m = (mutant(0) ? (n - 1) : (n + 1)), k;", 'if ((mutant(1) ? (!(n < s->n && "a < b")) :',
-                 "return (mutant(2) ? (0) : (-EINVAL));", "{ if (mutant(4)) {  } else { s->a[i]", "i < n; i++"):
-        assert line.replace("i < n; i++", "; i++)") in text, text
+    for line in ("uint32_t m = mutant_instead(0, n + 1, n - 1), k;", 'if ((mutant(1) ? (!(n < s->n && "a < b")) :',
+                 "return mutant_instead(2, -EINVAL, 0);", "mutant_instead(3, i < n, !(i < n)); i++)",
+                 "{ if (mutant(4)) {  } else { s->a[i]", 'mutant_instead(5, store_refuse(s, -ENOENT, "no ("), 0)',
+                 "return (mutant(7) ? (r != -EAGAIN ? 0 : r) : (r == -EAGAIN ? 0 : r));"):
+        assert line in text, text
     both = mutated(SAMPLE, [(found[0], 7, "1"), (found[0], 8, "2")])
-    assert "uint32_t m = (mutant(8) ? (2) : ((mutant(7) ? (1) : (n + 1)))), k;" in both, both
+    assert "uint32_t m = (mutant(8) ? (2) : (mutant_instead(7, n + 1, 1))), k;" in both, both
 
 
 def parse() -> argparse.Namespace:
@@ -291,7 +367,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=int)
     parser.add_argument("--longest", type=int, default=LONGEST)
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--jobs", type=int, default=4 * len(os.sched_getaffinity(0)))  # tests wait more than they compute
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--self-test", action="store_true")
     return parser.parse_args()
@@ -319,7 +395,7 @@ def main() -> int:
     only = {int(n) for n in o.only.split(",") if n}
     chosen = [m for m in mutants if not only or m.number in only]
     build.judge_all(chosen)
-    return report(build, chosen, o.seed, o.build)
+    return report(build, chosen, o.seed)
 
 
 if __name__ == "__main__":

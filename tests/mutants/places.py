@@ -30,6 +30,7 @@ SWAPS = {" < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " !
          " || ": " && ", " + ": " - ", " - ": " + "}
 SWAP = re.compile(" (?:" + "|".join(re.escape(s.strip()) for s in sorted(SWAPS, key=len, reverse=True)) + ") ")
 NUMBER = re.compile(r"(?<![\w.\"])(\d+)(u|U|UL|ULL)?(?![\w.])")
+COSTLY = re.compile(r"[\w)]\s*\(|->|\[|\*|\+\+|--|[^=!<>]=[^=]|[\"?/%]|<<|>>") # calls, memory, assignments, divisions
 ORDER = re.compile(r"\bmemory_order_(?:seq_cst|acq_rel|acquire|release)\b")
 
 
@@ -99,7 +100,13 @@ class Place:
         """The source text that holds both; text: what is here so far, with other mutants of this place."""
         if self.kind == "statement":
             return f"{{ if (mutant({number})) {{ {other} }} else {{ {text} }} }}"
+        if text == self.text and self.can_be_seen(other):
+            return f"mutant_instead({number}, {text}, {other})"
         return f"(mutant({number}) ? ({other}) : ({text}))"
+
+    def can_be_seen(self, other: str) -> bool:
+        """May both be computed, to see whether they differ? Not where that has effects, or goes where it must not."""
+        return "{" not in self.plain and (other == "0" or not COSTLY.search(self.plain))
 
 
 def blanked(text: str) -> str:
