@@ -10,7 +10,7 @@
     --count N    how many mutants (default 200)
     --again FILE  these instead of drawn ones: lines such as --list prints, and survivors.txt has
     --only N,N   runs these numbers alone
-    --seconds N  no new mutant is begun after so long
+    --seconds N  after so long, those that are not judged are left out
     --longest N  tests that take longer, in seconds, are not asked (default 240)
     --list       prints the mutants and runs nothing
 
@@ -228,7 +228,7 @@ class Build:
     def __init__(self, folder: Path, jobs: int, longest: int):
         self.source, self.build, self.scratch = folder / "source", folder / "build", folder / "scratch"
         self.log, self.jobs, self.longest, self.tests = folder / "build.log", jobs, longest, []
-        self.deadline = float("inf")
+        self.deadline, self.survivors = float("inf"), []
         self.results, self.known, self.caught_in = folder / "results.json", folder / "known.json", collections.Counter()
         self.caught_by = json.loads(self.results.read_text())["caught_by"] if self.results.exists() else {}
         for path in (self.source, self.scratch):
@@ -278,17 +278,18 @@ class Build:
                       key=lambda t: (t.name != before, t.seconds / (1 + 3 * self.caught_in[t.name, folder])))
 
     def judge(self, mutant: Mutant) -> Mutant:
-        if time.monotonic() > self.deadline:
-            mutant.caught = "not run"
-            return mutant
         for test in self.order(mutant):
+            if time.monotonic() > self.deadline:
+                mutant.caught = "not run"
+                return mutant
             result = test.notices(mutant.number, self.scratch)
             if result:
                 mutant.caught = f"{test.name} ({result})"
                 self.caught_in[test.name, Path(mutant.place.path).parent] += 1
                 self.caught_by[mutant.text] = test.name
-                self.results.write_text(json.dumps({"caught_by": self.caught_by}))
                 break
+        self.survivors += [] if mutant.caught else [str(mutant)]
+        self.results.write_text(json.dumps({"survivors": self.survivors, "caught_by": self.caught_by}, indent=1))
         return mutant
 
     def judge_all(self, mutants: list[Mutant]) -> None:
