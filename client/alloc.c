@@ -11,6 +11,7 @@
 
 #define PIECE 256u
 
+/* The caller's reference to the view becomes that of one of them. */
 static void hand_out(struct view *view, const kvd_ref *refs, uint32_t n, struct kvd_block *blocks) {
         for (uint32_t i = 0; i < n; i++) {
                 uint32_t id = kvd_ref_id(refs[i]);
@@ -18,7 +19,8 @@ static void hand_out(struct view *view, const kvd_ref *refs, uint32_t n, struct 
                 blocks[i] = (struct kvd_block){view->base + id * view->ix->block_bytes, view, id,
                                                kvd_ref_generation(refs[i])};
         }
-        atomic_fetch_add(&view->refs, n);
+        if (n > 1)
+                atomic_fetch_add(&view->refs, n - 1);
         count(view->space, COUNT_ALLOCATED, n);
 }
 
@@ -34,7 +36,8 @@ static int alloc_piece(struct kvd_space *space, uint32_t n, struct kvd_block *bl
                 r = magazine_take(view, n, refs);
                 if (r > 0)
                         hand_out(view, refs, (uint32_t)r, blocks);
-                view_put(view);
+                else
+                        view_put(view);
         } while (r == MAGAZINE_REPLACED);
         return r;
 }
@@ -96,20 +99,27 @@ int64_t kvd_available(struct kvd_space *space) {
         return n;
 }
 
-/* As many as can go back with one message: of one view, and all or none of them perhaps sealed. */
+/*
+ * As many as can go back with one message: of one view, and all or none of them posted, or perhaps
+ * sealed.
+ */
 static uint32_t free_some(uint32_t n, struct kvd_block *blocks) {
-        struct view *view = blocks[0].view;
-        bool in_doubt = !blocks[0].data;
+        struct view *view = view_of(&blocks[0]);
+        const struct kvd_block first = blocks[0];
+        bool in_doubt = !first.data;
         kvd_ref refs[PIECE];
         uint32_t k = 0;
 
-        for (; k < MIN(n, PIECE) && blocks[k].view == view && !blocks[k].data == in_doubt; k++) {
+        for (; k < MIN(n, PIECE) && blocks[k].view == first.view && !blocks[k].data == in_doubt;
+             k++) {
                 refs[k] = kvd_ref_make(blocks[k].id, blocks[k].generation);
                 blocks[k] = (struct kvd_block){0};
         }
         if (!view)
                 return k;
-        if (in_doubt)
+        if (is_posted(&first))
+                post_free(view, refs, k);
+        else if (in_doubt)
                 magazine_send_back(view, refs, k); /* see seal.c: the daemon knows what they are */
         else
                 magazine_put(view, refs, k);

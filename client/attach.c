@@ -128,13 +128,23 @@ static int attach(struct kvd_space *space, struct view *view) {
         return r;
 }
 
+/* A daemon that refused posts counts as one that did not see them: nobody asks for its reasons. */
+static void lose_posts(struct kvd_space *space, const struct view *old) {
+        uint64_t told = atomic_exchange(&space->posts.told, 0);
+
+        atomic_fetch_add(&space->posts.lost,
+                         posts_untaken(old) + atomic_load(&old->page->posts_refused) - told);
+}
+
 static void publish(struct kvd_space *space, struct view *view) {
         struct view *old = atomic_load(&space->view);
 
         view->older = old;
         atomic_store(&space->view, view);
-        if (old)
-                count(space, COUNT_RECONNECTS, 1);
+        if (!old)
+                return;
+        lose_posts(space, old);
+        count(space, COUNT_RECONNECTS, 1);
 }
 
 static bool usable(const struct view *view) {

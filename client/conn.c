@@ -403,6 +403,13 @@ int conn_call_by(struct conn *c, uint64_t deadline_ns, uint32_t number, const vo
         return r;
 }
 
+void conn_tell(struct conn *c, uint32_t number, const void *message) {
+        struct kvd_msg msg = {.number = number};
+
+        memcpy(&msg.attach, message, kvd_msg_info(number)->size);
+        send_and_forget(c, &msg);
+}
+
 int conn_call(struct conn *c, uint32_t number, const void *request, void *reply) {
         return conn_call_by(c, deadline_from_now(), number, request, reply, NULL);
 }

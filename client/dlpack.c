@@ -245,8 +245,8 @@ int kvd_dlpack_filling(struct kvd_space *space, const struct kvd_block *block,
 
         if (r < 0)
                 return r;
-        if (!block->view || !block->data)
-                return client_fail(-EINVAL, "no block");
+        if (!block->view || !block->data || is_posted(block))
+                return client_fail(-EINVAL, "no block that is being filled");
         r = make(space, block->view, block->data, false, &o);
         if (r < 0)
                 return r;

@@ -53,8 +53,23 @@ void handle_changed(struct kvd *handle) {
         pthread_cond_broadcast(&handle->changed);
 }
 
+/* Whoever posted while we had it could not tell the daemon, and set kick first. */
 void handle_unlock(struct kvd *handle) {
+        const struct kvd_msg_post request = {.quiet = 1};
+
         pthread_mutex_unlock(&handle->lock);
+        while (unlikely(atomic_load(&handle->kick)) &&
+               pthread_mutex_trylock(&handle->lock) == 0) {
+                if (atomic_exchange(&handle->kick, false) && conn_is_open(handle->conn))
+                        conn_tell(handle->conn, KVD_MSG_post, &request);
+                pthread_mutex_unlock(&handle->lock);
+        }
+}
+
+void handle_kick(struct kvd *handle) {
+        atomic_store(&handle->kick, true);
+        if (pthread_mutex_trylock(&handle->lock) == 0)
+                handle_unlock(handle);
 }
 
 /* Before the daemon has a space of this process on its books, it knows the team. */

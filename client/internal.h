@@ -39,6 +39,7 @@ struct kvd {
         uint64_t epoch;       /* of the connection */
         uint64_t retry_ns;    /* kvd_catch_up does not try before that */
         _Atomic(struct later *) later; /* owned: what could not be said in time */
+        _Atomic bool kick;    /* something was posted while another thread had the lock */
         bool joined;          /* every connection joins the team */
         uint8_t team[16];
         _Atomic uint32_t users; /* the caller, until kvd_close, and spaces */
@@ -122,6 +123,10 @@ struct kvd_space {
         _Atomic uint32_t reserve;    /* kvd_reserve's n */
         _Atomic(struct view *) view; /* owned, and the older ones behind it */
         bool attaching;              /* a thread makes the next one; under kvd.lock */
+        struct {                     /* posts of which the caller was not told, see post.c */
+                _Atomic uint64_t lost; /* with daemons that ended */
+                _Atomic uint64_t told; /* of posts_refused in the page of the current view */
+        } posts;
         /* of ended views, and our own */
         _Atomic uint64_t counters[sizeof(struct kvd_counters) / sizeof(uint64_t)];
         struct {                  /* KVD_SPACE_FIXED: what all views have in turn; under kvd.lock */
@@ -207,6 +212,8 @@ void lookup_noted(struct view *view, const struct lookup_note *note);
 /* handle.c */
 int handle_lock(struct kvd *handle); /* by the call's deadline; 0 or -ETIMEDOUT */
 void handle_unlock(struct kvd *handle);
+/* without the lock: the daemon is told that something was posted, by us or by who has the lock */
+void handle_kick(struct kvd *handle);
 /* for who let go of it within a call that has it: whatever the deadline, its caller counts on it */
 void handle_lock_again(struct kvd *handle);
 /* until handle_changed, without it; 0 or -ETIMEDOUT */
@@ -335,6 +342,27 @@ const struct kvd_ops *client_ops(void);
 
 /* attend.c */
 void attend_free_scratch(struct kvd_space *space);
+
+/* post.c */
+/* Of a block that was posted, and not freed yet, the lowest bit of kvd_block.view is set. */
+static inline bool is_posted(const struct kvd_block *block) {
+        return (uintptr_t)block->view & 1;
+}
+static inline struct view *view_of(const struct kvd_block *block) {
+        return (struct view *)((uint8_t *)block->view - is_posted(block));
+}
+/* Where the chain ends that the pin holds, and what was posted behind it. */
+static inline kvd_ref chain_end(const struct kvd_pin *pin) {
+        if (pin->n_posted)
+                return kvd_ref_make(pin->posted, pin->posted_generation);
+        return pin->view ? kvd_ref_make(pin->leaf, pin->generation) : KVD_ROOT;
+}
+/* Posts that the daemon has not seen. */
+static inline uint64_t posts_untaken(const struct view *view) {
+        return atomic_load_explicit(&view->page->posted, memory_order_relaxed) -
+               atomic_load_explicit(&view->page->posts_taken, memory_order_acquire);
+}
+void post_free(struct view *view, kvd_ref *refs, uint32_t n); /* refs: overwritten */
 
 /* magazine.c */
 /* another daemon's view has taken the place of this one: look at that */

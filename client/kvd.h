@@ -232,7 +232,8 @@ struct kvd_pin {
         uint32_t n_blocks;   /* blocks of the chain */
         uint32_t n_tokens;   /* tokens of the chain that are valid */
         uint32_t group;      /* layer group */
-        uint32_t pad;
+        /* private: what was posted behind the chain (kvd_post): how many, and the last of them */
+        uint32_t n_posted, posted, posted_generation;
 };
 
 /*
@@ -374,6 +375,31 @@ int kvd_seal_keep(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_
                   const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids);
 
 /*
+ * kvd_seal without an answer, for blocks that fill one by one: publishes full blocks as the
+ * continuation of the chain that pin holds and of what was posted behind it before, and returns n.
+ * Mostly no system call; other processes find them within microseconds, if the daemon is not busy.
+ *
+ * The blocks stay the caller's to read (data may not be written any more), until kvd_free lets go
+ * of each; so does a block whose content somebody else had sealed before, of which nothing is told
+ * here. The pin holds what it held. It goes on behind the posted blocks: in kvd_post, for as long as
+ * the last of them was not freed, and in kvd_seal, after which it holds all of the chain.
+ *
+ * What is wrong with a block is known later, and told once, by the next kvd_post (which then posts
+ * nothing) or kvd_flush. -ECANCELED: some were refused, and kvd_error() says how many, and why the
+ * last: what kvd_seal refuses, and whatever was posted behind a refused block, or behind another
+ * one's that has left the cache since. -ECONNRESET: a daemon ended before it had seen all of them.
+ * Such blocks are not published, and stay the caller's all the same. Of this call: -ESTALE as
+ * kvd_seal; -EINVAL: also a part-filled block, or a bidirectional space (kvd_seal them);
+ * -ETIMEDOUT: the daemon takes none. A positive result less than n: so many were posted.
+ *
+ * kvd_flush waits until the daemon has seen all that was posted in the space, by any thread. 0, or
+ * what was wrong with some of it. kvd_space_close flushes as well.
+ */
+int kvd_post(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+             const uint32_t *tokens, uint32_t n_tokens);
+int kvd_flush(kvd_space *space);
+
+/*
  * Copies with non-temporal stores where that is faster (64 KiB and up): to fill a block from
  * private memory.
  */
@@ -416,7 +442,7 @@ int kvd_lease_end(kvd_space *space, const uint32_t *tokens, uint32_t n_tokens);
 struct kvd_counters { /* of this process in this space, since it was opened */
         uint64_t lookups, lookup_hits;          /* calls, calls that found something */
         uint64_t tokens_asked, tokens_found;    /* of all lookups */
-        /* duplicate: sealed by another before us */
+        /* duplicate: sealed by another before us; what was posted counts as sealed */
         uint64_t blocks_allocated, blocks_sealed, blocks_duplicate;
         uint64_t refused;                       /* allocations refused by quota or a full pool */
         uint64_t retries;                       /* lookups that met an eviction in progress */

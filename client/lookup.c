@@ -620,6 +620,7 @@ int64_t kvd_match(struct kvd_space *space, uint32_t group, const uint32_t *token
 void kvd_unpin(struct kvd_space *space, struct kvd_pin *pin) {
         struct view *view = pin->view;
 
+        pin->n_posted = 0;
         if (!view || forked(space->handle))
                 return;
         touch(view, pin->leaf);

@@ -47,7 +47,7 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in
         struct kvd_msg_seal request = {
                 .space = p->view->handle,
                 .group = p->pin->group,
-                .parent = p->pin->view ? kvd_ref_make(p->pin->leaf, p->pin->generation) : KVD_ROOT,
+                .parent = chain_end(p->pin),
                 .root = p->root,
                 .blocks = {own, bytes},
                 .tokens = {p->tokens, p->n_tokens * (uint32_t)sizeof *p->tokens},
@@ -97,9 +97,11 @@ static void extend_pin(const struct piece *p, kvd_ref leaf) {
         pin->block_bytes = p->view->ix->block_bytes;
         pin->leaf = kvd_ref_id(leaf);
         pin->generation = kvd_ref_generation(leaf);
-        pin->n_blocks += p->n_blocks;
-        pin->n_tokens += p->n_tokens;
-        atomic_fetch_add_explicit(&p->view->page->held, p->n_blocks, memory_order_relaxed);
+        pin->n_blocks += pin->n_posted + p->n_blocks;
+        pin->n_tokens += pin->n_posted * p->view->ix->geometry.block_tokens + p->n_tokens;
+        atomic_fetch_add_explicit(&p->view->page->held, pin->n_posted + p->n_blocks,
+                                  memory_order_relaxed);
+        pin->n_posted = 0;
 }
 
 /* Our own copies of duplicates: a stream may be writing them still. */
@@ -235,7 +237,8 @@ int seal_check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_
                 return client_fail(-EINVAL, "a bidirectional prefix is sealed whole: the pin must "
                                             "hold nothing");
         for (uint32_t i = 0; i < n; i++)
-                if (!blocks[i].view || !blocks[i].data || blocks[i].view != blocks[0].view ||
+                if (!blocks[i].view || !blocks[i].data || is_posted(&blocks[i]) ||
+                    blocks[i].view != blocks[0].view ||
                     (pin->view && blocks[i].view != pin->view))
                         return client_fail(-ESTALE, "a block is not allocated, or belongs to a "
                                                     "daemon that is gone");

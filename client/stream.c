@@ -217,7 +217,7 @@ int kvd_unpin_on(struct kvd_space *space, struct kvd_pin *pin, void *stream) {
 }
 
 static bool on_device(const struct kvd_block *block) {
-        struct view *view = block->view;
+        struct view *view = view_of(block);
 
         return view && view->device;
 }
@@ -229,11 +229,11 @@ struct behind {
 };
 
 static int free_behind(struct kvd_block *block, void *stream, struct behind *behind) {
-        struct view *view = block->view;
+        struct view *view = view_of(block);
         int r = 1;
 
-        /* nobody knows its state (seal.c): the daemon does, and may free it at once */
-        if (!block->data)
+        /* nobody knows its state (seal.c, post.c): the daemon does, and may free it at once */
+        if (!block->data || is_posted(block))
                 return semaphore_finish(view, stream);
         if (view != behind->view)
                 r = promise_or_wait(view, stream, &behind->until);

@@ -330,6 +330,8 @@ int client_remove_space(struct client *c, uint32_t handle) {
         if (!s)
                 return client_refuse(c, -EBADF, "space handle %u is not of this connection",
                                      handle);
+        if (s->attachment)
+                attachment_take_posts(s->attachment);
         if (s->attachment && (attachment_pending(s->attachment) || mates_alive(c))) {
                 /* its streams, or a teammate, write on: until they end */
                 attachment_orphan(s->attachment);

@@ -16,6 +16,7 @@ struct call {
         struct kvd_msg reply;          /* number and serial are filled in */
         struct kvd_fds fds;            /* borrowed; sent with the reply */
         int own_fd;                    /* ... this one owned; -1: none */
+        bool quiet;                    /* nothing is sent */
 };
 
 /* 0, or a negative errno after client_refuse or client_store_failed said why. */

@@ -133,6 +133,15 @@ int handle_seal(struct client *c, const struct kvd_msg *request, struct call *ca
         return 0;
 }
 
+/* Each says in its page what became of it. */
+int handle_post(struct client *c, const struct kvd_msg *request, struct call *call) {
+        for (uint32_t i = 0; i < CLIENT_SPACES; i++)
+                if (c->spaces[i].attachment)
+                        attachment_was_kicked(c->spaces[i].attachment);
+        call->quiet = request->post.quiet;
+        return 0;
+}
+
 int handle_lease(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct kvd_msg_lease *m = &request->lease;
         struct kvd_key prefix;

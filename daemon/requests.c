@@ -31,9 +31,11 @@ static int find_attachment(struct client *c, const struct handler *h, const stru
         int r = client_find_space(c, *(const uint32_t *)field(request, h->space),
                                   &call->attachment);
 
-        if (r == 0)
-                call->space = attachment_space(call->attachment);
-        return r;
+        if (r < 0)
+                return r;
+        call->space = attachment_space(call->attachment);
+        attachment_take_posts(call->attachment); /* they came before */
+        return 0;
 }
 
 static int find_space(struct client *c, const struct handler *h, const struct kvd_msg *request,
@@ -152,7 +154,7 @@ static void answer(struct client *c, ssize_t size) {
         c->server->request_errors += r < 0 && !is_end_of_list(request.number, r);
         c->server->requests++;
         c->requests++;
-        r = send_reply(c, &call);
+        r = call.quiet ? 0 : send_reply(c, &call);
         closep(&call.own_fd);
         if (r < 0 || c->closing)
                 client_disconnect(c);

@@ -298,6 +298,10 @@ struct seal_request {
  */
 int space_seal(struct attachment *attachment, const struct seal_request *request, kvd_ref *ret);
 
+/* Seals what the client has posted; it said that it had, or something else. See cache/post.c. */
+void attachment_was_kicked(struct attachment *attachment);
+void attachment_take_posts(struct attachment *attachment);
+
 /* ---- semaphores of spaces on a GPU, see device/semaphore.c ----------------------------------- */
 
 int space_semaphore_fd(const struct space *space); /* their page; -1 in host memory */

@@ -33,6 +33,8 @@
  *              | use                |   capacity x 4: struct kvd_use, what its attention says of the block
  *              +--------------------+ kvd_asked_off(capacity)
  *              | asked              |   KVD_ASKED_WORDS x 8: what it looked up last, while somebody reads
+ *              +--------------------+ kvd_posts_off(capacity)
+ *              | posts              |   KVD_POSTS x kvd_post_stride(block_tokens): struct kvd_post, a ring
  *              +--------------------+
  *
  * Both are sparse: pages that were never touched take no memory. The size of a layout never changes
@@ -51,7 +53,7 @@
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 10u
+#define KVD_LAYOUT_VERSION 11u
 
 #define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
 #define KVD_MAX_SEGMENTS 8192u
@@ -363,6 +365,14 @@ struct kvd_pinpage {
         alignas(64) shm_u64 asked_begun;
         shm_u64 asked;
         shm_u64 not_noted;             /* lookups, while another thread's was being noted */
+
+        /* posts: written, and whether the daemon was told that there are some; the client's own */
+        alignas(64) shm_u64 posted;
+        shm_u32 kicked;
+        /* written by the daemon: posts that it took, those of them that it refused, and why the last */
+        alignas(64) shm_u64 posts_taken;
+        shm_u64 posts_refused;
+        shm_u32 posts_errno;
 };
 static_assert(sizeof(struct kvd_pinpage) <= 4096, "the pins begin in the next page");
 
@@ -403,8 +413,31 @@ static inline uint64_t kvd_asked_off(uint32_t capacity) {
         return kvd_use_off(capacity) + ALIGN_UP((uint64_t)capacity * sizeof(struct kvd_use), 4096);
 }
 
-static inline uint64_t kvd_pinpage_bytes(uint32_t capacity) {
+/*
+ * A block that its client has filled, to be sealed behind another one without an answer. The client
+ * writes it at the place posted % KVD_POSTS, moves posted, and sends a message only if it finds
+ * kicked 0 (daemon and client each exchange or store it, and look at the other word afterwards).
+ */
+struct kvd_post {
+        kvd_ref block;
+        kvd_ref parent;   /* as in message seal; or a block that was posted before */
+        uint64_t root;    /* as in message seal */
+        uint32_t group, pad; /* pad: must be 0 */
+        uint32_t tokens[]; /* block_tokens: a part-filled block is not posted */
+};
+#define KVD_POSTS 64u
+
+static inline uint64_t kvd_post_stride(uint32_t block_tokens) {
+        return ALIGN_UP(sizeof(struct kvd_post) + block_tokens * sizeof(uint32_t), 64);
+}
+
+static inline uint64_t kvd_posts_off(uint32_t capacity) {
         return kvd_asked_off(capacity) + KVD_ASKED_WORDS * sizeof(uint64_t);
+}
+
+static inline uint64_t kvd_pinpage_bytes(uint32_t capacity) {
+        return kvd_posts_off(capacity) +
+               ALIGN_UP(KVD_POSTS * kvd_post_stride(KVD_MAX_BLOCK_TOKENS), 4096);
 }
 
 /* ---- reading an index ------------------------------------------------------------------------ */

@@ -132,6 +132,7 @@ void space_tick(struct space *space) {
 
 void block_fill_begin(struct space *space, uint32_t id, struct attachment *a) {
         space->blocks[id].owner = a->seat;
+        space->blocks[id].twin = 0;
         block_list_push(space, &a->filling, id);
         a->tenant->n_filling++;
         block_set_state(space, id, KVD_FILLING, block_generation(space, id));

@@ -69,7 +69,10 @@ struct block {
         uint32_t sib_prev, sib_next;
         uint32_t heap;         /* place in its arena's heap plus 1; 0: not a candidate */
         uint32_t run;          /* run that ends with it plus 1; 0: none */
-        uint64_t stamp;        /* eviction order: see evict.c */
+        union {
+                uint64_t stamp; /* SEALED: eviction order, see evict.c */
+                kvd_ref twin;   /* FILLING: it was posted, and this had its content already; or 0 */
+        };
         uint32_t owner;        /* FILLING: seat of the attachment that does; NONE: a job */
         /* available.c: when it was last found to be held, and by whom; NONE: by several */
         uint32_t round, seat;
@@ -121,6 +124,7 @@ struct attachment {
         struct kvd_pinpage *page; /* its mapping */
         shm_u32 *pins, *touch; /* inside page */
         shm_u32 *use;          /* ... each a struct kvd_use */
+        uint64_t posts_taken;  /* see post.c */
         /* owned; a bit for each segment, see drain.c; NULL in host spaces */
         uint64_t *mapped, *told;
         struct block_list filling; /* blocks that it fills */

@@ -98,16 +98,22 @@ static struct kvd_key chain_root(const struct kvd_index *ix, const struct seal_r
                        kvd_key_root(ix, q->group, q->root);
 }
 
+/* A block that was posted, and had been sealed by somebody before, stands for that one. */
+static kvd_ref content_of(const struct attachment *a, kvd_ref ref) {
+        return block_filled_by(a, ref) ? a->space->blocks[kvd_ref_id(ref)].twin : ref;
+}
+
 static int find_parent(struct attachment *a, const struct seal_request *q, struct growth *g) {
         struct space *space = a->space;
-        uint32_t id = kvd_ref_id(q->parent);
+        kvd_ref before = content_of(a, q->parent);
+        uint32_t id = kvd_ref_id(before);
         const struct kvd_desc *parent;
 
         *g = (struct growth){.root = chain_root(space->ix, q), .parent = NONE};
         g->fields = (struct kvd_desc){.key = g->root, .group = (uint16_t)q->group, .root = q->root};
         if (q->parent == KVD_ROOT)
                 return 0;
-        if (!block_current(space, q->parent) || space->blocks[id].private)
+        if (!block_current(space, before) || space->blocks[id].private)
                 return refuse(a, -ESTALE,
                               "the block before is not in the cache (any more); look up again");
         if (space->blocks[id].poisoned)
@@ -115,7 +121,7 @@ static int find_parent(struct attachment *a, const struct seal_request *q, struc
                               "the data of the block before was never written: its producer died");
         parent = kvd_index_desc(space->ix, id);
         g->parent = id;
-        g->fields.parent = q->parent;
+        g->fields.parent = before;
         g->fields.key = parent->key;
         g->fields.depth = parent->depth + 1;
         return check_parent(a, q, parent);

@@ -27,6 +27,7 @@ static const struct group {
         {"index memory, attach", cases_attach},
         {"allocate and seal", cases_publish},
         {"large blocks", cases_blocks},
+        {"many clients", cases_crowd},
         {"kernels", cases_kernels},
 };
 

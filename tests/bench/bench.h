@@ -40,6 +40,7 @@ int cases_pointer(const struct bench *bench);
 int cases_attach(const struct bench *bench);
 int cases_publish(const struct bench *bench);
 int cases_blocks(const struct bench *bench);
+int cases_crowd(const struct bench *bench);
 int cases_kernels(const struct bench *bench);
 
 #endif

@@ -199,6 +199,15 @@ int process_last_cpu(void) {
         return process_other_cpu(-1);
 }
 
+void process_go_anywhere(void) {
+        cpu_set_t set;
+
+        CPU_ZERO(&set);
+        for (int i = 0; i < CPU_SETSIZE; i++)
+                CPU_SET(i, &set);
+        sched_setaffinity(0, sizeof set, &set);
+}
+
 int process_stay_on(int cpu) {
         cpu_set_t set;
 

@@ -53,6 +53,9 @@ uint64_t process_cpu_ns(const struct process *process);
  */
 int process_stay_on(int cpu);
 
+/* It, and what it starts from now on, may use all of them again. */
+void process_go_anywhere(void);
+
 /* A processor that this process may use besides that one; -1: none. */
 int process_other_cpu(int cpu);
 int process_last_cpu(void);

@@ -208,6 +208,29 @@ def test_counters(space):
     assert after.blocks_sealed - before.blocks_sealed == 2 and after.blocks_duplicate == 0
 
 
+def test_what_is_posted_is_found(space):
+    tokens = chain(15, 5)
+    with kvd.Pin(space) as pin:
+        blocks = space.alloc(4)
+        for i, block in enumerate(blocks[:3]):
+            pin.post([block], tokens[i * TOKENS:(i + 1) * TOKENS])
+            assert block.posted and not block.sealed and block.data
+        space.flush()
+        assert space.match(tokens) == 3 * TOKENS and pin.blocks == []
+        assert pin.seal(blocks[3:], tokens[3 * TOKENS:4 * TOKENS]) == [blocks[3].id]
+        assert pin.tokens == 4 * TOKENS
+        bad = space.alloc(1)
+        pin.post(bad, [VOCAB] * TOKENS)
+        with raises(kvd.Refused, "1 posted block"):
+            space.flush()
+        space.flush()
+        with raises(kvd.Invalid):
+            pin.post(space.alloc(1), tokens[:1])
+        space.free([*blocks, *bad])
+        assert all(not block.data for block in (*blocks, *bad))
+    assert space.match(tokens) == 4 * TOKENS
+
+
 def test_fingerprints(space):
     with tempfile.TemporaryDirectory() as folder:
         weights, empty = Path(folder, "weights"), Path(folder, "empty")

@@ -39,7 +39,7 @@ from ._block import Block
 from ._daemon import Daemon, connect
 from ._errors import (Busy, Closed, ConnectionLost, ConnectionRefused, DaemonNotFound, DataLost, Error, Forked,
                       Invalid, Mismatch, NoData, NotAllowed, NotKvd, NotSupported, NotYet, OutOfMemory, PoolFull,
-                      QuotaExceeded, Stale, TimedOut, TooMany)
+                      QuotaExceeded, Refused, Stale, TimedOut, TooMany)
 from ._fetch import Fetch
 from ._fingerprint import fingerprint
 from ._geometry import Geometry
@@ -54,8 +54,8 @@ from ._tokens import Tokens
 __all__ = ["Block", "Busy", "Closed", "ConnectionLost", "ConnectionRefused", "Counters", "Daemon", "DaemonNotFound",
            "DataLost", "Entry", "EntryFlags", "Error", "Fetch", "Forked", "Geometry", "Invalid", "Labels", "Lease", "Memory",
            "Mismatch", "NoData", "NotAllowed", "NotKvd", "NotSupported", "NotYet", "OutOfMemory", "Pin", "PoolFull",
-           "QuotaExceeded", "Sequence", "Sharing", "Space", "Stale", "Stats", "Table", "TimedOut", "Tokens", "TooMany",
-           "View", "__version__", "connect", "fingerprint"]
+           "QuotaExceeded", "Refused", "Sequence", "Sharing", "Space", "Stale", "Stats", "Table", "TimedOut", "Tokens",
+           "TooMany", "View", "__version__", "connect", "fingerprint"]
 
 for _it in (Block, Counters, Daemon, Entry, EntryFlags, Fetch, Geometry, Labels, Lease, Memory, Pin, Sequence, Sharing,
             Space, Stats, Table, View):

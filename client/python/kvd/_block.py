@@ -38,7 +38,7 @@ class Block(View):
         self._handle: Handle | None = handle
         self._size = space.block_bytes
         self._struct = struct
-        self._sealed = False
+        self._sealed = self._posted = False
         self._forget = weakref.finalize(self, _free, handle, struct)
 
     @property
@@ -56,11 +56,16 @@ class Block(View):
         """It was published: this very block, or, without keep=True, another one with the same content."""
         return self._sealed
 
+    @property
+    def posted(self) -> bool:
+        """It was published by Pin.post(), if nobody else was first, and is to be read only."""
+        return self._posted
+
     def memoryview(self) -> builtins.memoryview:
         """Its bytes, to be written. BufferError: they are on a GPU. kvd.Closed: it is sealed or given back."""
         if self._device[0] != 1:
             raise BufferError("the block is in a GPU's memory")
-        if not self.data:
+        if not self.data or self._posted:
             raise Closed(9, f"block {self.id} is not being filled")
         return bytes_at(self.data, self._size, self)
 
@@ -82,13 +87,18 @@ class Block(View):
             self._sealed = True
             self._gone()
 
+    def _was_posted(self, struct: BlockStruct) -> None:
+        ctypes.pointer(self._struct)[0] = struct
+        self._posted = True
+
     def _gone(self) -> None:
         self._struct.view = None
         self._forget.detach()
         self._handle = None
 
     def __repr__(self) -> str:
-        state = "sealed" if self._sealed else "to fill" if self._struct.view else "given back"
+        mine = "posted" if self._posted else "to fill"
+        state = "sealed" if self._sealed else mine if self._struct.view else "given back"
         return f"<kvd.Block {self.id}, {state}>"
 
 

@@ -74,6 +74,10 @@ class Busy(Error):
     """EBUSY: another process computes this at the moment."""
 
 
+class Refused(Error):
+    """ECANCELED: blocks that were posted are not published. They stay their caller's."""
+
+
 class NoData(Error):
     """ENODATA: the sketch cannot bring these blocks back, or there is no sharing configuration."""
 
@@ -104,6 +108,7 @@ _CLASSES: dict[int, type[Error]] = {
     errno.ENOTSOCK: NotKvd, errno.ETIMEDOUT: TimedOut, errno.EEXIST: Mismatch, errno.ENOBUFS: PoolFull,
     errno.EDQUOT: QuotaExceeded,
     errno.EUSERS: TooMany, errno.ESTALE: Stale, errno.EIO: DataLost, errno.EAGAIN: NotYet, errno.EBUSY: Busy,
+    errno.ECANCELED: Refused,
     errno.ENODATA: NoData, errno.EINVAL: Invalid, errno.ERANGE: Invalid, errno.EBADF: Closed, errno.ECHILD: Forked,
     errno.ENOTSUP: NotSupported, errno.ENOMEM: OutOfMemory,
 }

@@ -28,7 +28,8 @@ class OptionsStruct(Structure):
 class PinStruct(Structure):
     _fields_ = [("view", c_void_p), ("base", c_void_p), ("block_bytes", c_uint64),
                 ("salt", c_uint64),
-                *((name, c_uint32) for name in ("leaf", "generation", "n_blocks", "n_tokens", "group", "pad"))]
+                *((name, c_uint32) for name in ("leaf", "generation", "n_blocks", "n_tokens", "group",
+                                              "n_posted", "posted", "posted_generation"))]
 
 
 class TableStruct(Structure):
@@ -127,6 +128,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "kvd_free_on": (c_int, (_HANDLE, c_uint32, _BLOCKS, c_void_p)),
     "kvd_seal": (c_int, (_HANDLE, _PIN, c_uint32, _BLOCKS, *_TOKENS)),
     "kvd_seal_on": (c_int, (_HANDLE, _PIN, c_uint32, _BLOCKS, *_TOKENS, c_void_p)),
+    "kvd_post": (c_int, (_HANDLE, _PIN, c_uint32, _BLOCKS, *_TOKENS)),
+    "kvd_flush": (c_int, (_HANDLE,)),
     "kvd_seal_keep": (c_int, (_HANDLE, _PIN, c_uint32, _BLOCKS, *_TOKENS, _ADDRESS)),
     "kvd_seal_keep_on": (c_int, (_HANDLE, _PIN, c_uint32, _BLOCKS, *_TOKENS, _ADDRESS, c_void_p)),
     "kvd_seal_key": (c_int, (_HANDLE, _ADDRESS, c_uint32, _BLOCKS, _PIN)),

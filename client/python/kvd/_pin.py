@@ -127,6 +127,30 @@ class Pin:
         function = _SEAL[keep, stream is not None]
         return self._took_blocks(blocks, room, function(*arguments), ids if keep else None)
 
+    def post(self, blocks: Sequence[Block], tokens: Tokens) -> None:
+        """seal() without an answer, for blocks that fill one by one: full ones, in a causal space.
+
+        Others find them within microseconds, and mostly no system call is made. The blocks stay the caller's to read
+        (block.posted is true) until Space.free(), also where somebody else was first with their content; the pin holds
+        what it held. What follows goes behind them, by post() or seal(), as long as the last one was not freed.
+
+        What is wrong is told once, by the next post(), which then posts nothing, or by Space.flush(): kvd.Refused, some
+        blocks that were posted in the space are not published; kvd.ConnectionLost, the daemon ended before it had seen
+        all of them. Errors of this call as of seal(); some of its blocks may be posted then.
+        """
+        row, room = words(tokens), structs_of(list(blocks))
+        address, n = row.buffer_info()
+        if not room and not row:
+            return
+        size, done = self.space.geometry.block_tokens, 0
+        while done < len(room):         # the ring of a daemon that does not look may be full: then the next call waits
+            rest = (BlockStruct * (len(room) - done)).from_buffer(room, done * ctypes.sizeof(BlockStruct))
+            more = check(lib.kvd_post(self._open().pointer, byref(self._struct), len(rest), rest,
+                                      address + 4 * size * done, n - size * done))
+            for block, struct in zip(blocks[done:done + more], rest):
+                block._was_posted(struct)
+            done += more
+
     def _seal_key(self, key: bytes, blocks: Sequence[Block]) -> None:
         room = structs_of(list(blocks))
         result = lib.kvd_seal_key(self._open().pointer, key, len(room), room, byref(self._struct))

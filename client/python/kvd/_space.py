@@ -190,6 +190,10 @@ class Space:
                 block._gone()
         check(result)
 
+    def flush(self) -> None:
+        """Waits until the daemon has seen all that was posted in the space. Errors of what was: see Pin.post()."""
+        check(lib.kvd_flush(self._open().pointer))
+
     def reserve(self, n: int) -> int:
         """The library's magazine holds at least n blocks from now on, if the pool has them, until the next reserve():
         alloc() of up to n cannot fail then. Counts as blocks being filled. Returns how many it holds now."""

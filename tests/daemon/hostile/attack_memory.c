@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -60,6 +61,52 @@ static void fill_with_ones(const struct hostile *h) {
         map_victim_space(h, &m);
         memset(m.pins, 0xff, m.pin_bytes);
         usleep(GARBAGE_MS * 1000);
+}
+
+/*
+ * Posts that never were, of blocks of ours and of others, behind anything; while they are read, they
+ * change. Half of the time it is said how many there are, and half of the time it is nonsense.
+ */
+static void noise_in_posts(const struct hostile *h) {
+        struct kvd_msg allocate = {.number = KVD_MSG_allocate, .allocate = {.count = 32}};
+        struct random random = {78};
+        struct kvd_pinpage *page;
+        struct kvd_msg reply;
+        struct mapped m;
+        uint32_t *words, n_words;
+        kvd_ref own[32];
+
+        map_victim_space(h, &m);
+        allocate.allocate.space = m.handle;
+        if (raw_call(m.fd, &allocate, &reply, NULL) != 1 ||
+            reply.number != KVD_MSG_allocate_reply || reply.allocate_reply.blocks.size < sizeof *own)
+                die("no blocks to post");
+        memset(own, 0, sizeof own);
+        memcpy(own, reply.allocate_reply.blocks.data, reply.allocate_reply.blocks.size);
+        page = (struct kvd_pinpage *)(void *)m.pins;
+        words = (uint32_t *)(void *)(m.pins + kvd_posts_off(page->capacity));
+        n_words = KVD_POSTS * (uint32_t)kvd_post_stride(m.index->geometry.block_tokens) / 4;
+        for (uint32_t i = 0; i < 20000; i++) {
+                struct kvd_msg post = {.number = KVD_MSG_post, .serial = i, .post = {i % 4 != 0}};
+                uint8_t frame[64];
+                ssize_t n = kvd_msg_encode(&post, frame, sizeof frame);
+
+                for (uint32_t k = 0; k < 64; k++) {
+                        uint32_t at = random_below(&random, n_words / 2) * 2, which = k % 4;
+                        kvd_ref ref = own[random_below(&random, 32)];
+
+                        if (which < 2)
+                                memcpy(words + at, &ref, sizeof ref);
+                        else
+                                words[at] = random_below(&random, which == 2 ? 64 : UINT32_MAX);
+                }
+                atomic_store(&page->posted, i % 2 ? atomic_load(&page->posts_taken) + 64 :
+                                                    random_below(&random, UINT32_MAX));
+                if (i % 4 == 0)
+                        raw_exchange(m.fd, frame, (size_t)n, &reply);
+                else if (send(m.fd, frame, (size_t)n, MSG_NOSIGNAL) != n)
+                        die("a post was not taken: %s", strerror(errno));
+        }
 }
 
 /*
@@ -177,6 +224,7 @@ static void resize_segments(const struct hostile *h) {
 const struct attack_row memory_attacks[] = {
         {"a pin page full of ones", fill_with_ones, 1},
         {"a pin page full of noise", fill_with_noise, 1},
+        {"noise in posts", noise_in_posts, 1},
         {"noise in times of use and counters", noise_in_touch_and_counters, 1},
         {"resizing and punching the pin page", resize_pins, 1},
         {"writing the index", write_index, 1},

@@ -58,6 +58,7 @@ static const char *target = "big";       /* the space that requests are about, *
 static uint32_t mine;                    /* ... its handle, of me */
 static const struct kvd_index *index_of; /* ... mapped where it matters, or NULL */
 static uint32_t *pins, *touch;           /* of the last one */
+static struct kvd_pinpage *my_page;      /* of "big" */
 static uint32_t holder;                  /* number of a client that has pins there */
 static uint64_t tokens_used = 1;
 static int failed;
@@ -228,6 +229,24 @@ static struct kvd_msg seal_message(kvd_ref parent, uint64_t root, uint32_t n) {
 static struct kvd_msg send_seal(void) {
         take(mine, MANY);
         return seal_message(0, 2 + tokens_used++, n_refs);
+}
+
+/* A ring full of them, each the start of a chain. */
+static struct kvd_msg send_post(void) {
+        uint64_t stride = kvd_post_stride(1), posted = atomic_load(&my_page->posted);
+
+        take(handles[0], KVD_POSTS);
+        for (uint32_t i = 0; i < n_refs; i++) {
+                struct kvd_post *post = (void *)((uint8_t *)my_page +
+                                                 kvd_posts_off(my_page->capacity) +
+                                                 (posted + i) % KVD_POSTS * stride);
+
+                *post = (struct kvd_post){.block = refs[i], .root = 2 + tokens_used++};
+                post->tokens[0] = i;
+        }
+        atomic_store(&my_page->posted, posted + n_refs);
+        n_refs = 0;
+        return MSG(post, 0);
 }
 
 static struct kvd_msg send_lease(void) {
@@ -446,7 +465,7 @@ static request *const rows[FIRST_OF_WORKERS] = {
         ROW(summaries),   ROW(sample),     ROW(sample_done), ROW(profile),      ROW(block_map),
         ROW(pins),        ROW(chain_info), ROW(check),       ROW(daemon_info),  ROW(space_info),
         ROW(client_info), ROW(client_end), ROW(domain_info), ROW(space_delete), ROW(fetch),
-        ROW(tier_info),   ROW(follow),
+        ROW(tier_info),   ROW(follow),     ROW(post),
 };
 
 /*
@@ -533,6 +552,7 @@ static void connect_all(void) {
                 handles[i] = peer_ok(peers[i], space_message("big", scale.blocks + MANY * 3 / 2, 1))
                                      .space_reply.space;
                 page = map_pins(peers[i]);
+                my_page = i ? my_page : page;
                 pins = (uint32_t *)((uint8_t *)page + KVD_PINS_OFF);
                 touch = (uint32_t *)((uint8_t *)page + kvd_touch_off(page->capacity));
         }

@@ -186,6 +186,53 @@ static void fill(struct worker *w, const struct hold *h, const uint32_t *tokens,
         }
 }
 
+/* Posted blocks stay ours to read, whatever became of them. */
+static void check_posted(struct worker *w, const struct hold *h, const uint32_t *tokens,
+                         uint32_t first, uint32_t n, const struct kvd_block *blocks, uint32_t end) {
+        size_t bytes = kvd_block_bytes(&soak_geometry), wrong = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                wrong += oracle_wrong(blocks[i].data, bytes, seed_of(h, tokens, first + i, end));
+        count(&w->o->tally->bytes_checked, n * bytes);
+        count(&w->o->tally->bytes_wrong, wrong);
+        if (wrong)
+                w->failed = true;
+}
+
+/* Where somebody else's block had the content first and was evicted since, the chain is broken. */
+static bool may_be_refused(struct worker *w, int r) {
+        return r == -ECANCELED || r == -ESTALE || harmless(w, r);
+}
+
+/*
+ * Posts full blocks one by one, and sometimes seals the last one behind them; then it is found like
+ * everybody's.
+ */
+static void post(struct worker *w, struct hold *h, const uint32_t *tokens, uint32_t n,
+                 struct kvd_block *blocks, uint32_t end) {
+        uint32_t first = h->pin.n_blocks, posted = 0;
+        struct kvd_space *space = w->spaces[h->space];
+        int r = 1;
+
+        while (posted + 1 < n && r == 1) {
+                r = kvd_post(space, &h->pin, 1, blocks + posted, tokens + (first + posted) * BT, BT);
+                posted += r == 1;
+                maybe_die(w);
+        }
+        if (r == 1)
+                r = kvd_seal(space, &h->pin, 1, blocks + posted, tokens + (first + posted) * BT,
+                             end - (first + posted) * BT);
+        if (r < 0 && !may_be_refused(w, r))
+                complain(w, "kvd_post");
+        check_posted(w, h, tokens, first, posted, blocks, end);
+        maybe_die(w);
+        kvd_free(space, r < 0 ? n : posted, blocks);
+        kvd_unpin(space, &h->pin);
+        h->pin.salt = h->salt;
+}
+
+static int64_t look_up(struct worker *w, struct hold *h, uint32_t n_tokens);
+
 /* Computes what is missing behind h->pin up to token `end`, and seals it in one or two steps. */
 static void extend(struct worker *w, struct hold *h, uint32_t end) {
         struct kvd_space *space = w->spaces[h->space];
@@ -201,6 +248,11 @@ static void extend(struct worker *w, struct hold *h, uint32_t end) {
         }
         end = MIN(end, (first + n) * BT);
         fill(w, h, tokens, first, n, blocks, end);
+        if (h->space == CAUSAL && random_below(&w->random, 2)) {
+                post(w, h, tokens, n, blocks, end);
+                look_up(w, h, end);
+                return;
+        }
         r = kvd_seal(space, &h->pin, n, blocks, tokens + first * BT, end - first * BT);
         if (r < 0) {
                 if (!harmless(w, r))

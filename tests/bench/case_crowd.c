@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Many clients at once, each a process that goes as engines do: a hundred steps a second, in each of
+ * them a block of each of ten requests fills and is posted, and a hundred prompts of 32 blocks are
+ * looked up: 1,000 blocks and 10,000 lookups a second. The pool is full, so that each block evicts
+ * another one.
+ *
+ *      crowd-N-work   the daemon's processor time per block, with N clients
+ *      crowd-N        ... in percent of one processor, if all clients get to 1,000 blocks a second
+ *      crowd-N-fair   blocks of the client that got fewest, of the one that got most
+ *      crowd-N-p50    a lookup: the median of its client's, and 99 in 100, the worst client's; for
+ *      crowd-N-p99    information, since they share processors
+ *      crowd-1-*      a client alone
+ */
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "ipc/base/util.h"
+#include "tests/bench/bench.h"
+#include "tests/bench/kvd_side.h"
+#include "tests/bench/report.h"
+
+#define MOST_CLIENTS 100u
+#define POOL_BLOCKS 65536u
+#define PROMPT_BLOCKS 32u
+#define REQUESTS 10u       /* of a client, at a time */
+#define REQUEST_BLOCKS 16u /* that a request decodes before it ends */
+#define LOOKUPS 100u       /* of a step */
+#define STEP_NS UINT64_C(10000000)
+#define BUCKETS 512u       /* of lookup times, 16 ns each; the last one has what took longer */
+
+struct client {
+        _Atomic uint64_t posted, refused, lookups, wrong;
+        _Atomic uint64_t times[BUCKETS];
+};
+
+struct shared {
+        _Atomic int go;
+        _Atomic uint32_t ready;
+        struct client clients[MOST_CLIENTS];
+};
+
+struct request {
+        struct kvd_pin pin;
+        struct kvd_block blocks[REQUEST_BLOCKS];
+        uint32_t n;
+};
+
+struct world {
+        struct kvd_side kvd;
+        struct process clients[MOST_CLIENTS];
+        struct shared *shared;
+        uint32_t number; /* of this client */
+        uint32_t prompt[PROMPT_BLOCKS * BLOCK_TOKENS];
+        struct request requests[REQUESTS];
+};
+
+/* ---- a client -------------------------------------------------------------------------------- */
+
+static void add(_Atomic uint64_t *counter, uint64_t n) {
+        atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+static void end_request(kvd_space *space, struct request *q) {
+        kvd_free(space, q->n, q->blocks);
+        kvd_unpin(space, &q->pin);
+        q->n = 0;
+}
+
+static void post_one(struct world *w, kvd_space *space, struct request *q, uint64_t number) {
+        struct client *me = &w->shared->clients[w->number];
+        uint32_t tokens[BLOCK_TOKENS];
+
+        if (q->n == REQUEST_BLOCKS)
+                end_request(space, q);
+        block_tokens(number, tokens);
+        if (kvd_alloc(space, 1, &q->blocks[q->n]) != 1) {
+                add(&me->refused, 1);
+                return;
+        }
+        add(kvd_post(space, &q->pin, 1, &q->blocks[q->n++], tokens, BLOCK_TOKENS) == 1 ?
+                    &me->posted :
+                    &me->refused,
+            1);
+}
+
+static void look_up(struct world *w, kvd_space *space) {
+        struct client *me = &w->shared->clients[w->number];
+        uint32_t ids[PROMPT_BLOCKS];
+        struct kvd_pin pin = {0};
+        uint64_t began = now_ns();
+        int64_t found = kvd_lookup(space, 0, w->prompt, PROMPT_BLOCKS * BLOCK_TOKENS, ids,
+                                   PROMPT_BLOCKS, &pin);
+
+        kvd_unpin(space, &pin);
+        add(&me->times[MIN((now_ns() - began) / 16, BUCKETS - 1)], 1);
+        add(&me->lookups, 1);
+        if (found != PROMPT_BLOCKS * BLOCK_TOKENS)
+                add(&me->wrong, 1);
+}
+
+static void step(struct world *w, kvd_space *space, uint64_t *number) {
+        for (uint32_t i = 0; i < REQUESTS; i++)
+                post_one(w, space, &w->requests[i], (*number)++);
+        for (uint32_t i = 0; i < LOOKUPS; i++)
+                look_up(w, space);
+}
+
+static void sleep_until(uint64_t ns) {
+        struct timespec t = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+
+        while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR)
+                ;
+}
+
+/* Their steps begin at different times, as those of engines do. */
+static void go_on(void *ctx) {
+        struct world *w = ctx;
+        uint64_t number = (uint64_t)(w->number + 1) << 40, next;
+        kvd_space *space;
+        kvd *handle;
+
+        if (kvd_open(w->kvd.socket, &handle) < 0 ||
+            kvd_space_open(handle, "bench", &w->kvd.geometry, NULL, &space) < 0)
+                return;
+        atomic_fetch_add(&w->shared->ready, 1);
+        while (!atomic_load(&w->shared->go))
+                sleep_until(now_ns() + STEP_NS);
+        next = now_ns() + mix64(w->number) % STEP_NS;
+        for (;; next += STEP_NS) {
+                sleep_until(next);
+                step(w, space, &number);
+        }
+}
+
+/* ---- us -------------------------------------------------------------------------------------- */
+
+static uint64_t total_posted(const struct shared *s, uint32_t n) {
+        uint64_t sum = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                sum += atomic_load(&s->clients[i].posted);
+        return sum;
+}
+
+/* Where so many of 100 lookups of a client were done, in ns. */
+static double percentile(const struct client *c, uint32_t percent) {
+        uint64_t want = atomic_load(&c->lookups) * percent / 100, seen = 0;
+
+        if (!atomic_load(&c->lookups))
+                return 0; /* it did not run */
+        for (uint32_t i = 0; i < BUCKETS; i++) {
+                seen += atomic_load(&c->times[i]);
+                if (seen > want)
+                        return (i + 1) * 16.0;
+        }
+        return BUCKETS * 16.0;
+}
+
+static void tell(uint32_t n, const char *what, double value, const char *unit) {
+        char name[32];
+
+        snprintf(name, sizeof name, "crowd-%u%s%s", n, *what ? "-" : "", what);
+        report_value(name, "kvd", 0, value, unit);
+}
+
+static int report(const struct shared *s, uint32_t n, uint64_t cpu_ns, uint64_t wall_ns) {
+        double work = (double)cpu_ns / (double)MAX(total_posted(s, n), 1u);
+        double least = 1e18, most = 0, p50 = 0, p99 = 0;
+        uint64_t refused = 0, wrong = 0;
+
+        for (uint32_t i = 0; i < n; i++) {
+                const struct client *c = &s->clients[i];
+                double posted = (double)atomic_load(&c->posted);
+
+                least = MIN(least, posted);
+                most = MAX(most, posted);
+                p50 = MAX(p50, percentile(c, 50));
+                p99 = MAX(p99, percentile(c, 99));
+                refused += atomic_load(&c->refused);
+                wrong += atomic_load(&c->wrong);
+        }
+        tell(n, "work", work, "ns");
+        tell(n, "", work * n * REQUESTS / STEP_NS * 100, "%");
+        tell(n, "fair", most > 0 ? least / most : 0, "of 1");
+        tell(n, "p50", p50, "ns");
+        tell(n, "p99", p99, "ns");
+        say("%u clients posted %.0f blocks a second, and were refused %llu times\n", n,
+            (double)total_posted(s, n) * 1e9 / (double)wall_ns, (unsigned long long)refused);
+        return wrong ? -ENOMSG : 0;
+}
+
+static void end_clients(struct world *w, uint32_t n) {
+        for (uint32_t i = 0; i < n; i++)
+                process_end(&w->clients[i]);
+}
+
+static int measure(const struct bench *bench, struct world *w, uint32_t n) {
+        uint64_t began, cpu;
+
+        for (uint32_t i = 0; i < 1000 && atomic_load(&w->shared->ready) < n; i++)
+                sleep_until(now_ns() + STEP_NS);
+        if (atomic_load(&w->shared->ready) < n)
+                return -ETIMEDOUT;
+        atomic_store(&w->shared->go, 1);
+        sleep_until(now_ns() + 20 * STEP_NS);
+        memset(w->shared->clients, 0, sizeof w->shared->clients);
+        began = now_ns();
+        cpu = process_cpu_ns(&w->kvd.daemon);
+        sleep_until(began + (bench->quick ? 50 : 300) * STEP_NS);
+        cpu = process_cpu_ns(&w->kvd.daemon) - cpu;
+        return report(w->shared, n, cpu, now_ns() - began);
+}
+
+static int run(const struct bench *bench, struct world *w, uint32_t n) {
+        int r = 0;
+
+        memset(w->shared, 0, sizeof *w->shared);
+        for (w->number = 0; w->number < n && r == 0; w->number++) {
+                w->clients[w->number] = NO_PROCESS;
+                r = process_run(go_on, w, &w->clients[w->number]);
+        }
+        n = w->number;
+        if (r == 0)
+                r = measure(bench, w, n);
+        end_clients(w, n);
+        return r;
+}
+
+static int fill(struct world *w, struct kvd_pin *pin) {
+        struct kvd_block blocks[PROMPT_BLOCKS];
+        int r = fill_single(&w->kvd, POOL_BLOCKS);
+
+        for (uint32_t i = 0; i < PROMPT_BLOCKS; i++)
+                block_tokens((UINT64_C(1) << 39) + i, w->prompt + i * BLOCK_TOKENS);
+        if (r >= 0)
+                r = take_blocks(w->kvd.space, PROMPT_BLOCKS, blocks);
+        return r < 0 ? r :
+                       kvd_seal(w->kvd.space, pin, PROMPT_BLOCKS, blocks, w->prompt,
+                                PROMPT_BLOCKS * BLOCK_TOKENS);
+}
+
+int cases_crowd(const struct bench *bench) {
+        static const char *const names[] = {"crowd-1", "crowd-20", "crowd-100", NULL};
+        static struct world w = {.kvd = {.daemon = NO_PROCESS}};
+        struct kvd_pin pin = {0};
+        char dir[256];
+        int r;
+
+        if (!bench_wants_any(bench, names))
+                return 0;
+        snprintf(dir, sizeof dir, "%s/crowd", bench->dir);
+        w.shared = mmap(NULL, sizeof *w.shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                        -1, 0);
+        if (w.shared == MAP_FAILED || mkdir(dir, 0700) < 0)
+                return -errno;
+        process_go_anywhere();
+        r = kvd_side_start(&w.kvd, bench->kvd, dir, &tiny_geometry, POOL_BLOCKS);
+        if (r >= 0)
+                r = fill(&w, &pin);
+        if (r >= 0)
+                r = run(bench, &w, 1);
+        if (r >= 0)
+                r = run(bench, &w, 20);
+        if (r >= 0 && !bench->quick)
+                r = run(bench, &w, 100);
+        kvd_side_end(&w.kvd);
+        process_stay_on(bench->cpu);
+        munmap(w.shared, sizeof *w.shared);
+        return r;
+}

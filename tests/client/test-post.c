@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Blocks that are sealed without an answer: found by others, told of once when they are refused,
+ * and nobody's when the daemon or their client dies before it has seen them.
+ */
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "client/conn.h"
+#include "client/kvd.h"
+#include "ipc/base/layout.h"
+#include "ipc/base/util.h"
+#include "tests/lib/instance.h"
+#include "tests/lib/suite.h"
+
+enum { TOKENS = 4, LONGEST = 256, VOCAB = 1000000 };
+
+static const struct kvd_geometry geometry = {.layers = 1,
+                                             .kv_heads = 1,
+                                             .head_dim = 32,
+                                             .block_tokens = TOKENS,
+                                             .dtype = KVD_F32,
+                                             .vocab = VOCAB};
+
+static struct instance server;
+static kvd *mine, *other;
+static kvd_space *space, *elsewhere;
+
+struct posted {
+        struct kvd_pin pin;
+        struct kvd_block blocks[LONGEST];
+        uint32_t tokens[LONGEST * TOKENS], n;
+};
+
+static void connect_to(kvd **handle, kvd_space **ret) {
+        ck_assert_msg(kvd_open(server.socket, handle) == 0, "%s", kvd_error());
+        ck_assert_msg(kvd_space_open(*handle, "engine", &geometry, NULL, ret) == 0, "%s",
+                      kvd_error());
+}
+
+static void set_up(void) {
+        instance_start(&server, SETTINGS("daemon.pool=16M", "daemon.segment=256K"));
+        connect_to(&mine, &space);
+        connect_to(&other, &elsewhere);
+}
+
+static void tear_down(void) {
+        kvd_space_close(space);
+        kvd_space_close(elsewhere);
+        kvd_close(mine);
+        kvd_close(other);
+        instance_end_clean(&server);
+}
+
+/* Chains of different numbers have nothing in common. */
+static void number(struct posted *p, uint32_t which) {
+        *p = (struct posted){0};
+        for (uint32_t i = 0; i < LONGEST * TOKENS; i++)
+                p->tokens[i] = which * 1000 + i / 2;
+}
+
+/* What is in block i of the chain, so that one can tell whose it is. */
+static void write_block(struct kvd_block *block, uint32_t which) {
+        memset(block->data, (int)which, 64);
+}
+
+static int post(struct posted *p, kvd_space *to, uint32_t n, uint32_t what) {
+        int posted = 0, r;
+
+        for (uint32_t i = 0; i < n; i++) {
+                struct kvd_block *block = &p->blocks[p->n];
+
+                if (!block->view)
+                        ck_assert_msg(kvd_alloc(to, 1, block) == 1, "%s", kvd_error());
+                write_block(block, what);
+                r = kvd_post(to, &p->pin, 1, block, p->tokens + p->n * TOKENS, TOKENS);
+                if (r != 1)
+                        return posted ? posted : r;
+                p->n++;
+                posted++;
+        }
+        return posted;
+}
+
+/* Blocks for all of it, so that the daemon is not asked for any later. */
+static void take(struct posted *p, kvd_space *from, uint32_t n) {
+        for (uint32_t i = 0; i < n; i++)
+                ck_assert_msg(kvd_alloc(from, 1, &p->blocks[i]) == 1, "%s", kvd_error());
+}
+
+/* In one call, so that none of it is told of another. */
+static int post_at_once(struct posted *p, kvd_space *to, uint32_t n) {
+        take(p, to, n);
+        p->n = n;
+        return kvd_post(to, &p->pin, n, p->blocks, p->tokens, n * TOKENS);
+}
+
+static void let_go(struct posted *p, kvd_space *of) {
+        for (uint32_t i = 0; i < p->n; i++)
+                ck_assert_ptr_nonnull(p->blocks[i].data);
+        kvd_free(of, p->n, p->blocks);
+        kvd_unpin(of, &p->pin);
+}
+
+/* How many blocks of the chain are found there, and what they hold. */
+static uint32_t found(kvd_space *there, const struct posted *p, uint32_t n, int what) {
+        struct kvd_pin pin = {0};
+        uint32_t ids[LONGEST], tokens;
+
+        tokens = (uint32_t)kvd_lookup(there, 0, p->tokens, n * TOKENS, ids, n, &pin);
+        for (uint32_t i = 0; i < pin.n_blocks; i++)
+                ck_assert(what < 0 || *kvd_pin_block(&pin, ids[i]) == what);
+        kvd_unpin(there, &pin);
+        return tokens / TOKENS;
+}
+
+static void evict_all(void) {
+        struct conn *conn = instance_connect(&server);
+        struct kvd_msg_evict_reply reply;
+
+        do
+                ck_assert_int_eq(conn_call(conn, KVD_MSG_evict,
+                                           &(struct kvd_msg_evict){.space = kvd_slice_of("engine")},
+                                           &reply),
+                                 0);
+        while (reply.more || reply.evicted);
+        conn_close(conn);
+}
+
+/* ---- what it promises ------------------------------------------------------------------------ */
+
+START_TEST(others_find_what_is_posted) {
+        struct posted p;
+
+        number(&p, 1);
+        ck_assert_int_eq(post(&p, space, 20, 7), 20);
+        kvd_catch_up(elsewhere);
+        WAIT_UNTIL(found(elsewhere, &p, 20, 7) == 20); /* nobody waited for an answer */
+        ck_assert_int_eq(kvd_flush(space), 0);
+        evict_all();
+        kvd_catch_up(elsewhere);
+        ck_assert_uint_eq(found(elsewhere, &p, 20, 7), 20); /* each is held by its own pin */
+        let_go(&p, space);
+        evict_all();
+        ck_assert_uint_eq(found(elsewhere, &p, 20, 7), 0);
+}
+END_TEST
+
+/* Our block stays ours to read, and what follows is behind the other's. */
+START_TEST(a_chain_goes_on_behind_another_ones_blocks) {
+        struct posted first, second;
+
+        number(&first, 2);
+        number(&second, 2);
+        ck_assert_int_eq(post(&first, elsewhere, 5, 1), 5);
+        ck_assert_int_eq(kvd_flush(elsewhere), 0);
+        ck_assert_int_eq(post(&second, space, 9, 2), 9);
+        ck_assert_int_eq(kvd_flush(space), 0);
+        for (uint32_t i = 0; i < 9; i++)
+                ck_assert_int_eq(*second.blocks[i].data, 2);
+        kvd_catch_up(elsewhere);
+        ck_assert_uint_eq(found(elsewhere, &first, 5, 1), 5);
+        ck_assert_uint_eq(found(elsewhere, &second, 9, -1), 9);
+        let_go(&second, space);
+        let_go(&first, elsewhere);
+        ck_assert_uint_eq(found(elsewhere, &second, 9, -1), 9);
+}
+END_TEST
+
+/* A block from the magazine that once was a duplicate is a block like any other. */
+START_TEST(a_duplicate_that_is_used_again_is_no_duplicate) {
+        struct posted first, second, third;
+
+        number(&first, 3);
+        number(&second, 3);
+        number(&third, 4);
+        ck_assert_int_eq(post(&first, elsewhere, 1, 1), 1);
+        ck_assert_int_eq(kvd_flush(elsewhere), 0);
+        ck_assert_int_eq(post(&second, space, 1, 2), 1);
+        ck_assert_int_eq(kvd_flush(space), 0);
+        let_go(&second, space);
+        third.tokens[1] = VOCAB; /* refused: nothing may follow it, least of all behind chain 3 */
+        ck_assert_int_eq(post_at_once(&third, space, 2), 2);
+        ck_assert_int_eq(kvd_flush(space), -ECANCELED);
+        memcpy(first.tokens + TOKENS, third.tokens + TOKENS, TOKENS * sizeof *third.tokens);
+        ck_assert_uint_eq(found(space, &first, 2, 1), 1);
+        let_go(&third, space);
+        let_go(&first, elsewhere);
+}
+END_TEST
+
+START_TEST(the_waiting_seal_goes_on_behind_posts) {
+        struct kvd_block more[2];
+        struct posted p;
+
+        number(&p, 5);
+        ck_assert_int_eq(post(&p, space, 3, 4), 3);
+        ck_assert_int_eq(kvd_alloc(space, 2, more), 2);
+        write_block(&more[0], 4);
+        write_block(&more[1], 4);
+        ck_assert_int_eq(kvd_seal(space, &p.pin, 2, more, p.tokens + 3 * TOKENS, 2 * TOKENS - 1), 2);
+        ck_assert_uint_eq(p.pin.n_blocks, 5);
+        ck_assert_uint_eq(p.pin.n_tokens, 5 * TOKENS - 1);
+        kvd_free(space, p.n, p.blocks);
+        p.n = 0;
+        evict_all();
+        ck_assert_uint_eq(found(space, &p, 4, 4), 4); /* the pin holds all of it now */
+        let_go(&p, space);
+}
+END_TEST
+
+/* ---- what is wrong --------------------------------------------------------------------------- */
+
+START_TEST(a_refusal_is_told_once) {
+        struct kvd_pin pin = {0};
+        struct kvd_block block;
+        struct posted p;
+
+        number(&p, 6);
+        p.tokens[TOKENS] = VOCAB;
+        ck_assert_int_eq(post_at_once(&p, space, 4), 4);
+        ck_assert_int_eq(kvd_flush(space), -ECANCELED);
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "3 posted blocks were refused"));
+        ck_assert_int_eq(kvd_flush(space), 0);
+        ck_assert_uint_eq(found(space, &p, 4, -1), 1);
+        let_go(&p, space);
+
+        ck_assert_int_eq(kvd_alloc(space, 1, &block), 1);
+        ck_assert_int_eq(kvd_post(space, &pin, 1, &block, p.tokens, TOKENS - 1), -EINVAL);
+        ck_assert_int_eq(kvd_post(space, &pin, 2, &block, p.tokens, TOKENS), -EINVAL);
+        ck_assert_int_eq(kvd_post(space, &pin, 1, &block, p.tokens, TOKENS), 1);
+        ck_assert_int_eq(kvd_post(space, &pin, 1, &block, p.tokens, TOKENS), -ESTALE);
+        ck_assert_int_eq(kvd_seal(space, &pin, 1, &block, p.tokens, TOKENS), -ESTALE);
+        kvd_free(space, 1, &block);
+        kvd_unpin(space, &pin);
+}
+END_TEST
+
+/* Who frees before the daemon has looked loses nothing. */
+START_TEST(freed_before_it_is_seen) {
+        struct posted p;
+
+        for (uint32_t i = 0; i < 200; i++) {
+                number(&p, 100 + i % 3);
+                ck_assert_int_eq(post(&p, space, 8, 1), 8);
+                let_go(&p, space);
+        }
+        ck_assert_int_eq(kvd_flush(space), 0);
+        ck_assert_uint_eq(found(space, &p, 8, -1), 8);
+}
+END_TEST
+
+/* ---- who stops, and who dies ----------------------------------------------------------------- */
+
+START_TEST(a_daemon_that_stands_still) {
+        struct posted p;
+
+        number(&p, 7);
+        take(&p, space, LONGEST);
+        kill(server.pid, SIGSTOP);
+        ck_assert_int_eq(post(&p, space, KVD_POSTS, 3), KVD_POSTS);
+        ck_assert_int_eq(post(&p, space, 1, 3), -ETIMEDOUT);
+        kill(server.pid, SIGCONT);
+        ck_assert_int_eq(kvd_flush(space), 0);
+        ck_assert_int_eq(post(&p, space, LONGEST - KVD_POSTS, 3), LONGEST - KVD_POSTS);
+        ck_assert_int_eq(kvd_flush(space), 0);
+        ck_assert_uint_eq(found(space, &p, LONGEST, 3), LONGEST);
+        let_go(&p, space);
+}
+END_TEST
+
+START_TEST(a_daemon_that_dies_before_it_has_seen_them) {
+        struct posted p;
+
+        number(&p, 8);
+        take(&p, space, 10);
+        kill(server.pid, SIGSTOP);
+        ck_assert_int_eq(post(&p, space, 10, 1), 10);
+        instance_kill(&server);
+        ck_assert_int_lt(kvd_flush(space), 0); /* nobody is there */
+        instance_again(&server, SETTINGS("daemon.pool=16M", "daemon.segment=256K"));
+        kvd_catch_up(elsewhere);
+        ck_assert_int_eq(kvd_flush(space), -ECONNRESET);
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "10 posted blocks were not published"));
+        ck_assert_int_eq(kvd_flush(space), 0);
+        ck_assert_int_eq(*p.blocks[9].data, 1); /* still ours to read */
+        let_go(&p, space);
+        number(&p, 8);
+        ck_assert_int_eq(post(&p, space, 10, 2), 10);
+        ck_assert_int_eq(kvd_flush(space), 0);
+        WAIT_UNTIL((kvd_catch_up(elsewhere), found(elsewhere, &p, 10, 2) == 10));
+        let_go(&p, space);
+}
+END_TEST
+
+/* What it had posted is published, or goes back: all of a block or nothing of it. */
+START_TEST(a_client_that_dies) {
+        for (uint32_t i = 0; i < 40; i++) {
+                struct posted p;
+                pid_t pid;
+
+                number(&p, 9 + i);
+                pid = fork();
+                if (pid == 0) {
+                        connect_to(&mine, &space);
+                        for (;;)
+                                post(&p, space, p.n < LONGEST ? 1 : 0, 5);
+                }
+                WAIT_UNTIL(i % 2 || (kvd_catch_up(elsewhere), found(elsewhere, &p, 1, 5) == 1));
+                usleep(i * 50);
+                kill(pid, SIGKILL);
+                ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+                found(elsewhere, &p, LONGEST, 5);
+        }
+}
+END_TEST
+
+START_TEST(a_child_posts_nothing) {
+        struct posted p;
+        pid_t pid;
+        int status;
+
+        number(&p, 60);
+        ck_assert_int_eq(post(&p, space, 2, 1), 2);
+        pid = fork();
+        if (pid == 0) {
+                bool refused = kvd_post(space, &p.pin, 1, p.blocks, p.tokens, TOKENS) == -ECHILD &&
+                               kvd_flush(space) == -ECHILD;
+
+                kvd_free(space, p.n, p.blocks);
+                _exit(!refused);
+        }
+        ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+        ck_assert_int_eq(status, 0);
+        ck_assert_int_eq(post(&p, space, 2, 1), 2);
+        ck_assert_int_eq(kvd_flush(space), 0);
+        ck_assert_uint_eq(found(space, &p, 4, 1), 4);
+        let_go(&p, space);
+}
+END_TEST
+
+/* ---- several threads ------------------------------------------------------------------------- */
+
+static void *post_chain(void *arg) {
+        struct posted *p = arg;
+
+        ck_assert_int_eq(post(p, space, LONGEST, 6), LONGEST);
+        return NULL;
+}
+
+/* Others have the connection all the while, so that somebody else has to tell the daemon. */
+static void *ask(void *over) {
+        while (!*(volatile bool *)over)
+                kvd_catch_up(space);
+        return NULL;
+}
+
+START_TEST(threads_post_into_one_ring) {
+        static struct posted p[4];
+        pthread_t threads[4], asking;
+        bool over = false;
+
+        for (uint32_t i = 0; i < ARRAY_SIZE(p); i++)
+                number(&p[i], 70 + i);
+        pthread_create(&asking, NULL, ask, &over);
+        for (uint32_t i = 0; i < ARRAY_SIZE(p); i++)
+                pthread_create(&threads[i], NULL, post_chain, &p[i]);
+        for (uint32_t i = 0; i < ARRAY_SIZE(p); i++)
+                pthread_join(threads[i], NULL);
+        for (uint32_t i = 0; i < ARRAY_SIZE(p); i++)
+                WAIT_UNTIL((kvd_catch_up(elsewhere), found(elsewhere, &p[i], LONGEST, 6) == LONGEST));
+        *(volatile bool *)&over = true;
+        pthread_join(asking, NULL);
+        ck_assert_int_eq(kvd_flush(space), 0);
+        for (uint32_t i = 0; i < ARRAY_SIZE(p); i++)
+                let_go(&p[i], space);
+}
+END_TEST
+
+SUITE("post", FIXTURE(set_up, tear_down),
+      TESTS(others_find_what_is_posted, a_chain_goes_on_behind_another_ones_blocks,
+            a_duplicate_that_is_used_again_is_no_duplicate, the_waiting_seal_goes_on_behind_posts,
+            a_refusal_is_told_once, freed_before_it_is_seen, a_daemon_that_stands_still,
+            a_daemon_that_dies_before_it_has_seen_them, a_client_that_dies, a_child_posts_nothing,
+            threads_post_into_one_ring))
