@@ -256,6 +256,13 @@ static struct domain *domain_of_user(struct keep *keep, const char *name) {
         return domain;
 }
 
+static void say_short(int spaces) {
+        if (spaces > 0)
+                log_warning("%d spaces cannot grow into all that they may have, since their indexes "
+                            "were made for less; delete them, or give them max_blocks",
+                            spaces);
+}
+
 /* What the daemon before had, as the user who serves it: it is checked, since others could write. */
 static void adopt(struct daemon *d, struct activation *handed) {
         if (!handed->n)
@@ -266,6 +273,7 @@ static void adopt(struct daemon *d, struct activation *handed) {
                 keep_known(&d->keep, handed->files[i].name);
         store_adopt(d->store, handed->files, handed->n);
         handed->n = 0;
+        say_short(store_resize(d->store, d->config.pool, d->config.spill));
 }
 
 int daemon_listen(struct daemon *d, struct activation *handed, const struct identity *identity,
@@ -332,10 +340,7 @@ static void resize(struct daemon *d, uint64_t before) {
                          (unsigned long long)(before >> 20));
                 warn_of_limit(&d->config);
         }
-        if (r > 0)
-                log_warning("%d spaces cannot grow into all that they may have, since their indexes "
-                            "were made for less; delete them, or give them max_blocks",
-                            r);
+        say_short(r);
 }
 
 /* Takes over *next. */

@@ -57,8 +57,8 @@ static void open_space(void) {
         ck_assert_uint_eq(kvd_block_bytes(&geometry), BLOCK_BYTES);
 }
 
-static void start(const char *pool, const char *rest) {
-        const char *arguments[] = {"--private", in.dir, "--config", path, NULL};
+static void start_as(bool kept, const char *pool, const char *rest) {
+        const char *arguments[] = {"--private", in.dir, "--config", path, kept ? "--keep" : NULL, NULL};
 
         instance_make_dir(&in);
         snprintf(path, sizeof path, "%s/kvd.conf", in.dir);
@@ -66,6 +66,10 @@ static void start(const char *pool, const char *rest) {
         instance_run(&in, arguments, true);
         watcher = peer_attach(in.socket);
         open_space();
+}
+
+static void start(const char *pool, const char *rest) {
+        start_as(false, pool, rest);
 }
 
 static void stop(void) {
@@ -265,6 +269,35 @@ START_TEST(more_than_was_planned) {
 }
 END_TEST
 
+/* Its keeper starts the next one, which reads the configuration. */
+static void restart(const char *pool, const char *rest) {
+        write_config(pool, rest);
+        kill((pid_t)info().pid, SIGKILL);
+        watcher = peer_close(watcher);
+        watcher = peer_attach(in.socket);
+        WAIT_UNTIL(kvd_catch_up(space) >= 0);
+}
+
+/* What does not fit into the pool of the next daemon goes, and what does stays. */
+START_TEST(a_restart_with_another_size) {
+        uint32_t n;
+
+        start_as(true, "64M", "");
+        fill(48);
+        restart("16M", "");
+        WAIT_UNTIL(info().pool_used <= 16 * MIB);
+        ck_assert_uint_ge(found(48), 8 * BLOCKS);
+        fill(8);
+        ck_assert_uint_eq(found(8), 8 * BLOCKS);
+        n = found(48);
+        restart("64M", "");
+        ck_assert_uint_eq(found(48), n);
+        fill(48);
+        ck_assert_uint_eq(found(48), 48 * BLOCKS);
+        stop();
+}
+END_TEST
+
 /* A quota that changes is a size, too, and so is max_blocks. */
 START_TEST(a_quota_that_changes) {
         char large[64], small[64];
@@ -293,4 +326,4 @@ END_TEST
 
 SUITE("resize",
       TESTS(it_grows, it_shrinks, it_shrinks_around_what_is_held,
-            more_than_was_planned, a_quota_that_changes))
+            more_than_was_planned, a_restart_with_another_size, a_quota_that_changes))
