@@ -201,6 +201,15 @@ void latency_prepare(void); /* before the first lookup */
 uint64_t latency_begin(void);
 void latency_count(struct view *view, enum kvd_latency which, uint64_t begun_ns);
 
+/* below.c: n_tokens behind a chain's last block (KVD_ROOT: none). As kvd_pin.n_below */
+struct lookup_end {
+        kvd_ref leaf;
+        uint64_t root;
+        uint32_t group, n_tokens;
+        const uint32_t *tokens;
+};
+uint32_t lookup_below(const struct kvd_index *ix, const struct lookup_end *end);
+
 /* asked.c: for who follows the space */
 struct lookup_note {
         const uint32_t *tokens;

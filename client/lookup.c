@@ -521,6 +521,18 @@ static inline uint64_t root_of(const struct view *view, uint64_t salt, uint32_t 
         return view->ix->kind == KVD_BIDIRECTIONAL ? n_tokens : salt;
 }
 
+/* What is behind what was found, if it was not cut. A load of a line that every lookup reads. */
+static inline uint32_t below(const struct search *s) {
+        if (likely(!atomic_load_explicit(&s->ix->below, memory_order_relaxed)) ||
+            s->n_found >= s->max_blocks)
+                return 0;
+        return lookup_below(s->ix, &(struct lookup_end){.leaf = s->leaf,
+                                                        .root = s->root,
+                                                        .group = s->group,
+                                                        .n_tokens = s->n_tokens - s->n_covered,
+                                                        .tokens = s->tokens + s->n_covered});
+}
+
 /* One load of a line that every lookup reads. */
 static inline void note(struct view *view, const struct search *s, uint64_t salt, uint32_t found) {
         if (unlikely(atomic_load_explicit(&view->ix->n_followers, memory_order_relaxed)))
@@ -538,6 +550,7 @@ static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole,
         struct view *view;
         struct search s;
         uint64_t begun_ns;
+        bool found;
 
         if (r < 0)
                 return r;
@@ -554,7 +567,9 @@ static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole,
         pin->group = group;
         begun_ns = begin_timing(count_lookup(view, KVD_CLIENT_LOOKUPS, 1));
         count_lookup(view, KVD_CLIENT_TOKENS_ASKED, n_tokens);
-        if (!search_and_pin(view, &s)) {
+        found = search_and_pin(view, &s);
+        pin->n_below = below(&s);
+        if (!found) {
                 end_timing(view, begun_ns);
                 note(view, &s, pin->salt, 0);
                 view_leave(view);

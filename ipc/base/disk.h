@@ -23,9 +23,14 @@ struct kvd_disk_item {
         uint32_t pad;
 };
 
+/* What a record is found by: tag in the daemon, made with the file's secret; hint: see layout.h. */
+struct kvd_record_key {
+        uint64_t tag, hint;
+};
+
 struct kvd_disk_found {
         struct kvd_label label;
-        struct kvd_key key;
+        struct kvd_record_key key;
         uint64_t place;
 };
 

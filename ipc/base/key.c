@@ -136,6 +136,14 @@ struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before,
         return keyed(ix, &in, sizeof in);
 }
 
+uint64_t kvd_hint(uint64_t handle, uint32_t group, uint64_t root, const uint32_t *tokens,
+                  uint32_t n) {
+        uint64_t behind[3] = {handle, root, group};
+
+        return XXH3_64bits_withSeed(tokens, n * sizeof *tokens,
+                                    XXH3_64bits(behind, sizeof behind));
+}
+
 uint64_t kvd_key_proof(const struct kvd_index *ix, const void *data, size_t bytes) {
         return XXH3_64bits_withSecret(data, bytes, ix->secret, KVD_SECRET_BYTES);
 }

@@ -11,8 +11,8 @@
 #include <string.h>
 
 /* At least eight buckets, so that the keys of a small space have a choice, too. */
-static uint32_t slots_for(uint32_t entries) {
-        return (uint32_t)ALIGN_UP(MAX(64, (uint64_t)entries * 3), KVD_BUCKET_SLOTS);
+uint32_t kvd_table_slots(uint64_t entries) {
+        return (uint32_t)MIN(ALIGN_UP(MAX(64, entries * 3), KVD_BUCKET_SLOTS), UINT64_C(1) << 31);
 }
 
 /* As many as there are blocks, a power of two: so many must go by before a reader misses one. */
@@ -31,8 +31,8 @@ void kvd_index_lay_out(struct kvd_index *ix) {
         ix->header_bytes = KVD_INDEX_HEADER_BYTES;
         ix->desc_stride = (uint32_t)ALIGN_UP(sizeof(struct kvd_desc) + tokens_bytes, 64);
         ix->run_stride = (uint32_t)ALIGN_UP(sizeof(struct kvd_run) + run_tokens_bytes, 64);
-        ix->table_slots = slots_for(ix->capacity);
-        ix->run_table_slots = slots_for(ix->run_capacity);
+        ix->table_slots = kvd_table_slots(ix->capacity);
+        ix->run_table_slots = kvd_table_slots(ix->run_capacity);
 
         ix->table_off = KVD_INDEX_HEADER_BYTES;
         ix->run_table_off = ix->table_off + ALIGN_UP((uint64_t)ix->table_slots * 8, 4096);
@@ -41,7 +41,10 @@ void kvd_index_lay_out(struct kvd_index *ix) {
         ix->memory_off = ix->run_off + ALIGN_UP((uint64_t)ix->run_capacity * ix->run_stride, 4096);
         ix->change_slots = change_slots_for(ix->capacity);
         ix->change_off = ix->memory_off + ALIGN_UP(ix->max_segments * sizeof(uint32_t), 4096);
-        ix->size = ix->change_off + ix->change_slots * sizeof(uint32_t);
+        ix->record_off = ix->change_off + ALIGN_UP(ix->change_slots * sizeof(uint32_t), 4096);
+        ix->hint_off = ix->record_off +
+                       (ix->hint_slots ? ALIGN_UP((uint64_t)ix->capacity * 8, 4096) : 0);
+        ix->size = ix->hint_off + (uint64_t)ix->hint_slots * 8;
 }
 
 static bool same_layout(const struct kvd_index *a, const struct kvd_index *b) {
@@ -49,7 +52,8 @@ static bool same_layout(const struct kvd_index *a, const struct kvd_index *b) {
                a->desc_off == b->desc_off && a->table_off == b->table_off &&
                a->run_off == b->run_off && a->run_table_off == b->run_table_off &&
                a->memory_off == b->memory_off && a->change_off == b->change_off &&
-               a->change_slots == b->change_slots &&
+               a->change_slots == b->change_slots && a->record_off == b->record_off &&
+               a->hint_off == b->hint_off && a->hint_slots % KVD_BUCKET_SLOTS == 0 &&
                a->desc_stride == b->desc_stride && a->run_stride == b->run_stride &&
                a->table_slots == b->table_slots && a->run_table_slots == b->run_table_slots;
 }
@@ -84,7 +88,8 @@ int kvd_index_validate(const struct kvd_index *ix, uint64_t bytes) {
         own = (struct kvd_index){.geometry = g,
                                  .capacity = ix->capacity,
                                  .run_capacity = ix->run_capacity,
-                                 .max_segments = ix->max_segments};
+                                 .max_segments = ix->max_segments,
+                                 .hint_slots = ix->hint_slots};
         kvd_index_lay_out(&own);
         return same_layout(&own, ix) && ix->size <= bytes ? 0 : -EPROTO;
 }

@@ -21,6 +21,10 @@
  *              | memory             |   max_segments x 4: moves when a segment gets another memfd
  *              +--------------------+ change_off
  *              | changes            |   change_slots x 4: ids of the blocks that came or went last
+ *              +--------------------+ record_off
+ *              | records            |   capacity x 8: handle of the block's record in the file; 0: none
+ *              +--------------------+ hint_off
+ *              | hints              |   hint_slots x 8: which records follow which; without a file: none
  *              +--------------------+ size
  *
  *      pins    +--------------------+ 0
@@ -53,7 +57,7 @@
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 11u
+#define KVD_LAYOUT_VERSION 12u
 
 #define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
 #define KVD_MAX_SEGMENTS 8192u
@@ -190,6 +194,35 @@ static inline uint32_t kvd_bucket_slot(struct kvd_key key, uint32_t i) {
         return ((uint32_t)(key.hi >> 32) + i) % KVD_BUCKET_SLOTS;
 }
 
+/* ---- what lies below the pool ---------------------------------------------------------------- */
+
+enum kvd_below {
+        KVD_BELOW_FILE = 1,    /* hints tell what it has */
+        KVD_BELOW_UNTOLD = 2,  /* ... but not yet all of it */
+        KVD_BELOW_SERVERS = 4, /* other machines fill them, too: nobody knows without asking */
+};
+
+/*
+ * A record's hint says which tokens are in it and which record it is behind, so that who holds a
+ * chain's last block goes on along records as along blocks, without asking anybody. It is in one of
+ * two buckets, as keys are, and stays there. Hints are no more than that: other tokens look alike
+ * once in 2^16, a hint that has no place is missing, and what the file has is decided by kvd_fetch.
+ */
+#define KVD_HANDLE_BITS 48u
+
+static inline struct kvd_key kvd_hint_key(uint64_t hint) {
+        return (struct kvd_key){hint, hint * UINT64_C(0x9e3779b97f4a7c15)};
+}
+
+/* Slot: 16 bits of the hint as tag, and the handle of its record below; 0 is empty. */
+static inline uint64_t kvd_hint_slot(uint64_t hint, uint64_t handle) {
+        return kvd_hint_key(hint).hi >> KVD_HANDLE_BITS << KVD_HANDLE_BITS | handle;
+}
+
+static inline uint64_t kvd_hint_handle(uint64_t slot) {
+        return slot & ((UINT64_C(1) << KVD_HANDLE_BITS) - 1);
+}
+
 /* ---- index header ---------------------------------------------------------------------------- */
 
 enum kvd_space_counter {
@@ -218,10 +251,11 @@ struct kvd_index {
         uint32_t run_capacity;
         uint32_t max_segments;
         uint64_t desc_off, table_off, run_off, run_table_off, memory_off, change_off;
+        uint64_t record_off, hint_off;
         uint32_t desc_stride, run_stride;
         uint32_t table_slots, run_table_slots; /* whole buckets */
         uint32_t change_slots;
-        uint32_t pad;            /* must be 0 */
+        uint32_t hint_slots;     /* whole buckets; 0: the space has no file below it */
         uint8_t secret[KVD_SECRET_BYTES];
         uint32_t backend;        /* enum kvd_backend (device.h) */
         uint32_t semaphore_rows; /* of the semaphore page (semaphore.h); 0 in host spaces */
@@ -249,6 +283,7 @@ struct kvd_index {
         shm_u32 memory_epoch;
         shm_u32 n_pages;                /* pin pages that are kept for the daemon after this one */
         shm_u32 n_followers;            /* clients note what they look up while somebody reads it */
+        shm_u32 below;                  /* enum kvd_below: tiers that are there, and work */
 
         alignas(64) shm_u64 changes_begun; /* blocks that came or went, see kvd_index_changes */
         shm_u64 changes;                /* ... of which those are written that somebody may read */
@@ -476,12 +511,27 @@ static inline shm_u32 *kvd_index_changes(const struct kvd_index *ix) {
         return (shm_u32 *)((uint8_t *)ix + ix->change_off);
 }
 
+static inline shm_u64 *kvd_index_records(const struct kvd_index *ix) {
+        return (shm_u64 *)((uint8_t *)ix + ix->record_off);
+}
+
+/* The i-th place where a hint may be. */
+static inline shm_u64 *kvd_index_hint(const struct kvd_index *ix, uint64_t hint, uint32_t i) {
+        struct kvd_key key = kvd_hint_key(hint);
+
+        return (shm_u64 *)((uint8_t *)ix + ix->hint_off) +
+               kvd_bucket(ix->hint_slots, key, i / KVD_BUCKET_SLOTS) + kvd_bucket_slot(key, i);
+}
+
 /* Runs that so many blocks have room for: half of the chains may end in the middle of one. */
 static inline uint32_t kvd_run_capacity(uint32_t capacity) {
         return capacity / 8 + 1;
 }
 
-/* Fills in strides, table sizes, offsets and size from geometry, capacities and max_segments. */
+/* Slots of a table of so many entries. */
+uint32_t kvd_table_slots(uint64_t entries);
+
+/* Fills in strides, table sizes, offsets and size from geometry, capacities, max_segments, hint_slots. */
 void kvd_index_lay_out(struct kvd_index *ix);
 
 /* -EPROTO if the header (from a daemon) does not describe an index that fits in bytes. */

@@ -364,6 +364,23 @@ static inline void space_changes(struct space *s) {
         space_is_busy(s);
 }
 
+/* record: place in the file plus 1; handle: what clients call it. All 0: it has none. */
+static inline void block_set_record(struct space *s, uint32_t id, uint32_t record, uint32_t mark,
+                                    uint64_t handle) {
+        s->blocks[id].record = record;
+        s->blocks[id].record_mark = mark;
+        if (s->ix->hint_slots)
+                atomic_store_explicit(&kvd_index_records(s->ix)[id], handle, memory_order_relaxed);
+}
+
+/* That a tier is below the space, and works. */
+static inline void space_set_below(struct space *s, enum kvd_below which, bool on) {
+        uint32_t now = atomic_load_explicit(&s->ix->below, memory_order_relaxed);
+
+        atomic_store_explicit(&s->ix->below, on ? now | which : now & ~(uint32_t)which,
+                              memory_order_relaxed);
+}
+
 static inline void space_count(struct space *s, enum kvd_space_counter which, uint64_t n) {
         shm_u64 *counter = &s->ix->counters[which];
 

@@ -328,7 +328,7 @@ void block_link(struct space *space, uint32_t id, uint32_t parent) {
         b->stamp = policy_of(space)->first(space);
         b->score = 0;
         b->summarised = false;
-        b->record = b->record_mark = 0;
+        block_set_record(space, id, 0, 0, 0);
         leaf_add(space, id);
         if (parent == NONE)
                 return;

@@ -210,6 +210,7 @@ static int space_new(struct domain *domain, const struct space_spec *spec,
                                     "out of memory for space '%s' of %u blocks; give it max_blocks",
                                     spec->name, space->ix->capacity);
         enter(space);
+        space_is_busy(space);
         if (!before)
                 keep_index(space);
         *ret = STEAL(space);

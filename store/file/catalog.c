@@ -94,13 +94,13 @@ static uint32_t *bucket_of(const struct catalog *c, uint64_t tag) {
         return &c->buckets[(tag >> 32) & (c->n_buckets - 1)];
 }
 
-uint32_t catalog_find(const struct catalog *c, struct kvd_key key) {
-        uint32_t next = *bucket_of(c, key.lo);
+uint32_t catalog_find(const struct catalog *c, uint64_t tag) {
+        uint32_t next = *bucket_of(c, tag);
 
         for (uint32_t i = 0; next && i < LOOKS; i++) {
                 const struct catalog_entry *e = &c->entries[next - 1];
 
-                if (e->tag == key.lo && !c->spaces[e->space].dead)
+                if (e->tag == tag && !c->spaces[e->space].dead)
                         return next - 1;
                 next = e->same;
         }
@@ -223,6 +223,53 @@ static void slot_give(struct catalog *c, uint32_t place) {
                 extent_end(c, e);
 }
 
+/* ---- what clients are told ------------------------------------------------------------------- */
+
+/* Where a record's hint is, or with 0 the first place for one. NULL: nowhere. */
+static shm_u64 *hint_find(const struct kvd_index *ix, uint64_t hint, uint64_t value) {
+        for (uint32_t i = 0; i < KVD_BUCKETS * KVD_BUCKET_SLOTS; i++) {
+                shm_u64 *slot = kvd_index_hint(ix, hint, i);
+
+                if (atomic_load_explicit(slot, memory_order_relaxed) == value)
+                        return slot;
+        }
+        return NULL;
+}
+
+static void hint_set(const struct catalog *c, const struct catalog_entry *e, bool there) {
+        const struct kvd_index *ix = c->spaces[e->space].told;
+        uint64_t value = kvd_hint_slot(e->hint, file_handle(e->sequence));
+        shm_u64 *slot;
+
+        if (!ix)
+                return;
+        slot = hint_find(ix, e->hint, value);
+        if (there && !slot)
+                slot = hint_find(ix, e->hint, 0);
+        if (slot)
+                atomic_store_explicit(slot, there ? value : 0, memory_order_relaxed);
+}
+
+void catalog_tell(struct catalog *c, int space, struct kvd_index *ix) {
+        c->spaces[space].told = ix && ix->hint_slots ? ix : NULL;
+}
+
+#define TOLD_AT_ONCE 1024u
+
+uint32_t catalog_tell_some(struct catalog *c, int space, uint32_t from) {
+        uint32_t all = c->n_extents * FILE_SLOTS;
+
+        for (uint32_t n = 0; from < all && n < TOLD_AT_ONCE; n++, from++) {
+                const struct catalog_entry *e = &c->entries[from];
+
+                if (!c->extents[from / FILE_SLOTS].slot_bytes)
+                        from |= FILE_SLOTS - 1;
+                else if (e->state == CATALOG_THERE && e->space == space)
+                        hint_set(c, e, true);
+        }
+        return from < all ? from : CATALOG_NOWHERE;
+}
+
 /* ---- records --------------------------------------------------------------------------------- */
 
 static void parent_changes(struct catalog *c, uint32_t place, int by) {
@@ -242,9 +289,10 @@ static void count(struct catalog *c, uint32_t place, int by) {
         c->records += (uint64_t)by;
 }
 
-void catalog_enter(struct catalog *c, uint32_t place, struct kvd_key key,
+void catalog_enter(struct catalog *c, uint32_t place, struct kvd_record_key key,
                    const struct kvd_label *label, uint32_t up, int space) {
-        c->entries[place] = (struct catalog_entry){.tag = key.lo,
+        c->entries[place] = (struct catalog_entry){.tag = key.tag,
+                                                   .hint = key.hint,
                                                    .sequence = label->sequence,
                                                    .parent = label->parent,
                                                    .up = up,
@@ -258,11 +306,13 @@ void catalog_enter(struct catalog *c, uint32_t place, struct kvd_key key,
 
 void catalog_written(struct catalog *c, uint32_t place) {
         c->entries[place].state = CATALOG_THERE;
+        hint_set(c, &c->entries[place], true);
 }
 
 static void leave(struct catalog *c, uint32_t place) {
         struct catalog_namespace *space = &c->spaces[c->entries[place].space];
 
+        hint_set(c, &c->entries[place], false);
         count(c, place, -1);
         parent_changes(c, place, -1);
         use_remove(c, place);
@@ -396,7 +446,7 @@ static bool slot_found(struct catalog *c, uint32_t slot_bytes, uint32_t place) {
 
 void catalog_found(struct catalog *c, uint32_t slot_bytes, const struct kvd_disk_found *found) {
         int space = catalog_space_of_epoch(c, found->label.epoch);
-        uint32_t place = (uint32_t)found->place, other = catalog_find(c, found->key);
+        uint32_t place = (uint32_t)found->place, other = catalog_find(c, found->key.tag);
 
         if (space < 0 || found->place / FILE_SLOTS >= c->n_extents ||
             c->entries[place].state != CATALOG_FREE)

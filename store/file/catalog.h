@@ -19,6 +19,7 @@ struct catalog_namespace {
         struct kvd_key id;
         uint64_t epoch;         /* 0: not known yet */
         const void *owner;      /* a domain; NULL: nobody has opened it since the start */
+        struct kvd_index *told; /* whose clients are told what is there; NULL: nobody's */
         uint64_t bytes, records;
         bool used, dead;        /* dead: it is being erased */
 };
@@ -27,7 +28,7 @@ struct catalog_namespace {
 enum catalog_state { CATALOG_FREE, CATALOG_WRITING, CATALOG_THERE, CATALOG_BAD };
 
 struct catalog_entry {
-        uint64_t tag, sequence, parent;
+        uint64_t tag, hint, sequence, parent;
         uint64_t used_ns;       /* when it was entered, or used last */
         uint32_t same;          /* next with that hash */
         uint32_t up;            /* place of the record before it */
@@ -73,7 +74,7 @@ int catalog_space(struct catalog *c, struct kvd_key id, bool enter);
 int catalog_space_of_epoch(const struct catalog *c, uint64_t epoch);
 
 /* CATALOG_NOWHERE: there is no such record. */
-uint32_t catalog_find(const struct catalog *c, struct kvd_key key);
+uint32_t catalog_find(const struct catalog *c, uint64_t tag);
 
 /*
  * A free place for a record of a namespace; others may have gone for it. most: what its domain may
@@ -82,7 +83,7 @@ uint32_t catalog_find(const struct catalog *c, struct kvd_key key);
 uint32_t catalog_take(struct catalog *c, uint32_t slot_bytes, int space, uint64_t most);
 
 /* What is written there from now on. up: place of the record before it, or CATALOG_NOWHERE. */
-void catalog_enter(struct catalog *c, uint32_t place, struct kvd_key key,
+void catalog_enter(struct catalog *c, uint32_t place, struct kvd_record_key key,
                    const struct kvd_label *label, uint32_t up, int space);
 void catalog_written(struct catalog *c, uint32_t place);
 void catalog_drop(struct catalog *c, uint32_t place);
@@ -90,6 +91,14 @@ void catalog_drop(struct catalog *c, uint32_t place);
 void catalog_spoil(struct catalog *c, uint32_t place);
 void catalog_touch(struct catalog *c, uint32_t place); /* it was used */
 uint64_t catalog_age(const struct catalog *c); /* nanoseconds since the coldest was; 0: there is none */
+
+/*
+ * Clients of an index are told of a namespace's records: of those to come as they come, of others by
+ * going round. NULL: nobody is any more.
+ */
+void catalog_tell(struct catalog *c, int space, struct kvd_index *ix);
+/* A piece of the round, from a place on. Returns where it goes on; CATALOG_NOWHERE: it has ended. */
+uint32_t catalog_tell_some(struct catalog *c, int space, uint32_t from);
 
 /* A record that was there at the start; its parent is looked for when all of them are known. */
 void catalog_found(struct catalog *c, uint32_t slot_bytes, const struct kvd_disk_found *found);

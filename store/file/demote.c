@@ -50,14 +50,14 @@ static bool plan(struct file *file, struct space *space, uint32_t id) {
                                   .group = desc->group,
                                   .depth = desc->depth,
                                   .n_tokens = desc->n_tokens};
-        struct kvd_key key;
+        struct kvd_record_key key;
 
         if (space->blocks[id].parent != NONE) {
                 up = file_record_of(file, space, space->blocks[id].parent);
                 label.parent = file->catalog.entries[up].sequence;
         }
         key = file_key(file->secret, &label, desc->tokens);
-        place = catalog_find(&file->catalog, key);
+        place = catalog_find(&file->catalog, key.tag);
         if (place != CATALOG_NOWHERE) {
                 catalog_link(&file->catalog, place, up);
                 file_note_record(space, id, place, file->catalog.entries[place].sequence);

@@ -82,7 +82,7 @@ static void find_steps(struct fetch *f, struct space *space, const struct fetch_
 
                 label.parent = place == CATALOG_NOWHERE ? 0 : c->entries[place].sequence;
                 up = place;
-                place = catalog_find(c, file_key(f->file->secret, &label, tokens));
+                place = catalog_find(c, file_tag(f->file->secret, &label, tokens));
                 if (place == CATALOG_NOWHERE || c->entries[place].state != CATALOG_THERE)
                         break;
                 if (up != CATALOG_NOWHERE)

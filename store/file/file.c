@@ -106,6 +106,26 @@ int store_disk_opened(struct store *store, const struct store_disk_opened *o) {
         return take_catalog(file, o);
 }
 
+/* Clients ask for what is below while it can come. */
+static void tell_below(struct space *space) {
+        space_set_below(space, KVD_BELOW_FILE, file_for(space));
+        space_set_below(space, KVD_BELOW_UNTOLD,
+                        file_for(space) && file_space_of(space)->told != CATALOG_NOWHERE);
+}
+
+/* It has come, or gone: what was put off is looked at. */
+static void look_at_all(struct file *file) {
+        for (uint32_t number = 0;; number++) {
+                struct space *space = store_next_space(file->store, number);
+
+                if (!space)
+                        return;
+                number = space_number(space);
+                tell_below(space);
+                space_is_busy(space);
+        }
+}
+
 void store_disk_off(struct store *store, const char *why) {
         struct file *file = store->file;
 
@@ -113,6 +133,7 @@ void store_disk_off(struct store *store, const char *why) {
                 return;
         snprintf(file->info.why, sizeof file->info.why, "%s", why);
         file->state = STORE_DISK_OFF;
+        look_at_all(file);
         fetches_end_all(file, file->asked);
 }
 
@@ -133,12 +154,22 @@ void store_disk_get_info(const struct store *store, struct store_disk_info *ret)
 
 /* ---- spaces ---------------------------------------------------------------------------------- */
 
+/* A hint for each block that the whole file has room for: all of it may be one space's. */
+static void lay_out(const struct space *space, uint64_t max_blocks, struct kvd_index *ix) {
+        const struct file *file = space_store(space)->file;
+
+        if (file && ix->kind == KVD_kind_causal)
+                ix->hint_slots = kvd_table_slots(file->config.bytes /
+                                                 file_slot_bytes(ix->block_bytes));
+}
+
 static int space_begins(struct space *space) {
         struct file_space *fs = space->parts.file = sys->calloc(1, sizeof *fs);
 
         if (!fs)
                 return -ENOMEM;
         fs->number = -1;
+        tell_below(space);
         return 0;
 }
 
@@ -181,8 +212,14 @@ int file_space_number(struct file *file, struct space *space) {
                 fs->id = id_of(file, &name);
                 fs->named = true;
         }
-        if (fs->number < 0 || !is_number_of(file, fs->number, fs->id))
-                fs->number = catalog_space(&file->catalog, fs->id, false);
+        if (fs->number >= 0 && is_number_of(file, fs->number, fs->id))
+                return fs->number;
+        fs->number = catalog_space(&file->catalog, fs->id, false);
+        if (fs->number >= 0) {
+                catalog_tell(&file->catalog, fs->number, space->ix);
+                fs->told = file->catalog.spaces[fs->number].records ? 0 : CATALOG_NOWHERE;
+                space_is_busy(space);
+        }
         return fs->number;
 }
 
@@ -200,27 +237,46 @@ void file_forget_stale(const struct file *file, struct space *space, uint32_t id
         struct block *b = &space->blocks[id];
 
         if (b->record && file_record_of(file, space, id) == CATALOG_NOWHERE)
-                b->record = b->record_mark = 0;
+                block_set_record(space, id, 0, 0, 0);
 }
 
 void file_note_record(struct space *space, uint32_t id, uint32_t place, uint64_t sequence) {
-        space->blocks[id].record = place + 1;
-        space->blocks[id].record_mark = (uint32_t)sequence;
+        block_set_record(space, id, place + 1, (uint32_t)sequence, file_handle(sequence));
 }
 
 /* What has changed is looked at when the disk has time. */
-static bool idle(struct space *space) {
+static void note_changes(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
-        struct file *file = file_for(space);
 
-        if (!file || fs->changes == space->audit.changes)
-                return false;
+        if (fs->changes == space->audit.changes)
+                return;
         fs->changes = space->audit.changes;
         fs->looked = 0;
         if (!fs->unswept)
                 file_want(file, false);
         fs->unswept = true;
-        return false;
+}
+
+/* Its clients learn what the file had before. */
+static bool tell_some(struct file *file, struct space *space) {
+        struct file_space *fs = file_space_of(space);
+        int number = file_space_number(file, space);
+
+        if (fs->told == CATALOG_NOWHERE)
+                return false;
+        fs->told = number < 0 ? CATALOG_NOWHERE :
+                                catalog_tell_some(&file->catalog, number, fs->told);
+        tell_below(space);
+        return fs->told != CATALOG_NOWHERE;
+}
+
+static bool idle(struct space *space) {
+        struct file *file = file_for(space);
+
+        if (!file)
+                return false;
+        note_changes(file, space);
+        return tell_some(file, space);
 }
 
 static void attachment_ends(struct attachment *a) {
@@ -248,6 +304,8 @@ static void space_leaves(struct space *space) {
         if (!file)
                 return;
         fetches_end(file, space, NULL);
+        if (file_space_of(space)->number >= 0)
+                catalog_tell(&file->catalog, file_space_of(space)->number, NULL);
         if (file->question.space == space)
                 file->question.space = NULL;
         e = unused_erasing(file);
@@ -364,17 +422,6 @@ const struct store_disk_question *store_disk_next(struct store *store, bool *lat
         return file->asked ? &file->question : NULL;
 }
 
-static void look_at_all(struct file *file) {
-        for (uint32_t number = 0;; number++) {
-                struct space *space = store_next_space(file->store, number);
-
-                if (!space)
-                        return;
-                number = space_number(space);
-                space_is_busy(space);
-        }
-}
-
 static void all_scanned(struct file *file) {
         file->state = STORE_DISK_ON;
         look_at_all(file);
@@ -410,8 +457,10 @@ void store_disk_named(struct store *store, int error, uint64_t epoch) {
                 n->epoch = epoch;
         else if (!n->dead)
                 *n = (struct catalog_namespace){0};
-        if (error && file->question.space)
-                file_space_of(file->question.space)->refused = true;
+        if (!error || !file->question.space)
+                return;
+        file_space_of(file->question.space)->refused = true;
+        tell_below(file->question.space);
 }
 
 #define MOST_FAILING 8u
@@ -444,6 +493,7 @@ void store_disk_moved(struct store *store, const int32_t *errors, uint32_t n) {
 
 void store_disk_hangs(struct store *store) {
         store->file->hangs = true;
+        look_at_all(store->file);
         fetches_end_all(store->file, true);
 }
 
@@ -484,5 +534,5 @@ int space_disk_memory(struct space *space, kvd_ref block, uint64_t *offset) {
 }
 
 const struct hooks file_hooks = {
-        .space_begins = space_begins, .idle = idle, .space_leaves = space_leaves,
+        .lay_out = lay_out, .space_begins = space_begins, .idle = idle, .space_leaves = space_leaves,
         .space_ends = space_ends, .attachment_ends = attachment_ends};

@@ -80,6 +80,7 @@ struct file_space {
         uint32_t hand;                /* block to look at next */
         uint32_t looked;              /* ... since something was found */
         uint64_t changes;             /* when it was last marked */
+        uint32_t told;                /* place that clients are told of next; CATALOG_NOWHERE: of all */
 };
 
 /* The file itself stays as it is. Returns NULL. */

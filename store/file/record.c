@@ -46,8 +46,7 @@ bool file_sector_whole(const uint8_t *secret, enum file_sector what,
 
 /* ---- records --------------------------------------------------------------------------------- */
 
-struct kvd_key file_key(const uint8_t *secret, const struct kvd_label *label,
-                        const uint32_t *tokens) {
+uint64_t file_tag(const uint8_t *secret, const struct kvd_label *label, const uint32_t *tokens) {
         struct {
                 uint64_t parent, epoch, root;
                 uint32_t group, n_tokens;
@@ -59,7 +58,16 @@ struct kvd_key file_key(const uint8_t *secret, const struct kvd_label *label,
                 .n_tokens = label->n_tokens};
 
         memcpy(in.tokens, tokens, label->n_tokens * sizeof *tokens);
-        return hash(secret, &in, offsetof(typeof(in), tokens) + label->n_tokens * sizeof *tokens);
+        return hash(secret, &in, offsetof(typeof(in), tokens) + label->n_tokens * sizeof *tokens)
+                .lo;
+}
+
+struct kvd_record_key file_key(const uint8_t *secret, const struct kvd_label *label,
+                               const uint32_t *tokens) {
+        return (struct kvd_record_key){
+                .tag = file_tag(secret, label, tokens),
+                .hint = kvd_hint(file_handle(label->parent), label->group, label->root, tokens,
+                                 label->n_tokens)};
 }
 
 /* Bound to what it is the payload of, and to where that lies. */

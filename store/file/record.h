@@ -83,9 +83,15 @@ void file_sector_seal(const uint8_t *secret, enum file_sector what, struct file_
 bool file_sector_whole(const uint8_t *secret, enum file_sector what,
                        const struct file_mark *sector);
 
+/* What clients call a record: openings and what is counted in each, as much as there is room for. */
+static inline uint64_t file_handle(uint64_t sequence) {
+        return kvd_hint_handle(sequence >> 40 << 32 | (uint32_t)sequence);
+}
+
 /* Where to look for a record: tokens decide whether it is the one. */
-struct kvd_key file_key(const uint8_t *secret, const struct kvd_label *label,
-                        const uint32_t *tokens);
+uint64_t file_tag(const uint8_t *secret, const struct kvd_label *label, const uint32_t *tokens);
+struct kvd_record_key file_key(const uint8_t *secret, const struct kvd_label *label,
+                               const uint32_t *tokens);
 
 void file_record_make(const uint8_t *secret, const struct kvd_label *label, const uint32_t *tokens,
                       uint64_t place, const void *payload, uint64_t bytes, struct file_record *ret);

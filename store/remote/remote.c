@@ -53,6 +53,19 @@ void remote_want(struct remote *remote, bool soon) {
 
 /* ---- servers --------------------------------------------------------------------------------- */
 
+/* Clients ask for what is below while it can come. */
+static void tell_below(struct space *space) {
+        space_set_below(space, KVD_BELOW_SERVERS, remote_for(space));
+}
+
+static void tell_all(struct remote *remote) {
+        struct space *space;
+
+        for (uint32_t number = 0; (space = store_next_space(remote->store, number));
+             number = space_number(space) + 1)
+                tell_below(space);
+}
+
 /* What was put off while they were away is looked at again. */
 static void look_at_all(struct remote *remote) {
         for (uint32_t number = 0;; number++) {
@@ -93,6 +106,7 @@ void store_remote_servers(struct store *store, uint32_t servers, uint32_t away, 
                         servers && away < servers ? STORE_REMOTE_PARTLY :
                                                     STORE_REMOTE_AWAY;
         snprintf(remote->info.why, sizeof remote->info.why, "%s", away ? why : "");
+        tell_all(remote);
         if (remote->state == STORE_REMOTE_AWAY) {
                 end_all_pulls(remote);
         } else if (fewer) {
@@ -126,6 +140,7 @@ static int space_begins(struct space *space) {
         if (r < 0)
                 return r;
         space->parts.remote = sys->calloc(1, remote_space_bytes(space->ix));
+        tell_below(space);
         return space->parts.remote ? 0 : -ENOMEM;
 }
 

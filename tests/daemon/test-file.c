@@ -161,6 +161,21 @@ static int64_t fetch(const uint32_t *of) {
         return n;
 }
 
+/* What a lookup says, without asking, of what is behind what it finds. */
+static uint32_t below_salted(const uint32_t *of, uint64_t salt) {
+        struct kvd_pin pin = {.salt = salt};
+        uint32_t ids[BLOCKS], n;
+
+        ck_assert_int_ge(kvd_lookup(space, 0, of, BLOCKS * BLOCK_TOKENS, ids, BLOCKS, &pin), 0);
+        n = pin.n_below;
+        kvd_unpin(space, &pin);
+        return n;
+}
+
+static uint32_t below(const uint32_t *of) {
+        return below_salted(of, 0);
+}
+
 static void evict_all(void) {
         struct kvd_msg_evict_reply r;
 
@@ -202,6 +217,35 @@ START_TEST(evicted_blocks_come_back) {
         ck_assert_uint_eq(tier().misses, 0);
         ck_assert_int_eq(fetch(tokens), BLOCKS * BLOCK_TOKENS);
         ck_assert_uint_eq(tier().hits, BLOCKS);
+}
+END_TEST
+
+START_TEST(lookups_say_what_is_below) {
+        uint32_t other[BLOCKS * BLOCK_TOKENS], ids[BLOCKS];
+        struct kvd_pin pin = {0};
+
+        ck_assert_uint_eq(below(tokens), 0);
+        write_chain();
+        ck_assert_uint_eq(below(tokens), 0);
+        peer_ok(watcher, MSG(evict, .space = kvd_slice_of("s"), .blocks = 5));
+        ck_assert_uint_eq(below(tokens), 5 * BLOCK_TOKENS);
+        evict_all();
+        ck_assert_uint_eq(below(tokens), BLOCKS * BLOCK_TOKENS);
+        ck_assert_uint_eq(below_salted(tokens, 1), 0);
+        memcpy(other, tokens, sizeof other);
+        other[5 * BLOCK_TOKENS]++;
+        ck_assert_uint_eq(below(other), 5 * BLOCK_TOKENS);
+        ck_assert_int_eq(kvd_lookup(space, 0, tokens, 3 * BLOCK_TOKENS - 1, ids, BLOCKS, &pin), 0);
+        ck_assert_uint_eq(pin.n_below, 2 * BLOCK_TOKENS);
+        fetch(other);
+        ck_assert_uint_eq(below(other), 0);
+        ck_assert_uint_eq(below(tokens), (BLOCKS - 5) * BLOCK_TOKENS);
+        ck_assert_int_eq(kvd_lookup(space, 0, tokens, BLOCKS * BLOCK_TOKENS, ids, 3, &pin),
+                         3 * BLOCK_TOKENS);
+        ck_assert_uint_eq(pin.n_below, 0); /* what is behind it may be resident */
+        kvd_unpin(space, &pin);
+        fetch(tokens);
+        ck_assert_uint_eq(below(tokens), 0);
 }
 END_TEST
 
@@ -247,6 +291,8 @@ START_TEST(warm_after_a_restart) {
         restart(_i);
         ck_assert_uint_eq(tier().records, BLOCKS);
         ck_assert_uint_eq(resident(tokens), 0);
+        ck_assert_uint_gt(below(tokens), 0); /* or unknown, until the daemon has told */
+        WAIT_UNTIL(below(tokens) == BLOCKS * BLOCK_TOKENS);
         ck_assert_int_eq(fetch(tokens), BLOCKS * BLOCK_TOKENS);
         ck_assert_uint_eq(resident(tokens), BLOCKS);
         /* what is there is known, and not written again */
@@ -301,6 +347,7 @@ START_TEST(deleted_is_deleted) {
                           1);
         WAIT_UNTIL(is_erased());
         restart(true);
+        WAIT_UNTIL(below(tokens) == 0);
         ck_assert_int_eq(fetch(tokens), 0);
         ck_assert_uint_eq(tier().records, 0);
 }
@@ -362,9 +409,15 @@ START_TEST(rot_is_a_miss) {
         ck_assert_int_eq(fetch(tokens), BLOCKS * BLOCK_TOKENS);
         ck_assert_uint_eq(resident(tokens), 2);
         ck_assert_uint_ge(tier().misses, 1);
+        ck_assert_uint_eq(below(tokens), 0);
         ck_assert_int_eq(fetch(tokens), 2 * BLOCK_TOKENS);
 }
 END_TEST
+
+static void make_round(uint32_t round, uint32_t *chain) {
+        for (uint32_t i = 0; i < BLOCKS * BLOCK_TOKENS; i++)
+                chain[i] = round * 1000 + i;
+}
 
 /* More than the file holds: what is cold goes, and the file is used to its end. */
 START_TEST(a_full_file_goes_on) {
@@ -373,21 +426,29 @@ START_TEST(a_full_file_goes_on) {
         for (uint32_t round = 0; round < 60; round++) {
                 uint64_t written = tier().written_bytes;
 
-                for (uint32_t i = 0; i < ARRAY_SIZE(chain); i++)
-                        chain[i] = round * 1000 + i;
+                make_round(round, chain);
                 make_chain(chain);
                 WAIT_UNTIL(tier().written_bytes >= written + BLOCKS * (uint64_t)BLOCK_BYTES);
         }
         ck_assert_uint_gt(tier().evicted, 0);
         ck_assert_uint_le(tier().used, 16 << 20);
         evict_all();
+        for (uint32_t round = 0; round < 60; round++) {
+                uint32_t said;
+
+                make_round(round, chain);
+                said = below(chain);
+                ck_assert_int_eq(fetch(chain), said);
+                ck_assert_uint_eq(below(chain), 0);
+                evict_all();
+        }
         ck_assert_int_eq(fetch(chain), BLOCKS * BLOCK_TOKENS);
         ck_assert_uint_eq(resident(chain), BLOCKS);
 }
 END_TEST
 
 SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
-      TESTS(evicted_blocks_come_back, a_killed_daemons_disk_process_is_waited_for,
+      TESTS(evicted_blocks_come_back, lookups_say_what_is_below, a_killed_daemons_disk_process_is_waited_for,
             only_what_is_behind_the_resident_comes, others_are_not_there, deleted_is_deleted,
             a_disk_process_that_dies_is_replaced, rot_is_a_miss,
             a_full_file_goes_on))

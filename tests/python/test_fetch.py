@@ -59,6 +59,19 @@ def test_what_was_evicted_is_fetched(it: instance.Instance, space: kvd.Space) ->
         assert values(space, pin) == [100 + i for i in range(BLOCKS)]
 
 
+def test_who_has_nothing_below_asks_nobody(it: instance.Instance, space: kvd.Space) -> None:
+    tokens = store(it, space, 7)
+    assert space.lookup(tokens).below == WHOLE and space.lookup(chain(8, BLOCKS)).below == 0
+    fetch = kvd.Space.fetch
+    kvd.Space.fetch = None
+    try:
+        assert space.find(chain(8, BLOCKS), wait=instance.PATIENCE).tokens == 0
+    finally:
+        kvd.Space.fetch = fetch
+    with space.find(tokens, wait=instance.PATIENCE) as pin:
+        assert pin.tokens == WHOLE and pin.below == 0
+
+
 def test_find_waits_for_it(it: instance.Instance, space: kvd.Space) -> None:
     tokens = store(it, space, 2)
     assert space.find(tokens, wait=0).tokens == 0

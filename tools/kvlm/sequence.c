@@ -79,6 +79,11 @@ static void fetch(struct sequence *s, uint32_t n_tokens) {
                 ;
 }
 
+static int64_t look_up(struct sequence *s, uint32_t whole, uint32_t *ids, struct kvd_pin *pin) {
+        kvd_catch_up(s->cache->space);
+        return kvd_lookup(s->cache->space, 0, s->tokens, whole * block_tokens(s), ids, whole, pin);
+}
+
 void sequence_find(struct sequence *s) {
         uint32_t whole = (s->n_tokens - MIN(s->n_tokens, MAX(s->not_found, 1))) / block_tokens(s);
         _cleanup_(freep) uint32_t *ids = NULL;
@@ -90,11 +95,12 @@ void sequence_find(struct sequence *s) {
         ids = calloc(whole, sizeof *ids);
         if (!ids)
                 return;
-        if (!s->fetched)
+        found = look_up(s, whole, ids, &pin);
+        if (found >= 0 && pin.n_below && !s->fetched) {
+                kvd_unpin(s->cache->space, &pin);
                 fetch(s, whole * block_tokens(s));
-        kvd_catch_up(s->cache->space);
-        found = kvd_lookup(s->cache->space, 0, s->tokens, whole * block_tokens(s), ids, whole,
-                           &pin);
+                found = look_up(s, whole, ids, &pin);
+        }
         if (found > 0 && !cache_is_here(s->cache))
                 found = -ESTALE;
         if (found > s->n_computed && kvd_wait_on(s->cache->space, &pin, stream_of(s)) == 0)

@@ -28,7 +28,7 @@ class OptionsStruct(Structure):
 class PinStruct(Structure):
     _fields_ = [("view", c_void_p), ("base", c_void_p), ("block_bytes", c_uint64),
                 ("salt", c_uint64),
-                *((name, c_uint32) for name in ("leaf", "generation", "n_blocks", "n_tokens", "group",
+                *((name, c_uint32) for name in ("leaf", "generation", "n_blocks", "n_tokens", "group", "n_below",
                                               "n_posted", "posted", "posted_generation"))]
 
 

@@ -49,6 +49,13 @@ class Pin:
         """How many tokens of the chain are valid; 0: it holds nothing."""
         return int(self._struct.n_tokens) if self._struct.view else 0
 
+    @property
+    def below(self) -> int:
+        """After Space.lookup(): how many more of its tokens lie in the daemon's file, from where Space.fetch() brings
+        them; 0: none; -1: only fetch() finds out. A hint, see libkvd(3)."""
+        n = int(self._struct.n_below)
+        return -1 if n == 2**32 - 1 else n
+
     def _took(self, struct: PinStruct, blocks: list[int]) -> None:
         """What libkvd pinned is this pin's now."""
         ctypes.pointer(self._struct)[0] = struct

@@ -97,10 +97,9 @@ class Space:
         """catch_up() and lookup(); what is not in the pool is fetched, and waited for, if there is a tier below that
         has it: at most so many seconds in all, after which it is quicker to compute."""
         row, until = words(tokens), time.monotonic() + wait
-        whole = len(row) // (self.geometry.block_tokens or 16) * (self.geometry.block_tokens or 16)
         self.catch_up()
         pin = self.lookup(row, group, salt=salt)
-        while pin.tokens < whole and time.monotonic() < until and self._brings(row, group, salt, until):
+        while pin.below and time.monotonic() < until and self._brings(row, group, salt, until):
             before = pin.tokens
             pin.release()
             self.catch_up()

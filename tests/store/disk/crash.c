@@ -230,16 +230,16 @@ static uint32_t scan(struct run *run, struct volume *v, struct kvd_disk_found *f
 static void find_node(struct run *run, struct volume *v, const struct kvd_disk_found *found,
                       uint32_t n, struct record *records, uint32_t space, uint32_t node) {
         struct record want = {.known = true, .space = space, .node = node};
-        struct kvd_key key;
+        uint64_t tag;
 
         if (!plan(run, space, node, 0, &want))
                 return;
-        key = file_key(v->super->secret, &want.label, &token_of[node]);
+        tag = file_tag(v->super->secret, &want.label, &token_of[node]);
         for (uint32_t i = 0; i < n; i++) {
                 uint32_t at = (uint32_t)(found[i].place / FILE_SLOTS * 4 +
                                          found[i].place % FILE_SLOTS);
 
-                if (!kvd_key_equal(key, found[i].key))
+                if (tag != found[i].key.tag)
                         continue;
                 want.place = found[i].place;
                 want.label.sequence = found[i].label.sequence;

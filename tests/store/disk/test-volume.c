@@ -129,9 +129,9 @@ START_TEST(what_is_written_is_read) {
         ck_assert_uint_eq(scan_all(found), N);
         ck_assert_uint_eq(read_all(), N);
         for (uint32_t i = 0; i < N; i++) {
-                struct kvd_key key = file_key(volume.super->secret, &labels[i], tokens[i]);
+                struct kvd_record_key key = file_key(volume.super->secret, &labels[i], tokens[i]);
 
-                ck_assert(kvd_key_equal(found[i].key, key));
+                ck_assert_mem_eq(&found[i].key, &key, sizeof key);
                 ck_assert_mem_eq(&found[i].label, &labels[i], sizeof labels[i]);
                 ck_assert_uint_eq(found[i].place, place_of(i));
         }

@@ -173,7 +173,7 @@ class Ledger:
         else:
             tokens = request.all_token_ids[:(request.num_tokens - 1) // self.size * self.size]
             pin = self._lookup(tokens, salt)
-            if pin.tokens < len(tokens) and request.request_id not in self.below and self.wait > 0:
+            if pin.below and request.request_id not in self.below and self.wait > 0:
                 self._ask_below(request.request_id, tokens, salt)
         self.found = Chain(request, pin, self.size)
         self.numbers.lookup_s += time.perf_counter() - start

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What lies below the pool behind a chain, as far as the daemon has written down in the index: records
+ * are gone along as blocks are, from the record of the chain's last block on. Nothing is believed that
+ * matters: whoever goes by it asks the daemon for what it names, and the daemon compares tokens.
+ */
+
+#include "client/internal.h"
+#include "ipc/base/key.h"
+#include "ipc/base/util.h"
+
+#define MOST_BLOCKS 512u /* of one kvd_fetch */
+
+/* The handle of the record behind that one with these tokens; 0: there is none. */
+static uint64_t record_behind(const struct kvd_index *ix, const struct lookup_end *e,
+                              uint64_t handle, const uint32_t *tokens) {
+        uint64_t hint = kvd_hint(handle, e->group, e->root, tokens, ix->geometry.block_tokens);
+        uint64_t wanted = kvd_hint_slot(hint, 0);
+
+        for (uint32_t i = 0; i < KVD_BUCKETS * KVD_BUCKET_SLOTS; i++) {
+                uint64_t slot = atomic_load_explicit(kvd_index_hint(ix, hint, i),
+                                                     memory_order_relaxed);
+
+                if (slot && slot - kvd_hint_handle(slot) == wanted)
+                        return kvd_hint_handle(slot);
+        }
+        return 0;
+}
+
+static uint32_t in_the_file(const struct kvd_index *ix, const struct lookup_end *e) {
+        uint32_t bt = ix->geometry.block_tokens, id = kvd_ref_id(e->leaf), n = 0;
+        uint64_t handle = 0;
+
+        if (!ix->hint_slots || (e->leaf != KVD_ROOT && id >= ix->capacity))
+                return 0;
+        if (e->leaf != KVD_ROOT) {
+                handle = atomic_load_explicit(&kvd_index_records(ix)[id], memory_order_relaxed);
+                if (!handle)
+                        return 0;
+        }
+        while (n < MOST_BLOCKS && (n + 1) * bt <= e->n_tokens) {
+                handle = record_behind(ix, e, handle, e->tokens + n * bt);
+                if (!handle)
+                        break;
+                n++;
+        }
+        return n * bt;
+}
+
+uint32_t lookup_below(const struct kvd_index *ix, const struct lookup_end *e) {
+        uint32_t tiers = atomic_load_explicit(&ix->below, memory_order_relaxed);
+        uint32_t n = tiers & KVD_BELOW_FILE ? in_the_file(ix, e) : 0;
+        bool asks = tiers & (KVD_BELOW_UNTOLD | KVD_BELOW_SERVERS) &&
+                    e->n_tokens >= ix->geometry.block_tokens;
+
+        return !n && asks ? KVD_BELOW_UNKNOWN : n;
+}
