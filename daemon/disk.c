@@ -27,6 +27,8 @@
 #define LEAST_BYTES (UINT64_C(4) << 20)
 #define MOST_STARTS 5u                 /* in a row without an answer: then it is off */
 
+static_assert(KVD_DISK_FILES <= KVD_FRAME_FDS, "a question is one frame");
+
 struct disk_owner {
         struct child child;
         struct store *store;

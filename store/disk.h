@@ -48,7 +48,7 @@ struct store_disk_question {
         uint32_t extent, first;  /* SCAN */
         struct kvd_key id;       /* NAMESPACE, FORGET */
         struct space *space;     /* READ, WRITE: the items' */
-        uint32_t n;
+        uint32_t n, n_segments;  /* the items' blocks lie in so many */
         struct store_disk_item items[KVD_DISK_ITEMS];
 };
 

@@ -39,8 +39,10 @@ struct kvd_disk_namespace {
         uint64_t epoch;
 };
 
-#define KVD_DISK_ITEMS 64u    /* of one message, with one descriptor each at most */
+#define KVD_DISK_ITEMS 256u   /* of one message */
+#define KVD_DISK_FILES 64u    /* ... in so many descriptors */
 #define KVD_DISK_TOKENS 8192u /* ... of all of them */
+#define KVD_DISK_BYTES (UINT64_C(64) << 20) /* ... together: who waits for another question waits for these */
 #define KVD_DISK_FOUND 512u   /* slots that one message looks at */
 
 #endif

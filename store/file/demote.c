@@ -41,7 +41,6 @@ static uint32_t take_place(struct file *file, const struct space *space, uint32_
 
 /* A record for the block behind its parent's, or the one that is there already. False: no room. */
 static bool plan(struct file *file, struct space *space, uint32_t id) {
-        struct store_disk_question *q = &file->question;
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
         uint32_t up = CATALOG_NOWHERE, place;
         int number = file_space_number(file, space);
@@ -72,18 +71,11 @@ static bool plan(struct file *file, struct space *space, uint32_t id) {
         catalog_enter(&file->catalog, place, key, &label, up, number);
         file_note_record(space, id, place, label.sequence);
         block_hold(space, id);
-        q->items[q->n++] = (struct store_disk_item){.place = place,
-                                                    .label = label,
-                                                    .block = block_ref(space, id),
-                                                    .tokens = desc->tokens};
+        file_question_add(file, &(struct store_disk_item){.place = place,
+                                                          .label = label,
+                                                          .block = block_ref(space, id),
+                                                          .tokens = desc->tokens});
         return true;
-}
-
-static bool is_full(const struct file *file, const struct space *space) {
-        uint32_t n = file->question.n;
-
-        return n == KVD_DISK_ITEMS ||
-               (n + 1) * space->ix->geometry.block_tokens > KVD_DISK_TOKENS;
 }
 
 /* The block, and before it whatever is not in the file. False: it did not go. */
@@ -99,7 +91,7 @@ static bool plan_path(struct file *file, struct space *space, uint32_t id, uint3
         *looks += n;
         if (n == PATH && id != NONE && file_record_of(file, space, id) == CATALOG_NOWHERE)
                 return false;
-        while (n && !is_full(file, space))
+        while (n && !file_question_is_full(file))
                 if (!plan(file, space, path[--n]))
                         return false;
         return n == 0;
@@ -116,7 +108,7 @@ static void look_at(struct file *file, struct space *space, uint32_t *looks, uin
             file_record_of(file, space, id) != CATALOG_NOWHERE ||
             !(fs->all || admit_block(space, id, file->config.depth, reads)))
                 return;
-        if (!plan_path(file, space, id, looks) && is_full(file, space)) {
+        if (!plan_path(file, space, id, looks) && file_question_is_full(file)) {
                 fs->hand = id; /* the rest of it is the next question's */
                 fs->looked--;
         }
@@ -126,8 +118,8 @@ static bool sweep(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
         uint32_t reads = KVD_PIN_READS, most = fs->all ? ALL_LOOKS : LOOKS;
 
-        file->question.n = 0;
-        for (uint32_t looks = 0; looks < most && reads && !is_full(file, space); looks++) {
+        file_begin_question(file, STORE_DISK_WRITE, space);
+        for (uint32_t looks = 0; looks < most && reads && !file_question_is_full(file); looks++) {
                 if (fs->looked >= space_ids(space)) {
                         fs->unswept = false;
                         break;
@@ -157,8 +149,6 @@ static bool try_space(struct file *file, struct space *space) {
         if (number < 0 || !file->catalog.spaces[number].epoch)
                 return ask_name(file, space);
         file->catalog.spaces[number].owner = space->domain;
-        file->question.what = STORE_DISK_WRITE;
-        file->question.space = space;
         return sweep(file, space);
 }
 

@@ -158,7 +158,6 @@ static struct kvd_label label_of(const struct fetch *f, uint32_t i) {
 
 /* False: the record went meanwhile, or there is no room for the block. */
 static bool add_read(struct fetch *f, uint32_t i, uint32_t *reads) {
-        struct store_disk_question *q = &f->file->question;
         struct catalog *c = &f->file->catalog;
         kvd_ref to;
 
@@ -169,22 +168,20 @@ static bool add_read(struct fetch *f, uint32_t i, uint32_t *reads) {
                 return false;
         block_hold(f->to.space, kvd_ref_id(to));
         c->entries[f->steps[i].place].busy++;
-        q->items[q->n++] = (struct store_disk_item){
-                .place = f->steps[i].place,
-                .label = label_of(f, i),
-                .block = to,
-                .tokens = f->tokens + i * f->to.space->ix->geometry.block_tokens};
+        file_question_add(f->file, &(struct store_disk_item){
+                                           .place = f->steps[i].place,
+                                           .label = label_of(f, i),
+                                           .block = to,
+                                           .tokens = f->tokens +
+                                                     i * f->to.space->ix->geometry.block_tokens});
         return true;
 }
 
 static bool write_piece(struct fetch *f, uint32_t *reads) {
-        struct store_disk_question *q = &f->file->question;
-        uint32_t bt = f->to.space->ix->geometry.block_tokens;
+        const struct store_disk_question *q = &f->file->question;
 
-        q->what = STORE_DISK_READ;
-        q->space = f->to.space;
-        q->n = 0;
-        while (f->at + q->n < f->n && q->n < KVD_DISK_ITEMS && (q->n + 1) * bt <= KVD_DISK_TOKENS &&
+        file_begin_question(f->file, STORE_DISK_READ, f->to.space);
+        while (f->at + q->n < f->n && !file_question_is_full(f->file) &&
                add_read(f, f->at + q->n, reads))
                 ;
         return q->n > 0;

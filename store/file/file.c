@@ -393,8 +393,34 @@ void store_disk_forgotten(struct store *store, int error) {
 
 /* ---- questions ------------------------------------------------------------------------------- */
 
+void file_begin_question(struct file *file, enum store_disk_ask what, struct space *space) {
+        file->question.what = what;
+        file->question.space = space;
+        file->question.n = file->question.n_segments = 0;
+}
+
+bool file_question_is_full(const struct file *file) {
+        const struct kvd_index *ix = file->question.space->ix;
+        uint32_t n = file->question.n;
+
+        return n == KVD_DISK_ITEMS || file->question.n_segments == KVD_DISK_FILES ||
+               (n + 1) * ix->geometry.block_tokens > KVD_DISK_TOKENS ||
+               (n && (n + 1) * ix->block_bytes > KVD_DISK_BYTES);
+}
+
+void file_question_add(struct file *file, const struct store_disk_item *item) {
+        struct store_disk_question *q = &file->question;
+        const struct kvd_index *ix = q->space->ix;
+        uint32_t segment = kvd_segment_of(ix, kvd_ref_id(item->block));
+        bool new = true;
+
+        for (uint32_t i = q->n; new && i > 0; i--)
+                new = kvd_segment_of(ix, kvd_ref_id(q->items[i - 1].block)) != segment;
+        q->n_segments += new;
+        q->items[q->n++] = *item;
+}
+
 static bool scan_next(struct file *file) {
-        file->question.what = STORE_DISK_SCAN;
         file->question.extent = file->scan_extent;
         file->question.first = file->scan_slot;
         return true;
@@ -415,8 +441,7 @@ const struct store_disk_question *store_disk_next(struct store *store, bool *lat
         *later = false;
         if (file->asked)
                 return NULL;
-        file->question.space = NULL;
-        file->question.n = 0;
+        file_begin_question(file, STORE_DISK_SCAN, NULL);
         file->asked = next(file, later);
         file->asked_ns = sys_now_ns();
         return file->asked ? &file->question : NULL;

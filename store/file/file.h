@@ -95,6 +95,10 @@ struct file *file_for(const struct space *space);
 /* The number of its namespace; -1: it has none yet. */
 int file_space_number(struct file *file, struct space *space);
 void file_want(struct file *file, bool soon);
+void file_begin_question(struct file *file, enum store_disk_ask what, struct space *space);
+/* May one more block go along? */
+bool file_question_is_full(const struct file *file);
+void file_question_add(struct file *file, const struct store_disk_item *item);
 
 /* The record of a resident block: its place, or CATALOG_NOWHERE. */
 uint32_t file_record_of(const struct file *file, const struct space *space, uint32_t id);

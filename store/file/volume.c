@@ -362,13 +362,6 @@ int volume_scan(struct volume *v, uint32_t extent, uint32_t first, uint32_t n,
 
 /* ---- records --------------------------------------------------------------------------------- */
 
-static struct disk_io io_of(const struct volume *v, const struct volume_item *item,
-                            uint8_t *staging) {
-        return (struct disk_io){.at = place_at(v, item->place),
-                                .data = staging,
-                                .bytes = file_slot_bytes(item->bytes)};
-}
-
 static int pack(const struct volume *v, const struct volume_item *item, uint8_t *to) {
         uint8_t *payload = to + DISK_SECTOR;
         uint32_t slot_bytes = file_slot_bytes(item->bytes);
@@ -404,73 +397,57 @@ static int check_item(struct volume *v, const struct volume_item *item, bool wri
 
         if (r < 0)
                 return r;
-        if (!item->bytes || item->bytes > v->staging_bytes ||
+        if (!item->bytes || item->bytes > v->staging_bytes || slot_bytes > v->staging_bytes ||
             item->label->n_tokens > KVD_MAX_BLOCK_TOKENS || !is_place(v, item->place, slot_bytes))
                 return -EINVAL;
         extent = (uint32_t)(item->place / FILE_SLOTS);
         return writes ? begin_extent(v, extent, slot_bytes) : check_extent(v, extent, slot_bytes);
 }
 
-/* What is under way, and for which item. */
+/* What is under way, and for which item: staging is in parts, of which each has one at a time. */
 struct moving {
-        struct disk_io ios[VOLUME_ITEMS];
-        struct volume_item *items[VOLUME_ITEMS];
-        uint32_t n;
-        uint64_t used; /* of staging */
+        struct disk_io ios[DISK_DEPTH];
+        struct volume_item *items[DISK_DEPTH];
+        struct disk_io *free[DISK_DEPTH];
+        uint32_t n_free;
 };
 
-/* NULL: there is no more room in staging. */
-static struct disk_io *add_moving(const struct volume *v, struct moving *m,
-                                  struct volume_item *item) {
-        uint32_t bytes = file_slot_bytes(item->bytes);
+static void begin_moving(const struct volume *v, struct moving *m, const struct volume_item *items,
+                         uint32_t n) {
+        uint64_t part = DISK_SECTOR;
 
-        if (m->used + bytes > v->staging_bytes)
+        for (uint32_t i = 0; i < n; i++)
+                if (!items[i].error)
+                        part = MAX(part, file_slot_bytes(items[i].bytes));
+        m->n_free = (uint32_t)MIN(v->staging_bytes / part, DISK_DEPTH);
+        for (uint32_t i = 0; i < m->n_free; i++) {
+                m->ios[i].data = v->staging + i * part;
+                m->free[m->n_free - 1 - i] = &m->ios[i];
+        }
+}
+
+/* There is a free part. */
+static struct disk_io *take_part(const struct volume *v, struct moving *m,
+                                 struct volume_item *item) {
+        struct disk_io *io = m->free[--m->n_free];
+
+        m->items[io - m->ios] = item;
+        io->at = place_at(v, item->place);
+        io->bytes = file_slot_bytes(item->bytes);
+        return io;
+}
+
+/* NULL: nothing is under way; else an item that is not any more. */
+static struct volume_item *end_one(struct volume *v, struct moving *m, struct disk_io **io) {
+        struct volume_item *item;
+
+        *io = v->disk->end(v->disk);
+        if (!*io)
                 return NULL;
-        m->items[m->n] = item;
-        m->ios[m->n] = io_of(v, item, v->staging + m->used);
-        m->used += bytes;
-        return &m->ios[m->n++];
-}
-
-/* As many as staging has room for. Returns how many. The disk writes one while the next is made. */
-static uint32_t write_some(struct volume *v, struct volume_item *items, uint32_t n) {
-        struct moving m = {.n = 0};
-        struct disk_io *io;
-        uint32_t done = 0;
-
-        for (; done < n; done++) {
-                if (items[done].error)
-                        continue;
-                io = add_moving(v, &m, &items[done]);
-                if (!io)
-                        break;
-                items[done].error = pack(v, &items[done], io->data);
-                if (!items[done].error)
-                        v->disk->begin(v->disk, io, true);
-        }
-        while ((io = v->disk->end(v->disk)))
-                m.items[io - m.ios]->error = io->error;
-        return done;
-}
-
-/* ... and reads others while one is looked at. */
-static uint32_t read_some(struct volume *v, struct volume_item *items, uint32_t n) {
-        struct moving m = {.n = 0};
-        struct disk_io *io;
-        uint32_t done = 0;
-
-        for (; done < n; done++)
-                if (!items[done].error && !add_moving(v, &m, &items[done]))
-                        break;
-        begin_all(v, m.ios, m.n, false);
-        while ((io = v->disk->end(v->disk))) {
-                struct volume_item *item = m.items[io - m.ios];
-
-                item->error = io->error;
-                if (!item->error)
-                        unpack(v, item, io->data);
-        }
-        return done;
+        item = m->items[*io - m->ios];
+        item->error = (*io)->error;
+        m->free[m->n_free++] = *io;
+        return item;
 }
 
 static void check_items(struct volume *v, struct volume_item *items, uint32_t n, bool writes) {
@@ -478,16 +455,46 @@ static void check_items(struct volume *v, struct volume_item *items, uint32_t n,
                 items[i].error = check_item(v, &items[i], writes);
 }
 
+/* The disk writes some while another is made. */
 void volume_write(struct volume *v, struct volume_item *items, uint32_t n) {
+        struct moving m;
+        struct disk_io *io;
+
         check_items(v, items, n, true);
-        for (uint32_t at = 0; at < n;)
-                at += write_some(v, items + at, n - at);
+        begin_moving(v, &m, items, n);
+        for (uint32_t i = 0; i < n; i++) {
+                if (items[i].error)
+                        continue;
+                if (!m.n_free)
+                        end_one(v, &m, &io);
+                io = take_part(v, &m, &items[i]);
+                items[i].error = pack(v, &items[i], io->data);
+                if (!items[i].error)
+                        v->disk->begin(v->disk, io, true);
+                else
+                        m.free[m.n_free++] = io;
+        }
+        while (end_one(v, &m, &io))
+                ;
 }
 
+/* ... and reads some while another is looked at. */
 void volume_read(struct volume *v, struct volume_item *items, uint32_t n) {
+        struct volume_item *item;
+        struct moving m;
+        struct disk_io *io;
+        uint32_t at = 0;
+
         check_items(v, items, n, false);
-        for (uint32_t at = 0; at < n;)
-                at += read_some(v, items + at, n - at);
+        begin_moving(v, &m, items, n);
+        do {
+                for (; at < n && m.n_free; at++)
+                        if (!items[at].error)
+                                v->disk->begin(v->disk, take_part(v, &m, &items[at]), false);
+                item = end_one(v, &m, &io);
+                if (item && !item->error)
+                        unpack(v, item, io->data);
+        } while (item);
 }
 
 /* ---- erasing --------------------------------------------------------------------------------- */

@@ -15,7 +15,7 @@
 #include "store/file/record.h"
 
 #define FILE_SLOTS 2048u  /* most of an extent */
-#define VOLUME_ITEMS DISK_DEPTH /* of one call */
+#define VOLUME_ITEMS DISK_DEPTH /* headers under way at once */
 
 struct volume_item;
 
@@ -75,7 +75,7 @@ int volume_namespace(struct volume *volume, struct kvd_key id, uint64_t *epoch);
 /* Erases all that it has, and forgets it. */
 int volume_forget(struct volume *volume, struct kvd_key id);
 
-/* n is at most VOLUME_ITEMS; all slots of a write's extent are of one size. */
+/* All slots of a write's extent are of one size. */
 void volume_write(struct volume *volume, struct volume_item *items, uint32_t n);
 void volume_read(struct volume *volume, struct volume_item *items, uint32_t n);
 int volume_erase(struct volume *volume, const uint64_t *places, uint32_t n);
