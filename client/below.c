@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What lies below the pool behind a chain, as far as the daemon has written down in the index: records
- * are gone along as blocks are, from the record of the chain's last block on. Nothing is believed that
- * matters: whoever goes by it asks the daemon for what it names, and the daemon compares tokens.
+ * What lies below the pool behind a chain, as far as the daemon has written down in the index:
+ * records are gone along as blocks are, from the record of the chain's last block on. Nothing is
+ * believed that matters: whoever goes by it asks the daemon for what it names, and the daemon
+ * compares tokens.
  */
 
 #include "client/internal.h"

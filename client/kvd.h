@@ -232,7 +232,10 @@ struct kvd_pin {
         uint32_t n_blocks;   /* blocks of the chain */
         uint32_t n_tokens;   /* tokens of the chain that are valid */
         uint32_t group;      /* layer group */
-        /* out, of kvd_lookup: tokens right behind them that lie below the pool (kvd_fetch), see there */
+        /*
+         * out, of kvd_lookup: tokens right behind them that lie below the pool (kvd_fetch), see
+         * there
+         */
         uint32_t n_below;
         /* private: what was posted behind the chain (kvd_post): how many, and the last of them */
         uint32_t n_posted, posted, posted_generation;
@@ -254,12 +257,13 @@ struct kvd_pin {
  * range, a pin that holds something, or a salt in a bidirectional space. If the daemon is dead the
  * answer is still right for as long as its memory is mapped.
  *
- * pin->n_below then says, whatever was found, how many more of the tokens lie in the daemon's file, so
- * that nobody need ask who has nothing to fetch: 0: nothing that kvd_fetch would bring, as always without
- * a tier below the pool; KVD_BELOW_UNKNOWN: only kvd_fetch finds out, because servers that other machines
- * fill as well may have it, or because the daemon has just begun to look into its file. It is a hint, of 512 blocks at most: what was written
- * this moment may be missing, and once in thousands of times kvd_fetch finds less. 0 where
- * max_blocks cut the answer. kvd_unpin makes it 0.
+ * pin->n_below then says, whatever was found, how many more of the tokens lie in the daemon's
+ * file, so that nobody need ask who has nothing to fetch: 0: nothing that kvd_fetch would bring,
+ * as always without a tier below the pool; KVD_BELOW_UNKNOWN: only kvd_fetch finds out, because
+ * servers that other machines fill as well may have it, or because the daemon has just begun to
+ * look into its file. It is a hint, of 512 blocks at most: what was written this moment may be
+ * missing, and once in thousands of times kvd_fetch finds less. 0 where max_blocks cut the
+ * answer. kvd_unpin makes it 0.
  */
 int64_t kvd_lookup(kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens,
                    uint32_t *blocks, uint32_t max_blocks, struct kvd_pin *pin);

@@ -147,6 +147,15 @@ static bool ask_to_open(struct disk_owner *d) {
         return child_ask_or_end(&d->child, &msg, &fds);
 }
 
+static void wants(void *data, bool soon) {
+        struct disk_owner *d = data;
+
+        if (soon)
+                child_look_after(&d->child, 0);
+        else if (!loop_timer_is_set(&d->child.look))
+                child_look_after(&d->child, LATER_NS);
+}
+
 static bool next(struct child *child) {
         struct disk_owner *d = owner_of(child);
         const struct store_disk_question *q;
@@ -159,7 +168,7 @@ static bool next(struct child *child) {
         if (q)
                 return ask(d, q);
         if (later)
-                child_look_after(child, LATER_NS);
+                wants(d, false);
         return false;
 }
 
@@ -282,15 +291,6 @@ static const struct child_ops ops = {
         .next = next,
         .answered = answered,
 };
-
-static void wants(void *data, bool soon) {
-        struct disk_owner *d = data;
-
-        if (soon)
-                child_look_after(&d->child, 0);
-        else if (!loop_timer_is_set(&d->child.look))
-                child_look_after(&d->child, LATER_NS);
-}
 
 /* ---- life ------------------------------------------------------------------------------------ */
 

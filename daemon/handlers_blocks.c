@@ -169,8 +169,9 @@ int handle_evict(struct client *c, const struct kvd_msg *request, struct call *c
         bool more = false;
         int64_t n;
 
-        n = m->to ? space_demote(call->space) :
-                    space_evict(call->space, m->blocks, m->chain, &more);
+        n = m->to == 1 ? space_demote(call->space) :
+            m->to == 2 ? space_demoted(call->space) :
+                         space_evict(call->space, m->blocks, m->chain, &more);
         if (n < 0)
                 return client_store_failed(c, (int)n);
         if (m->to) {

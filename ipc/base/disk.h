@@ -42,7 +42,7 @@ struct kvd_disk_namespace {
 #define KVD_DISK_ITEMS 256u   /* of one message */
 #define KVD_DISK_FILES 64u    /* ... in so many descriptors */
 #define KVD_DISK_TOKENS 8192u /* ... of all of them */
-#define KVD_DISK_BYTES (UINT64_C(64) << 20) /* ... together: who waits for another question waits for these */
+#define KVD_DISK_BYTES (UINT64_C(64) << 20) /* ... together: others wait meanwhile */
 #define KVD_DISK_FOUND 512u   /* slots that one message looks at */
 
 #endif

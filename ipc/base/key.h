@@ -36,9 +36,9 @@ struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before,
                            const uint32_t *tokens, uint32_t n);
 
 /*
- * What a record of the file is found by without the file (layout.h): full blocks of these tokens, behind
- * the record with that handle (0: it is a chain's first). No secret: who makes two alike gains that
- * somebody asks in vain.
+ * What a record of the file is found by without the file (layout.h): full blocks of these tokens,
+ * behind the record with that handle (0: it is a chain's first). No secret: who makes two alike
+ * gains that somebody asks in vain.
  */
 uint64_t kvd_hint(uint64_t handle, uint32_t group, uint64_t root, const uint32_t *tokens,
                   uint32_t n);

@@ -531,7 +531,10 @@ static inline uint32_t kvd_run_capacity(uint32_t capacity) {
 /* Slots of a table of so many entries. */
 uint32_t kvd_table_slots(uint64_t entries);
 
-/* Fills in strides, table sizes, offsets and size from geometry, capacities, max_segments, hint_slots. */
+/*
+ * Fills in strides, table sizes, offsets and size from geometry, capacities, max_segments,
+ * hint_slots.
+ */
 void kvd_index_lay_out(struct kvd_index *ix);
 
 /* -EPROTO if the header (from a daemon) does not describe an index that fits in bytes. */

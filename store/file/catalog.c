@@ -125,6 +125,10 @@ static void hash_remove(struct catalog *c, uint32_t place) {
 
 /* ---- in the order of use --------------------------------------------------------------------- */
 
+/*
+ * Only those that nothing is behind are in it: others cannot go, however cold they are, and would
+ * be in the way of those that can.
+ */
 static void use_remove(struct catalog *c, uint32_t place) {
         const struct catalog_entry *e = &c->entries[place];
 
@@ -132,17 +136,37 @@ static void use_remove(struct catalog *c, uint32_t place) {
         *(e->newer == CATALOG_NOWHERE ? &c->warmest : &c->entries[e->newer].older) = e->older;
 }
 
-static void use_add(struct catalog *c, uint32_t place) {
+/* newer: CATALOG_NOWHERE: it is the warmest */
+static void use_insert(struct catalog *c, uint32_t place, uint32_t newer) {
         struct catalog_entry *e = &c->entries[place];
 
-        e->newer = CATALOG_NOWHERE;
-        e->older = c->warmest;
+        e->newer = newer;
+        e->older = newer == CATALOG_NOWHERE ? c->warmest : c->entries[newer].older;
         *(e->older == CATALOG_NOWHERE ? &c->coldest : &c->entries[e->older].newer) = place;
-        c->warmest = place;
-        e->used_ns = sys_now_ns();
+        *(newer == CATALOG_NOWHERE ? &c->warmest : &c->entries[newer].older) = place;
+}
+
+/* It can go again: where its last use is among the coldest, or else it is warm. */
+static void use_return(struct catalog *c, uint32_t place) {
+        uint32_t newer = c->coldest;
+
+        for (uint32_t i = 0; newer != CATALOG_NOWHERE &&
+                             c->entries[newer].used_ns <= c->entries[place].used_ns;
+             i++)
+                newer = i < LOOKS ? c->entries[newer].newer : CATALOG_NOWHERE;
+        use_insert(c, place, newer);
+}
+
+static void use_add(struct catalog *c, uint32_t place) {
+        c->entries[place].used_ns = sys_now_ns();
+        use_insert(c, place, CATALOG_NOWHERE);
 }
 
 void catalog_touch(struct catalog *c, uint32_t place) {
+        if (c->entries[place].children) {
+                c->entries[place].used_ns = sys_now_ns();
+                return;
+        }
         use_remove(c, place);
         use_add(c, place);
 }
@@ -273,10 +297,16 @@ uint32_t catalog_tell_some(struct catalog *c, int space, uint32_t from) {
 /* ---- records --------------------------------------------------------------------------------- */
 
 static void parent_changes(struct catalog *c, uint32_t place, int by) {
-        const struct catalog_entry *e = &c->entries[place];
+        uint32_t up = c->entries[place].up;
+        struct catalog_entry *parent = &c->entries[up];
 
-        if (e->up != CATALOG_NOWHERE && catalog_has(c, e->up, e->parent))
-                c->entries[e->up].children += (uint32_t)by;
+        if (up == CATALOG_NOWHERE || !catalog_has(c, up, c->entries[place].parent))
+                return;
+        if (!parent->children)
+                use_remove(c, up);
+        parent->children += (uint32_t)by;
+        if (!parent->children)
+                use_return(c, up);
 }
 
 static void count(struct catalog *c, uint32_t place, int by) {
@@ -315,7 +345,8 @@ static void leave(struct catalog *c, uint32_t place) {
         hint_set(c, &c->entries[place], false);
         count(c, place, -1);
         parent_changes(c, place, -1);
-        use_remove(c, place);
+        if (!c->entries[place].children)
+                use_remove(c, place);
         hash_remove(c, place);
         if (space->dead && !space->records)
                 *space = (struct catalog_namespace){0};
@@ -341,19 +372,20 @@ void catalog_spoil(struct catalog *c, uint32_t place) {
 
 /* ---- room ------------------------------------------------------------------------------------ */
 
-static bool may_go(const struct catalog_entry *e) {
-        return e->state == CATALOG_THERE && !e->busy && !e->children;
+static bool may_go(const struct catalog_entry *e, uint64_t since_ns) {
+        return e->state == CATALOG_THERE && !e->busy && !e->children && e->used_ns < since_ns;
 }
 
 /* The coldest that may go, of an owner or of anybody. */
-static uint32_t coldest(const struct catalog *c, const void *owner, uint32_t slot_bytes) {
+static uint32_t coldest(const struct catalog *c, const void *owner, uint32_t slot_bytes,
+                        uint64_t since_ns) {
         uint32_t place = c->coldest;
 
         for (uint32_t i = 0; place != CATALOG_NOWHERE && i < LOOKS; i++) {
                 const struct catalog_entry *e = &c->entries[place];
                 bool his = !owner || c->spaces[e->space].owner == owner;
 
-                if (may_go(e) && his &&
+                if (may_go(e, since_ns) && his &&
                     (!slot_bytes || c->extents[place / FILE_SLOTS].slot_bytes == slot_bytes))
                         return place;
                 place = e->newer;
@@ -362,11 +394,12 @@ static uint32_t coldest(const struct catalog *c, const void *owner, uint32_t slo
 }
 
 /* All that shares an extent, what it is before notwithstanding. False: some of it is in use. */
-static bool extent_clear(struct catalog *c, struct catalog_extent *e) {
+static bool extent_clear(struct catalog *c, struct catalog_extent *e, uint64_t since_ns) {
         uint32_t first = first_place(c, e), n = e->fresh;
 
         for (uint32_t i = first; i < first + n; i++)
-                if (c->entries[i].state == CATALOG_WRITING || c->entries[i].busy)
+                if (c->entries[i].state == CATALOG_WRITING || c->entries[i].busy ||
+                    c->entries[i].used_ns >= since_ns)
                         return false;
         for (uint32_t i = first; i < first + n; i++) {
                 if (c->entries[i].state != CATALOG_THERE)
@@ -389,8 +422,9 @@ static uint32_t take_free(struct catalog *c, uint32_t slot_bytes) {
         return slot_take(c, kvd_list_first(&class->roomy, struct catalog_extent, node));
 }
 
-static bool drop_coldest(struct catalog *c, const void *owner, uint32_t slot_bytes) {
-        uint32_t place = coldest(c, owner, slot_bytes);
+static bool drop_coldest(struct catalog *c, const void *owner, uint32_t slot_bytes,
+                         uint64_t since_ns) {
+        uint32_t place = coldest(c, owner, slot_bytes, since_ns);
 
         if (place == CATALOG_NOWHERE)
                 return false;
@@ -399,21 +433,22 @@ static bool drop_coldest(struct catalog *c, const void *owner, uint32_t slot_byt
         return true;
 }
 
-uint32_t catalog_take(struct catalog *c, uint32_t slot_bytes, int space, uint64_t most) {
+uint32_t catalog_take(struct catalog *c, uint32_t slot_bytes, int space, uint64_t most,
+                      uint64_t since_ns) {
         uint32_t place, cold;
 
         if (slot_bytes >= c->extent_bytes)
                 return CATALOG_NOWHERE;
         if (bytes_of_owner(c, space) + slot_bytes > most &&
-            !drop_coldest(c, c->spaces[space].owner, slot_bytes))
+            !drop_coldest(c, c->spaces[space].owner, slot_bytes, since_ns))
                 return CATALOG_NOWHERE;
         place = take_free(c, slot_bytes);
-        if (place == CATALOG_NOWHERE && drop_coldest(c, NULL, slot_bytes))
+        if (place == CATALOG_NOWHERE && drop_coldest(c, NULL, slot_bytes, since_ns))
                 place = take_free(c, slot_bytes);
         if (place != CATALOG_NOWHERE)
                 return place;
-        cold = coldest(c, NULL, 0);
-        if (cold == CATALOG_NOWHERE || !extent_clear(c, extent_of(c, cold)))
+        cold = coldest(c, NULL, 0, since_ns);
+        if (cold == CATALOG_NOWHERE || !extent_clear(c, extent_of(c, cold), since_ns))
                 return CATALOG_NOWHERE;
         return take_free(c, slot_bytes);
 }

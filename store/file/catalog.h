@@ -33,7 +33,8 @@ struct catalog_entry {
         uint32_t same;          /* next with that hash */
         uint32_t up;            /* place of the record before it */
         uint32_t children;
-        uint32_t older, newer;  /* in the order of use; free: older is the next free slot */
+        /* in the order of use, unless there are children; free: older is the next free slot */
+        uint32_t older, newer;
         uint8_t state, space;   /* space: its namespace */
         uint16_t busy;          /* it is being read: it stays */
 };
@@ -77,10 +78,11 @@ int catalog_space_of_epoch(const struct catalog *c, uint64_t epoch);
 uint32_t catalog_find(const struct catalog *c, uint64_t tag);
 
 /*
- * A free place for a record of a namespace; others may have gone for it. most: what its domain may
- * have, in bytes. CATALOG_NOWHERE: none.
+ * A free place for a record of a namespace; others may have gone for it, but none that was used
+ * since then. most: what its domain may have, in bytes. CATALOG_NOWHERE: none.
  */
-uint32_t catalog_take(struct catalog *c, uint32_t slot_bytes, int space, uint64_t most);
+uint32_t catalog_take(struct catalog *c, uint32_t slot_bytes, int space, uint64_t most,
+                      uint64_t since_ns);
 
 /* What is written there from now on. up: place of the record before it, or CATALOG_NOWHERE. */
 void catalog_enter(struct catalog *c, uint32_t place, struct kvd_record_key key,
@@ -93,11 +95,13 @@ void catalog_touch(struct catalog *c, uint32_t place); /* it was used */
 uint64_t catalog_age(const struct catalog *c); /* nanoseconds since the coldest was; 0: there is none */
 
 /*
- * Clients of an index are told of a namespace's records: of those to come as they come, of others by
- * going round. NULL: nobody is any more.
+ * Clients of an index are told of a namespace's records: of those to come as they come, of others
+ * by going round. NULL: nobody is any more.
  */
 void catalog_tell(struct catalog *c, int space, struct kvd_index *ix);
-/* A piece of the round, from a place on. Returns where it goes on; CATALOG_NOWHERE: it has ended. */
+/*
+ * A piece of the round, from a place on. Returns where it goes on; CATALOG_NOWHERE: it has ended.
+ */
 uint32_t catalog_tell_some(struct catalog *c, int space, uint32_t from);
 
 /* A record that was there at the start; its parent is looked for when all of them are known. */

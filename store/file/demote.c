@@ -8,6 +8,7 @@
 #include <errno.h>
 
 #include "ipc/base/enums.h"
+#include "ipc/base/sys.h"
 #include "store/account.h"
 #include "store/cache/inside.h"
 #include "store/file/admit.h"
@@ -25,6 +26,11 @@ static uint64_t most_of(const struct file *file, const struct space *space) {
         return (uint64_t)((double)file->config.bytes * (double)quota / (double)pool);
 }
 
+/* All of it goes there, and somebody waits for that. */
+static bool is_wanted(const struct space *space) {
+        return file_space_of(space)->all == ALL_UNDER_WAY;
+}
+
 /* Nothing goes for it that the record is behind. */
 static uint32_t take_place(struct file *file, const struct space *space, uint32_t up, int number) {
         struct catalog_entry *parent = up == CATALOG_NOWHERE ? NULL : &file->catalog.entries[up];
@@ -33,10 +39,17 @@ static uint32_t take_place(struct file *file, const struct space *space, uint32_
         if (parent)
                 parent->busy++;
         place = catalog_take(&file->catalog, file_slot_bytes(space->ix->block_bytes), number,
-                             most_of(file, space));
+                             most_of(file, space),
+                             is_wanted(space) ? file_space_of(space)->since_ns : UINT64_MAX);
         if (parent)
                 parent->busy--;
         return place;
+}
+
+/* What is there already does not go for what comes. */
+static void keep(struct file *file, const struct space *space, uint32_t place) {
+        if (is_wanted(space) && place != CATALOG_NOWHERE)
+                catalog_touch(&file->catalog, place);
 }
 
 /* A record for the block behind its parent's, or the one that is there already. False: no room. */
@@ -59,6 +72,7 @@ static bool plan(struct file *file, struct space *space, uint32_t id) {
         place = catalog_find(&file->catalog, key.tag);
         if (place != CATALOG_NOWHERE) {
                 catalog_link(&file->catalog, place, up);
+                keep(file, space, place);
                 file_note_record(space, id, place, file->catalog.entries[place].sequence);
                 return true;
         }
@@ -104,9 +118,11 @@ static void look_at(struct file *file, struct space *space, uint32_t *looks, uin
         fs->hand = id + 1 < space_ids(space) ? id + 1 : 0;
         fs->looked++;
         file_forget_stale(file, space, id);
-        if (!admit_can_be_written(&space->blocks[id]) ||
-            file_record_of(file, space, id) != CATALOG_NOWHERE ||
-            !(fs->all || admit_block(space, id, file->config.depth, reads)))
+        if (!admit_can_be_written(&space->blocks[id]))
+                return;
+        keep(file, space, file_record_of(file, space, id));
+        if (file_record_of(file, space, id) != CATALOG_NOWHERE ||
+            !(is_wanted(space) || admit_block(space, id, file->config.depth, reads)))
                 return;
         if (!plan_path(file, space, id, looks) && file_question_is_full(file)) {
                 fs->hand = id; /* the rest of it is the next question's */
@@ -114,14 +130,25 @@ static void look_at(struct file *file, struct space *space, uint32_t *looks, uin
         }
 }
 
+/* A round through all blocks has ended. After one that was wanted they are looked at as ever. */
+static void end_round(struct space *space) {
+        struct file_space *fs = file_space_of(space);
+
+        fs->unswept = is_wanted(space);
+        if (fs->unswept)
+                fs->all = ALL_DONE;
+        fs->looked = 0;
+}
+
 static bool sweep(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
-        uint32_t reads = KVD_PIN_READS, most = fs->all ? ALL_LOOKS : LOOKS;
+        uint32_t reads = KVD_PIN_READS, most = is_wanted(space) ? ALL_LOOKS : LOOKS;
 
         file_begin_question(file, STORE_DISK_WRITE, space);
         for (uint32_t looks = 0; looks < most && reads && !file_question_is_full(file); looks++) {
                 if (fs->looked >= space_ids(space)) {
-                        fs->unswept = false;
+                        if (!file->question.n) /* else it ends behind the answer */
+                                end_round(space);
                         break;
                 }
                 look_at(file, space, &looks, &reads);
@@ -149,31 +176,42 @@ static bool try_space(struct file *file, struct space *space) {
         if (number < 0 || !file->catalog.spaces[number].epoch)
                 return ask_name(file, space);
         file->catalog.spaces[number].owner = space->domain;
+        if (is_wanted(space))
+                file_want(file, true); /* also where this piece finds nothing */
         return sweep(file, space);
 }
 
-static void begin_all(struct file *file, struct space *space) {
-        struct file_space *fs = file_space_of(space);
-
-        fs->all = fs->unswept = true;
-        fs->looked = 0;
-        fs->left = 0;
-        file_want(file, true);
+static int refuse_demotion(struct space *space) {
+        return store_refuse(space_store(space), -EOPNOTSUPP,
+                            "there is no file tier for the space, or it is not on; see kvctl "
+                            "tiers");
 }
 
+/* A second one begins the first one's anew: both see it end. */
 int space_demote(struct space *space) {
         struct file *file = file_for(space);
         struct file_space *fs = file_space_of(space);
 
         if (!file)
-                return store_refuse(space_store(space), -EOPNOTSUPP,
-                                    "there is no file tier for the space, or it is not on; see "
-                                    "kvctl tiers");
-        if (!fs->all)
-                begin_all(file, space);
-        if (fs->unswept || (file->asked && file->question.space == space))
+                return refuse_demotion(space);
+        fs->all = ALL_UNDER_WAY;
+        fs->since_ns = sys_now_ns();
+        fs->unswept = true;
+        fs->looked = 0;
+        fs->left = 0;
+        file_want(file, true);
+        return 1;
+}
+
+int space_demoted(struct space *space) {
+        const struct file_space *fs = file_space_of(space);
+
+        if (!file_for(space))
+                return refuse_demotion(space);
+        if (fs->all == ALL_NOT) /* a daemon before was asked */
+                return space_demote(space);
+        if (fs->all != ALL_DONE)
                 return 1;
-        fs->all = false;
         if (fs->left)
                 return store_refuse(space_store(space), -ENOSPC,
                                     "%llu blocks did not go to the file; see kvctl tiers",

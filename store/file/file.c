@@ -251,7 +251,8 @@ static void note_changes(struct file *file, struct space *space) {
         if (fs->changes == space->audit.changes)
                 return;
         fs->changes = space->audit.changes;
-        fs->looked = 0;
+        if (fs->all != ALL_UNDER_WAY)
+                fs->looked = 0; /* that round comes to its end whatever changes */
         if (!fs->unswept)
                 file_want(file, false);
         fs->unswept = true;
@@ -537,8 +538,6 @@ void store_disk_lost(struct store *store) {
                 store_disk_scanned(store, -EIO, 0, NULL, 0);
                 break;
         case STORE_DISK_NAMESPACE:
-                store_disk_named(store, -EIO, 0);
-                break;
         case STORE_DISK_FORGET:
                 file->asked = false; /* it is asked again */
                 break;
@@ -559,5 +558,6 @@ int space_disk_memory(struct space *space, kvd_ref block, uint64_t *offset) {
 }
 
 const struct hooks file_hooks = {
-        .lay_out = lay_out, .space_begins = space_begins, .idle = idle, .space_leaves = space_leaves,
+        .lay_out = lay_out, .space_begins = space_begins, .idle = idle,
+        .space_leaves = space_leaves,
         .space_ends = space_ends, .attachment_ends = attachment_ends};

@@ -69,18 +69,22 @@ struct file { /* of a store */
         struct store_disk_info info;
 };
 
+/* evict --to file: all that is there when it begins */
+enum file_all { ALL_NOT, ALL_UNDER_WAY, ALL_DONE };
+
 struct file_space {
         struct kvd_key id;
         int number;                   /* of its namespace in the catalog; -1: not known */
         bool named;                   /* id is made */
         bool refused;                 /* the file takes no more namespaces */
         bool unswept;                 /* something changed since its blocks were looked at */
-        bool all;                     /* what is not admitted goes there, too */
-        uint64_t left;                /* blocks that did not go, since it began */
+        enum file_all all;            /* under way: what is not admitted goes there, too */
+        uint64_t since_ns;            /* it began then: what it found or wrote stays */
+        uint64_t left;                /* blocks that did not go */
         uint32_t hand;                /* block to look at next */
         uint32_t looked;              /* ... since something was found */
         uint64_t changes;             /* when it was last marked */
-        uint32_t told;                /* place that clients are told of next; CATALOG_NOWHERE: of all */
+        uint32_t told;                /* place to tell clients of next; CATALOG_NOWHERE: all is */
 };
 
 /* The file itself stays as it is. Returns NULL. */

@@ -83,7 +83,9 @@ void file_sector_seal(const uint8_t *secret, enum file_sector what, struct file_
 bool file_sector_whole(const uint8_t *secret, enum file_sector what,
                        const struct file_mark *sector);
 
-/* What clients call a record: openings and what is counted in each, as much as there is room for. */
+/*
+ * What clients call a record: openings and what is counted in each, as much as there is room for.
+ */
 static inline uint64_t file_handle(uint64_t sequence) {
         return kvd_hint_handle(sequence >> 40 << 32 | (uint32_t)sequence);
 }

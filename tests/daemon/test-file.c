@@ -31,6 +31,8 @@
 static struct instance in;
 static struct peer_end *watcher;
 static char file[128], file_setting[160];
+static const char *pool = "daemon.pool=4M", *file_size = "daemon.file_size=16M";
+static const char *depth = "daemon.file_depth=0";
 static kvd *handle;
 static kvd_space *space;
 static uint32_t tokens[BLOCKS * BLOCK_TOKENS];
@@ -41,8 +43,7 @@ static const char *const *settings(void) {
         static const char *list[8];
 
         snprintf(file_setting, sizeof file_setting, "daemon.file=%s", file);
-        memcpy(list, SETTINGS("daemon.pool=4M", "daemon.segment=1M", file_setting,
-                              "daemon.file_size=16M", "daemon.file_depth=0"),
+        memcpy(list, SETTINGS(pool, "daemon.segment=1M", file_setting, file_size, depth),
                6 * sizeof *list);
         return list;
 }
@@ -84,6 +85,9 @@ static void leave_it(void) {
 
 static void start(void) {
         instance_make_dir(&in);
+        pool = "daemon.pool=4M";
+        file_size = "daemon.file_size=16M";
+        depth = "daemon.file_depth=0";
         snprintf(file, sizeof file, "/var/tmp/kvd-test-file-%d", getpid());
         unlink(file);
         instance_again(&in, settings());
@@ -224,7 +228,7 @@ START_TEST(lookups_say_what_is_below) {
         uint32_t other[BLOCKS * BLOCK_TOKENS], ids[BLOCKS];
         struct kvd_pin pin = {0};
 
-        ck_assert_uint_eq(below(tokens), 0);
+        WAIT_UNTIL(below(tokens) == 0); /* unknown, until the daemon has looked */
         write_chain();
         ck_assert_uint_eq(below(tokens), 0);
         peer_ok(watcher, MSG(evict, .space = kvd_slice_of("s"), .blocks = 5));
@@ -331,6 +335,126 @@ START_TEST(others_are_not_there) {
 }
 END_TEST
 
+/* ---- evict --to file ------------------------------------------------------------------------- */
+
+static struct kvd_msg to_file(uint32_t to) {
+        return peer_call(watcher, MSG(evict, .space = kvd_slice_of("s"), .to = to));
+}
+
+/* 0, or why not. */
+static uint32_t wait_for_the_file(void) {
+        struct kvd_msg m;
+
+        do {
+                usleep(1000);
+                m = to_file(2);
+        } while (m.number != KVD_MSG_error && m.evict_reply.more);
+        return m.number == KVD_MSG_error ? m.error.code : 0;
+}
+
+static uint32_t all_to_file(void) {
+        ck_assert_uint_eq(to_file(1).evict_reply.more, 1);
+        return wait_for_the_file();
+}
+
+/* Blocks are written at a second use only, and there is more in the pool than the file holds. */
+static void with_a_small_file(void) {
+        leave_it();
+        instance_stop(&in);
+        unlink(file);
+        pool = "daemon.pool=16M";
+        file_size = "daemon.file_size=4M";
+        depth = "daemon.file_depth=1000000000";
+        instance_again(&in, settings());
+        watch();
+        connect_to_it();
+}
+
+static void make_rounds(uint32_t from, uint32_t to) {
+        uint32_t chain[BLOCKS * BLOCK_TOKENS];
+
+        for (; from < to; from++) {
+                for (uint32_t i = 0; i < ARRAY_SIZE(chain); i++)
+                        chain[i] = from * 1000 + i;
+                make_chain(chain);
+        }
+}
+
+/*
+ * It was done once, with a file that was full of what came first: that had gone for what came
+ * last.
+ */
+START_TEST(what_does_not_go_to_the_file_is_said) {
+        uint64_t evicted;
+
+        with_a_small_file();
+        make_rounds(0, 3);
+        ck_assert_uint_eq(all_to_file(), 0);
+        ck_assert_uint_eq(tier().records, 3 * BLOCKS);
+        make_rounds(3, 20);
+        ck_assert_uint_eq(all_to_file(), ENOSPC);
+        ck_assert_uint_ge(tier().records, 3 * BLOCKS);
+        evicted = tier().evicted;
+        ck_assert_uint_eq(wait_for_the_file(), ENOSPC);
+        evict_all();
+        /* what is in the pool no more may go for what is */
+        make_rounds(20, 23);
+        ck_assert_uint_eq(all_to_file(), 0);
+        ck_assert_uint_gt(tier().evicted, evicted);
+}
+END_TEST
+
+/*
+ * kvctl was killed: once, all that came afterwards was written, too, and the next one was told an
+ * old result.
+ */
+START_TEST(a_killed_evict_to_file_leaves_nothing_behind) {
+        with_a_small_file();
+        make_rounds(0, 1);
+        ck_assert_uint_eq(to_file(1).evict_reply.more, 1);
+        WAIT_UNTIL(tier().records == BLOCKS);
+        WAIT_UNTIL(!to_file(2).evict_reply.more);
+        make_rounds(1, 2);
+        usleep(500000); /* more than enough for what should not be done */
+        ck_assert_uint_eq(tier().records, BLOCKS);
+        ck_assert_uint_eq(all_to_file(), 0);
+        ck_assert_uint_eq(tier().records, 2 * BLOCKS);
+}
+END_TEST
+
+#define LONG_BLOCKS 100u
+
+/*
+ * The coldest records of long chains are their beginnings, which cannot go: once that was the end
+ * of it.
+ */
+START_TEST(a_file_full_of_long_chains_goes_on) {
+        static uint32_t chain[LONG_BLOCKS * BLOCK_TOKENS];
+        struct kvd_block blocks[LONG_BLOCKS];
+
+        file_size = "daemon.file_size=4M";
+        unlink(file);
+        pool = "daemon.pool=16M";
+        restart(false);
+        for (uint32_t round = 0; round < 4; round++) {
+                uint64_t written = tier().written_bytes;
+                struct kvd_pin pin = {0};
+                uint32_t n = 0;
+
+                for (uint32_t i = 0; i < ARRAY_SIZE(chain); i++)
+                        chain[i] = round * 10000 + i;
+                for (int r; n < LONG_BLOCKS; n += (uint32_t)r) {
+                        r = kvd_alloc(space, LONG_BLOCKS - n, blocks + n);
+                        ck_assert_int_gt(r, 0);
+                }
+                ck_assert_int_ge(kvd_seal(space, &pin, n, blocks, chain, ARRAY_SIZE(chain)), 0);
+                kvd_unpin(space, &pin);
+                WAIT_UNTIL(tier().written_bytes >= written + LONG_BLOCKS * (uint64_t)BLOCK_BYTES);
+        }
+        ck_assert_uint_gt(tier().evicted, LONG_BLOCKS);
+}
+END_TEST
+
 static bool is_erased(void) {
         struct kvd_msg m = peer_call(watcher, MSG(space_delete, .space = kvd_slice_of("s")));
 
@@ -372,6 +496,31 @@ static pid_t disk_process(void) {
         }
         return 0;
 }
+
+/* What was being written is not there, and said not to be. */
+START_TEST(the_disk_dies_during_evict_to_file) {
+        pid_t pid;
+        uint32_t r;
+
+        depth = "daemon.file_depth=1000000000";
+        restart(false);
+        make_chain(tokens);
+        pid = disk_process();
+        ck_assert_int_gt(pid, 0);
+        ck_assert_int_eq(kill(pid, SIGSTOP), 0);
+        ck_assert_uint_eq(to_file(1).evict_reply.more, 1);
+        usleep(20000);
+        ck_assert_int_eq(kill(pid, SIGKILL), 0);
+        r = wait_for_the_file();
+        ck_assert_msg(r == 0 || r == ENOSPC, "%s", strerror((int)r));
+        ck_assert_uint_eq(r == 0, tier().records == BLOCKS);
+        ck_assert_uint_eq(resident(tokens), BLOCKS);
+        ck_assert_uint_eq(all_to_file(), 0);
+        evict_all();
+        fetch(tokens);
+        ck_assert_uint_eq(resident(tokens), BLOCKS);
+}
+END_TEST
 
 START_TEST(a_disk_process_that_dies_is_replaced) {
         pid_t pid = disk_process();
@@ -448,7 +597,9 @@ START_TEST(a_full_file_goes_on) {
 END_TEST
 
 SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
-      TESTS(evicted_blocks_come_back, lookups_say_what_is_below, a_killed_daemons_disk_process_is_waited_for,
+      TESTS(evicted_blocks_come_back, a_file_full_of_long_chains_goes_on,
+            lookups_say_what_is_below, a_killed_daemons_disk_process_is_waited_for,
             only_what_is_behind_the_resident_comes, others_are_not_there, deleted_is_deleted,
-            a_disk_process_that_dies_is_replaced, rot_is_a_miss,
+            what_does_not_go_to_the_file_is_said, a_killed_evict_to_file_leaves_nothing_behind,
+            the_disk_dies_during_evict_to_file, a_disk_process_that_dies_is_replaced, rot_is_a_miss,
             a_full_file_goes_on))

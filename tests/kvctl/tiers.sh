@@ -31,4 +31,14 @@ wait $watcher
 kvctl 1 evict llama --all --to file
 kvctl 0 tiers --json
 says '"records": 46,'
+
+# killed in the middle: the next one does all of it
+"$KVCTL" evict llama --all --to file >/dev/null 2>&1 &
+leaver=$!
+kill -KILL $leaver
+wait $leaver 2>/dev/null
+stop_filler
+kvctl 0 evict llama --all --to file
+says '^26 blocks evicted from llama\.$'
+kvctl 0 check llama
 finish

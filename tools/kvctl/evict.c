@@ -112,8 +112,10 @@ static int demote(struct kvctl *kvctl, const struct kvd_msg_evict *which) {
         struct kvd_msg_evict_reply reply = {0};
         int r;
 
-        while ((r = kvctl_call(kvctl, KVD_MSG_evict, &request, &reply)) == 0 && reply.more)
+        while ((r = kvctl_call(kvctl, KVD_MSG_evict, &request, &reply)) == 0 && reply.more) {
+                request.to = 2;
                 usleep(DEMOTE_PAUSE_US);
+        }
         return r;
 }
 
