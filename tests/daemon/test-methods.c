@@ -555,6 +555,8 @@ START_TEST(a_profile_becomes_a_table) {
         p = profile(2);
         ck_assert_uint_eq(p.def, 0);
         ck_assert_int_eq(kvd_prefix_depth(u.space, 90, 10, 0), 0);
+        /* nothing is left of the samples either */
+        peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 3), -ENODATA);
         stop();
 }
 END_TEST
