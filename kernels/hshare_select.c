@@ -4,9 +4,9 @@
  * HShare's kernels that find tokens and compare sets of them; compiled once for each instruction
  * set.
  *
- * The top: most scores are far from it, and a sample says how far. One pass collects what is not
- * below a bound from the sample, and only those are ranked. If the sample misled, everything is
- * ranked. What comes out is defined by the scores alone.
+ * The top: most scores are far from it. The largest of each of 2 z groups are found first; z of them
+ * reach a bound, so at least z scores do, and most often not half as many again. A second pass
+ * collects those, and only they are ranked.
  */
 
 #include "kernels/hshare_select.h"
@@ -17,8 +17,8 @@
 
 #include "ipc/base/util.h"
 #include "kernels/block.h"
+#include "kernels/select.h"
 
-enum { SAMPLE = 1024 };
 
 /* ---- one score for a group of heads ---- */
 
@@ -77,77 +77,30 @@ void KVD_VARIANT(kvd_hshare_aggregate)(float *to, float *scores, size_t ld, uint
 
 /* ---- the top ---- */
 
-/* Appends the indices of x[from..to) that are at least bound. */
-KERNEL uint32_t collect_each(uint32_t *at, uint32_t m, const float *x, uint32_t from, uint32_t to,
-                             float bound) {
-        for (uint32_t i = from; i < to; i++) {
-                at[m] = i;
-                m += x[i] >= bound;
+/* The largest of each group of so many, 16 groups side by side; returns how many groups there are. */
+static uint32_t group_largest(float *to, const float *x, uint32_t n, uint32_t group) {
+        uint32_t groups = n / group / KVD_LANES * KVD_LANES;
+
+        for (uint32_t i = 0; i < groups; i += KVD_LANES, x += (size_t)group * KVD_LANES) {
+                lanes most = lanes_set(-INFINITY);
+
+                for (uint32_t j = 0; j < group; j++)
+                        most = lanes_max(lanes_load(x + (size_t)j * KVD_LANES), most);
+                lanes_store(to + i, most);
         }
-        return m;
+        return groups;
 }
 
-#if defined(KVD_ISA_AVX512)
+/* What at least z scores reach, and not many more; room for two numbers for each score. */
+static float bound_of(const float *scores, uint32_t n, uint32_t z, uint32_t *room) {
+        float *most = (float *)room;
+        uint32_t *order = room + n, groups = n / 2 / z < 2 ? 0 : group_largest(most, scores, n, n / 2 / z);
 
-KERNEL uint32_t found_16(const float *x, __m512 bound) {
-        return _mm512_cmp_ps_mask(_mm512_loadu_ps(x), bound, _CMP_GE_OQ);
-}
-
-KERNEL uint64_t found_64(const float *x, float bound) {
-        __m512 b = _mm512_set1_ps(bound);
-        uint64_t low = found_16(x + 16, b) << 16 | found_16(x, b);
-        uint64_t high = found_16(x + 48, b) << 16 | found_16(x + 32, b);
-
-        return high << 32 | low;
-}
-
-#elif defined(KVD_ISA_AVX2)
-
-/* Most often nothing is found: that is seen before the bits are brought together. */
-KERNEL uint64_t found_64(const float *x, float bound) {
-        __m256 least[8], any = _mm256_setzero_ps();
-        uint64_t found = 0;
-
-        for (int i = 0; i < 8; i++) {
-                least[i] = _mm256_cmp_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(bound),
-                                         _CMP_GE_OQ);
-                any = _mm256_or_ps(any, least[i]);
-        }
-        if (_mm256_movemask_ps(any) == 0)
-                return 0;
-        for (int i = 0; i < 8; i++)
-                found |= (uint64_t)(uint32_t)_mm256_movemask_ps(least[i]) << 8 * i;
-        return found;
-}
-
-#endif
-
-/* The indices of those that are at least bound; NaN is not. */
-static uint32_t collect(uint32_t *at, const float *x, uint32_t n, float bound) {
-        uint32_t m = 0, i = 0;
-
-#if !defined(KVD_ISA_SCALAR)
-        for (; n - i >= 64; i += 64)
-                for (uint64_t found = found_64(x + i, bound); found; found &= found - 1)
-                        at[m++] = i + (uint32_t)__builtin_ctzll(found);
-#endif
-        return i < n ? collect_each(at, m, x, i, n, bound) : m;
-}
-
-/* A number that somewhat more than z scores should reach. */
-static float bound_of(const float *scores, uint32_t n, uint32_t z) {
-        float sample[SAMPLE], bound = INFINITY;
-        uint32_t scratch[SAMPLE], best[SAMPLE], stride = n / SAMPLE, reach;
-        double expected = (double)z * SAMPLE / n, room = expected + 4.0 * sqrt(expected) + 4.0;
-
-        if (n < 4 * SAMPLE || room > SAMPLE / 2)
+        if (groups < z)
                 return -FLT_MAX;
-        for (uint32_t i = 0; i < SAMPLE; i++)
-                sample[i] = scores[(size_t)i * stride];
-        reach = KVD_VARIANT(kvd_block).topk(best, sample, SAMPLE, (uint32_t)room, false, scratch);
-        for (uint32_t i = 0; i < reach; i++)
-                bound = MIN(bound, sample[best[i]]);
-        return bound >= -FLT_MAX ? bound : -FLT_MAX;
+        for (uint32_t i = 0; i < groups; i++)
+                order[i] = order_of(most[i]);
+        return MAX(score_of(cut_of(order, groups, z, z / 16).from), -FLT_MAX);
 }
 
 uint32_t KVD_VARIANT(kvd_hshare_top)(uint32_t *to, const float *scores, uint32_t n, uint32_t z,
@@ -157,9 +110,7 @@ uint32_t KVD_VARIANT(kvd_hshare_top)(uint32_t *to, const float *scores, uint32_t
 
         if (z == 0 || n == 0)
                 return 0;
-        m = collect(at, scores, n, bound_of(scores, n, z));
-        if (m < z)
-                m = collect(at, scores, n, -FLT_MAX);
+        m = collect(at, n, scores, n, bound_of(scores, n, z, scratch));
         for (uint32_t i = 0; i < m; i++)
                 few[i] = scores[at[i]];
         m = KVD_VARIANT(kvd_block).topk(to, few, m, z, false, scratch + 2 * (size_t)n);

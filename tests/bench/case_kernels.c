@@ -26,6 +26,7 @@
 #define FULL_WINDOWS 64u
 #define QUICK_WINDOWS 4u
 #define SCRATCH_BYTES ((size_t)1 << 20)
+#define NEAR_BYTES ((size_t)256 << 10)
 
 struct numpy {
         pid_t pid; /* 0: there is none */
@@ -103,6 +104,20 @@ static int run_kernel(void *ctx) {
         struct subject *s = ctx;
 
         s->row->run(s->kernels);
+        return 0;
+}
+
+/* As much, in a window so small that it stays in the second-level cache: what is left is computing. */
+static int run_near(void *ctx) {
+        struct subject *s = ctx;
+        struct kernels k = *s->kernels;
+        size_t moved = k.read + k.written;
+
+        k.window = 0;
+        while (moved / (k.windows / s->kernels->windows) > NEAR_BYTES)
+                k.windows *= 2;
+        for (size_t done = 0; done < moved; done += k.read + k.written)
+                s->row->run(&k);
         return 0;
 }
 
@@ -251,23 +266,24 @@ static void report_roofline(const struct contest *c, const struct outcome *outco
                             const struct kernels *k) {
         double bytes = (double)(k->read + k->written), ns = contest_time(c, outcome, 0).median;
         double roof = bytes / contest_time(c, outcome, 1).median,
-               fraction = contest_ratio(c, outcome, 1).median;
+               fraction = contest_ratio(c, outcome, 1).median,
+               near = contest_ratio(c, outcome, 2).median;
 
         printf("{\"case\":\"%s\",\"roofline\":{\"variant\":\"%s\",\"read_bytes\":%zu,\"written_"
                "bytes\":%zu,\"ms\":%.4g,"
-               "\"gb_s\":%.4g,\"read_gb_s\":%.4g,\"fraction\":%.4g,\"flop_per_byte\":%.3g,\"gflop_"
+               "\"gb_s\":%.4g,\"read_gb_s\":%.4g,\"fraction\":%.4g,\"of_near\":%.4g,\"flop_per_byte\":%.3g,\"gflop_"
                "s\":%.4g",
                c->name, k->ops->name, k->read, k->written, ns * 1e-6, bytes / ns, roof, fraction,
-               k->operations / bytes, k->operations / ns);
-        if (c->n > 2)
-                printf(",\"numpy_ms\":%.4g", contest_time(c, outcome, 2).median * 1e-6);
+               near, k->operations / bytes, k->operations / ns);
+        if (c->n > 3)
+                printf(",\"numpy_ms\":%.4g", contest_time(c, outcome, 3).median * 1e-6);
         printf("}}\n");
         fflush(stdout);
-        say("  %-26s %7.1f + %-6.1f %8.2f ms %7.2f of %6.2f GB/s %5.0f %% %7.2f %8.1f", c->name,
-            (double)k->read / 1048576, (double)k->written / 1048576, ns * 1e-6, bytes / ns, roof,
-            fraction * 100, k->operations / bytes, k->operations / ns);
-        if (c->n > 2)
-                say(" %9.1f ms", contest_time(c, outcome, 2).median * 1e-6);
+        say("  %-26s %7.1f + %-6.1f %8.2f ms %7.2f of %6.2f GB/s %5.0f %% %6.0f %% %7.2f %8.1f",
+            c->name, (double)k->read / 1048576, (double)k->written / 1048576, ns * 1e-6, bytes / ns,
+            roof, fraction * 100, near * 100, k->operations / bytes, k->operations / ns);
+        if (c->n > 3)
+                say(" %9.1f ms", contest_time(c, outcome, 3).median * 1e-6);
         say("\n");
 }
 
@@ -294,6 +310,7 @@ static int run_row(const struct bench *bench, struct kernels *k, const struct ke
                     (struct contender){"kvd", prepare_subject, run_kernel, NULL, &subject});
         contest_add(&contest,
                     (struct contender){"read", prepare_reader, read_as_much, NULL, &reader});
+        contest_add(&contest, (struct contender){"near", NULL, run_near, NULL, &subject});
         if (numpy_knows(numpy, row->name + strlen("kernels-")))
                 contest_add(&contest, (struct contender){"numpy", NULL, ask_numpy, NULL, numpy});
         else if (!numpy->pid)
@@ -313,8 +330,8 @@ static int run_rows(const struct bench *bench, struct kernels *k, struct numpy *
 
         say("kernels (%s), %zu MiB of keys, %zu MiB a call\n", k->ops->name, k->pool_bytes >> 20,
             window_bytes(k) >> 20);
-        say("  %-26s %16s %10s %25s %6s %7s %8s %12s\n", "", "MiB read+written", "time",
-            "bandwidth of read's", "part", "flop/B", "GFLOP/s", "numpy");
+        say("  %-26s %16s %10s %25s %6s %8s %7s %8s %12s\n", "", "MiB read+written", "time",
+            "bandwidth of read's", "part", "of near", "flop/B", "GFLOP/s", "numpy");
         for (const struct kernel_row *row = kernel_rows; row->name && r >= 0; row++)
                 if (bench_wants(bench, row->name))
                         r = run_row(bench, k, row, numpy);

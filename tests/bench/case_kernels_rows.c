@@ -151,25 +151,28 @@ static void distance(struct kernels *k) {
         struct kvd_memshare_query q = {
                 .shape = &shape, .metric = KVD_MEMSHARE_FRO_NORM, .limit = 1e30};
         const uint8_t *keys = window_keys(k);
+        size_t bytes = MAX(window_bytes(k), 2 * WHOLE_BLOCK);
 
-        for (size_t at = 0; at < window_bytes(k); at += 2 * WHOLE_BLOCK) {
+        for (size_t at = 0; at < bytes; at += 2 * WHOLE_BLOCK) {
                 struct kvd_memshare_block a = {.data = keys + at},
                                           b = {.data = keys + at + WHOLE_BLOCK};
 
                 k->scores[0] += (float)k->ops->memshare->distance(&q, &a, &b);
         }
-        moved(k, window_bytes(k), 0, 1.5);
+        moved(k, bytes, 0, 1.5);
 }
 
 static void norms(struct kernels *k) {
-        for (size_t at = 0; at < window_bytes(k); at += WHOLE_BLOCK)
+        size_t bytes = MAX(window_bytes(k), WHOLE_BLOCK);
+
+        for (size_t at = 0; at < bytes; at += WHOLE_BLOCK)
                 k->ops->memshare->norms(&shape, window_keys(k) + at, k->scratch);
-        moved(k, window_bytes(k), 0, 2);
+        moved(k, bytes, 0, 2);
 }
 
 /* ---- HShare ---------------------------------------------------------------------------------- */
 
-enum { CHANNELS = 32, POSITIONS = 4096 };
+enum { CHANNELS = 32, POSITIONS = 4096, CRITICAL_SCORES = 16384 };
 
 static void label(struct kernels *k) {
         uint16_t channels[CHANNELS];
@@ -213,7 +216,7 @@ static void label_scores(struct kernels *k) {
 
 /* The pool as scores: what bits make is as good as any numbers. */
 static void critical_top(struct kernels *k) {
-        uint32_t n = window_rows(k);
+        uint32_t n = CRITICAL_SCORES;
 
         for (size_t at = 0; at + n * sizeof(float) <= window_bytes(k); at += n * sizeof(float))
                 k->ops->hshare->top(k->indices, (const float *)(window_keys(k) + at), n, 432, 0,

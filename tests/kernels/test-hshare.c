@@ -227,7 +227,7 @@ static float *scores_of(uint32_t n, uint32_t kind) {
                         x[i] = i % 11 == 3 ? -INFINITY :
                                i % 13 == 5 ? NAN :
                                              (float)((int)(x[i] * 4.0f)) * 0.5f;
-                if (kind == 2) /* what a sample at even distances does not see */
+                if (kind == 2) /* large ones in the same places of every vector */
                         x[i] = i % 8 == 0 ? x[i] + 3.0f : x[i];
                 if (kind == 3)
                         x[i] = i % 8 == 0 ? x[i] - 3.0f : x[i];
