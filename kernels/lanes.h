@@ -18,6 +18,7 @@
  *   lanes_min     lanes_max       a < b ? a : b and a > b ? a : b: b where one of them is a NaN
  *   lanes_round                   to the nearest integer, ties to even
  *   lanes_select_less             a < b ? x : y
+ *   lanes_spoil                   x, or NaN where a or b is
  *   lanes_sum                     j + (j + 8), then 4, 2, 1: the order of kernels/ops.h
  *   lanes_sum_16 ...              those three of 16 vectors, side by side
  *   lanes_largest lanes_least     lanes_max and lanes_min in the same tree
@@ -83,6 +84,13 @@ KERNEL void lanes_store_to(float *to, lanes a, uint32_t n) {
 
 KERNEL lanes lanes_widen_to(const void *from, uint32_t n, enum kvd_number type) {
         return n < KVD_LANES ? lanes_widen_n(from, n, type) : lanes_widen(from, type);
+}
+
+KERNEL void lanes_narrow_to(void *to, lanes a, uint32_t n, enum kvd_number type) {
+        if (n < KVD_LANES)
+                lanes_narrow_n(to, a, n, type);
+        else
+                lanes_narrow(to, a, type);
 }
 
 KERNEL lanes lanes_exp(lanes x) {

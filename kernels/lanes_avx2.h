@@ -212,6 +212,14 @@ KERNEL lanes lanes_select_less(lanes a, lanes b, lanes x, lanes y) {
         return BOTH(_mm256_blendv_ps, y, x, less);
 }
 
+KERNEL __m256 half_spoil(__m256 x, __m256 a, __m256 b) {
+        return _mm256_or_ps(x, _mm256_cmp_ps(a, b, _CMP_UNORD_Q));
+}
+
+KERNEL lanes lanes_spoil(lanes x, lanes a, lanes b) {
+        return BOTH(half_spoil, x, a, b);
+}
+
 KERNEL __m256 half_power(__m256 shifted) {
         __m256i bits = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
 

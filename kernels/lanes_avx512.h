@@ -50,13 +50,12 @@ KERNEL __m256i lanes_to_half(lanes a, enum kvd_number type) {
         __m512i bits = _mm512_castps_si512(a), upper = _mm512_srli_epi32(bits, 16);
         __m512i odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
         __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-        __m512i quiet = _mm512_or_si512(upper, _mm512_set1_epi32(0x40));
         __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
 
         if (type == KVD_NUMBER_F16)
                 return _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        return _mm512_cvtepi32_epi16(
-                _mm512_mask_mov_epi32(_mm512_srli_epi32(rounded, 16), nan, quiet));
+        return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(_mm512_srli_epi32(rounded, 16), nan,
+                                                          upper, _mm512_set1_epi32(0x40)));
 }
 
 KERNEL lanes lanes_widen(const void *from, enum kvd_number type) {
@@ -150,6 +149,10 @@ KERNEL lanes lanes_round(lanes a) {
 
 KERNEL lanes lanes_select_less(lanes a, lanes b, lanes x, lanes y) {
         return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), x);
+}
+
+KERNEL lanes lanes_spoil(lanes x, lanes a, lanes b) {
+        return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q), _mm512_set1_ps(NAN));
 }
 
 /* 2^n, n being the low bits of n + EXP_SHIFT. */

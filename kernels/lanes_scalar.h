@@ -138,6 +138,10 @@ KERNEL lanes lanes_select_less(lanes a, lanes b, lanes x, lanes y) {
         return EACH_LANE(a.at[j] < b.at[j] ? x.at[j] : y.at[j]);
 }
 
+KERNEL lanes lanes_spoil(lanes x, lanes a, lanes b) {
+        return EACH_LANE(a.at[j] != a.at[j] || b.at[j] != b.at[j] ? NAN : x.at[j]);
+}
+
 /* 2^n, n being the low bits of n + EXP_SHIFT. */
 KERNEL lanes lanes_power(lanes shifted) {
         uint32_t bits[KVD_LANES];

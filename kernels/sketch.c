@@ -14,7 +14,7 @@
  * How many tokens ahead cells are asked for, and how much of a cell: the processor sees by itself
  * how it goes on.
  */
-enum { AHEAD = 2, START = 64 };
+enum { AHEAD = 3, START = 64 };
 
 KERNEL uint8_t *vector_at(const struct kvd_sketch_vectors *x, uint32_t i, enum kvd_number type) {
         return x->blocks[i / x->per_block] + x->offset +
@@ -48,73 +48,21 @@ KERNEL void expect_cells(const struct kvd_sketch_part *p, const uint32_t *places
         }
 }
 
-/* ---- insert ---- */
+/* ---- insert: n of 16 elements from number d on ---- */
 
-KERNEL void insert_vector(const struct kvd_sketch_part *p, const struct cells *cells,
-                          const uint8_t *x, float weight, uint32_t rows, enum kvd_number type) {
-        lanes sign[KVD_SKETCH_ROWS_MAX];
-        uint32_t d = 0;
+KERNEL void insert_lanes(const struct kvd_sketch_part *p, const struct cells *cells,
+                         const lanes *sign, const uint8_t *x, uint32_t d, uint32_t n, uint32_t rows,
+                         enum kvd_number type) {
+        lanes v = lanes_widen_to(x + d * number_size(type), n, type);
 
+        if (p->mean)
+                v = lanes_sub(v, lanes_load_to(p->mean + d, n));
         for (uint32_t r = 0; r < rows; r++)
-                sign[r] = lanes_set(weight * cells->sign[r]);
-        for (; d + 16 <= p->dim; d += 16) {
-                lanes v = lanes_widen(x + d * number_size(type), type);
-
-                if (p->mean)
-                        v = lanes_sub(v, lanes_load(p->mean + d));
-                for (uint32_t r = 0; r < rows; r++)
-                        lanes_store(cells->at[r] + d,
-                                    lanes_fma(sign[r], v, lanes_load(cells->at[r] + d)));
-        }
-        if (d < p->dim) {
-                uint32_t n = p->dim - d;
-                lanes v = lanes_widen_n(x + d * number_size(type), n, type);
-
-                if (p->mean)
-                        v = lanes_sub(v, lanes_load_n(p->mean + d, n));
-                for (uint32_t r = 0; r < rows; r++)
-                        lanes_store_n(cells->at[r] + d,
-                                      lanes_fma(sign[r], v, lanes_load_n(cells->at[r] + d, n)), n);
-        }
+                lanes_store_to(cells->at[r] + d,
+                               lanes_fma(sign[r], v, lanes_load_to(cells->at[r] + d, n)), n);
 }
 
-KERNEL void insert_all(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t n,
-                       const struct kvd_sketch_vectors *x, float weight, uint32_t rows,
-                       enum kvd_number type) {
-        struct cells cells;
-
-        for (uint32_t i = 0; i < n; i++) {
-                if (i + AHEAD < n)
-                        expect_cells(p, places + (size_t)(i + AHEAD) * rows, rows);
-                find_cells(&cells, p, places + (size_t)i * rows, rows);
-                insert_vector(p, &cells, vector_at(x, i, type), weight, rows, type);
-        }
-}
-
-KERNEL void insert_typed(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t n,
-                         const struct kvd_sketch_vectors *x, float weight, enum kvd_number type) {
-        if (p->rows == 3)
-                insert_all(p, places, n, x, weight, 3, type);
-        else
-                insert_all(p, places, n, x, weight, p->rows, type);
-}
-
-static void insert(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t n,
-                   const struct kvd_sketch_vectors *x, float weight) {
-        if (x->type == KVD_NUMBER_F32)
-                insert_typed(p, places, n, x, weight, KVD_NUMBER_F32);
-        else if (x->type == KVD_NUMBER_F16)
-                insert_typed(p, places, n, x, weight, KVD_NUMBER_F16);
-        else
-                insert_typed(p, places, n, x, weight, KVD_NUMBER_BF16);
-}
-
-/* ---- median ---- */
-
-/* -0 where v is a number, NaN where it is not: x + (-0) is x, whatever x. */
-KERNEL lanes poison(lanes v) {
-        return lanes_select_less(lanes_set(-1.0f), lanes_abs(v), lanes_set(-0.0f), v);
-}
+/* ---- query ---- */
 
 KERNEL void order(lanes *a, lanes *b) {
         lanes least = lanes_min(*a, *b);
@@ -137,73 +85,93 @@ KERNEL lanes median_of(lanes *v, uint32_t rows) {
         return lanes_mul(lanes_set(0.5f), lanes_add(v[rows / 2 - 1], v[rows / 2]));
 }
 
-KERNEL lanes median_lanes(lanes *v, uint32_t rows) {
-        lanes spoilt = poison(v[0]);
-
-        for (uint32_t r = 1; r < rows; r++)
-                spoilt = lanes_add(spoilt, poison(v[r]));
-        return lanes_add(rows == 3 ? median_of_three(v[0], v[1], v[2]) : median_of(v, rows),
-                         spoilt);
-}
-
-/* ---- query ---- */
-
-KERNEL void query_vector(const struct kvd_sketch_part *p, const struct cells *cells, uint8_t *x,
-                         float shrink, uint32_t rows, enum kvd_number type) {
-        lanes v[KVD_SKETCH_ROWS_MAX], sign[KVD_SKETCH_ROWS_MAX], found;
-        uint32_t d = 0;
+/* NaN where one of them is. */
+KERNEL lanes median_lanes(const lanes *v, uint32_t rows) {
+        lanes ordered[KVD_SKETCH_ROWS_MAX], found;
 
         for (uint32_t r = 0; r < rows; r++)
-                sign[r] = lanes_set(cells->sign[r]);
-        for (; d + 16 <= p->dim; d += 16) {
-                for (uint32_t r = 0; r < rows; r++)
-                        v[r] = lanes_mul(sign[r], lanes_load(cells->at[r] + d));
-                found = lanes_mul(lanes_set(shrink), median_lanes(v, rows));
-                if (p->mean)
-                        found = lanes_add(found, lanes_load(p->mean + d));
-                lanes_narrow(x + d * number_size(type), found, type);
-        }
-        if (d < p->dim) {
-                uint32_t n = p->dim - d;
+                ordered[r] = v[r];
+        found = rows == 3 ? median_of_three(v[0], v[1], v[2]) : median_of(ordered, rows);
+        for (uint32_t r = 0; r < rows; r += 2)
+                found = lanes_spoil(found, v[r], v[MIN(r + 1, rows - 1)]);
+        return found;
+}
 
-                for (uint32_t r = 0; r < rows; r++)
-                        v[r] = lanes_mul(sign[r], lanes_load_n(cells->at[r] + d, n));
-                found = lanes_mul(lanes_set(shrink), median_lanes(v, rows));
-                if (p->mean)
-                        found = lanes_add(found, lanes_load_n(p->mean + d, n));
-                lanes_narrow_n(x + d * number_size(type), found, n, type);
+KERNEL void query_lanes(const struct kvd_sketch_part *p, const struct cells *cells,
+                        const lanes *sign, uint8_t *x, float shrink, uint32_t d, uint32_t n,
+                        uint32_t rows, enum kvd_number type) {
+        lanes v[KVD_SKETCH_ROWS_MAX], found;
+
+        for (uint32_t r = 0; r < rows; r++)
+                v[r] = lanes_mul(sign[r], lanes_load_to(cells->at[r] + d, n));
+        found = lanes_mul(lanes_set(shrink), median_lanes(v, rows));
+        if (p->mean)
+                found = lanes_add(found, lanes_load_to(p->mean + d, n));
+        lanes_narrow_to(x + d * number_size(type), found, n, type);
+}
+
+/* ---- vectors ---- */
+
+enum what { INSERT, QUERY };
+
+/* factor: the weight, or by how much to shrink. */
+KERNEL void do_vector(enum what what, const struct kvd_sketch_part *p, const struct cells *cells,
+                      uint8_t *x, float factor, uint32_t rows, uint32_t dim,
+                      enum kvd_number type) {
+        lanes sign[KVD_SKETCH_ROWS_MAX];
+
+        for (uint32_t r = 0; r < rows; r++)
+                sign[r] = lanes_set(what == INSERT ? factor * cells->sign[r] : cells->sign[r]);
+        for (uint32_t d = 0; d < dim; d += KVD_LANES) {
+                uint32_t n = MIN(dim - d, KVD_LANES);
+
+                if (what == INSERT)
+                        insert_lanes(p, cells, sign, x, d, n, rows, type);
+                else
+                        query_lanes(p, cells, sign, x, factor, d, n, rows, type);
         }
 }
 
-KERNEL void query_all(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t n,
-                      const struct kvd_sketch_vectors *x, float shrink, uint32_t rows,
-                      enum kvd_number type) {
+KERNEL void do_rows(enum what what, const struct kvd_sketch_part *p, const uint32_t *places,
+                    uint32_t n, const struct kvd_sketch_vectors *x, float factor, uint32_t rows,
+                    uint32_t dim, enum kvd_number type) {
         struct cells cells;
 
         for (uint32_t i = 0; i < n; i++) {
                 if (i + AHEAD < n)
                         expect_cells(p, places + (size_t)(i + AHEAD) * rows, rows);
                 find_cells(&cells, p, places + (size_t)i * rows, rows);
-                query_vector(p, &cells, vector_at(x, i, type), shrink, rows, type);
+                do_vector(what, p, &cells, vector_at(x, i, type), factor, rows, dim, type);
         }
 }
 
-KERNEL void query_typed(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t n,
-                        const struct kvd_sketch_vectors *x, float shrink, enum kvd_number type) {
-        if (p->rows == 3)
-                query_all(p, places, n, x, shrink, 3, type);
+KERNEL void do_type(enum what what, const struct kvd_sketch_part *p, const uint32_t *places,
+                    uint32_t n, const struct kvd_sketch_vectors *x, float factor,
+                    enum kvd_number type) {
+        if (p->rows == 3 && p->dim == 128)
+                do_rows(what, p, places, n, x, factor, 3, 128, type);
         else
-                query_all(p, places, n, x, shrink, p->rows, type);
+                do_rows(what, p, places, n, x, factor, p->rows, p->dim, type);
+}
+
+KERNEL void do_all(enum what what, const struct kvd_sketch_part *p, const uint32_t *places,
+                   uint32_t n, const struct kvd_sketch_vectors *x, float factor) {
+        if (x->type == KVD_NUMBER_F32)
+                do_type(what, p, places, n, x, factor, KVD_NUMBER_F32);
+        else if (x->type == KVD_NUMBER_F16)
+                do_type(what, p, places, n, x, factor, KVD_NUMBER_F16);
+        else
+                do_type(what, p, places, n, x, factor, KVD_NUMBER_BF16);
+}
+
+static void insert(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t n,
+                   const struct kvd_sketch_vectors *x, float weight) {
+        do_all(INSERT, p, places, n, x, weight);
 }
 
 static void query(const struct kvd_sketch_part *p, const uint32_t *places, uint32_t n,
                   const struct kvd_sketch_vectors *x, float shrink) {
-        if (x->type == KVD_NUMBER_F32)
-                query_typed(p, places, n, x, shrink, KVD_NUMBER_F32);
-        else if (x->type == KVD_NUMBER_F16)
-                query_typed(p, places, n, x, shrink, KVD_NUMBER_F16);
-        else
-                query_typed(p, places, n, x, shrink, KVD_NUMBER_BF16);
+        do_all(QUERY, p, places, n, x, shrink);
 }
 
 const struct kvd_sketch_ops KVD_VARIANT(kvd_sketch) = {

@@ -45,6 +45,10 @@ static void on_select(const float *in, float *out) {
                                            lanes_load(in + 48)));
 }
 
+static void on_spoil(const float *in, float *out) {
+        lanes_store(out, lanes_spoil(lanes_load(in), lanes_load(in + 16), lanes_load(in + 32)));
+}
+
 #define OF_16(name) \
         static void on_##name(const float *in, float *out) { \
                 lanes v[16]; \
@@ -136,6 +140,7 @@ const struct lanes_probe KVD_VARIANT(lanes_probe) = {
                 {"set", on_set, 16},
                 {"fma", on_fma, 16},
                 {"select", on_select, 16},
+                {"spoil", on_spoil, 16},
                 {"sum", on_sum, 1},
                 {"largest", on_largest, 1},
                 {"least", on_least, 1},

@@ -4,7 +4,7 @@
 
 #include "kernels/ops.h"
 
-enum { LANES_OPERATIONS = 19 };
+enum { LANES_OPERATIONS = 20 };
 
 struct lanes_probe {
         struct {
