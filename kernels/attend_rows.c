@@ -28,16 +28,7 @@ enum {
         AHEAD = 32, /* rows fetched ahead */
 };
 
-/* ---- fetching ---- */
-
-/*
- * A whole row, for the second-level cache: the first level has too few misses at a time to keep up
- * with the memory. What lies in order is fetched in order, which the processor notices.
- */
-KERNEL void fetch_ahead(const uint8_t *row, size_t bytes) {
-        for (size_t at = 0; at < bytes; at += KVD_LINE)
-                __builtin_prefetch(row + at, 0, 2);
-}
+/* ---- scores ---- */
 
 /* A panel: 16 keys, line by line. ahead: as many, wanted next. */
 KERNEL void stage_panel(uint8_t *to, const uint8_t *const *rows, const uint8_t *const *ahead,
@@ -46,13 +37,11 @@ KERNEL void stage_panel(uint8_t *to, const uint8_t *const *rows, const uint8_t *
 
         for (size_t line = 0; line < lines; line++, to += (size_t)KVD_LINE_WORDS * KVD_LINE) {
                 for (; fetched * lines < (line + 1) * KVD_PANEL; fetched++)
-                        fetch_ahead(ahead[fetched], bytes);
+                        lanes_expect(ahead[fetched], bytes);
                 lanes_interleave(to, rows, line * KVD_LINE,
                                  (uint32_t)MIN(bytes - line * KVD_LINE, (size_t)KVD_LINE), type);
         }
 }
-
-/* ---- scores ---- */
 
 KERNEL void score_step(lanes acc[ROWS][STAGED], const lanes *key, const float *q, uint32_t dim,
                        int rows, int panels) {
@@ -167,7 +156,7 @@ KERNEL void mix_tile(float *sum, size_t lds, const float *p, size_t ld,
                 const uint8_t *row = values[t] + at;
 
                 if (bytes)
-                        fetch_ahead(values[MIN(t + AHEAD, n_there - 1)], bytes);
+                        lanes_expect(values[MIN(t + AHEAD, n_there - 1)], bytes);
                 for (int i = 0; i < pairs; i++)
                         lanes_widen_2(row + i * 2 * lanes_bytes(type), type, &v[2 * i],
                                       &v[2 * i + 1]);

@@ -51,12 +51,20 @@ static uint32_t topk(uint32_t *indices, const float *scores, uint32_t n, uint32_
 
 /* ---- blocks ---- */
 
-KERNEL void copy_cached(uint8_t *to, const uint8_t *from, size_t bytes) {
-        size_t i = 0;
+/*
+ * Nobody reads what is brought together soon. Whole lines go past the caches, so that they are not
+ * read before they are written.
+ */
+KERNEL void copy_lines(uint8_t *to, const uint8_t *from, size_t bytes) {
+        for (size_t i = 0; i < bytes; i += 64)
+                lanes_stream((float *)(to + i), lanes_load((const float *)(from + i)));
+}
 
-        for (; i + 64 <= bytes; i += 64)
-                lanes_store((float *)(to + i), lanes_load((const float *)(from + i)));
-        memcpy(to + i, from + i, bytes - i);
+KERNEL void copy_token(uint8_t *to, const uint8_t *from, size_t bytes) {
+        if (bytes % 64 == 0 && (uintptr_t)to % 64 == 0)
+                copy_lines(to, from, bytes);
+        else
+                memcpy(to, from, bytes);
 }
 
 /*
@@ -82,6 +90,8 @@ KERNEL uint8_t *slot(const struct kvd_slots *s, struct divider per_block, uint32
         return s->blocks[block] + s->offset + (size_t)(i - block * per_block.d) * s->stride;
 }
 
+enum { AHEAD = 32 }; /* tokens */
+
 static void compact(const struct kvd_slots *to, const struct kvd_slots *from, const uint32_t *index,
                     uint32_t n) {
         struct divider of_to = divider_of(to->per_block), of_from = divider_of(from->per_block);
@@ -90,9 +100,12 @@ static void compact(const struct kvd_slots *to, const struct kvd_slots *from, co
                 uint8_t *target = slot(to, of_to, j);
                 const uint8_t *source = slot(from, of_from, index[j]);
 
+                if (j + AHEAD < n)
+                        lanes_expect(slot(from, of_from, index[j + AHEAD]), from->bytes);
                 if (target != source)
-                        copy_cached(target, source, from->bytes);
+                        copy_token(target, source, from->bytes);
         }
+        lanes_fence();
 }
 
 const struct kvd_block_ops KVD_VARIANT(kvd_block) = {

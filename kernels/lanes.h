@@ -70,6 +70,15 @@ KERNEL const void *number_at(const void *base, size_t i, enum kvd_number type) {
         return (const char *)base + i * number_size(type);
 }
 
+/*
+ * What is read soon, for the second-level cache: the first level has too few misses at a time to
+ * keep up with the memory.
+ */
+KERNEL void lanes_expect(const void *from, size_t bytes) {
+        for (size_t at = 0; at < bytes; at += 64)
+                __builtin_prefetch((const char *)from + at, 0, 2);
+}
+
 /* n up to 16, not known to be less. */
 KERNEL lanes lanes_load_to(const float *from, uint32_t n) {
         return n < KVD_LANES ? lanes_load_n(from, n) : lanes_load(from);
