@@ -115,35 +115,40 @@ KERNEL const uint8_t *const *rows_from(const uint8_t *padded[KVD_PANEL], const u
 }
 
 KERNEL void scores_type(float *to, size_t ld, const uint8_t *const *keys, uint32_t n,
-                        uint32_t n_there, const float *q, uint32_t rows, uint32_t dim,
-                        uint8_t *stage, enum kvd_number type) {
+                        const float *q, uint32_t rows, uint32_t dim, uint8_t *stage,
+                        enum kvd_number type) {
         uint32_t panels = STAGED;
         size_t bytes = dim * number_size(type), panel = ALIGN_UP(bytes, KVD_LINE) * KVD_LINE_WORDS;
         const uint8_t *padded[KVD_PANEL], *next[KVD_PANEL];
 
+        for (uint32_t i = 0; i < MIN(n, AHEAD); i++)
+                lanes_expect(keys[i], bytes);
         for (uint32_t i = 0, count; i < n; i += count) {
                 count = MIN(n - i, panels * KVD_PANEL);
                 for (uint32_t p = 0; p < count; p += KVD_PANEL)
                         stage_panel(stage + p / KVD_PANEL * panel,
                                     rows_from(padded, keys, i + p, n),
-                                    rows_from(next, keys, i + p + AHEAD, n_there), bytes, type);
+                                    rows_from(next, keys, i + p + AHEAD, n), bytes, type);
                 score_rows(to + i, ld, stage, panel, q, rows, dim, count, type);
         }
 }
 
-static void scores(float *to, size_t ld, const uint8_t *const *keys, uint32_t n, uint32_t n_there,
+static void scores(float *to, size_t ld, const uint8_t *const *keys, uint32_t n,
                    enum kvd_number type, const float *q, uint32_t rows, uint32_t dim, void *stage) {
         if (type == KVD_NUMBER_F32)
-                scores_type(to, ld, keys, n, n_there, q, rows, dim, stage, KVD_NUMBER_F32);
+                scores_type(to, ld, keys, n, q, rows, dim, stage, KVD_NUMBER_F32);
         else if (type == KVD_NUMBER_F16)
-                scores_type(to, ld, keys, n, n_there, q, rows, dim, stage, KVD_NUMBER_F16);
+                scores_type(to, ld, keys, n, q, rows, dim, stage, KVD_NUMBER_F16);
         else
-                scores_type(to, ld, keys, n, n_there, q, rows, dim, stage, KVD_NUMBER_BF16);
+                scores_type(to, ld, keys, n, q, rows, dim, stage, KVD_NUMBER_BF16);
 }
 
 /* ---- sums ---- */
 
-/* 32 pairs elements from byte at on, of n values. bytes of later ones are fetched ahead. */
+/*
+ * 32 pairs elements from byte at on, of n values; bytes of later ones, of n_there, are fetched
+ * ahead.
+ */
 KERNEL void mix_tile(float *sum, size_t lds, const float *p, size_t ld,
                      const uint8_t *const *values, uint32_t n, uint32_t n_there, size_t at,
                      size_t bytes, enum kvd_number type, int rows, int pairs) {
@@ -156,7 +161,7 @@ KERNEL void mix_tile(float *sum, size_t lds, const float *p, size_t ld,
                 const uint8_t *row = values[t] + at;
 
                 if (bytes)
-                        lanes_expect(values[MIN(t + AHEAD, n_there - 1)], bytes);
+                        lanes_expect(values[MIN(t + AHEAD, n_there - 1)] + at, bytes);
                 for (int i = 0; i < pairs; i++)
                         lanes_widen_2(row + i * 2 * lanes_bytes(type), type, &v[2 * i],
                                       &v[2 * i + 1]);
@@ -189,63 +194,73 @@ KERNEL void mix_last(float *sum, const float *p, const uint8_t *const *values, u
 }
 
 KERNEL void mix_step(float *sum, const float *p, size_t ld, const uint8_t *const *values,
-                     uint32_t n, uint32_t n_there, uint32_t dim, enum kvd_number type, int rows,
-                     bool first) {
-        size_t lds = kvd_attend_sum(dim);
+                     ptrdiff_t offset, uint32_t n, uint32_t n_there, uint32_t dim,
+                     enum kvd_number type, int rows, bool first) {
+        size_t lds = kvd_attend_sum(dim), at = (size_t)offset;
         uint32_t d = 0;
 
         for (; d + 32 * PAIRS <= dim; d += 32 * PAIRS)
-                mix_tile(sum + d, lds, p, ld, values, n, n_there, d * number_size(type),
+                mix_tile(sum + d, lds, p, ld, values, n, n_there, at + d * number_size(type),
                          first && d == 0 ? dim * number_size(type) : 0, type, rows, PAIRS);
         for (; d + 32 <= dim; d += 32)
-                mix_tile(sum + d, lds, p, ld, values, n, n_there, d * number_size(type),
+                mix_tile(sum + d, lds, p, ld, values, n, n_there, at + d * number_size(type),
                          first && d == 0 ? dim * number_size(type) : 0, type, rows, 1);
         for (int r = 0; r < rows && d < dim; r++)
-                mix_last(sum + r * lds + d, p + r * ld, values, n, d * number_size(type), dim - d,
-                         type);
+                mix_last(sum + r * lds + d, p + r * ld, values, n, at + d * number_size(type),
+                         dim - d, type);
 }
 
 KERNEL void mix_type(float *sum, const float *p, size_t ld, const uint8_t *const *values,
-                     uint32_t n, uint32_t n_there, uint32_t rows, uint32_t dim,
+                     ptrdiff_t offset, uint32_t n, uint32_t rows, uint32_t dim,
                      enum kvd_number type) {
         size_t lds = kvd_attend_sum(dim);
 
+        for (uint32_t t = 0; t < MIN(n, AHEAD); t++)
+                lanes_expect(values[t] + offset, dim * number_size(type));
         for (uint32_t t = 0; t < n; t += STEP) {
                 uint32_t count = MIN(n - t, STEP), r = 0;
 
                 for (; r + ROWS <= rows; r += ROWS)
-                        mix_step(sum + r * lds, p + r * ld + t, ld, values + t, count, n_there - t,
-                                 dim, type, ROWS, r == 0);
+                        mix_step(sum + r * lds, p + r * ld + t, ld, values + t, offset, count,
+                                 n - t, dim, type, ROWS, r == 0);
                 for (; r + 2 <= rows; r += 2)
-                        mix_step(sum + r * lds, p + r * ld + t, ld, values + t, count, n_there - t,
-                                 dim, type, 2, r == 0);
+                        mix_step(sum + r * lds, p + r * ld + t, ld, values + t, offset, count,
+                                 n - t, dim, type, 2, r == 0);
                 for (; r < rows; r++)
-                        mix_step(sum + r * lds, p + r * ld + t, ld, values + t, count, n_there - t,
-                                 dim, type, 1, r == 0);
+                        mix_step(sum + r * lds, p + r * ld + t, ld, values + t, offset, count,
+                                 n - t, dim, type, 1, r == 0);
         }
 }
 
-static void mix(float *sum, const float *p, size_t ld, const uint8_t *const *values, uint32_t n,
-                uint32_t n_there, enum kvd_number type, uint32_t rows, uint32_t dim) {
+static void mix(float *sum, const float *p, size_t ld, const uint8_t *const *values,
+                ptrdiff_t offset, uint32_t n, enum kvd_number type, uint32_t rows, uint32_t dim) {
         if (type == KVD_NUMBER_F32)
-                mix_type(sum, p, ld, values, n, n_there, rows, dim, KVD_NUMBER_F32);
+                mix_type(sum, p, ld, values, offset, n, rows, dim, KVD_NUMBER_F32);
         else if (type == KVD_NUMBER_F16)
-                mix_type(sum, p, ld, values, n, n_there, rows, dim, KVD_NUMBER_F16);
+                mix_type(sum, p, ld, values, offset, n, rows, dim, KVD_NUMBER_F16);
         else
-                mix_type(sum, p, ld, values, n, n_there, rows, dim, KVD_NUMBER_BF16);
+                mix_type(sum, p, ld, values, offset, n, rows, dim, KVD_NUMBER_BF16);
 }
 
 static void finish(float *to, const float *sum, const float *total, enum kvd_number type,
                    uint32_t rows, uint32_t dim) {
-        uint32_t whole = dim / 32 * 32;
+        size_t lds = kvd_attend_sum(dim);
+        float quotients[2 * KVD_LANES];
 
-        for (uint32_t r = 0; r < rows; r++, to += dim, sum += kvd_attend_sum(dim)) {
-                float divisor = total[r] == 0.0f ? 1.0f : total[r]; /* then all sums are 0 */
+        for (uint32_t r = 0; r < rows; r++, to += dim, sum += lds) {
+                /* a total of 0: then all sums are 0 */
+                lanes divisor = lanes_set(total[r] == 0.0f ? 1.0f : total[r]);
 
-                for (uint32_t d = 0; d < whole; d++)
-                        to[d] = sum[d / 32 * 32 + lanes_place_2(d % 32, type)] / divisor;
-                for (uint32_t d = whole; d < dim; d++)
-                        to[d] = sum[d] / divisor;
+                for (uint32_t d = 0; d < dim; d += 2 * KVD_LANES) {
+                        uint32_t n = MIN(dim - d, 2 * KVD_LANES);
+                        bool whole = n == 2 * KVD_LANES;
+
+                        lanes_store(quotients, lanes_div(lanes_load(sum + d), divisor));
+                        lanes_store(quotients + KVD_LANES,
+                                    lanes_div(lanes_load(sum + d + KVD_LANES), divisor));
+                        for (uint32_t i = 0; i < n; i++)
+                                to[d + i] = quotients[whole ? lanes_place_2(i, type) : i];
+                }
         }
 }
 

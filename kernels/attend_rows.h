@@ -5,8 +5,8 @@
 /*
  * Attention of a few queries over keys and values read where they are, each once: what decoding a
  * token wants, where packing the context would cost more than its use. Keys and values are given as
- * pointers to rows of dim elements of a type; more rows may be named than are used (n_there >= n):
- * they are fetched ahead. The order of additions is that of matmul and mix in kernels/ops.h.
+ * pointers to rows of dim elements of a type. The order of additions is that of matmul and mix in
+ * kernels/ops.h.
  */
 
 #include "kernels/ops.h"
@@ -17,16 +17,17 @@ struct kvd_attend_ops {
          * kvd_attend_stage() bytes.
          */
         void (*scores)(float *to, size_t ld, const uint8_t *const *keys, uint32_t n,
-                       uint32_t n_there, enum kvd_number type, const float *q, uint32_t rows,
-                       uint32_t dim, void *stage);
+                       enum kvd_number type, const float *q, uint32_t rows, uint32_t dim,
+                       void *stage);
 
         /*
-         * sum[r][d] = chain from sum[r][d] over t < n of p[r * ld + t] * value(t, d). The elements
-         * of a row of sum lie in an order of the type's; finish() knows it, and zeros are zeros in
-         * all of them. kvd_attend_sum() floats a row.
+         * sum[r][d] = chain from sum[r][d] over t < n of p[r * ld + t] * value(t, d); value t lies
+         * offset bytes from values[t]. The elements of a row of sum lie in an order of the type's;
+         * finish() knows it, and zeros are zeros in all of them. kvd_attend_sum() floats a row.
          */
-        void (*mix)(float *sum, const float *p, size_t ld, const uint8_t *const *values, uint32_t n,
-                    uint32_t n_there, enum kvd_number type, uint32_t rows, uint32_t dim);
+        void (*mix)(float *sum, const float *p, size_t ld, const uint8_t *const *values,
+                    ptrdiff_t offset, uint32_t n, enum kvd_number type, uint32_t rows,
+                    uint32_t dim);
 
         /* to[r * dim + d] = sum[r][d] / total[r]; 0 where the total is. */
         void (*finish)(float *to, const float *sum, const float *total, enum kvd_number type,
