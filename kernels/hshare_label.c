@@ -239,7 +239,7 @@ KERNEL struct range_16 range_of_16(const lanes x[USUAL]) {
         struct range_16 r;
 
         for (int i = 0; i < USUAL; i++)
-                check = lanes_add(check, lanes_sub(x[i], x[i]));
+                check = lanes_fma(x[i], lanes_zero(), check); /* NaN for what is not finite */
         r.least = lanes_max(best_of(x, false), lanes_set(-65504.0f));
         r.step = lanes_div(lanes_sub(lanes_min(best_of(x, true), lanes_set(65504.0f)), r.least),
                            lanes_set(15.0f));
@@ -255,6 +255,26 @@ KERNEL lanes through_f16_16(lanes a) {
 
         lanes_narrow(half, a, KVD_NUMBER_F16);
         return lanes_add(lanes_widen(half, KVD_NUMBER_F16), lanes_zero());
+}
+
+/*
+ * The quotients that quantise() rounds, by multiplication. A step has 11 bits, so the remainder of
+ * the first quotient is exact, and the second is the one that division gives: no quotient of 24
+ * bits by 11 comes closer to a tie of two floats than 2^-12 of their distance, and the second's
+ * error is 2^-23 of it.
+ */
+KERNEL void codes_of(lanes x[USUAL], const struct range_16 *r) {
+        lanes inverse = lanes_div(lanes_set(1.0f), r->step);
+        lanes minus = lanes_sub(lanes_zero(), r->step),
+              most = lanes_mul(r->most_code, r->step);
+
+        for (int i = 0; i < USUAL; i++) {
+                lanes offset = lanes_max(lanes_min(lanes_sub(x[i], r->least), most), lanes_zero());
+                lanes quotient = lanes_mul(offset, inverse);
+
+                quotient = lanes_fma(lanes_fma(quotient, minus, offset), inverse, quotient);
+                x[i] = lanes_round(quotient);
+        }
 }
 
 /* Numbers of 16 bits, the first in the low half: four channels each. */
@@ -286,11 +306,7 @@ KERNEL void label_16(uint8_t *labels, const void *k, size_t stride, const uint16
         r.step = lanes_select_less(lanes_zero(), r.step, r.step, lanes_set(1.0f));
         lanes_narrow(least, r.least, KVD_NUMBER_F16);
         lanes_narrow(step, r.step, KVD_NUMBER_F16);
-        for (int i = 0; i < USUAL; i++) {
-                lanes code = lanes_round(lanes_div(lanes_sub(x[i], r.least), r.step));
-
-                x[i] = lanes_max(lanes_min(code, r.most_code), lanes_zero());
-        }
+        codes_of(x, &r);
         for (int w = 0; w < 4; w++)
                 pair_codes(words[w], x + (ptrdiff_t)w * 8);
         for (int t = 0; t < KVD_LANES; t++)
@@ -300,15 +316,21 @@ KERNEL void label_16(uint8_t *labels, const void *k, size_t stride, const uint16
                         memcpy(labels, &words[w][t], 4);
 }
 
+enum { AHEAD = 32 }; /* keys */
+
 KERNEL void label_usual(uint8_t *labels, const void *k, size_t stride, uint32_t n,
                         const uint16_t *channels, enum kvd_number type) {
         uint32_t most = 0, i = 0;
 
         for (uint32_t c = 0; c < USUAL; c++)
                 most = MAX(most, channels[c]);
-        for (; i + KVD_LANES <= n; i += KVD_LANES)
+        for (; i + KVD_LANES <= n; i += KVD_LANES) {
+                for (uint32_t t = i + AHEAD; t < MIN(i + AHEAD + KVD_LANES, n); t++)
+                        lanes_expect(number_at(k, t * stride, type),
+                                     (most + 1) * number_size(type));
                 label_16(labels + (size_t)i * USUAL_BYTES, number_at(k, i * stride, type), stride,
                          channels, most, type);
+        }
         label_type(labels + (size_t)i * USUAL_BYTES, number_at(k, i * stride, type), stride, n - i,
                    channels, USUAL, type);
 }

@@ -4,8 +4,8 @@
  * HShare's kernels that find tokens and compare sets of them; compiled once for each instruction
  * set.
  *
- * The top: most scores are far from it. The largest of each of 2 z groups are found first; z of them
- * reach a bound, so at least z scores do, and most often not half as many again. A second pass
+ * The top: most scores are far from it. The largest of each of 2 z groups are found first; z of
+ * them reach a bound, so at least z scores do, and most often not half as many again. A second pass
  * collects those, and only they are ranked.
  */
 
@@ -77,7 +77,7 @@ void KVD_VARIANT(kvd_hshare_aggregate)(float *to, float *scores, size_t ld, uint
 
 /* ---- the top ---- */
 
-/* The largest of each group of so many, 16 groups side by side; returns how many groups there are. */
+/* The largest of each group of so many, 16 groups side by side; returns how many there are. */
 static uint32_t group_largest(float *to, const float *x, uint32_t n, uint32_t group) {
         uint32_t groups = n / group / KVD_LANES * KVD_LANES;
 
@@ -94,8 +94,10 @@ static uint32_t group_largest(float *to, const float *x, uint32_t n, uint32_t gr
 /* What at least z scores reach, and not many more; room for two numbers for each score. */
 static float bound_of(const float *scores, uint32_t n, uint32_t z, uint32_t *room) {
         float *most = (float *)room;
-        uint32_t *order = room + n, groups = n / 2 / z < 2 ? 0 : group_largest(most, scores, n, n / 2 / z);
+        uint32_t *order = room + n, group = n / 2 / z, groups = 0;
 
+        if (group >= 2)
+                groups = group_largest(most, scores, n, group);
         if (groups < z)
                 return -FLT_MAX;
         for (uint32_t i = 0; i < groups; i++)
