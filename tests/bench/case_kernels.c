@@ -2,8 +2,10 @@
 
 /*
  * The frame of kernels.h. A contest is one kernel against "read", which loads as many bytes as the
- * kernel moves, and against numpy, in a process of its own. So the ratio to "read" is the fraction
- * of the read bandwidth; writes count as much as reads, which is less than they cost.
+ * kernel moves; against "near", itself on data in the caches; and against numpy, in a process of
+ * its own. So the ratio to "read" is the fraction of the read bandwidth; writes count as much as
+ * reads, which is less than they cost. The ratio to "near" says how much of the time is the
+ * kernel's own: at 100 % computing is all that bounds it.
  */
 
 #include <errno.h>
@@ -36,7 +38,7 @@ struct numpy {
 
 struct reader {
         struct kernels *kernels;
-        bool in_other_order;
+        const struct kernel_row *row;
         uint64_t sum;
 };
 
@@ -76,7 +78,7 @@ __attribute__((target("avx2"))) static uint64_t sum_wide(const uint8_t *data, si
 }
 #endif
 
-static uint64_t sum_fast(const uint8_t *data, size_t bytes) {
+uint64_t sum_fast(const uint8_t *data, size_t bytes) {
 #if defined(__x86_64__)
         if (__builtin_cpu_supports("avx2"))
                 return sum_wide(data, bytes);
@@ -91,10 +93,14 @@ static int read_as_much(void *ctx) {
         uint32_t first = k->window * window_blocks(k), n = k->windows * window_blocks(k);
         size_t left = k->read + k->written;
 
+        if (r->row->beside) {
+                r->sum += r->row->beside(k);
+                return 0;
+        }
         for (uint32_t i = first; left; i = (i + 1) % n) {
                 size_t pass = MIN(left, (size_t)KERNEL_BLOCK_BYTES);
 
-                r->sum += sum_fast(r->in_other_order ? k->in_other_order[i] : k->blocks[i], pass);
+                r->sum += sum_fast(k->blocks[i], pass);
                 left -= pass;
         }
         return 0;
@@ -107,14 +113,15 @@ static int run_kernel(void *ctx) {
         return 0;
 }
 
-/* As much, in a window so small that it stays in the second-level cache: what is left is computing. */
+/* As much, in a window that stays in the second-level cache: what is left is computing. */
 static int run_near(void *ctx) {
         struct subject *s = ctx;
         struct kernels k = *s->kernels;
         size_t moved = k.read + k.written;
 
         k.window = 0;
-        while (moved / (k.windows / s->kernels->windows) > NEAR_BYTES)
+        while (moved / (k.windows / s->kernels->windows) > NEAR_BYTES &&
+               window_bytes(&k) > KERNEL_BLOCK_BYTES)
                 k.windows *= 2;
         for (size_t done = 0; done < moved; done += k.read + k.written)
                 s->row->run(&k);
@@ -271,8 +278,8 @@ static void report_roofline(const struct contest *c, const struct outcome *outco
 
         printf("{\"case\":\"%s\",\"roofline\":{\"variant\":\"%s\",\"read_bytes\":%zu,\"written_"
                "bytes\":%zu,\"ms\":%.4g,"
-               "\"gb_s\":%.4g,\"read_gb_s\":%.4g,\"fraction\":%.4g,\"of_near\":%.4g,\"flop_per_byte\":%.3g,\"gflop_"
-               "s\":%.4g",
+               "\"gb_s\":%.4g,\"read_gb_s\":%.4g,\"fraction\":%.4g,\"of_near\":%.4g,"
+               "\"flop_per_byte\":%.3g,\"gflop_s\":%.4g",
                c->name, k->ops->name, k->read, k->written, ns * 1e-6, bytes / ns, roof, fraction,
                near, k->operations / bytes, k->operations / ns);
         if (c->n > 3)
@@ -300,16 +307,19 @@ static void warm_up(struct kernels *k, const struct kernel_row *row) {
 static int run_row(const struct bench *bench, struct kernels *k, const struct kernel_row *row,
                    struct numpy *numpy) {
         struct contest contest = bench_contest(bench, row->name, 0, 1u << 20);
-        struct reader reader = {k, row->in_other_order, 0};
+        struct reader reader = {k, row, 0};
         struct subject subject = {k, row};
         static struct outcome outcome;
         int r;
 
         contest.samples = MIN(bench->samples, 10u);
+        contest.computes = true;
+        contest.remote = "numpy";
         contest_add(&contest,
                     (struct contender){"kvd", prepare_subject, run_kernel, NULL, &subject});
         contest_add(&contest,
-                    (struct contender){"read", prepare_reader, read_as_much, NULL, &reader});
+                    (struct contender){row->beside_name ? row->beside_name : "read", prepare_reader,
+                                       read_as_much, NULL, &reader});
         contest_add(&contest, (struct contender){"near", NULL, run_near, NULL, &subject});
         if (numpy_knows(numpy, row->name + strlen("kernels-")))
                 contest_add(&contest, (struct contender){"numpy", NULL, ask_numpy, NULL, numpy});

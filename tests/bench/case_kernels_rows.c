@@ -58,6 +58,14 @@ static void score_shuffled(struct kernels *k) {
         score_in(k, window_in_other_order(k));
 }
 
+static uint64_t read_shuffled(const struct kernels *k) {
+        uint64_t sum = 0;
+
+        for (uint32_t i = 0; i < window_blocks(k); i++)
+                sum += sum_fast(window_in_other_order(k)[i], KERNEL_BLOCK_BYTES);
+        return sum;
+}
+
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* About every second token of each head. */
@@ -118,13 +126,36 @@ static void place(struct kernels *k) {
         memset(k->cells, 0, KERNEL_CELLS * sizeof *k->cells);
 }
 
+/* Of all vectors: floats, where vectors are BF16. */
+static size_t cell_bytes(const struct kernels *k) {
+        return SKETCH_ROWS * 2 * window_bytes(k);
+}
+
+/* All vectors and their cells, once: insertion writes the cells besides. */
+static uint64_t read_cells(const struct kernels *k) {
+        const uint32_t *places = (const uint32_t *)k->scratch;
+        uint64_t sum = 0;
+
+        for (uint32_t i = 0; i < window_rows(k); i++) {
+                sum += sum_fast(window_keys(k) + i * ROW_BYTES, ROW_BYTES);
+                for (uint32_t r = 0; r < SKETCH_ROWS; r++, places++) {
+                        size_t column = *places & KVD_SKETCH_COLUMN;
+
+                        sum += sum_fast((const uint8_t *)(k->cells + (r * SKETCH_COLUMNS + column) *
+                                                                             KERNEL_DIM),
+                                        2 * ROW_BYTES);
+                }
+        }
+        return sum;
+}
+
 static void insert(struct kernels *k) {
         struct kvd_sketch_part part = part_of(k);
         uint8_t *keys = window_keys(k);
         struct kvd_sketch_vectors x = {&keys, 0, KERNEL_DIM, window_rows(k), KVD_NUMBER_BF16};
 
         k->ops->sketch->insert(&part, (const uint32_t *)k->scratch, window_rows(k), &x, 1.0f);
-        moved(k, window_bytes(k), 0, 2 * SKETCH_ROWS);
+        moved(k, window_bytes(k) + cell_bytes(k), cell_bytes(k), 2 * SKETCH_ROWS);
 }
 
 static void query(struct kernels *k) {
@@ -133,7 +164,7 @@ static void query(struct kernels *k) {
         struct kvd_sketch_vectors x = {&found, 0, KERNEL_DIM, window_rows(k), KVD_NUMBER_BF16};
 
         k->ops->sketch->query(&part, (const uint32_t *)k->scratch, window_rows(k), &x, 1.0f);
-        moved(k, 0, window_bytes(k), 4 + SKETCH_ROWS);
+        moved(k, cell_bytes(k), window_bytes(k), 4 + SKETCH_ROWS);
 }
 
 /* ---- MemShare -------------------------------------------------------------------------------- */
@@ -254,11 +285,12 @@ static void similarity(struct kernels *k) {
  * Blocks of four heads of keys and four of values; each KV head has four query heads, as in Llama
  * 3.
  */
-static void attend(struct kernels *k, const uint32_t *chosen, uint32_t n_chosen) {
-        uint32_t n = window_tokens(k), seen = chosen ? n_chosen : n;
+static void attend(struct kernels *k, uint32_t windows, const uint32_t *chosen, uint32_t n_chosen) {
+        uint32_t n = windows * window_tokens(k), seen = chosen ? n_chosen : n;
         float out[KERNEL_QUERIES * KERNEL_DIM];
         struct kvd_attention a = {.ops = k->ops,
-                                  .blocks = window_table(k),
+                                  .blocks = k->blocks + (size_t)(k->window / windows * windows) *
+                                                                window_blocks(k),
                                   .stride = KERNEL_DIM,
                                   .type = KVD_NUMBER_BF16,
                                   .block_tokens = KERNEL_BLOCK,
@@ -274,7 +306,6 @@ static void attend(struct kernels *k, const uint32_t *chosen, uint32_t n_chosen)
                                   .out = out,
                                   .ldq = KERNEL_QUERIES * KERNEL_DIM,
                                   .ldo = KERNEL_QUERIES * KERNEL_DIM,
-                                  /* keys and values widened: half of it */
                                   .scratch = (float *)window_other(k)};
 
         for (uint32_t h = 0; h < KERNEL_HEADS / 2; h++) {
@@ -287,35 +318,83 @@ static void attend(struct kernels *k, const uint32_t *chosen, uint32_t n_chosen)
 }
 
 static void dense(struct kernels *k) {
-        attend(k, NULL, 0);
+        attend(k, 1, NULL, 0);
 }
 
 /* One position of eight. */
-static void choose(struct kernels *k) {
-        for (uint32_t i = 0; i < window_tokens(k) / 8; i++)
+static void choose_some(struct kernels *k, uint32_t tokens) {
+        for (uint32_t i = 0; i < tokens / 8; i++)
                 k->indices[i] = i * 8 + i % 7;
 }
 
+static void choose(struct kernels *k) {
+        choose_some(k, window_tokens(k));
+}
+
 static void sparse(struct kernels *k) {
-        attend(k, k->indices, window_tokens(k) / 8);
+        attend(k, 1, k->indices, window_tokens(k) / 8);
+}
+
+static const uint8_t *chosen_row(const struct kernels *k, uint32_t i) {
+        return window_table(k)[k->indices[i] / KERNEL_BLOCK] +
+               k->indices[i] % KERNEL_BLOCK * ROW_BYTES;
+}
+
+/* The chosen rows of each head, asked for ahead: as fast as pieces of 256 bytes can be read. */
+static uint64_t read_chosen(const struct kernels *k) {
+        enum { AHEAD = 32 };
+        uint32_t n = window_tokens(k) / 8;
+        uint64_t sum = 0;
+
+        for (size_t plane = 0; plane < KERNEL_BLOCK_BYTES; plane += PLANE * 2)
+                for (uint32_t i = 0; i < n; i++) {
+                        const uint8_t *ahead = chosen_row(k, MIN(i + AHEAD, n - 1)) + plane;
+
+                        for (size_t at = 0; at < ROW_BYTES; at += 64)
+                                __builtin_prefetch(ahead + at, 0, 2);
+                        sum += sum_fast(chosen_row(k, i) + plane, ROW_BYTES);
+                }
+        return sum;
+}
+
+/* 16 k tokens: eight windows. */
+static uint32_t long_windows(const struct kernels *k) {
+        return MIN(8, k->windows);
+}
+
+static void choose_long(struct kernels *k) {
+        choose_some(k, long_windows(k) * window_tokens(k));
+}
+
+static void sparse_long(struct kernels *k) {
+        attend(k, long_windows(k), k->indices, long_windows(k) * window_tokens(k) / 8);
+}
+
+static uint64_t dense_long(const struct kernels *k) {
+        struct kernels copy = *k; /* what sparse_long() moves is what counts */
+
+        attend(&copy, long_windows(k), NULL, 0);
+        return copy.read;
 }
 
 const struct kernel_row kernel_rows[] = {
-        {"kernels-keydiff-anchor", NULL, anchor, false},
-        {"kernels-keydiff-score", anchor, score, false},
-        {"kernels-keydiff-shuffled", anchor, score_shuffled, true},
-        {"kernels-topk", score, topk, false},
-        {"kernels-compact", every_second, compact, false},
-        {"kernels-sketch-insert", place, insert, false},
-        {"kernels-sketch-query", place, query, false},
-        {"kernels-memshare-norms", NULL, norms, false},
-        {"kernels-memshare-distance", NULL, distance, false},
-        {"kernels-hshare-label", NULL, label, false},
-        {"kernels-hshare-scores", fill_with_labels, label_scores, false},
-        {"kernels-hshare-top", NULL, critical_top, false},
-        {"kernels-hshare-overlap", NULL, overlap, false},
-        {"kernels-bicache-similarity", NULL, similarity, false},
-        {"kernels-attend-dense", anchor, dense, false},
-        {"kernels-attend-sparse", choose, sparse, false},
-        {NULL, NULL, NULL, false},
+        {"kernels-keydiff-anchor", NULL, anchor, NULL, NULL},
+        {"kernels-keydiff-score", anchor, score, NULL, NULL},
+        {"kernels-keydiff-shuffled", anchor, score_shuffled, read_shuffled, NULL},
+        {"kernels-topk", score, topk, NULL, NULL},
+        {"kernels-compact", every_second, compact, NULL, NULL},
+        {"kernels-sketch-insert", place, insert, read_cells, NULL},
+        {"kernels-sketch-query", place, query, read_cells, NULL},
+        {"kernels-memshare-norms", NULL, norms, NULL, NULL},
+        {"kernels-memshare-distance", NULL, distance, NULL, NULL},
+        {"kernels-hshare-label", NULL, label, NULL, NULL},
+        {"kernels-hshare-scores", fill_with_labels, label_scores, NULL, NULL},
+        {"kernels-hshare-top", NULL, critical_top, NULL, NULL},
+        {"kernels-hshare-overlap", NULL, overlap, NULL, NULL},
+        {"kernels-bicache-similarity", NULL, similarity, NULL, NULL},
+        {"kernels-attend-dense", anchor, dense, NULL, NULL},
+        {"kernels-attend-sparse", choose, sparse, NULL, NULL},
+        {"kernels-attend-pieces", choose, sparse, read_chosen, NULL},
+        {"kernels-attend-16k", choose_long, sparse_long, dense_long, "dense"},
+        {NULL, NULL, NULL, NULL, NULL},
 };

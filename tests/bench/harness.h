@@ -32,6 +32,8 @@ struct contest {
         uint32_t rounds, samples;
         uint32_t repeat;   /* runs per sample; 0 means 1 */
         uint32_t divide;   /* operations in one run; 0 means 1 */
+        bool computes;     /* waits for nothing: the thread's own time counts, */
+        const char *remote; /* but for this one, whose work another process does */
         size_t n;
         /* the first is the subject, the others are its peers */
         struct contender contenders[MAX_CONTENDERS];

@@ -49,7 +49,12 @@ struct kernel_row {
         const char *name; /* of the contest: "kernels-..." */
         void (*prepare)(struct kernels *k); /* once for each window, not timed; NULL: nothing */
         void (*run)(struct kernels *k);
-        bool in_other_order; /* what it is compared with reads blocks in that order, too */
+        /*
+         * What it is compared with, and its name: the same bytes read where they lie, in the
+         * kernel's order. NULL: as many bytes, one after the other.
+         */
+        uint64_t (*beside)(const struct kernels *k);
+        const char *beside_name;
 };
 
 /* ---- the window ---- */
@@ -87,5 +92,8 @@ static inline const uint8_t **window_in_other_order(const struct kernels *k) {
 }
 
 extern const struct kernel_row kernel_rows[];
+
+/* Reads, as fast as one thread can; bytes: a multiple of 256. */
+uint64_t sum_fast(const uint8_t *data, size_t bytes);
 
 #endif
