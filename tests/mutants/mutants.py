@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Breaks store, client and ipc in many places, one at a time, and counts what the suite does not notice.
 
-    mutants.py --build DIR [--seed N] [--count N] [--again FILE] [--only N,N...] [--seconds N] [--longest N] [--jobs N] [--list]
+    mutants.py --build DIR [--seed N] [--count N] [--again FILE] [--only N,N...] [--seconds N] [--longest N]
+               [--jobs N] [--list]
     mutants.py --self-test
 
     --build DIR  where the mutated sources, their build and results.json are kept
@@ -10,7 +11,7 @@
     --count N    how many mutants (default 200)
     --again FILE  these instead of drawn ones: lines such as --list prints, and survivors.txt has
     --only N,N   runs these numbers alone
-    --seconds N  after so long, those that are not judged are left out
+    --seconds N  no new mutant is begun after so long; those begun that nobody has caught by then survive
     --longest N  tests that take longer, in seconds, are not asked (default 240)
     --list       prints the mutants and runs nothing
 
@@ -31,6 +32,7 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import json
 import os
 import random
@@ -52,8 +54,8 @@ from sessions import end_session, session_of  # noqa: E402
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("store", "client", "ipc")
 NOT_MUTATED = ("store/check/", "store/refuse.c", "client/error.c", "ipc/describe.c", "ipc/base/why.c")
-SUITES = ("ipc", "fuzz", "store", "client", "daemon", "device", "inproc", "killpoints", "hostile", "soak", "kvctl", "python", "kvlm",
-          "methods", "fakecuda", "systemd")
+SUITES = ("ipc", "fuzz", "store", "client", "daemon", "device", "inproc", "killpoints", "hostile", "soak", "kvctl",
+          "python", "kvlm", "methods", "fakecuda", "systemd")
 NOT_RUN = ("bench-runs", "catches-no", "catches-look") # they judge speed, or broken copies
 SEEN = 65536            # KVD_MUTANTS
 NOTHING = "ninja: no work to do.\n"
@@ -190,6 +192,8 @@ class Test:
             environment["KVD_MUTANTS_SEEN"] = str(seen)
         process = subprocess.Popen(self.command, env=environment, cwd=self.folder, start_new_session=True,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with contextlib.suppress(OSError): # a session has a full share of the processors, whatever our niceness
+            Path(f"/proc/{process.pid}/autogroup").write_text(str(os.nice(0)))
         clock = Clock(process)
         try:
             status = clock.wait(limit)
@@ -259,7 +263,8 @@ class Build:
         for test in self.tests:
             test.remember(known.get(test.name))
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            for test, result in zip(self.tests, pool.map(lambda t: t.passes_as_it_is(self.scratch, self.longest + 1), self.tests)):
+            results = pool.map(lambda t: t.passes_as_it_is(self.scratch, self.longest + 1), self.tests)
+            for test, result in zip(self.tests, results):
                 test.passes = not result
                 known[test.name] = [test.seconds, result, [n for n, seen in enumerate(test.seen) if seen]]
                 if test.seconds > self.longest:
@@ -278,10 +283,12 @@ class Build:
                       key=lambda t: (t.name != before, t.seconds / (1 + 3 * self.caught_in[t.name, folder])))
 
     def judge(self, mutant: Mutant) -> Mutant:
+        if time.monotonic() > self.deadline:
+            mutant.caught = "not run"
+            return mutant
         for test in self.order(mutant):
             if time.monotonic() > self.deadline:
-                mutant.caught = "not run"
-                return mutant
+                break
             result = test.notices(mutant.number, self.scratch)
             if result:
                 mutant.caught = f"{test.name} ({result})"
