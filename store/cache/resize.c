@@ -31,14 +31,15 @@ static int check_size(struct store *store, uint64_t pool_bytes) {
 }
 
 int store_resize(struct store *store, uint64_t pool_bytes, uint64_t spill_bytes) {
-        bool on_host = store->config.backend == KVD_BACKEND_HOST;
-        int r = on_host ? check_size(store, pool_bytes) : 0, short_of_room = 0;
+        int r, short_of_room = 0;
 
+        if (store->config.backend != KVD_BACKEND_HOST)
+                pool_bytes = store->config.pool_bytes;
+        r = check_size(store, pool_bytes);
         if (r < 0)
                 return r;
-        if (on_host)
-                store->config.pool_bytes = pool_bytes;
-        store->config.spill_bytes = spill_bytes ?: store->config.pool_bytes;
+        store->config.pool_bytes = pool_bytes;
+        store->config.spill_bytes = spill_bytes ?: pool_bytes;
         account_open(store);
         account_shares_changed(store);
         for (struct domain *d = store->domains; d; d = d->next)

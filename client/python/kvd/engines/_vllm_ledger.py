@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a vLLM holds of a kvd space, and why. vLLM's block ids are kvd's; its own classes are in _vllm_pool.py.
 
-A block in vLLM's tables is one of two. It is *filling*: this process got it from the pool, one request writes it,
-nobody else knows it. Or it is sealed, found by a lookup or published by this process, and a pin of every request that
-uses it keeps it. Blocks become sealed when the output of the step that wrote them is here, and not before: vLLM itself
-registers a block as cached when the step is only planned, which is safe on one stream and wrong between processes.
+A block in vLLM's tables is one of two. It is *ours*: this process got it from the pool, and one request writes it. Or
+it was found by a lookup, and a pin of every request that uses it keeps it. Ours are published (Pin.post, which waits for
+no answer) when the output of the step that wrote them is here, and not before: vLLM itself registers a block as cached
+when the step is only planned, which is safe on one stream and wrong between processes. They stay ours until the request
+lets go of them, published or not, also if somebody else was first with their content.
 
 What vLLM is told is free is in this process's hands already (Ledger.free), so that no allocation fails inside of its
 scheduler. If the pool does not give more, vLLM waits with new requests and preempts running ones, as it does when its
@@ -33,8 +34,6 @@ logger = init_logger("vllm." + __name__)       # vLLM writes what is logged unde
 
 REFUSED = (errno.ENOBUFS, errno.EDQUOT)     # the pool is full; anything else that alloc and seal say: no daemon
 RETRY = 0.05                                # seconds between questions whether there is a daemon again
-DECODED = 4                                 # blocks of an answer that are published at once
-PUBLISHING = 200e-6                         # seconds of a step after which what is left is published in the next
 
 
 @dataclass
@@ -47,9 +46,8 @@ class Numbers:
     tokens_found: int = 0
     fetches: int = 0                # of what the daemon's file or servers had
     blocks_taken: int = 0
-    blocks_sealed: int = 0
-    blocks_duplicate: int = 0       # computed here, and published by somebody else before
-    refused: int = 0                # the pool was full
+    blocks_posted: int = 0
+    refused: int = 0                # the pool was full, or some of what was posted was not published
     restarts: int = 0               # of the daemon
     lookup_s: float = 0.0
     take_s: float = 0.0
@@ -81,7 +79,8 @@ class Ledger:
     def __init__(self, space: kvd.Space, block_tokens: int, keep: int, wait: float):
         self.space, self.size, self.keep, self.wait = space, block_tokens, keep, wait
         self.free: list[kvd.Block] = []                 # in our hands, used by nobody
-        self.filling: dict[int, kvd.Block] = {}         # written by a request
+        self.ours: dict[int, kvd.Block] = {}            # written by a request, and then published by us
+        self.gone: list[kvd.Block] = []                 # given back, and not ours to fill
         self.null: kvd.Block | None = None              # vLLM's block 0 means "none": held, so that nobody publishes it
         self.used = 0                                   # blocks in vLLM's tables
         self.top, self.era = 0, 0                       # all ids so far are below this; how many daemons before
@@ -136,20 +135,24 @@ class Ledger:
         got, self.free = self.free[:n], self.free[n:]
         if len(got) < n:
             raise ValueError(f"Cannot get {n} free blocks from the pool")
-        self.filling.update((block.id, block) for block in got)
+        self.ours.update((block.id, block) for block in got)
         self.used += n
         return [block.id for block in got]
 
     def give_back(self, block_id: int) -> None:
-        """No table has it any more. A sealed one is its chain's to let go."""
+        """No table has it any more. One that was found is its chain's to let go."""
         self.used -= 1
-        block = self.filling.pop(block_id, None)
-        if block is None:
-            return
-        if block.data:
-            self.free.append(block)
-        else:                           # nobody knows whether it was sealed: see publish
-            self.space.free([block])
+        block = self.ours.pop(block_id, None)
+        if block:
+            (self.free if block.data and not block.posted else self.gone).append(block)
+
+    def let_go(self) -> None:
+        """Of what was given back, and is published."""
+        if self.gone:
+            start = time.perf_counter()
+            self.space.free(self.gone)
+            self.gone = []
+            self.numbers.let_go_s += time.perf_counter() - start
 
     def trim(self) -> None:
         """Does not sit on more than it needs soon; without work, on a little."""
@@ -250,51 +253,48 @@ class Ledger:
     # ---- publishing
 
     def plan(self, request: Request, length: int) -> None:
-        """A step will fill the request's blocks up to this. The prompt's are published at once; what is decoded a few
-        blocks at a time, and at the end: each seal is a message to the daemon."""
-        chain = self.chains.get(request.request_id)
-        if not chain or length - chain.length >= DECODED or length * self.size <= request.num_prompt_tokens:
-            self.planned[request.request_id] = length
+        """A step will fill the request's blocks up to this."""
+        self.planned[request.request_id] = length
 
     def publish(self) -> None:
         """What finished steps wrote."""
         if not self.planned or self.state is not self.SERVING:
             return
-        start = now = time.perf_counter()
+        start = time.perf_counter()
         for request_id, length in list(self.planned.items()):
             chain = self.chains.get(request_id)
             if not chain or self._publish(chain) >= length:
                 self.planned.pop(request_id, None)
-            now = time.perf_counter()
-            if now - start > PUBLISHING:
-                break
-        self.numbers.publish_s += now - start
+        self.numbers.publish_s += time.perf_counter() - start
 
     def _publish(self, chain: Chain) -> int:
-        """Seals the blocks whose tokens are all computed: of steps in flight nobody knows. Returns how many are."""
+        """Posts the blocks whose tokens are all computed: of steps in flight nobody knows. Returns how many are."""
         request = chain.request
         done = (request.num_computed_tokens - request.num_in_flight_tokens) // self.size
         if done > chain.length and not chain.ended and self.state is self.SERVING:
-            mine = [self.filling[block.block_id] for block in chain.blocks[chain.length:done]]
+            mine = [self.ours[block.block_id] for block in chain.blocks[chain.length:done]]
             try:
-                tokens = request.all_token_ids[chain.length * self.size:done * self.size]
-                ids = chain.pin.seal(mine, tokens, keep=True)
-                self.numbers.blocks_duplicate += sum(block.id != i for block, i in zip(mine, ids))
+                self._post(chain.pin, mine, request.all_token_ids[chain.length * self.size:done * self.size])
                 chain.length = done
             except kvd.Error as error:
                 self._could_not(chain, mine, error)
-            for block in mine:
-                if block.sealed:
-                    del self.filling[block.id]
-                    self.numbers.blocks_sealed += 1
+            self.numbers.blocks_posted += sum(block.posted for block in mine)
         return done
 
+    def _post(self, pin: kvd.Pin, blocks: list[kvd.Block], tokens: list[int]) -> None:
+        try:
+            pin.post(blocks, tokens)
+        except kvd.Refused as error:    # what was posted before, by any request; nothing was posted now
+            logger.warning("kvd: %s", error)
+            self.numbers.refused += 1
+            pin.post(blocks, tokens)
+
     def _could_not(self, chain: Chain, blocks: list[kvd.Block], error: kvd.Error) -> None:
-        """The rest of the request stays private. Blocks of which nobody knows whether they were sealed may become
-        somebody else's at any time: such a request is computed anew."""
+        """The rest of the request stays private. Blocks of which nobody knows whether they are ours may become somebody
+        else's at any time: such a request is computed anew."""
         logger.warning("kvd: request %s is not published any further: %s", chain.request.request_id, error)
         chain.ended = True
-        if any(not block.sealed and not block.data for block in blocks):
+        if any(not block.posted and not block.data for block in blocks):
             self.doubtful.add(chain.request.request_id)
         if error.errno not in REFUSED:
             self.lose(error)
@@ -326,5 +326,5 @@ class Ledger:
         for chain in self.chains.values():
             self.close(chain)
         self.forget()
-        self.space.free(list(self.filling.values()))
-        self.chains, self.filling = {}, {}
+        self.space.free(list(self.ours.values()))
+        self.chains, self.ours = {}, {}

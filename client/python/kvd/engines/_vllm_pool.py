@@ -46,6 +46,7 @@ class Pool(BlockPool):
             block.ref_cnt -= 1
             if block.ref_cnt == 0:
                 self.ledger.give_back(block.block_id)
+        self.ledger.let_go()
 
     def cache_full_blocks(self, request: Request, blocks: list[KVCacheBlock], num_cached_blocks: int,
                           num_full_blocks: int, *_, **__) -> None:
