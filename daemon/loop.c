@@ -26,6 +26,7 @@
 
 #define IDLE_SHARE 5u /* idle work gets at least one part in so many */
 #define IDLE_LEAST_NS UINT64_C(100000)
+#define IDLE_MOST_NS UINT64_C(2000000) /* a piece that took longer had lost the processor */
 #define RECENT_SLOTS 7u /* six that have passed, and the one under way */
 #define RECENT_NS UINT64_C(10000000000)
 
@@ -281,7 +282,7 @@ static void be_idle(struct loop *loop, bool quiet) {
                 return;
         began = sys_now_ns();
         loop->wants_idle = loop->idle(loop->idle_data);
-        loop->idle_ns = sys_now_ns() - began;
+        loop->idle_ns = MIN(sys_now_ns() - began, IDLE_MOST_NS);
         loop->busy_ns = 0;
 }
 

@@ -105,7 +105,7 @@ def test_nothing_is_held_after_an_abort(world: World) -> None:
         for steps in (1, 2, 5):
             engine.do(op="abort", prompts=[document(90 + i, 900) for i in range(4)], max_tokens=50, steps=steps)
         numbers = engine.do(op="numbers")
-        assert (numbers["used"], numbers["filling"], numbers["chains"]) == (0, 0, 0), numbers
+        assert (numbers["used"], numbers["ours"], numbers["chains"]) == (0, 0, 0), numbers
         same(engine.ask([question(2, 7)]), world.alone.ask([question(2, 7)]))
 
 

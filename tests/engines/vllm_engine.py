@@ -141,7 +141,7 @@ class Child:
     def numbers(self) -> dict:
         """The connector's, and what it holds of the pool."""
         ledger = self.scheduler.connector.ledger
-        return vars(ledger.numbers) | {"used": ledger.used, "filling": len(ledger.filling), "free": len(ledger.free),
+        return vars(ledger.numbers) | {"used": ledger.used, "ours": len(ledger.ours), "free": len(ledger.free),
                                        "chains": len(ledger.chains), "state": ledger.state}
 
     def watch(self) -> bool:

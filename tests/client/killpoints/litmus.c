@@ -191,13 +191,18 @@ static void expect_end(pid_t pid) {
                 die("a process of the test ended with status %#x", status);
 }
 
+/* On a busy machine that takes its time: whoever never does is ended by the test's limit. */
+static bool have_met(const struct tally *t) {
+        return t->hits && t->rewritten;
+}
+
 static void run(struct litmus *l) {
         time_t end = time(NULL) + l->seconds;
         pid_t readers[MAX_READERS], writer = start(l, write_rounds, 1);
 
         for (uint32_t i = 0; i < l->n_readers; i++)
                 readers[i] = start(l, read_rounds, (int)i);
-        while (time(NULL) < end && !l->tally->wrong)
+        while ((time(NULL) < end || !have_met(l->tally)) && !l->tally->wrong)
                 usleep(10000);
         l->tally->stop = true;
         for (uint32_t i = 0; i < l->n_readers; i++)
@@ -214,8 +219,6 @@ static int verdict(const struct litmus *l) {
                (unsigned long long)t->lookups, (unsigned long long)t->hits,
                (unsigned long long)t->rewritten, (unsigned long long)t->retries,
                (unsigned long long)t->wrong, (unsigned long long)l->seed);
-        if (!t->hits || !t->rewritten)
-                die("FAILED: reader and writer did not meet");
         if (!l->mutant && t->wrong)
                 die("FAILED: wrong bytes");
         if (l->mutant && !t->wrong)
