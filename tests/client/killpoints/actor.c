@@ -214,6 +214,26 @@ static int run_free(struct actor *a) {
         return 0;
 }
 
+static int post(struct actor *a) {
+        return kvd_post(a->causal, &a->pin, a->n_blocks, a->blocks, a->tokens, a->n_blocks * BT);
+}
+
+/* or refused, if the others' blocks that it goes on behind were evicted meanwhile */
+static int run_post(struct actor *a) {
+        int r = post(a);
+
+        if (r >= 0)
+                r = kvd_flush(a->causal);
+        return r == -ECANCELED ? 0 : r;
+}
+
+/* The daemon may not have seen them yet. */
+static int run_post_free(struct actor *a) {
+        int r = post(a);
+
+        return r < 0 ? r : run_free(a);
+}
+
 static int run_lease(struct actor *a) {
         return kvd_lease(a->whole, a->whole_tokens, WHOLE_TOKENS, 0);
 }
@@ -341,6 +361,13 @@ const struct operation operations[] = {
          .prepare = filled_whole,
          .run = run_seal_whole,
          .wrong = wrong_filled_whole},
+        {.name = "post, new", .prepare = filled_new, .run = run_post, .wrong = wrong_filled},
+        {.name = "post, all duplicates",
+         .prepare = filled_duplicates,
+         .run = run_post,
+         .wrong = wrong_filled},
+        {.name = "post, mixed", .prepare = filled_mixed, .run = run_post, .wrong = wrong_filled},
+        {.name = "post, then free", .prepare = filled_new, .run = run_post_free},
         {.name = "lease", .prepare = opened, .run = run_lease},
         {.name = "lease, refused",
          .prepare = opened,
