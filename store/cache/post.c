@@ -8,24 +8,23 @@
  */
 
 #include <errno.h>
-#include <string.h>
 
 #include "ipc/base/enums.h"
 #include "store/cache/inside.h"
 
 union copy {
         struct kvd_post post;
-        uint8_t bytes[sizeof(struct kvd_post) + KVD_MAX_BLOCK_TOKENS * sizeof(uint32_t)];
+        uint32_t words[sizeof(struct kvd_post) / sizeof(uint32_t) + KVD_MAX_BLOCK_TOKENS];
 };
 
 static void copy_post(const struct attachment *a, uint64_t number, union copy *ret) {
         const struct kvd_index *ix = a->space->ix;
         uint32_t bt = ix->geometry.block_tokens;
 
-        memcpy(ret->bytes,
-               (const uint8_t *)a->page + kvd_posts_off(ix->capacity) +
-                       number % KVD_POSTS * kvd_post_stride(bt),
-               sizeof ret->post + bt * sizeof(uint32_t));
+        shm_read_words(ret->words,
+                       (const uint32_t *)((const uint8_t *)a->page + kvd_posts_off(ix->capacity) +
+                                          number % KVD_POSTS * kvd_post_stride(bt)),
+                       sizeof ret->post / sizeof(uint32_t) + bt);
 }
 
 /* Behind a block whose content another one had already, its client goes on as if it were that. */

@@ -10,11 +10,10 @@ struct conn;
 struct instance;
 
 /*
- * A look is a few requests that the daemon answers, and cleaning up has its share of the time beside
- * them: some looks where nothing else runs, and hundreds where the daemon loses the processor in
- * the middle of it. After so many something is held for ever.
+ * A look is a few requests that the daemon answers: where nothing else runs, 400 of them are a
+ * tenth of a second. On a busy machine they take longer, as everything does.
  */
-#define RECLAIM_LOOKS 4000
+#define RECLAIM_LOOKS 400
 
 /*
  * Waits until all blocks but the observer's can be evicted and nothing is filled, in limbo or
