@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "client/conn.h"
+#include "client/error.h"
 #include "client/kvd_methods.h"
 #include "tests/lib/oracle.h"
 
@@ -37,7 +38,10 @@ static _Noreturn void wrong(const char *what, const char *more) {
         _exit(9);
 }
 
+static const char no_words[] = "nothing was said";
+
 static void begin(void) {
+        client_fail(0, no_words);
         clock_gettime(CLOCK_MONOTONIC, &began);
 }
 
@@ -51,7 +55,7 @@ static void watch(const char *what) {
 
 static int64_t watched(int64_t r, const char *what) {
         watch(what);
-        if (r < 0 && (r < -4095 || !kvd_error()[0]))
+        if (r < 0 && (r < -4095 || !kvd_error()[0] || strcmp(kvd_error(), no_words) == 0))
                 wrong("a failure without words: ", what);
         return r;
 }
@@ -329,6 +333,7 @@ void session_run(const char *socket) {
 /* ---- afterwards ------------------------------------------------------------------------------ */
 
 void session_expect_service(const char *socket) {
+        uint32_t published, found;
         struct user u, v;
 
         delete_space(socket, "one");
@@ -338,8 +343,13 @@ void session_expect_service(const char *socket) {
         v = user_open(socket, "fresh", KVD_CAUSAL);
         if (!u.space || !v.space)
                 wrong("no service afterwards: ", kvd_error());
-        if (publish(&u, 7, 100) != 100 || find(&v, 7, 100) != 100)
-                wrong("a fresh client cannot use the cache: ", kvd_error());
+        published = publish(&u, 7, 100);
+        found = find(&v, 7, 100);
+        if (published != 100 || found != 100) {
+                fprintf(stderr, "session: of 100 blocks %u were published and %u found: %s\n",
+                        published, found, kvd_error());
+                wrong("a fresh client cannot use the cache", "");
+        }
         user_close(&u);
         user_close(&v);
         delete_space(socket, "fresh");
