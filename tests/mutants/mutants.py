@@ -11,7 +11,7 @@
     --count N    how many mutants (default 200)
     --again FILE  these instead of drawn ones: lines such as --list prints, and survivors.txt has
     --only N,N   runs these numbers alone
-    --seconds N  no new mutant is begun after so long; those begun that nobody has caught by then survive
+    --seconds N  ends the run after so long, as Ctrl-C does
     --longest N  tests that take longer, in seconds, are not asked (default 240)
     --list       prints the mutants and runs nothing
 
@@ -21,6 +21,10 @@ without the mutant, would make a difference to. A mutant is then run by these te
 it at once afterwards, and fails with it again. It survives if none does. The test that caught it the last time comes first,
 then the quick ones, and those that have caught others in its folder. Nothing hangs because the machine is busy: while a
 test's threads wait for a processor, its time stands still.
+
+What was judged is kept at once, with the sources that it was judged in: the same command goes on where a run was ended.
+Whoever was begun is judged anew. A run that was ended gives no figure, since who is caught quickly is judged first; its
+exit status is 3. Of a whole one it is 0 if 95 % are caught, and else 1.
 
 Not mutated are store/check (it judges the others), words for people (refusals, logs, describe.c) and what only makes
 things faster (prefetches, madvise, sizes of batches, alignments). A free() that is forgotten is found by the sanitized
@@ -33,23 +37,25 @@ import argparse
 import collections
 import concurrent.futures
 import contextlib
+import hashlib
+import io
 import json
 import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 sys.dont_write_bytecode = True
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "lib"))
-
 from places import Place, mutated, places_of  # noqa: E402
-from sessions import end_session, session_of  # noqa: E402
+from running import Stopped, Test, Time  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("store", "client", "ipc")
@@ -57,12 +63,9 @@ NOT_MUTATED = ("store/check/", "store/refuse.c", "client/error.c", "ipc/describe
 SUITES = ("ipc", "fuzz", "store", "client", "daemon", "device", "inproc", "killpoints", "hostile", "soak", "kvctl",
           "python", "kvlm", "methods", "fakecuda", "systemd")
 NOT_RUN = ("bench-runs", "catches-no", "catches-look") # they judge speed, or broken copies
-SEEN = 65536            # KVD_MUTANTS
 NOTHING = "ninja: no work to do.\n"
-NONE = -1               # the mutant that is on if none is
 LONGEST = 240           # seconds: by default; a test that takes longer would be asked by every survivor
-LOOK = 2                # seconds
-PATIENCE = 60           # seconds: no test takes longer, but by ten times its usual time
+NO_MATTER = (".md", "survivors.txt", "figures.json") # what is written there changes no verdict
 SETUP = ["-Dcuda=disabled", "-Dbuildtype=debugoptimized", "-Dtests=enabled"]
 
 
@@ -70,8 +73,8 @@ class Mutant:
     def __init__(self, number: int, place: Place, source: str, what: str, other: str):
         self.number, self.place, self.what, self.other = number, place, what, other
         self.where = f"{place.path}:{place.line(source)}"
-        self.text = f"{place.path} {named(place, what)}"
-        self.caught = ""
+        self.key = f"{place.path} {place.function} {place.nth}: {place.text} -> {other or what}"
+        self.judged, self.caught = False, ""    # by which test, and how
 
     def __str__(self) -> str:
         return f"{self.number:3} {self.where} {named(self.place, self.what)}"
@@ -94,12 +97,10 @@ def read_sources(root: Path) -> dict[str, str]:
 def draw(sources: dict[str, str], seed: int, count: int) -> list[Mutant]:
     """So many places of all there are, and one change of each. What is drawn depends on the place alone, not on what else
     there is: so survivors are still drawn when tests that catch them are there."""
-    drawn, seen = [], collections.Counter()
+    drawn = []
     for name, source in sources.items():
         for place in places_of(name, source):
-            key = (seed, name, place.function, place.text)
-            seen[key] += 1
-            drawn.append((random.Random(repr((*key, seen[key]))), place))
+            drawn.append((random.Random(repr((seed, name, place.function, place.text, place.nth))), place))
     ranked = sorted(((dice.random(), n, dice, place) for n, (dice, place) in enumerate(drawn)), key=lambda d: d[:2])
     return [Mutant(n, place, sources[place.path], *dice.choice(place.mutations()))
             for n, (_, _, dice, place) in enumerate(ranked[:count])]
@@ -124,8 +125,9 @@ def read_again(sources: dict[str, str], file: Path) -> list[Mutant]:
     return [Mutant(n, place, sources[path], what, other) for n, (path, place, what, other) in enumerate(found)]
 
 
-def write_sources(root: Path, copy: Path, mutants: list[Mutant]) -> None:
-    """The tree with all of them in it. Files that stay the same keep their times."""
+def write_sources(root: Path, copy: Path, mutants: list[Mutant]) -> str:
+    """The tree with all of them in it. Files that stay the same keep their times. Returns what the tree is without them."""
+    digest = hashlib.sha256()
     files = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], check=True, text=True,
                            stdout=subprocess.PIPE).stdout.split("\n")
     by_path: dict[str, list] = {}
@@ -133,97 +135,40 @@ def write_sources(root: Path, copy: Path, mutants: list[Mutant]) -> None:
         by_path.setdefault(m.place.path, []).append((m.place, m.number, m.other))
     for name in filter(lambda f: f and (root / f).is_file(), files):
         text = (root / name).read_bytes()
+        if not name.endswith(NO_MATTER):
+            digest.update(f"{name} {len(text)}\n".encode() + text)
         if name in by_path:
             text = mutated(text.decode(), by_path[name]).encode()
         if not (copy / name).exists() or (copy / name).read_bytes() != text:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes(text)
             shutil.copymode(root / name, copy / name)
+    return digest.hexdigest()
 
 
-class Clock:
-    """The time that a session has had: while the thread that waits most waits for a processor, it stands still."""
+class Verdicts:
+    """What is known of mutants, in a file: which test caught each, or none, and in which sources."""
 
-    def __init__(self, process: subprocess.Popen):
-        self.process, self.own, self.waited, self.last = process, 0.0, {}, time.monotonic()
+    def __init__(self, file: Path, sources: str):
+        self.file, self.sources, self.lock = file, sources, threading.Lock()
+        self.known = json.loads(file.read_text()) if file.exists() else {}
 
-    def waits(self) -> dict[str, float]:
-        found = {}
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            if session_of(stat) == self.process.pid:
-                for thread in stat.parent.glob("task/*/schedstat"):
-                    try:
-                        found[str(thread)] = int(thread.read_text().split()[1]) / 1e9
-                    except (OSError, IndexError):
-                        pass
-        return found
+    def recall(self, mutant: Mutant) -> bool:
+        known = self.known.get(mutant.key, {})
+        mutant.judged = known.get("sources") == self.sources
+        mutant.caught = f"{known['test']} ({known['how']})" if mutant.judged and known["test"] else ""
+        return mutant.judged
 
-    def look(self) -> None:
-        now, waited = time.monotonic(), self.waits()
-        most = max((seconds - self.waited.get(thread, 0) for thread, seconds in waited.items()), default=0.0)
-        self.own += max(0.0, now - self.last - most)
-        self.last, self.waited = now, waited
+    def test_before(self, mutant: Mutant) -> str:
+        """Who caught it, here or in other sources."""
+        return self.known.get(mutant.key, {}).get("test", "")
 
-    def wait(self, limit: float) -> int | None:
-        """The process's status, or None after so many seconds of its time."""
-        while self.own < limit:
-            try:
-                status = self.process.wait(LOOK)
-                self.own += max(0.0, time.monotonic() - self.last)
-                return status
-            except subprocess.TimeoutExpired:
-                self.look()
-        return None
-
-
-class Test:
-    def __init__(self, known: dict, build: Path):
-        self.name, self.command, self.needs = known["name"], known["cmd"], known["depends"]
-        self.environment, self.folder = known["env"], known["workdir"] or build
-        self.seconds, self.seen, self.passes, self.result = 0.0, b"", False, None
-
-    def run(self, number: int, scratch: Path, limit: float, notes: bool = False) -> str:
-        """"": it passed; otherwise how it did not. notes: which places it reaches."""
-        folder = Path(tempfile.mkdtemp(dir=scratch))
-        seen = folder / "seen"
-        seen.write_bytes(bytes(SEEN))
-        environment = {**os.environ, **self.environment, "KVD_MUTANT": str(number), "TMPDIR": str(folder)}
-        if notes:
-            environment["KVD_MUTANTS_SEEN"] = str(seen)
-        process = subprocess.Popen(self.command, env=environment, cwd=self.folder, start_new_session=True,
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        with contextlib.suppress(OSError): # a session has a full share of the processors, whatever our niceness
-            Path(f"/proc/{process.pid}/autogroup").write_text(str(os.nice(0)))
-        clock = Clock(process)
-        try:
-            status = clock.wait(limit)
-        finally:
-            end_session(process)
-        if notes:
-            self.seen, self.seconds = seen.read_bytes(), clock.own
-        shutil.rmtree(folder, ignore_errors=True)
-        return "hangs" if status is None else "" if status == 0 else f"status {status}"
-
-    def remember(self, known: list | None) -> None:
-        if known:
-            self.seconds, self.result, numbers = known
-            seen = bytearray(SEEN)
-            for n in numbers:
-                seen[n] = 1
-            self.seen = bytes(seen)
-
-    def passes_as_it_is(self, scratch: Path, limit: float) -> str:
-        if self.result is not None:
-            return self.result
-        return self.run(NONE, scratch, limit, True) and self.run(NONE, scratch, limit, True)
-
-    def notices(self, number: int, scratch: Path) -> str:
-        """How it fails with this mutant: twice, and not without it."""
-        limit = PATIENCE + 10 * self.seconds
-        result = self.run(number, scratch, limit)
-        if not result or self.run(NONE, scratch, limit):
-            return ""
-        return result if result == "hangs" else self.run(number, scratch, limit)
+    def keep(self, mutant: Mutant, test: str, how: str) -> None:
+        with self.lock:
+            self.known[mutant.key] = {"test": test, "how": how, "sources": self.sources}
+            self.file.with_suffix(".new").write_text(json.dumps(self.known, indent=1) + "\n")
+            self.file.with_suffix(".new").replace(self.file)
+            self.recall(mutant)
 
 
 class Build:
@@ -232,9 +177,8 @@ class Build:
     def __init__(self, folder: Path, jobs: int, longest: int):
         self.source, self.build, self.scratch = folder / "source", folder / "build", folder / "scratch"
         self.log, self.jobs, self.longest, self.tests = folder / "build.log", jobs, longest, []
-        self.deadline, self.survivors = float("inf"), []
-        self.results, self.known, self.caught_in = folder / "results.json", folder / "known.json", collections.Counter()
-        self.caught_by = json.loads(self.results.read_text())["caught_by"] if self.results.exists() else {}
+        self.known, self.caught_in = folder / "known.json", collections.Counter()
+        self.verdicts = Verdicts(folder / "verdicts.json", "")
         for path in (self.source, self.scratch):
             path.mkdir(parents=True, exist_ok=True)
 
@@ -259,7 +203,9 @@ class Build:
 
     def without_mutants(self) -> None:
         """Which tests pass as they are, how long each takes, and what it reaches. As before, if nothing was built since."""
-        known = json.loads(self.known.read_text()) if self.known.exists() and self.log.read_text().endswith(NOTHING) else {}
+        if not self.log.read_text().endswith(NOTHING):
+            self.known.unlink(missing_ok=True)
+        known = json.loads(self.known.read_text()) if self.known.exists() else {}
         for test in self.tests:
             test.remember(known.get(test.name))
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
@@ -267,60 +213,60 @@ class Build:
             for test, result in zip(self.tests, results):
                 test.passes = not result
                 known[test.name] = [test.seconds, result, [n for n, seen in enumerate(test.seen) if seen]]
+                self.known.write_text(json.dumps(known))
                 if test.seconds > self.longest:
                     print(f"not asked: {test.name}, which takes more than {self.longest} s", flush=True)
                 elif result:
                     print(f"not asked: {test.name}, which does not pass as it is ({result})", flush=True)
-        self.known.write_text(json.dumps(known))
         self.tests = sorted((t for t in self.tests if t.passes and t.seconds <= self.longest), key=lambda t: t.seconds)
         print(f"{len(self.tests)} tests, {sum(t.seconds for t in self.tests):.0f} s without mutants; the longest: "
               + ", ".join(f"{t.name} {t.seconds:.0f} s" for t in self.tests[-8:]), flush=True)
 
     def order(self, mutant: Mutant) -> list[Test]:
         """Any would do; this one is quick."""
-        before, folder = self.caught_by.get(mutant.text), Path(mutant.place.path).parent
+        before, folder = self.verdicts.test_before(mutant), Path(mutant.place.path).parent
         return sorted((t for t in self.tests if t.seen[mutant.number]),
                       key=lambda t: (t.name != before, t.seconds / (1 + 3 * self.caught_in[t.name, folder])))
 
     def judge(self, mutant: Mutant) -> Mutant:
-        if time.monotonic() > self.deadline:
-            mutant.caught = "not run"
-            return mutant
-        for test in self.order(mutant):
-            if time.monotonic() > self.deadline:
-                break
-            result = test.notices(mutant.number, self.scratch)
-            if result:
-                mutant.caught = f"{test.name} ({result})"
-                self.caught_in[test.name, Path(mutant.place.path).parent] += 1
-                self.caught_by[mutant.text] = test.name
-                break
-        self.survivors += [] if mutant.caught else [str(mutant)]
-        self.results.write_text(json.dumps({"survivors": self.survivors, "caught_by": self.caught_by}, indent=1))
+        with contextlib.suppress(Stopped):
+            for test in self.order(mutant):
+                Time.look()
+                how = test.notices(mutant.number, self.scratch)
+                if how:
+                    self.caught_in[test.name, Path(mutant.place.path).parent] += 1
+                    self.verdicts.keep(mutant, test.name, how)
+                    return mutant
+            self.verdicts.keep(mutant, "", "")
         return mutant
 
     def judge_all(self, mutants: list[Mutant]) -> None:
+        anew = [m for m in mutants if not self.verdicts.recall(m)]
+        print(f"{len(mutants) - len(anew)} of {len(mutants)} were judged before", flush=True)
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            asked = [pool.submit(self.judge, m) for m in mutants]
-            for done, future in enumerate(concurrent.futures.as_completed(asked), 1):
-                mutant = future.result()
-                print(f"{done}/{len(mutants)} {'caught by ' + mutant.caught if mutant.caught else 'SURVIVES'}: {mutant}",
-                      flush=True)
+            for future in concurrent.futures.as_completed([pool.submit(self.judge, m) for m in anew]):
+                m = future.result()
+                if m.judged:
+                    print(f"{sum(one.judged for one in mutants)}/{len(mutants)} "
+                          f"{'caught by ' + m.caught if m.caught else 'SURVIVES'}: {m}", flush=True)
 
 
 def report(build: Build, mutants: list[Mutant], seed: int) -> int:
-    run = [m for m in mutants if m.caught != "not run"]
-    survivors = [m for m in run if not m.caught]
+    judged = [m for m in mutants if m.judged]
+    survivors = [m for m in judged if not m.caught]
     reached = {m.number for m in mutants for t in build.tests if t.seen[m.number]}
     print(f"\nsurvivors of seed {seed}:")
     for m in survivors:
         print(f"{m}{'' if m.number in reached else '   (no test reaches it)'}")
-    figures = {"mutants": len(run), "caught": len(run) - len(survivors), "hang": sum("hangs" in m.caught for m in run),
-               "not_reached": sum(m.number not in reached for m in run), "seed": seed,
-               "survivors": [str(m) for m in survivors], "caught_by": build.caught_by}
-    build.results.write_text(json.dumps(figures, indent=1) + "\n")
-    print(json.dumps({k: v for k, v in figures.items() if isinstance(v, int)}))
-    return 0 if run and figures["caught"] >= 0.95 * figures["mutants"] else 1
+    if len(judged) < len(mutants):
+        print(f"Ended before all were judged: {len(mutants) - len(judged)} of {len(mutants)} are left, {len(survivors)} "
+              "survive. The same command goes on.")
+        print(json.dumps({"judged": len(judged), "seed": seed}))
+        return 3
+    print(json.dumps({"mutants": len(judged), "caught": len(judged) - len(survivors), "seed": seed,
+                      "hang": sum("hangs" in m.caught for m in judged),
+                      "not_reached": sum(m.number not in reached for m in judged)}))
+    return 0 if judged and len(judged) - len(survivors) >= 0.95 * len(judged) else 1
 
 
 SAMPLE = """
@@ -347,7 +293,46 @@ static int g(struct s *s) {
 """
 
 
+class Pretended:
+    """A test that catches mutant 0, not 1, and is ended at 2."""
+
+    name, seconds, seen = "pretended", 1, b"\1\1\1"
+
+    def __init__(self):
+        self.asked = []
+
+    def notices(self, number: int, scratch: Path) -> str:
+        self.asked.append(number)
+        if number == 2 and self.asked.count(2) == 1:
+            Time.end()
+        Time.look()
+        return "status 1" if number == 0 else ""
+
+
+def test_going_on(folder: Path) -> None:
+    """A run that is ended in its third mutant keeps two, gives no figure, and is gone on with; other sources begin anew."""
+    def run(sources: str) -> tuple[int, str, list[int]]:
+        build, said, place = Build(folder, 1, LONGEST), io.StringIO(), places_of("f.c", SAMPLE)[0]
+        build.verdicts.sources, build.tests = sources, [test]
+        mutants = [Mutant(n, place, SAMPLE, "1 is 2", f"n + {n}") for n in range(3)]
+        Time.deadline, test.asked = float("inf"), [n for n in test.asked if n == 2]
+        with contextlib.redirect_stdout(said):
+            build.judge_all(mutants)
+            status = report(build, mutants, 1)
+        return status, said.getvalue(), test.asked
+
+    test = Pretended()
+    status, said, asked = run("these")
+    assert (status, asked) == (3, [0, 1, 2]) and "1 of 3 are left, 1 survive" in said and '"mutants"' not in said, said
+    status, said, asked = run("these")
+    assert (status, asked) == (1, [2, 2]) and "2 of 3 were judged before" in said, (asked, said)
+    assert '{"mutants": 3, "caught": 1,' in said and "caught by" not in said, said
+    assert run("others")[2] == [2, 2, 0, 1, 2]
+
+
 def self_test() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        test_going_on(Path(folder))
     found = places_of("f.c", SAMPLE)
     assert [(p.kind, p.text) for p in found] == [
         ("value", "n + 1"), ("condition", 'n < s->n && "a < b"'), ("return", "-EINVAL"), ("condition", "i < n"),
@@ -395,14 +380,17 @@ def main() -> int:
         sys.exit("--build wants a folder")
     began = time.monotonic()
     build = Build(o.build.resolve(), o.jobs, o.longest)
-    write_sources(ROOT, build.source, mutants)
+    build.verdicts.sources = write_sources(ROOT, build.source, mutants) + f" {o.longest}"
     build.make()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, Time.end)
     print(f"{len(mutants)} mutants of seed {o.seed} are built, after {time.monotonic() - began:.0f} s", flush=True)
-    build.without_mutants()
-    build.deadline = began + o.seconds if o.seconds else build.deadline
     only = {int(n) for n in o.only.split(",") if n}
     chosen = [m for m in mutants if not only or m.number in only]
-    build.judge_all(chosen)
+    with contextlib.suppress(Stopped):
+        build.without_mutants()
+        Time.deadline = min(Time.deadline, began + o.seconds) if o.seconds else Time.deadline
+        build.judge_all(chosen)
     return report(build, chosen, o.seed)
 
 

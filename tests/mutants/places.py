@@ -9,6 +9,7 @@ no parser of C: the house style says enough.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
@@ -46,6 +47,7 @@ class Place:
     text: str
     plain: str
     type: str           # what the function returns
+    nth: int = 1        # of those with this text in this function
 
     def line(self, source: str) -> int:
         return source.count("\n", 0, self.begin) + 1
@@ -211,9 +213,13 @@ class Function:
 
 
 def places_of(path: str, source: str) -> list[Place]:
-    plain = blanked(source)
-    return [place for match in FUNCTION.finditer(plain)
-            for place in Function(path, source, plain, match).places() if place.mutations()]
+    plain, seen = blanked(source), Counter()
+    found = [place for match in FUNCTION.finditer(plain)
+             for place in Function(path, source, plain, match).places() if place.mutations()]
+    for place in found:
+        seen[place.function, place.text] += 1
+        place.nth = seen[place.function, place.text]
+    return found
 
 
 def mutated(source: str, chosen: list[tuple[Place, int, str]]) -> str:
