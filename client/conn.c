@@ -403,10 +403,9 @@ int conn_call_by(struct conn *c, uint64_t deadline_ns, uint32_t number, const vo
         return r;
 }
 
-void conn_tell(struct conn *c, uint32_t number, const void *message) {
+void conn_tell(struct conn *c, uint32_t number) {
         struct kvd_msg msg = {.number = number};
 
-        memcpy(&msg.attach, message, kvd_msg_info(number)->size);
         send_and_forget(c, &msg);
 }
 

@@ -39,7 +39,7 @@ int conn_call_by(struct conn *conn, uint64_t deadline_ns, uint32_t number, const
                  void *reply, struct kvd_fds *fds);
 
 /* Sends what has no reply, if there is room for it now. */
-void conn_tell(struct conn *conn, uint32_t number, const void *message);
+void conn_tell(struct conn *conn, uint32_t number);
 
 bool conn_is_open(const struct conn *conn);
 /* asks the kernel whether the other end is there still */

@@ -55,13 +55,11 @@ void handle_changed(struct kvd *handle) {
 
 /* Whoever posted while we had it could not tell the daemon, and set kick first. */
 void handle_unlock(struct kvd *handle) {
-        const struct kvd_msg_post request = {.quiet = 1};
-
         pthread_mutex_unlock(&handle->lock);
         while (unlikely(atomic_load(&handle->kick)) &&
                pthread_mutex_trylock(&handle->lock) == 0) {
                 if (atomic_exchange(&handle->kick, false) && conn_is_open(handle->conn))
-                        conn_tell(handle->conn, KVD_MSG_post, &request);
+                        conn_tell(handle->conn, KVD_MSG_post);
                 pthread_mutex_unlock(&handle->lock);
         }
 }

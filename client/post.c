@@ -19,7 +19,7 @@
 /* ---- with the daemon -------------------------------------------------------------------------- */
 
 static int ask(struct view *view) {
-        const struct kvd_msg_post request = {0};
+        const struct kvd_msg_flush request = {view->handle};
         struct kvd_space *space = view->space;
         struct view *now;
         int r = handle_lock(space->handle);
@@ -30,7 +30,7 @@ static int ask(struct view *view) {
         if (r == 0 && now != view)
                 r = client_fail(-ESTALE, GONE);
         else if (r == 0)
-                r = handle_call(space->handle, KVD_MSG_post, &request, NULL, NULL);
+                r = handle_call(space->handle, KVD_MSG_flush, &request, NULL, NULL);
         handle_unlock(space->handle);
         if (r == 0 && posts_untaken(view) && sys_now_ns() > deadline_ns())
                 r = client_fail(-ETIMEDOUT, "the kvd takes no posts");

@@ -346,6 +346,19 @@ int client_remove_space(struct client *c, uint32_t handle) {
         return 0;
 }
 
+/* One only: what a ring holds may cost as much as any request does. */
+void client_take_ring(struct client *c) {
+        bool taken = false;
+
+        while (c->n_rings && !taken) {
+                struct attachment *a = c->spaces[CLIENT_SPACES - c->n_rings--].attachment;
+
+                taken = a && attachment_was_kicked(a);
+        }
+        while (c->n_rings && !c->spaces[CLIENT_SPACES - c->n_rings].attachment)
+                c->n_rings--;
+}
+
 /* ---- domains --------------------------------------------------------------------------------- */
 
 struct client *client_by_number(const struct seats *seats, const struct domain *domain,

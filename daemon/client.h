@@ -52,6 +52,7 @@ struct client {
         uint64_t connected_ns, requests;
         uint32_t next_handle, n_spaces;
         uint32_t followed;           /* 1 + the number of a space; 0: none */
+        uint32_t n_rings;            /* of spaces, from the last one back, still to be looked at */
         struct client_space spaces[CLIENT_SPACES];
         char name[64];
 };
@@ -86,6 +87,8 @@ int client_find_space(struct client *client, uint32_t handle, struct attachment 
 /* Attaches to the space; -EMFILE: too many. */
 int client_add_space(struct client *client, struct space *space, uint32_t *handle);
 int client_remove_space(struct client *client, uint32_t handle);
+/* Takes what was posted in the next space that has to be looked at: see n_rings. */
+void client_take_ring(struct client *client);
 
 /* Reads what that space's clients look up, and no other's that it read before; NULL: none. */
 void client_follow(struct client *client, struct space *space);

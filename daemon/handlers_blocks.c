@@ -133,12 +133,16 @@ int handle_seal(struct client *c, const struct kvd_msg *request, struct call *ca
         return 0;
 }
 
-/* Each says in its page what became of it. */
+/* Each post says in its page what became of it. */
 int handle_post(struct client *c, const struct kvd_msg *request, struct call *call) {
-        for (uint32_t i = 0; i < CLIENT_SPACES; i++)
-                if (c->spaces[i].attachment)
-                        attachment_was_kicked(c->spaces[i].attachment);
-        call->quiet = request->post.quiet;
+        c->n_rings = CLIENT_SPACES;
+        client_take_ring(c);
+        call->quiet = true;
+        return 0;
+}
+
+/* What was posted has been taken with the space. */
+int handle_flush(struct client *c, const struct kvd_msg *request, struct call *call) {
         return 0;
 }
 

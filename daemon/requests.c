@@ -214,15 +214,23 @@ static int read_if_room(struct client *c) {
         return r > 0 ? read_and_answer(c) : r < 0 ? r : loop_change(&c->socket, POLLOUT);
 }
 
+/* What was posted before a request is taken before it. */
+static int go_on(struct client *c) {
+        if (!c->n_rings)
+                return read_if_room(c);
+        client_take_ring(c);
+        return 1;
+}
+
 /*
  * While others wait, the next request is looked for when its turn comes, and not waited for: that
  * takes fewer calls, and a client that has many of them ready loses no turn.
  */
 bool request_serve(struct turns_place *place) {
         struct client *c = container_of(place, struct client, place);
-        int r = read_if_room(c);
+        int r = go_on(c);
 
-        if (r > 0 && c->socket.loop && turns_wanted(&c->server->turns))
+        if (r > 0 && c->socket.loop && (c->n_rings || turns_wanted(&c->server->turns)))
                 return true;
         if (r >= 0 && c->socket.loop)
                 r = loop_release(&c->socket);

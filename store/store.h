@@ -298,9 +298,12 @@ struct seal_request {
  */
 int space_seal(struct attachment *attachment, const struct seal_request *request, kvd_ref *ret);
 
-/* Seals what the client has posted; it said that it had, or something else. See cache/post.c. */
-void attachment_was_kicked(struct attachment *attachment);
-void attachment_take_posts(struct attachment *attachment);
+/*
+ * Seals what the client has posted; it said that it had, or something else. See cache/post.c. False:
+ * it had posted nothing.
+ */
+bool attachment_was_kicked(struct attachment *attachment);
+bool attachment_take_posts(struct attachment *attachment);
 
 /* ---- semaphores of spaces on a GPU, see device/semaphore.c ----------------------------------- */
 

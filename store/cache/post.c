@@ -66,16 +66,17 @@ static void take_one(struct attachment *a) {
 }
 
 /* As many as a ring holds: a client that says more cannot have meant them. */
-void attachment_take_posts(struct attachment *a) {
+bool attachment_take_posts(struct attachment *a) {
         uint64_t posted = atomic_load_explicit(&a->page->posted, memory_order_acquire);
         uint64_t n = MIN(posted - a->posts_taken, KVD_POSTS);
 
-        for (; n; n--)
+        for (uint64_t i = 0; i < n; i++)
                 take_one(a);
+        return n;
 }
 
 /* Whoever posts from now on says so again; what was posted before is seen here. */
-void attachment_was_kicked(struct attachment *a) {
+bool attachment_was_kicked(struct attachment *a) {
         atomic_store_explicit(&a->page->kicked, 0, memory_order_seq_cst);
-        attachment_take_posts(a);
+        return attachment_take_posts(a);
 }

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 
@@ -16,6 +17,7 @@
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/lib/instance.h"
+#include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
 
 enum { TOKENS = 4, LONGEST = 256, VOCAB = 1000000 };
@@ -382,9 +384,86 @@ START_TEST(threads_post_into_one_ring) {
 }
 END_TEST
 
+/* ---- many rings ------------------------------------------------------------------------------ */
+
+enum { SPACES = 40, RING = 64 };
+
+static kvd_space *open_numbered(uint32_t i) {
+        kvd_space *ret;
+        char name[16];
+
+        snprintf(name, sizeof name, "space%u", i);
+        ck_assert_msg(kvd_space_open(mine, name, &geometry, NULL, &ret) == 0, "%s", kvd_error());
+        return ret;
+}
+
+static uint32_t cursor_of(struct peer_end *p, const char *name) {
+        uint32_t cursor = 0;
+
+        for (;;) {
+                struct kvd_msg info = {.number = KVD_MSG_space_info, .space_info = {cursor}};
+                struct kvd_msg reply = peer_ok(p, info);
+
+                if (kvd_slice_is(reply.space_info_reply.name, name))
+                        return cursor;
+                cursor = reply.space_info_reply.next;
+        }
+}
+
+static void ask_about(struct peer_end *p, uint32_t cursor) {
+        struct kvd_msg info = {.number = KVD_MSG_space_info, .space_info = {cursor}};
+
+        peer_send(p, &info);
+}
+
+static uint32_t hear_sealed(struct peer_end *p) {
+        struct kvd_msg reply;
+
+        ck_assert(peer_receive(p, &reply));
+        ck_assert_uint_eq(reply.number, KVD_MSG_space_info_reply);
+        return (uint32_t)reply.space_info_reply.sealed;
+}
+
+/*
+ * While the daemon stands still, one client posts into many spaces, and then another one asks: it
+ * has its answer when one of the rings has been taken, not all.
+ */
+START_TEST(rings_are_taken_one_in_a_turn) {
+        struct peer_end *asks = peer_attach(server.socket);
+        static struct posted p[SPACES];
+        kvd_space *spaces[SPACES];
+        uint32_t first, last, sealed;
+
+        for (uint32_t i = 0; i < SPACES; i++) {
+                spaces[i] = open_numbered(i);
+                number(&p[i], 100 + i);
+                ck_assert_int_eq(kvd_alloc(spaces[i], RING, p[i].blocks), RING);
+        }
+        first = cursor_of(asks, "space0");
+        last = cursor_of(asks, "space39");
+        kill(server.pid, SIGSTOP);
+        for (uint32_t i = 0; i < SPACES; i++)
+                ck_assert_int_eq(post(&p[i], spaces[i], RING, 1), RING);
+        ask_about(asks, first);
+        ask_about(asks, last);
+        kill(server.pid, SIGCONT);
+        sealed = hear_sealed(asks);
+        ck_assert_msg(sealed == RING, "%u blocks of the first space were sealed", sealed);
+        sealed = hear_sealed(asks);
+        ck_assert_msg(sealed == 0, "%u blocks of the last space were sealed", sealed);
+        for (uint32_t i = 0; i < SPACES; i++) {
+                ck_assert_int_eq(kvd_flush(spaces[i]), 0);
+                ck_assert_uint_eq(found(spaces[i], &p[i], RING, 1), RING);
+                let_go(&p[i], spaces[i]);
+                kvd_space_close(spaces[i]);
+        }
+        peer_close(asks);
+}
+END_TEST
+
 SUITE("post", FIXTURE(set_up, tear_down),
       TESTS(others_find_what_is_posted, a_chain_goes_on_behind_another_ones_blocks,
             a_duplicate_that_is_used_again_is_no_duplicate, the_waiting_seal_goes_on_behind_posts,
             a_refusal_is_told_once, freed_before_it_is_seen, a_daemon_that_stands_still,
             a_daemon_that_dies_before_it_has_seen_them, a_client_that_dies, a_child_posts_nothing,
-            threads_post_into_one_ring))
+            threads_post_into_one_ring, rings_are_taken_one_in_a_turn))

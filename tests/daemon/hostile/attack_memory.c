@@ -87,9 +87,9 @@ static void noise_in_posts(const struct hostile *h) {
         words = (uint32_t *)(void *)(m.pins + kvd_posts_off(page->capacity));
         n_words = KVD_POSTS * (uint32_t)kvd_post_stride(m.index->geometry.block_tokens) / 4;
         for (uint32_t i = 0; i < 20000; i++) {
-                struct kvd_msg post = {.number = KVD_MSG_post, .serial = i, .post = {i % 4 != 0}};
+                struct kvd_msg post = {.number = KVD_MSG_post, .serial = i};
                 uint8_t frame[64];
-                ssize_t n = kvd_msg_encode(&post, frame, sizeof frame);
+                ssize_t n;
 
                 for (uint32_t k = 0; k < 64; k++) {
                         uint32_t at = random_below(&random, n_words / 2) * 2, which = k % 4;
@@ -102,6 +102,9 @@ static void noise_in_posts(const struct hostile *h) {
                 }
                 atomic_store(&page->posted, i % 2 ? atomic_load(&page->posts_taken) + 64 :
                                                     random_below(&random, UINT32_MAX));
+                if (i % 4 == 0)
+                        post = (struct kvd_msg){.number = KVD_MSG_flush, .flush = {m.handle}};
+                n = kvd_msg_encode(&post, frame, sizeof frame);
                 if (i % 4 == 0)
                         raw_exchange(m.fd, frame, (size_t)n, &reply);
                 else if (send(m.fd, frame, (size_t)n, MSG_NOSIGNAL) != n)

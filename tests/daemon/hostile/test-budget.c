@@ -19,6 +19,7 @@
  */
 
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -232,7 +233,7 @@ static struct kvd_msg send_seal(void) {
 }
 
 /* A ring full of them, each the start of a chain. */
-static struct kvd_msg send_post(void) {
+static void fill_ring(void) {
         uint64_t stride = kvd_post_stride(1), posted = atomic_load(&my_page->posted);
 
         take(handles[0], KVD_POSTS);
@@ -246,7 +247,16 @@ static struct kvd_msg send_post(void) {
         }
         atomic_store(&my_page->posted, posted + n_refs);
         n_refs = 0;
-        return MSG(post, 0);
+}
+
+static struct kvd_msg send_flush(void) {
+        fill_ring();
+        return MSG(flush, handles[0]);
+}
+
+static struct kvd_msg send_post(void) {
+        fill_ring();
+        return (struct kvd_msg){.number = KVD_MSG_post};
 }
 
 static struct kvd_msg send_lease(void) {
@@ -465,7 +475,7 @@ static request *const rows[FIRST_OF_WORKERS] = {
         ROW(summaries),   ROW(sample),     ROW(sample_done), ROW(profile),      ROW(block_map),
         ROW(pins),        ROW(chain_info), ROW(check),       ROW(daemon_info),  ROW(space_info),
         ROW(client_info), ROW(client_end), ROW(domain_info), ROW(space_delete), ROW(fetch),
-        ROW(tier_info),   ROW(follow),     ROW(post),
+        ROW(tier_info),   ROW(follow),     ROW(post),        ROW(flush),
 };
 
 /*
@@ -493,6 +503,14 @@ static int error_of(const struct kvd_msg *asked, const struct kvd_msg *reply) {
         }
 }
 
+/* What has no answer is done before the next request. */
+static struct kvd_msg answer_to(struct peer_end *p, struct kvd_msg *m) {
+        if (m->number != KVD_MSG_post)
+                return peer_call(p, *m);
+        peer_send(p, m);
+        return peer_call(p, send_daemon_info());
+}
+
 /* The shortest of those that were done; an error if none was. */
 static void measure(const char *name, request *make, const char *state) {
         struct peer_end *half = NULL;
@@ -508,7 +526,7 @@ static void measure(const char *name, request *make, const char *state) {
                         half = peer_connect(d.socket);
                 instance_rest(&d);
                 began = instance_cpu_ns(&d);
-                reply = peer_call(half ?: me, m);
+                reply = answer_to(half ?: me, &m);
                 began = since(began);
                 r = error_of(&m, &reply);
                 error = r ?: error;
@@ -714,10 +732,21 @@ static void no_room_for_copies(void) {
 
 /* ---- what is done behind requests ------------------------------------------------------------ */
 
+/*
+ * Before all others, where that may be had: while whoever asks waits for a processor, the daemon
+ * does piece after piece.
+ */
+static void go_first(bool on) {
+        const struct sched_param p = {.sched_priority = on};
+
+        sched_setscheduler(0, on ? SCHED_FIFO : SCHED_OTHER, &p);
+}
+
 /* The daemon's work between two answers, until it rests. */
 static void watch(const char *what) {
         uint64_t most = 0, before = instance_cpu_ns(&d), now;
 
+        go_first(true);
         for (int idle = 0; idle < 20;) {
                 peer_ok(peers[1], send_daemon_info());
                 now = instance_cpu_ns(&d);
@@ -726,6 +755,7 @@ static void watch(const char *what) {
                 usleep(500);
                 idle = instance_cpu_ns(&d) == before ? idle + 1 : 0;
         }
+        go_first(false);
         judge(what, "pieces", most, PIECE_US, 0);
 }
 
