@@ -23,12 +23,12 @@ check() {                       # "ok" or "not ok", then what was checked
 # verify exits 0 on a key that it does not know: only silence is success
 silent() {
         systemd-analyze verify --man=no "$1/kvd@0.service" "$1/kvd@0.socket" "$1/kvd-gpu@0.service" \
-                "$1/kvctl-metrics@0.service" >"$tmp/out" 2>&1 &&
+                "$1/kvctl-metrics@0.service" "$1/kvctl-events@0.service" >"$tmp/out" 2>&1 &&
         [ ! -s "$tmp/out" ]
 }
 
 sandboxed() {
-        for unit in kvd kvctl-metrics; do
+        for unit in kvd kvctl-metrics kvctl-events; do
                 systemd-analyze security --no-pager --offline=true --threshold=20 "$1/$unit@0.service" >"$tmp/out" 2>&1 ||
                         return 1
         done
@@ -37,12 +37,14 @@ sandboxed() {
 units() {                       # a directory of units to edit
         mkdir "$tmp/$1"
         sed "s|^ExecStart=[^ ]*/kvd |ExecStart=$kvd |" "$build/kvd@.service" >"$tmp/$1/kvd@.service"
-        sed "s|^ExecStart=[^ ]*/kvctl |ExecStart=$kvd |" "$build/kvctl-metrics@.service" >"$tmp/$1/kvctl-metrics@.service"
+        for unit in kvctl-metrics kvctl-events; do
+                sed "s|^ExecStart=[^ ]*/kvctl |ExecStart=$kvd |" "$build/$unit@.service" >"$tmp/$1/$unit@.service"
+        done
         cp "$source/kvd@.socket" "$source/kvd-gpu@.service" "$tmp/$1"
 }
 
 units good
-if ! grep -n '@[a-z]*@' "$build/kvd@.service" "$build/kvctl-metrics@.service"; then check ok "every path is filled in"
+if ! grep -n '@[a-z]*@' "$build/kvd@.service" "$build/kvctl-metrics@.service" "$build/kvctl-events@.service"; then check ok "every path is filled in"
 else check "not ok" "a path is not filled in"; fi
 
 if silent "$tmp/good"; then check ok "systemd takes the units without a word"
