@@ -191,6 +191,8 @@ def test_a_small_pool_preempts_and_waits(world: World) -> None:
         same(engine.ask(prompts[::-1], max_tokens=300), expected[::-1])
         numbers = engine.do(op="numbers")
         assert numbers["refused"] > 0 and numbers["used"] == 0, numbers
+        said = engine.tail(1 << 20).count("kvd: requests wait for blocks: ")
+        assert 0 < said < numbers["refused"], said
         small.check()
 
 

@@ -34,6 +34,7 @@ logger = init_logger("vllm." + __name__)       # vLLM writes what is logged unde
 
 REFUSED = (errno.ENOBUFS, errno.EDQUOT)     # the pool is full; anything else that alloc and seal say: no daemon
 RETRY = 0.05                                # seconds between questions whether there is a daemon again
+TELL = 60                                   # ... between lines in the log that the pool is full
 
 
 @dataclass
@@ -91,6 +92,7 @@ class Ledger:
         self.doubtful: set[str] = set()                 # requests that must be computed anew
         self.epoch = b""                                # changes when vLLM resets its cache: its weights are others now
         self.state, self.retry = self.SERVING, 0.0
+        self.tell = 0.0                                 # not before that, that the pool is full
         self.numbers = Numbers()
 
     # ---- blocks to fill
@@ -113,7 +115,9 @@ class Ledger:
             got = self.space.alloc(self.keep if n < self.keep <= self.space.available() else n)
         except kvd.Error as error:
             self.numbers.refused += 1
-            if error.errno not in REFUSED:
+            if error.errno in REFUSED:
+                self._tell_full(error)
+            else:
                 self.lose(error)
             return
         if self.state is not self.SERVING:
@@ -126,6 +130,13 @@ class Ledger:
                 self.free.append(block)
             else:
                 self.null = block
+
+    def _tell_full(self, error: kvd.Error) -> None:
+        """Once a minute: who only sees requests wait would not know for what."""
+        now = time.perf_counter()
+        if now >= self.tell:
+            logger.warning("kvd: requests wait for blocks: %s", error)
+            self.tell = now + TELL
 
     def could(self, n: int) -> bool:
         """Whether the pool could give so many, by what shared memory says."""
