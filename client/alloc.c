@@ -21,7 +21,6 @@ static void hand_out(struct view *view, const kvd_ref *refs, uint32_t n, struct 
         }
         if (n > 1)
                 atomic_fetch_add(&view->refs, n - 1);
-        count(view->space, COUNT_ALLOCATED, n);
 }
 
 static int alloc_piece(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
@@ -94,7 +93,7 @@ int64_t kvd_available(struct kvd_space *space) {
         if (space_check(space) < 0)
                 return -ECHILD;
         view = view_get(space);
-        n = (int64_t)(from_daemon(view->page) + atomic_load(&view->magazine.n));
+        n = (int64_t)(from_daemon(view->page) + magazine_n(&view->magazine));
         view_put(view);
         return n;
 }
@@ -123,8 +122,7 @@ static uint32_t free_some(uint32_t n, struct kvd_block *blocks) {
                 magazine_send_back(view, refs, k); /* see seal.c: the daemon knows what they are */
         else
                 magazine_put(view, refs, k);
-        for (uint32_t i = 0; i < k; i++)
-                view_put(view);
+        view_put_some(view, k);
         return k;
 }
 

@@ -73,10 +73,19 @@ struct device;
 /* Blocks that the daemon gave ahead and nobody has taken yet. */
 struct magazine {
         pthread_mutex_t lock; /* of all of it */
-        _Atomic uint32_t n;   /* read without the lock by kvd_available */
+        _Atomic uint32_t n;   /* kvd_available reads it without the lock */
         uint32_t room;
         kvd_ref *refs;        /* owned; ids descend: the lowest goes first */
 };
+
+/* The lock orders them. */
+static inline uint32_t magazine_n(const struct magazine *magazine) {
+        return atomic_load_explicit(&magazine->n, memory_order_relaxed);
+}
+
+static inline void magazine_set_n(struct magazine *magazine, uint32_t n) {
+        atomic_store_explicit(&magazine->n, n, memory_order_relaxed);
+}
 
 struct view {
         /* read by every lookup, written before the view is published */
@@ -244,7 +253,10 @@ void later_send(struct kvd *handle);
 
 /* view.c: mappings of one attachment, and who still uses them */
 struct view *view_get(struct kvd_space *space); /* the current one, with a reference */
-void view_put(struct view *view);
+void view_put_some(struct view *view, uint32_t n); /* lets go of n references */
+static inline void view_put(struct view *view) {
+        view_put_some(view, 1);
+}
 void view_leave(struct view *view); /* as view_put, but makes no system call */
 bool view_hold(struct view *view);  /* a reference to any view; false: it is not mapped any more */
 bool view_is_current(const struct view *view);

@@ -27,7 +27,8 @@ static uint32_t batch(const struct view *view) {
 }
 
 static uint32_t floor_of(const struct view *view) {
-        return MIN(atomic_load(&view->space->reserve), view->ix->capacity);
+        return MIN(atomic_load_explicit(&view->space->reserve, memory_order_relaxed),
+                   view->ix->capacity);
 }
 
 /* What it holds at most; more goes back to the daemon. */
@@ -98,20 +99,20 @@ void magazine_send_back(struct view *view, const kvd_ref *blocks, uint32_t n) {
 
 /* ---- the magazine: all under its lock -------------------------------------------------------- */
 
-static bool make_room(struct view *view, uint32_t n) {
-        uint32_t room = MAX(4 * BATCH, (uint32_t)ALIGN_UP((uint64_t)view->magazine.n + n, 64));
+static bool make_room(struct magazine *m, uint32_t n) {
+        uint64_t holds = magazine_n(m), room = MAX(4 * BATCH, ALIGN_UP(holds + n, 64));
         kvd_ref *more;
 
-        if (room <= view->magazine.room)
+        if (likely(holds + n <= m->room))
                 return true;
         more = sys->calloc(room, sizeof *more);
         if (!more)
                 return false;
-        if (view->magazine.n)
-                memcpy(more, view->magazine.refs, view->magazine.n * sizeof *more);
-        free(view->magazine.refs);
-        view->magazine.refs = more;
-        view->magazine.room = room;
+        if (holds)
+                memcpy(more, m->refs, holds * sizeof *more);
+        free(m->refs);
+        m->refs = more;
+        m->room = (uint32_t)room;
         return true;
 }
 
@@ -125,36 +126,44 @@ static void sink(kvd_ref *refs, uint32_t at, uint32_t step) {
 }
 
 /*
- * n more lie behind those that are in order. Few are put in their places; for many it is Shell's
- * sort, since qsort asks for memory.
+ * Few are put in their places among those that are in order; for many it is Shell's sort, since
+ * qsort asks for memory.
  */
-static void put_in_order(struct view *view, uint32_t n) {
-        uint32_t total = view->magazine.n + n;
+static void put_in_order(struct magazine *m, const kvd_ref *refs, uint32_t n) {
+        uint32_t holds = magazine_n(m), total = holds + n;
 
+        for (uint32_t i = 0; i < n; i++)
+                m->refs[holds + i] = refs[i];
         for (uint32_t step = n > 16 ? total / 2 : 1; step; step /= 2)
-                for (uint32_t i = step == 1 && n <= 16 ? view->magazine.n : step; i < total; i++)
-                        sink(view->magazine.refs, i, step);
-        view->magazine.n = total;
+                for (uint32_t i = step == 1 && n <= 16 ? holds : step; i < total; i++)
+                        sink(m->refs, i, step);
+        magazine_set_n(m, total);
 }
 
+/* Two threads that take of two views at once may count the blocks of one of them. */
 static uint32_t pop(struct view *view, uint32_t n, kvd_ref *to) {
-        uint32_t got = MIN(n, view->magazine.n);
+        struct magazine *m = &view->magazine;
+        _Atomic uint64_t *counter = &view->space->counters[COUNT_ALLOCATED];
+        uint32_t holds = magazine_n(m), got = MIN(n, holds);
 
         for (uint32_t i = 0; i < got; i++)
-                to[i] = view->magazine.refs[--view->magazine.n];
+                to[i] = m->refs[--holds];
+        magazine_set_n(m, holds);
+        atomic_store_explicit(counter,
+                              atomic_load_explicit(counter, memory_order_relaxed) + got,
+                              memory_order_relaxed);
         return got;
 }
 
 /* The highest go. */
-static uint32_t take_highest(struct view *view, uint32_t most, kvd_ref *to) {
-        uint32_t n = MIN(view->magazine.n, most);
+static uint32_t take_highest(struct magazine *m, uint32_t most, kvd_ref *to) {
+        uint32_t holds = magazine_n(m), n = MIN(holds, most);
 
         if (!n)
                 return 0;
-        memcpy(to, view->magazine.refs, n * sizeof *to);
-        view->magazine.n -= n;
-        memmove(view->magazine.refs, view->magazine.refs + n,
-                view->magazine.n * sizeof *view->magazine.refs);
+        memcpy(to, m->refs, n * sizeof *to);
+        memmove(m->refs, m->refs + n, (holds - n) * sizeof *m->refs);
+        magazine_set_n(m, holds - n);
         return n;
 }
 
@@ -166,12 +175,11 @@ struct wish {
 
 /* How many to ask the daemon for; 0: none. */
 static uint32_t shortage(const struct view *view, struct wish wish) {
-        uint64_t want = (uint64_t)wish.n + wish.floor;
+        uint64_t want = (uint64_t)wish.n + wish.floor, holds = magazine_n(&view->magazine);
 
-        if (view->magazine.n >= wish.n &&
-            (view->magazine.n >= want || !atomic_load(&view->page->available)))
+        if (holds >= wish.n && (holds >= want || !atomic_load(&view->page->available)))
                 return 0;
-        return (uint32_t)MIN(MAX(want - view->magazine.n, wish.batch), FETCH_MAX);
+        return (uint32_t)MIN(MAX(want - holds, wish.batch), FETCH_MAX);
 }
 
 /* ---- with the daemon: kvd.lock is taken first ------------------------------------------------------- */
@@ -197,11 +205,9 @@ static bool put(struct view *view, const kvd_ref *refs, uint32_t n) {
         bool room;
 
         lock(view);
-        room = make_room(view, n);
-        if (room) {
-                memcpy(view->magazine.refs + view->magazine.n, refs, n * sizeof *refs);
-                put_in_order(view, n);
-        }
+        room = make_room(&view->magazine, n);
+        if (room)
+                put_in_order(&view->magazine, refs, n);
         unlock(view);
         return room;
 }
@@ -259,17 +265,14 @@ int magazine_take(struct view *view, uint32_t n, kvd_ref *to) {
  * Blocks that nobody wants any more: into the magazine, and what it has no room for to the daemon.
  */
 void magazine_put(struct view *view, const kvd_ref *blocks, uint32_t n) {
-        uint32_t kept = 0;
+        uint32_t most = ceiling_of(view), kept = 0;
 
         if (view_is_current(view)) {
                 lock(view);
-                kept = MIN(n, ceiling_of(view) - MIN(view->magazine.n, ceiling_of(view)));
-                if (kept && !make_room(view, kept))
+                kept = MIN(n, most - MIN(magazine_n(&view->magazine), most));
+                if (!make_room(&view->magazine, kept))
                         kept = 0;
-                if (kept)
-                        memcpy(view->magazine.refs + view->magazine.n, blocks,
-                               kept * sizeof *blocks);
-                put_in_order(view, kept);
+                put_in_order(&view->magazine, blocks, kept);
                 unlock(view);
         }
         if (kept < n)
@@ -282,10 +285,11 @@ static void shrink(struct view *view) {
         uint32_t n;
 
         do {
-                uint32_t holds = atomic_load(&view->magazine.n), most = ceiling_of(view);
+                uint32_t holds, most = ceiling_of(view);
 
                 lock(view);
-                n = take_highest(view, MIN(holds - MIN(holds, most), FETCH_MAX), refs);
+                holds = magazine_n(&view->magazine);
+                n = take_highest(&view->magazine, MIN(holds - MIN(holds, most), FETCH_MAX), refs);
                 unlock(view);
                 if (n)
                         magazine_send_back(view, refs, n);
@@ -297,8 +301,8 @@ int magazine_keep(struct view *view) {
         uint32_t n = floor_of(view);
         int r = 1;
 
-        while (r > 0 && atomic_load(&view->magazine.n) < n)
+        while (r > 0 && magazine_n(&view->magazine) < n)
                 r = refill(view, (struct wish){n, 0, 1});
         shrink(view);
-        return r > 0 || r == -ENOBUFS || r == -EDQUOT ? (int)atomic_load(&view->magazine.n) : r;
+        return r > 0 || r == -ENOBUFS || r == -EDQUOT ? (int)magazine_n(&view->magazine) : r;
 }

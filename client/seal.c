@@ -130,19 +130,21 @@ static void adopt(const struct piece *p, const kvd_ref *own, const kvd_ref *now)
                         spare[n++] = own[i];
         }
         give_back_spare(p, spare, n);
-        for (uint32_t i = 0; i < p->n_blocks; i++)
-                view_put(p->view);
+        view_put_some(p->view, p->n_blocks);
 }
 
 /* Duplicates stay what they are. */
 static void adopt_own(const struct piece *p, const kvd_ref *own, const kvd_ref *now) {
+        uint32_t sealed = 0;
+
         for (uint32_t i = 0; i < p->n_blocks; i++) {
                 p->ids[i] = kvd_ref_id(now[i]);
                 if (now[i] != own[i])
                         continue;
                 p->blocks[i] = (struct kvd_block){0};
-                view_put(p->view);
+                sealed++;
         }
+        view_put_some(p->view, sealed);
 }
 
 static void count_sealed(const struct piece *p, const kvd_ref *own, const kvd_ref *now) {

@@ -110,10 +110,10 @@ void view_leave(struct view *view) {
 }
 
 /* Where another thread's call has the lock, the next one finds what nobody uses any more. */
-void view_put(struct view *view) {
+void view_put_some(struct view *view, uint32_t n) {
         struct kvd *handle = view->space->handle;
 
-        if (atomic_fetch_sub(&view->refs, 1) != 1 || view_is_current(view) ||
+        if (atomic_fetch_sub(&view->refs, n) != n || view_is_current(view) ||
             pthread_mutex_trylock(&handle->lock) != 0)
                 return;
         view_unmap(view);

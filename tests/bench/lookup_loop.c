@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the script "instructions" counts the instructions of: hot lookups of a chain of 128 blocks,
- * and nothing else inside measured_lookups. Also a thing to point a profiler at: lookup_loop KVD N
- * [ENTRIES].
+ * What the script "instructions" counts the instructions of: hot lookups of a chain of 128 blocks
+ * inside measured_lookups, and blocks that are taken out of the library's stock and put back inside
+ * measured_blocks. Also a thing to point a profiler at: lookup_loop KVD N [ENTRIES].
  */
 
 #include <stdio.h>
@@ -28,6 +28,32 @@ __attribute__((noinline)) static int64_t measured_lookups(kvd_space *space, uint
         return found;
 }
 
+__attribute__((noinline)) static int measured_blocks(kvd_space *space, uint32_t n) {
+        struct kvd_block block;
+
+        for (uint32_t i = 0; i < n; i++) {
+                if (kvd_alloc(space, 1, &block) != 1)
+                        return -1;
+                kvd_free(space, 1, &block);
+        }
+        return 0;
+}
+
+static int blocks_loop(kvd_space *space, uint32_t n) {
+        struct kvd_block block;
+        uint64_t begin;
+        int r;
+
+        if (kvd_alloc(space, 1, &block) != 1) /* the stock is there from now on */
+                return -1;
+        begin = now_ns();
+        r = measured_blocks(space, n);
+        printf("%u blocks, %.1f ns to take and return each\n", n,
+               (double)(now_ns() - begin) / n);
+        kvd_free(space, 1, &block);
+        return r;
+}
+
 static int loop(const char *program, const char *dir, uint32_t n, uint64_t entries) {
         struct chains chains = chains_plan(entries);
         struct kvd_side side;
@@ -42,6 +68,7 @@ static int loop(const char *program, const char *dir, uint32_t n, uint64_t entri
                 begin = now_ns();
                 r = measured_lookups(side.space, n) != CHAIN_TOKENS;
                 printf("%u lookups, %.1f ns each\n", n, (double)(now_ns() - begin) / n);
+                r = blocks_loop(side.space, n) < 0 || r;
         }
         kvd_side_end(&side);
         return r;
