@@ -153,6 +153,19 @@ START_TEST(erased_is_erased) {
 }
 END_TEST
 
+/* More than go through the staging at once. */
+START_TEST(many_are_erased_in_pieces) {
+        uint64_t places[STAGING / DISK_SECTOR + 2];
+
+        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        write_all();
+        for (uint32_t i = 0; i < ARRAY_SIZE(places); i++)
+                places[i] = place_of(i < STAGING / DISK_SECTOR ? 0 : i % 2 ? 1 : 4);
+        ck_assert_int_eq(volume_erase(&volume, places, ARRAY_SIZE(places)), 0);
+        ck_assert_uint_eq(read_all(), N - 3);
+}
+END_TEST
+
 START_TEST(what_does_not_fit_is_refused) {
         ck_assert_int_eq(open_volume(), VOLUME_NEW);
         write_all();
@@ -223,7 +236,24 @@ START_TEST(a_superblock_rots) {
 }
 END_TEST
 
+START_TEST(a_staging_that_cannot_be_had_is_said) {
+        ck_assert_int_eq(volume_open(&volume, &disk.disk, EXTENT_BYTES, UINT64_C(1) << 60),
+                         -ENOMEM);
+}
+END_TEST
+
 /* ---- a disk that fails ----------------------------------------------------------------------- */
+
+/* That nothing is read where something was is not yet that it is gone. */
+START_TEST(a_disk_that_does_nothing_has_erased_nothing) {
+        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        write_all();
+        disk.fails = SIMULATED_READ | SIMULATED_WRITE;
+        disk.fail_at = 1;
+        disk.forever = true;
+        ck_assert_int_eq(volume_erase(&volume, (uint64_t[]){place_of(2)}, 1), -EIO);
+}
+END_TEST
 
 /* All that a volume does. What was erased, and answered, is not there behind it. */
 static void one_life(void) {
@@ -325,7 +355,8 @@ SUITE("volume",
       WHEN(argc > 1 && strcmp(argv[1], "--write") == 0, (write_golden(), exit(0))),
       golden = argc > 1 ? argv[1] : "version-1.txt",
       FIXTURE(set_up, tear_down),
-      TESTS(what_is_written_is_read, erased_is_erased, what_does_not_fit_is_refused,
-            there_are_so_many_spaces, what_is_not_ours_stays, another_version_stays,
-            a_superblock_rots, version_1_is_read),
+      TESTS(what_is_written_is_read, erased_is_erased, many_are_erased_in_pieces,
+            what_does_not_fit_is_refused, there_are_so_many_spaces, what_is_not_ours_stays,
+            another_version_stays, a_superblock_rots, a_staging_that_cannot_be_had_is_said,
+            a_disk_that_does_nothing_has_erased_nothing, version_1_is_read),
       LOOPS(6, each_call_fails))
