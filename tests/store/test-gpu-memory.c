@@ -21,10 +21,12 @@
 
 #define MIB (UINT64_C(1) << 20)
 #define CHUNKS 16u
+#define MANY 66u /* more than a word has bits */
 
 static struct domain *domains[2];
 static const struct kvd_cuda *cuda;
 static uint64_t reserve_bytes;
+static uint32_t n_chunks = CHUNKS;
 
 static const struct kvd_cuda *load(void) {
         const char *why = NULL;
@@ -35,10 +37,10 @@ static const struct kvd_cuda *load(void) {
         return cuda;
 }
 
-/* 16 segments of 4 MiB. */
+/* Segments of 4 MiB. */
 static int open_pool(void) {
-        struct store_config c = {.pool_bytes = 64 * MIB,
-                                 .segment_bytes = 64 * MIB,
+        struct store_config c = {.pool_bytes = n_chunks * 4 * MIB,
+                                 .segment_bytes = 4 * MIB,
                                  .max_attachments = 8,
                                  .backend = KVD_BACKEND_VMM,
                                  .cuda = load(),
@@ -79,7 +81,12 @@ static void alone(void) {
 static void setup(void) {
         alone();
         ck_assert_msg(open_pool() == 0, "%s", store ? store_why(store) : "");
-        ck_assert_uint_eq(clear_all(), CHUNKS);
+        ck_assert_uint_eq(clear_all(), n_chunks);
+}
+
+static void setup_many(void) {
+        n_chunks = MANY;
+        setup();
 }
 
 static void teardown(void) {
@@ -255,8 +262,8 @@ END_TEST
 struct drained {
         struct space *space;
         struct attachment *a, *b;
-        uint64_t chunk[CHUNKS];
-        kvd_ref refs[CHUNKS * 4];
+        uint64_t chunk[MANY];
+        kvd_ref refs[MANY * 4];
 };
 
 static void fill_and_free(struct drained *d, struct domain *owner, uint32_t n) {
@@ -297,6 +304,24 @@ START_TEST(a_segment_is_free_when_all_have_unmapped_it) {
         idle();
         ck_assert_uint_eq(clears().dirty, 1); /* another chunk: not cleared yet */
         ck_assert_uint_eq(clear_all(), 1);
+        check_clean(d.space);
+}
+END_TEST
+
+START_TEST(each_of_many_segments_is_asked_for) {
+        struct drained d;
+        uint32_t wanted[MANY], more;
+
+        fill_and_free(&d, domains[0], MANY);
+        shrink(&d, "4");
+        ck_assert_uint_eq(attachment_drain(d.a, NULL, 0, wanted, MANY), MANY - 1);
+        ck_assert_uint_eq(attachment_drain(d.b, NULL, 0, wanted, MANY), MANY - 1);
+        ck_assert_uint_eq(attachment_drain(d.a, wanted, MANY - 1, &more, 1), 0);
+        idle();
+        ck_assert_uint_eq(clears().dirty, 0);
+        ck_assert_uint_eq(attachment_drain(d.b, wanted, MANY - 1, &more, 1), 0);
+        idle();
+        ck_assert_uint_eq(clears().dirty, MANY - 1);
         check_clean(d.space);
 }
 END_TEST
@@ -556,4 +581,7 @@ SUITE("device",
             what_somebody_is_about_to_unmap_gets_no_block, the_dead_have_nothing_mapped),
       LOOPS(2, a_worker_unmaps_last),
       TESTS(a_chunk_never_changes_domains),
-      LOOPS(3, at_random))
+      LOOPS(3, at_random),
+      CASE("many"),
+      FIXTURE(setup_many, teardown),
+      TESTS(each_of_many_segments_is_asked_for))
