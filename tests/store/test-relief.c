@@ -260,6 +260,30 @@ START_TEST(like_steps_are_shared_before_anything_leaves) {
 }
 END_TEST
 
+/* What was not alike before may be by now. */
+START_TEST(each_time_of_need_compares_anew) {
+        set(space, "memshare", "on");
+        set(space, "memshare.min_step_tokens", "4");
+        worker_verdict = 1;
+        for (uint32_t i = 0; i < 19; i++) {
+                ck_assert_int_eq(table_append(&t, 5 * BT, 500), 0);
+                ck_assert_int_eq(sequence_share(a, t.number, i * 5 * BT, 5 * BT), 1);
+        }
+        settle();
+        ck_assert_uint_eq(usage_of(space).shared, 0);
+        set(space, "pressure.high", "1");
+        set(space, "pressure.low", "1");
+        worker_verdict = 0;
+        settle();
+        ck_assert_uint_eq(usage_of(space).shared, 0);
+        set(space, "pressure.low", "0.8");
+        set(space, "pressure.high", "0.9");
+        settle();
+        ck_assert_uint_gt(usage_of(space).shared, 80);
+        table_close(&t);
+}
+END_TEST
+
 /* ---- policy priority ------------------------------------------------------------------------- */
 
 static void seal_chain(uint32_t n, uint32_t token, kvd_ref *ret) {
@@ -355,5 +379,6 @@ SUITE("relief",
             papers_profiles_protect_nothing, the_largest_sequence_gives, a_refusal_starts_relief,
             without_room_for_copies_nothing_goes_but_if_it_may,
             like_steps_are_shared_before_anything_leaves,
+            each_time_of_need_compares_anew,
             policy_priority_evicts_what_is_worth_least,
             chains_without_a_score_are_scored_when_there_is_time))
