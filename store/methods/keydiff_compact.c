@@ -266,7 +266,6 @@ static void taken(struct sequence *q, uint32_t at) {
                 entry_drop_block(q, e);
                 space_count(q->space, KVD_SPACE_COMPACTED, 1);
         }
-        e->delta = 0;
         entry_set_flags(q, e, e->new_flags);
         sketch_leave(q, e, false);
         entry_erase_copy(q, e);

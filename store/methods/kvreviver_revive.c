@@ -272,7 +272,6 @@ static void taken(struct sequence *q, uint32_t at) {
         bool approx = e->new_flags & KVD_ENTRY_APPROX;
 
         entry_take_block(q, e);
-        e->delta = 0;
         entry_set_flags(q, e, e->new_flags);
         space_count(q->space, approx ? KVD_SPACE_REVIVED_APPROX : KVD_SPACE_REVIVED_EXACT, 1);
         if (!approx)

@@ -303,7 +303,6 @@ static void taken(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
 
         entry_take_block(q, e);
-        e->delta = e->new_delta;
         entry_set_flags(q, e, e->new_flags);
         entry_erase_copy(q, e); /* the copy is of the old contents */
         space_count(q->space, KVD_SPACE_SHARED, 1);

@@ -48,7 +48,6 @@ struct entry {
         uint32_t sketch;       /* number, if ordinal is set */
         uint32_t ordinal;      /* of its first token there; KVD_NO_ORDINAL */
         uint32_t sketch_next, sketch_prev; /* entries of the same sketch; NONE */
-        int32_t delta;
         uint16_t n_tokens;     /* of the sequence that it stands for */
         uint16_t slots;        /* ... and slots of its block in use: others, if it is compact */
         uint16_t flags;        /* enum kvd_entry_flags */
