@@ -228,7 +228,34 @@ START_TEST(sequences_that_cannot_be_had) {
 }
 END_TEST
 
+/* Only what there is, and the pin holds. */
+START_TEST(a_prefix_that_is_not_there_is_not_borrowed) {
+        const uint32_t nowhere[] = {UINT32_MAX};
+        struct kvd_pin pin = {0}, none = {0};
+        struct kvd_block blocks[2];
+        kvd_sequence *sequence;
+        uint32_t ids[2], n;
+
+        ck_assert_int_eq(kvd_alloc(space, 2, blocks), 2);
+        memset(blocks[0].data, 1, 16);
+        memset(blocks[1].data, 1, 16);
+        ck_assert_int_eq(kvd_seal(space, &pin, 2, blocks, tokens, 2 * TOKENS), 2);
+        kvd_unpin(space, &pin);
+        ck_assert_int_eq(kvd_lookup(space, 0, tokens, 2 * TOKENS, ids, 2, &pin), 2 * TOKENS);
+        ck_assert_int_eq(kvd_sequence_open(space, 4, &sequence), 0);
+        ck_assert_int_eq(kvd_sequence_borrow(sequence, &pin, 1, nowhere, tokens), -EINVAL);
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "there is no block"));
+        ck_assert_int_eq(kvd_sequence_borrow(sequence, &none, 2, ids, tokens), -ESTALE);
+        ck_assert_int_eq(kvd_sequence_borrow(sequence, &pin, 2, ids, tokens), 0);
+        kvd_sequence_entries(sequence, &n);
+        ck_assert_uint_eq(n, 2);
+        kvd_sequence_close(sequence);
+        kvd_unpin(space, &pin);
+}
+END_TEST
+
 SUITE("calls",
       FIXTURE(set_up, tear_down),
       TESTS(a_forked_child_is_refused_everywhere, a_lease_is_waited_for,
-            a_stock_that_grows_loses_nothing, sequences_that_cannot_be_had))
+            a_stock_that_grows_loses_nothing, sequences_that_cannot_be_had,
+            a_prefix_that_is_not_there_is_not_borrowed))

@@ -13,13 +13,17 @@
 #include <unistd.h>
 
 #include "client/kvd.h"
+#include "client/kvd_cuda.h"
+#include "client/kvd_methods.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "ipc/frame.h"
 #include "ipc/msg.h"
-#include "tests/lib/instance.h"
+#include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
+
+#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
 
 enum { TOKENS = 4, BLOCKS = 2, ALL = KVD_FRAME_FDS + 1 };
 
@@ -38,6 +42,7 @@ struct lie {
 };
 
 static const struct lie *lie; /* NULL: the truth */
+static uint32_t n_told;
 
 static void no_header(struct kvd_msg *m) {
         m->space_reply.index_bytes = 64;
@@ -102,6 +107,7 @@ static size_t change(const void *frame, size_t size, uint8_t to[static KVD_FRAME
                 return 0;
         if (lie->tell)
                 lie->tell(&m);
+        n_told++;
         n = kvd_msg_encode(&m, to, KVD_FRAME_MAX);
         ck_assert_int_gt(n, 0);
         return (size_t)n;
@@ -161,7 +167,9 @@ static ssize_t said(int fd, const struct msghdr *msg, int flags) {
 static void set_up(void) {
         static struct kvd_sys table;
 
-        instance_start(&server, SETTINGS("daemon.pool=16M", "daemon.segment=256K"));
+        instance_start(&server, instance_on_gpu() ?
+                                        SETTINGS("daemon.pool=64M", "daemon.segment=4M") :
+                                        SETTINGS("daemon.pool=16M", "daemon.segment=256K"));
         ck_assert_int_eq(kvd_decoder_new(&decoder), 0);
         table = kvd_sys_real;
         table.recvmsg = heard;
@@ -193,14 +201,15 @@ static int use(kvd_space *space) {
         return r;
 }
 
+static const struct kvd_geometry geometry = {.layers = 1,
+                                             .kv_heads = 1,
+                                             .head_dim = 32,
+                                             .block_tokens = TOKENS,
+                                             .dtype = KVD_F32,
+                                             .vocab = 1000};
+
 /* Open, fill, seal and close; the first error. */
 static int live(const char *name) {
-        static const struct kvd_geometry geometry = {.layers = 1,
-                                                     .kv_heads = 1,
-                                                     .head_dim = 32,
-                                                     .block_tokens = TOKENS,
-                                                     .dtype = KVD_F32,
-                                                     .vocab = 1000};
         kvd_space *space;
         kvd *handle;
         int r;
@@ -246,4 +255,137 @@ START_TEST(no_answer_is_believed) {
 }
 END_TEST
 
-SUITE("lies", FIXTURE(set_up, tear_down), LOOPS(ARRAY_SIZE(lies), no_answer_is_believed))
+/* ---- a sharing configuration ----------------------------------------------------------------- */
+
+static uint8_t many[64];
+
+static void sharing_of(struct kvd_msg *m, uint32_t layers, uint32_t heads) {
+        *m = (struct kvd_msg){.number = KVD_MSG_critical + KVD_REPLY,
+                              .serial = m->serial,
+                              .critical_reply = {1, {many, layers}, {many, heads}}};
+}
+
+static void too_many_layers(struct kvd_msg *m) {
+        sharing_of(m, sizeof many, 1);
+}
+
+static void too_many_heads(struct kvd_msg *m) {
+        sharing_of(m, 1, sizeof many);
+}
+
+static void one_of_each(struct kvd_msg *m) {
+        sharing_of(m, 1, 1);
+}
+
+/* As much is written as the space has layers and heads, or nothing. */
+START_TEST(a_sharing_of_another_size_is_not_taken) {
+        void (*const tell[])(struct kvd_msg *) = {too_many_layers, too_many_heads, one_of_each};
+        struct lie told = {KVD_MSG_error, tell[_i], ALL, false, NULL};
+        uint8_t layer[sizeof many], head[sizeof many];
+        kvd_sequence *sequence;
+        kvd_space *space;
+        kvd *handle;
+        bool right = tell[_i] == one_of_each;
+
+        memset(layer, 9, sizeof layer);
+        memset(head, 9, sizeof head);
+        ck_assert_int_eq(kvd_open(server.socket, &handle), 0);
+        ck_assert_int_eq(kvd_space_open(handle, "s", &geometry, NULL, &space), 0);
+        ck_assert_int_eq(kvd_space_set(space, "hshare", 1), 0);
+        ck_assert_int_eq(kvd_sequence_open(space, 4, &sequence), 0);
+        ck_assert_int_lt(kvd_sequence_sharing(sequence, layer, head), 0);
+        lie = &told;
+        ck_assert_int_eq(kvd_sequence_sharing(sequence, layer, head), right);
+        ck_assert_uint_eq(n_told, 1);
+        lie = NULL;
+        ck_assert_uint_eq(layer[0], right ? 0 : 9);
+        ck_assert_uint_eq(head[0], right ? 0 : 9);
+        ck_assert_uint_eq(layer[1], 9);
+        ck_assert_uint_eq(head[1], 9);
+        kvd_sequence_close(sequence);
+        kvd_space_close(space);
+        kvd_close(handle);
+}
+END_TEST
+
+/* ---- memory of a GPU that is wanted back ----------------------------------------------------- */
+
+/* A segment that nobody has, and one that there is not. */
+static void others_segments(struct kvd_msg *m) {
+        static const uint32_t segments[] = {12, UINT32_MAX};
+
+        m->drain_reply.wanted = (struct kvd_slice){segments, sizeof segments};
+}
+
+static void no_answer(struct kvd_msg *m) {
+        *m = (struct kvd_msg){.number = KVD_MSG_error, .serial = m->serial, .error = {EAGAIN}};
+}
+
+/* Blocks of a MiB, all of them free again, and more than the space may have from now on. */
+static void shrink(kvd_space *space) {
+        struct peer_end *watcher = peer_attach(server.socket);
+        struct kvd_block blocks[32];
+        uint32_t n = 0;
+
+        while (n < ARRAY_SIZE(blocks)) {
+                int r = kvd_alloc(space, (uint32_t)ARRAY_SIZE(blocks) - n, blocks + n);
+
+                ck_assert_msg(r > 0, "%s", kvd_error());
+                n += (uint32_t)r;
+        }
+        kvd_free(space, n, blocks);
+        peer_ok(watcher, MSG(space_set, .space = kvd_slice_of("s"),
+                             .key = kvd_slice_of("max_blocks"), .value = kvd_slice_of("4")));
+        peer_close(watcher);
+}
+
+static void settle(kvd_space *space) {
+        for (int i = 0; i < 10; i++)
+                kvd_settle(space);
+}
+
+/* The driver unmaps what is mapped, once; and what was not asked for rightly is asked for again. */
+START_TEST(only_what_is_mapped_is_given_back) {
+        static const struct kvd_geometry large = {.layers = 32,
+                                                  .kv_heads = 4,
+                                                  .head_dim = 128,
+                                                  .block_tokens = 16,
+                                                  .dtype = KVD_F16,
+                                                  .vocab = 1000};
+        const struct lie told = {KVD_MSG_drain + KVD_REPLY, _i ? no_answer : others_segments, ALL,
+                                 false, NULL};
+        kvd_space *space;
+        kvd *handle;
+
+        ck_assert_int_eq(kvd_open(server.socket, &handle), 0);
+        ck_assert_msg(kvd_space_open(handle, "s", &large, NULL, &space) == 0, "%s", kvd_error());
+        lie = &told;
+        shrink(space);
+        WAIT_UNTIL((settle(space), n_told) > 0);
+        ck_assert_uint_eq(driver_calls("cuMemUnmap"), 0);
+        lie = NULL;
+        WAIT_UNTIL((settle(space), driver_calls("cuMemUnmap")) > 0);
+        kvd_space_close(space);
+        kvd_close(handle);
+}
+END_TEST
+
+static void set_up_gpu(void) {
+        static char log[96];
+
+        snprintf(log, sizeof log, "/tmp/kvd-test-lies-%d.log", getpid());
+        setenv("FAKECUDA_LOG", log, 1);
+        set_up();
+}
+
+static void tear_down_gpu(void) {
+        tear_down();
+        unlink(getenv("FAKECUDA_LOG"));
+}
+
+SUITE("lies",
+      WHEN(instance_on_gpu(), FIXTURE(set_up_gpu, tear_down_gpu),
+           LOOPS(2, only_what_is_mapped_is_given_back)),
+      WHEN(!instance_on_gpu(), FIXTURE(set_up, tear_down),
+           LOOPS(ARRAY_SIZE(lies), no_answer_is_believed),
+           LOOPS(3, a_sharing_of_another_size_is_not_taken)))

@@ -52,6 +52,8 @@ void instance_run(struct instance *in, const char *const *arguments, bool ready)
 int instance_notified(struct instance *in);
 const char *next_state(int fd); /* what it says next there, but for WATCHDOG=1; until the next call */
 bool instance_on_gpu(void); /* $KVD_TEST_BACKEND names another backend than host memory */
+/* How often this process has called it: the stand-in driver's log ($FAKECUDA_LOG) has a line for each. */
+uint32_t driver_calls(const char *function);
 int wait_status(pid_t pid); /* exit status; 128 + signal */
 /* this process is another user's from now on, and may be root again (for root only) */
 void become_user(uid_t user);

@@ -1350,23 +1350,8 @@ static void beside_a_full_queue(void) {
         end_daemon(&d);
 }
 
-/* How often this process has called it so far: the driver's log has a line for each. */
-static uint32_t calls_of(const char *function) {
-        char mine[64], line[128];
-        uint32_t n = 0;
-        FILE *log;
-
-        snprintf(mine, sizeof mine, "%d %s\n", getpid(), function);
-        log = fopen(getenv("FAKECUDA_LOG"), "r");
-        CHECK(log);
-        while (fgets(line, sizeof line, log))
-                n += strcmp(line, mine) == 0;
-        fclose(log);
-        return n;
-}
-
 static void until_called(const char *function, uint32_t more_than) {
-        while (calls_of(function) <= more_than)
+        while (driver_calls(function) <= more_than)
                 usleep(1000);
 }
 
@@ -1482,7 +1467,7 @@ static void goes_on_beside(struct role *role, const char *function, void *(*want
         side_open(&s, role->socket, "s");
         alloc(&s, 4, blocks);
         put_gate(&s, make_stream(&s));
-        before = calls_of(function);
+        before = driver_calls(function);
         for (uint32_t i = 0; i < 2; i++)
                 CHECK(pthread_create(&threads[i], NULL, wants, &s) == 0);
         until_called(function, before);
@@ -1528,7 +1513,7 @@ static void goes_on_beside_a_restart(struct role *role) {
         sync_stream(&s);
         say(role, 'p');
         hear(role, 'n');
-        before = calls_of("cuMemUnmap");
+        before = driver_calls("cuMemUnmap");
         put_gate(&s, make_stream(&s));
         CHECK(pthread_create(&thread, NULL, catches_up, &s) == 0);
         until_called("cuMemUnmap", before);
