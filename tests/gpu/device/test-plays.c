@@ -1286,10 +1286,15 @@ static void closing_beside_others(void) {
         end_daemon(&d);
 }
 
+static void until_called(const char *function, uint32_t more_than) {
+        while (driver_calls(function) <= more_than)
+                usleep(1000);
+}
+
 static _Atomic uint32_t n_filled;
 
 /* Its stream stands still, and takes this much: the driver lets whoever has more for it wait. */
-#define FITS "5" /* the gate, a fill with its two promises, and another fill */
+#define FITS "5" /* the gate, a fill with its two promises, and another fill; or four fills */
 
 static void *promises_until_full(void *data) {
         struct side *main_side = data, s;
@@ -1350,9 +1355,63 @@ static void beside_a_full_queue(void) {
         end_daemon(&d);
 }
 
-static void until_called(const char *function, uint32_t more_than) {
-        while (driver_calls(function) <= more_than)
-                usleep(1000);
+static void *promises_into_a_full_queue(void *data) {
+        struct side *main_side = data, s;
+        struct kvd_pin pin = {0};
+        struct kvd_block block;
+        uint32_t tokens[BT];
+
+        side_join(&s, main_side);
+        put_gate(main_side, s.stream);
+        make_tokens(DOC, 1, tokens);
+        alloc(&s, 1, &block);
+        for (uint32_t i = 0; i < 4; i++)
+                put_fill(&s, &block, word_of(DOC, 0));
+        must(kvd_seal_on(s.space, &pin, 1, &block, tokens, BT, s.stream));
+        must(kvd_unpin_on(s.space, &pin, s.stream));
+        CHECK(s.cuda->cuStreamSynchronize(s.stream) == CU_OK);
+        return NULL;
+}
+
+/*
+ * A thread waits in the driver with its stream's first promise. As many streams of another thread
+ * as there are semaphores, and more, promise meanwhile: nobody gets the one that is being written.
+ */
+static void leaves_a_writers_semaphore(struct role *role) {
+        pthread_t thread;
+        uint32_t before;
+        struct side s;
+
+        side_open(&s, role->socket, "s");
+        alarm(60); /* or a call that waits would do so for ever */
+        before = driver_calls("cuStreamWriteValue64");
+        CHECK(pthread_create(&thread, NULL, promises_into_a_full_queue, &s) == 0);
+        until_called("cuStreamWriteValue64", before);
+        for (uint32_t i = 0; i < STREAMS; i++) {
+                struct kvd_pin pin = {0};
+
+                s.stream = make_stream(&s);
+                publish(&s, 100 + i, 1, &pin);
+                must(kvd_unpin_on(s.space, &pin, s.stream));
+                sync_stream(&s);
+        }
+        open_gate(&s);
+        CHECK(pthread_join(thread, NULL) == 0);
+        side_close(&s);
+}
+
+static void beside_a_writer(void) {
+        char log[256];
+        const char *const shallow[] = {"FAKECUDA_DEPTH=" FITS, log, NULL};
+        struct instance d;
+        struct peer a;
+
+        start_daemon(&d, NULL);
+        snprintf(log, sizeof log, "FAKECUDA_LOG=%s.log", d.socket);
+        a = peer_start(leaves_a_writers_semaphore, d.socket, shallow);
+        peer_end(&a);
+        unlink(log + strlen("FAKECUDA_LOG="));
+        end_daemon(&d);
 }
 
 static _Atomic bool enough;
@@ -1606,6 +1665,7 @@ int main(int argc, char **argv) {
                 {"capturing", capturing},
                 {"closing-beside-others", closing_beside_others},
                 {"beside-a-full-queue", beside_a_full_queue},
+                {"beside-a-writer", beside_a_writer},
         };
         int ran = 0;
 
