@@ -28,8 +28,8 @@ exit status is 3. Of a whole one it is 0 if 95 % are caught, and else 1.
 
 Not mutated are store/check (it judges the others), words for people (refusals, logs, describe.c) and what only makes
 things faster (prefetches, madvise, sizes of batches, alignments). A free() that is forgotten is found by the sanitized
-builds of tools/test --full, a lock that is by ThreadSanitizer. An int function's `return 0` becomes an error, not 1:
-callers ask whether it is less than 0.
+builds of tools/test --full, a lock that is by ThreadSanitizer. An int function's `return 0`, and the 0 of an `int r` that
+it returns, becomes an error, not 1: callers ask whether it is less than 0.
 """
 from __future__ import annotations
 
@@ -285,6 +285,7 @@ static int f(struct s *s, uint32_t n) {
 
 static int g(struct s *s) {
         unsigned long long id;
+        int n = 0, r = s ? 0 : f(s);
 
         pthread_mutex_lock(&s->lock);
         s->n = MAX(4 * BATCH, ALIGN_UP(m, 4096));
@@ -337,15 +338,17 @@ def self_test() -> None:
     assert [(p.kind, p.text) for p in found] == [
         ("value", "n + 1"), ("condition", 'n < s->n && "a < b"'), ("return", "-EINVAL"), ("condition", "i < n"),
         ("statement", "s->a[i] = g(i,\n                            0);"),
-        ("return", 'store_refuse(s, -ENOENT, "no (")'), ("statement", "s->n = MAX(4 * BATCH, ALIGN_UP(m, 4096));"),
+        ("return", 'store_refuse(s, -ENOENT, "no (")'), ("value", "0"), ("value", "s ? 0 : f(s)"),
+        ("statement", "s->n = MAX(4 * BATCH, ALIGN_UP(m, 4096));"),
         ("return", "r == -EAGAIN ? 0 : r")], found
     assert [what for what, _ in found[-2].mutations()] == ["statement dropped"], found[-2].mutations()
     assert ("0 is -5", "r == -EAGAIN ? -5 : r") in found[-1].mutations(), found[-1].mutations()
+    assert ("0 is -5", "s ? -5 : f(s)") in found[-3].mutations() and ("0 is 1", "1") in found[-4].mutations(), found[-4:]
     text = mutated(SAMPLE, [(p, n, p.mutations()[0][1]) for n, p in enumerate(found)])
     for line in ("uint32_t m = mutant_instead(0, n + 1, n - 1), k;", 'if ((mutant(1) ? (!(n < s->n && "a < b")) :',
                  "return mutant_instead(2, -EINVAL, 0);", "mutant_instead(3, i < n, !(i < n)); i++)",
                  "{ if (mutant(4)) {  } else { s->a[i]", 'mutant_instead(5, store_refuse(s, -ENOENT, "no ("), 0)',
-                 "return (mutant(7) ? (r != -EAGAIN ? 0 : r) : (r == -EAGAIN ? 0 : r));"):
+                 "return (mutant(9) ? (r != -EAGAIN ? 0 : r) : (r == -EAGAIN ? 0 : r));"):
         assert line in text, text
     both = mutated(SAMPLE, [(found[0], 7, "1"), (found[0], 8, "2")])
     assert "uint32_t m = (mutant(8) ? (2) : (mutant_instead(7, n + 1, 1))), k;" in both, both

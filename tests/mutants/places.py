@@ -48,6 +48,7 @@ class Place:
     plain: str
     type: str           # what the function returns
     nth: int = 1        # of those with this text in this function
+    result: bool = False # it is what `int r` begins with
 
     def line(self, source: str) -> int:
         return source.count("\n", 0, self.begin) + 1
@@ -83,10 +84,12 @@ class Place:
         return []
 
     def is_success(self, number: re.Match) -> bool:
-        """The 0 of `return 0;` and of `return r == -EAGAIN ? 0 : r;`: callers ask for less, so 1 would be the same."""
+        """The 0 of `return 0;`, of `return r == -EAGAIN ? 0 : r;`, and of `int r = 0`, which is returned: callers ask for
+        less, so 1 would be the same."""
         arm = re.search(r"(?:^|[?:])\s*$", self.plain[:number.start()])
         ends = re.match(r"\s*(?::|$)", self.plain[number.end():])
-        return self.kind == "return" and number[0] == "0" and bool(arm and ends) and re.search(r"\bint\s*$", self.type)
+        returned = self.kind == "return" and re.search(r"\bint\s*$", self.type)
+        return number[0] == "0" and bool(arm and ends) and (returned or self.result)
 
     def is_size(self, number: re.Match) -> bool:
         """Of a batch, or what is rounded to: one more is a little more room, or no power of two."""
@@ -147,13 +150,13 @@ class Function:
         self.type, self.name, self.found = match[1], match[2], []
         self.at, self.end = match.start(4), match.end(4)
 
-    def add(self, kind: str, begin: int, end: int) -> None:
+    def add(self, kind: str, begin: int, end: int, result: bool = False) -> None:
         while begin < end and self.plain[begin].isspace():
             begin += 1
         text = self.source[begin:end].rstrip()
         if text and "\n#" not in text and "/*" not in text:
             self.found.append(Place(self.path, self.name, begin, begin + len(text), kind, text,
-                                    self.plain[begin:begin + len(text)], self.type))
+                                    self.plain[begin:begin + len(text)], self.type, result=result))
 
     def statement_end(self) -> int:
         i = self.at
@@ -174,7 +177,8 @@ class Function:
         for begin, stop in split(self.plain, self.at, end, ","):
             equals = self.plain.find(" = ", begin, stop)
             if equals >= 0 and not self.plain[equals + 3:stop].lstrip().startswith("{"):
-                self.add("value", equals + 3, stop)
+                self.add("value", equals + 3, stop, bool(re.search(r"^\s*(?:int )?r$", self.plain[begin:equals])) and
+                         self.plain.startswith("int ", self.at))
 
     def step(self) -> None:
         word = WORD.match(self.plain, self.at)
