@@ -169,6 +169,35 @@ START_TEST(a_whole_prefix_has_a_length) {
 }
 END_TEST
 
+/* A post says nothing of the prefix that a whole one is known by. */
+START_TEST(whole_prefixes_are_not_posted) {
+        struct space *space =
+                make_space_with("s", (struct space_options){.kind = KVD_kind_bidirectional});
+        struct attachment *a = fixture_attach(space);
+        const struct kvd_index *ix = space_index(space);
+        uint64_t bytes = attachment_pin_bytes(a);
+        struct kvd_pinpage *page = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
+                                        attachment_pin_fd(a), 0);
+        struct kvd_post *post;
+        kvd_ref block;
+
+        ck_assert_ptr_ne(page, MAP_FAILED);
+        ck_assert_int_eq(space_allocate(a, 1, &block), 1);
+        post = (struct kvd_post *)(void *)((uint8_t *)page + kvd_posts_off(ix->capacity));
+        *post = (struct kvd_post){.block = block, .parent = KVD_ROOT, .root = BT};
+        memset(post->tokens, 0, BT * sizeof *post->tokens);
+        atomic_store(&page->posted, 1);
+        attachment_take_posts(a);
+        ck_assert_uint_eq(atomic_load(&page->posts_taken), 1);
+        ck_assert_uint_eq(atomic_load(&page->posts_refused), 1);
+        ck_assert_uint_eq(atomic_load(&page->posts_errno), EINVAL);
+        ck_assert_uint_eq(usage_of(space).sealed, 0);
+        ck_assert_uint_eq(space_release(a, &block, 1), 1);
+        check_clean(space);
+        munmap(page, bytes);
+}
+END_TEST
+
 START_TEST(nonsense_is_refused_and_changes_nothing) {
         struct space *space = make_space("s");
         struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
@@ -809,7 +838,7 @@ END_TEST
 SUITE("store",
       FIXTURE(setup, teardown),
       TESTS(chain_is_sealed_and_found_again, chains_of_different_salts_never_share,
-            partial_tail_ends_a_chain, a_whole_prefix_has_a_length,
+            partial_tail_ends_a_chain, a_whole_prefix_has_a_length, whole_prefixes_are_not_posted,
             nonsense_is_refused_and_changes_nothing, full_pool_evicts_coldest_leaf_first,
             uses_between_two_allocations_have_an_order, fifo_ignores_use),
       LOOPS(2, pinned_leaf_keeps_its_whole_chain),
