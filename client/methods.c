@@ -130,7 +130,10 @@ int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_b
         const struct kvd_shape *g = &s->space->geometry;
         uint64_t bytes = (uint64_t)g->layers * g->kv_heads * queries * words * sizeof(uint64_t);
         kvd_ref refs[1024];
+        int r = space_check(s->space);
 
+        if (r < 0)
+                return r;
         if (n == 0 || n > ARRAY_SIZE(refs) || bytes == 0 || bytes > n * s->view->ix->block_bytes)
                 return client_fail(-EINVAL, "%llu bytes of selections do not fit %u blocks",
                                    (unsigned long long)bytes, n);

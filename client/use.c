@@ -37,12 +37,13 @@ void use_begin(struct kvd_sequence *s, uint32_t block, struct kvd_use use) {
 }
 
 void kvd_sequence_use(struct kvd_sequence *s, uint32_t slot, float mass, float hits) {
-        bool sum = kvd_setting_get(s->view->ix->settings, KVD_kvreviver_profile) == KVD_PAPER;
         struct kvd_use use;
         uint32_t word;
+        bool sum;
 
         if (slot >= s->n || !s->entries[slot].data || forked(s->space->handle))
                 return;
+        sum = kvd_setting_get(s->view->ix->settings, KVD_kvreviver_profile) == KVD_PAPER;
         word = atomic_load_explicit(use_word(s, s->entries[slot].block), memory_order_relaxed);
         memcpy(&use, &word, sizeof use);
         use_begin(s, s->entries[slot].block,
@@ -64,6 +65,8 @@ static bool has_summary(const struct kvd_sequence *s, const struct kvd_entry *e)
 
 static void add_bytes(const struct kvd_sequence *s, const struct kvd_entry *e,
                       struct kvd_sequence_stats *ret) {
+        if (forked(s->space->handle)) /* it has none of them */
+                return;
         if (e->data && !(e->flags & KVD_ENTRY_SHARED))
                 ret->resident_bytes += s->view->ix->block_bytes;
         if (has_summary(s, e))

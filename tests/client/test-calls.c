@@ -92,6 +92,8 @@ static int calls_that_go_on(struct held *h) {
         kvd_sequence *sequence;
         struct kvd_block block;
         static float floats[64];
+        struct kvd_sequence_stats stats;
+        uint8_t bytes[8];
         uint32_t ids[2], slot = 0;
         kvd_space *other;
         int fd, n = 0;
@@ -124,6 +126,16 @@ static int calls_that_go_on(struct held *h) {
         REFUSED(kvd_sequence_cool(h->sequence, 1, &slot, KVD_COOL_VAGUE));
         REFUSED(kvd_sequence_revive(h->sequence, 1, &slot, KVD_REVIVE_EXACT));
         REFUSED(kvd_sequence_compact(h->sequence, 0, 1, 1));
+        REFUSED(kvd_sequence_critical(h->sequence, 1, &h->more, 1, 1, 1));
+        REFUSED(kvd_sequence_sharing(h->sequence, bytes, bytes));
+        kvd_sequence_use(h->sequence, 0, 1, 1);
+        kvd_sequence_stats(h->sequence, &stats);
+        n += stats.resident != 1 || stats.resident_bytes != 0;
+        REFUSED(kvd_prefix_depth(space, 1, 1, 0));
+        REFUSED(kvd_post(space, &h->pin, 1, &h->more, tokens, TOKENS));
+        REFUSED(kvd_flush(space));
+        REFUSED(kvd_match(space, 0, tokens, TOKENS));
+        REFUSED(kvd_prefix_sample(space, 1, 1, &h->more, TOKENS));
         REFUSED(kvd_paged_write(space, 0, &table, floats, floats, 32));
         REFUSED(kvd_paged_attention(space, 0, &table, 1, 1, floats, 32, floats, 32));
         REFUSED(kvd_wait_on(space, &h->pin, NULL));
