@@ -304,6 +304,27 @@ START_TEST(what_attention_says_is_averaged_or_summed) {
 }
 END_TEST
 
+/* What attention said of whoever had the place before says nothing of a packed block. */
+START_TEST(attention_begins_anew_in_a_packed_block) {
+        struct kvd_use *uses;
+
+        start((const char *const[]){"keydiff=on", NULL});
+        user_append(&u, 8);
+        wait_for(0);
+        uses = (struct kvd_use *)(void *)((uint8_t *)u.sequence->view->page +
+                                          kvd_use_off(u.sequence->view->ix->capacity));
+        for (uint32_t i = 0; i < u.sequence->view->ix->capacity; i++)
+                uses[i] = (struct kvd_use){7, 7};
+        ck_assert_int_eq(kvd_sequence_compact(u.sequence, 0, 8, 30), 8);
+        wait_for(8);
+        for (uint32_t slot = 0; slot < 2; slot++) {
+                ck_assert_uint_eq(use_of(slot).mass, 0);
+                ck_assert_uint_eq(use_of(slot).hits, 0);
+        }
+        stop();
+}
+END_TEST
+
 /* ---- a sharing configuration ----------------------------------------------------------------- */
 
 /* Two layers, two heads, all of them selecting the same. */
@@ -591,7 +612,8 @@ SUITE("methods",
       TESTS(every_setting_can_be_set_and_seen, a_refusal_names_what_is_possible,
             a_profile_sets_its_method_only, requests_are_checked, labels_are_there_for_reading,
             labels_stay_with_what_leaves_and_comes_back,
-            what_attention_says_is_averaged_or_summed, a_sharing_configuration_is_made,
+            what_attention_says_is_averaged_or_summed, attention_begins_anew_in_a_packed_block,
+            a_sharing_configuration_is_made,
             figures_are_sums_over_entries, a_table_that_cannot_be_is_refused,
             a_repeated_step_is_shared, a_measured_threshold_tells_repeats_from_strangers,
             a_profile_becomes_a_table, a_table_can_be_brought_along))
