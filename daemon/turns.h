@@ -13,6 +13,7 @@
 #include "ipc/base/list.h"
 
 #define TURNS_SLICE_NS UINT64_C(100000) /* of work, before the loop looks at its sockets again */
+#define TURNS_MOST_NS UINT64_C(3000000) /* what took longer was not working all the time: test-budget */
 
 struct turns_user {
         uint64_t cost_ns;          /* on the clock of all users, see turns.c */
@@ -28,6 +29,7 @@ struct turns_place {
 struct turns {
         struct kvd_list users;     /* the cheapest first */
         uint64_t now_ns;           /* what those who are served have cost */
+        uint64_t cpu_ns;           /* our processor time by now, about; 0: it was not read */
         /* Serves one request. May it have another one? Then it waits for its next turn. */
         bool (*serve)(struct turns_place *place);
 };
@@ -35,7 +37,7 @@ struct turns {
 void turns_add(struct turns *turns, struct turns_place *place); /* it may wait already */
 void turns_remove(struct turns *turns, struct turns_place *place);
 
-/* Work for the user that was no request. */
+/* Work for the user that was no request; at most TURNS_MOST_NS count. */
 void turns_charge(struct turns *turns, struct turns_user *user, uint64_t ns);
 
 /* Serves for a slice of time; does anybody wait yet? */

@@ -39,13 +39,21 @@ static int real_add_seals(int fd, int seals) {
         return fcntl(fd, F_ADD_SEALS, seals);
 }
 
-static int real_clock_ns(uint64_t *ret) {
+static int read_clock(clockid_t clock, uint64_t *ret) {
         struct timespec t;
 
-        if (clock_gettime(CLOCK_MONOTONIC, &t) < 0)
+        if (clock_gettime(clock, &t) < 0)
                 return -1;
         *ret = (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
         return 0;
+}
+
+static int real_clock_ns(uint64_t *ret) {
+        return read_clock(CLOCK_MONOTONIC, ret);
+}
+
+static int real_cpu_ns(uint64_t *ret) {
+        return read_clock(CLOCK_THREAD_CPUTIME_ID, ret);
 }
 
 static int real_connect(int fd, const struct sockaddr *to, unsigned n) {
@@ -134,6 +142,7 @@ const struct kvd_sys kvd_sys_real = {
         .open = real_open,
         .getrandom = getrandom,
         .clock_ns = real_clock_ns,
+        .cpu_ns = real_cpu_ns,
         .socket = socket,
         .socketpair = socketpair,
         .connect = real_connect,
@@ -162,6 +171,13 @@ uint64_t sys_now_ns(void) {
 
         sys->clock_ns(&now);
         return now;
+}
+
+uint64_t sys_cpu_ns(void) {
+        uint64_t ns = 0;
+
+        sys->cpu_ns(&ns);
+        return ns;
 }
 
 bool sys_is_readable(int fd) {

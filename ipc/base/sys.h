@@ -46,6 +46,7 @@ struct pollfd;
         CALL(int, open, (const char *path, int flags), (path, flags)) \
         CALL(ssize_t, getrandom, (void *to, size_t n, unsigned flags), (to, n, flags)) \
         CALL(int, clock_ns, (uint64_t * ret), (ret)) \
+        CALL(int, cpu_ns, (uint64_t * ret), (ret)) \
         CALL(int, socket, (int domain, int type, int protocol), (domain, type, protocol)) \
         CALL(int, socketpair, (int domain, int type, int protocol, int *ends), \
              (domain, type, protocol, ends)) \
@@ -86,6 +87,7 @@ extern const struct kvd_sys *sys; /* &kvd_sys_real, until a test says otherwise 
 
 bool sys_is_readable(int fd);
 uint64_t sys_now_ns(void); /* CLOCK_MONOTONIC */
+uint64_t sys_cpu_ns(void); /* what this thread has had of processors: a system call */
 
 static inline double sys_now_ms(void) {
         return (double)sys_now_ns() / 1e6;

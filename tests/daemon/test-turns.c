@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Who is served next, by a clock that the test moves: what is counted is cost, not time. */
+/* Who is served next, by clocks that the test moves: what is counted is cost, not time. */
 
 #include <stdlib.h>
 
@@ -11,22 +11,29 @@
 struct connection {
         struct turns_place place;
         uint64_t cost_ns;      /* of one request */
+        uint64_t lost_ns;      /* ... while which another process has the processor */
         uint32_t left, served; /* requests */
 };
 
 static struct kvd_sys replaced;
 static struct turns turns;
-static uint64_t clock_now;
+static uint64_t clock_now, cpu_now;
 
 static int tell_time(uint64_t *ret) {
         *ret = clock_now;
         return 0;
 }
 
+static int tell_cpu(uint64_t *ret) {
+        *ret = cpu_now;
+        return 0;
+}
+
 static bool serve(struct turns_place *place) {
         struct connection *c = container_of(place, struct connection, place);
 
-        clock_now += c->cost_ns;
+        clock_now += c->cost_ns + c->lost_ns;
+        cpu_now += c->cost_ns;
         c->served++;
         return --c->left > 0;
 }
@@ -34,9 +41,10 @@ static bool serve(struct turns_place *place) {
 static void set_up(void) {
         replaced = *sys;
         replaced.clock_ns = tell_time;
+        replaced.cpu_ns = tell_cpu;
         sys = &replaced;
         turns = (struct turns){.serve = serve};
-        clock_now = 1;
+        clock_now = cpu_now = 1;
 }
 
 static void tear_down(void) {
@@ -81,6 +89,35 @@ START_TEST(dear_requests_are_served_less_often) {
         run_until(&dear, 50);
         ck_assert_uint_ge(cheap.served, 49 * 100);
         ck_assert_uint_le(cheap.served, 51 * 100 + 20);
+}
+END_TEST
+
+/* Each of one user's requests loses the processor, as where its answer wakes who waits for it. */
+START_TEST(who_loses_the_processor_does_not_pay_for_it) {
+        struct turns_user first = {0}, second = {0};
+        struct connection loses, keeps;
+
+        begin(&loses, &first, 10000, 1000);
+        begin(&keeps, &second, 10000, 100000);
+        loses.lost_ns = 4000000;
+        run_until(&loses, 1000);
+        ck_assert_uint_ge(keeps.served, 980);
+        ck_assert_uint_le(keeps.served, 1020);
+}
+END_TEST
+
+/* Alone, the processor's clock is not read: the last request counts for as much as any may cost. */
+START_TEST(who_lost_the_processor_alone_pays_for_one_request) {
+        struct turns_user first = {0}, second = {0};
+        struct connection loses, keeps;
+
+        begin(&loses, &first, 10000, 1000);
+        loses.lost_ns = UINT64_C(1000000000);
+        run_until(&loses, 3);
+        loses.lost_ns = 0;
+        begin(&keeps, &second, 10000, 100000);
+        run_until(&loses, 4);
+        ck_assert_uint_le(keeps.served, TURNS_MOST_NS / 10000 + 20);
 }
 END_TEST
 
@@ -145,5 +182,7 @@ END_TEST
 
 SUITE("turns",
       FIXTURE(set_up, tear_down),
-      TESTS(a12_two_hundred_against_one, dear_requests_are_served_less_often, a_slice_ends,
-            nobody_saves_up, work_is_charged, who_is_removed_is_not_served))
+      TESTS(a12_two_hundred_against_one, dear_requests_are_served_less_often,
+            who_loses_the_processor_does_not_pay_for_it,
+            who_lost_the_processor_alone_pays_for_one_request, a_slice_ends, nobody_saves_up,
+            work_is_charged, who_is_removed_is_not_served))

@@ -43,6 +43,7 @@ static const int errors[N_FAULT_CALLS][5] = {
         [FAULT_open] = {ENFILE},
         [FAULT_getrandom] = {EAGAIN, EINTR},
         [FAULT_clock_ns] = {EINVAL},
+        [FAULT_cpu_ns] = {EINVAL},
         [FAULT_socket] = {EMFILE, ENOBUFS},
         [FAULT_socketpair] = {EMFILE, ENOMEM},
         [FAULT_connect] = {ECONNREFUSED, EACCES, EINTR},
