@@ -260,6 +260,26 @@ static void leaf_remove(struct space *space, uint32_t id) {
         space->leaves.n--;
 }
 
+/*
+ * The block takes the other one's place among the leaves. Along a chain stamps are nearly the same,
+ * so it is its own mostly; an arena's heap as a whole is cold.
+ */
+static void leaf_replace(struct space *space, uint32_t id, uint32_t by) {
+        struct arena *arena = block_arena(space, id);
+        struct block *b = &space->blocks[id];
+        uint32_t at = b->heap - 1;
+
+        if (on_shelf(arena, b) || block_arena(space, by) != arena) {
+                leaf_remove(space, id);
+                leaf_add(space, by);
+                return;
+        }
+        b->heap = 0;
+        heap_put(arena, at, by);
+        sift_up(arena, at);
+        sift_down(arena, space->blocks[by].heap - 1);
+}
+
 /* Its stamp has changed: it goes up or down to its place. */
 static void sift(struct space *space, uint32_t id) {
         struct arena *arena = block_arena(space, id);
@@ -329,11 +349,12 @@ void block_link(struct space *space, uint32_t id, uint32_t parent) {
         b->score = 0;
         b->summarised = false;
         block_set_record(space, id, 0, 0, 0);
-        leaf_add(space, id);
+        if (parent == NONE || space->blocks[parent].child != NONE)
+                leaf_add(space, id);
+        else
+                leaf_replace(space, parent, id);
         if (parent == NONE)
                 return;
-        if (space->blocks[parent].child == NONE)
-                leaf_remove(space, parent);
         b->sib_next = space->blocks[parent].child;
         if (b->sib_next != NONE)
                 space->blocks[b->sib_next].sib_prev = id;
@@ -351,21 +372,20 @@ static bool useless_alone(const struct space *space) {
 static void block_unlink(struct space *space, uint32_t id) {
         struct block *b = &space->blocks[id], *parent;
 
-        leaf_remove(space, id);
         if (b->sib_next != NONE)
                 space->blocks[b->sib_next].sib_prev = b->sib_prev;
         if (b->sib_prev != NONE)
                 space->blocks[b->sib_prev].sib_next = b->sib_next;
         else if (b->parent != NONE)
                 space->blocks[b->parent].child = b->sib_next;
-        if (b->parent == NONE)
+        if (b->parent == NONE || space->blocks[b->parent].child != NONE) {
+                leaf_remove(space, id);
                 return;
+        }
         parent = &space->blocks[b->parent];
-        if (parent->child != NONE)
-                return;
         /* Whoever used the child used the parent. */
         parent->stamp = useless_alone(space) || parent->poisoned ? 0 : MAX(parent->stamp, b->stamp);
-        leaf_add(space, b->parent);
+        leaf_replace(space, id, b->parent);
 }
 
 /* ---- eviction -------------------------------------------------------------------------------- */

@@ -65,19 +65,22 @@ static struct table run_table(const struct kvd_index *ix) {
         return (struct table){kvd_index_run_table(ix), ix->run_table_slots};
 }
 
-/* The i-th slot in which a key may be, in the order in which places are given out. */
-static shm_u64 *slot_of(const struct table *t, struct kvd_key key, uint32_t i) {
-        return t->slots + kvd_bucket(t->n_slots, key, i / KVD_BUCKET_SLOTS) +
-               kvd_bucket_slot(key, i % KVD_BUCKET_SLOTS);
+/* The slots in which a key may be: both of its buckets, from its own place in them round. */
+static shm_u64 *bucket_of(const struct table *t, struct kvd_key key, uint32_t which) {
+        return t->slots + kvd_bucket(t->n_slots, key, which);
 }
 
 /* The first of a key's slots that has this value, or NULL. */
 static shm_u64 *table_find(const struct table *t, struct kvd_key key, uint64_t value) {
-        for (uint32_t i = 0; i < KVD_BUCKETS * KVD_BUCKET_SLOTS; i++) {
-                shm_u64 *slot = slot_of(t, key, i);
+        for (uint32_t which = 0; which < KVD_BUCKETS; which++) {
+                shm_u64 *bucket = bucket_of(t, key, which);
 
-                if (atomic_load_explicit(slot, memory_order_relaxed) == value)
-                        return slot;
+                for (uint32_t i = 0; i < KVD_BUCKET_SLOTS; i++) {
+                        shm_u64 *slot = bucket + kvd_bucket_slot(key, i);
+
+                        if (atomic_load_explicit(slot, memory_order_relaxed) == value)
+                                return slot;
+                }
         }
         return NULL;
 }
@@ -519,25 +522,34 @@ void index_prefetch(const struct space *space, struct kvd_key key, uint32_t id) 
         struct table t = block_table(space->ix);
 
         for (uint32_t i = 0; i < KVD_BUCKETS; i++)
-                __builtin_prefetch(&t.slots[kvd_bucket(t.n_slots, key, i)], 1);
+                __builtin_prefetch(bucket_of(&t, key, i), 1);
         __builtin_prefetch(kvd_index_desc(space->ix, id), 1);
         __builtin_prefetch((uint8_t *)kvd_index_desc(space->ix, id) + 64, 1);
+}
+
+/* A free slot may look as if it were the key's, too. */
+static uint32_t find_in(const struct space *space, const shm_u64 *bucket,
+                        const struct kvd_desc *want, const uint32_t *tokens) {
+        uint64_t like = kvd_table_slot(want->key, 0);
+
+        for (uint32_t i = 0; i < KVD_BUCKET_SLOTS; i++) {
+                uint64_t slot = atomic_load_explicit(bucket + i, memory_order_relaxed);
+
+                if ((slot ^ like) >> 32 == 0 && slot &&
+                    same_child(space, (uint32_t)slot - 1, want, tokens))
+                        return (uint32_t)slot - 1;
+        }
+        return NONE;
 }
 
 uint32_t index_find(const struct space *space, const struct kvd_desc *want,
                     const uint32_t *tokens) {
         struct table t = block_table(space->ix);
+        uint32_t id = NONE;
 
-        for (uint32_t i = 0; i < KVD_BUCKETS * KVD_BUCKET_SLOTS; i++) {
-                uint64_t slot = atomic_load_explicit(slot_of(&t, want->key, i),
-                                                     memory_order_relaxed);
-                uint32_t id = (uint32_t)slot - 1;
-
-                if (slot && slot == kvd_table_slot(want->key, id) &&
-                    same_child(space, id, want, tokens))
-                        return id;
-        }
-        return NONE;
+        for (uint32_t i = 0; i < KVD_BUCKETS && id == NONE; i++)
+                id = find_in(space, bucket_of(&t, want->key, i), want, tokens);
+        return id;
 }
 
 bool index_holds(const struct space *space, uint32_t id) {

@@ -27,6 +27,15 @@ static int refuse(struct attachment *a, int error, const char *what) {
                             what);
 }
 
+/* Without a way out in the middle, so that several are looked at at once. */
+static bool tokens_are_valid(const struct kvd_shape *g, const uint32_t *tokens, uint32_t n) {
+        uint32_t most = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                most = MAX(most, tokens[i]);
+        return kvd_token_is_valid(g, most);
+}
+
 static int check_counts(struct attachment *a, const struct seal_request *q) {
         const struct kvd_shape *g = &a->space->ix->geometry;
         uint64_t room = (uint64_t)q->n_blocks * g->block_tokens;
@@ -38,9 +47,8 @@ static int check_counts(struct attachment *a, const struct seal_request *q) {
                 return refuse(a, -EINVAL, "there is no such layer group");
         if (bidirectional && (!q->root || q->root > UINT32_MAX))
                 return refuse(a, -EINVAL, "root is the number of tokens of the whole prefix");
-        for (uint32_t i = 0; i < q->n_tokens; i++)
-                if (!kvd_token_is_valid(g, q->tokens[i]))
-                        return refuse(a, -EINVAL, "a token id is beyond the vocabulary");
+        if (!tokens_are_valid(g, q->tokens, q->n_tokens))
+                return refuse(a, -EINVAL, "a token id is beyond the vocabulary");
         return 0;
 }
 
