@@ -17,14 +17,41 @@ union copy {
         uint32_t words[sizeof(struct kvd_post) / sizeof(uint32_t) + KVD_MAX_BLOCK_TOKENS];
 };
 
-static void copy_post(const struct attachment *a, uint64_t number, union copy *ret) {
+static const struct kvd_post *post_at(const struct attachment *a, uint64_t number) {
         const struct kvd_index *ix = a->space->ix;
-        uint32_t bt = ix->geometry.block_tokens;
 
-        shm_read_words(ret->words,
-                       (const uint32_t *)((const uint8_t *)a->page + kvd_posts_off(ix->capacity) +
-                                          number % KVD_POSTS * kvd_post_stride(bt)),
-                       sizeof ret->post / sizeof(uint32_t) + bt);
+        return (const void *)((const uint8_t *)a->page + kvd_posts_off(ix->capacity) +
+                              number % KVD_POSTS * kvd_post_stride(ix->geometry.block_tokens));
+}
+
+static void copy_post(const struct attachment *a, uint64_t number, union copy *ret) {
+        shm_read_words(ret->words, (const uint32_t *)post_at(a, number),
+                       sizeof ret->post / sizeof(uint32_t) +
+                               a->space->ix->geometry.block_tokens);
+}
+
+static void fetch_block(const struct space *space, kvd_ref ref) {
+        uint32_t id = kvd_ref_id(ref);
+
+        if (id >= space->ix->capacity)
+                return;
+        __builtin_prefetch(&space->blocks[id], 1);
+        __builtin_prefetch((uint8_t *)(&space->blocks[id] + 1) - 1, 1);
+        __builtin_prefetch(kvd_index_desc(space->ix, id), 1);
+        __builtin_prefetch((uint8_t *)kvd_index_desc(space->ix, id) + 64, 1);
+}
+
+/*
+ * What the daemon knows of the blocks of a client that woke it has gone cold, and comes all at
+ * once. Nothing follows from what is read here.
+ */
+static void fetch_blocks(const struct attachment *a, uint64_t n) {
+        for (uint64_t i = 0; i < n; i++) {
+                const struct kvd_post *post = post_at(a, a->posts_taken + i);
+
+                fetch_block(a->space, shm_get64(&post->block));
+                fetch_block(a->space, shm_get64(&post->parent));
+        }
 }
 
 /* Behind a block whose content another one had already, its client goes on as if it were that. */
@@ -70,6 +97,7 @@ bool attachment_take_posts(struct attachment *a) {
         uint64_t posted = atomic_load_explicit(&a->page->posted, memory_order_acquire);
         uint64_t n = MIN(posted - a->posts_taken, KVD_POSTS);
 
+        fetch_blocks(a, n);
         for (uint64_t i = 0; i < n; i++)
                 take_one(a);
         return n;
