@@ -140,7 +140,8 @@ static int read_request(struct client *c, ssize_t size, struct kvd_msg *ret) {
         return r;
 }
 
-static void answer(struct client *c, ssize_t size) {
+/* False: it was a request that gets none. */
+static bool answer(struct client *c, ssize_t size) {
         struct kvd_msg request;
         struct call call = {.own_fd = -1};
         int r;
@@ -158,6 +159,7 @@ static void answer(struct client *c, ssize_t size) {
         closep(&call.own_fd);
         if (r < 0 || c->closing)
                 client_disconnect(c);
+        return !call.quiet;
 }
 
 /* ---- socket ---------------------------------------------------------------------------------- */
@@ -193,7 +195,7 @@ static int refuse_fds(struct client *c) {
         return -ECONNRESET;
 }
 
-/* 1: a request was answered; 0: there was none. */
+/* 1: a request was answered; 0: there was none that gets an answer. */
 static int read_and_answer(struct client *c) {
         ssize_t n;
 
@@ -204,8 +206,7 @@ static int read_and_answer(struct client *c) {
                 return 0;
         if (n == 0 || (n < 0 && n != -EMSGSIZE))
                 return -ECONNRESET;
-        answer(c, n);
-        return 1;
+        return answer(c, n);
 }
 
 static int read_if_room(struct client *c) {
@@ -219,18 +220,19 @@ static int go_on(struct client *c) {
         if (!c->n_rings)
                 return read_if_room(c);
         client_take_ring(c);
-        return 1;
+        return 0;
 }
 
 /*
  * While others wait, the next request is looked for when its turn comes, and not waited for: that
- * takes fewer calls, and a client that has many of them ready loses no turn.
+ * takes fewer calls, and a client that has many of them ready loses no turn. Behind a post there is
+ * none: its client says so once, and goes on computing.
  */
 bool request_serve(struct turns_place *place) {
         struct client *c = container_of(place, struct client, place);
         int r = go_on(c);
 
-        if (r > 0 && c->socket.loop && (c->n_rings || turns_wanted(&c->server->turns)))
+        if (c->socket.loop && (c->n_rings || (r > 0 && turns_wanted(&c->server->turns))))
                 return true;
         if (r >= 0 && c->socket.loop)
                 r = loop_release(&c->socket);
