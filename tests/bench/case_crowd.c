@@ -8,6 +8,8 @@
  *
  *      crowd-N-work   the daemon's processor time per block, with N clients
  *      crowd-N        ... in percent of one processor, if all clients get to 1,000 blocks a second
+ *      crowd-N-bare   a server that does nothing but wait for and read one message of each step of N such clients,
+ *                     in percent of one processor
  *      crowd-N-fair   blocks of the client that got fewest, of the one that got most
  *      crowd-N-p50    a lookup: the median of its client's, and 99 in 100, the worst client's; for
  *      crowd-N-p99    information, since they share processors
@@ -18,9 +20,12 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "ipc/base/util.h"
 #include "tests/bench/bench.h"
@@ -55,7 +60,9 @@ struct request {
 
 struct world {
         struct kvd_side kvd;
-        struct process clients[MOST_CLIENTS];
+        struct process clients[MOST_CLIENTS], bare;
+        int ends[MOST_CLIENTS][2]; /* of the bare server and its clients */
+        bool is_bare;
         struct shared *shared;
         uint32_t number; /* of this client */
         uint32_t prompt[PROMPT_BLOCKS * BLOCK_TOKENS];
@@ -107,7 +114,11 @@ static void look_up(struct world *w, kvd_space *space) {
 }
 
 static void step(struct world *w, kvd_space *space, uint64_t *number) {
-        for (uint32_t i = 0; i < REQUESTS; i++)
+        char message[16] = {0};
+
+        if (w->is_bare)
+                send(w->ends[w->number][1], message, sizeof message, MSG_DONTWAIT);
+        for (uint32_t i = 0; i < REQUESTS && !w->is_bare; i++)
                 post_one(w, space, &w->requests[i], (*number)++);
         for (uint32_t i = 0; i < LOOKUPS; i++)
                 look_up(w, space);
@@ -138,6 +149,26 @@ static void go_on(void *ctx) {
                 sleep_until(next);
                 step(w, space, &number);
         }
+}
+
+/* ---- a server that does nothing -------------------------------------------------------------- */
+
+static void read_all(void *ctx) {
+        struct world *w = ctx;
+        struct epoll_event events[64];
+        int epoll = epoll_create1(0), n = 0;
+        char message[64];
+
+        for (uint32_t i = 0; i < w->number; i++) {
+                struct epoll_event event = {.events = EPOLLIN, .data.fd = w->ends[i][0]};
+
+                if (epoll_ctl(epoll, EPOLL_CTL_ADD, w->ends[i][0], &event) < 0)
+                        return;
+        }
+        for (; n >= 0; n = epoll_wait(epoll, events, ARRAY_SIZE(events), -1))
+                for (int i = 0; i < n; i++)
+                        if (recv(events[i].data.fd, message, sizeof message, MSG_DONTWAIT) < 0)
+                                return;
 }
 
 /* ---- us -------------------------------------------------------------------------------------- */
@@ -203,6 +234,7 @@ static void end_clients(struct world *w, uint32_t n) {
 }
 
 static int measure(const struct bench *bench, struct world *w, uint32_t n) {
+        const struct process *server = w->is_bare ? &w->bare : &w->kvd.daemon;
         uint64_t began, cpu;
 
         for (uint32_t i = 0; i < 1000 && atomic_load(&w->shared->ready) < n; i++)
@@ -213,10 +245,13 @@ static int measure(const struct bench *bench, struct world *w, uint32_t n) {
         sleep_until(now_ns() + 20 * STEP_NS);
         memset(w->shared->clients, 0, sizeof w->shared->clients);
         began = now_ns();
-        cpu = process_cpu_ns(&w->kvd.daemon);
+        cpu = process_cpu_ns(server);
         sleep_until(began + (bench->quick ? 50 : 300) * STEP_NS);
-        cpu = process_cpu_ns(&w->kvd.daemon) - cpu;
-        return report(w->shared, n, cpu, now_ns() - began);
+        cpu = process_cpu_ns(server) - cpu;
+        if (!w->is_bare)
+                return report(w->shared, n, cpu, now_ns() - began);
+        tell(n, "bare", (double)cpu * 100 / (double)(now_ns() - began), "%");
+        return 0;
 }
 
 static int run(const struct bench *bench, struct world *w, uint32_t n) {
@@ -231,6 +266,28 @@ static int run(const struct bench *bench, struct world *w, uint32_t n) {
         if (r == 0)
                 r = measure(bench, w, n);
         end_clients(w, n);
+        return r;
+}
+
+static int run_bare(const struct bench *bench, struct world *w, uint32_t n) {
+        uint32_t made = 0;
+        int r = 0;
+
+        for (; made < n && r == 0; made++)
+                r = socketpair(AF_UNIX, SOCK_SEQPACKET, 0, w->ends[made]) < 0 ? -errno : 0;
+        made -= r < 0;
+        w->number = made;
+        w->is_bare = true;
+        if (r == 0)
+                r = process_run(read_all, w, &w->bare);
+        if (r == 0)
+                r = run(bench, w, n);
+        process_end(&w->bare);
+        w->is_bare = false;
+        for (uint32_t i = 0; i < made; i++) {
+                close(w->ends[i][0]);
+                close(w->ends[i][1]);
+        }
         return r;
 }
 
@@ -249,7 +306,7 @@ static int fill(struct world *w, struct kvd_pin *pin) {
 
 int cases_crowd(const struct bench *bench) {
         static const char *const names[] = {"crowd-1", "crowd-20", "crowd-100", NULL};
-        static struct world w = {.kvd = {.daemon = NO_PROCESS}};
+        static struct world w = {.kvd = {.daemon = NO_PROCESS}, .bare = NO_PROCESS};
         struct kvd_pin pin = {0};
         char dir[256];
         int r;
@@ -269,6 +326,8 @@ int cases_crowd(const struct bench *bench) {
                 r = run(bench, &w, 1);
         if (r >= 0)
                 r = run(bench, &w, 20);
+        if (r >= 0)
+                r = run_bare(bench, &w, 20);
         if (r >= 0 && !bench->quick)
                 r = run(bench, &w, 100);
         kvd_side_end(&w.kvd);

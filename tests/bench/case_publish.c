@@ -6,7 +6,8 @@
  *
  *      alloc         256 blocks, taken one at a time: what the library's stock and its refills cost
  *      seal-N        N blocks that are taken already, as one chain; beside a SEQPACKET ping-pong of the same size
- *      post-N        N blocks, posted one at a time in a row, as a step of an engine fills them
+ *      post-N        N blocks, posted one at a time in a row, as a step of an engine fills them; beside nothing but a
+ *                    message that wakes a peer on the same kind of socket
  *      publish-N     take and seal N blocks; beside N keys of 16 bytes put in one transaction, or set in one pipeline
  *      owner-cpu     processor time of the daemon per block taken and sealed, in batches of 16: 500 ns are 5 % of a
  *                    processor at 100 clients with 1,000 blocks a second each
@@ -146,6 +147,20 @@ static int put_echo(void *ctx) {
                              REQUEST_BYTES + w->n * REFERENCE_BYTES);
 }
 
+#define WAKE_BYTES 16u /* of a message without fields, about */
+
+static int wake_echo(void *ctx) {
+        struct world *w = ctx;
+
+        return echo_peer_tell(w->echo, WAKE_BYTES, WAKE_BYTES);
+}
+
+static int hear_echo(void *ctx) {
+        struct world *w = ctx;
+
+        return echo_peer_hear(w->echo, WAKE_BYTES);
+}
+
 /* ---- contests -------------------------------------------------------------------------------- */
 
 static struct contest contest_of(const struct bench *bench, struct world *w, const char *name,
@@ -189,6 +204,7 @@ static int run_post(const struct bench *bench, struct world *w, const char *name
         struct contest contest = contest_of(bench, w, name, n);
 
         contest_add(&contest, (struct contender){"kvd", prepare_blocks, post_singly, let_go, w});
+        contest_add(&contest, (struct contender){"wake", NULL, wake_echo, hear_echo, w});
         return bench_run(bench, &contest);
 }
 

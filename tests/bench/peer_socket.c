@@ -111,11 +111,13 @@ int socket_peer_get(struct socket_peer *peer, const struct block_key *keys, uint
 
 /* ---- ping-pong ------------------------------------------------------------------------------- */
 
+static char message[REQUEST_ROOM];
+
 /* The first word of a request says how long the answer is. */
-static size_t echo(void *ctx, void *message, size_t n) {
+static size_t echo(void *ctx, void *request, size_t n) {
         uint32_t answer;
 
-        memcpy(&answer, message, sizeof answer);
+        memcpy(&answer, request, sizeof answer);
         return answer;
 }
 
@@ -142,16 +144,23 @@ struct echo_peer *echo_peer_free(struct echo_peer *peer) {
         return NULL;
 }
 
-int echo_peer_ask(struct echo_peer *peer, size_t request_bytes, size_t answer_bytes) {
-        static char message[REQUEST_ROOM];
+int echo_peer_tell(struct echo_peer *peer, size_t request_bytes, size_t answer_bytes) {
         uint32_t answer = (uint32_t)answer_bytes;
 
         if (request_bytes > sizeof message || answer_bytes > sizeof message ||
             request_bytes < sizeof answer)
                 return -EMSGSIZE;
         memcpy(message, &answer, sizeof answer);
-        if (send(peer->process.fd, message, request_bytes, MSG_NOSIGNAL) < 0)
-                return -errno;
+        return send(peer->process.fd, message, request_bytes, MSG_NOSIGNAL) < 0 ? -errno : 0;
+}
+
+int echo_peer_hear(struct echo_peer *peer, size_t answer_bytes) {
         return recv(peer->process.fd, message, sizeof message, 0) == (ssize_t)answer_bytes ? 0 :
                                                                                              -EIO;
+}
+
+int echo_peer_ask(struct echo_peer *peer, size_t request_bytes, size_t answer_bytes) {
+        int r = echo_peer_tell(peer, request_bytes, answer_bytes);
+
+        return r < 0 ? r : echo_peer_hear(peer, answer_bytes);
 }

@@ -65,5 +65,8 @@ struct echo_peer;
 int echo_peer_new(struct echo_peer **ret);
 struct echo_peer *echo_peer_free(struct echo_peer *peer);
 int echo_peer_ask(struct echo_peer *peer, size_t request_bytes, size_t answer_bytes);
+/* Its two halves: one message that wakes the peer, and its answer. */
+int echo_peer_tell(struct echo_peer *peer, size_t request_bytes, size_t answer_bytes);
+int echo_peer_hear(struct echo_peer *peer, size_t answer_bytes);
 
 #endif
