@@ -58,6 +58,9 @@ uint64_t segments_to_come(const struct space *space); /* that its domain could h
 /* moves when clients pin or let go, if they say so */
 uint64_t pins_state(const struct space *space);
 
+/* seal.c: space_seal, of which the caller tells the client's page (available_tell), once for several */
+int blocks_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret);
+
 /* evict.c: chains, candidates, victims */
 void leaf_add(struct space *space, uint32_t id);
 /* sealed behind parent, or NONE */

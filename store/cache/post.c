@@ -72,7 +72,7 @@ static int take(struct attachment *a, const struct kvd_post *post) {
         if (!block_filled_by(a, post->block))
                 return -ESTALE;
         space->blocks[kvd_ref_id(post->block)].twin = 0;
-        r = space_seal(a, &q, &now);
+        r = blocks_seal(a, &q, &now);
         if (r == 0 && now != post->block)
                 space->blocks[kvd_ref_id(post->block)].twin = now;
         return r;
@@ -100,6 +100,8 @@ bool attachment_take_posts(struct attachment *a) {
         fetch_blocks(a, n);
         for (uint64_t i = 0; i < n; i++)
                 take_one(a);
+        if (n)
+                available_tell(a);
         return n;
 }
 

@@ -214,7 +214,7 @@ static void seal_window(struct attachment *a, struct growth *g, const struct sea
         }
 }
 
-int space_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret) {
+int blocks_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret) {
         struct growth growth;
         const char *why = NULL;
         int r = check_counts(a, q);
@@ -232,8 +232,15 @@ int space_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret)
         space_tick(a->space);
         for (uint32_t first = 0; first < q->n_blocks; first += WINDOW)
                 seal_window(a, &growth, q, first, ret);
-        available_tell(a);
         return 0;
+}
+
+int space_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret) {
+        int r = blocks_seal(a, q, ret);
+
+        if (r == 0)
+                available_tell(a);
+        return r;
 }
 
 /* ---- blocks that come back ------------------------------------------------------------------- */
