@@ -245,11 +245,14 @@ static int send_request(struct conn *c, uint32_t number, const void *request,
 /* What it takes to undo a request later. */
 static struct abandoned remember(const struct conn *c, uint32_t number, const void *request) {
         const struct kvd_msg_allocate *allocate = request;
+        const struct kvd_msg_seal *seal = request;
         const struct kvd_msg_lease *lease = request;
         struct abandoned a = {.serial = c->serial};
 
         if (number == KVD_MSG_allocate)
                 a.space = allocate->space;
+        if (number == KVD_MSG_seal)
+                a.space = seal->space;
         if (number == KVD_MSG_lease && lease->op == 1 &&
             lease->prefix_key.size <= sizeof a.prefix_key) {
                 a.space = lease->space;
@@ -286,6 +289,11 @@ static struct kvd_msg opposite(const struct abandoned *a, const struct kvd_msg *
         case KVD_MSG_allocate_reply:
                 return (struct kvd_msg){.number = KVD_MSG_release,
                                         .release = {a->space, late->allocate_reply.blocks}};
+        case KVD_MSG_seal_reply:
+                if (!late->seal_reply.fresh.size)
+                        break;
+                return (struct kvd_msg){.number = KVD_MSG_release,
+                                        .release = {a->space, late->seal_reply.fresh}};
         case KVD_MSG_space_reply:
                 return (struct kvd_msg){.number = KVD_MSG_detach,
                                         .detach = {late->space_reply.space}};

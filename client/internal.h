@@ -392,6 +392,10 @@ void post_free(struct view *view, kvd_ref *refs, uint32_t n); /* refs: overwritt
 int magazine_take(struct view *view, uint32_t n, kvd_ref *to); /* how many, n at most */
 /* what kvd_reserve asked for, no less and not much more; how many it holds */
 int magazine_keep(struct view *view);
+/* how many to ask for in a request that seals n blocks, 0: it has enough; under kvd.lock, what the
+ * reply brought of them */
+uint32_t magazine_lacks(struct view *view, uint32_t n);
+void magazine_bring(struct view *view, struct kvd_slice fresh, uint32_t asked);
 /* nobody wants them; some go to the daemon */
 void magazine_put(struct view *view, const kvd_ref *refs, uint32_t n);
 /* all go to the daemon */

@@ -15,15 +15,21 @@
 
 #define BATCH 128u
 #define FETCH_MAX 4096u /* as in message allocate */
+#define FRESH_MAX 512u  /* as in message seal */
+#define FRESH_LEAST 32u /* of a stock for which it is worth it */
 
 /*
- * Blocks fetched ahead: 128, but a 64th of the space at most (of arenas, a quarter of the ids is in
- * use).
+ * Blocks in stock: n, but a 64th of the space at most (of arenas, a quarter of the ids is in use).
  */
-static uint32_t batch(const struct view *view) {
+static uint32_t share(const struct view *view, uint32_t n) {
         uint32_t blocks = view->ix->arena ? view->ix->capacity / 4 : view->ix->capacity;
 
-        return MAX(1, MIN(BATCH, blocks / 64));
+        return MAX(1, MIN(n, blocks / 64));
+}
+
+/* Fetched at once. */
+static uint32_t batch(const struct view *view) {
+        return share(view, BATCH);
 }
 
 static uint32_t floor_of(const struct view *view) {
@@ -66,18 +72,14 @@ static int ask(struct view *view, uint32_t n, struct kvd_msg_allocate_reply *rep
         return r;
 }
 
-/* Under kvd.lock: n blocks at most, into to. How many, or an error. */
-static int fetch(struct view *view, uint32_t n, kvd_ref *to) {
-        struct kvd_msg_allocate_reply reply;
-        int r = ask(view, n, &reply);
-        uint32_t got;
+/* Under kvd.lock: blocks out of a reply, n at most, into to. How many, or an error. */
+static int take_in(struct view *view, struct kvd_slice blocks, uint32_t n, kvd_ref *to) {
+        uint32_t got = blocks.size / (uint32_t)sizeof *to;
+        int r;
 
-        if (r < 0)
-                return r;
-        got = reply.blocks.size / (uint32_t)sizeof *to;
         if (got == 0 || got > n)
                 return client_fail(-EPROTO, "the daemon handed out %u blocks of %u", got, n);
-        memcpy(to, reply.blocks.data, got * sizeof *to);
+        memcpy(to, blocks.data, got * sizeof *to);
         for (uint32_t i = 0; i < got; i++) {
                 r = view_map_block(view, kvd_ref_id(to[i]), true);
                 if (r < 0) {
@@ -215,9 +217,12 @@ static bool put(struct view *view, const kvd_ref *refs, uint32_t n) {
 /* Under kvd.lock, by when another thread may have fetched what we miss: what is missing then. */
 static int fetch_more(struct view *view, struct wish wish) {
         uint32_t want = shortage_now(view, wish);
+        struct kvd_msg_allocate_reply reply;
         kvd_ref refs[FETCH_MAX];
-        int r = want ? fetch(view, want, refs) : 1;
+        int r = want ? ask(view, want, &reply) : 1;
 
+        if (r >= 0 && want)
+                r = take_in(view, reply.blocks, want, refs);
         if (r < 0 || !want || put(view, refs, (uint32_t)r))
                 return r;
         release(view, refs, (uint32_t)r);
@@ -237,6 +242,28 @@ static int refill(struct view *view, struct wish wish) {
                 r = now == view ? fetch_more(view, wish) : MAGAZINE_REPLACED;
         handle_unlock(space->handle);
         return r;
+}
+
+/*
+ * A reply that is waited for anyway brings what will be filled next: who seals n blocks at once has
+ * filled as many, and fills as many again. Small spaces can spare none ahead of need.
+ */
+uint32_t magazine_lacks(struct view *view, uint32_t n) {
+        uint32_t most = floor_of(view) + MAX(batch(view), share(view, MIN(n, FRESH_MAX))),
+                 holds = magazine_n(&view->magazine), want = MIN(most - MIN(holds, most), FRESH_MAX);
+
+        if (batch(view) < FRESH_LEAST || holds >= most / 2)
+                return 0;
+        return want <= atomic_load(&view->page->available) ? want : 0;
+}
+
+/* What is wrong with them is said when blocks are fetched, if it is so then. */
+void magazine_bring(struct view *view, struct kvd_slice fresh, uint32_t asked) {
+        kvd_ref refs[FRESH_MAX];
+        int r = fresh.size ? take_in(view, fresh, asked, refs) : 0;
+
+        if (r > 0 && !put(view, refs, (uint32_t)r))
+                release(view, refs, (uint32_t)r);
 }
 
 /* ---- in and out ------------------------------------------------------------------------------ */

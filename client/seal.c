@@ -51,6 +51,7 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in
                 .root = p->root,
                 .blocks = {own, bytes},
                 .tokens = {p->tokens, p->n_tokens * (uint32_t)sizeof *p->tokens},
+                .fresh = magazine_lacks(p->view, p->n_blocks),
         };
         struct kvd *handle = p->view->space->handle;
         struct kvd_msg_seal_reply reply;
@@ -76,8 +77,10 @@ static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in
         }
         if (r == 0 && *in_doubt)
                 r = client_fail(-EPROTO, "the daemon sealed another number of blocks");
-        if (r == 0)
+        if (r == 0) {
                 memcpy(ret, reply.blocks.data, bytes);
+                magazine_bring(p->view, reply.fresh, request.fresh);
+        }
         latency_count(p->view, KVD_LATENCY_SEAL, begun_ns);
         handle_unlock(handle);
         return r;

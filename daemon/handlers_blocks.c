@@ -116,6 +116,17 @@ static int take_seal(struct client *c, const struct kvd_msg_seal *m, struct seal
         return key_of(c, m->prefix_key, &ret->prefix_key);
 }
 
+/*
+ * Who seals will fill more: that costs no message of its own. Nobody is refused what was not asked
+ * for by itself.
+ */
+static struct kvd_slice fresh_blocks(struct client *c, struct call *call, uint32_t n) {
+        kvd_ref *fresh = c->server->scratch->blocks;
+        int r = n ? space_allocate(call->attachment, n, fresh) : 0;
+
+        return blocks_slice(fresh, (uint32_t)MAX(r, 0));
+}
+
 int handle_seal(struct client *c, const struct kvd_msg *request, struct call *call) {
         kvd_ref *sealed = c->server->scratch->sealed;
         struct seal_request seal;
@@ -130,6 +141,7 @@ int handle_seal(struct client *c, const struct kvd_msg *request, struct call *ca
         if (seal.semaphore)
                 shared_pages_watch_semaphores(&c->server->pages);
         call->reply.seal_reply.blocks = blocks_slice(sealed, seal.n_blocks);
+        call->reply.seal_reply.fresh = fresh_blocks(c, call, request->seal.fresh);
         return 0;
 }
 

@@ -21,6 +21,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SHARES = 0.02, 0.05, 0.1, 0.2, 0.4
 CACHES = 10
+FRESH_LEAST, FRESH_MOST = 32, 512  # of a stock that replies fill, and of blocks that one brings (client/magazine.c)
 
 
 def read(path: Path) -> list[list[int]]:
@@ -32,7 +33,8 @@ class Lru:
     """A cache of so many blocks. What leaves is what was used longest ago, of one request its last block first, so
     that no block leaves before those behind it. What the request at hand has found stays. An engine's library fetches
     blocks to fill in batches, and what it has in hand, the cache cannot use; an engine that finds all of a prompt
-    computes the last block again, to go on from it, and needs one to fill. A batch of 0 is none of that."""
+    computes the last block again, to go on from it, and needs one to fill. What has sunk below half of the stock is
+    made up for by the reply that says that blocks are sealed. A batch of 0 is none of that."""
 
     def __init__(self, blocks: int, batch: int) -> None:
         self.blocks, self.batch, self.hand = blocks, batch, 0
@@ -54,7 +56,17 @@ class Lru:
         for block in reversed(chain):
             self.cached[block] = None
             self.cached.move_to_end(block)
+        self.top_up(chain, filled, filled - missing)
         return found
+
+    def top_up(self, chain: list[int], sealed: int, spare: int) -> None:
+        stock = max(self.batch, min(sealed, FRESH_MOST, self.blocks // 64 if self.batch else 0))
+        if self.batch >= FRESH_LEAST and self.hand - spare < stock // 2:
+            self.hand = stock + spare  # the spare one is still being filled, and goes back to the daemon
+            self.make_room(set(chain))
+            self.hand = stock
+        elif spare and self.hand > self.batch:
+            self.hand -= spare
 
 
 def simulate(requests: list[list[int]], blocks: int, batch: int) -> list[int]:

@@ -25,7 +25,8 @@
 
 #define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
 
-enum { TOKENS = 4, BLOCKS = 2, ALL = KVD_FRAME_FDS + 1 };
+/* OTHERS: so many of 128 that a seal asks for more */
+enum { TOKENS = 4, BLOCKS = 2, OTHERS = 100, ALL = KVD_FRAME_FDS + 1 };
 
 static struct instance server;
 static struct kvd_decoder *decoder;
@@ -80,6 +81,17 @@ static void more_blocks_than_there_were(struct kvd_msg *m) {
         static kvd_ref refs[BLOCKS + 1];
 
         m->seal_reply.blocks = (struct kvd_slice){refs, sizeof refs};
+}
+
+static bool said_fresh; /* since somebody asked for them */
+
+static void fresh_blocks_that_do_not_exist(struct kvd_msg *m) {
+        static kvd_ref refs[BLOCKS];
+
+        for (uint32_t i = 0; i < BLOCKS; i++)
+                refs[i] = kvd_ref_make(UINT32_MAX / 2 + i, 1);
+        said_fresh = m->seal_reply.fresh.size;
+        m->seal_reply.fresh = (struct kvd_slice){refs, sizeof refs};
 }
 
 static const struct lie lies[] = {
@@ -185,12 +197,13 @@ static void tear_down(void) {
 
 static int use(kvd_space *space) {
         static const uint32_t tokens[BLOCKS * TOKENS];
-        struct kvd_block blocks[BLOCKS] = {0};
+        struct kvd_block blocks[BLOCKS] = {0}, others[OTHERS];
         struct kvd_pin pin = {0};
         int r = kvd_alloc(space, BLOCKS, blocks);
 
         if (r < 0)
                 return r;
+        ck_assert_int_eq(kvd_alloc(space, OTHERS, others), OTHERS);
         ck_assert_int_eq(r, BLOCKS);
         for (uint32_t i = 0; i < BLOCKS; i++)
                 memset(blocks[i].data, 1, 16);
@@ -198,6 +211,12 @@ static int use(kvd_space *space) {
         if (r < 0)
                 kvd_free(space, BLOCKS, blocks);
         kvd_unpin(space, &pin);
+        kvd_free(space, OTHERS, others);
+        if (r == BLOCKS && kvd_alloc(space, BLOCKS, blocks) == BLOCKS) {
+                for (uint32_t i = 0; i < BLOCKS; i++)
+                        memset(blocks[i].data, 2, 16);
+                kvd_free(space, BLOCKS, blocks);
+        }
         return r;
 }
 
@@ -252,6 +271,18 @@ START_TEST(no_answer_is_believed) {
         ck_assert_msg(r == BLOCKS, "%s", kvd_error());
         ck_assert_uint_eq(fds_of(0), fds);
         ck_assert_uint_eq(mappings(), 0);
+}
+END_TEST
+
+/* What is published is published; what came with the answer is not looked at any more. */
+START_TEST(blocks_nobody_has_are_not_handed_out) {
+        static const struct lie fresh = {KVD_MSG_seal + KVD_REPLY, fresh_blocks_that_do_not_exist,
+                                         ALL, false, NULL};
+
+        lie = &fresh;
+        ck_assert_int_eq(live("lies"), BLOCKS);
+        ck_assert(said_fresh);
+        lie = NULL;
 }
 END_TEST
 
@@ -388,4 +419,5 @@ SUITE("lies",
            LOOPS(2, only_what_is_mapped_is_given_back)),
       WHEN(!instance_on_gpu(), FIXTURE(set_up, tear_down),
            LOOPS(ARRAY_SIZE(lies), no_answer_is_believed),
+           TESTS(blocks_nobody_has_are_not_handed_out),
            LOOPS(3, a_sharing_of_another_size_is_not_taken)))

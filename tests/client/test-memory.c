@@ -26,7 +26,8 @@
 #include "tests/lib/sanitized.h"
 #include "tests/lib/suite.h"
 
-enum { TOKENS = 4, BLOCKS = 4096, BLOCK_BYTES = 2 * TOKENS * 32 * 4 };
+/* STOCK: what a client that has sealed has in hand, and what one fetches at least */
+enum { TOKENS = 4, BLOCKS = 4096, STOCK = BLOCKS / 64, BLOCK_BYTES = 2 * TOKENS * 32 * 4 };
 
 struct client {
         kvd *handle;
@@ -285,7 +286,7 @@ START_TEST(what_is_reserved_is_there) {
         kvd_free(other.space, n, theirs);
         for (uint32_t i = 0; i < 2; i++)
                 kvd_unpin(other.space, &pin[i]);
-        ck_assert_int_eq(kvd_reserve(ours.space, 0), BLOCKS / 64); /* what it holds anyway */
+        ck_assert_int_eq(kvd_reserve(ours.space, 0), STOCK); /* what it holds anyway */
 }
 END_TEST
 
@@ -333,7 +334,7 @@ START_TEST(available_counts_what_pins_hold) {
         for (uint32_t i = 0; i < 3; i++)
                 publish(&ours, i, 1000, &pins[i]);
         /* others see it at their next look */
-        WAIT_UNTIL(kvd_available(other.space) == BLOCKS - 3000);
+        WAIT_UNTIL(kvd_available(other.space) == BLOCKS - 3000 - STOCK);
         ck_assert_int_le(kvd_available(ours.space), BLOCKS - 3000); /* we, at once */
         WAIT_UNTIL(kvd_available(ours.space) == BLOCKS - 3000);
 
@@ -343,13 +344,13 @@ START_TEST(available_counts_what_pins_hold) {
         ck_assert_int_le(kvd_available(ours.space), BLOCKS - 3000); /* as if they were others */
         WAIT_UNTIL(kvd_available(ours.space) == BLOCKS - 3000);     /* they are not */
         kvd_unpin(ours.space, &pins[0]);
-        WAIT_UNTIL(kvd_available(other.space) == BLOCKS - 2500);
+        WAIT_UNTIL(kvd_available(other.space) == BLOCKS - 2500 - STOCK);
         kvd_unpin(ours.space, &again);
         for (uint32_t i = 1; i < 3; i++)
                 kvd_unpin(ours.space, &pins[i]);
         /* no waiting for the daemon to look */
         ck_assert_int_eq(kvd_available(ours.space), BLOCKS / 2);
-        WAIT_UNTIL(kvd_available(other.space) == BLOCKS / 2);
+        WAIT_UNTIL(kvd_available(other.space) == BLOCKS / 2 - STOCK); /* both are one process */
 }
 END_TEST
 
@@ -363,13 +364,13 @@ START_TEST(available_counts_shared_blocks_once) {
         make_tokens(7, 1900, tokens);
         ck_assert_int_eq(kvd_lookup(other.space, 0, tokens, 1900 * TOKENS, ids, 2000, &its),
                          1900 * TOKENS);
-        WAIT_UNTIL(kvd_available(ours.space) == BLOCKS - 3800 &&
-                   kvd_available(other.space) == BLOCKS - 3800);
+        WAIT_UNTIL(kvd_available(ours.space) == BLOCKS - 3800 - STOCK &&
+                   kvd_available(other.space) == BLOCKS - 3800 - STOCK);
         kvd_unpin(ours.space, &mine);
-        ck_assert_int_eq(kvd_available(ours.space), BLOCKS - 3800);
+        ck_assert_int_eq(kvd_available(ours.space), BLOCKS - 3800 - STOCK);
         kvd_unpin(other.space, &its);
         kvd_unpin(other.space, &more);
-        WAIT_UNTIL(kvd_available(ours.space) == BLOCKS / 2);
+        WAIT_UNTIL(kvd_available(ours.space) == BLOCKS / 2 - STOCK); /* both are one process */
 }
 END_TEST
 
@@ -616,7 +617,7 @@ END_TEST
 
 /* More than goes into one request, all of it sealed before by another. */
 START_TEST(a_long_chain_is_kept_whole) {
-        enum { N = 2040 };
+        enum { N = BLOCKS / 2 - STOCK - 8 }; /* what one process may be filling, but for the stock of the other */
         static struct kvd_block blocks[N];
         static uint32_t tokens[3000 * TOKENS], ids[3000];
         struct kvd_pin first = {0}, pin = {0};
@@ -776,6 +777,23 @@ START_TEST(what_is_freed_is_taken_again) {
 }
 END_TEST
 
+/* The reply to a seal brought what is filled next: nobody waits for a daemon, which is stopped. */
+START_TEST(a_seal_fills_the_stock) {
+        struct kvd_block blocks[STOCK];
+        struct kvd_pin pin = {0};
+
+        publish(&ours, 1, STOCK - 10, &pin);
+        ck_assert_int_eq(kill(server.pid, SIGSTOP), 0);
+        ck_assert_int_eq(kvd_alloc(ours.space, STOCK, blocks), STOCK);
+        ck_assert_int_eq(kill(server.pid, SIGCONT), 0);
+        for (uint32_t i = 0; i < STOCK; i++)
+                memset(blocks[i].data, 0x55, BLOCK_BYTES);
+        kvd_free(ours.space, STOCK, blocks);
+        kvd_unpin(ours.space, &pin);
+        ck_assert_uint_eq(found(&ours, 1, STOCK - 10), STOCK - 10);
+}
+END_TEST
+
 /*
  * The daemon does not answer to a seal, and what it says when it goes on nobody hears: it refused
  * the tokens. The blocks can only be freed, and are the daemon's again.
@@ -804,6 +822,27 @@ START_TEST(what_is_in_doubt_goes_back) {
 }
 END_TEST
 
+/* What comes with an answer that nobody waits for any more is the daemon's again, too. */
+START_TEST(what_a_late_answer_brings_goes_back) {
+        struct conn *conn = instance_connect(&server);
+        struct kvd_msg_space_info_reply info;
+        uint32_t tokens[40 * TOKENS];
+        struct kvd_block blocks[40];
+        struct kvd_pin pin = {0};
+
+        take(&ours, 40, blocks);
+        make_tokens(1, 40, tokens);
+        ck_assert_int_eq(kill(server.pid, SIGSTOP), 0);
+        ck_assert_int_eq(kvd_seal(ours.space, &pin, 40, blocks, tokens, 40 * TOKENS), -ETIMEDOUT);
+        ck_assert_int_eq(kill(server.pid, SIGCONT), 0);
+        kvd_free(ours.space, 40, blocks);
+        ck_assert_int_eq(kvd_reserve(ours.space, STOCK), STOCK); /* the next call reads it */
+        WAIT_UNTIL((space_facts(conn, 0, &info), info.filling == STOCK));
+        ck_assert_uint_eq(info.sealed, 40);
+        conn_close(conn);
+}
+END_TEST
+
 SUITE("memory",
       FIXTURE(set_up, tear_down),
       TESTS(memory_is_one_range, memory_follows_another_process),
@@ -816,4 +855,5 @@ SUITE("memory",
             unknown_flags_are_refused, duplicates_are_kept, a_long_chain_is_kept_whole,
             whoever_goes_leaves_nothing_mapped,
             a_client_that_was_ended_connects_anew, what_is_freed_goes_back,
-            what_is_freed_is_taken_again, what_is_in_doubt_goes_back))
+            what_is_freed_is_taken_again, a_seal_fills_the_stock, what_is_in_doubt_goes_back,
+            what_a_late_answer_brings_goes_back))
