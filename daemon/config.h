@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <sys/types.h>
 
+#include "ipc/base/disk.h"
 #include "ipc/base/why.h"
 #include "store/store.h"
 
@@ -39,6 +40,11 @@ struct config_domain {
         struct config_domain *next; /* owned */
 };
 
+struct file_list {
+        uint32_t n;
+        char paths[DISK_FILES][108];
+};
+
 struct config {
         char socket[108];
         uint32_t socket_mode;
@@ -51,8 +57,8 @@ struct config {
         uint64_t pool_most;    /* what a reload may raise pool to; 0: pool as it is at the start */
         uint64_t overhead;     /* 0: the store chooses */
         uint64_t segment;      /* 0: the store chooses */
-        char file[108];        /* of the file tier; "": none */
-        uint64_t file_size;    /* 0: that of the block device */
+        struct file_list files; /* of the file tier */
+        uint64_t file_size;    /* of each; 0: as large as it is */
         uint32_t file_depth;   /* tokens from which on blocks are written at first use */
         uint32_t file_timeout; /* seconds that the disk may take for what it is asked at once */
         char remote[1024];     /* servers of the remote tier; "": none */

@@ -32,9 +32,12 @@ static_assert(KVD_DISK_FILES <= KVD_FRAME_FDS, "a question is one frame");
 struct disk_owner {
         struct child child;
         struct store *store;
-        int fd;                 /* owned; locked */
-        uint64_t bytes;
-        bool open, said;        /* said: that it is off */
+        uint32_t n_files;
+        int fds[DISK_FILES];    /* owned; locked; -1: it cannot be opened */
+        int64_t sizes[DISK_FILES]; /* ... why: a negative errno */
+        uint32_t files_off;     /* as it was said last */
+        struct kvd_disk_file files[DISK_FILES];
+        bool open, said[DISK_FILES]; /* said: that it is off */
         uint32_t starts;        /* since it last answered */
         struct kvd_disk_item items[KVD_DISK_ITEMS];
         uint32_t tokens[KVD_DISK_TOKENS];
@@ -51,27 +54,37 @@ static struct disk_owner *owner_of(const struct child *child) {
 /* ---- off ------------------------------------------------------------------------------------- */
 
 static bool is_off(const struct disk_owner *d) {
+        return store_disk_state(d->store) == STORE_DISK_OFF;
+}
+
+static void say_file_is_off(struct disk_owner *d, uint32_t file) {
         struct store_disk_info info;
 
-        store_disk_get_info(d->store, &info);
-        return info.state == STORE_DISK_OFF;
+        store_disk_get_info(d->store, file, &info);
+        if (info.state != STORE_DISK_OFF || d->said[file])
+                return;
+        d->said[file] = true;
+        if (d->n_files == 1)
+                log_error("the file tier is off: %s", info.why);
+        else
+                log_error("%s of the file tier is off: %s", info.name, info.why);
 }
 
 /* The store may have found out. */
-static void say_if_off(struct disk_owner *d) {
-        struct store_disk_info info;
+static void say_what_is_off(struct disk_owner *d) {
+        uint32_t n = store_disk_files_off(d->store);
 
-        store_disk_get_info(d->store, &info);
-        if (info.state != STORE_DISK_OFF || d->said)
+        if (n == d->files_off)
                 return;
-        d->said = true;
-        log_error("the file tier is off: %s", info.why);
-        degraded_set(file_tier, 1);
+        d->files_off = n;
+        degraded_set(file_tier, n);
+        for (uint32_t i = 0; i < d->n_files; i++)
+                say_file_is_off(d, i);
 }
 
 static void off(struct disk_owner *d, const char *why) {
         store_disk_off(d->store, why);
-        say_if_off(d);
+        say_what_is_off(d);
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */
@@ -84,7 +97,8 @@ static int write_items(struct disk_owner *d, const struct store_disk_question *q
                 struct kvd_disk_item *to = &d->items[i];
                 int fd;
 
-                *to = (struct kvd_disk_item){.place = from->place, .label = from->label};
+                *to = (struct kvd_disk_item){.label = from->label};
+                to->place = store_disk_place(d->store, from->place, &to->disk);
                 fd = space_disk_memory(q->space, from->block, &to->offset);
                 if (fd < 0)
                         return fd;
@@ -123,7 +137,7 @@ static bool ask(struct disk_owner *d, const struct store_disk_question *q) {
         switch (q->what) {
         case STORE_DISK_SCAN:
                 msg.number = KVD_MSG_disk_scan;
-                msg.disk_scan = (struct kvd_msg_disk_scan){q->extent, q->first};
+                msg.disk_scan = (struct kvd_msg_disk_scan){q->file, q->extent, q->first};
                 break;
         case STORE_DISK_NAMESPACE:
                 msg.number = KVD_MSG_disk_namespace;
@@ -141,9 +155,14 @@ static bool ask(struct disk_owner *d, const struct store_disk_question *q) {
 }
 
 static bool ask_to_open(struct disk_owner *d) {
-        struct kvd_msg msg = {.number = KVD_MSG_disk_open, .disk_open = {d->bytes}};
-        struct kvd_fds fds = {.fd = {d->fd}, .n = 1};
+        struct kvd_msg msg = {.number = KVD_MSG_disk_open};
+        struct kvd_fds fds = {.n = 0};
 
+        msg.disk_open.sizes =
+                (struct kvd_slice){d->sizes, d->n_files * (uint32_t)sizeof *d->sizes};
+        for (uint32_t i = 0; i < d->n_files; i++)
+                if (d->fds[i] >= 0)
+                        fds.fd[fds.n++] = d->fds[i];
         return child_ask_or_end(&d->child, &msg, &fds);
 }
 
@@ -161,7 +180,7 @@ static bool next(struct child *child) {
         const struct store_disk_question *q;
         bool later;
 
-        say_if_off(d);
+        say_what_is_off(d);
         if (!d->open)
                 return ask_to_open(d);
         q = store_disk_next(d->store, &later);
@@ -174,25 +193,47 @@ static bool next(struct child *child) {
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
+/* The store learns of each file that is not used. */
+static void take_files(struct disk_owner *d, struct kvd_slice files) {
+        uint32_t n = child_array(d->files, sizeof *d->files, ARRAY_SIZE(d->files), files);
+
+        store_disk_files(d->store, d->files, n);
+}
+
+static void say_how_found(const struct disk_owner *d, uint32_t n) {
+        struct store_disk_info info;
+
+        for (uint32_t i = 0; i < n; i++) {
+                store_disk_get_info(d->store, i, &info);
+                if (!d->files[i].error && d->files[i].state == 2)
+                        log_warning("%s: both superblocks of the file were broken: it begins anew",
+                                    info.name);
+                if (!d->files[i].error && d->files[i].state == 3)
+                        log_warning("%s was used without the other files, or is a copy: it begins "
+                                    "anew",
+                                    info.name);
+        }
+}
+
 static void opened(struct disk_owner *d, const struct kvd_msg_disk_open_reply *m) {
-        struct store_disk_opened o = {.extent_bytes = m->extent_bytes,
-                                      .opening = m->opening,
-                                      .n_extents = m->extents,
+        struct store_disk_opened o = {.opening = m->opening,
+                                      .files = d->files,
                                       .namespaces = d->namespaces,
                                       .secret = d->secret};
 
         if (m->more)
                 return;
         d->open = true;
-        if (m->state == 2)
-                log_warning("both superblocks of the file were broken: it begins anew");
+        o.n_files = child_array(d->files, sizeof *d->files, ARRAY_SIZE(d->files), m->files);
         o.n_namespaces = child_array(d->namespaces, sizeof *d->namespaces,
                                     ARRAY_SIZE(d->namespaces), m->namespaces);
+        say_how_found(d, o.n_files);
         if (child_array(d->secret, 1, sizeof d->secret, m->secret) != sizeof d->secret ||
             store_disk_opened(d->store, &o) < 0)
                 off(d, "what its process says of the file makes no sense");
         else
-                degraded_set(file_tier, 0);
+                store_disk_files(d->store, d->files, o.n_files);
+        d->files_off = UINT32_MAX; /* it may hang no more */
 }
 
 static void scanned(struct disk_owner *d, const struct kvd_msg_disk_scan_reply *m) {
@@ -201,14 +242,25 @@ static void scanned(struct disk_owner *d, const struct kvd_msg_disk_scan_reply *
         store_disk_scanned(d->store, 0, m->slot_bytes, d->found, n);
 }
 
-static void moved(struct disk_owner *d, struct kvd_slice errors) {
+static void moved(struct disk_owner *d, struct kvd_slice errors, struct kvd_slice files) {
         uint32_t n = child_array(d->errors, sizeof *d->errors, ARRAY_SIZE(d->errors), errors);
 
         store_disk_moved(d->store, d->errors, n);
+        take_files(d, files);
+}
+
+static void named(struct disk_owner *d, const struct kvd_msg_disk_namespace_reply *m) {
+        store_disk_named(d->store, 0, m->epoch);
+        take_files(d, m->files);
+}
+
+static void forgotten(struct disk_owner *d, const struct kvd_msg_disk_forget_reply *m) {
+        store_disk_forgotten(d->store, 0);
+        take_files(d, m->files);
 }
 
 /*
- * A flush that failed is the end of the tier; a file that cannot be opened is, too. An extent that
+ * A flush that failed in all files is the end of the tier; a file that cannot be opened is, too. An extent that
  * cannot be looked at is no more than empty.
  */
 static void failed(struct disk_owner *d, uint32_t asked, const struct kvd_msg_error *error) {
@@ -241,13 +293,14 @@ static void answered(struct child *child, uint32_t asked, const struct kvd_msg *
         else if (asked == KVD_MSG_disk_scan)
                 scanned(d, &m->disk_scan_reply);
         else if (asked == KVD_MSG_disk_namespace)
-                store_disk_named(d->store, 0, m->disk_namespace_reply.epoch);
+                named(d, &m->disk_namespace_reply);
         else if (asked == KVD_MSG_disk_forget)
-                store_disk_forgotten(d->store, 0);
+                forgotten(d, &m->disk_forget_reply);
+        else if (asked == KVD_MSG_disk_read)
+                moved(d, m->disk_read_reply.errors, m->disk_read_reply.files);
         else
-                moved(d, asked == KVD_MSG_disk_read ? m->disk_read_reply.errors :
-                                                      m->disk_write_reply.errors);
-        say_if_off(d);
+                moved(d, m->disk_write_reply.errors, m->disk_write_reply.files);
+        say_what_is_off(d);
         loop_want_idle(child->loop);
 }
 
@@ -269,7 +322,7 @@ static int prepare(struct child *child) {
 /* As long as it is not gone, it may write to what it was asked to read. */
 static void late(struct child *child) {
         log_limited(LOG_WARNING, "the disk of the file tier hangs: what it has is missed");
-        degraded_set(file_tier, 1);
+        degraded_set(file_tier, owner_of(child)->n_files);
         store_disk_hangs(owner_of(child)->store);
 }
 
@@ -321,44 +374,92 @@ static int lock_file(int fd) {
         return -EWOULDBLOCK;
 }
 
-static int size_of(int fd, const struct config *config, uint64_t *ret) {
+/* 0: as large as it is. */
+static int size_of(int fd, uint64_t wanted, int64_t *ret) {
         struct stat st;
-        off_t end;
+        uint64_t end;
+        off_t at;
 
         if (fstat(fd, &st) < 0)
                 return -errno;
-        end = S_ISBLK(st.st_mode) ? lseek(fd, 0, SEEK_END) : 0;
         if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
                 return -EMEDIUMTYPE;
-        *ret = (config->file_size ?: (uint64_t)end) / WHOLE_BYTES * WHOLE_BYTES;
-        if (S_ISBLK(st.st_mode))
-                *ret = MIN(*ret, (uint64_t)end / WHOLE_BYTES * WHOLE_BYTES);
-        return *ret >= LEAST_BYTES ? 0 : -EINVAL;
+        at = lseek(fd, 0, SEEK_END);
+        end = at < 0 ? 0 : (uint64_t)at;
+        *ret = (int64_t)((S_ISBLK(st.st_mode) ? MIN(wanted ?: end, end) : wanted ?: end) /
+                         WHOLE_BYTES * WHOLE_BYTES);
+        return (uint64_t)*ret >= LEAST_BYTES ? 0 : -EINVAL;
 }
 
-static int take_file(struct disk_owner *d, const struct config *config, struct kvd_why *why) {
-        int r;
+/* By another name, too: its lock would be ours. */
+static bool is_taken(const struct disk_owner *d, uint32_t n, int fd) {
+        struct stat st, other;
 
-        d->fd = open_file(config->file);
-        if (d->fd < 0)
-                return kvd_refuse(why, d->fd, "file %s: %s", config->file, strerror(-d->fd));
-        r = lock_file(d->fd);
+        if (fstat(fd, &st) < 0)
+                return false;
+        for (uint32_t i = 0; i < n; i++)
+                if (d->fds[i] >= 0 && fstat(d->fds[i], &other) == 0 &&
+                    (S_ISBLK(st.st_mode) ? st.st_rdev == other.st_rdev :
+                                           st.st_dev == other.st_dev && st.st_ino == other.st_ino))
+                        return true;
+        return false;
+}
+
+/* One that cannot be opened is off, if there are others. */
+static int take_file(struct disk_owner *d, uint32_t i, const char *path, uint64_t bytes,
+                     struct kvd_why *why) {
+        int fd = d->fds[i] = open_file(path), r;
+
+        if (fd < 0) {
+                d->sizes[i] = fd;
+                return d->n_files > 1 ? 0 :
+                                        kvd_refuse(why, fd, "file %s: %s", path, strerror(-fd));
+        }
+        if (is_taken(d, i, fd))
+                return kvd_refuse(why, -EEXIST, "file %s is named twice", path);
+        r = lock_file(fd);
         if (r < 0)
-                return kvd_refuse(why, r, "file %s: another kvd has it open", config->file);
-        r = size_of(d->fd, config, &d->bytes);
+                return kvd_refuse(why, r, "file %s: another kvd has it open", path);
+        r = size_of(fd, bytes, &d->sizes[i]);
         if (r == -EINVAL)
-                return kvd_refuse(why, r, "file %s: set file_size, at least 4M", config->file);
-        return r < 0 ? kvd_refuse(why, r, "file %s: %s", config->file, strerror(-r)) : 0;
+                return kvd_refuse(why, r, "file %s: set file_size, at least 4M", path);
+        return r < 0 ? kvd_refuse(why, r, "file %s: %s", path, strerror(-r)) : 0;
+}
+
+/* By the end of its path, if that is long. */
+static void name_file(char to[static STORE_DISK_NAME], const char *path) {
+        size_t most = STORE_DISK_NAME - sizeof "file ", n = strlen(path);
+
+        snprintf(to, STORE_DISK_NAME, "file%s%s", n ? " " : "", path + n - MIN(n, most));
+}
+
+static int take_all(struct disk_owner *d, const struct config *config,
+                    struct store_disk_config *tier, struct kvd_why *why) {
+        uint32_t there = 0;
+        int r = 0;
+
+        d->n_files = tier->n_files = config->files.n;
+        for (uint32_t i = 0; r == 0 && i < d->n_files; i++) {
+                const char *path = config->files.paths[i];
+
+                name_file(tier->names[i], d->n_files > 1 ? path : "");
+                r = take_file(d, i, path, config->file_size, why);
+                there += d->fds[i] >= 0;
+                tier->bytes[i] = (uint64_t)MAX(d->sizes[i], 0);
+        }
+        if (r == 0 && !there)
+                r = kvd_refuse(why, (int)d->sizes[0], "none of the files can be opened: %s",
+                               strerror(-(int)d->sizes[0]));
+        return r;
 }
 
 static int begin(struct disk_owner *d, const struct config *config, struct loop *loop,
                  struct kvd_why *why) {
         struct store_disk_config tier = {.depth = config->file_depth};
-        int r = take_file(d, config, why);
+        int r = take_all(d, config, &tier, why);
 
         if (r < 0)
                 return r;
-        tier.bytes = d->bytes;
         r = store_disk_begin(d->store, &tier);
         if (r < 0)
                 return kvd_refuse(why, r, "%s", store_why(d->store));
@@ -375,13 +476,14 @@ int disk_owner_new(const struct config *config, struct loop *loop, struct store 
         int r;
 
         *ret = NULL;
-        if (!config->file[0])
+        if (!config->files.n)
                 return 0;
         d = sys->calloc(1, sizeof *d);
         if (!d)
                 return kvd_refuse(why, -ENOMEM, "out of memory for the disk process");
         d->store = store;
-        d->fd = -1;
+        for (uint32_t i = 0; i < DISK_FILES; i++)
+                d->fds[i] = -1;
         d->child.socket.fd = d->child.process.fd = -1;
         r = begin(d, config, loop, why);
         if (r < 0) {
@@ -398,7 +500,8 @@ struct disk_owner *disk_owner_free(struct disk_owner *d) {
         store_on_disk(d->store, NULL, NULL);
         if (d->child.ops)
                 child_clear(&d->child);
-        closep(&d->fd);
+        for (uint32_t i = 0; i < DISK_FILES; i++)
+                closep(&d->fds[i]);
         free(d);
         return NULL;
 }

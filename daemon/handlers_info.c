@@ -286,7 +286,7 @@ static void tell_disk(const struct store_disk_info *info, bool all,
                                              [STORE_DISK_HANGS] = "hanging",
                                              [STORE_DISK_OFF] = "off"};
 
-        m->name = kvd_slice_of("file");
+        m->name = kvd_slice_of(info->name);
         m->state = kvd_slice_of(states[info->state]);
         m->why = kvd_slice_of(info->why);
         m->bytes = info->bytes;
@@ -328,12 +328,11 @@ int handle_tier_info(struct client *c, const struct kvd_msg *request, struct cal
         struct store_remote_info *remote = &c->server->scratch->remote;
         uint32_t tier = request->tier_info.tier;
 
-        store_disk_get_info(c->server->store, disk);
+        store_disk_get_info(c->server->store, tier, disk);
         store_remote_get_info(c->server->store, remote);
-        tier += disk->state == STORE_DISK_NONE;
-        if (tier == 0)
+        if (disk->state != STORE_DISK_NONE)
                 tell_disk(disk, c->admin, &call->reply.tier_info_reply);
-        else if (tier == 1 && remote->state != STORE_REMOTE_NONE)
+        else if (tier == store_disk_n_files(c->server->store) && remote->state != STORE_REMOTE_NONE)
                 tell_remote(remote, c->admin, &call->reply.tier_info_reply);
         else
                 return client_refuse(c, -ENOENT, "there is no (other) tier");

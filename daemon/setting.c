@@ -62,12 +62,13 @@ const struct setting daemon_settings[] = {
          .offset = offsetof(struct config, spill),
          .text = "Most memory for exact copies of blocks that left the pool, and sketches; 0: as "
                  "much as the pool."},
-        {"file", SETTING_FILE, "", .fixed = true, .offset = offsetof(struct config, file),
+        {"file", SETTING_FILES, "", .fixed = true, .offset = offsetof(struct config, files),
          .text = "File or block device for blocks that leave the pool, which outlive kvd and the "
-                 "machine's restart; empty: none."},
+                 "machine's restart, or several with commas between them; empty: none."},
         {"file_size", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
          .offset = offsetof(struct config, file_size),
-         .text = "Size of the file; another one empties it. 0: all of the block device."},
+         .text = "Size of each file; another one empties it. 0: as large as it is, or all of the "
+                 "block device."},
         {"file_depth", SETTING_COUNT, "1024", .low = 0, .high = 1u << 30, .fixed = true,
          .offset = offsetof(struct config, file_depth),
          .text = "Blocks go to the file at their second use, or at the first if so many tokens end "
@@ -184,6 +185,7 @@ const char *setting_unit(const struct setting *setting) {
         static const char *const units[] = {
                 [SETTING_PATH] = "path",
                 [SETTING_FILE] = "path",
+                [SETTING_FILES] = "path, ...",
                 [SETTING_SERVERS] = "redis://host:port,...",
                 [SETTING_NAME] = "name",
                 [SETTING_MODE] = "octal mode",
@@ -235,6 +237,28 @@ static int parse_file(const char *value, char to[static 108], struct kvd_why *wh
         memset(to, 0, 108);
         memcpy(to, value, strlen(value));
         return 0;
+}
+
+static int parse_files(const char *value, struct file_list *to, struct kvd_why *why) {
+        char copy[DISK_FILES * sizeof *to->paths], *save = NULL;
+        int r = 0;
+
+        memset(to, 0, sizeof *to);
+        if (strlen(value) >= sizeof copy)
+                return kvd_refuse(why, -EINVAL, "the list is longer than %zu bytes",
+                                  sizeof copy - 1);
+        strcpy(copy, value);
+        for (char *path = strtok_r(copy, ",", &save); path && r == 0;
+             path = strtok_r(NULL, ",", &save)) {
+                path += strspn(path, " \t");
+                for (size_t n = strlen(path); n && strchr(" \t", path[n - 1]); n--)
+                        path[n - 1] = 0;
+                if (to->n == DISK_FILES)
+                        return kvd_refuse(why, -EINVAL, "there are more than %u paths",
+                                          DISK_FILES);
+                r = parse_file(path, to->paths[to->n++], why);
+        }
+        return r;
 }
 
 static int parse_servers(const char *value, char to[static 1024], struct kvd_why *why) {
@@ -399,6 +423,7 @@ static int parse_ids(const char *value, bool groups, struct id_list *to, struct 
 bool setting_keep(const struct setting *o, const void *now, void *next) {
         static const size_t sizes[] = {
                 [SETTING_PATH] = 108, [SETTING_FILE] = 108, [SETTING_SERVERS] = 1024,
+                [SETTING_FILES] = sizeof(struct file_list),
                 [SETTING_NAME] = KVD_NAME_MAX + 1, [SETTING_MODE] = 4,   [SETTING_GROUP] = 4,
                 [SETTING_BYTES] = 8,  [SETTING_MEMORY] = 8, [SETTING_COUNT] = 4,
                 [SETTING_NUMBER] = 4, [SETTING_CHOICE] = 4, [SETTING_USER] = 4};
@@ -418,6 +443,8 @@ int setting_parse(const struct setting *o, const char *value, void *base, struct
                 return parse_path(value, to, why);
         case SETTING_FILE:
                 return parse_file(value, to, why);
+        case SETTING_FILES:
+                return parse_files(value, to, why);
         case SETTING_SERVERS:
                 return parse_servers(value, to, why);
         case SETTING_NAME:

@@ -5,7 +5,8 @@
 /*
  * The file tier, as the daemon sees it. The store knows what is at which place of the file, and
  * decides what goes there and what comes back; a disk process (daemon/disk) reads and writes. One
- * question is out at a time, and nobody waits for it but those who asked for blocks.
+ * question is out at a time, and nobody waits for it but those who asked for blocks. The file may be
+ * several: what is asked at once is spread over them, and one that fails is off while others go on.
  *
  *      off ──opened──► scanning ──all extents scanned──► on ──a flush failed, or no process──► off
  *
@@ -16,20 +17,25 @@
 #include "ipc/base/disk.h"
 #include "store/store.h"
 
+#define STORE_DISK_NAME 64u
+
 struct store_disk_config {
-        uint64_t bytes;          /* of the file; 0: there is no file tier */
+        uint32_t n_files;        /* DISK_FILES at most; 0: there is no file tier */
+        uint64_t bytes[DISK_FILES]; /* of each */
+        char names[DISK_FILES][STORE_DISK_NAME]; /* for people */
         uint32_t depth;          /* tokens that end with a block which is written at first use */
 };
 
 struct store_disk_opened {
-        uint64_t extent_bytes, opening;
-        uint32_t n_extents, n_namespaces;
+        uint64_t opening;
+        uint32_t n_files, n_namespaces;
+        const struct kvd_disk_file *files;
         const struct kvd_disk_namespace *namespaces;
         const uint8_t *secret;   /* KVD_SECRET_BYTES */
 };
 
 enum store_disk_ask {
-        STORE_DISK_SCAN,         /* slots of an extent from one on, KVD_DISK_FOUND at most */
+        STORE_DISK_SCAN,         /* slots of a file's extent from one on, KVD_DISK_FOUND at most */
         STORE_DISK_NAMESPACE,    /* the epoch of an id */
         STORE_DISK_FORGET,       /* erase all of an id */
         STORE_DISK_READ,
@@ -45,7 +51,7 @@ struct store_disk_item {
 
 struct store_disk_question {
         enum store_disk_ask what;
-        uint32_t extent, first;  /* SCAN */
+        uint32_t file, extent, first; /* SCAN */
         struct kvd_key id;       /* NAMESPACE, FORGET */
         struct space *space;     /* READ, WRITE: the items' */
         uint32_t n, n_segments;  /* the items' blocks lie in so many */
@@ -58,6 +64,8 @@ int store_disk_begin(struct store *store, const struct store_disk_config *config
 void store_on_disk(struct store *store, void (*called)(void *data, bool soon), void *data);
 
 int store_disk_opened(struct store *store, const struct store_disk_opened *opened);
+/* With each answer: which of the files are used. Those that are not are off; without any all is. */
+void store_disk_files(struct store *store, const struct kvd_disk_file *files, uint32_t n);
 /* For good, until the daemon is started again. */
 void store_disk_off(struct store *store, const char *why);
 
@@ -74,6 +82,8 @@ void store_disk_moved(struct store *store, const int32_t *errors, uint32_t n);
 void store_disk_hangs(struct store *store);
 void store_disk_lost(struct store *store); /* the process is gone, and with it the question */
 
+/* The file of a question's place, from 0 on; and where it is in there. */
+uint64_t store_disk_place(const struct store *store, uint64_t place, uint32_t *file);
 /* The memory of a question's block: a descriptor, and where it is in there. */
 int space_disk_memory(struct space *space, kvd_ref block, uint64_t *offset);
 
@@ -89,8 +99,9 @@ enum store_disk_state {
         STORE_DISK_OFF,
 };
 
-struct store_disk_info {
+struct store_disk_info { /* of a file; fetches, queue and times are of all of them */
         enum store_disk_state state;
+        char name[STORE_DISK_NAME];
         uint64_t bytes, used, records, scanned, extents;
         uint64_t fetches, queue; /* queue: of them */
         uint64_t hits, misses;   /* blocks that were fetched, or not found right */
@@ -100,7 +111,12 @@ struct store_disk_info {
         uint64_t age_ns;         /* of what goes first: since it was used, or was found at the start */
         char why[128];           /* it is off */
 };
-void store_disk_get_info(const struct store *store, struct store_disk_info *ret);
+enum store_disk_state store_disk_state(const struct store *store);
+uint32_t store_disk_n_files(const struct store *store);
+/* How many of them are off. */
+uint32_t store_disk_files_off(const struct store *store);
+/* state: STORE_DISK_NONE: there are not so many. */
+void store_disk_get_info(const struct store *store, uint32_t file, struct store_disk_info *ret);
 
 struct fetch_request {
         uint32_t group, n_tokens;

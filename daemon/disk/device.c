@@ -21,7 +21,7 @@
 
 struct device {
         struct disk disk;
-        int fd;
+        int fds[DISK_FILES];
         bool ring_is_there;
         struct io_uring ring;
         uint32_t in_ring;
@@ -68,14 +68,16 @@ static bool is_known(const struct device *d, const struct disk_io *io) {
 }
 
 static void prepare(struct device *d, struct io_uring_sqe *sqe, struct disk_io *io, bool writes) {
+        int fd = d->fds[io->file];
+
         if (is_known(d, io) && writes)
-                io_uring_prep_write_fixed(sqe, d->fd, io->data, io->bytes, io->at, 0);
+                io_uring_prep_write_fixed(sqe, fd, io->data, io->bytes, io->at, 0);
         else if (is_known(d, io))
-                io_uring_prep_read_fixed(sqe, d->fd, io->data, io->bytes, io->at, 0);
+                io_uring_prep_read_fixed(sqe, fd, io->data, io->bytes, io->at, 0);
         else if (writes)
-                io_uring_prep_write(sqe, d->fd, io->data, io->bytes, io->at);
+                io_uring_prep_write(sqe, fd, io->data, io->bytes, io->at);
         else
-                io_uring_prep_read(sqe, d->fd, io->data, io->bytes, io->at);
+                io_uring_prep_read(sqe, fd, io->data, io->bytes, io->at);
         io_uring_sqe_set_data(sqe, io);
 }
 
@@ -93,7 +95,7 @@ static void take_one(struct device *d, struct io_uring_cqe *cqe, struct disk_io 
         bool writes = io->error;
 
         io->error = n == (int)io->bytes                           ? 0 :
-                    n >= 0 || errno == EAGAIN || errno == EINTR ? transfer(d->fd, io, writes) :
+                    n >= 0 || errno == EAGAIN || errno == EINTR ? transfer(d->fds[io->file], io, writes) :
                                                                   -errno;
         io_uring_cqe_seen(&d->ring, cqe);
         d->in_ring--;
@@ -119,7 +121,7 @@ static void begin(struct disk *disk, struct disk_io *io, bool writes) {
                 begin_in_ring(d, io, writes);
                 return;
         }
-        io->error = transfer(d->fd, io, writes);
+        io->error = transfer(d->fds[io->file], io, writes);
         d->done[d->n_done++] = io;
 }
 
@@ -131,8 +133,10 @@ static struct disk_io *end(struct disk *disk) {
         return d->in_ring ? end_in_ring(d) : NULL;
 }
 
-static int flush(struct disk *disk) {
-        return sys->fdatasync(container_of(disk, struct device, disk)->fd) < 0 ? -errno : 0;
+static int flush(struct disk *disk, uint32_t file) {
+        struct device *d = container_of(disk, struct device, disk);
+
+        return sys->fdatasync(d->fds[file]) < 0 ? -errno : 0;
 }
 
 /* In large pages, and with what the kernel would look up each time, where that is allowed. */
@@ -147,14 +151,21 @@ static void take_staging(struct disk *disk, void *memory, uint64_t bytes) {
         d->known_bytes = bytes;
 }
 
-int device_new(int fd, uint64_t bytes, struct device **ret) {
+int device_new(const struct device_file *files, uint32_t n, struct device **ret) {
         struct device *d = sys->calloc(1, sizeof *d);
 
         if (!d)
                 return -ENOMEM;
-        d->disk = (struct disk){
-                .bytes = bytes, .begin = begin, .end = end, .flush = flush, .staging = take_staging};
-        d->fd = fd;
+        d->disk = (struct disk){.n_files = n,
+                                .begin = begin,
+                                .end = end,
+                                .flush = flush,
+                                .staging = take_staging};
+        for (uint32_t i = 0; i < n; i++) {
+                d->disk.bytes[i] = files[i].bytes;
+                d->disk.error[i] = files[i].error;
+                d->fds[i] = files[i].fd;
+        }
         d->ring_is_there = sys->uring(io_uring_queue_init(DISK_DEPTH, &d->ring, 0)) == 0;
         *ret = d;
         return 0;

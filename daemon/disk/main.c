@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The disk process has one volume open, and answers one question after the other. It copies blocks
+ * The disk process has one volume open, of one file or several, and answers one question after the
+ * other. It copies blocks
  * from and to the pool's files, of which it has none in its own memory.
  */
 
@@ -29,8 +30,11 @@ struct memory { /* of a block */
 };
 
 struct disk_process {
-        int fd; /* the file; -1: not yet */
+        struct device_file files[DISK_FILES];
+        uint32_t n_files; /* 0: they have not come yet */
+        uint32_t filled;  /* the first so many are as large as they are to be */
         struct device *device;
+        struct kvd_disk_file wire_files[DISK_FILES];
         struct volume volume;
         bool open;
         struct kvd_disk_found found[KVD_DISK_FOUND];
@@ -41,7 +45,7 @@ struct disk_process {
         int32_t errors[KVD_DISK_ITEMS];
 };
 
-static struct disk_process process = {.fd = -1}; /* lives as long as the process */
+static struct disk_process process; /* lives as long as the process */
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
@@ -84,24 +88,83 @@ static uint64_t extent_bytes(uint64_t bytes) {
         return MIN(MAX(part, EXTENT_LEAST), EXTENT_BYTES);
 }
 
-static int open_volume(uint64_t bytes, struct kvd_msg_disk_open_reply *reply) {
+/* With each answer: how they are. */
+static struct kvd_slice tell_files(void) {
+        for (uint32_t i = 0; i < process.n_files; i++) {
+                const struct volume_file *f = &process.volume.files[i];
+
+                process.wire_files[i] = (struct kvd_disk_file){.extent_bytes = f->extent_bytes,
+                                                               .extents = f->n_extents,
+                                                               .state = f->state,
+                                                               .error = f->error};
+        }
+        return (struct kvd_slice){process.wire_files,
+                                  process.n_files * (uint32_t)sizeof *process.wire_files};
+}
+
+static uint64_t bytes_of_smallest(void) {
+        uint64_t bytes = UINT64_MAX;
+
+        for (uint32_t i = 0; i < process.n_files; i++)
+                if (!process.files[i].error)
+                        bytes = MIN(bytes, process.files[i].bytes);
+        return bytes;
+}
+
+static int open_volume(struct kvd_msg_disk_open_reply *reply) {
         struct volume *v = &process.volume;
-        int r = device_new(process.fd, bytes, &process.device);
+        int r = device_new(process.files, process.n_files, &process.device);
 
         if (r == 0)
-                r = volume_open(v, device_disk(process.device), extent_bytes(bytes), STAGING_BYTES);
+                r = volume_open(v, device_disk(process.device), extent_bytes(bytes_of_smallest()),
+                                STAGING_BYTES);
         if (r < 0)
                 return r;
         v->copy = copy;
         process.open = true;
-        reply->state = (uint32_t)r;
-        reply->extent_bytes = v->super->extent_bytes;
-        reply->extents = v->n_extents;
+        reply->files = tell_files();
         reply->opening = v->super->opening;
         reply->secret = (struct kvd_slice){v->super->secret, KVD_SECRET_BYTES};
         reply->namespaces = (struct kvd_slice){v->super->namespaces,
                                                v->super->n_namespaces *
                                                        (uint32_t)sizeof *v->super->namespaces};
+        return 0;
+}
+
+static int take_files(struct kvd_slice sizes, struct kvd_fds *fds) {
+        uint32_t n = sizes.size / (uint32_t)sizeof(int64_t), fd = 0;
+        int64_t bytes[DISK_FILES];
+
+        if (!n || n > DISK_FILES || sizes.size % sizeof *bytes)
+                return -EPROTO;
+        memcpy(bytes, sizes.data, sizes.size);
+        for (uint32_t i = 0; i < n; i++) {
+                if (bytes[i] >= 0 && fd == fds->n)
+                        return -EPROTO;
+                process.files[i] = (struct device_file){.fd = -1};
+                if (bytes[i] < 0) {
+                        process.files[i].error = (int)bytes[i];
+                        continue;
+                }
+                process.files[i].fd = STEAL_FD(fds->fd[fd]);
+                process.files[i].bytes = (uint64_t)bytes[i];
+                fd++;
+        }
+        process.n_files = n;
+        return 0;
+}
+
+/* A piece of the first that is too short. 1: there is more to do; 0: all are as they should be. */
+static int fill_one(uint64_t *done) {
+        for (; process.filled < process.n_files; process.filled++) {
+                struct device_file *f = &process.files[process.filled];
+                int r = f->error ? 0 : device_fill(f->fd, f->bytes, done);
+
+                if (r > 0)
+                        return r;
+                if (r < 0)
+                        f->error = r;
+        }
         return 0;
 }
 
@@ -111,19 +174,23 @@ static int answer_open(const struct kvd_msg_disk_open *m, struct kvd_fds *fds,
 
         if (process.open)
                 return -EALREADY;
-        if (process.fd < 0 && fds->n == 1)
-                process.fd = STEAL_FD(fds->fd[0]);
-        if (process.fd < 0)
-                return -EPROTO;
-        r = device_fill(process.fd, m->bytes, &reply->done);
-        if (r < 0)
-                return kvd_refuse(&process.volume.why, r, "it cannot be made as large as that: %s",
-                                  strerror(-r));
+        r = process.n_files ? 0 : take_files(m->sizes, fds);
+        if (r == 0)
+                r = fill_one(&reply->done);
         reply->more = r > 0;
-        return r > 0 ? 0 : open_volume(m->bytes, reply);
+        return r ? MIN(r, 0) : open_volume(reply);
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
+
+/* A place as the volume has it; one that is in no file is in none of the volume's, either. */
+static uint64_t place_of(uint32_t file, uint64_t place) {
+        const struct volume_file *f = &process.volume.files[file];
+
+        if (file >= process.n_files || place / FILE_SLOTS >= f->n_extents)
+                return UINT64_MAX;
+        return place + f->first * (uint64_t)FILE_SLOTS;
+}
 
 /* Those that are not there have no bytes, and are refused with the others that are wrong. */
 static int64_t take_items(struct kvd_slice items, struct kvd_slice tokens, uint64_t bytes,
@@ -141,7 +208,7 @@ static int64_t take_items(struct kvd_slice items, struct kvd_slice tokens, uint6
                     (used + item[i].label.n_tokens) * sizeof(uint32_t) > tokens.size)
                         return -EPROTO;
                 process.items[i] = (struct volume_item){
-                        .place = item[i].place,
+                        .place = place_of(item[i].disk, item[i].place),
                         .label = &item[i].label,
                         .tokens = process.tokens + used};
         }
@@ -170,7 +237,8 @@ static void erase_broken(uint32_t n) {
 }
 
 static int move_blocks(struct kvd_slice items, struct kvd_slice tokens, uint64_t bytes,
-                       const struct kvd_fds *fds, bool writes, struct kvd_slice *ret) {
+                       const struct kvd_fds *fds, bool writes, struct kvd_slice *ret,
+                       struct kvd_slice *files) {
         int64_t n = take_items(items, tokens, bytes, fds);
 
         if (n < 0)
@@ -184,17 +252,22 @@ static int move_blocks(struct kvd_slice items, struct kvd_slice tokens, uint64_t
         for (int64_t i = 0; i < n; i++)
                 process.errors[i] = process.items[i].error;
         *ret = (struct kvd_slice){process.errors, (uint32_t)n * (uint32_t)sizeof *process.errors};
-        return process.volume.broken ? -EIO : 0;
+        *files = tell_files();
+        return volume_broken(&process.volume);
 }
 
 /* ---- the rest -------------------------------------------------------------------------------- */
 
 static int answer_scan(const struct kvd_msg_disk_scan *m, struct kvd_msg_disk_scan_reply *reply) {
-        int n = volume_scan(&process.volume, m->extent, m->first, KVD_DISK_FOUND, process.found);
+        uint64_t place = place_of(m->file, m->extent * (uint64_t)FILE_SLOTS);
+        uint32_t extent = (uint32_t)MIN(place / FILE_SLOTS, UINT32_MAX);
+        int n = volume_scan(&process.volume, extent, m->first, KVD_DISK_FOUND, process.found);
 
         if (n < 0)
                 return n;
-        reply->slot_bytes = process.volume.slot_bytes[m->extent];
+        for (int i = 0; i < n; i++)
+                process.found[i].place -= process.volume.files[m->file].first * (uint64_t)FILE_SLOTS;
+        reply->slot_bytes = process.volume.slot_bytes[extent];
         reply->found = (struct kvd_slice){process.found, (uint32_t)n *
                                                                  (uint32_t)sizeof *process.found};
         return 0;
@@ -212,14 +285,21 @@ static int answer_namespace(const struct kvd_msg_disk_namespace *m,
         struct kvd_key id;
         int r = id_of(m->id, &id);
 
-        return r < 0 ? r : volume_namespace(&process.volume, id, &reply->epoch);
+        if (r == 0)
+                r = volume_namespace(&process.volume, id, &reply->epoch);
+        reply->files = tell_files();
+        return r;
 }
 
-static int answer_forget(const struct kvd_msg_disk_forget *m) {
+static int answer_forget(const struct kvd_msg_disk_forget *m,
+                         struct kvd_msg_disk_forget_reply *reply) {
         struct kvd_key id;
         int r = id_of(m->id, &id);
 
-        return r < 0 ? r : volume_forget(&process.volume, id);
+        if (r == 0)
+                r = volume_forget(&process.volume, id);
+        reply->files = tell_files();
+        return r;
 }
 
 static int question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_msg *reply) {
@@ -233,15 +313,17 @@ static int question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_msg
         case KVD_MSG_disk_namespace:
                 return answer_namespace(&q->disk_namespace, &reply->disk_namespace_reply);
         case KVD_MSG_disk_forget:
-                return answer_forget(&q->disk_forget);
+                return answer_forget(&q->disk_forget, &reply->disk_forget_reply);
         case KVD_MSG_disk_read:
                 return move_blocks(q->disk_read.items, q->disk_read.tokens,
                                    q->disk_read.block_bytes, fds, false,
-                                   &reply->disk_read_reply.errors);
+                                   &reply->disk_read_reply.errors,
+                                   &reply->disk_read_reply.files);
         case KVD_MSG_disk_write:
                 return move_blocks(q->disk_write.items, q->disk_write.tokens,
                                    q->disk_write.block_bytes, fds, true,
-                                   &reply->disk_write_reply.errors);
+                                   &reply->disk_write_reply.errors,
+                                   &reply->disk_write_reply.files);
         default:
                 return -EPROTO;
         }

@@ -6,6 +6,8 @@
 
 #include "ipc/base/layout.h"
 
+#define DISK_FILES 16u /* of the file tier, or block devices, at most */
+
 /* What a record is: a block of tokens behind another record. No two have the same sequence. */
 struct kvd_label {
         uint64_t sequence;
@@ -20,7 +22,7 @@ struct kvd_disk_item {
         struct kvd_label label;
         uint64_t offset;      /* of the block, in one of the descriptors */
         uint32_t file;        /* ... which one */
-        uint32_t pad;
+        uint32_t disk;        /* the file of the tier that place is in, from 0 on there */
 };
 
 /* What a record is found by: tag in the daemon, made with the file's secret; hint: see layout.h. */
@@ -32,6 +34,14 @@ struct kvd_disk_found {
         struct kvd_label label;
         struct kvd_record_key key;
         uint64_t place;
+};
+
+/* One of the files: state as in volume.h; error: why it is not used, a negative errno; 0: it is. */
+struct kvd_disk_file {
+        uint64_t extent_bytes;
+        uint32_t extents, state;
+        int32_t error;
+        uint32_t pad;
 };
 
 struct kvd_disk_namespace {

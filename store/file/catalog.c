@@ -30,18 +30,44 @@ static void *table(uint64_t n, size_t size) {
         return at == MAP_FAILED ? NULL : at;
 }
 
-int catalog_open(struct catalog *c, uint32_t n_extents, uint64_t extent_bytes) {
-        *c = (struct catalog){.n_extents = n_extents, .extent_bytes = extent_bytes};
+/* Returns the bytes of all extents. */
+static uint64_t take_files(struct catalog *c, const struct kvd_disk_file *files) {
+        uint64_t bytes = 0;
+
+        for (uint32_t i = 0; i < c->n_files; i++) {
+                c->files[i] = (struct catalog_file){.first = c->n_extents,
+                                                    .n_extents = files[i].extents,
+                                                    .extent_bytes = files[i].extent_bytes};
+                c->n_extents += files[i].extents;
+                bytes += files[i].extents * files[i].extent_bytes;
+        }
+        return bytes;
+}
+
+static void begin_file(struct catalog *c, uint32_t file) {
+        struct catalog_file *f = &c->files[file];
+
+        for (uint32_t i = f->first; i < f->first + f->n_extents; i++) {
+                c->extents[i].file = file;
+                kvd_list_insert(&f->empty, NULL, &c->extents[i].node);
+        }
+}
+
+int catalog_open(struct catalog *c, const struct kvd_disk_file *files, uint32_t n_files) {
+        uint64_t bytes;
+
+        *c = (struct catalog){.n_files = n_files};
+        bytes = take_files(c, files);
         c->n_buckets = (uint32_t)pow2_up(
-                MIN(MAX(n_extents * extent_bytes / BUCKET_BYTES, 1024), UINT64_C(1) << 26));
+                MIN(MAX(bytes / BUCKET_BYTES, 1024), UINT64_C(1) << 26));
         c->coldest = c->warmest = CATALOG_NOWHERE;
-        c->extents = table(n_extents, sizeof *c->extents);
+        c->extents = table(c->n_extents, sizeof *c->extents);
         c->entries = table(n_entries(c), sizeof *c->entries);
         c->buckets = table(c->n_buckets, sizeof *c->buckets);
         if (!c->extents || !c->entries || !c->buckets)
                 return -ENOMEM;
-        for (uint32_t i = 0; i < n_extents; i++)
-                kvd_list_insert(&c->empty, NULL, &c->extents[i].node);
+        for (uint32_t i = 0; i < n_files; i++)
+                begin_file(c, i);
         return 0;
 }
 
@@ -100,7 +126,7 @@ uint32_t catalog_find(const struct catalog *c, uint64_t tag) {
         for (uint32_t i = 0; next && i < LOOKS; i++) {
                 const struct catalog_entry *e = &c->entries[next - 1];
 
-                if (e->tag == tag && !c->spaces[e->space].dead)
+                if (e->tag == tag && !c->spaces[e->space].dead && !catalog_is_off(c, next - 1))
                         return next - 1;
                 next = e->same;
         }
@@ -181,6 +207,10 @@ static struct catalog_extent *extent_of(struct catalog *c, uint32_t place) {
         return &c->extents[place / FILE_SLOTS];
 }
 
+static struct catalog_file *file_of(struct catalog *c, const struct catalog_extent *e) {
+        return &c->files[e->file];
+}
+
 static uint32_t first_place(const struct catalog *c, const struct catalog_extent *e) {
         return (uint32_t)(e - c->extents) * FILE_SLOTS;
 }
@@ -208,10 +238,10 @@ static void extent_begin(struct catalog *c, struct catalog_extent *e, struct cat
         kvd_list_remove(&e->node);
         class->extents++;
         e->slot_bytes = class->slot_bytes;
-        e->slots = file_slots(c->extent_bytes, class->slot_bytes);
+        e->slots = file_slots(file_of(c, e)->extent_bytes, class->slot_bytes);
         e->used = e->fresh = 0;
         e->free = CATALOG_NOWHERE;
-        kvd_list_insert(&class->roomy, NULL, &e->node);
+        kvd_list_insert(&class->roomy[e->file], NULL, &e->node);
 }
 
 /* It is nobody's once its last record is gone. */
@@ -219,7 +249,7 @@ static void extent_end(struct catalog *c, struct catalog_extent *e) {
         class_of(c, e->slot_bytes)->extents--;
         kvd_list_remove(&e->node);
         e->slot_bytes = 0;
-        kvd_list_insert(&c->empty, c->empty.first, &e->node);
+        kvd_list_insert(&file_of(c, e)->empty, file_of(c, e)->empty.first, &e->node);
 }
 
 static uint32_t slot_take(struct catalog *c, struct catalog_extent *e) {
@@ -241,7 +271,7 @@ static void slot_give(struct catalog *c, uint32_t place) {
         c->entries[place] = (struct catalog_entry){.older = e->free};
         e->free = place;
         if (!extent_has_room(e))
-                kvd_list_insert(&class_of(c, e->slot_bytes)->roomy, NULL, &e->node);
+                kvd_list_insert(&class_of(c, e->slot_bytes)->roomy[e->file], NULL, &e->node);
         e->used--;
         if (!e->used)
                 extent_end(c, e);
@@ -311,10 +341,13 @@ static void parent_changes(struct catalog *c, uint32_t place, int by) {
 
 static void count(struct catalog *c, uint32_t place, int by) {
         struct catalog_namespace *space = &c->spaces[c->entries[place].space];
+        struct catalog_file *file = catalog_file(c, place);
         uint64_t bytes = (uint64_t)by * extent_of(c, place)->slot_bytes;
 
         space->bytes += bytes;
         space->records += (uint64_t)by;
+        file->bytes += bytes;
+        file->records += (uint64_t)by;
         c->bytes += bytes;
         c->records += (uint64_t)by;
 }
@@ -363,7 +396,7 @@ void catalog_spoil(struct catalog *c, uint32_t place) {
         leave(c, place);
         if (extent_has_room(e))
                 kvd_list_remove(&e->node);
-        c->n_bad += !e->bad;
+        file_of(c, e)->n_bad += !e->bad;
         e->bad = true;
         e->used = e->fresh = e->slots;
         e->free = CATALOG_NOWHERE;
@@ -385,7 +418,7 @@ static uint32_t coldest(const struct catalog *c, const void *owner, uint32_t slo
                 const struct catalog_entry *e = &c->entries[place];
                 bool his = !owner || c->spaces[e->space].owner == owner;
 
-                if (may_go(e, since_ns) && his &&
+                if (may_go(e, since_ns) && his && !catalog_is_off(c, place) &&
                     (!slot_bytes || c->extents[place / FILE_SLOTS].slot_bytes == slot_bytes))
                         return place;
                 place = e->newer;
@@ -404,22 +437,34 @@ static bool extent_clear(struct catalog *c, struct catalog_extent *e, uint64_t s
         for (uint32_t i = first; i < first + n; i++) {
                 if (c->entries[i].state != CATALOG_THERE)
                         continue;
-                c->evicted++;
+                file_of(c, e)->evicted++;
                 catalog_drop(c, i);
         }
         return true;
 }
 
+static uint32_t take_free_in(struct catalog *c, uint32_t file, struct catalog_class *class) {
+        struct catalog_file *f = &c->files[file];
+        struct kvd_list *roomy = &class->roomy[file];
+
+        if (f->off || class->slot_bytes >= f->extent_bytes)
+                return CATALOG_NOWHERE;
+        if (!roomy->first && f->empty.first)
+                extent_begin(c, kvd_list_first(&f->empty, struct catalog_extent, node), class);
+        if (!roomy->first)
+                return CATALOG_NOWHERE;
+        return slot_take(c, kvd_list_first(roomy, struct catalog_extent, node));
+}
+
 static uint32_t take_free(struct catalog *c, uint32_t slot_bytes) {
         struct catalog_class *class = class_of(c, slot_bytes);
+        uint32_t place = CATALOG_NOWHERE;
 
-        if (!class)
-                return CATALOG_NOWHERE;
-        if (!class->roomy.first && c->empty.first)
-                extent_begin(c, kvd_list_first(&c->empty, struct catalog_extent, node), class);
-        if (!class->roomy.first)
-                return CATALOG_NOWHERE;
-        return slot_take(c, kvd_list_first(&class->roomy, struct catalog_extent, node));
+        for (uint32_t i = 0; class && place == CATALOG_NOWHERE && i < c->n_files; i++) {
+                place = take_free_in(c, c->turn, class);
+                c->turn = (c->turn + 1) % c->n_files;
+        }
+        return place;
 }
 
 static bool drop_coldest(struct catalog *c, const void *owner, uint32_t slot_bytes,
@@ -428,7 +473,7 @@ static bool drop_coldest(struct catalog *c, const void *owner, uint32_t slot_byt
 
         if (place == CATALOG_NOWHERE)
                 return false;
-        c->evicted++;
+        catalog_file(c, place)->evicted++;
         catalog_drop(c, place);
         return true;
 }
@@ -437,8 +482,6 @@ uint32_t catalog_take(struct catalog *c, uint32_t slot_bytes, int space, uint64_
                       uint64_t since_ns) {
         uint32_t place, cold;
 
-        if (slot_bytes >= c->extent_bytes)
-                return CATALOG_NOWHERE;
         if (bytes_of_owner(c, space) + slot_bytes > most &&
             !drop_coldest(c, c->spaces[space].owner, slot_bytes, since_ns))
                 return CATALOG_NOWHERE;

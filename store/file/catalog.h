@@ -7,6 +7,10 @@
  * by its key, and knows the one before it by place and sequence; one that others are behind is kept
  * for as long as they are. Which goes for a new one is decided here: the coldest that nothing is
  * behind, and where all extents have slots of another size, all that shares an extent with it.
+ *
+ * New ones go to the files in turn, as long as these have room: so the blocks of one chain are in
+ * all of them, and each gets the same share of what is read or written at once. When all are full,
+ * what goes says which file is next, and that was spread in this way before.
  */
 
 #include "ipc/base/list.h"
@@ -43,6 +47,7 @@ struct catalog_extent {
         struct kvd_list_node node; /* in its class's list, while it has free slots; or in empty */
         uint32_t slot_bytes;       /* 0: it is nobody's */
         uint32_t slots, used;
+        uint32_t file;
         uint32_t fresh;            /* slots from here on were never used */
         uint32_t free;             /* first free slot below that: a place */
         bool bad;                  /* the disk did not take something there */
@@ -50,24 +55,31 @@ struct catalog_extent {
 
 struct catalog_class {
         uint32_t slot_bytes, extents;
-        struct kvd_list roomy;
+        struct kvd_list roomy[DISK_FILES]; /* in each file */
+};
+
+struct catalog_file {
+        uint64_t extent_bytes;
+        uint32_t first, n_extents, n_bad;
+        struct kvd_list empty;     /* extents */
+        uint64_t records, bytes, evicted;
+        bool off;                  /* nothing goes there, and what is there is not found */
 };
 
 struct catalog {
-        uint64_t extent_bytes;
-        uint32_t n_extents, n_buckets, n_bad;
+        uint32_t n_extents, n_buckets, n_files;
+        struct catalog_file files[DISK_FILES];
+        uint32_t turn;                  /* file that the next record goes to */
         struct catalog_extent *extents; /* owned, as is all below */
         struct catalog_entry *entries;  /* by place */
         uint32_t *buckets;              /* place + 1 */
-        struct kvd_list empty;          /* extents */
         struct catalog_class classes[CATALOG_CLASSES];
         struct catalog_namespace spaces[FILE_NAMESPACES];
         uint32_t coldest, warmest;
         uint64_t records, bytes;
-        uint64_t evicted;               /* records that went for others */
 };
 
-int catalog_open(struct catalog *c, uint32_t n_extents, uint64_t extent_bytes);
+int catalog_open(struct catalog *c, const struct kvd_disk_file *files, uint32_t n_files);
 void catalog_close(struct catalog *c);
 
 /* The number of a namespace, entered if it is new and enter is true; -1: there is none. */
@@ -108,10 +120,20 @@ uint32_t catalog_tell_some(struct catalog *c, int space, uint32_t from);
 void catalog_found(struct catalog *c, uint32_t slot_bytes, const struct kvd_disk_found *found);
 void catalog_link(struct catalog *c, uint32_t place, uint32_t up);
 
+/* The file of a place, of which there is one. */
+static inline struct catalog_file *catalog_file(struct catalog *c, uint64_t place) {
+        return &c->files[c->extents[place / FILE_SLOTS].file];
+}
+
+/* Is it in a file that is not used any more? */
+static inline bool catalog_is_off(const struct catalog *c, uint32_t place) {
+        return c->files[c->extents[place / FILE_SLOTS].file].off;
+}
+
 /* Is the record with that sequence there (or being written)? */
 static inline bool catalog_has(const struct catalog *c, uint32_t place, uint64_t sequence) {
         return place / FILE_SLOTS < c->n_extents && c->entries[place].state != CATALOG_FREE &&
-               c->entries[place].sequence == sequence;
+               c->entries[place].sequence == sequence && !catalog_is_off(c, place);
 }
 
 #endif

@@ -22,8 +22,8 @@ static uint64_t most_of(const struct file *file, const struct space *space) {
         uint64_t pool = file->store->config.pool_bytes, quota = space->domain->config.quota;
 
         if (!quota || quota >= pool)
-                return file->config.bytes;
-        return (uint64_t)((double)file->config.bytes * (double)quota / (double)pool);
+                return file_bytes(file);
+        return (uint64_t)((double)file_bytes(file) * (double)quota / (double)pool);
 }
 
 /* All of it goes there, and somebody waits for that. */
@@ -246,7 +246,7 @@ void demote_done(struct file *file, const int32_t *errors, uint32_t n) {
 
                 if (q->space)
                         block_let_go(q->space, kvd_ref_id(q->items[i].block));
-                file->info.errors += !written;
+                file_count(file, place)->errors += !written;
                 if (!written && q->space)
                         file_space_of(q->space)->left++;
                 if (!written) {
@@ -254,6 +254,7 @@ void demote_done(struct file *file, const int32_t *errors, uint32_t n) {
                         continue;
                 }
                 catalog_written(&file->catalog, place);
-                file->info.written_bytes += file->catalog.extents[place / FILE_SLOTS].slot_bytes;
+                file_count(file, place)->written_bytes +=
+                        file->catalog.extents[place / FILE_SLOTS].slot_bytes;
         }
 }

@@ -208,14 +208,15 @@ bool fetch_next(struct file *file, bool *later) {
 static void record_read(struct file *file, const struct store_disk_item *item, int error) {
         struct catalog *c = &file->catalog;
         uint32_t place = (uint32_t)item->place;
+        struct file_count *count = file_count(file, place);
 
         c->entries[place].busy--;
-        file->info.hits += !error;
-        file->info.misses += error != 0;
-        file->info.wrong += error == -EBADMSG;
-        file->info.errors += error && error != -EBADMSG;
+        count->hits += !error;
+        count->misses += error != 0;
+        count->wrong += error == -EBADMSG;
+        count->errors += error && error != -EBADMSG;
         if (!error)
-                file->info.read_bytes += c->extents[place / FILE_SLOTS].slot_bytes;
+                count->read_bytes += c->extents[place / FILE_SLOTS].slot_bytes;
         else if (error != -ECANCELED && !c->entries[place].busy)
                 catalog_drop(c, place);
 }

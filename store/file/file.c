@@ -23,7 +23,7 @@
 int store_disk_begin(struct store *store, const struct store_disk_config *config) {
         struct file *file;
 
-        if (!config->bytes)
+        if (!config->n_files)
                 return 0;
         if (store->config.backend != KVD_BACKEND_HOST)
                 return store_refuse(store, -EOPNOTSUPP,
@@ -35,7 +35,6 @@ int store_disk_begin(struct store *store, const struct store_disk_config *config
         file->store = store;
         file->config = *config;
         file->state = STORE_DISK_OPENING;
-        file->info.bytes = config->bytes;
         file->all_fetches = sys->calloc(FETCHES, sizeof *file->all_fetches);
         if (!file->all_fetches)
                 return store_refuse(store, -ENOMEM, "out of memory for the file");
@@ -69,43 +68,6 @@ void file_want(struct file *file, bool soon) {
                 file->wanted(file->data, soon);
 }
 
-static int take_catalog(struct file *file, const struct store_disk_opened *o) {
-        int r = catalog_open(&file->catalog, o->n_extents, o->extent_bytes);
-
-        for (uint32_t i = 0; r == 0 && i < MIN(o->n_namespaces, FILE_NAMESPACES); i++) {
-                int number = catalog_space(&file->catalog, o->namespaces[i].id, true);
-
-                if (number >= 0)
-                        file->catalog.spaces[number].epoch = o->namespaces[i].epoch;
-        }
-        return r;
-}
-
-/* By another process: what is where is known already. */
-static int opened_again(struct file *file, const struct store_disk_opened *o) {
-        if (o->n_extents != file->catalog.n_extents ||
-            memcmp(file->secret, o->secret, sizeof file->secret) != 0)
-                return -ESTALE;
-        file->sequence = MAX(file->sequence, file_sequence_of(o->opening));
-        return 0;
-}
-
-int store_disk_opened(struct store *store, const struct store_disk_opened *o) {
-        struct file *file = store->file;
-        uint32_t most = (uint32_t)MIN(file->config.bytes / DISK_SECTOR, UINT32_MAX / FILE_SLOTS);
-
-        if (o->n_extents > most || o->extent_bytes <= DISK_SECTOR ||
-            o->opening >= UINT64_C(1) << 24)
-                return -EPROTO;
-        if (file->state != STORE_DISK_OPENING)
-                return opened_again(file, o);
-        memcpy(file->secret, o->secret, sizeof file->secret);
-        file->sequence = file_sequence_of(o->opening);
-        file->info.extents = o->n_extents;
-        file->state = STORE_DISK_SCANNING;
-        return take_catalog(file, o);
-}
-
 /* Clients ask for what is below while it can come. */
 static void tell_below(struct space *space) {
         space_set_below(space, KVD_BELOW_FILE, file_for(space));
@@ -121,6 +83,7 @@ static void look_at_all(struct file *file) {
                 if (!space)
                         return;
                 number = space_number(space);
+                file_space_of(space)->changes = UINT64_MAX; /* a file may have gone */
                 tell_below(space);
                 space_is_busy(space);
         }
@@ -137,19 +100,136 @@ void store_disk_off(struct store *store, const char *why) {
         fetches_end_all(file, file->asked);
 }
 
-void store_disk_get_info(const struct store *store, struct store_disk_info *ret) {
+/* What it had is missed, and goes to others; its records are dropped a piece at a time. */
+static void file_off(struct file *file, uint32_t number, int error) {
+        struct catalog_file *f = &file->catalog.files[number];
+        struct file_count *count = &file->counts[number];
+
+        if (f->off)
+                return;
+        f->off = true;
+        snprintf(count->why, sizeof count->why, "%s", volume_file_why(error));
+        if (store_disk_files_off(file->store) == file->config.n_files) {
+                store_disk_off(file->store, count->why);
+                return;
+        }
+        file->sweep = 0;
+        look_at_all(file);
+}
+
+void store_disk_files(struct store *store, const struct kvd_disk_file *files, uint32_t n) {
+        for (uint32_t i = 0; i < MIN(n, store->file->catalog.n_files); i++)
+                if (files[i].error)
+                        file_off(store->file, i, files[i].error);
+}
+
+static int take_catalog(struct file *file, const struct store_disk_opened *o) {
+        int r = catalog_open(&file->catalog, o->files, o->n_files);
+
+        for (uint32_t i = 0; r == 0 && i < MIN(o->n_namespaces, FILE_NAMESPACES); i++) {
+                int number = catalog_space(&file->catalog, o->namespaces[i].id, true);
+
+                if (number >= 0)
+                        file->catalog.spaces[number].epoch = o->namespaces[i].epoch;
+        }
+        return r;
+}
+
+/* By another process: what is where is known already. A file that has changed is off. */
+static int opened_again(struct file *file, const struct store_disk_opened *o) {
+        if (memcmp(file->secret, o->secret, sizeof file->secret) != 0)
+                return -ESTALE;
+        for (uint32_t i = 0; i < o->n_files; i++)
+                if (o->files[i].state != VOLUME_FOUND ||
+                    o->files[i].extents != file->catalog.files[i].n_extents)
+                        file_off(file, i, o->files[i].error ?: -ESTALE);
+        file->sequence = MAX(file->sequence, file_sequence_of(o->opening));
+        return 0;
+}
+
+static bool makes_sense(const struct file *file, const struct store_disk_opened *o) {
+        uint64_t extents = 0;
+
+        for (uint32_t i = 0; i < MIN(o->n_files, file->config.n_files); i++) {
+                const struct kvd_disk_file *f = &o->files[i];
+
+                extents += f->extents;
+                if (f->extents > file->config.bytes[i] / DISK_SECTOR ||
+                    (f->extents && f->extent_bytes <= DISK_SECTOR))
+                        return false;
+        }
+        return o->n_files == file->config.n_files && extents <= UINT32_MAX / FILE_SLOTS &&
+               o->opening < UINT64_C(1) << 24;
+}
+
+int store_disk_opened(struct store *store, const struct store_disk_opened *o) {
+        struct file *file = store->file;
+        int r;
+
+        if (!makes_sense(file, o))
+                return -EPROTO;
+        if (file->state != STORE_DISK_OPENING)
+                return opened_again(file, o);
+        memcpy(file->secret, o->secret, sizeof file->secret);
+        file->sequence = file_sequence_of(o->opening);
+        r = take_catalog(file, o);
+        if (r == 0)
+                file->state = STORE_DISK_SCANNING;
+        return r;
+}
+
+enum store_disk_state store_disk_state(const struct store *store) {
         const struct file *file = store->file;
 
+        return !file                                       ? STORE_DISK_NONE :
+               file->hangs && file->state == STORE_DISK_ON ? STORE_DISK_HANGS :
+                                                             file->state;
+}
+
+uint32_t store_disk_n_files(const struct store *store) {
+        return store->file ? store->file->config.n_files : 0;
+}
+
+uint32_t store_disk_files_off(const struct store *store) {
+        uint32_t n = 0;
+
+        if (store_disk_state(store) == STORE_DISK_OFF)
+                return store->file->config.n_files;
+        for (uint32_t i = 0; store->file && i < store->file->config.n_files; i++)
+                n += store->file->catalog.files[i].off;
+        return n;
+}
+
+static void get_counts(const struct file_count *count, struct store_disk_info *ret) {
+        ret->hits = count->hits;
+        ret->misses = count->misses;
+        ret->wrong = count->wrong;
+        ret->errors += count->errors;
+        ret->read_bytes = count->read_bytes;
+        ret->written_bytes = count->written_bytes;
+        if (count->why[0])
+                memcpy(ret->why, count->why, sizeof ret->why);
+}
+
+void store_disk_get_info(const struct store *store, uint32_t number, struct store_disk_info *ret) {
+        const struct file *file = store->file;
+        const struct catalog_file *f;
+
         *ret = (struct store_disk_info){0};
-        if (!file)
+        if (!file || number >= file->config.n_files)
                 return;
+        f = &file->catalog.files[number];
         *ret = file->info;
-        ret->state = file->hangs && file->state == STORE_DISK_ON ? STORE_DISK_HANGS : file->state;
-        ret->used = file->catalog.bytes;
-        ret->records = file->catalog.records;
-        ret->evicted = file->catalog.evicted;
-        ret->age_ns = catalog_age(&file->catalog);
-        ret->scanned = file->scan_extent;
+        ret->state = f->off ? STORE_DISK_OFF : store_disk_state(store);
+        memcpy(ret->name, file->config.names[number], sizeof ret->name);
+        ret->bytes = file->config.bytes[number];
+        ret->used = f->bytes;
+        ret->records = f->records;
+        ret->evicted = f->evicted;
+        ret->age_ns = f->records ? catalog_age(&file->catalog) : 0;
+        ret->extents = f->n_extents;
+        ret->scanned = MIN(file->scan_extent - MIN(file->scan_extent, f->first), f->n_extents);
+        get_counts(&file->counts[number], ret);
 }
 
 /* ---- spaces ---------------------------------------------------------------------------------- */
@@ -159,7 +239,7 @@ static void lay_out(const struct space *space, uint64_t max_blocks, struct kvd_i
         const struct file *file = space_store(space)->file;
 
         if (file && ix->kind == KVD_kind_causal)
-                ix->hint_slots = kvd_table_slots(file->config.bytes /
+                ix->hint_slots = kvd_table_slots(file_bytes(file) /
                                                  file_slot_bytes(ix->block_bytes));
 }
 
@@ -228,6 +308,7 @@ uint32_t file_record_of(const struct file *file, const struct space *space, uint
         uint32_t place = b->record - 1;
 
         if (!b->record || file->catalog.entries[place].state == CATALOG_FREE ||
+            catalog_is_off(&file->catalog, place) ||
             (uint32_t)file->catalog.entries[place].sequence != b->record_mark)
                 return CATALOG_NOWHERE;
         return place;
@@ -369,7 +450,8 @@ static bool sweep_dead(struct file *file) {
 
                 if (!c->extents[file->sweep / FILE_SLOTS].slot_bytes)
                         file->sweep |= FILE_SLOTS - 1;
-                else if (e->state == CATALOG_THERE && c->spaces[e->space].dead && !e->busy)
+                else if (e->state == CATALOG_THERE && !e->busy &&
+                         (c->spaces[e->space].dead || catalog_is_off(c, file->sweep)))
                         catalog_drop(c, file->sweep);
         }
         return file->sweep < c->n_extents * FILE_SLOTS;
@@ -422,7 +504,8 @@ void file_question_add(struct file *file, const struct store_disk_item *item) {
 }
 
 static bool scan_next(struct file *file) {
-        file->question.extent = file->scan_extent;
+        file->question.file = file->catalog.extents[file->scan_extent].file;
+        file->question.extent = file->scan_extent - file->catalog.files[file->question.file].first;
         file->question.first = file->scan_slot;
         return true;
 }
@@ -453,17 +536,31 @@ static void all_scanned(struct file *file) {
         look_at_all(file);
 }
 
+/* With its place among all files'. False: that is not in the extent that begins there. */
+static bool take_found(struct catalog *c, uint64_t begin, const struct kvd_disk_found *found,
+                       struct kvd_disk_found *ret) {
+        uint64_t first = catalog_file(c, begin)->first * (uint64_t)FILE_SLOTS;
+
+        *ret = *found;
+        ret->place += first;
+        return found->place < c->n_extents * (uint64_t)FILE_SLOTS &&
+               ret->place / FILE_SLOTS == begin / FILE_SLOTS;
+}
+
 void store_disk_scanned(struct store *store, int error, uint32_t slot_bytes,
                         const struct kvd_disk_found *found, uint32_t n) {
         struct file *file = store->file;
         struct catalog *c = &file->catalog;
-        uint32_t slots = slot_bytes ? file_slots(c->extent_bytes, slot_bytes) : 0;
+        uint64_t place = (uint64_t)file->scan_extent * FILE_SLOTS;
+        struct kvd_disk_found at;
+        uint64_t bytes = catalog_file(c, place)->extent_bytes;
+        uint32_t slots = slot_bytes ? file_slots(bytes, slot_bytes) : 0;
 
         file->asked = false;
-        file->info.errors += error != 0;
+        file_count(file, place)->errors += error != 0;
         for (uint32_t i = 0; !error && i < n; i++)
-                if (found[i].place / FILE_SLOTS == file->scan_extent)
-                        catalog_found(c, slot_bytes, &found[i]);
+                if (take_found(c, place, &found[i], &at))
+                        catalog_found(c, slot_bytes, &at);
         file->scan_slot += KVD_DISK_FOUND;
         if (!error && file->scan_slot < slots)
                 return;
@@ -491,16 +588,34 @@ void store_disk_named(struct store *store, int error, uint64_t epoch) {
 
 #define MOST_FAILING 8u
 
-/* Where one extent is bad, others are not; a disk that does nothing any more is left alone. */
-static void judge_disk(struct file *file, const int32_t *errors, uint32_t n) {
-        bool fails = n > 0;
+/* Where one extent is bad, others are not; a file that takes nothing any more is left alone. */
+static void judge_file(struct file *file, uint32_t number, int error) {
+        const struct catalog_file *f = &file->catalog.files[number];
+        struct file_count *count = &file->counts[number];
 
-        for (uint32_t i = 0; i < n; i++)
-                fails = fails && errors[i] && errors[i] != -EBADMSG;
-        file->failing = fails ? file->failing + 1 : n ? 0 : file->failing;
-        if (fails && (file->failing >= MOST_FAILING ||
-                      file->catalog.n_bad > file->catalog.n_extents / 2))
-                store_disk_off(file->store, strerror(-errors[0]));
+        count->failing = error ? count->failing + 1 : 0;
+        if (error && (count->failing >= MOST_FAILING || f->n_bad > f->n_extents / 2))
+                file_off(file, number, error);
+}
+
+/* A file fails if all does that it was asked for. */
+static void judge_disk(struct file *file, const int32_t *errors, uint32_t n) {
+        const struct store_disk_item *items = file->question.items;
+        bool asked[DISK_FILES] = {false}, did[DISK_FILES] = {false};
+        int error[DISK_FILES] = {0};
+
+        for (uint32_t i = 0; i < MIN(n, file->question.n); i++) {
+                size_t number = (size_t)(file_count(file, items[i].place) - file->counts);
+
+                asked[number] = true;
+                if (!errors[i] || errors[i] == -EBADMSG)
+                        did[number] = true;
+                else
+                        error[number] = errors[i];
+        }
+        for (uint32_t i = 0; i < file->catalog.n_files; i++)
+                if (asked[i])
+                        judge_file(file, i, did[i] ? 0 : error[i]);
 }
 
 void store_disk_moved(struct store *store, const int32_t *errors, uint32_t n) {
@@ -546,6 +661,13 @@ void store_disk_lost(struct store *store) {
                 store_disk_moved(store, NULL, 0);
                 break;
         }
+}
+
+uint64_t store_disk_place(const struct store *store, uint64_t place, uint32_t *file) {
+        const struct catalog *c = &store->file->catalog;
+
+        *file = c->extents[place / FILE_SLOTS].file;
+        return place - c->files[*file].first * (uint64_t)FILE_SLOTS;
 }
 
 int space_disk_memory(struct space *space, kvd_ref block, uint64_t *offset) {

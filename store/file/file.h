@@ -40,7 +40,13 @@ struct file_erasing {
         struct file_name name;
 };
 
-struct file { /* of a store */
+struct file_count { /* of one of the files */
+        uint64_t hits, misses, wrong, errors, read_bytes, written_bytes;
+        uint32_t failing;             /* questions in a row of which it did nothing */
+        char why[128];                /* it is off */
+};
+
+struct file { /* of a store; all of its files */
         struct store *store;
         enum store_disk_state state;
         struct store_disk_config config;
@@ -53,7 +59,6 @@ struct file { /* of a store */
         uint32_t scan_extent, scan_slot;
 
         bool asked;                   /* question is out */
-        uint32_t failing;             /* questions in a row of which the disk did nothing */
         bool hangs;                   /* ... and no answer is to be expected */
         uint64_t asked_ns;            /* when */
         struct store_disk_question question;
@@ -66,7 +71,8 @@ struct file { /* of a store */
         struct file_erasing erasing[ERASING];
         uint32_t n_erasing;
         uint32_t sweep;               /* place where dead records are looked for next */
-        struct store_disk_info info;
+        struct store_disk_info info;  /* of all */
+        struct file_count counts[DISK_FILES];
 };
 
 /* evict --to file: all that is there when it begins */
@@ -87,7 +93,20 @@ struct file_space {
         uint32_t told;                /* place to tell clients of next; CATALOG_NOWHERE: all is */
 };
 
-/* The file itself stays as it is. Returns NULL. */
+/* What happened at a place is counted here. */
+static inline struct file_count *file_count(struct file *file, uint64_t place) {
+        return &file->counts[catalog_file(&file->catalog, place) - file->catalog.files];
+}
+/* Of all files. */
+static inline uint64_t file_bytes(const struct file *file) {
+        uint64_t bytes = 0;
+
+        for (uint32_t i = 0; i < file->config.n_files; i++)
+                bytes += file->config.bytes[i];
+        return bytes;
+}
+
+/* The files themselves stay as they are. Returns NULL. */
 struct file *file_free(struct file *file);
 
 static inline struct file_space *file_space_of(const struct space *space) {

@@ -15,6 +15,11 @@ static struct kvd_key hash(const uint8_t *secret, const void *data, size_t bytes
         return kvd_hash_best()(data, bytes, secret);
 }
 
+void file_key_of_life(const uint8_t *secret, uint64_t life, uint8_t *ret) {
+        for (uint32_t i = 0; i < KVD_SECRET_BYTES; i++)
+                ret[i] = secret[i] ^ (uint8_t)(life >> i % sizeof life * 8);
+}
+
 /* ---- sectors --------------------------------------------------------------------------------- */
 
 static struct kvd_key sector_checksum(const uint8_t *secret, const struct file_mark *sector) {

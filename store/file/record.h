@@ -18,6 +18,14 @@
  *
  * A namespace is a space with its domain and geometry. Its epoch is a number that was never given
  * before, so that all its records are erased when the superblock names another one, or none.
+ *
+ * Several files have one superblock: each has a copy, and all that is written is written to each; a
+ * record may be behind one in another file. Which of them belong together they say themselves: all
+ * have the secret, and the set, a number that was made when they were opened last. Of these the
+ * newest superblock counts, so that a file which had failed meanwhile has nothing that was erased.
+ * One that has been opened with the secret and in another set may have given the same numbers to
+ * something else: it begins a new life, by which its checksums are made, too, and all its records
+ * are none.
  */
 
 #include <assert.h>
@@ -45,13 +53,15 @@ struct file_mark { /* begins every sector but a payload's */
 struct file_super {
         struct file_mark mark;
         uint64_t serial;         /* of this writing */
-        uint64_t bytes, extent_bytes;
+        uint64_t bytes, extent_bytes; /* of this file; what is not, is the same in all */
         uint64_t opening;        /* counts them: sequences of one begin at file_sequence_of(it) */
         uint64_t next_epoch;
         uint32_t n_namespaces, pad;
         uint8_t secret[KVD_SECRET_BYTES];
         struct kvd_disk_namespace namespaces[FILE_NAMESPACES];
-        uint64_t rest[4];
+        uint64_t life;           /* of this file; 0: the first one of the secret's */
+        uint64_t set;            /* of the files that were opened together; 0: by a kvd that had one */
+        uint64_t rest[2];
 };
 static_assert(sizeof(struct file_super) == DISK_SECTOR, "version 1");
 
@@ -77,6 +87,9 @@ static_assert(sizeof(struct file_record) == DISK_SECTOR, "version 1");
 static inline uint64_t file_sequence_of(uint64_t opening) {
         return opening << 40;
 }
+
+/* What the checksums of a file's extents and records are made with. */
+void file_key_of_life(const uint8_t *secret, uint64_t life, uint8_t *ret);
 
 /* Before a sector is written; and of one that was read: is it such a one, and whole? */
 void file_sector_seal(const uint8_t *secret, enum file_sector what, struct file_mark *sector);

@@ -6,7 +6,7 @@
  * lost is a miss.
  */
 
-#include "store/file/volume.h"
+#include "store/file/super.h"
 
 #include <errno.h>
 #include <string.h>
@@ -14,48 +14,7 @@
 
 #include "ipc/base/sys.h"
 
-#define refuse(v, error, ...) kvd_refuse(&(v)->why, error, __VA_ARGS__)
-
-/* ---- the disk -------------------------------------------------------------------------------- */
-
-static void begin_all(struct volume *v, struct disk_io *ios, uint32_t n, bool writes) {
-        for (uint32_t i = 0; i < n; i++)
-                v->disk->begin(v->disk, &ios[i], writes);
-}
-
-static void end_all(struct volume *v) {
-        while (v->disk->end(v->disk))
-                ;
-}
-
-static int read_one(struct volume *v, uint64_t at, void *to) {
-        struct disk_io io = {.at = at, .data = to, .bytes = DISK_SECTOR};
-
-        begin_all(v, &io, 1, false);
-        end_all(v);
-        return io.error;
-}
-
-static int write_one(struct volume *v, uint64_t at, void *from) {
-        struct disk_io io = {.at = at, .data = from, .bytes = DISK_SECTOR};
-
-        begin_all(v, &io, 1, true);
-        end_all(v);
-        return io.error;
-}
-
-static int flush(struct volume *v) {
-        int r = v->disk->flush(v->disk);
-
-        if (r < 0)
-                v->broken = true;
-        return r;
-}
-
-static int is_broken(struct volume *v) {
-        return v->broken ? refuse(v, -EIO, "the disk failed to flush: what it has is not known") :
-                           0;
-}
+#define refuse volume_refuse
 
 static uint8_t *pages(uint64_t bytes) {
         void *at = sys->mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
@@ -64,93 +23,37 @@ static uint8_t *pages(uint64_t bytes) {
         return at == MAP_FAILED ? NULL : at;
 }
 
-/* ---- superblock ------------------------------------------------------------------------------ */
+/* ---- files ----------------------------------------------------------------------------------- */
 
-static uint64_t copy_at(uint32_t copy) {
-        return copy * (FILE_HEAD / FILE_COPIES);
+uint32_t volume_file_of(const struct volume *v, uint64_t extent) {
+        uint32_t file = 0;
+
+        while (extent - v->files[file].first >= v->files[file].n_extents)
+                file++;
+        return file;
 }
 
-/* It is there to stay when it was read again: a disk may have put it elsewhere. */
-static int write_copy(struct volume *v, uint32_t copy) {
-        int r = write_one(v, copy_at(copy), v->super);
+/* The file of a place, and its number there: a record lies right wherever its file is named. */
+static const struct volume_file *file_at(const struct volume *v, uint64_t *place) {
+        const struct volume_file *f = &v->files[volume_file_of(v, *place / FILE_SLOTS)];
 
-        if (r == 0)
-                r = flush(v);
-        if (r == 0)
-                r = read_one(v, copy_at(copy), v->staging);
-        if (r == 0 && memcmp(v->staging, v->super, DISK_SECTOR) != 0)
-                r = -EIO;
-        return r;
+        *place -= f->first * (uint64_t)FILE_SLOTS;
+        return f;
 }
 
-/*
- * One copy after the other, so that one of them is whole at any time. Whatever kept it from being
- * written, nothing could be erased: -EIO.
- */
-static int write_super(struct volume *v) {
-        int r = is_broken(v);
-
-        v->stale = true;
-        v->super->serial++;
-        file_sector_seal(v->super->secret, FILE_SUPER, &v->super->mark);
-        for (uint32_t copy = 0; r == 0 && copy < FILE_COPIES; copy++)
-                r = write_copy(v, copy);
-        if (r < 0)
-                return refuse(v, -EIO, "the superblock cannot be written: %s", strerror(-r));
-        v->stale = false;
-        return 0;
+int volume_broken(struct volume *v) {
+        for (uint32_t i = 0; i < v->disk->n_files; i++)
+                if (!v->files[i].error)
+                        return 0;
+        return refuse(v, -EIO, "the disk failed to flush: what it has is not known");
 }
 
-static bool all_zero(const uint8_t *sector) {
-        return !sector[0] && memcmp(sector, sector + 1, DISK_SECTOR - 1) == 0;
-}
-
-static bool makes_sense(const struct volume *v, const struct file_super *s) {
-        return file_sector_whole(s->secret, FILE_SUPER, &s->mark) && s->bytes == v->disk->bytes &&
-               s->n_namespaces <= FILE_NAMESPACES && s->extent_bytes > DISK_SECTOR &&
-               s->extent_bytes % DISK_SECTOR == 0 && s->extent_bytes <= s->bytes;
-}
-
-/* What the copies say, of which there may be none. */
-struct copies {
-        bool whole, ours, zero, other; /* is there one that is so? */
-};
-
-static void judge_copy(struct volume *v, struct copies *seen) {
-        const struct file_super *s = (const void *)v->staging;
-
-        if (all_zero(v->staging)) {
-                seen->zero = true;
-        } else if (s->mark.magic != FILE_MAGIC || s->mark.version != FILE_VERSION) {
-                seen->other = true;
-        } else if (!makes_sense(v, s)) {
-                seen->ours = true;
-        } else {
-                if (!seen->whole || s->serial > v->super->serial)
-                        memcpy(v->super, s, sizeof *s);
-                seen->whole = true;
-        }
-}
-
-static int read_super(struct volume *v, struct copies *seen) {
-        for (uint32_t copy = 0; copy < FILE_COPIES; copy++) {
-                int r = read_one(v, copy_at(copy), v->staging);
-
-                if (r < 0)
-                        return refuse(v, r, "the superblock cannot be read: %s", strerror(-r));
-                judge_copy(v, seen);
-        }
-        return 0;
-}
-
-static int format(struct volume *v, uint64_t extent_bytes) {
-        struct file_super *s = v->super;
-
-        *s = (struct file_super){
-                .bytes = v->disk->bytes, .extent_bytes = extent_bytes, .next_epoch = 1};
-        if (sys->getrandom(s->secret, sizeof s->secret, 0) != (ssize_t)sizeof s->secret)
-                return refuse(v, -EIO, "the kernel gives no random numbers for the file's secret");
-        return 0;
+const char *volume_file_why(int error) {
+        return error == -EMEDIUMTYPE ?
+                       "the file is not kvd's, or of another version; empty it if it may go" :
+               error == -EXDEV  ? "the file belongs to others; empty it if it may go" :
+               error == -EINVAL ? "the file is too small" :
+                                  strerror(-error);
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -171,38 +74,49 @@ static int make_room(struct volume *v, uint64_t staging_bytes) {
         return 0;
 }
 
-static int begin(struct volume *v) {
-        v->n_extents = (uint32_t)MIN((v->super->bytes - FILE_HEAD) / v->super->extent_bytes,
-                                     UINT32_MAX / FILE_SLOTS);
+static int lay_out(struct volume *v) {
+        for (uint32_t i = 0; i < v->disk->n_files; i++) {
+                struct volume_file *f = &v->files[i];
+
+                f->first = v->n_extents;
+                if (!f->error)
+                        f->n_extents = (uint32_t)MIN((v->disk->bytes[i] - FILE_HEAD) /
+                                                             f->extent_bytes,
+                                                     UINT32_MAX / FILE_SLOTS - v->n_extents);
+                v->n_extents += f->n_extents;
+        }
         v->slot_bytes = sys->calloc(MAX(v->n_extents, 1), sizeof *v->slot_bytes);
-        if (!v->slot_bytes)
-                return refuse(v, -ENOMEM, "out of memory for the file's extents");
-        v->super->opening++;
-        return write_super(v);
+        return v->slot_bytes ? 0 : refuse(v, -ENOMEM, "out of memory for the file's extents");
+}
+
+/* The best there is, and the first file's error if there is none. */
+static int best_state(struct volume *v) {
+        int best = volume_broken(v) < 0 ? v->files[0].error : VOLUME_LEFT;
+
+        for (uint32_t i = 0; i < v->disk->n_files; i++)
+                if (!v->files[i].error)
+                        best = MIN(best, (int)v->files[i].state);
+        return best < 0 ? refuse(v, best, "%s", volume_file_why(best)) : best;
 }
 
 int volume_open(struct volume *v, struct disk *disk, uint64_t extent_bytes,
                 uint64_t staging_bytes) {
-        struct copies seen = {0};
-        int r;
+        int r, state;
 
         *v = (struct volume){.disk = disk, .copy = copy_memory};
-        if (disk->bytes < FILE_HEAD + extent_bytes)
-                return refuse(v, -EINVAL, "the file is too small: it needs %llu bytes",
-                              (unsigned long long)(FILE_HEAD + extent_bytes));
         r = make_room(v, staging_bytes);
         if (r == 0)
-                r = read_super(v, &seen);
-        if (r == 0 && !seen.whole && seen.other && !seen.ours)
-                r = refuse(v, -EMEDIUMTYPE,
-                           "the file is not kvd's, or of another version; empty it if it may go");
-        if (r == 0 && !seen.whole)
-                r = format(v, extent_bytes);
+                r = super_read(v, extent_bytes);
+        state = r < 0 ? r : best_state(v);
+        if (state < 0)
+                return state;
+        v->super->opening++;
+        r = super_random(v, &v->super->set, sizeof v->super->set);
         if (r == 0)
-                r = begin(v);
-        if (r < 0)
-                return r;
-        return seen.whole ? VOLUME_FOUND : seen.ours ? VOLUME_LOST : VOLUME_NEW;
+                r = lay_out(v);
+        if (r == 0)
+                r = super_write(v);
+        return r < 0 ? r : state;
 }
 
 void volume_close(struct volume *v) {
@@ -233,14 +147,14 @@ static bool epoch_lives(const struct file_super *s, uint64_t epoch) {
 int volume_namespace(struct volume *v, struct kvd_key id, uint64_t *epoch) {
         struct file_super *s = v->super;
         struct kvd_disk_namespace *n = find_namespace(s, id);
-        int r = is_broken(v);
+        int r = volume_broken(v);
 
         if (r == 0 && !n && s->n_namespaces == FILE_NAMESPACES)
                 r = refuse(v, -ENOSPC, "the file has %u spaces already", FILE_NAMESPACES);
         if (r == 0 && !n) {
                 n = &s->namespaces[s->n_namespaces++];
                 *n = (struct kvd_disk_namespace){.id = id, .epoch = s->next_epoch++};
-                r = write_super(v);
+                r = super_write(v);
         }
         if (r == 0)
                 *epoch = n->epoch;
@@ -255,25 +169,37 @@ int volume_forget(struct volume *v, struct kvd_key id) {
                 *n = s->namespaces[--s->n_namespaces];
                 s->namespaces[s->n_namespaces] = (struct kvd_disk_namespace){0};
         }
-        return n || v->stale ? write_super(v) : is_broken(v);
+        return n ? super_write(v) : volume_broken(v);
 }
 
 /* ---- extents --------------------------------------------------------------------------------- */
 
-static uint64_t extent_at(const struct volume *v, uint32_t extent) {
-        return FILE_HEAD + extent * v->super->extent_bytes;
+/* What is to be read or written, from the beginning of an extent or at a place. */
+static struct disk_io io_of_extent(const struct volume *v, uint32_t extent) {
+        uint32_t file = volume_file_of(v, extent);
+        const struct volume_file *f = &v->files[file];
+
+        return (struct disk_io){.file = file,
+                                .at = FILE_HEAD + (extent - f->first) * f->extent_bytes,
+                                .bytes = DISK_SECTOR};
 }
 
-static uint64_t place_at(const struct volume *v, uint64_t place) {
+static struct disk_io io_of_place(const struct volume *v, uint64_t place) {
         uint32_t extent = (uint32_t)(place / FILE_SLOTS);
+        struct disk_io io = io_of_extent(v, extent);
 
-        return extent_at(v, extent) + DISK_SECTOR + place % FILE_SLOTS * v->slot_bytes[extent];
+        io.at += DISK_SECTOR + place % FILE_SLOTS * v->slot_bytes[extent];
+        return io;
 }
 
 static bool is_place(const struct volume *v, uint64_t place, uint32_t slot_bytes) {
-        return place / FILE_SLOTS < v->n_extents && slot_bytes > DISK_SECTOR &&
-               slot_bytes <= v->staging_bytes && slot_bytes < v->super->extent_bytes &&
-               place % FILE_SLOTS < file_slots(v->super->extent_bytes, slot_bytes);
+        uint64_t extent = place / FILE_SLOTS, bytes;
+
+        if (extent >= v->n_extents)
+                return false;
+        bytes = v->files[volume_file_of(v, extent)].extent_bytes;
+        return slot_bytes > DISK_SECTOR && slot_bytes <= v->staging_bytes && slot_bytes < bytes &&
+               place % FILE_SLOTS < file_slots(bytes, slot_bytes);
 }
 
 /*
@@ -281,14 +207,16 @@ static bool is_place(const struct volume *v, uint64_t place, uint32_t slot_bytes
  * a record as it was before.
  */
 static int begin_extent(struct volume *v, uint32_t extent, uint32_t slot_bytes) {
+        struct disk_io io = io_of_extent(v, extent);
+        const struct volume_file *f = &v->files[io.file];
         struct file_extent *e = (void *)v->staging;
         int r;
 
         if (v->slot_bytes[extent] == slot_bytes)
                 return 0;
-        *e = (struct file_extent){.number = extent, .slot_bytes = slot_bytes};
-        file_sector_seal(v->super->secret, FILE_EXTENT, &e->mark);
-        r = write_one(v, extent_at(v, extent), e);
+        *e = (struct file_extent){.number = extent - f->first, .slot_bytes = slot_bytes};
+        file_sector_seal(f->key, FILE_EXTENT, &e->mark);
+        r = volume_write_sector(v, io.file, io.at, e);
         if (r == 0)
                 v->slot_bytes[extent] = slot_bytes;
         return r;
@@ -296,13 +224,15 @@ static int begin_extent(struct volume *v, uint32_t extent, uint32_t slot_bytes) 
 
 static int read_extent(struct volume *v, uint32_t extent) {
         const struct file_extent *e = (const void *)v->staging;
-        int r = read_one(v, extent_at(v, extent), v->staging);
+        struct disk_io io = io_of_extent(v, extent);
+        const struct volume_file *f = &v->files[io.file];
+        int r = volume_read_sector(v, io.file, io.at, v->staging);
 
         v->slot_bytes[extent] = 0;
         if (r < 0)
                 return r;
-        if (file_sector_whole(v->super->secret, FILE_EXTENT, &e->mark) && e->number == extent &&
-            is_place(v, extent * FILE_SLOTS, e->slot_bytes))
+        if (file_sector_whole(f->key, FILE_EXTENT, &e->mark) && e->number == extent - f->first &&
+            is_place(v, extent * (uint64_t)FILE_SLOTS, e->slot_bytes))
                 v->slot_bytes[extent] = e->slot_bytes;
         return 0;
 }
@@ -314,7 +244,9 @@ static uint32_t batch_of(const struct volume *v, uint32_t n, uint64_t bytes) {
 }
 
 static bool counts(const struct volume *v, const struct file_record *record, uint64_t place) {
-        return file_record_lies_right(v->super->secret, record, place) &&
+        const struct volume_file *f = file_at(v, &place);
+
+        return file_record_lies_right(f->key, record, place) &&
                epoch_lives(v->super, record->label.epoch) &&
                record->label.sequence < file_sequence_of(v->super->opening);
 }
@@ -324,12 +256,12 @@ static uint32_t look_at(struct volume *v, uint64_t place, uint32_t n, struct kvd
         struct disk_io ios[VOLUME_ITEMS];
         uint32_t found = 0;
 
-        for (uint32_t i = 0; i < n; i++)
-                ios[i] = (struct disk_io){.at = place_at(v, place + i),
-                                          .data = v->staging + i * DISK_SECTOR,
-                                          .bytes = DISK_SECTOR};
-        begin_all(v, ios, n, false);
-        end_all(v);
+        for (uint32_t i = 0; i < n; i++) {
+                ios[i] = io_of_place(v, place + i);
+                ios[i].data = v->staging + i * DISK_SECTOR;
+        }
+        volume_begin_all(v, ios, n, false);
+        volume_end_all(v);
         for (uint32_t i = 0; i < n; i++) {
                 const struct file_record *record = ios[i].data;
 
@@ -343,16 +275,23 @@ static uint32_t look_at(struct volume *v, uint64_t place, uint32_t n, struct kvd
         return found;
 }
 
+static int file_is_used(struct volume *v, uint32_t extent) {
+        return v->files[volume_file_of(v, extent)].error ? -EIO : volume_broken(v);
+}
+
 int volume_scan(struct volume *v, uint32_t extent, uint32_t first, uint32_t n,
                 struct kvd_disk_found *ret) {
-        int r = extent < v->n_extents ? is_broken(v) : -EINVAL, found = 0;
+        int r = -EINVAL, found = 0;
         uint32_t slots, some;
 
+        if (extent < v->n_extents)
+                r = file_is_used(v, extent);
         if (r == 0 && first == 0)
                 r = read_extent(v, extent);
         if (r < 0 || !v->slot_bytes[extent])
                 return r;
-        slots = file_slots(v->super->extent_bytes, v->slot_bytes[extent]);
+        slots = file_slots(v->files[volume_file_of(v, extent)].extent_bytes,
+                           v->slot_bytes[extent]);
         for (uint32_t end = MIN(first + n, slots); first < end; first += some) {
                 some = batch_of(v, end - first, DISK_SECTOR);
                 found += (int)look_at(v, extent * (uint64_t)FILE_SLOTS + first, some, ret + found);
@@ -365,20 +304,25 @@ int volume_scan(struct volume *v, uint32_t extent, uint32_t first, uint32_t n,
 static int pack(const struct volume *v, const struct volume_item *item, uint8_t *to) {
         uint8_t *payload = to + DISK_SECTOR;
         uint32_t slot_bytes = file_slot_bytes(item->bytes);
+        uint64_t place = item->place;
+        const struct volume_file *f = file_at(v, &place);
         int r = v->copy(item, payload, false);
 
         if (r < 0)
                 return r;
         memset(payload + item->bytes, 0, slot_bytes - DISK_SECTOR - item->bytes);
-        file_record_make(v->super->secret, item->label, item->tokens, item->place, payload,
-                         item->bytes, (struct file_record *)to);
+        file_record_make(f->key, item->label, item->tokens, place, payload, item->bytes,
+                         (struct file_record *)to);
         return 0;
 }
 
 /* The memory may be a client's: what is copied is what is checked. */
 static void unpack(const struct volume *v, struct volume_item *item, uint8_t *from) {
-        if (file_record_is(v->super->secret, (const struct file_record *)from, item->label,
-                           item->tokens, item->place, from + DISK_SECTOR, item->bytes))
+        uint64_t place = item->place;
+        const struct volume_file *f = file_at(v, &place);
+
+        if (file_record_is(f->key, (const struct file_record *)from, item->label, item->tokens,
+                           place, from + DISK_SECTOR, item->bytes))
                 item->error = v->copy(item, from + DISK_SECTOR, true);
         else
                 item->error = -EBADMSG;
@@ -393,7 +337,7 @@ static int check_extent(struct volume *v, uint32_t extent, uint32_t slot_bytes) 
 
 static int check_item(struct volume *v, const struct volume_item *item, bool writes) {
         uint32_t slot_bytes = file_slot_bytes(item->bytes), extent;
-        int r = is_broken(v);
+        int r = volume_broken(v);
 
         if (r < 0)
                 return r;
@@ -401,6 +345,9 @@ static int check_item(struct volume *v, const struct volume_item *item, bool wri
             item->label->n_tokens > KVD_MAX_BLOCK_TOKENS || !is_place(v, item->place, slot_bytes))
                 return -EINVAL;
         extent = (uint32_t)(item->place / FILE_SLOTS);
+        r = file_is_used(v, extent);
+        if (r < 0)
+                return r;
         return writes ? begin_extent(v, extent, slot_bytes) : check_extent(v, extent, slot_bytes);
 }
 
@@ -431,8 +378,11 @@ static struct disk_io *take_part(const struct volume *v, struct moving *m,
                                  struct volume_item *item) {
         struct disk_io *io = m->free[--m->n_free];
 
+        void *part = io->data;
+
         m->items[io - m->ios] = item;
-        io->at = place_at(v, item->place);
+        *io = io_of_place(v, item->place);
+        io->data = part;
         io->bytes = file_slot_bytes(item->bytes);
         return io;
 }
@@ -503,15 +453,34 @@ static int each_sector(struct volume *v, const uint64_t *places, uint32_t n, boo
         struct disk_io ios[VOLUME_ITEMS];
         int r = 0;
 
-        for (uint32_t i = 0; i < n; i++)
-                ios[i] = (struct disk_io){.at = place_at(v, places[i]),
-                                          .data = v->staging + i * DISK_SECTOR,
-                                          .bytes = DISK_SECTOR};
-        begin_all(v, ios, n, writes);
-        end_all(v);
+        for (uint32_t i = 0; i < n; i++) {
+                ios[i] = io_of_place(v, places[i]);
+                ios[i].data = v->staging + i * DISK_SECTOR;
+        }
+        volume_begin_all(v, ios, n, writes);
+        volume_end_all(v);
         for (uint32_t i = 0; i < n; i++)
                 r = r ?: ios[i].error;
         return r;
+}
+
+/* Each file that one of them is in, once. */
+static int flush(struct volume *v, const uint64_t *places, uint32_t n) {
+        bool done[DISK_FILES] = {false};
+        int r = 0;
+
+        for (uint32_t i = 0; r == 0 && i < n; i++) {
+                uint32_t file = volume_file_of(v, places[i] / FILE_SLOTS);
+
+                if (!done[file])
+                        r = volume_flush(v, file);
+                done[file] = true;
+        }
+        return r;
+}
+
+static bool all_zero(const uint8_t *sector) {
+        return !sector[0] && memcmp(sector, sector + 1, DISK_SECTOR - 1) == 0;
 }
 
 static int erase_some(struct volume *v, const uint64_t *places, uint32_t n) {
@@ -520,7 +489,7 @@ static int erase_some(struct volume *v, const uint64_t *places, uint32_t n) {
         memset(v->staging, 0, n * DISK_SECTOR);
         r = each_sector(v, places, n, true);
         if (r == 0)
-                r = flush(v);
+                r = flush(v, places, n);
         if (r == 0)
                 r = each_sector(v, places, n, false);
         for (uint32_t i = 0; r == 0 && i < n; i++)
@@ -530,12 +499,14 @@ static int erase_some(struct volume *v, const uint64_t *places, uint32_t n) {
 }
 
 int volume_erase(struct volume *v, const uint64_t *places, uint32_t n) {
-        int r = is_broken(v);
+        int r = volume_broken(v);
 
         for (uint32_t i = 0; r == 0 && i < n; i++)
                 if (places[i] / FILE_SLOTS >= v->n_extents ||
                     !is_place(v, places[i], v->slot_bytes[places[i] / FILE_SLOTS]))
                         r = -EINVAL;
+                else
+                        r = file_is_used(v, (uint32_t)(places[i] / FILE_SLOTS));
         for (uint32_t at = 0, some; r == 0 && at < n; at += some) {
                 some = batch_of(v, n - at, DISK_SECTOR);
                 r = erase_some(v, places + at, some);

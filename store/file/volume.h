@@ -3,12 +3,14 @@
 #define KVD_STORE_FILE_VOLUME_H
 
 /*
- * A volume: a disk of records (record.h). It knows superblock and extents; what is where is its
- * caller's to know, who asks once for all that an extent holds (volume_scan) and says from then on
- * which place a record goes to. A place is extent x FILE_SLOTS + slot. A write is there when it was
- * answered, and may be gone after a power cut; an erasure that was answered is for good.
+ * A volume: records (record.h) in one file or several. It knows superblock and extents; what is
+ * where is its caller's to know, who asks once for all that an extent holds (volume_scan) and says
+ * from then on which place a record goes to. A place is extent x FILE_SLOTS + slot; extents are
+ * numbered from the first file on. A write is there when it was answered, and may be gone after a
+ * power cut; an erasure that was answered is for good, in all files that the volume has then.
  *
- * After a flush that failed nobody knows what the disk has, and everything fails (-EIO).
+ * After a flush that failed nobody knows what a file has: nothing is asked of it any more, and what
+ * is there fails (-EIO). The others go on; without any everything fails.
  */
 
 #include "ipc/base/why.h"
@@ -19,17 +21,27 @@
 
 struct volume_item;
 
+/* LEFT: it was used without the others of these files: what it had is not believed. */
+enum volume_state { VOLUME_FOUND, VOLUME_NEW, VOLUME_LOST, VOLUME_LEFT };
+
+struct volume_file {
+        enum volume_state state;  /* as it was found */
+        int error;                /* why it is not used; 0: it is */
+        uint64_t extent_bytes, life;
+        uint32_t first, n_extents; /* of the volume's */
+        uint8_t key[KVD_SECRET_BYTES]; /* of its checksums */
+};
+
 struct volume {
         struct disk *disk;
+        struct volume_file files[DISK_FILES]; /* as many as the disk has */
         /* A payload from where it belongs to staging, or back (out); at first, payload is memory. */
         int (*copy)(const struct volume_item *item, void *staging, bool out);
-        struct file_super *super; /* owned, as is all below: one sector, as the disk has it */
+        struct file_super *super; /* owned, as is all below: one sector, as a file has it */
         uint32_t n_extents;
         uint32_t *slot_bytes;     /* of each extent; 0: not known to be used */
         uint8_t *staging;
         uint64_t staging_bytes;
-        bool stale;               /* the disk may have another superblock than this one */
-        bool broken;              /* a flush failed */
         struct kvd_why why;
 };
 
@@ -51,17 +63,24 @@ static inline uint32_t file_slots(uint64_t extent_bytes, uint32_t slot_bytes) {
         return (uint32_t)MIN((extent_bytes - DISK_SECTOR) / slot_bytes, FILE_SLOTS);
 }
 
-enum volume_state { VOLUME_FOUND, VOLUME_NEW, VOLUME_LOST };
-
 /*
- * A disk of zeros becomes a volume with extents of that size; so does one that was a volume whose
+ * A file of zeros becomes one of the volume's, with extents of that size; so does one whose
  * superblocks are both broken (VOLUME_LOST). -EMEDIUMTYPE: it is something else, or of another
- * version, and is left as it is. On failure, too, volume_close is to be called. staging_bytes: room
- * for what is on its way at once; no slot may be larger.
+ * version; -EXDEV: it has records of a volume other than that of the first file that has any. Such a
+ * file is left as it is, and not used. Returns the best state of those that are, or the first one's
+ * error if none is; then, too, volume_close is to be called. staging_bytes: room for what is on its
+ * way at once; no slot may be larger.
  */
 int volume_open(struct volume *volume, struct disk *disk, uint64_t extent_bytes,
                 uint64_t staging_bytes);
 void volume_close(struct volume *volume);
+
+/* -EIO: no file is used any more. */
+int volume_broken(struct volume *volume);
+/* The file that an extent is in; there is such an extent. */
+uint32_t volume_file_of(const struct volume *volume, uint64_t extent);
+/* Why a file is not used, in words. */
+const char *volume_file_why(int error);
 
 /*
  * The records of n slots of an extent from the first on, which is 0 at first: then the extent says

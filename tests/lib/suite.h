@@ -28,12 +28,12 @@
  * With each assertion that holds Check writes down where the test is, and has no lock for it: what
  * two threads write at once it cannot read, and gives up. While one writes, others do not.
  */
-static inline void suite_mark_point(const char *file, int line) {
+static inline void suite_mark_point(const char *source, int line) {
         static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
         if (pthread_mutex_trylock(&lock) != 0)
                 return;
-        _mark_point(file, line);
+        _mark_point(source, line);
         pthread_mutex_unlock(&lock);
 }
 #define _mark_point suite_mark_point

@@ -30,16 +30,20 @@ static struct attachment *attachment;
 /* ---- a disk process -------------------------------------------------------------------------- */
 
 static struct store_disk_opened file_of(uint32_t extents, uint64_t extent_bytes) {
-        return (struct store_disk_opened){.extent_bytes = extent_bytes,
-                                          .opening = ++opening,
-                                          .n_extents = extents,
+        static struct kvd_disk_file file;
+
+        file = (struct kvd_disk_file){.extent_bytes = extent_bytes, .extents = extents};
+        return (struct store_disk_opened){.opening = ++opening,
+                                          .n_files = 1,
+                                          .files = &file,
                                           .n_namespaces = known.epoch != 0,
                                           .namespaces = &known,
                                           .secret = secret};
 }
 
 static void open_file(uint32_t extents, uint64_t extent_bytes) {
-        struct store_disk_config config = {.bytes = (extents + 1) * extent_bytes};
+        struct store_disk_config config = {.n_files = 1,
+                                           .bytes = {(extents + 1) * extent_bytes}};
         struct store_disk_opened opened = file_of(extents, extent_bytes);
 
         fixture_open(64, 0);
@@ -82,7 +86,7 @@ static void name(void) {
 static struct store_disk_info info(void) {
         struct store_disk_info ret;
 
-        store_disk_get_info(store, &ret);
+        store_disk_get_info(store, 0, &ret);
         return ret;
 }
 

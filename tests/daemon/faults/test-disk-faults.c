@@ -43,7 +43,7 @@ struct run {
         kvd_space *space;
 };
 
-static char file[64], self[256];
+static char file[64], second[72], self[256]; /* second: "": there is one file */
 
 /* ---- what kvd says --------------------------------------------------------------------------- */
 
@@ -156,10 +156,11 @@ static void evict_all(struct run *r) {
 static void start(struct run *r) {
         static const struct fault none = {.call = N_FAULT_CALLS};
         static struct fault_state well;
-        static char setting[96];
+        static char setting[160];
 
         fault_set(&well, &none);
-        snprintf(setting, sizeof setting, "daemon.file=%s", file);
+        snprintf(setting, sizeof setting, "daemon.file=%s%s%s", file, second[0] ? "," : "",
+                 second);
         r->d = (struct daemon_process){
                 .worker = self,
                 .settings = SETTINGS("daemon.max_clients=16", setting, "daemon.file_size=4M",
@@ -357,6 +358,61 @@ static void hang_in_the_kernel(struct fault_state *s) {
         printf("hangs in the kernel: hanging, on again\n");
 }
 
+/* In the disk process: from now on the second file is no file. */
+static void lose_second(int number) {
+        char path[64], target[64];
+
+        (void)number;
+        for (int fd = 3; fd < 64; fd++) {
+                ssize_t n;
+
+                snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+                n = readlink(path, target, sizeof target - 1);
+                target[MAX(n, 0)] = 0;
+                if (n > 2 && strcmp(target + n - 2, "-b") == 0)
+                        dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), fd);
+        }
+}
+
+static bool second_is(struct run *r, const char *state) {
+        struct kvd_slice is = peer_ok(r->watcher, MSG(tier_info, .tier = 1)).tier_info_reply.state;
+
+        return is.size == strlen(state) && memcmp(is.data, state, is.size) == 0;
+}
+
+/* A disk that dies while it is used: it is off, and the other goes on. */
+static void one_of_two_dies(struct fault_state *s) {
+        struct fault fault = {N_FAULT_CALLS, 0, 0, false};
+        struct run r = {.s = s};
+
+        snprintf(second, sizeof second, "%s-b", file);
+        unlink(file);
+        unlink(second);
+        fault_set(s, &fault);
+        start(&r);
+        session(&r);
+        if (!second_is(&r, "on") || is_degraded(&r))
+                die("two files are not on");
+        kill(disk_of(&r), SIGUSR1);
+        for (uint32_t i = 30; i < 90 && !second_is(&r, "off"); i++) {
+                make_chain(&r, i);
+                usleep(50000);
+                evict_all(&r);
+                fetch(&r, i);
+        }
+        WAIT_UNTIL(second_is(&r, "off") && is(&r, "on") && is_degraded(&r));
+        WAIT_UNTIL((make_chain(&r, 95), usleep(20000), evict_all(&r), fetch(&r, 95), resident(&r, 95) == BLOCKS));
+        if (!erase(&r))
+                die("nothing can be erased");
+        leave(&r);
+        connect_to(&r);
+        make_chain(&r, 96);
+        end(&r);
+        unlink(second);
+        second[0] = 0;
+        printf("one of two dies: off, the other is on\n");
+}
+
 int main(int argc, char **argv) {
         struct fault_state *s;
         char path[64];
@@ -368,6 +424,7 @@ int main(int argc, char **argv) {
                 s = fault_state_of(fd);
                 close(fd);
                 fault_install(s);
+                signal(SIGUSR1, lose_second);
                 return disk_main();
         }
         fd = memfd_create("faults", MFD_CLOEXEC);
@@ -377,6 +434,7 @@ int main(int argc, char **argv) {
         snprintf(path, sizeof path, "/proc/%d/fd/%d", getpid(), fd);
         setenv("KVD_TEST_FAULTS", path, 1);
         snprintf(file, sizeof file, "/var/tmp/kvd-disk-faults-%d", getpid());
+        one_of_two_dies(s);
         hang_in_the_kernel(s);
         break_for_good(s, EIO);
         break_for_good(s, ENOSPC);

@@ -6,7 +6,9 @@
  * scanned and read. What is read must be what its tokens stand for, and what was erased must not be
  * there.
  *
- *      crash [--images N] [--seconds N] [--seed N] [--mutant]
+ * With several files, one of them may die, be missing for a while, or be where another was.
+ *
+ *      crash [--images N] [--seconds N] [--seed N] [--files N] [--mutant]
  *
  * The last line is its figures. --mutant: the code is broken on purpose, and the run ends well if
  * that is seen.
@@ -24,10 +26,11 @@
 #define NAMESPACES 2u
 #define NODES 6u      /* of a namespace: two roots, two blocks behind each, with the same tokens */
 #define BYTES_MOST 5000u
-#define EXTENTS 2u
+#define EXTENTS 2u    /* of a file */
+#define FILES 3u      /* most */
 #define EXTENT_BYTES (DISK_SECTOR + 4u * 2 * DISK_SECTOR)
 #define STAGING (16u * DISK_SECTOR)
-#define PLACES (EXTENTS * 4u)
+#define PLACES (FILES * EXTENTS * 4u)
 #define IMAGES 16u    /* of one power cut */
 #define ERASED 4096u
 
@@ -49,16 +52,18 @@ struct erased {
         uint32_t n;
         uint64_t epochs[ERASED];
         uint32_t n_epochs;
+        uint32_t knowing;     /* the files, as bits, that were used all the time */
 };
 
 struct run {
         struct dice dice;
+        uint32_t files;
         struct simulated disk, image;
         struct volume volume;
         uint64_t sequence;
         struct record records[PLACES];
         struct erased erased;
-        uint64_t images, wrong, back, read, missed, lost, refused;
+        uint64_t images, wrong, back, read, missed, lost, refused, left;
 };
 
 static uint64_t place_of(uint32_t i) {
@@ -171,6 +176,17 @@ static void erase_one(struct run *run) {
                 run->erased.records[run->erased.n++] = *r;
 }
 
+/* Which of the disk's files are used as they were found, or are not used. */
+static uint32_t files_that(const struct run *run, const struct simulated *disk, bool found) {
+        const struct volume_file *f = run->volume.files;
+        uint32_t bits = 0;
+
+        for (uint32_t i = 0; i < run->files; i++)
+                if (found ? !f[i].error && f[i].state == VOLUME_FOUND : f[i].error != 0)
+                        bits |= 1u << disk->at[i];
+        return bits;
+}
+
 static void forget_one(struct run *run) {
         uint32_t space = (uint32_t)roll(&run->dice) % NAMESPACES;
         uint64_t epoch;
@@ -181,20 +197,23 @@ static void forget_one(struct run *run) {
         for (uint32_t i = 0; i < PLACES; i++)
                 if (run->records[i].space == space)
                         run->records[i].known = false;
-        if (volume_forget(&run->volume, id_of(space)) == 0)
-                run->erased.epochs[run->erased.n_epochs++] = epoch;
+        if (volume_forget(&run->volume, id_of(space)) != 0)
+                return;
+        run->erased.knowing &= ~files_that(run, &run->disk, false);
+        run->erased.epochs[run->erased.n_epochs++] = epoch;
 }
 
 static void step(struct run *run) {
         uint64_t what = roll(&run->dice) % 16;
         const struct record *r = &run->records[roll(&run->dice) % PLACES];
+        uint32_t file = (uint32_t)roll(&run->dice) % run->files;
 
         if (what < 8)
                 write_some(run);
         else if (what < 11 && r->known)
                 read_one(run, &run->volume, r);
         else if (what < 13)
-                run->disk.disk.flush(&run->disk.disk); /* as disks do when they like */
+                run->disk.disk.flush(&run->disk.disk, file); /* as disks do when they like */
         else if (what < 15)
                 erase_one(run);
         else if (one_in(&run->dice, 3))
@@ -216,7 +235,7 @@ static bool was_erased(const struct erased *erased, const struct kvd_label *labe
 static uint32_t scan(struct run *run, struct volume *v, struct kvd_disk_found *found) {
         uint32_t n = 0;
 
-        for (uint32_t extent = 0; extent < EXTENTS; extent++) {
+        for (uint32_t extent = 0; extent < v->n_extents; extent++) {
                 int r = volume_scan(v, extent, 0, FILE_SLOTS, found + n);
 
                 n += r > 0 ? (uint32_t)r : 0;
@@ -251,7 +270,7 @@ static void find_node(struct run *run, struct volume *v, const struct kvd_disk_f
 
 /* Also what was known before the cut: a place that is asked for wrongly is a miss. */
 static void look_around(struct run *run, const struct record *before) {
-        static struct kvd_disk_found found[EXTENTS * FILE_SLOTS];
+        static struct kvd_disk_found found[PLACES];
         struct volume *v = &run->volume;
         uint32_t n = scan(run, v, found);
 
@@ -266,22 +285,52 @@ static void look_around(struct run *run, const struct record *before) {
                 run->back += read_one(run, v, &run->erased.records[i]);
 }
 
+/*
+ * A file that was not used for a while learns of what was erased meanwhile from one that was; alone
+ * it knows nothing of it, and gives the same numbers to something else.
+ */
+static void note_who_knows(struct run *run, const struct simulated *disk) {
+        if (!(files_that(run, disk, true) & run->erased.knowing))
+                run->erased.n = run->erased.n_epochs = 0;
+        run->erased.knowing = ~files_that(run, disk, false);
+}
+
 static int open_volume(struct run *run, struct simulated *disk) {
         int r = volume_open(&run->volume, &disk->disk, EXTENT_BYTES, STAGING);
 
+        if (r >= 0)
+                note_who_knows(run, disk);
+        for (uint32_t i = 0; i < run->files; i++)
+                run->left += !run->volume.files[i].error &&
+                             run->volume.files[i].state == VOLUME_LEFT;
         run->lost += r == VOLUME_LOST;
         run->refused += r == -EMEDIUMTYPE;
         run->sequence = r < 0 ? 0 : file_sequence_of(run->volume.super->opening);
         return r;
 }
 
+/* One may be missing, and two may have changed places. */
+static void move_files(struct run *run, struct simulated *disk) {
+        uint32_t a = (uint32_t)roll(&run->dice) % run->files;
+        uint32_t b = (uint32_t)roll(&run->dice) % run->files, was = disk->at[a];
+
+        disk->at[a] = disk->at[b];
+        disk->at[b] = was;
+        for (uint32_t i = 0; i < run->files; i++)
+                disk->disk.error[i] = 0;
+        if (run->files > 1 && one_in(&run->dice, 4))
+                disk->disk.error[a] = -ENODEV;
+}
+
 /* Returns what volume_open did. One that begins anew has another secret, and counts from 1. */
-static int try_image(struct run *run, const struct record *before) {
+static int try_image(struct run *run, const struct record *before, bool last) {
         bool misreads = one_in(&run->dice, 8);
+        uint32_t n = run->erased.n, n_epochs = run->erased.n_epochs, knowing = run->erased.knowing;
         int state;
 
         simulated_cut(&run->disk, one_in(&run->dice, 4) ? 1 + (uint32_t)roll(&run->dice) % 3 : 0,
                       one_in(&run->dice, 8), &run->image);
+        move_files(run, &run->image);
         state = open_volume(run, &run->image);
         run->image.misreads = misreads;
         if (state == VOLUME_FOUND)
@@ -289,6 +338,11 @@ static int try_image(struct run *run, const struct record *before) {
         run->image.misreads = false;
         volume_close(&run->volume);
         run->images++;
+        if (!last) {
+                run->erased.n = n;
+                run->erased.n_epochs = n_epochs;
+                run->erased.knowing = knowing;
+        }
         return state;
 }
 
@@ -299,6 +353,10 @@ static void break_disk(struct run *run) {
         run->disk.fail_at = one_in(&run->dice, 4) ? 1 + (uint32_t)roll(&run->dice) % 40 : 0;
         run->disk.fails = SIMULATED_READ | SIMULATED_WRITE | SIMULATED_FLUSH;
         run->disk.forever = one_in(&run->dice, 2);
+        run->disk.dies = (uint32_t)roll(&run->dice) % run->files;
+        run->disk.dies_at = run->files > 1 && one_in(&run->dice, 4) ?
+                                    2 + (uint32_t)roll(&run->dice) % 100 :
+                                    0;
 }
 
 static void begin_anew(struct run *run) {
@@ -308,7 +366,7 @@ static void begin_anew(struct run *run) {
 }
 
 static void live(struct run *run) {
-        static struct kvd_disk_found found[EXTENTS * FILE_SLOTS];
+        static struct kvd_disk_found found[PLACES];
         int state;
 
         if (one_in(&run->dice, 64) || run->erased.n == ERASED)
@@ -331,10 +389,12 @@ static void generation(struct run *run) {
         live(run);
         memcpy(before, run->records, sizeof before);
         for (uint32_t i = 0; i < IMAGES; i++)
-                state = try_image(run, before);
+                state = try_image(run, before, i + 1 == IMAGES);
         memcpy(run->disk.stable, run->image.seen, run->disk.n_sectors * DISK_SECTOR);
         memcpy(run->disk.seen, run->image.seen, run->disk.n_sectors * DISK_SECTOR);
         run->disk.n_pending = 0;
+        memcpy(run->disk.at, run->image.at, sizeof run->disk.at);
+        memcpy(run->disk.disk.error, run->image.disk.error, sizeof run->disk.disk.error);
         if (state != VOLUME_FOUND)
                 begin_anew(run);
 }
@@ -353,10 +413,11 @@ static bool goes_on(const struct run *run, const struct limits *limits) {
         return !limits->end || run->images % 1024 || time(NULL) < limits->end;
 }
 
-static struct limits read_options(int argc, char **argv, uint64_t *seed) {
+static struct limits read_options(int argc, char **argv, uint64_t *seed, uint32_t *files) {
         static const struct option options[] = {{"images", required_argument, NULL, 'i'},
                                                 {"seconds", required_argument, NULL, 's'},
                                                 {"seed", required_argument, NULL, 'r'},
+                                                {"files", required_argument, NULL, 'f'},
                                                 {"mutant", no_argument, NULL, 'm'},
                                                 {0}};
         struct limits limits = {0};
@@ -369,6 +430,8 @@ static struct limits read_options(int argc, char **argv, uint64_t *seed) {
                         limits.end = time(NULL) + atol(optarg);
                 else if (c == 'r')
                         *seed = strtoull(optarg, NULL, 10);
+                else if (c == 'f')
+                        *files = MIN((uint32_t)atoi(optarg), FILES);
                 else if (c == 'm')
                         limits.mutant = true;
                 else
@@ -380,26 +443,28 @@ static struct limits read_options(int argc, char **argv, uint64_t *seed) {
 }
 
 int main(int argc, char **argv) {
-        static struct run run;
+        static struct run run = {.files = 1};
         uint64_t seed = 1;
-        struct limits limits = read_options(argc, argv, &seed);
+        struct limits limits = read_options(argc, argv, &seed, &run.files);
         bool found;
 
         run.dice.state = seed * UINT64_C(0x9e3779b97f4a7c15) | 1;
         fill_contents();
-        simulated_open(&run.disk, EXTENTS, EXTENT_BYTES, &run.dice);
-        simulated_open(&run.image, EXTENTS, EXTENT_BYTES, &run.dice);
+        simulated_open_several(&run.disk, run.files, EXTENTS, EXTENT_BYTES, &run.dice);
+        simulated_open_several(&run.image, run.files, EXTENTS, EXTENT_BYTES, &run.dice);
         while (goes_on(&run, &limits))
                 generation(&run);
         simulated_close(&run.disk);
         simulated_close(&run.image);
         found = run.wrong || run.back;
         printf("{\"seed\": %llu, \"images\": %llu, \"records_read\": %llu, "
-               "\"records_missed\": %llu, \"volumes_lost\": %llu, \"volumes_refused\": %llu, \"records_wrong\": %llu, "
+               "\"records_missed\": %llu, \"volumes_lost\": %llu, \"volumes_refused\": %llu, "
+               "\"files_left\": %llu, \"records_wrong\": %llu, "
                "\"records_back\": %llu}\n",
                (unsigned long long)seed, (unsigned long long)run.images,
                (unsigned long long)run.read, (unsigned long long)run.missed,
                (unsigned long long)run.lost, (unsigned long long)run.refused,
+               (unsigned long long)run.left,
                (unsigned long long)run.wrong, (unsigned long long)run.back);
         return found != limits.mutant;
 }

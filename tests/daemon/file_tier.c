@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What tests of the file tier share.
+ */
+
+#include "tests/daemon/file_tier.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "tests/lib/oracle.h"
+#include "tests/lib/suite.h"
+
+struct instance in;
+struct peer_end *watcher;
+char file[128], files[512];
+static char file_setting[600];
+const char *pool = "daemon.pool=4M", *file_size = "daemon.file_size=16M";
+const char *depth = "daemon.file_depth=0";
+kvd *handle;
+kvd_space *space;
+uint32_t tokens[BLOCKS * BLOCK_TOKENS];
+
+/* ---- a daemon with a file -------------------------------------------------------------------- */
+
+const char *const *settings(void) {
+        static const char *list[8];
+
+        snprintf(file_setting, sizeof file_setting, "daemon.file=%s", files[0] ? files : file);
+        memcpy(list, SETTINGS(pool, "daemon.segment=1M", file_setting, file_size, depth),
+               6 * sizeof *list);
+        return list;
+}
+
+struct kvd_msg_tier_info_reply tier_of(uint32_t number) {
+        return peer_ok(watcher, MSG(tier_info, .tier = number)).tier_info_reply;
+}
+
+struct kvd_msg_tier_info_reply tier(void) {
+        struct kvd_msg_tier_info_reply all = {0};
+
+        for (uint32_t i = 0;; i++) {
+                struct kvd_msg m = peer_call(watcher, MSG(tier_info, .tier = i));
+
+                if (m.number == KVD_MSG_error)
+                        return all;
+                all.used += m.tier_info_reply.used;
+                all.records += m.tier_info_reply.records;
+                all.hits += m.tier_info_reply.hits;
+                all.misses += m.tier_info_reply.misses;
+                all.evicted += m.tier_info_reply.evicted;
+                all.written_bytes += m.tier_info_reply.written_bytes;
+        }
+}
+
+bool tier_is(const char *state) {
+        struct kvd_msg_tier_info_reply t = tier_of(0);
+
+        return t.state.size == strlen(state) && memcmp(t.state.data, state, t.state.size) == 0;
+}
+
+void watch(void) {
+        watcher = peer_attach(in.socket);
+        WAIT_UNTIL(tier_is("on"));
+}
+
+void connect_to_it(void) {
+        static const struct kvd_geometry geometry = {.layers = 1,
+                                                     .kv_heads = 2,
+                                                     .head_dim = 64,
+                                                     .block_tokens = BLOCK_TOKENS,
+                                                     .dtype = KVD_F32,
+                                                     .vocab = 1u << 20};
+
+        ck_assert_msg(kvd_open(in.socket, &handle) == 0, "%s", kvd_error());
+        ck_assert_msg(kvd_space_open(handle, "s", &geometry, NULL, &space) == 0, "%s",
+                      kvd_error());
+        ck_assert_uint_eq(kvd_block_bytes(&geometry), BLOCK_BYTES);
+}
+
+void leave_it(void) {
+        space = kvd_space_close(space);
+        handle = kvd_close(handle);
+        watcher = peer_close(watcher);
+}
+
+void start(void) {
+        instance_make_dir(&in);
+        pool = "daemon.pool=4M";
+        file_size = "daemon.file_size=16M";
+        depth = "daemon.file_depth=0";
+        files[0] = 0;
+        snprintf(file, sizeof file, "/var/tmp/kvd-test-file-%d", getpid());
+        unlink(file);
+        instance_again(&in, settings());
+        watch();
+        connect_to_it();
+        for (uint32_t i = 0; i < ARRAY_SIZE(tokens); i++)
+                tokens[i] = 1000 + i;
+}
+
+void stop(void) {
+        leave_it();
+        instance_end_clean(&in);
+        unlink(file);
+}
+
+void restart(bool kill) {
+        leave_it();
+        if (kill)
+                instance_kill(&in);
+        else
+                instance_stop(&in);
+        instance_again(&in, settings());
+        watch();
+        connect_to_it();
+}
+
+/* ---- chains ---------------------------------------------------------------------------------- */
+
+void make_chain(const uint32_t *of) {
+        struct kvd_block blocks[BLOCKS];
+        struct kvd_pin pin = {0};
+        uint32_t n = 0;
+
+        while (n < BLOCKS) {
+                int r = kvd_alloc(space, BLOCKS - n, blocks + n);
+
+                ck_assert_msg(r > 0, "%s", kvd_error());
+                n += (uint32_t)r;
+        }
+        for (uint32_t i = 0; i < BLOCKS; i++)
+                oracle_fill(blocks[i].data, BLOCK_BYTES,
+                            oracle_seed(SEED, of, (i + 1) * BLOCK_TOKENS));
+        ck_assert_msg(kvd_seal(space, &pin, BLOCKS, blocks, of, BLOCKS * BLOCK_TOKENS) >= 0, "%s",
+                      kvd_error());
+        kvd_unpin(space, &pin);
+}
+
+/* The blocks that are resident; all of them must be right. */
+uint32_t resident(const uint32_t *of) {
+        struct kvd_pin pin = {0};
+        uint32_t ids[BLOCKS];
+        int64_t n;
+
+        kvd_catch_up(space);
+        n = kvd_lookup(space, 0, of, BLOCKS * BLOCK_TOKENS, ids, BLOCKS, &pin);
+        ck_assert_int_ge(n, 0);
+        for (uint32_t i = 0; i < n / BLOCK_TOKENS; i++)
+                ck_assert_uint_eq(oracle_wrong(kvd_pin_block(&pin, ids[i]), BLOCK_BYTES,
+                                               oracle_seed(SEED, of, (i + 1) * BLOCK_TOKENS)),
+                                  0);
+        kvd_unpin(space, &pin);
+        return (uint32_t)(n / BLOCK_TOKENS);
+}
+
+/* The tokens that were promised. Waits until it has ended. */
+int64_t fetch(const uint32_t *of) {
+        struct pollfd p = {.events = POLLIN};
+        int64_t n = kvd_fetch(space, 0, 0, of, BLOCKS * BLOCK_TOKENS, &p.fd);
+
+        ck_assert_msg(n >= 0, "%s", kvd_error());
+        if (p.fd < 0)
+                return n;
+        ck_assert_int_eq(poll(&p, 1, PATIENCE_MS), 1);
+        close(p.fd);
+        return n;
+}
+
+/* What a lookup says, without asking, of what is behind what it finds. */
+uint32_t below_salted(const uint32_t *of, uint64_t salt) {
+        struct kvd_pin pin = {.salt = salt};
+        uint32_t ids[BLOCKS], n;
+
+        ck_assert_int_ge(kvd_lookup(space, 0, of, BLOCKS * BLOCK_TOKENS, ids, BLOCKS, &pin), 0);
+        n = pin.n_below;
+        kvd_unpin(space, &pin);
+        return n;
+}
+
+uint32_t below(const uint32_t *of) {
+        return below_salted(of, 0);
+}
+
+void evict_all(void) {
+        struct kvd_msg_evict_reply r;
+
+        do {
+                r = peer_ok(watcher, MSG(evict, .space = kvd_slice_of("s"))).evict_reply;
+        } while (r.more);
+}
+
+void write_chain(void) {
+        make_chain(tokens);
+        WAIT_UNTIL(tier().records == BLOCKS);
+        WAIT_UNTIL(tier().written_bytes >= BLOCKS * (uint64_t)BLOCK_BYTES);
+}
+
+bool is_erased(void) {
+        struct kvd_msg m = peer_call(watcher, MSG(space_delete, .space = kvd_slice_of("s")));
+
+        return m.number == KVD_MSG_error ? m.error.code == ENOENT :
+                                           !m.space_delete_reply.erasing;
+}

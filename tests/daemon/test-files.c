@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A file tier of two files: blocks are in both, and a file that is missing, moved, another's or the
+ * same twice costs what it has and nothing else; what was deleted without it is deleted in it.
+ */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/util.h"
+#include "tests/daemon/file_tier.h"
+#include "tests/lib/suite.h"
+
+static char second[140];
+
+static bool is_state(uint32_t number, const char *state) {
+        struct kvd_msg_tier_info_reply t = tier_of(number);
+
+        return t.state.size == strlen(state) && memcmp(t.state.data, state, t.state.size) == 0;
+}
+
+/* "a", "b" or both, in that order. */
+static void again_with(const char *which, bool kill) {
+        size_t n = 0;
+
+        leave_it();
+        if (kill)
+                instance_kill(&in);
+        else
+                instance_stop(&in);
+        for (const char *c = which; *c; c++)
+                n += (size_t)snprintf(files + n, sizeof files - n, "%s%s", n ? ", " : "",
+                                      *c == 'a' ? file : second);
+        instance_again(&in, settings());
+        watch();
+        connect_to_it();
+}
+
+static void start_two(void) {
+        start();
+        snprintf(second, sizeof second, "%s-b", file);
+        unlink(second);
+        again_with("ab", false);
+}
+
+static void stop_two(void) {
+        stop();
+        unlink(second);
+}
+
+static void expect_all(uint32_t blocks) {
+        evict_all();
+        WAIT_UNTIL(below(tokens) == blocks * BLOCK_TOKENS);
+        ck_assert_int_eq(fetch(tokens), blocks * BLOCK_TOKENS);
+        ck_assert_uint_eq(resident(tokens), blocks);
+}
+
+/* Where some of it may be there, with nothing before it. */
+static void write_again(void) {
+        WAIT_UNTIL((make_chain(tokens), usleep(20000), evict_all(),
+                    below(tokens) == BLOCKS * BLOCK_TOKENS));
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+START_TEST(both_have_the_same_share) {
+        write_chain();
+        ck_assert_uint_eq(tier_of(0).records, BLOCKS / 2);
+        ck_assert_uint_eq(tier_of(1).records, BLOCKS / 2);
+        ck_assert_uint_eq(tier_of(1).written_bytes, tier_of(0).written_bytes);
+        expect_all(BLOCKS);
+        ck_assert_uint_eq(tier_of(0).hits, BLOCKS / 2);
+        ck_assert_uint_eq(tier_of(1).hits, BLOCKS / 2);
+        again_with("ab", _i);
+        ck_assert_uint_eq(tier_of(0).records, BLOCKS / 2);
+        ck_assert_uint_eq(tier_of(1).records, BLOCKS / 2);
+        expect_all(BLOCKS);
+}
+END_TEST
+
+START_TEST(their_order_is_nothing) {
+        write_chain();
+        again_with("ba", true);
+        ck_assert_uint_eq(tier().records, BLOCKS);
+        expect_all(BLOCKS);
+}
+END_TEST
+
+START_TEST(a_second_file_is_added) {
+        again_with("a", false);
+        write_chain();
+        again_with("ab", false);
+        ck_assert_uint_eq(tier_of(0).records, BLOCKS);
+        expect_all(BLOCKS);
+        ck_assert_uint_eq(tier_of(1).records, 0);
+        for (uint32_t i = 0; i < ARRAY_SIZE(tokens); i++)
+                tokens[i] += 5000;
+        make_chain(tokens);
+        WAIT_UNTIL(tier().records == 2 * BLOCKS);
+        ck_assert_uint_eq(tier_of(1).records, BLOCKS / 2);
+}
+END_TEST
+
+/* What it has is missed until it is there again; used without it, the other one knows better. */
+START_TEST(deleted_without_a_file_is_deleted_in_it) {
+        write_chain();
+        again_with(_i ? "a" : "b", true);
+        ck_assert_uint_eq(tier().records, BLOCKS / 2);
+        peer_ok(watcher, MSG(space_delete, .space = kvd_slice_of("s"), .force = 1));
+        WAIT_UNTIL(is_erased());
+        again_with("ab", true);
+        ck_assert(is_state(0, "on") && is_state(1, "on"));
+        ck_assert_uint_eq(tier().records, 0);
+        WAIT_UNTIL(below(tokens) == 0);
+        ck_assert_int_eq(fetch(tokens), 0);
+        write_chain();
+        expect_all(BLOCKS);
+}
+END_TEST
+
+START_TEST(deleted_is_deleted_in_both) {
+        write_chain();
+        peer_ok(watcher, MSG(space_delete, .space = kvd_slice_of("s"), .force = 1));
+        WAIT_UNTIL(is_erased());
+        for (uint32_t i = 0; i < 2; i++) {
+                again_with(i ? "a" : "b", true);
+                ck_assert_uint_eq(tier().records, 0);
+                ck_assert_int_eq(fetch(tokens), 0);
+        }
+}
+END_TEST
+
+static void put(const char *to, const char *from) {
+        char command[400];
+
+        snprintf(command, sizeof command, "cp %s %s", from, to);
+        ck_assert_int_eq(system(command), 0);
+}
+
+/* It is no backup: what is the same is there once, and the copy is used anew. */
+START_TEST(a_copy_is_a_new_file) {
+        write_chain();
+        again_with("a", false);
+        ck_assert_uint_eq(tier().records, BLOCKS / 2);
+        leave_it();
+        instance_stop(&in);
+        put(second, file);
+        instance_again(&in, settings());
+        watch();
+        connect_to_it();
+        again_with("ab", false);
+        ck_assert(is_state(1, "on"));
+        ck_assert_uint_eq(tier_of(1).records, 0);
+        write_again();
+        ck_assert_uint_gt(tier_of(1).records, 0);
+        expect_all(BLOCKS);
+}
+END_TEST
+
+/* Somebody may need it. */
+START_TEST(a_file_of_another_kvd_stays) {
+        struct kvd_msg_tier_info_reply t;
+
+        write_chain();
+        unlink(second);
+        again_with("b", false);
+        write_chain();
+        again_with("ab", false);
+        ck_assert(is_state(0, "on") && is_state(1, "off"));
+        t = tier_of(1);
+        ck_assert(memmem(t.why.data, t.why.size, "belongs to others", 17));
+        ck_assert_uint_eq(t.records, 0);
+        again_with("b", false);
+        ck_assert_uint_eq(tier().records, BLOCKS);
+        expect_all(BLOCKS);
+}
+END_TEST
+
+START_TEST(a_file_that_cannot_be_opened_is_off) {
+        char there[sizeof second];
+
+        write_chain();
+        memcpy(there, second, sizeof there);
+        snprintf(second, sizeof second, "/var/tmp/kvd-no-such-folder/file");
+        again_with("ab", false);
+        ck_assert(is_state(0, "on") && is_state(1, "off"));
+        write_again();
+        ck_assert_uint_ge(tier_of(0).records, BLOCKS);
+        expect_all(BLOCKS);
+        memcpy(second, there, sizeof there);
+}
+END_TEST
+
+/* Under one name or two. */
+START_TEST(a_file_is_named_once) {
+        char command[600], line[400] = "";
+        FILE *f;
+
+        leave_it();
+        instance_stop(&in);
+        unlink(second);
+        if (_i)
+                ck_assert_int_eq(link(file, second), 0);
+        snprintf(command, sizeof command,
+                 "%s --set daemon.socket=%s --set daemon.pool=4M --set daemon.file_size=16M "
+                 "--set daemon.backend=host --set 'daemon.file=%s,%s' 2>&1",
+                 getenv("KVD"), in.socket, file, _i ? second : file);
+        f = popen(command, "re");
+        ck_assert(f != NULL);
+        while (fgets(line, sizeof line, f) && !strstr(line, "named twice"))
+                ;
+        ck_assert_int_ne(pclose(f), 0);
+        ck_assert_msg(strstr(line, "named twice") != NULL, "%s", line);
+        unlink(second);
+        instance_again(&in, settings());
+        watch();
+        connect_to_it();
+}
+END_TEST
+
+SUITE("files", FIXTURE(start_two, stop_two),
+      LOOPS(2, both_have_the_same_share, deleted_without_a_file_is_deleted_in_it,
+            a_file_is_named_once),
+      TESTS(their_order_is_nothing, a_second_file_is_added, deleted_is_deleted_in_both,
+            a_copy_is_a_new_file, a_file_of_another_kvd_stays, a_file_that_cannot_be_opened_is_off))
