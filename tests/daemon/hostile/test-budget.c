@@ -111,8 +111,13 @@ static void forget(const struct kvd_msg *reply) {
                 if (n_refs)
                         memcpy(refs, reply->allocate_reply.blocks.data, n_refs * sizeof *refs);
         }
-        if (reply->number == KVD_MSG_seal_reply || reply->number == KVD_MSG_append_reply)
+        if (reply->number == KVD_MSG_append_reply)
                 n_refs = 0;
+        if (reply->number == KVD_MSG_seal_reply) {
+                n_refs = reply->seal_reply.fresh.size / (uint32_t)sizeof *refs;
+                if (n_refs)
+                        memcpy(refs, reply->seal_reply.fresh.data, n_refs * sizeof *refs);
+        }
         if (reply->number == KVD_MSG_append_reply)
                 n_entries = reply->append_reply.first + PART;
         if (reply->number == KVD_MSG_table_reply)
@@ -228,8 +233,12 @@ static struct kvd_msg seal_message(kvd_ref parent, uint64_t root, uint32_t n) {
 }
 
 static struct kvd_msg send_seal(void) {
+        struct kvd_msg m;
+
         take(mine, MANY);
-        return seal_message(0, 2 + tokens_used++, n_refs);
+        m = seal_message(0, 2 + tokens_used++, n_refs);
+        m.seal.fresh = KVD_MOST_seal_reply_fresh / sizeof(kvd_ref);
+        return m;
 }
 
 /* A ring full of them, each the start of a chain. */
