@@ -246,13 +246,14 @@ static int refill(struct view *view, struct wish wish) {
 
 /*
  * A reply that is waited for anyway brings what will be filled next: who seals n blocks at once has
- * filled as many, and fills as many again. Small spaces can spare none ahead of need.
+ * filled as many, and fills as many again. Small spaces can spare none ahead of need, and an arena's
+ * cold blocks would go for them before the memory of a writer who has left.
  */
 uint32_t magazine_lacks(struct view *view, uint32_t n) {
         uint32_t most = floor_of(view) + MAX(batch(view), share(view, MIN(n, FRESH_MAX))),
                  holds = magazine_n(&view->magazine), want = MIN(most - MIN(holds, most), FRESH_MAX);
 
-        if (batch(view) < FRESH_LEAST || holds >= most / 2)
+        if (view->ix->arena || batch(view) < FRESH_LEAST || holds >= most / 2)
                 return 0;
         return want <= atomic_load(&view->page->available) ? want : 0;
 }
