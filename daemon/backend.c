@@ -216,7 +216,7 @@ int backend_size_pool(const struct backend *b, struct config *config, struct kvd
         if (b->backend == KVD_BACKEND_HOST)
                 return config_check(config, why);
         if (!config->spill)
-                config->spill = MIN(config->pool, memory_usable("") / 4);
+                config->spill = MIN(config->pool, memory_usable("") / 4) + config->host_tier;
         if (config->pool + config->reserve > b->bytes)
                 return kvd_refuse(why, -EINVAL,
                                   "pool is %llu MiB, reserve %llu MiB, and %s has %llu MiB; lower "

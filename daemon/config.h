@@ -61,6 +61,8 @@ struct config {
         uint64_t file_size;    /* of each; 0: as large as it is */
         uint32_t file_depth;   /* tokens from which on blocks are written at first use */
         uint32_t file_timeout; /* seconds that the disk may take for what it is asked at once */
+        uint64_t host_tier;    /* memory of the host below a pool on a GPU; 0: none */
+        uint32_t host_tier_depth; /* as file_depth */
         char remote[1024];     /* servers of the remote tier; "": none */
         char remote_key[108];  /* file with the secret that machines share; "": none */
         uint32_t remote_timeout; /* ms that a server may be silent */

@@ -23,6 +23,7 @@
 #include "daemon/degraded.h"
 #include "daemon/disk.h"
 #include "daemon/gpu_clear.h"
+#include "daemon/host_tier.h"
 #include "daemon/identity.h"
 #include "daemon/keep.h"
 #include "daemon/listener.h"
@@ -33,6 +34,7 @@
 #include "daemon/remote.h"
 #include "daemon/server.h"
 #include "daemon/setting.h"
+#include "daemon/worker_jobs.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -45,6 +47,7 @@ struct daemon {
         struct store *store;          /* owned */
         struct server *server;        /* owned */
         struct disk_owner *disk;      /* owned; NULL: there is no file tier */
+        struct host_tier host_tier;
         struct remote_owner *remote;  /* owned; NULL: there is no remote tier */
         struct listener listener;     /* owned */
         struct notify notify;         /* owned */
@@ -193,7 +196,10 @@ static int open_loop(struct daemon *d, struct kvd_why *why) {
                 d->server->keep = &d->keep;
         if (r < 0)
                 return kvd_refuse(why, r, "cannot start: %s", strerror(-r));
-        r = disk_owner_new(&d->config, d->loop, d->store, &d->disk, why);
+        r = host_tier_begin(&d->host_tier, &d->config, d->loop, d->store,
+                            worker_is_on(d->server->worker), why);
+        if (r >= 0)
+                r = disk_owner_new(&d->config, d->loop, d->store, &d->disk, why);
         return r < 0 ? r : remote_owner_new(&d->config, d->loop, d->store, &d->remote, why);
 }
 
@@ -470,6 +476,7 @@ struct daemon *daemon_free(struct daemon *d) {
                 return NULL;
         reload_close(&d->reload);
         server_free(d->server);
+        host_tier_end(&d->host_tier);
         disk_owner_free(d->disk);
         remote_owner_free(d->remote);
         listener_close(&d->listener);

@@ -77,6 +77,13 @@ const struct setting daemon_settings[] = {
          .offset = offsetof(struct config, file_timeout),
          .text = "Seconds for which the file's disk may be silent: then what it has is missed, until "
                  "it is heard of again."},
+        {"host_tier", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
+         .offset = offsetof(struct config, host_tier),
+         .text = "Memory of the host, out of spill, for blocks that leave a pool on a GPU; 0: none."},
+        {"host_tier_depth", SETTING_COUNT, "1024", .low = 0, .high = 1u << 30, .fixed = true,
+         .offset = offsetof(struct config, host_tier_depth),
+         .text = "Blocks go there at their second use, or at the first if so many tokens end with "
+                 "them."},
         {"remote", SETTING_SERVERS, "", .fixed = true, .offset = offsetof(struct config, remote),
          .text = "Redis or Valkey servers for blocks that leave the pool, which machines share: "
                  "redis://host:port, with commas between several, or some of a Cluster; empty: "

@@ -24,6 +24,7 @@ struct store_disk_config {
         uint64_t bytes[DISK_FILES]; /* of each */
         char names[DISK_FILES][STORE_DISK_NAME]; /* for people */
         uint32_t depth;          /* tokens that end with a block which is written at first use */
+        bool host;               /* no file, but memory of the host, below a pool on a GPU */
 };
 
 struct store_disk_opened {
@@ -68,6 +69,14 @@ int store_disk_opened(struct store *store, const struct store_disk_opened *opene
 void store_disk_files(struct store *store, const struct kvd_disk_file *files, uint32_t n);
 /* For good, until the daemon is started again. */
 void store_disk_off(struct store *store, const char *why);
+
+/* config.host: on at once, and empty. */
+int store_host_begin(struct store *store, const struct store_disk_config *config);
+/*
+ * What a disk process would be asked is asked of a worker (file/host.c). True: it wants to be called again, in a
+ * while.
+ */
+bool store_host_next(struct store *store);
 
 /* What to ask next; NULL: nothing. later: there may be something, in a while. */
 const struct store_disk_question *store_disk_next(struct store *store, bool *later);

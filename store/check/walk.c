@@ -22,7 +22,7 @@ static bool end(struct walk *w, uint64_t *at) {
 
 static bool (*const phases[])(struct walk *, uint64_t *) = {
         check_totals,    check_blocks, check_table, check_run_table,
-        check_sequences, check_places, end,
+        check_sequences, check_places, check_records, end,
 };
 
 /* Above it in a cursor stands the phase. */

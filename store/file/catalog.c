@@ -375,6 +375,8 @@ void catalog_written(struct catalog *c, uint32_t place) {
 static void leave(struct catalog *c, uint32_t place) {
         struct catalog_namespace *space = &c->spaces[c->entries[place].space];
 
+        if (c->gone)
+                c->gone(c->data, place);
         hint_set(c, &c->entries[place], false);
         count(c, place, -1);
         parent_changes(c, place, -1);

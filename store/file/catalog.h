@@ -77,6 +77,8 @@ struct catalog {
         struct catalog_namespace spaces[FILE_NAMESPACES];
         uint32_t coldest, warmest;
         uint64_t records, bytes;
+        void (*gone)(void *data, uint32_t place); /* a record leaves; or NULL */
+        void *data;
 };
 
 int catalog_open(struct catalog *c, const struct kvd_disk_file *files, uint32_t n_files);

@@ -250,7 +250,7 @@ void demote_done(struct file *file, const int32_t *errors, uint32_t n) {
                 if (!written && q->space)
                         file_space_of(q->space)->left++;
                 if (!written) {
-                        (i < n ? catalog_spoil : catalog_drop)(&file->catalog, place);
+                        (i < n && !file->ops ? catalog_spoil : catalog_drop)(&file->catalog, place);
                         continue;
                 }
                 catalog_written(&file->catalog, place);

@@ -15,6 +15,7 @@
 #include "ipc/base/enums.h"
 #include "ipc/base/hash.h"
 #include "ipc/base/sys.h"
+#include "ipc/base/tier.h"
 #include "store/cache/memory.h"
 #include "store/hooks.h"
 
@@ -25,10 +26,11 @@ int store_disk_begin(struct store *store, const struct store_disk_config *config
 
         if (!config->n_files)
                 return 0;
-        if (store->config.backend != KVD_BACKEND_HOST)
+        if (config->host == (store->config.backend == KVD_BACKEND_HOST))
                 return store_refuse(store, -EOPNOTSUPP,
-                                    "file is for pools in host memory; unset it, or set backend = "
-                                    "host");
+                                    config->host ? "host_tier is for pools on a GPU; unset it" :
+                                                   "file is for pools in host memory; unset it, or "
+                                                   "set backend = host");
         file = store->file = sys->calloc(1, sizeof *file);
         if (!file)
                 return store_refuse(store, -ENOMEM, "out of memory for the file");
@@ -48,6 +50,8 @@ int store_disk_begin(struct store *store, const struct store_disk_config *config
 struct file *file_free(struct file *file) {
         if (!file)
                 return NULL;
+        if (file->ops)
+                file->ops->end(file);
         catalog_close(&file->catalog);
         for (uint32_t i = 0; file->all_fetches && i < FETCHES; i++)
                 closep(&file->all_fetches[i].to.fd);
@@ -228,7 +232,7 @@ void store_disk_get_info(const struct store *store, uint32_t number, struct stor
         ret->evicted = f->evicted;
         ret->age_ns = f->records ? catalog_age(&file->catalog) : 0;
         ret->extents = f->n_extents;
-        ret->scanned = MIN(file->scan_extent - MIN(file->scan_extent, f->first), f->n_extents);
+        ret->scanned = MIN(file->scan.extent - MIN(file->scan.extent, f->first), f->n_extents);
         get_counts(&file->counts[number], ret);
 }
 
@@ -260,7 +264,7 @@ static void space_ends(struct space *space) {
 struct file *file_for(const struct space *space) {
         struct file *file = space_store(space)->file;
         bool right = file && file->state == STORE_DISK_ON && !file->hangs && space->ix->kind == KVD_kind_causal &&
-                     !file_space_of(space)->refused;
+                     !file_space_of(space)->refused && (!file->ops || kvd_places(space->ix));
 
         return right ? file : NULL;
 }
@@ -295,6 +299,8 @@ int file_space_number(struct file *file, struct space *space) {
         if (fs->number >= 0 && is_number_of(file, fs->number, fs->id))
                 return fs->number;
         fs->number = catalog_space(&file->catalog, fs->id, false);
+        if (fs->number >= 0 && file->ops)
+                file->ops->owns(file, fs->number, space);
         if (fs->number >= 0) {
                 catalog_tell(&file->catalog, fs->number, space->ix);
                 fs->told = file->catalog.spaces[fs->number].records ? 0 : CATALOG_NOWHERE;
@@ -325,13 +331,19 @@ void file_note_record(struct space *space, uint32_t id, uint32_t place, uint64_t
         block_set_record(space, id, place + 1, (uint32_t)sequence, file_handle(sequence));
 }
 
+/* What a worker does for us changes the space, too: that is nothing to look at again. */
+static uint64_t changes_of(const struct file *file, const struct space *space) {
+        return file->ops ? file->ops->changes(space) : space->audit.changes;
+}
+
 /* What has changed is looked at when the disk has time. */
 static void note_changes(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
+        uint64_t changes = changes_of(file, space);
 
-        if (fs->changes == space->audit.changes)
+        if (fs->changes == changes)
                 return;
-        fs->changes = space->audit.changes;
+        fs->changes = changes;
         if (fs->all != ALL_UNDER_WAY)
                 fs->looked = 0; /* that round comes to its end whatever changes */
         if (!fs->unswept)
@@ -390,6 +402,8 @@ static void space_leaves(struct space *space) {
                 catalog_tell(&file->catalog, file_space_of(space)->number, NULL);
         if (file->question.space == space)
                 file->question.space = NULL;
+        if (file->ops)
+                file->ops->leaves(file, space, file_space_of(space)->number);
         e = unused_erasing(file);
         if (!e) {
                 store_disk_off(file->store, "too many spaces were deleted at once");
@@ -504,9 +518,9 @@ void file_question_add(struct file *file, const struct store_disk_item *item) {
 }
 
 static bool scan_next(struct file *file) {
-        file->question.file = file->catalog.extents[file->scan_extent].file;
-        file->question.extent = file->scan_extent - file->catalog.files[file->question.file].first;
-        file->question.first = file->scan_slot;
+        file->question.file = file->catalog.extents[file->scan.extent].file;
+        file->question.extent = file->scan.extent - file->catalog.files[file->question.file].first;
+        file->question.first = file->scan.slot;
         return true;
 }
 
@@ -551,7 +565,7 @@ void store_disk_scanned(struct store *store, int error, uint32_t slot_bytes,
                         const struct kvd_disk_found *found, uint32_t n) {
         struct file *file = store->file;
         struct catalog *c = &file->catalog;
-        uint64_t place = (uint64_t)file->scan_extent * FILE_SLOTS;
+        uint64_t place = (uint64_t)file->scan.extent * FILE_SLOTS;
         struct kvd_disk_found at;
         uint64_t bytes = catalog_file(c, place)->extent_bytes;
         uint32_t slots = slot_bytes ? file_slots(bytes, slot_bytes) : 0;
@@ -561,12 +575,12 @@ void store_disk_scanned(struct store *store, int error, uint32_t slot_bytes,
         for (uint32_t i = 0; !error && i < n; i++)
                 if (take_found(c, place, &found[i], &at))
                         catalog_found(c, slot_bytes, &at);
-        file->scan_slot += KVD_DISK_FOUND;
-        if (!error && file->scan_slot < slots)
+        file->scan.slot += KVD_DISK_FOUND;
+        if (!error && file->scan.slot < slots)
                 return;
-        file->scan_slot = 0;
-        file->scan_extent++;
-        if (file->scan_extent >= c->n_extents)
+        file->scan.slot = 0;
+        file->scan.extent++;
+        if (file->scan.extent >= c->n_extents)
                 all_scanned(file);
 }
 
@@ -628,7 +642,8 @@ void store_disk_moved(struct store *store, const int32_t *errors, uint32_t n) {
                 fetch_done(file, errors, n);
         else
                 demote_done(file, errors, n);
-        judge_disk(file, errors, n);
+        if (!file->ops)
+                judge_disk(file, errors, n);
         file->question.n = 0;
 }
 

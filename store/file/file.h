@@ -46,6 +46,15 @@ struct file_count { /* of one of the files */
         char why[128];                /* it is off */
 };
 
+/* What is not asked of a disk process. */
+struct file_ops {
+        uint64_t (*changes)(const struct space *space); /* a round through it is due with each */
+        /* whose the namespace of that number is; the space leaves: -1: it had none */
+        void (*owns)(struct file *file, int number, struct space *space);
+        void (*leaves)(struct file *file, const struct space *space, int number);
+        void (*end)(struct file *file);
+};
+
 struct file { /* of a store; all of its files */
         struct store *store;
         enum store_disk_state state;
@@ -56,7 +65,9 @@ struct file { /* of a store; all of its files */
         struct catalog catalog;
         uint8_t secret[KVD_SECRET_BYTES];
         uint64_t sequence;            /* of the last record */
-        uint32_t scan_extent, scan_slot;
+        struct {
+                uint32_t extent, slot;
+        } scan;                       /* where it goes on */
 
         bool asked;                   /* question is out */
         bool hangs;                   /* ... and no answer is to be expected */
@@ -73,6 +84,8 @@ struct file { /* of a store; all of its files */
         uint32_t sweep;               /* place where dead records are looked for next */
         struct store_disk_info info;  /* of all */
         struct file_count counts[DISK_FILES];
+        const struct file_ops *ops;   /* NULL: it is a file */
+        struct host *host;            /* owned by them */
 };
 
 /* evict --to file: all that is there when it begins */

@@ -23,6 +23,7 @@ const char *pool = "daemon.pool=4M", *file_size = "daemon.file_size=16M";
 const char *depth = "daemon.file_depth=0";
 kvd *handle;
 kvd_space *space;
+uint32_t max_blocks;
 uint32_t tokens[BLOCKS * BLOCK_TOKENS];
 
 /* ---- a daemon with a file -------------------------------------------------------------------- */
@@ -76,8 +77,10 @@ void connect_to_it(void) {
                                                      .dtype = KVD_F32,
                                                      .vocab = 1u << 20};
 
+        const struct kvd_space_options options = {.max_blocks = max_blocks};
+
         ck_assert_msg(kvd_open(in.socket, &handle) == 0, "%s", kvd_error());
-        ck_assert_msg(kvd_space_open(handle, "s", &geometry, NULL, &space) == 0, "%s",
+        ck_assert_msg(kvd_space_open(handle, "s", &geometry, &options, &space) == 0, "%s",
                       kvd_error());
         ck_assert_uint_eq(kvd_block_bytes(&geometry), BLOCK_BYTES);
 }

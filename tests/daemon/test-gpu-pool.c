@@ -358,6 +358,14 @@ static const struct refusal {
         {"FAKECUDA_DEVICES", "1", "--backend cuda --set daemon.worker=off", "worker = off"},
         {"FAKECUDA_DEVICES", "1", "--backend cuda --pool 64M --set daemon.segment=65M",
          "segment is larger than pool"},
+        {"FAKECUDA_DEVICES", "1",
+         "--backend cuda --pool 64M --set daemon.host_tier=64M --set daemon.spill=16M",
+         "host_tier is part of spill"},
+        {"FAKECUDA_DEVICES", "1",
+         "--backend cuda --pool 64M --set daemon.host_tier=16M --set daemon.file=/nowhere/file",
+         "host_tier and file: a pool has one of them"},
+        {"FAKECUDA_DEVICES", "1", "--backend host --pool 64M --set daemon.host_tier=16M",
+         "host_tier is for pools on a GPU"},
 };
 
 START_TEST(what_cannot_be_had_is_refused_in_a_line) {

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* When what is below a pool on a GPU is looked after: see host_tier.h. */
+
+#include "daemon/host_tier.h"
+
+#include <errno.h>
+
+#include "ipc/base/sys.h"
+#include "store/disk.h"
+
+#define LATER_NS UINT64_C(200000000) /* between two looks for what could be written */
+
+static void wants(void *data, bool soon) {
+        struct host_tier *t = data;
+
+        if (soon || !loop_timer_is_set(&t->look))
+                loop_timer_set(t->loop, &t->look, sys_now_ns() + (soon ? 0 : LATER_NS));
+}
+
+static void look(struct loop_timer *timer) {
+        struct host_tier *t = container_of(timer, struct host_tier, look);
+
+        if (store_host_next(t->store))
+                wants(t, false);
+}
+
+int host_tier_begin(struct host_tier *t, const struct config *config, struct loop *loop,
+                    struct store *store, bool has_worker, struct kvd_why *why) {
+        const struct store_disk_config tier = {
+                .n_files = 1, .bytes = {config->host_tier}, .names = {"host"},
+                .depth = config->host_tier_depth, .host = true};
+        int r;
+
+        if (!config->host_tier)
+                return 0;
+        if (config->files.n)
+                return kvd_refuse(why, -EINVAL, "host_tier and file: a pool has one of them below "
+                                                "it; unset the other");
+        if (!has_worker)
+                return kvd_refuse(why, -EINVAL, "host_tier needs a worker; set worker = auto");
+        if (config->spill && config->host_tier > config->spill)
+                return kvd_refuse(why, -EINVAL, "host_tier is part of spill, which is less; raise "
+                                                "spill");
+        r = store_host_begin(store, &tier);
+        if (r < 0)
+                return kvd_refuse(why, r, "%s", store_why(store));
+        *t = (struct host_tier){loop, store, {.fire = look}};
+        store_on_disk(store, wants, t);
+        return 0;
+}
+
+void host_tier_end(struct host_tier *t) {
+        if (!t->store)
+                return;
+        store_on_disk(t->store, NULL, NULL);
+        loop_timer_stop(&t->look);
+        t->store = NULL;
+}

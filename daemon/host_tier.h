@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_HOST_TIER_H
+#define KVD_DAEMON_HOST_TIER_H
+
+/*
+ * Memory of the host below a pool on a GPU (store/file/host.c): the daemon's clock for it. What is
+ * written ahead of need is looked for a few times a second; what somebody waits for, at once.
+ */
+
+#include "daemon/loop.h"
+#include "daemon/config.h"
+#include "store/store.h"
+
+struct host_tier {
+        struct loop *loop;
+        struct store *store;      /* NULL: there is no such tier */
+        struct loop_timer look;
+};
+
+/* has_worker: there is one to move what goes there. Does nothing if host_tier is 0. */
+int host_tier_begin(struct host_tier *tier, const struct config *config, struct loop *loop,
+                    struct store *store, bool has_worker, struct kvd_why *why);
+void host_tier_end(struct host_tier *tier);
+
+#endif

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What is below the pool: each record of the space in memory of the host has an exact copy. */
+
+#include "ipc/base/tier.h"
+#include "store/check/check.h"
+#include "store/file/file.h"
+#include "store/file/host.h"
+
+#define RECORD_NS 5u
+
+bool check_records(struct walk *w, uint64_t *at) {
+        const struct file *file = space_store(w->space)->file;
+        uint64_t n = file && file->ops ? (uint64_t)file->catalog.n_extents * FILE_SLOTS : 0;
+
+        for (; *at < n && check_may_go_on(w); ++*at) {
+                uint32_t place;
+
+                w->spent += RECORD_NS;
+                if (!file->catalog.extents[*at / FILE_SLOTS].slot_bytes) {
+                        *at |= FILE_SLOTS - 1;
+                        continue;
+                }
+                place = host_copy(file, w->space, (uint32_t)*at);
+                if (place == KVD_NOWHERE)
+                        continue;
+                w->audit->places += check_mixed(place);
+                w->audit->n_places++;
+        }
+        return *at >= n;
+}
