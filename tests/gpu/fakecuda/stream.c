@@ -201,26 +201,31 @@ static void *go_on_for(void *data) {
         return NULL;
 }
 
+/* The parent opens itself: whoever is told of the child may kill it before the child looks for it. */
+static int forking;
+
 static void before_fork(void) {
         pthread_mutex_lock(&fake.lock);
+        forking = (int)syscall(SYS_pidfd_open, getpid(), 0);
+        if (forking < 0)
+                abort();
 }
 
-static void after_fork(void) {
+static void in_parent(void) {
+        close(forking);
         pthread_mutex_unlock(&fake.lock);
 }
 
 static void in_child(void) {
-        int parent = (int)syscall(SYS_pidfd_open, getppid(), 0);
         pthread_t thread;
 
-        after_fork();
-        if (parent < 0 ||
-            pthread_create(&thread, NULL, go_on_for, (void *)(intptr_t)parent) != 0)
+        pthread_mutex_unlock(&fake.lock);
+        if (pthread_create(&thread, NULL, go_on_for, (void *)(intptr_t)forking) != 0)
                 abort();
 }
 
 void streams_watch_forks(void) {
-        pthread_atfork(before_fork, after_fork, in_child);
+        pthread_atfork(before_fork, in_parent, in_child);
 }
 
 /* ---- handles --------------------------------------------------------------------------------- */
