@@ -64,10 +64,12 @@ static void say_file_is_off(struct disk_owner *d, uint32_t file) {
         if (info.state != STORE_DISK_OFF || d->said[file])
                 return;
         d->said[file] = true;
-        if (d->n_files == 1)
-                log_error("the file tier is off: %s", info.why);
-        else
+        if (!is_off(d)) {
                 log_error("%s of the file tier is off: %s", info.name, info.why);
+                return;
+        }
+        log_error("the file tier is off: %s", info.why);
+        memset(d->said, true, sizeof d->said);
 }
 
 /* The store may have found out. */

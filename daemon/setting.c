@@ -67,8 +67,8 @@ const struct setting daemon_settings[] = {
                  "machine's restart, or several with commas between them; empty: none."},
         {"file_size", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
          .offset = offsetof(struct config, file_size),
-         .text = "Size of each file; another one empties it. 0: as large as it is, or all of the "
-                 "block device."},
+         .text = "Size of each file; one that has another is not used. 0: as large as it is, or "
+                 "all of the block device."},
         {"file_depth", SETTING_COUNT, "1024", .low = 0, .high = 1u << 30, .fixed = true,
          .offset = offsetof(struct config, file_depth),
          .text = "Blocks go to the file at their second use, or at the first if so many tokens end "

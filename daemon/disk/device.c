@@ -33,7 +33,13 @@ struct device {
 
 /* ---- one after the other --------------------------------------------------------------------- */
 
-/* Short ones go on; 0 is the end of the file. */
+static bool is_behind_end(int fd, uint64_t at) {
+        struct stat st;
+
+        return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size <= at;
+}
+
+/* Short ones go on, and what is not there yet is zeros. */
 static int transfer(int fd, const struct disk_io *io, bool writes) {
         for (uint64_t done = 0; done < io->bytes;) {
                 uint8_t *data = (uint8_t *)io->data + done;
@@ -43,9 +49,17 @@ static int transfer(int fd, const struct disk_io *io, bool writes) {
 
                 if (n < 0 && errno == EINTR)
                         continue;
-                if (n <= 0)
-                        return n < 0 ? -errno : -EIO;
+                if (n < 0)
+                        return -errno;
                 done += (uint64_t)n;
+                if (n > 0 && n % DISK_SECTOR == 0)
+                        continue;
+                if (!writes && is_behind_end(fd, io->at + done)) {
+                        memset(data + n, 0, io->bytes - done);
+                        return 0;
+                }
+                if (n == 0)
+                        return -EIO;
         }
         return 0;
 }
@@ -203,7 +217,7 @@ int device_fill(int fd, uint64_t bytes, uint64_t *done) {
                 return 0;
         at = (uint64_t)st.st_size / DISK_SECTOR * DISK_SECTOR;
         if (at >= bytes)
-                return sys->ftruncate(fd, (off_t)bytes) < 0 ? -errno : 0;
+                return 0;
         r = write_zeros(fd, at, (uint32_t)MIN(bytes - at, FILL_BYTES));
         if (r < 0)
                 return r;

@@ -10,7 +10,8 @@ struct device;
 
 /*
  * The descriptor stays the caller's. A file that is shorter than bytes is filled with zeros, a
- * piece a call: 1 then, and *done says how far. 0: it is as long as that. -ENOSPC, -EIO and others.
+ * piece a call: 1 then, and *done says how far. 0: it is as long as that; none is cut. -ENOSPC, -EIO
+ * and others.
  */
 int device_fill(int fd, uint64_t bytes, uint64_t *done);
 

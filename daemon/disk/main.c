@@ -32,6 +32,7 @@ struct memory { /* of a block */
 struct disk_process {
         struct device_file files[DISK_FILES];
         uint32_t n_files; /* 0: they have not come yet */
+        bool judged;      /* which of them can be used is known */
         uint32_t filled;  /* the first so many are as large as they are to be */
         struct device *device;
         struct kvd_disk_file wire_files[DISK_FILES];
@@ -111,16 +112,25 @@ static uint64_t bytes_of_smallest(void) {
         return bytes;
 }
 
-static int open_volume(struct kvd_msg_disk_open_reply *reply) {
+/* Before anything is written to any of them: one may be there by mistake. */
+static int judge(void) {
         struct volume *v = &process.volume;
         int r = device_new(process.files, process.n_files, &process.device);
 
         if (r == 0)
-                r = volume_open(v, device_disk(process.device), extent_bytes(bytes_of_smallest()),
-                                STAGING_BYTES);
+                r = volume_judge(v, device_disk(process.device), extent_bytes(bytes_of_smallest()),
+                                 STAGING_BYTES);
+        process.judged = r == 0;
+        v->copy = copy;
+        return r;
+}
+
+static int open_volume(struct kvd_msg_disk_open_reply *reply) {
+        struct volume *v = &process.volume;
+        int r = volume_open(v);
+
         if (r < 0)
                 return r;
-        v->copy = copy;
         process.open = true;
         reply->files = tell_files();
         reply->opening = v->super->opening;
@@ -157,8 +167,9 @@ static int take_files(struct kvd_slice sizes, struct kvd_fds *fds) {
 /* A piece of the first that is too short. 1: there is more to do; 0: all are as they should be. */
 static int fill_one(uint64_t *done) {
         for (; process.filled < process.n_files; process.filled++) {
-                struct device_file *f = &process.files[process.filled];
-                int r = f->error ? 0 : device_fill(f->fd, f->bytes, done);
+                const struct device_file *file = &process.files[process.filled];
+                struct volume_file *f = &process.volume.files[process.filled];
+                int r = f->error ? 0 : device_fill(file->fd, file->bytes, done);
 
                 if (r > 0)
                         return r;
@@ -175,6 +186,8 @@ static int answer_open(const struct kvd_msg_disk_open *m, struct kvd_fds *fds,
         if (process.open)
                 return -EALREADY;
         r = process.n_files ? 0 : take_files(m->sizes, fds);
+        if (r == 0 && !process.judged)
+                r = judge();
         if (r == 0)
                 r = fill_one(&reply->done);
         reply->more = r > 0;

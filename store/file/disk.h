@@ -28,7 +28,7 @@ struct disk_io {
 
 struct disk {
         uint32_t n_files;
-        uint64_t bytes[DISK_FILES];
+        uint64_t bytes[DISK_FILES]; /* of which some may not be there yet: they are read as zeros */
         int error[DISK_FILES]; /* it is not there: why; or 0 */
         void (*begin)(struct disk *disk, struct disk_io *io, bool writes);
         /* One that has begun, whichever is done first; waits for it. NULL: there is none. */

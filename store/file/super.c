@@ -100,16 +100,15 @@ static bool all_zero(const uint8_t *sector) {
         return !sector[0] && memcmp(sector, sector + 1, DISK_SECTOR - 1) == 0;
 }
 
-static bool makes_sense(const struct volume *v, uint32_t file, const struct file_super *s) {
+static bool makes_sense(const struct file_super *s) {
         return file_sector_whole(s->secret, FILE_SUPER, &s->mark) &&
-               s->bytes == v->disk->bytes[file] && s->n_namespaces <= FILE_NAMESPACES &&
-               s->extent_bytes > DISK_SECTOR && s->extent_bytes % DISK_SECTOR == 0 &&
-               s->extent_bytes <= s->bytes;
+               s->n_namespaces <= FILE_NAMESPACES && s->extent_bytes > DISK_SECTOR &&
+               s->extent_bytes % DISK_SECTOR == 0 && s->extent_bytes <= s->bytes;
 }
 
 /* What the copies of a file say, of which there may be none. */
 struct copies {
-        bool whole, ours, other;   /* is there one that is so? */
+        bool whole, ours, resized, other; /* is there one that is so? */
         struct file_super *newest; /* of those that are whole */
 };
 
@@ -120,8 +119,10 @@ static void judge_copy(struct volume *v, uint32_t file, struct copies *seen) {
                 return;
         if (s->mark.magic != FILE_MAGIC || s->mark.version != FILE_VERSION) {
                 seen->other = true;
-        } else if (!makes_sense(v, file, s)) {
+        } else if (!makes_sense(s)) {
                 seen->ours = true;
+        } else if (s->bytes != v->disk->bytes[file]) {
+                seen->resized = true;
         } else {
                 if (!seen->whole || s->serial > seen->newest->serial)
                         memcpy(seen->newest, s, sizeof *s);
@@ -137,7 +138,9 @@ static int read_copies(struct volume *v, uint32_t file, struct copies *seen) {
                 if (r == 0)
                         judge_copy(v, file, seen);
         }
-        if (r == 0 && !seen->whole && seen->other && !seen->ours)
+        if (r == 0 && !seen->whole && seen->resized)
+                r = -ERANGE;
+        else if (r == 0 && !seen->whole && seen->other && !seen->ours)
                 r = -EMEDIUMTYPE;
         return v->files[file].error = r;
 }
@@ -152,14 +155,31 @@ static bool is_newer(const struct file_super *a, const struct file_super *b) {
         return a->opening != b->opening ? a->opening > b->opening : a->serial > b->serial;
 }
 
-/* The newest of those that have the first one's secret; NULL: nobody has any. */
+/* Whose the list is cannot be told where there are two secrets: any may be the wrong one. */
+static int refuse_strangers(struct volume *v, const struct copies *seen) {
+        uint32_t first = DISK_FILES;
+
+        for (uint32_t i = 0; i < v->disk->n_files; i++) {
+                if (v->files[i].error || !seen[i].whole)
+                        continue;
+                if (first < i && !same_secret(seen[i].newest, seen[first].newest))
+                        return volume_refuse(v, -EXDEV,
+                                             "files %u and %u of the list have caches that do not "
+                                             "belong together; name one's files only, or empty "
+                                             "what may go",
+                                             first + 1, i + 1);
+                first = MIN(first, i);
+        }
+        return 0;
+}
+
+/* NULL: nobody has any. */
 static const struct file_super *find_newest(const struct volume *v, const struct copies *seen) {
         const struct file_super *newest = NULL;
 
         for (uint32_t i = 0; i < v->disk->n_files; i++)
                 if (!v->files[i].error && seen[i].whole &&
-                    (!newest ||
-                     (same_secret(seen[i].newest, newest) && is_newer(seen[i].newest, newest))))
+                    (!newest || is_newer(seen[i].newest, newest)))
                         newest = seen[i].newest;
         return newest;
 }
@@ -183,8 +203,6 @@ static void judge_file(struct volume *v, uint32_t file, const struct copies *see
                       const struct file_super *newest) {
         struct volume_file *f = &v->files[file];
 
-        if (seen->whole && !same_secret(seen->newest, newest))
-                f->error = -EXDEV;
         f->state = !seen->whole ? (seen->ours ? VOLUME_LOST : VOLUME_NEW) :
                    seen->newest->set != newest->set ? VOLUME_LEFT : VOLUME_FOUND;
         if (f->state == VOLUME_FOUND && life_is_taken(v, file, seen->newest->life))
@@ -227,7 +245,9 @@ int super_read(struct volume *v, uint64_t extent_bytes) {
                         v->files[i].error = v->files[i].error ?: -EINVAL;
                 read_copies(v, i, &seen[i]);
         }
-        r = choose(v, seen);
+        r = refuse_strangers(v, seen);
+        if (r == 0)
+                r = choose(v, seen);
         munmap(room, bytes);
         for (uint32_t i = 0; r == 0 && i < v->disk->n_files; i++)
                 file_key_of_life(v->super->secret, v->files[i].life, v->files[i].key);

@@ -51,7 +51,9 @@ int volume_broken(struct volume *v) {
 const char *volume_file_why(int error) {
         return error == -EMEDIUMTYPE ?
                        "the file is not kvd's, or of another version; empty it if it may go" :
-               error == -EXDEV  ? "the file belongs to others; empty it if it may go" :
+               error == -ERANGE ?
+                       "the file was made with another file_size; set that, or empty it if it may "
+                       "go" :
                error == -EINVAL ? "the file is too small" :
                                   strerror(-error);
 }
@@ -99,15 +101,18 @@ static int best_state(struct volume *v) {
         return best < 0 ? refuse(v, best, "%s", volume_file_why(best)) : best;
 }
 
-int volume_open(struct volume *v, struct disk *disk, uint64_t extent_bytes,
-                uint64_t staging_bytes) {
-        int r, state;
+int volume_judge(struct volume *v, struct disk *disk, uint64_t extent_bytes,
+                 uint64_t staging_bytes) {
+        int r;
 
         *v = (struct volume){.disk = disk, .copy = copy_memory};
         r = make_room(v, staging_bytes);
-        if (r == 0)
-                r = super_read(v, extent_bytes);
-        state = r < 0 ? r : best_state(v);
+        return r < 0 ? r : super_read(v, extent_bytes);
+}
+
+int volume_open(struct volume *v) {
+        int state = best_state(v), r;
+
         if (state < 0)
                 return state;
         v->super->opening++;

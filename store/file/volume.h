@@ -64,15 +64,20 @@ static inline uint32_t file_slots(uint64_t extent_bytes, uint32_t slot_bytes) {
 }
 
 /*
- * A file of zeros becomes one of the volume's, with extents of that size; so does one whose
- * superblocks are both broken (VOLUME_LOST). -EMEDIUMTYPE: it is something else, or of another
- * version; -EXDEV: it has records of a volume other than that of the first file that has any. Such a
- * file is left as it is, and not used. Returns the best state of those that are, or the first one's
- * error if none is; then, too, volume_close is to be called. staging_bytes: room for what is on its
- * way at once; no slot may be larger.
+ * Which files can be used, and as what: nothing is written. One of zeros can, with extents of
+ * that size, and so can one whose superblocks are both broken (VOLUME_LOST); others are left as
+ * they are, with an error: -EMEDIUMTYPE: it is something else, or of another version; -ERANGE: it
+ * was made with another size. -EXDEV, of all: they have records of different volumes. Whatever is
+ * returned, volume_close is to be called. staging_bytes: room for what is on its way at once; no
+ * slot may be larger.
  */
-int volume_open(struct volume *volume, struct disk *disk, uint64_t extent_bytes,
-                uint64_t staging_bytes);
+int volume_judge(struct volume *volume, struct disk *disk, uint64_t extent_bytes,
+                 uint64_t staging_bytes);
+/*
+ * Behind that, when those that can be used are as large as they are to be, or have an error.
+ * Returns the best state of those that are used, or the first one's error if none is.
+ */
+int volume_open(struct volume *volume);
 void volume_close(struct volume *volume);
 
 /* -EIO: no file is used any more. */

@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "ipc/base/util.h"
 #include "tests/daemon/file_tier.h"
@@ -21,21 +23,26 @@ static bool is_state(uint32_t number, const char *state) {
         return t.state.size == strlen(state) && memcmp(t.state.data, state, t.state.size) == 0;
 }
 
-/* "a", "b" or both, in that order. */
-static void again_with(const char *which, bool kill) {
+/* "a", "b" or both, in that order. first: what becomes of the first one. */
+static void start_with(const char *which, const char *first) {
         size_t n = 0;
 
+        for (const char *c = which; *c; c++)
+                n += (size_t)snprintf(files + n, sizeof files - n, "%s%s", n ? ", " : "",
+                                      *c == 'a' ? file : second);
+        instance_again(&in, settings());
+        watcher = peer_attach(in.socket);
+        WAIT_UNTIL(is_state(0, first));
+        connect_to_it();
+}
+
+static void again_with(const char *which, bool kill) {
         leave_it();
         if (kill)
                 instance_kill(&in);
         else
                 instance_stop(&in);
-        for (const char *c = which; *c; c++)
-                n += (size_t)snprintf(files + n, sizeof files - n, "%s%s", n ? ", " : "",
-                                      *c == 'a' ? file : second);
-        instance_again(&in, settings());
-        watch();
-        connect_to_it();
+        start_with(which, "on");
 }
 
 static void start_two(void) {
@@ -159,21 +166,119 @@ START_TEST(a_copy_is_a_new_file) {
 }
 END_TEST
 
-/* Somebody may need it. */
+static void compare(const char *kept, const char *with) {
+        char command[400];
+
+        snprintf(command, sizeof command, "cmp %s %s", kept, with);
+        ck_assert_int_eq(system(command), 0);
+}
+
+static bool is_off_for(uint32_t number, const char *why) {
+        struct kvd_msg_tier_info_reply t = tier_of(number);
+
+        return is_state(number, "off") && memmem(t.why.data, t.why.size, why, strlen(why));
+}
+
+/*
+ * Somebody may need it, and which one is a stranger in the list nobody knows: so nothing is done
+ * to any of them.
+ */
 START_TEST(a_file_of_another_kvd_stays) {
-        struct kvd_msg_tier_info_reply t;
+        char copy_of_first[150], copy_of_second[150];
 
         write_chain();
         unlink(second);
         again_with("b", false);
         write_chain();
-        again_with("ab", false);
-        ck_assert(is_state(0, "on") && is_state(1, "off"));
-        t = tier_of(1);
-        ck_assert(memmem(t.why.data, t.why.size, "belongs to others", 17));
-        ck_assert_uint_eq(t.records, 0);
-        again_with("b", false);
+        leave_it();
+        instance_stop(&in);
+        snprintf(copy_of_first, sizeof copy_of_first, "%s-copy", file);
+        snprintf(copy_of_second, sizeof copy_of_second, "%s-copy", second);
+        put(copy_of_first, file);
+        put(copy_of_second, second);
+        start_with(_i ? "ba" : "ab", "off");
+        ck_assert(is_off_for(0, "files 1 and 2 of the list"));
+        ck_assert(is_off_for(1, "do not belong together"));
+        leave_it();
+        instance_stop(&in);
+        compare(copy_of_first, file);
+        compare(copy_of_second, second);
+        unlink(copy_of_first);
+        unlink(copy_of_second);
+        start_with("b", "on");
         ck_assert_uint_eq(tier().records, BLOCKS);
+        expect_all(BLOCKS);
+}
+END_TEST
+
+/*
+ * It was cut, or filled up, to the size that the configuration says, and only then looked at; and
+ * one of another size was thought to be nobody's.
+ */
+START_TEST(a_file_of_another_kvd_and_size_stays) {
+        char copy[150];
+
+        snprintf(copy, sizeof copy, "%s-copy", second);
+        unlink(second);
+        file_size = _i ? "daemon.file_size=8M" : "daemon.file_size=32M";
+        again_with("b", false);
+        write_chain();
+        leave_it();
+        instance_stop(&in);
+        put(copy, second);
+        file_size = "daemon.file_size=16M";
+        start_with("ba", "off");
+        ck_assert(is_off_for(0, "another file_size"));
+        WAIT_UNTIL(is_state(1, "on"));
+        leave_it();
+        instance_stop(&in);
+        compare(copy, second);
+        start_with("b", "off");
+        ck_assert(is_off_for(0, "another file_size"));
+        leave_it();
+        instance_stop(&in);
+        compare(copy, second);
+        unlink(copy);
+        start_with("a", "on");
+}
+END_TEST
+
+/* Be it shorter than what kvd looks at, or longer than what kvd would use. */
+START_TEST(what_is_not_kvds_is_neither_cut_nor_filled) {
+        static const char *const bytes[] = {"100", "5000", "70000", "20000000"};
+        char copy[150], command[400];
+
+        leave_it();
+        instance_stop(&in);
+        snprintf(copy, sizeof copy, "%s-copy", second);
+        snprintf(command, sizeof command, "yes precious | head -c %s >%s", bytes[_i], second);
+        ck_assert_int_eq(system(command), 0);
+        put(copy, second);
+        start_with("ba", "off");
+        ck_assert(is_off_for(0, "not kvd's"));
+        WAIT_UNTIL(is_state(1, "on"));
+        leave_it();
+        instance_stop(&in);
+        compare(copy, second);
+        unlink(copy);
+        start_with("a", "on");
+}
+END_TEST
+
+/* kvd was killed while it filled it with zeros, or somebody else cut it. */
+START_TEST(a_file_that_is_too_short_is_filled) {
+        struct stat st;
+
+        write_chain();
+        leave_it();
+        instance_stop(&in);
+        ck_assert_int_eq(truncate(second, _i ? 6 << 20 : 0), 0);
+        ck_assert_int_eq(truncate(second, 6 << 20), 0);
+        start_with("ab", "on");
+        WAIT_UNTIL(is_state(1, "on"));
+        ck_assert_int_eq(stat(second, &st), 0);
+        ck_assert_int_eq(st.st_size, 16 << 20);
+        write_again();
         expect_all(BLOCKS);
 }
 END_TEST
@@ -222,6 +327,8 @@ END_TEST
 
 SUITE("files", FIXTURE(start_two, stop_two),
       LOOPS(2, both_have_the_same_share, deleted_without_a_file_is_deleted_in_it,
-            a_file_is_named_once),
+            a_file_is_named_once, a_file_that_is_too_short_is_filled, a_file_of_another_kvd_stays,
+            a_file_of_another_kvd_and_size_stays),
+      LOOPS(4, what_is_not_kvds_is_neither_cut_nor_filled),
       TESTS(their_order_is_nothing, a_second_file_is_added, deleted_is_deleted_in_both,
-            a_copy_is_a_new_file, a_file_of_another_kvd_stays, a_file_that_cannot_be_opened_is_off))
+            a_copy_is_a_new_file, a_file_that_cannot_be_opened_is_off))

@@ -229,7 +229,7 @@ static void session(struct run *r) {
 
 static void run(struct fault_state *s, void *arg) {
         static const enum fault_call calls[] = {FAULT_pread, FAULT_pwrite, FAULT_fdatasync,
-                                                FAULT_uring, FAULT_completion, FAULT_ftruncate};
+                                                FAULT_uring, FAULT_completion};
         struct run r = {.s = s};
         bool erased, ours = false;
 

@@ -296,7 +296,8 @@ static void note_who_knows(struct run *run, const struct simulated *disk) {
 }
 
 static int open_volume(struct run *run, struct simulated *disk) {
-        int r = volume_open(&run->volume, &disk->disk, EXTENT_BYTES, STAGING);
+        int r = volume_judge(&run->volume, &disk->disk, EXTENT_BYTES, STAGING) ?:
+                volume_open(&run->volume);
 
         if (r >= 0)
                 note_who_knows(run, disk);

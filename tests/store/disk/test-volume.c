@@ -37,7 +37,7 @@ static void fill(uint8_t *payload, uint32_t i) {
 }
 
 static int open_volume(void) {
-        return volume_open(&volume, &disk.disk, EXTENT_BYTES, STAGING);
+        return volume_judge(&volume, &disk.disk, EXTENT_BYTES, STAGING) ?: volume_open(&volume);
 }
 
 static uint64_t place_of(uint32_t i) {
@@ -237,7 +237,7 @@ START_TEST(a_superblock_rots) {
 END_TEST
 
 START_TEST(a_staging_that_cannot_be_had_is_said) {
-        ck_assert_int_eq(volume_open(&volume, &disk.disk, EXTENT_BYTES, UINT64_C(1) << 60),
+        ck_assert_int_eq(volume_judge(&volume, &disk.disk, EXTENT_BYTES, UINT64_C(1) << 60),
                          -ENOMEM);
 }
 END_TEST
