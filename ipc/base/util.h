@@ -11,8 +11,19 @@
 #include <unistd.h>
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
-#define MAX(a, b) ((a) > (b) ? (a) : (b))
+#define PASTE_(a, b) a##b
+#define PASTE(a, b) PASTE_(a, b)
+
+/* Each argument is evaluated once: neither a clock nor what another process writes is asked twice. */
+#define MIN(a, b) PICK(a, <, b, __COUNTER__)
+#define MAX(a, b) PICK(a, >, b, __COUNTER__)
+#define PICK(a, is, b, n) PICK_(a, is, b, PASTE(a_, n), PASTE(b_, n))
+#define PICK_(a, is, b, a_, b_) \
+        ({ \
+                __typeof__(1 ? (a) : (b)) a_ = (a), b_ = (b); \
+                a_ is b_ ? a_ : b_; \
+        })
+
 #define ALIGN_UP(n, to) (((n) + (to) - 1) / (to) * (to))
 #define DIV_UP(n, by) (((n) + (by) - 1) / (by))
 #define container_of(p, type, member) ((type *)((char *)(p) - offsetof(type, member)))

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/daemon/blocks.h"
 
-#include <check.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
+#include "tests/lib/mark.h"
 
 static const struct kvd_geometry geometry = {.layers = 2,
                                              .kv_heads = 2,

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/daemon/owner.h"
 
-#include <check.h>
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -16,6 +15,7 @@
 #include "ipc/base/util.h"
 #include "ipc/frame.h"
 #include "kernels/ops.h"
+#include "tests/lib/mark.h"
 
 #define GENERATION 7u
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/kernels/buffers.h"
 
-#include <check.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "ipc/base/util.h"
+#include "tests/lib/mark.h"
 
 static struct mapping {
         uint8_t *at;

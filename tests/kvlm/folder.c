@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/kvlm/folder.h"
 
-#include <check.h>
 #include <fcntl.h>
 #include <ftw.h>
 #include <stdarg.h>
@@ -11,6 +10,7 @@
 #include <sys/wait.h>
 
 #include "ipc/base/util.h"
+#include "tests/lib/mark.h"
 
 const char *kvlm_program;
 static char folder[64];

@@ -14,11 +14,11 @@
  * Exit status 77: there is no GPU, no kernels, or no cuBLAS.
  */
 
-#include <check.h>
 #include <sys/types.h>
 
 #include "tests/kvlm/folder.h"
 #include "tests/lib/instance.h"
+#include "tests/lib/mark.h"
 
 enum { SCENE_TOKENS = 70 };
 

@@ -2,7 +2,6 @@
 
 /* Writes small models of random weights, as a trainer would. */
 
-#include <check.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,6 +11,7 @@
 #include "ipc/base/util.h"
 #include "kernels/ops.h"
 #include "tests/kvlm/folder.h"
+#include "tests/lib/mark.h"
 
 static uint32_t state;
 

@@ -8,7 +8,6 @@
 #include "tests/lib/redis.h"
 
 #include <arpa/inet.h>
-#include <check.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -22,6 +21,7 @@
 
 #include "daemon/remote/resp.h"
 #include "tests/lib/instance.h"
+#include "tests/lib/mark.h"
 
 #define MOST (1u << 20)
 

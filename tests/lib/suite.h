@@ -16,27 +16,13 @@
  * LIMIT_S seconds, or by the runner before that.
  */
 
-#include <check.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 
+#include "tests/lib/mark.h"
+
 #define LIMIT_S 300
 #define EXIT_SKIPPED 77
-
-/*
- * With each assertion that holds Check writes down where the test is, and has no lock for it: what
- * two threads write at once it cannot read, and gives up. While one writes, others do not.
- */
-static inline void suite_mark_point(const char *source, int line) {
-        static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-        if (pthread_mutex_trylock(&lock) != 0)
-                return;
-        _mark_point(source, line);
-        pthread_mutex_unlock(&lock);
-}
-#define _mark_point suite_mark_point
 
 struct suite {
         Suite *all;

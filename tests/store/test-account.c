@@ -7,7 +7,6 @@
  * `poor`, whose guarantee is half of the pool, comes for the first time.
  */
 
-#include <check.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

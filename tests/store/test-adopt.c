@@ -7,7 +7,6 @@
  * lost by that, and none may be wrong.
  */
 
-#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

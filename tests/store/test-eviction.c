@@ -321,8 +321,9 @@ END_TEST
 START_TEST(no_name_of_a_block_comes_twice) {
         struct space *space = make_space(IDS), *other;
         struct space_spec spec = {.name = "other", .geometry = space_index(space)->geometry};
-        static bool seen[IDS][1u << MIN(KVD_GENERATION_BITS, 12)];
-        uint32_t n_names = IDS * ((1u << MIN(KVD_GENERATION_BITS, 12)) - 1), tokens[BT] = {0};
+        enum { GENERATIONS = 1u << (KVD_GENERATION_BITS < 12 ? KVD_GENERATION_BITS : 12) };
+        static bool seen[IDS][GENERATIONS];
+        uint32_t n_names = IDS * (GENERATIONS - 1), tokens[BT] = {0};
         struct attachment *a = fixture_attach(space);
         struct seal_request q = {.n_blocks = 1, .n_tokens = BT, .tokens = tokens};
         bool created, more;

@@ -6,7 +6,6 @@
  * field's name, and the space stays what it was. How many there were is printed.
  */
 
-#include <check.h>
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -5,12 +5,12 @@
  * sums, and a comparison that finds blocks alike if their bytes are.
  */
 
-#include <check.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/lib/mark.h"
 #include "tests/store/fixture.h"
 
 #define FLOATS (BLOCK_BYTES / 4)

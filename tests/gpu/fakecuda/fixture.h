@@ -4,10 +4,10 @@
 
 /* For tests that run with the stand-in driver: a device with a context, and other processes. */
 
-#include <check.h>
 #include <sys/types.h>
 
 #include "ipc/base/cuda.h"
+#include "tests/lib/mark.h"
 
 #define SEGMENT ((size_t)2 << 20)
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/kernels/cuda/attend_case.h"
 
-#include <check.h>
 #include <math.h>
 #include <string.h>
 
@@ -10,6 +9,7 @@
 #include "kernels/cuda/attend.h"
 #include "tests/kernels/buffers.h"
 #include "tests/kernels/cuda/fixture.h"
+#include "tests/lib/mark.h"
 
 enum { SPARE = 3 }; /* blocks that belong to nobody; blocks begin with 64 bytes of something else */
 

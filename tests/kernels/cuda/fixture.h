@@ -10,10 +10,9 @@
  * fixture_wait().
  */
 
-#include <check.h>
-
 #include "kernels/cuda/gpu.h"
 #include "tests/kernels/buffers.h"
+#include "tests/lib/mark.h"
 
 struct gpu *fixture_gpu(void);  /* the same for the life of this process */
 /* a GPU: sizes may be larger, and bits of exp and the like differ */
