@@ -242,7 +242,61 @@ START_TEST(chains_go_from_their_ends_after_a_restart) {
 }
 END_TEST
 
+/* Writes all of the space that can go. Returns what space_demoted says at the end. */
+static int demote_all(uint64_t epoch) {
+        const struct store_disk_question *q;
+        int r = space_demote(space);
+
+        ck_assert_int_eq(r, 1);
+        asked(STORE_DISK_NAMESPACE);
+        store_disk_named(store, 0, epoch);
+        for (uint32_t i = 0; r == 1 && i < 1000; i++) {
+                idle();
+                q = store_disk_next(store, &(bool){false});
+                if (q)
+                        moved(q, 0);
+                r = space_demoted(space);
+        }
+        return r;
+}
+
+/* A quarter of the pool is a quarter of the file: seven of its records. */
+START_TEST(evict_to_file_takes_no_more_than_a_domains_share) {
+        struct domain_config q = {
+                .name = "q", .quota = 16 * BLOCK_BYTES, .client_quota = UINT64_MAX};
+        struct space *neighbours;
+        struct attachment *neighbour;
+
+        open_file(1, EXTENT_BYTES(14));
+        scan_one_extent();
+        make_chain(N, 1000);
+        ck_assert_int_eq(demote_all(EPOCH), 0);
+        neighbours = space;
+        neighbour = attachment;
+
+        ck_assert_int_eq(store_domain(store, &q, &domain), 0);
+        space = fixture_space("s", 0);
+        attachment = fixture_attach(space);
+        for (uint32_t i = 2; i < 5; i++)
+                make_chain(N, i * 1000);
+        ck_assert_int_eq(demote_all(EPOCH + 1), -ENOSPC);
+        ck_assert_ptr_nonnull(strstr(store_why(store), "2 blocks did not go"));
+        ck_assert_uint_eq(info().records, N + 7);
+        ck_assert_uint_eq(info().evicted, 0);
+        attachment = attachment_free(attachment, false);
+
+        space = neighbours;
+        attachment = neighbour;
+        evict();
+        for (uint32_t i = 0; i < N * BT; i++)
+                tokens[i] = 1000 + i;
+        ck_assert_int_eq(fetch(N), N);
+        close_file();
+}
+END_TEST
+
 SUITE("disk-answers",
       TESTS(what_the_disk_did_not_take_is_said, a_name_that_was_not_answered_is_asked_again,
             what_was_deleted_is_erased_by_the_next_process,
-            records_of_too_many_sizes_are_left_alone, chains_go_from_their_ends_after_a_restart))
+            records_of_too_many_sizes_are_left_alone, chains_go_from_their_ends_after_a_restart,
+            evict_to_file_takes_no_more_than_a_domains_share))
