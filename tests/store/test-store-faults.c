@@ -160,8 +160,8 @@ int main(void) {
         bool arena = false;
 
         fault_install(s);
-        fault_sweep(s, "store", run, &arena);
+        fault_sweep(s, "store", 1, run, &arena);
         arena = true;
-        fault_sweep(s, "store, isolation = arena", run, &arena);
+        fault_sweep(s, "store, isolation = arena", 1, run, &arena);
         return 0;
 }

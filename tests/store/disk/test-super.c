@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Superblocks of three files: which of them belong together, which one counts, what is no longer
+ * believed, and what is left as it is. Nothing is written by judging.
+ */
+
+#include <errno.h>
+#include <string.h>
+
+#include "store/file/super.h"
+#include "tests/lib/suite.h"
+#include "tests/store/disk/simulated.h"
+
+#define FILES 3u
+#define EXTENTS 2u
+#define EXTENT_BYTES (DISK_SECTOR + 4u * 2 * DISK_SECTOR)
+#define STAGING (8u * DISK_SECTOR)
+#define UNIT 512u /* that a disk writes whole */
+
+static struct dice dice = {1};
+static struct simulated disk;
+static struct volume volume;
+
+/* As it lies on the disk, in a file of the simulated ones. */
+static uint8_t *copy_of(uint32_t file, uint32_t copy) {
+        return disk.seen[file * disk.of_one + copy];
+}
+
+static struct file_super *super_of(uint32_t file, uint32_t copy) {
+        return (void *)copy_of(file, copy);
+}
+
+/* What was changed by hand is sealed as if it had been written so. */
+static void seal(uint32_t file, uint32_t copy) {
+        struct file_super *s = super_of(file, copy);
+
+        file_sector_seal(s->secret, FILE_SUPER, &s->mark);
+}
+
+static int judge(void) {
+        volume_close(&volume);
+        disk.n_ios = 0;
+        return volume_judge(&volume, &disk.disk, EXTENT_BYTES, STAGING);
+}
+
+static int judge_and_open(void) {
+        return judge() ?: volume_open(&volume);
+}
+
+static enum volume_state state_of(uint32_t file) {
+        ck_assert_int_eq(volume.files[file].error, 0);
+        return volume.files[file].state;
+}
+
+static void expect_all(enum volume_state state) {
+        for (uint32_t i = 0; i < FILES; i++)
+                ck_assert_int_eq(state_of(i), state);
+}
+
+static void set_up(void) {
+        simulated_open_several(&disk, FILES, EXTENTS, EXTENT_BYTES, &dice);
+        ck_assert_int_eq(judge_and_open(), VOLUME_NEW);
+}
+
+static void tear_down(void) {
+        volume_close(&volume);
+        simulated_close(&disk);
+}
+
+/* ---- one file -------------------------------------------------------------------------------- */
+
+START_TEST(all_files_have_both_copies) {
+        for (uint32_t file = 0; file < FILES; file++)
+                ck_assert_mem_eq(copy_of(file, 0), copy_of(file, 1), DISK_SECTOR);
+        ck_assert_int_eq(judge(), 0);
+        ck_assert_uint_eq(disk.n_ios, 0);
+        expect_all(VOLUME_FOUND);
+        for (uint32_t file = 0; file < FILES; file++)
+                for (uint32_t other = 0; other < file; other++)
+                        ck_assert_uint_ne(volume.files[file].life, volume.files[other].life);
+}
+END_TEST
+
+/* One of another version is left alone; if one copy is of ours, the other was rot. */
+START_TEST(another_version_is_left_alone) {
+        for (uint32_t copy = 0; copy < FILE_COPIES; copy++) {
+                super_of(1, copy)->mark.version += 1 + (uint32_t)_i;
+                ck_assert_int_eq(judge(), 0);
+                ck_assert_int_eq(volume.files[1].error, copy ? -EMEDIUMTYPE : 0);
+        }
+        ck_assert_int_eq(state_of(0), VOLUME_FOUND);
+        ck_assert_int_eq(state_of(2), VOLUME_FOUND);
+        ck_assert_int_eq(volume_open(&volume), VOLUME_FOUND);
+        ck_assert_uint_eq(super_of(1, 0)->mark.version, FILE_VERSION + 1 + (uint32_t)_i);
+}
+END_TEST
+
+/* Whatever byte it is: in one copy the other one counts, in both the file begins anew. */
+START_TEST(a_checksum_is_of_every_byte) {
+        uint32_t at = sizeof(struct file_mark) + (uint32_t)_i * 127;
+
+        copy_of(2, 0)[at] ^= 1;
+        ck_assert_int_eq(judge(), 0);
+        expect_all(VOLUME_FOUND);
+        copy_of(2, 1)[at] ^= 1;
+        ck_assert_int_eq(judge(), 0);
+        ck_assert_int_eq(state_of(0), VOLUME_FOUND);
+        ck_assert_int_eq(state_of(2), VOLUME_LOST);
+        ck_assert_uint_ne(volume.files[2].life, super_of(2, 0)->life);
+}
+END_TEST
+
+/*
+ * The power went while a copy was written, of which some units are there, and the last one is not: the
+ * other copy counts, be it as it was before or as it was to be.
+ */
+START_TEST(a_torn_copy_does_not_count) {
+        uint8_t before[DISK_SECTOR], after[DISK_SECTOR];
+        uint64_t serial = super_of(0, 0)->serial;
+
+        memcpy(before, copy_of(0, 0), DISK_SECTOR);
+        volume.super->rest[0] = 1; /* in its last unit */
+        ck_assert_int_eq(super_write(&volume), 0);
+        memcpy(after, copy_of(0, 0), DISK_SECTOR);
+        for (uint32_t copy = 0; copy < FILE_COPIES; copy++) {
+                memcpy(copy_of(0, 0), copy == 0 ? before : after, DISK_SECTOR);
+                memcpy(copy_of(0, 1), before, DISK_SECTOR);
+                for (uint32_t unit = 0; unit < DISK_SECTOR / UNIT; unit++)
+                        memcpy(copy_of(0, copy) + unit * UNIT,
+                               (_i >> unit & 1 ? after : before) + unit * UNIT, UNIT);
+                for (uint32_t file = 1; file < FILES; file++)
+                        memset(copy_of(file, 0), 0, 2 * DISK_SECTOR);
+                ck_assert_int_eq(judge(), 0);
+                ck_assert_int_eq(state_of(0), VOLUME_FOUND);
+                ck_assert_uint_eq(volume.super->serial, serial + copy);
+        }
+}
+END_TEST
+
+/* Also the only one, and also if a copy of it is torn: it may be another kvd's. */
+START_TEST(one_of_another_size_is_left_alone) {
+        disk.disk.bytes[0] = _i ? disk.disk.bytes[0] - DISK_SECTOR :
+                                  disk.disk.bytes[0] + DISK_SECTOR;
+        ck_assert_int_eq(judge(), 0);
+        ck_assert_int_eq(volume.files[0].error, -ERANGE);
+        ck_assert_int_eq(state_of(1), VOLUME_FOUND);
+        copy_of(0, 0)[300] ^= 1;
+        disk.disk.n_files = 1;
+        ck_assert_int_eq(judge_and_open(), -ERANGE);
+        ck_assert_ptr_nonnull(strstr(volume.why.line, "another file_size"));
+        ck_assert_uint_eq(disk.n_ios, 0);
+        disk.disk.n_files = FILES;
+}
+END_TEST
+
+START_TEST(what_makes_no_sense_is_no_superblock) {
+        for (uint32_t copy = 0; copy < FILE_COPIES; copy++) {
+                struct file_super *s = super_of(1, copy);
+
+                if (_i == 0)
+                        s->n_namespaces = FILE_NAMESPACES + 1;
+                else
+                        s->extent_bytes = _i == 1 ? DISK_SECTOR :
+                                          _i == 2 ? s->bytes + DISK_SECTOR :
+                                                    2 * DISK_SECTOR + 1;
+                seal(1, copy);
+        }
+        ck_assert_int_eq(judge(), 0);
+        ck_assert_int_eq(state_of(1), VOLUME_LOST);
+}
+END_TEST
+
+/* ---- several --------------------------------------------------------------------------------- */
+
+/* Each is itself wherever the list has it, and its extents come where it is. */
+START_TEST(a_files_place_in_the_list_is_nothing) {
+        uint64_t lives[FILES];
+
+        for (uint32_t i = 0; i < FILES; i++)
+                lives[i] = super_of(i, 0)->life;
+        for (uint32_t i = 0; i < FILES; i++)
+                disk.at[i] = (i + 1 + (uint32_t)_i) % FILES;
+        ck_assert_int_eq(judge_and_open(), VOLUME_FOUND);
+        expect_all(VOLUME_FOUND);
+        for (uint32_t i = 0; i < FILES; i++) {
+                ck_assert_uint_eq(volume.files[i].life, lives[disk.at[i]]);
+                ck_assert_uint_eq(volume.files[i].first, i * EXTENTS);
+                ck_assert_uint_eq(volume_file_of(&volume, i * EXTENTS + EXTENTS - 1), i);
+        }
+}
+END_TEST
+
+/* What one alone has learned meanwhile counts, wherever it is; the others begin new lives. */
+START_TEST(the_newest_of_a_set_counts) {
+        uint32_t alone = (uint32_t)_i;
+        uint64_t epoch, life = super_of((alone + 1) % FILES, 0)->life;
+
+        for (uint32_t i = 0; i < FILES; i++)
+                disk.disk.error[i] = i == alone ? 0 : -ENODEV;
+        ck_assert_int_eq(judge_and_open(), VOLUME_FOUND);
+        ck_assert_int_eq(volume_namespace(&volume, (struct kvd_key){1, 2}, &epoch), 0);
+        memset(disk.disk.error, 0, sizeof disk.disk.error);
+        ck_assert_int_eq(judge_and_open(), VOLUME_FOUND);
+        ck_assert_uint_eq(volume.super->n_namespaces, 1);
+        for (uint32_t i = 0; i < FILES; i++)
+                ck_assert_int_eq(state_of(i), i == alone ? VOLUME_FOUND : VOLUME_LEFT);
+        ck_assert_uint_ne(volume.files[(alone + 1) % FILES].life, life);
+        for (uint32_t i = 0; i < FILES; i++)
+                ck_assert_uint_eq(super_of(i, 0)->n_namespaces, 1);
+}
+END_TEST
+
+/* It has a life that is another's: which one it is nobody knows but by their order. */
+START_TEST(of_a_file_and_its_copy_the_second_begins_anew) {
+        for (uint32_t copy = 0; copy < FILE_COPIES; copy++)
+                memcpy(copy_of(2, copy), copy_of(1, copy), DISK_SECTOR);
+        ck_assert_int_eq(judge(), 0);
+        ck_assert_int_eq(state_of(1), VOLUME_FOUND);
+        ck_assert_int_eq(state_of(2), VOLUME_LEFT);
+        ck_assert_uint_ne(volume.files[2].life, volume.files[1].life);
+}
+END_TEST
+
+/* The first file counted, whoever's it was, and its own set was broken by that. */
+START_TEST(files_of_two_volumes_are_all_left_alone) {
+        uint32_t stranger = (uint32_t)_i;
+
+        for (uint32_t copy = 0; copy < FILE_COPIES; copy++) {
+                super_of(stranger, copy)->secret[7] ^= 1;
+                seal(stranger, copy);
+        }
+        ck_assert_int_eq(judge(), -EXDEV);
+        ck_assert_ptr_nonnull(strstr(volume.why.line, stranger == 2 ? "files 1 and 3 of" :
+                                                                      "files 1 and 2 of"));
+        ck_assert_uint_eq(disk.n_ios, 0);
+        disk.disk.error[stranger] = -ENODEV;
+        ck_assert_int_eq(judge_and_open(), VOLUME_FOUND);
+}
+END_TEST
+
+START_TEST(a_new_file_joins) {
+        for (uint32_t copy = 0; copy < FILE_COPIES; copy++)
+                memset(copy_of(0, copy), 0, DISK_SECTOR);
+        ck_assert_int_eq(judge_and_open(), VOLUME_FOUND);
+        ck_assert_int_eq(state_of(0), VOLUME_NEW);
+        ck_assert_mem_eq(super_of(0, 0)->secret, super_of(1, 0)->secret, KVD_SECRET_BYTES);
+        ck_assert_uint_eq(super_of(0, 0)->set, super_of(1, 0)->set);
+        ck_assert_int_eq(judge(), 0);
+        expect_all(VOLUME_FOUND);
+}
+END_TEST
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+/* The file is off, the others have it; of the file's own copies one is whole. */
+START_TEST(a_file_that_does_not_take_it_is_off) {
+        uint64_t serial = volume.super->serial;
+
+        disk.dies = 1;
+        disk.dies_at = 2 + (uint32_t)_i;
+        ck_assert_int_eq(super_write(&volume), 0);
+        ck_assert_int_eq(volume.files[1].error, -EIO);
+        disk.dies_at = 0;
+        ck_assert_uint_eq(super_of(0, 1)->serial, serial + 1);
+        ck_assert_uint_eq(super_of(2, 1)->serial, serial + 1);
+        ck_assert_int_eq(judge(), 0);
+        expect_all(VOLUME_FOUND);
+        ck_assert_uint_eq(volume.super->serial, serial + 1);
+}
+END_TEST
+
+/* One copy is whole at any time. */
+START_TEST(behind_a_copy_that_failed_the_other_stays) {
+        uint64_t serial = volume.super->serial;
+
+        disk.fails = SIMULATED_WRITE;
+        disk.fail_at = 1 + FILE_COPIES;
+        ck_assert_int_eq(super_write(&volume), 0);
+        ck_assert_int_eq(volume.files[1].error, -EIO);
+        ck_assert_uint_eq(super_of(1, 1)->serial, serial);
+        ck_assert_uint_eq(super_of(2, 1)->serial, serial + 1);
+}
+END_TEST
+
+START_TEST(without_any_file_nothing_is_there_to_stay) {
+        disk.fails = SIMULATED_FLUSH;
+        disk.fail_at = 1;
+        disk.forever = true;
+        ck_assert_int_eq(super_write(&volume), -EIO);
+        ck_assert_int_eq(volume_broken(&volume), -EIO);
+}
+END_TEST
+
+SUITE("super", FIXTURE(set_up, tear_down),
+      TESTS(all_files_have_both_copies,
+            of_a_file_and_its_copy_the_second_begins_anew, a_new_file_joins,
+            behind_a_copy_that_failed_the_other_stays, without_any_file_nothing_is_there_to_stay),
+      LOOPS(2, another_version_is_left_alone, one_of_another_size_is_left_alone,
+            a_files_place_in_the_list_is_nothing),
+      LOOPS(128, a_torn_copy_does_not_count),
+      LOOPS(31, a_checksum_is_of_every_byte), LOOPS(4, what_makes_no_sense_is_no_superblock),
+      LOOPS(3, the_newest_of_a_set_counts, files_of_two_volumes_are_all_left_alone),
+      LOOPS(6, a_file_that_does_not_take_it_is_off))
