@@ -193,18 +193,20 @@ struct fault_state *fault_state_of(int fd) {
         return at == MAP_FAILED ? NULL : at;
 }
 
-#define STRIDE (SANITIZED ? 11u : 1u) /* a sample of the places is what fits */
+#define SANITIZED_STRIDE (SANITIZED ? 11u : 1u) /* a sample of the places is what fits */
 
-static uint32_t sweep_one(struct fault_state *s, enum fault_call call, int error, bool forever,
+/* The first place, and one in so many of the others; which, follows from turn. Returns the runs. */
+static uint32_t sweep_one(struct fault_state *s, struct fault fault, uint32_t stride, uint32_t turn,
                           void (*run)(struct fault_state *, void *), void *arg) {
-        struct fault fault = {call, error, 0, forever};
+        uint32_t runs = 0;
 
         do {
-                fault.nth += fault.nth < 2 ? 1 : STRIDE;
+                fault.nth = runs ? 2 + turn % stride + (runs - 1) * stride : 1;
                 fault_set(s, &fault);
                 run(s, arg);
+                runs++;
         } while (s->injected);
-        return (uint32_t)s->seen;
+        return runs;
 }
 
 static void describe(void) {
@@ -214,10 +216,11 @@ static void describe(void) {
                 f->forever ? ", for good" : "");
 }
 
-void fault_sweep(struct fault_state *s, const char *who, void (*run)(struct fault_state *, void *),
-                 void *arg) {
-        uint32_t total = 0, runs = 0;
+void fault_sweep(struct fault_state *s, const char *who, uint32_t stride,
+                 void (*run)(struct fault_state *, void *), void *arg) {
+        uint32_t total = 0, runs = 0, turn = 0;
 
+        stride *= SANITIZED_STRIDE;
         swept = s;
         before_death = describe;
         printf("%s:", who);
@@ -228,10 +231,10 @@ void fault_sweep(struct fault_state *s, const char *who, void (*run)(struct faul
                 for (uint32_t i = 0; i < ARRAY_SIZE(errors[call]) && errors[call][i] && (!i || most);
                      i++)
                         for (int forever = 0; forever <= may_last(call, i); forever++) {
-                                uint32_t n = sweep_one(s, call, errors[call][i], forever, run, arg);
+                                struct fault fault = {call, errors[call][i], 0, forever};
 
-                                most = MAX(most, n);
-                                runs += n / STRIDE + 1;
+                                runs += sweep_one(s, fault, stride, turn++, run, arg);
+                                most = MAX(most, s->seen);
                         }
                 total += most;
                 if (most)

@@ -48,9 +48,10 @@ void fault_set(struct fault_state *state, const struct fault *fault);
 /*
  * For each of the calls, each error it may have, once and for good: run(state, arg) for n = 1, 2,
  * ... until none was injected. run ends the test itself if something is wrong. Prints the number of
- * places of each call.
+ * places of each call. stride: one place in so many, another one with each error, so that each fails
+ * with some of them.
  */
-void fault_sweep(struct fault_state *state, const char *who,
+void fault_sweep(struct fault_state *state, const char *who, uint32_t stride,
                  void (*run)(struct fault_state *, void *), void *arg);
 
 struct fault_state *fault_state_new(void); /* shared with processes forked later */

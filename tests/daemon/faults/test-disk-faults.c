@@ -47,14 +47,43 @@ static char file[64], second[72], self[256]; /* second: "": there is one file */
 
 /* ---- what kvd says --------------------------------------------------------------------------- */
 
-static struct kvd_msg_tier_info_reply tier(struct run *r) {
-        return peer_ok(r->watcher, MSG(tier_info)).tier_info_reply;
+static uint32_t n_files(void) {
+        return second[0] ? 2 : 1;
 }
 
-static bool is(struct run *r, const char *state) {
-        struct kvd_msg_tier_info_reply t = tier(r);
+static struct kvd_msg_tier_info_reply tier_of(struct run *r, uint32_t number) {
+        return peer_ok(r->watcher, MSG(tier_info, .tier = number)).tier_info_reply;
+}
 
-        return t.state.size == strlen(state) && memcmp(t.state.data, state, t.state.size) == 0;
+/* Of all files; the texts are the last one's. */
+static struct kvd_msg_tier_info_reply tier(struct run *r) {
+        struct kvd_msg_tier_info_reply all = tier_of(r, 0), second_one;
+
+        if (n_files() == 1)
+                return all;
+        second_one = tier_of(r, 1);
+        second_one.records += all.records;
+        second_one.written_bytes += all.written_bytes;
+        second_one.errors += all.errors;
+        return second_one;
+}
+
+static bool file_is(struct run *r, uint32_t number, const char *state) {
+        struct kvd_slice is = tier_of(r, number).state;
+
+        return is.size == strlen(state) && memcmp(is.data, state, is.size) == 0;
+}
+
+/* Off is what has no file that is not. */
+static bool is(struct run *r, const char *state) {
+        for (uint32_t i = 0; i < n_files(); i++)
+                if (!file_is(r, i, "off"))
+                        return file_is(r, i, state);
+        return strcmp(state, "off") == 0;
+}
+
+static bool is_a_file_off(struct run *r) {
+        return file_is(r, 0, "off") || (n_files() > 1 && file_is(r, 1, "off"));
 }
 
 static bool is_degraded(struct run *r) {
@@ -207,10 +236,10 @@ static bool erase(struct run *r) {
 
 /* With the system well again: clients are served, the tier, too, unless it is off and says so. */
 static void expect_service(struct run *r) {
-        bool off = is(r, "off");
+        bool off = is(r, "off"), one_is_off = is_a_file_off(r);
 
-        if (is_degraded(r) != off)
-                die("degraded is %d, off is %d", is_degraded(r), off);
+        if (is_degraded(r) != one_is_off)
+                die("degraded is %d, off is %d", is_degraded(r), one_is_off);
         make_chain(r, 2);
         for (uint32_t i = 0; !off && i < 100 && tier(r).records < BLOCKS; i++)
                 usleep(1000);
@@ -227,17 +256,27 @@ static void session(struct run *r) {
         resident(r, 1);
 }
 
-static void run(struct fault_state *s, void *arg) {
-        static const enum fault_call calls[] = {FAULT_pread, FAULT_pwrite, FAULT_fdatasync,
-                                                FAULT_uring, FAULT_completion};
-        struct run r = {.s = s};
-        bool erased, ours = false;
+/* What the process asks of the disk; and, with two files, of the rest of the system. */
+static bool is_ours(enum fault_call call) {
+        static const enum fault_call calls[] = {
+                FAULT_pread, FAULT_pwrite,    FAULT_fdatasync, FAULT_uring,   FAULT_completion,
+                FAULT_mmap,  FAULT_calloc,    FAULT_getrandom, FAULT_madvise, FAULT_sendmsg,
+                FAULT_recvmsg};
 
-        for (uint32_t i = 0; i < ARRAY_SIZE(calls); i++)
-                ours = ours || calls[i] == s->fault.call;
-        if (!ours)
+        for (uint32_t i = 0; i < (n_files() > 1 ? ARRAY_SIZE(calls) : 5); i++)
+                if (calls[i] == call)
+                        return true;
+        return false;
+}
+
+static void run(struct fault_state *s, void *arg) {
+        struct run r = {.s = s};
+        bool erased;
+
+        if (!is_ours(s->fault.call))
                 return;
         unlink(file);
+        unlink(second);
         s->on = true;
         start(&r);
         session(&r);
@@ -246,7 +285,7 @@ static void run(struct fault_state *s, void *arg) {
         connect_to(&r);
         s->on = false;
         expect_service(&r);
-        if (s->fault.error == FAULT_SHORT && (is(&r, "off") || tier(&r).errors))
+        if (s->fault.error == FAULT_SHORT && (is_a_file_off(&r) || tier(&r).errors))
                 die("what was short was not done to its end");
         end(&r);
         start(&r);
@@ -374,33 +413,26 @@ static void lose_second(int number) {
         }
 }
 
-static bool second_is(struct run *r, const char *state) {
-        struct kvd_slice is = peer_ok(r->watcher, MSG(tier_info, .tier = 1)).tier_info_reply.state;
-
-        return is.size == strlen(state) && memcmp(is.data, state, is.size) == 0;
-}
-
 /* A disk that dies while it is used: it is off, and the other goes on. */
 static void one_of_two_dies(struct fault_state *s) {
         struct fault fault = {N_FAULT_CALLS, 0, 0, false};
         struct run r = {.s = s};
 
-        snprintf(second, sizeof second, "%s-b", file);
         unlink(file);
         unlink(second);
         fault_set(s, &fault);
         start(&r);
         session(&r);
-        if (!second_is(&r, "on") || is_degraded(&r))
+        if (!file_is(&r, 1, "on") || is_degraded(&r))
                 die("two files are not on");
         kill(disk_of(&r), SIGUSR1);
-        for (uint32_t i = 30; i < 90 && !second_is(&r, "off"); i++) {
+        for (uint32_t i = 30; i < 90 && !file_is(&r, 1, "off"); i++) {
                 make_chain(&r, i);
                 usleep(50000);
                 evict_all(&r);
                 fetch(&r, i);
         }
-        WAIT_UNTIL(second_is(&r, "off") && is(&r, "on") && is_degraded(&r));
+        WAIT_UNTIL(file_is(&r, 1, "off") && is(&r, "on") && is_degraded(&r));
         WAIT_UNTIL((make_chain(&r, 95), usleep(20000), evict_all(&r), fetch(&r, 95), resident(&r, 95) == BLOCKS));
         if (!erase(&r))
                 die("nothing can be erased");
@@ -408,9 +440,22 @@ static void one_of_two_dies(struct fault_state *s) {
         connect_to(&r);
         make_chain(&r, 96);
         end(&r);
-        unlink(second);
-        second[0] = 0;
         printf("one of two dies: off, the other is on\n");
+}
+
+static void test_one(struct fault_state *s) {
+        hang_in_the_kernel(s);
+        break_for_good(s, EIO);
+        break_for_good(s, ENOSPC);
+        hang(s, FAULT_completion, 2, false);
+        hang(s, FAULT_completion, 2, true);
+        fault_sweep(s, "disk process", 1, run, NULL);
+}
+
+static void test_two(struct fault_state *s) {
+        snprintf(second, sizeof second, "%s-b", file);
+        one_of_two_dies(s);
+        fault_sweep(s, "disk process, two files", 4, run, NULL);
 }
 
 int main(int argc, char **argv) {
@@ -434,13 +479,11 @@ int main(int argc, char **argv) {
         snprintf(path, sizeof path, "/proc/%d/fd/%d", getpid(), fd);
         setenv("KVD_TEST_FAULTS", path, 1);
         snprintf(file, sizeof file, "/var/tmp/kvd-disk-faults-%d", getpid());
-        one_of_two_dies(s);
-        hang_in_the_kernel(s);
-        break_for_good(s, EIO);
-        break_for_good(s, ENOSPC);
-        hang(s, FAULT_completion, 2, false);
-        hang(s, FAULT_completion, 2, true);
-        fault_sweep(s, "disk process", run, NULL);
+        if (argc == 2 && strcmp(argv[1], "--two") == 0)
+                test_two(s);
+        else
+                test_one(s);
         unlink(file);
+        unlink(second);
         return 0;
 }

@@ -247,6 +247,6 @@ int main(void) {
                 fputs("set KVD to the kvd that is to be the worker\n", stderr);
                 return 1;
         }
-        fault_sweep(s, "worker", run, (void *)worker);
+        fault_sweep(s, "worker", 1, run, (void *)worker);
         return 0;
 }
