@@ -22,11 +22,11 @@ static const struct group {
 } groups[] = {
         {"floors of this machine", cases_floors},
         {"lookups of chains", cases_lookup},
-        {"lookups beside a writer", cases_busy},
         {"lookups of one block", cases_pointer},
         {"index memory, attach", cases_attach},
         {"allocate and seal", cases_publish},
         {"large blocks", cases_blocks},
+        {"other circumstances", cases_beside},
         {"many clients", cases_crowd},
         {"kernels", cases_kernels},
 };

@@ -35,11 +35,11 @@ int bench_run(const struct bench *bench, const struct contest *contest);
 /* Each returns 0, or a negative errno after a line on standard error. */
 int cases_floors(const struct bench *bench);
 int cases_lookup(const struct bench *bench);
-int cases_busy(const struct bench *bench);
 int cases_pointer(const struct bench *bench);
 int cases_attach(const struct bench *bench);
 int cases_publish(const struct bench *bench);
 int cases_blocks(const struct bench *bench);
+int cases_beside(const struct bench *bench);
 int cases_crowd(const struct bench *bench);
 int cases_kernels(const struct bench *bench);
 

@@ -18,9 +18,9 @@
 
 #include "ipc/base/util.h"
 #include "tests/bench/bench.h"
-#include "tests/bench/kvd_side.h"
 #include "tests/bench/peers.h"
 #include "tests/bench/report.h"
+#include "tests/bench/work.h"
 
 #define BATCH 16u
 
@@ -34,15 +34,11 @@ struct world {
         struct kvd_side kvd;
         struct lmdb_peer *lmdb;
         struct redis_peer *redis;
-        size_t bytes;      /* of a block */
+        struct batch batch;
         uint32_t n_blocks; /* that are stored everywhere */
-        uint32_t n;        /* per put */
-        uint64_t next;     /* number of the next block that was never stored */
-        uint64_t asked, sum;
-        uint8_t *data;     /* what is put */
-        struct kvd_pin pin;
-        struct kvd_block blocks[BATCH];
-        uint32_t tokens[BATCH * BLOCK_TOKENS];
+        uint64_t sum;
+        uint8_t *data; /* what is put */
+        size_t bytes;  /* of a block */
         struct block_key keys[BATCH];
 };
 
@@ -51,20 +47,21 @@ struct world {
 static int choose(void *ctx, uint32_t item) {
         struct world *w = ctx;
 
-        w->asked = item;
-        block_tokens(item, w->tokens);
+        block_tokens(item, w->batch.tokens);
         w->keys[0] = block_key(item);
         return 0;
 }
 
 static int read_kvd(void *ctx) {
         struct world *w = ctx;
+        struct kvd_pin pin = {0};
         uint32_t id;
 
-        if (kvd_lookup(w->kvd.space, 0, w->tokens, BLOCK_TOKENS, &id, 1, &w->pin) != BLOCK_TOKENS)
+        if (kvd_lookup(w->kvd.space, 0, w->batch.tokens, BLOCK_TOKENS, &id, 1, &pin) !=
+            BLOCK_TOKENS)
                 return 1;
-        w->sum += sum_bytes(kvd_pin_block(&w->pin, id), w->bytes);
-        kvd_unpin(w->kvd.space, &w->pin);
+        w->sum += sum_bytes(kvd_pin_block(&pin, id), w->bytes);
+        kvd_unpin(w->kvd.space, &pin);
         return 0;
 }
 
@@ -82,37 +79,11 @@ static int read_redis(void *ctx) {
 
 /* ---- put ------------------------------------------------------------------------------------- */
 
-static int prepare_put(void *ctx, uint32_t item) {
-        struct world *w = ctx;
-
-        for (uint32_t i = 0; i < w->n; i++)
-                block_tokens(w->next++, w->tokens + i * BLOCK_TOKENS);
-        return 0;
-}
-
-static int put_kvd(void *ctx) {
-        struct world *w = ctx;
-
-        if (take_blocks(w->kvd.space, w->n, w->blocks) < 0)
-                return 1;
-        for (uint32_t i = 0; i < w->n; i++)
-                kvd_copy(w->blocks[i].data, w->data, w->bytes);
-        return kvd_seal(w->kvd.space, &w->pin, w->n, w->blocks, w->tokens, w->n * BLOCK_TOKENS) !=
-               (int)w->n;
-}
-
-static int unpin(void *ctx) {
-        struct world *w = ctx;
-
-        kvd_unpin(w->kvd.space, &w->pin);
-        return 0;
-}
-
 /* Keys that are there already: the peers' stores stay as large as the pool. */
 static int prepare_keys(void *ctx, uint32_t item) {
         struct world *w = ctx;
 
-        for (uint32_t i = 0; i < w->n; i++)
+        for (uint32_t i = 0; i < w->batch.n; i++)
                 w->keys[i] = block_key((item + i) % w->n_blocks);
         return 0;
 }
@@ -120,20 +91,20 @@ static int prepare_keys(void *ctx, uint32_t item) {
 static int put_lmdb(void *ctx) {
         struct world *w = ctx;
 
-        return lmdb_peer_put(w->lmdb, w->keys, w->n, w->data, w->bytes) != (int)w->n;
+        return lmdb_peer_put(w->lmdb, w->keys, w->batch.n, w->data, w->bytes) != (int)w->batch.n;
 }
 
 static int prepare_redis(void *ctx, uint32_t item) {
         struct world *w = ctx;
 
         prepare_keys(ctx, item);
-        return redis_peer_prepare(w->redis, REDIS_SET, w->keys, w->n, w->data, w->bytes);
+        return redis_peer_prepare(w->redis, REDIS_SET, w->keys, w->batch.n, w->data, w->bytes);
 }
 
 static int put_redis(void *ctx) {
         struct world *w = ctx;
 
-        return redis_peer_ask(w->redis) != (int)w->n;
+        return redis_peer_ask(w->redis) != (int)w->batch.n;
 }
 
 /* ---- contests -------------------------------------------------------------------------------- */
@@ -165,11 +136,12 @@ static int run_put(const struct bench *bench, struct world *w, const char *name,
 
         if (!bench_wants(bench, name))
                 return 0;
-        w->n = contest.divide = n;
+        w->batch.n = contest.divide = n;
         contest.samples = MIN(contest.samples / 10, 30u);
         if (w->bytes > (1u << 20) && n > 1)
                 contest.samples = 4;
-        contest_add(&contest, (struct contender){"kvd", prepare_put, put_kvd, unpin, w});
+        contest_add(&contest, (struct contender){"kvd", batch_tokens, batch_put, batch_unpin,
+                                                 &w->batch});
         if (w->lmdb)
                 contest_add(&contest, (struct contender){"lmdb", prepare_keys, put_lmdb, NULL, w});
         if (w->redis)
@@ -183,13 +155,11 @@ static int run_put(const struct bench *bench, struct world *w, const char *name,
 
 /* The same bytes in all three. */
 static int fill(struct world *w) {
-        w->n = 1;
+        w->batch.n = 1;
         for (uint32_t i = 0; i < w->n_blocks; i++) {
                 int wrong;
 
-                prepare_put(w, i);
-                wrong = put_kvd(w);
-                unpin(w);
+                wrong = batch_publish(&w->batch, 1);
                 prepare_keys(w, i);
                 wrong |= w->lmdb && put_lmdb(w);
                 wrong |= w->redis && (prepare_redis(w, i) || put_redis(w));
@@ -202,14 +172,12 @@ static int fill(struct world *w) {
 
 /* The rest of the pool too: from here on a put evicts, and touches no page for the first time. */
 static int fill_up(struct world *w) {
-        w->n = 1;
-        for (uint32_t i = 0; i < w->n_blocks / 4; i++) {
-                if (prepare_put(w, i) || put_kvd(w))
-                        return -EIO;
-                unpin(w);
-        }
+        int r;
+
+        w->batch.n = 1;
+        r = batch_publish(&w->batch, w->n_blocks / 4);
         process_settle(&w->kvd.daemon);
-        return 0;
+        return r;
 }
 
 static int start(struct world *w, const struct bench *bench, const char *dir, uint64_t pool_bytes) {
@@ -224,6 +192,7 @@ static int start(struct world *w, const struct bench *bench, const char *dir, ui
         if (!w->data)
                 return -ENOMEM;
         memset(w->data, 0x5a, w->bytes);
+        w->batch = (struct batch){.kvd = &w->kvd, .data = w->data, .bytes = w->bytes};
         r = kvd_side_start(&w->kvd, bench->kvd, dir, &geometry, w->n_blocks + w->n_blocks / 8);
         if (r < 0)
                 return r;

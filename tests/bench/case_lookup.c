@@ -17,25 +17,13 @@
 
 #include "ipc/base/util.h"
 #include "tests/bench/bench.h"
-#include "tests/bench/kvd_side.h"
 #include "tests/bench/peers.h"
 #include "tests/bench/report.h"
+#include "tests/bench/work.h"
 
 #define TAIL_TOKENS (CHAIN_TOKENS - BLOCK_TOKENS)
 
-/* A question to kvd; its answer stays pinned until finish. */
-struct question {
-        const struct chains *chains;
-        kvd_space *space;
-        uint32_t n_tokens;
-        int64_t expected;
-        bool unknown_suffix;
-        struct kvd_pin pin;
-        uint32_t tokens[CHAIN_TOKENS];
-        uint32_t ids[CHAIN_BLOCKS];
-};
-
-/* The same question to a peer. */
+/* A question to a peer. */
 struct keys_question {
         const struct chains *chains;
         struct lmdb_peer *lmdb;
@@ -57,40 +45,17 @@ struct world {
 
 /* ---- kvd ------------------------------------------------------------------------------------- */
 
-static int ask_prepare(void *ctx, uint32_t chain) {
-        struct question *q = ctx;
-
-        chain_tokens(q->chains, chain, q->tokens);
-        for (uint32_t i = TRUNK_BLOCKS; q->unknown_suffix && i < CHAIN_BLOCKS; i++)
-                block_tokens(q->chains->n_blocks + chain + i, q->tokens + i * BLOCK_TOKENS);
-        return 0;
-}
-
-static int ask(void *ctx) {
-        struct question *q = ctx;
-
-        return kvd_lookup(q->space, 0, q->tokens, q->n_tokens, q->ids, CHAIN_BLOCKS, &q->pin) !=
-               q->expected;
-}
-
-static int ask_finish(void *ctx) {
-        struct question *q = ctx;
-
-        kvd_unpin(q->space, &q->pin);
-        return 0;
-}
-
 static int ask_and_unpin(void *ctx) {
         struct question *q = ctx;
         int r;
 
-        r = ask(q);
-        kvd_unpin(q->space, &q->pin);
+        r = question_ask(q);
+        question_finish(q);
         return r;
 }
 
 static struct contender with_unpin(struct question *q) {
-        return (struct contender){"kvd-and-unpin", ask_prepare, ask_and_unpin, NULL, q};
+        return (struct contender){"kvd-and-unpin", question_prepare, ask_and_unpin, NULL, q};
 }
 
 /* ---- peers ----------------------------------------------------------------------------------- */
@@ -164,9 +129,10 @@ static int run_chain(struct world *w, const char *name, bool hot, struct questio
                 return 0;
         q = unpinned = shape;
         q.chains = unpinned.chains = &w->chains;
-        q.space = unpinned.space = w->kvd.space;
+        q.kvd = unpinned.kvd = &w->kvd;
         contest.hot = hot;
-        contest_add(&contest, (struct contender){"kvd", ask_prepare, ask, ask_finish, &q});
+        contest_add(&contest, (struct contender){"kvd", question_prepare, question_ask,
+                                                 question_finish, &q});
         contest_add(&contest, with_unpin(&unpinned));
         if (with_peers)
                 add_peers(&contest, w);

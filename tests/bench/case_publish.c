@@ -19,11 +19,9 @@
 
 #include "ipc/base/util.h"
 #include "tests/bench/bench.h"
-#include "tests/bench/kvd_side.h"
 #include "tests/bench/peers.h"
 #include "tests/bench/report.h"
-
-#define MOST 256u
+#include "tests/bench/work.h"
 
 /*
  * Bytes of a seal request and its answer besides tokens and references: frame, verb, space, parent,
@@ -38,113 +36,47 @@ struct world {
         struct lmdb_peer *lmdb;
         struct redis_peer *redis;
         struct echo_peer *echo;
-        uint32_t n;         /* blocks per operation */
-        uint64_t next;      /* number of the next block that was never stored */
-        struct kvd_pin pin;
-        struct kvd_block blocks[MOST];
-        uint32_t tokens[MOST * BLOCK_TOKENS];
-        struct block_key keys[MOST];
+        struct batch batch;
+        struct block_key keys[BATCH_MOST];
 };
-
-/* ---- kvd ------------------------------------------------------------------------------------- */
-
-static int prepare_tokens(void *ctx, uint32_t item) {
-        struct world *w = ctx;
-
-        for (uint32_t i = 0; i < w->n; i++)
-                block_tokens(w->next++, w->tokens + i * BLOCK_TOKENS);
-        return 0;
-}
-
-static int prepare_blocks(void *ctx, uint32_t item) {
-        struct world *w = ctx;
-
-        prepare_tokens(ctx, item);
-        return take_blocks(w->kvd.space, w->n, w->blocks);
-}
-
-static int take_singly(void *ctx) {
-        struct world *w = ctx;
-        int r = 0;
-
-        for (uint32_t i = 0; i < w->n; i++)
-                r |= kvd_alloc(w->kvd.space, 1, &w->blocks[i]) != 1;
-        return r;
-}
-
-static int seal(void *ctx) {
-        struct world *w = ctx;
-
-        return kvd_seal(w->kvd.space, &w->pin, w->n, w->blocks, w->tokens, w->n * BLOCK_TOKENS) !=
-               (int)w->n;
-}
-
-static int let_go(void *ctx) {
-        struct world *w = ctx;
-        int r = kvd_flush(w->kvd.space);
-
-        kvd_free(w->kvd.space, w->n, w->blocks);
-        kvd_unpin(w->kvd.space, &w->pin);
-        return r;
-}
-
-static int take_and_seal(void *ctx) {
-        struct world *w = ctx;
-
-        return take_blocks(w->kvd.space, w->n, w->blocks) < 0 || seal(ctx);
-}
-
-static int unpin(void *ctx) {
-        struct world *w = ctx;
-
-        kvd_unpin(w->kvd.space, &w->pin);
-        return 0;
-}
-
-static int seal_and_unpin(void *ctx) {
-        int r = seal(ctx);
-
-        unpin(ctx);
-        return r;
-}
 
 /* ---- peers ----------------------------------------------------------------------------------- */
 
 static int prepare_keys(void *ctx, uint32_t item) {
         struct world *w = ctx;
 
-        for (uint32_t i = 0; i < w->n; i++)
-                w->keys[i] = block_key(w->next++);
+        for (uint32_t i = 0; i < w->batch.n; i++)
+                w->keys[i] = block_key(w->batch.next++);
         return 0;
 }
 
 static int put_lmdb(void *ctx) {
         struct world *w = ctx;
 
-        return lmdb_peer_put(w->lmdb, w->keys, w->n, "a block's place", PEER_VALUE_BYTES) !=
-               (int)w->n;
+        return lmdb_peer_put(w->lmdb, w->keys, w->batch.n, "a block's place", PEER_VALUE_BYTES) !=
+               (int)w->batch.n;
 }
 
 static int prepare_redis(void *ctx, uint32_t item) {
         struct world *w = ctx;
 
         prepare_keys(ctx, item);
-        return redis_peer_prepare(w->redis, REDIS_SET, w->keys, w->n, "a block's place",
+        return redis_peer_prepare(w->redis, REDIS_SET, w->keys, w->batch.n, "a block's place",
                                   PEER_VALUE_BYTES);
 }
 
 static int put_redis(void *ctx) {
         struct world *w = ctx;
 
-        return redis_peer_ask(w->redis) != (int)w->n;
+        return redis_peer_ask(w->redis) != (int)w->batch.n;
 }
 
 static int put_echo(void *ctx) {
         struct world *w = ctx;
 
         return echo_peer_ask(w->echo,
-                             REQUEST_BYTES + w->n * (REFERENCE_BYTES + BLOCK_TOKENS * TOKEN_BYTES),
-                             REQUEST_BYTES + w->n * REFERENCE_BYTES);
+                             REQUEST_BYTES + w->batch.n * (REFERENCE_BYTES + BLOCK_TOKENS * TOKEN_BYTES),
+                             REQUEST_BYTES + w->batch.n * REFERENCE_BYTES);
 }
 
 #define WAKE_BYTES 16u /* of a message without fields, about */
@@ -167,43 +99,34 @@ static struct contest contest_of(const struct bench *bench, struct world *w, con
                                  uint32_t n) {
         struct contest contest = bench_contest(bench, name, 0, 1);
 
-        w->n = n;
+        w->batch.n = n;
         contest.divide = n;
         contest.samples = MAX(bench->samples / 5, 30u);
         return contest;
 }
 
 static int run_alloc(const struct bench *bench, struct world *w) {
-        struct contest contest = contest_of(bench, w, "alloc", MOST);
+        struct contest contest = contest_of(bench, w, "alloc", BATCH_MOST);
 
-        contest_add(&contest,
-                    (struct contender){"kvd", prepare_tokens, take_singly, seal_and_unpin, w});
+        contest_add(&contest, (struct contender){"kvd", batch_tokens, batch_take_singly,
+                                                 batch_seal_and_unpin, &w->batch});
         return bench_run(bench, &contest);
 }
 
 static int run_seal(const struct bench *bench, struct world *w, const char *name, uint32_t n) {
         struct contest contest = contest_of(bench, w, name, n);
 
-        contest_add(&contest, (struct contender){"kvd", prepare_blocks, seal, unpin, w});
+        contest_add(&contest, (struct contender){"kvd", batch_blocks, batch_seal, batch_unpin,
+                                                 &w->batch});
         contest_add(&contest, (struct contender){"echo", NULL, put_echo, NULL, w});
         return bench_run(bench, &contest);
-}
-
-/* One by one, as a step of an engine fills blocks of several requests. */
-static int post_singly(void *ctx) {
-        struct world *w = ctx;
-        int r = 0;
-
-        for (uint32_t i = 0; i < w->n; i++)
-                r |= kvd_post(w->kvd.space, &w->pin, 1, w->blocks + i,
-                              w->tokens + i * BLOCK_TOKENS, BLOCK_TOKENS) != 1;
-        return r;
 }
 
 static int run_post(const struct bench *bench, struct world *w, const char *name, uint32_t n) {
         struct contest contest = contest_of(bench, w, name, n);
 
-        contest_add(&contest, (struct contender){"kvd", prepare_blocks, post_singly, let_go, w});
+        contest_add(&contest, (struct contender){"kvd", batch_blocks, batch_post, batch_let_go,
+                                                 &w->batch});
         contest_add(&contest, (struct contender){"wake", NULL, wake_echo, hear_echo, w});
         return bench_run(bench, &contest);
 }
@@ -213,7 +136,8 @@ static int run_publish(const struct bench *bench, struct world *w, const char *n
 
         if (!bench_wants(bench, name))
                 return 0;
-        contest_add(&contest, (struct contender){"kvd", prepare_tokens, take_and_seal, unpin, w});
+        contest_add(&contest, (struct contender){"kvd", batch_tokens, batch_put, batch_unpin,
+                                                 &w->batch});
         if (w->lmdb)
                 contest_add(&contest, (struct contender){"lmdb", prepare_keys, put_lmdb, NULL, w});
         else
@@ -229,33 +153,23 @@ static int run_publish(const struct bench *bench, struct world *w, const char *n
 #define OWNER_BATCHES 2000u
 #define OWNER_BLOCKS 65536u /* of its pool, which is full: each block that is taken was evicted */
 
-static int publish_batches(struct world *w, uint32_t n) {
-        for (uint32_t i = 0; i < n; i++) {
-                prepare_tokens(w, 0);
-                if (take_and_seal(w))
-                        return -EIO;
-                unpin(w);
-        }
-        return 0;
-}
-
 static int measure_owner(const struct bench *bench, struct world *w, const char *dir) {
         uint64_t before;
         int r;
 
         if (!bench_wants(bench, "owner-cpu"))
                 return 0;
-        w->n = 16;
+        w->batch.n = 16;
         r = kvd_side_start(&w->kvd, bench->kvd, dir, &tiny_geometry, OWNER_BLOCKS);
         if (r >= 0)
-                r = publish_batches(w, OWNER_BLOCKS / w->n + OWNER_BATCHES);
+                r = batch_publish(&w->batch, OWNER_BLOCKS / w->batch.n + OWNER_BATCHES);
         before = process_cpu_ns(&w->kvd.daemon);
         if (r >= 0)
-                r = publish_batches(w, OWNER_BATCHES);
+                r = batch_publish(&w->batch, OWNER_BATCHES);
         if (r >= 0)
                 report_value("owner-cpu", "kvd", 0,
                              (double)(process_cpu_ns(&w->kvd.daemon) - before) /
-                                     (OWNER_BATCHES * w->n),
+                                     (OWNER_BATCHES * w->batch.n),
                              "ns");
         kvd_side_end(&w->kvd);
         return r;
@@ -286,7 +200,7 @@ static int run_all(const struct bench *bench, struct world *w) {
 static uint64_t blocks_needed(const struct bench *bench) {
         uint64_t operations = (uint64_t)bench->rounds * MAX(bench->samples / 5, 30u) * 9 / 8;
 
-        return operations * 2 * (MOST + 3 * (1 + 16 + 64));
+        return operations * 2 * (BATCH_MOST + 3 * (1 + 16 + 64));
 }
 
 static int start(struct world *w, const struct bench *bench, const char *dir) {
@@ -309,7 +223,7 @@ int cases_publish(const struct bench *bench) {
         static const char *const names[] = {"owner-cpu", "alloc",     "seal-1",     "seal-16",
                                             "seal-64",   "post-1",    "post-16",    "publish-1",
                                             "publish-16", "publish-64", NULL};
-        static struct world w = {.kvd = {.daemon = NO_PROCESS}};
+        static struct world w = {.kvd = {.daemon = NO_PROCESS}, .batch = {.kvd = &w.kvd}};
         char dir[256];
         int r;
 

@@ -157,9 +157,14 @@ int contest_run(const struct contest *c, struct outcome *ret) {
                 size_t order[MAX_CONTENDERS];
 
                 shuffle(order, c->n, round);
-                for (size_t i = 0; i < c->n; i++)
+                for (size_t i = 0; i < c->n; i++) {
+                        int r = c->turn ? c->turn(&c->contenders[order[i]]) : 0;
+
+                        if (r < 0)
+                                return r;
                         ret->p50[order[i]][round] = round_of(c, order[i], round, samples,
                                                              &ret->wrong);
+                }
         }
         return 0;
 }

@@ -34,6 +34,7 @@ struct contest {
         uint32_t divide;   /* operations in one run; 0 means 1 */
         bool computes;     /* waits for nothing: the thread's own time counts, */
         const char *remote; /* but for this one, whose work another process does */
+        int (*turn)(const struct contender *next); /* not timed, before its samples. May be NULL */
         size_t n;
         /* the first is the subject, the others are its peers */
         struct contender contenders[MAX_CONTENDERS];

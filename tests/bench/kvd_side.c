@@ -10,6 +10,7 @@
 #include "tests/bench/kvd_side.h"
 
 #define READY_FD 9
+#define MOST_WORDS 24u /* of the daemon's command line, and NULL */
 
 const struct kvd_geometry tiny_geometry = {
         .layers = 1,
@@ -31,13 +32,27 @@ struct kvd_geometry large_geometry(uint32_t kib) {
                                      .fingerprint = {0x6b7664, kib}};
 }
 
+/* Why it does not start, in its own words: the folder is gone before anybody could look. */
+static void say_log(const char *log) {
+        char line[512];
+        FILE *f = fopen(log, "re");
+
+        while (f && fgets(line, sizeof line, f))
+                say("%s", line);
+        if (f)
+                fclose(f);
+}
+
 static int start_daemon(struct kvd_side *side, const char *program, const char *dir,
-                        uint64_t pool_bytes, bool kept) {
+                        uint64_t pool_bytes, const char *const *more) {
         static unsigned number;
         char own[400], log[512], pool[32], ready[16];
-        char *argv[] = {(char *)program, "--private", own, "--backend", "host", "--pool", pool,
-                        "--ready-fd", ready, kept ? "--keep" : NULL, NULL};
+        char *argv[MOST_WORDS] = {(char *)program, "--private", own,          "--backend", "host",
+                                  "--pool",        pool,        "--ready-fd", ready};
+        int r;
 
+        for (uint32_t i = 9; *more && i + 1 < MOST_WORDS; i++)
+                argv[i] = (char *)*more++;
         snprintf(own, sizeof own, "%s/kvd-%u", dir, number++);
         if (mkdir(own, 0700) < 0)
                 return -errno;
@@ -45,17 +60,21 @@ static int start_daemon(struct kvd_side *side, const char *program, const char *
         snprintf(pool, sizeof pool, "%llu", (unsigned long long)pool_bytes);
         snprintf(ready, sizeof ready, "%d", READY_FD);
         snprintf(side->socket, sizeof side->socket, "%s/kvd.sock", own);
-        return process_start_ready(argv, log, READY_FD, &side->daemon);
+        r = process_start_ready(argv, log, READY_FD, &side->daemon);
+        if (r < 0)
+                say_log(log);
+        return r;
 }
 
-static int start(struct kvd_side *side, const char *program, const char *dir,
-                 const struct kvd_geometry *geometry, uint64_t n_blocks, bool kept) {
+int kvd_side_start_with(struct kvd_side *side, const char *program, const char *dir,
+                        const struct kvd_geometry *geometry, uint64_t n_blocks,
+                        const char *const *more) {
         struct kvd_space_options options = {.max_blocks = n_blocks};
         int r;
 
         *side = (struct kvd_side){.daemon = NO_PROCESS, .geometry = *geometry};
         r = start_daemon(side, program, dir,
-                         n_blocks * kvd_block_bytes(geometry) + (UINT64_C(64) << 20), kept);
+                         n_blocks * kvd_block_bytes(geometry) + (UINT64_C(64) << 20), more);
         if (r < 0) {
                 say("kvd does not start: %s\n", strerror(-r));
                 return r;
@@ -72,12 +91,9 @@ static int start(struct kvd_side *side, const char *program, const char *dir,
 
 int kvd_side_start(struct kvd_side *side, const char *program, const char *dir,
                    const struct kvd_geometry *geometry, uint64_t n_blocks) {
-        return start(side, program, dir, geometry, n_blocks, false);
-}
+        const char *const none[] = {NULL};
 
-int kvd_side_start_kept(struct kvd_side *side, const char *program, const char *dir,
-                        const struct kvd_geometry *geometry, uint64_t n_blocks) {
-        return start(side, program, dir, geometry, n_blocks, true);
+        return kvd_side_start_with(side, program, dir, geometry, n_blocks, none);
 }
 
 void kvd_side_end(struct kvd_side *side) {

@@ -28,9 +28,10 @@ struct kvd_geometry large_geometry(uint32_t kib);
  */
 int kvd_side_start(struct kvd_side *side, const char *program, const char *dir,
                    const struct kvd_geometry *geometry, uint64_t n_blocks);
-/* The same, under a keeper (kvd --keep), which is side->daemon then. */
-int kvd_side_start_kept(struct kvd_side *side, const char *program, const char *dir,
-                        const struct kvd_geometry *geometry, uint64_t n_blocks);
+/* The same, with more options, up to NULL. With --keep, the keeper is side->daemon. */
+int kvd_side_start_with(struct kvd_side *side, const char *program, const char *dir,
+                        const struct kvd_geometry *geometry, uint64_t n_blocks,
+                        const char *const *more);
 void kvd_side_end(struct kvd_side *side);
 
 /* Takes exactly n blocks. */

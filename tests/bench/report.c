@@ -173,8 +173,8 @@ static void format_limit(char *to, size_t room, const struct row *row, double li
         *to = 0;
         if (!row->goal)
                 return;
-        if (row->goal->kind == AT_LEAST_AS_FAST)
-                snprintf(to, room, ">= %.3gx", limit);
+        if (row->ratio > 0)
+                snprintf(to, room, "%s %.3gx", row->goal->kind == AT_MOST ? "<=" : ">=", limit);
         else
                 format_value(to, room, limit, row->unit);
 }

@@ -128,7 +128,9 @@ static int show(struct kvd_side *side, const struct chains *chains) {
 static int restart(const char *program, const char *dir, uint64_t n_blocks) {
         struct chains chains = chains_plan(n_blocks);
         struct kvd_side side;
-        int r = kvd_side_start_kept(&side, program, dir, &tiny_geometry, n_blocks + 4 * ASKED);
+        const char *const more[] = {"--keep", NULL};
+        int r = kvd_side_start_with(&side, program, dir, &tiny_geometry, n_blocks + 4 * ASKED,
+                                    more);
 
         if (r < 0)
                 return r;

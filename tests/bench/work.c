@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <errno.h>
+
+#include "tests/bench/work.h"
+
+/* ---- publishing ------------------------------------------------------------------------------ */
+
+int batch_tokens(void *ctx, uint32_t item) {
+        struct batch *b = ctx;
+
+        for (uint32_t i = 0; i < b->n; i++)
+                block_tokens(b->next++, b->tokens + i * BLOCK_TOKENS);
+        return 0;
+}
+
+int batch_blocks(void *ctx, uint32_t item) {
+        struct batch *b = ctx;
+
+        batch_tokens(ctx, item);
+        return take_blocks(b->kvd->space, b->n, b->blocks);
+}
+
+int batch_take_singly(void *ctx) {
+        struct batch *b = ctx;
+        int r = 0;
+
+        for (uint32_t i = 0; i < b->n; i++)
+                r |= kvd_alloc(b->kvd->space, 1, &b->blocks[i]) != 1;
+        return r;
+}
+
+int batch_seal(void *ctx) {
+        struct batch *b = ctx;
+
+        return kvd_seal(b->kvd->space, &b->pin, b->n, b->blocks, b->tokens, b->n * BLOCK_TOKENS) ==
+                               (int)b->n ?
+                       0 :
+                       -EIO;
+}
+
+int batch_post(void *ctx) {
+        struct batch *b = ctx;
+        int r = 0;
+
+        for (uint32_t i = 0; i < b->n; i++)
+                r |= kvd_post(b->kvd->space, &b->pin, 1, b->blocks + i,
+                              b->tokens + i * BLOCK_TOKENS, BLOCK_TOKENS) != 1;
+        return r;
+}
+
+int batch_put(void *ctx) {
+        struct batch *b = ctx;
+        int r = take_blocks(b->kvd->space, b->n, b->blocks);
+
+        for (uint32_t i = 0; r >= 0 && b->data && i < b->n; i++)
+                kvd_copy(b->blocks[i].data, b->data, b->bytes);
+        return r < 0 ? r : batch_seal(b);
+}
+
+int batch_unpin(void *ctx) {
+        struct batch *b = ctx;
+
+        kvd_unpin(b->kvd->space, &b->pin);
+        return 0;
+}
+
+int batch_seal_and_unpin(void *ctx) {
+        int r = batch_seal(ctx);
+
+        batch_unpin(ctx);
+        return r;
+}
+
+int batch_let_go(void *ctx) {
+        struct batch *b = ctx;
+        int r = kvd_flush(b->kvd->space);
+
+        kvd_free(b->kvd->space, b->n, b->blocks);
+        kvd_unpin(b->kvd->space, &b->pin);
+        return r;
+}
+
+int batch_publish(struct batch *b, uint32_t times) {
+        int r = 0;
+
+        for (uint32_t i = 0; i < times && r == 0; i++) {
+                batch_tokens(b, 0);
+                r = batch_put(b);
+                batch_unpin(b);
+        }
+        return r;
+}
+
+/* ---- asking ---------------------------------------------------------------------------------- */
+
+int question_prepare(void *ctx, uint32_t chain) {
+        struct question *q = ctx;
+
+        chain_tokens(q->chains, chain, q->tokens);
+        for (uint32_t i = TRUNK_BLOCKS; q->unknown_suffix && i < CHAIN_BLOCKS; i++)
+                block_tokens(q->chains->n_blocks + chain + i, q->tokens + i * BLOCK_TOKENS);
+        return 0;
+}
+
+int question_ask(void *ctx) {
+        struct question *q = ctx;
+
+        return kvd_lookup(q->kvd->space, 0, q->tokens, q->n_tokens, q->ids, CHAIN_BLOCKS,
+                          &q->pin) != q->expected;
+}
+
+int question_finish(void *ctx) {
+        struct question *q = ctx;
+
+        kvd_unpin(q->kvd->space, &q->pin);
+        return 0;
+}

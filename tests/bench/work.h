@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_BENCH_WORK_H
+#define KVD_BENCH_WORK_H
+
+/*
+ * What a client of kvd does, as contenders of a contest do it: publishing blocks, and asking for
+ * chains. ctx is the batch or the question, and item is described in harness.h.
+ */
+
+#include <stdbool.h>
+
+#include "tests/bench/kvd_side.h"
+
+#define BATCH_MOST 256u
+
+struct batch {
+        struct kvd_side *kvd;
+        uint32_t n;          /* blocks of an operation */
+        uint64_t next;       /* number of the next block that was never stored */
+        const uint8_t *data; /* what batch_put fills a block with; NULL: nothing */
+        size_t bytes;        /* of it */
+        struct kvd_pin pin;
+        struct kvd_block blocks[BATCH_MOST];
+        uint32_t tokens[BATCH_MOST * BLOCK_TOKENS];
+};
+
+/* prepare: tokens that were never stored; and blocks for them */
+int batch_tokens(void *ctx, uint32_t item);
+int batch_blocks(void *ctx, uint32_t item);
+
+/* run. post and take_singly go block by block, as a step of an engine does for several requests */
+int batch_take_singly(void *ctx);
+int batch_seal(void *ctx);
+int batch_post(void *ctx);
+int batch_put(void *ctx); /* takes, fills, seals */
+
+/* finish: lets go of what was sealed; seals what was only taken; waits for what was posted */
+int batch_unpin(void *ctx);
+int batch_seal_and_unpin(void *ctx);
+int batch_let_go(void *ctx);
+
+/* All of it, so many times. */
+int batch_publish(struct batch *batch, uint32_t times);
+
+struct question {
+        const struct chains *chains;
+        struct kvd_side *kvd;
+        uint32_t n_tokens;
+        int64_t expected;
+        bool unknown_suffix;
+        struct kvd_pin pin; /* the answer, until question_finish */
+        uint32_t tokens[CHAIN_TOKENS];
+        uint32_t ids[CHAIN_BLOCKS];
+};
+
+int question_prepare(void *ctx, uint32_t chain);
+int question_ask(void *ctx);
+int question_finish(void *ctx);
+
+#endif
