@@ -21,6 +21,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SHARES = 0.02, 0.05, 0.1, 0.2, 0.4
 CACHES = 10
+PAGE_BLOCKS = 32  # of 128 bytes (kvd_side.c)
+BATCH = 128  # fetched at once (client/magazine.c)
 FRESH_LEAST, FRESH_MOST = 32, 512  # of a stock that replies fill, and of blocks that one brings (client/magazine.c)
 
 
@@ -60,7 +62,7 @@ class Lru:
         return found
 
     def top_up(self, chain: list[int], sealed: int, spare: int) -> None:
-        stock = max(self.batch, min(sealed, FRESH_MOST, self.blocks // 64 if self.batch else 0))
+        stock = max(self.batch, share(self.blocks, min(sealed, FRESH_MOST)))
         if self.batch >= FRESH_LEAST and self.hand - spare < stock // 2:
             self.hand = stock + spare  # the spare one is still being filled, and goes back to the daemon
             self.make_room(set(chain))
@@ -74,9 +76,9 @@ def simulate(requests: list[list[int]], blocks: int, batch: int) -> list[int]:
     return [cache.request(chain) for chain in requests]
 
 
-def batch_of(blocks: int) -> int:
-    """As many as libkvd fetches at once (client/magazine.c)."""
-    return max(1, min(128, blocks // 64))
+def share(blocks: int, n: int) -> int:
+    """What libkvd has in stock at most (client/magazine.c): a 64th of the ids, of which there are whole pages."""
+    return max(1, min(n, -(-blocks // PAGE_BLOCKS) * PAGE_BLOCKS // 64))
 
 
 def replay(build: Path, requests: list[list[int]], blocks: int) -> tuple[list[int], dict]:
@@ -103,7 +105,7 @@ def compare(want: list[int], got: list[int]) -> str:
 def same(build: Path, requests: list[list[int]], blocks: int) -> tuple[list[int], dict, str]:
     """Keys are secret and drawn anew for each cache, and a few blocks in a million find no place in its index
     (layout.h). A cache that had such a block cannot be compared: then another one is asked."""
-    want = simulate(requests, blocks, batch_of(blocks))
+    want = simulate(requests, blocks, share(blocks, BATCH))
     for _ in range(CACHES):
         found, told = replay(build, requests, blocks)
         trouble = compare(want, found)
