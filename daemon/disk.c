@@ -183,6 +183,8 @@ static bool next(struct child *child) {
         bool later;
 
         say_what_is_off(d);
+        if (is_off(d))
+                return false;
         if (!d->open)
                 return ask_to_open(d);
         q = store_disk_next(d->store, &later);

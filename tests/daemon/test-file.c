@@ -417,10 +417,49 @@ START_TEST(a_full_file_goes_on) {
 }
 END_TEST
 
+/* How often it went to sleep. */
+static unsigned long sleeps_of(pid_t pid) {
+        unsigned long n = 0;
+        char path[64], line[128];
+        FILE *f;
+
+        snprintf(path, sizeof path, "/proc/%d/status", pid);
+        f = fopen(path, "re");
+        ck_assert(f != NULL);
+        while (fgets(line, sizeof line, f) && sscanf(line, "voluntary_ctxt_switches: %lu", &n) != 1)
+                ;
+        fclose(f);
+        return n;
+}
+
+/* It was asked to open again, and again, as fast as it said that it cannot. */
+START_TEST(a_file_that_cannot_be_used_costs_nothing) {
+        unsigned long before;
+        char command[600];
+        pid_t pid;
+
+        leave_it();
+        instance_stop(&in);
+        snprintf(files, sizeof files, "%s-wrong", file);
+        snprintf(command, sizeof command, "yes precious | head -c 5000 >%s", files);
+        ck_assert_int_eq(system(command), 0);
+        instance_again(&in, settings());
+        watcher = peer_attach(in.socket);
+        WAIT_UNTIL(tier_is("off"));
+        pid = disk_process();
+        ck_assert_int_gt(pid, 0);
+        before = sleeps_of(pid);
+        usleep(200000); /* in which it did so thousands of times */
+        ck_assert_uint_le(sleeps_of(pid), before + 2);
+        unlink(files);
+        connect_to_it();
+}
+END_TEST
+
 SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
       TESTS(evicted_blocks_come_back, a_file_full_of_long_chains_goes_on,
             lookups_say_what_is_below, a_killed_daemons_disk_process_is_waited_for,
             only_what_is_behind_the_resident_comes, others_are_not_there, deleted_is_deleted,
             what_does_not_go_to_the_file_is_said, a_killed_evict_to_file_leaves_nothing_behind,
             the_disk_dies_during_evict_to_file, a_disk_process_that_dies_is_replaced, rot_is_a_miss,
-            a_full_file_goes_on))
+            a_full_file_goes_on, a_file_that_cannot_be_used_costs_nothing))
