@@ -26,6 +26,7 @@
 #define WHOLE_BYTES (UINT64_C(1) << 20)
 #define LEAST_BYTES (UINT64_C(4) << 20)
 #define MOST_STARTS 5u                 /* in a row without an answer: then it is off */
+#define HEARD_NOTHING UINT32_MAX
 
 static_assert(KVD_DISK_FILES <= KVD_FRAME_FDS, "a question is one frame");
 
@@ -38,6 +39,7 @@ struct disk_owner {
         uint32_t files_off;     /* as it was said last */
         struct kvd_disk_file files[DISK_FILES];
         bool open, said[DISK_FILES]; /* said: that it is off */
+        uint32_t heard;         /* files that its process has heard of; HEARD_NOTHING: nor of it */
         uint32_t starts;        /* since it last answered */
         struct kvd_disk_item items[KVD_DISK_ITEMS];
         uint32_t tokens[KVD_DISK_TOKENS];
@@ -163,7 +165,7 @@ static bool ask_to_open(struct disk_owner *d) {
         msg.disk_open.sizes =
                 (struct kvd_slice){d->sizes, d->n_files * (uint32_t)sizeof *d->sizes};
         for (uint32_t i = 0; i < d->n_files; i++)
-                if (d->fds[i] >= 0)
+                if (d->sizes[i] >= 0)
                         fds.fd[fds.n++] = d->fds[i];
         return child_ask_or_end(&d->child, &msg, &fds);
 }
@@ -225,8 +227,10 @@ static void opened(struct disk_owner *d, const struct kvd_msg_disk_open_reply *m
                                       .namespaces = d->namespaces,
                                       .secret = d->secret};
 
+        d->heard = m->files.size / (uint32_t)sizeof *d->files;
         if (m->more)
                 return;
+        d->starts = 0;
         d->open = true;
         o.n_files = child_array(d->files, sizeof *d->files, ARRAY_SIZE(d->files), m->files);
         o.n_namespaces = child_array(d->namespaces, sizeof *d->namespaces,
@@ -288,7 +292,8 @@ static void failed(struct disk_owner *d, uint32_t asked, const struct kvd_msg_er
 static void answered(struct child *child, uint32_t asked, const struct kvd_msg *m) {
         struct disk_owner *d = owner_of(child);
 
-        d->starts = 0;
+        if (asked != KVD_MSG_disk_open)
+                d->starts = 0;
         child->pause_ns = 0;
         if (m->number == KVD_MSG_error)
                 failed(d, asked, &m->error);
@@ -317,14 +322,28 @@ static bool wanted(struct child *child) {
 static int prepare(struct child *child) {
         struct disk_owner *d = owner_of(child);
 
+        d->heard = HEARD_NOTHING;
         if (++d->starts > MOST_STARTS)
                 off(d, "its process ends again and again; see the log");
         memcpy(child->arguments, (char *[]){"kvd", "--disk", NULL}, 3 * sizeof *child->arguments);
         return is_off(d) ? -ECANCELED : 0;
 }
 
+/* One that did not answer when it was opened is left out, if there are others. */
+static void leave_out_hanging(struct disk_owner *d) {
+        bool others = false;
+
+        if (d->open || d->heard >= d->n_files)
+                return;
+        for (uint32_t i = 0; i < d->n_files; i++)
+                others = others || (i != d->heard && d->sizes[i] >= 0);
+        if (others)
+                d->sizes[d->heard] = -ETIMEDOUT;
+}
+
 /* As long as it is not gone, it may write to what it was asked to read. */
 static void late(struct child *child) {
+        leave_out_hanging(owner_of(child));
         log_limited(LOG_WARNING, "the disk of the file tier hangs: what it has is missed");
         degraded_set(file_tier, owner_of(child)->n_files);
         store_disk_hangs(owner_of(child)->store);

@@ -32,6 +32,7 @@ struct memory { /* of a block */
 struct disk_process {
         struct device_file files[DISK_FILES];
         uint32_t n_files; /* 0: they have not come yet */
+        uint32_t heard;   /* the first so many have answered */
         bool judged;      /* which of them can be used is known */
         uint32_t filled;  /* the first so many are as large as they are to be */
         struct device *device;
@@ -112,14 +113,27 @@ static uint64_t bytes_of_smallest(void) {
         return bytes;
 }
 
+/* One file a question: so who asks knows which one hangs. 1: it has answered; 0: all had before. */
+static int hear_one(void) {
+        alignas(DISK_SECTOR) static uint8_t sector[DISK_SECTOR];
+        struct disk *disk = device_disk(process.device);
+        struct disk_io io = {.file = process.heard, .data = sector, .bytes = DISK_SECTOR};
+
+        if (process.heard == process.n_files)
+                return 0;
+        if (!disk->error[process.heard++])
+                disk->begin(disk, &io, false);
+        while (disk->end(disk))
+                ;
+        return 1;
+}
+
 /* Before anything is written to any of them: one may be there by mistake. */
 static int judge(void) {
         struct volume *v = &process.volume;
-        int r = device_new(process.files, process.n_files, &process.device);
+        int r = volume_judge(v, device_disk(process.device), extent_bytes(bytes_of_smallest()),
+                             STAGING_BYTES);
 
-        if (r == 0)
-                r = volume_judge(v, device_disk(process.device), extent_bytes(bytes_of_smallest()),
-                                 STAGING_BYTES);
         process.judged = r == 0;
         v->copy = copy;
         return r;
@@ -186,11 +200,17 @@ static int answer_open(const struct kvd_msg_disk_open *m, struct kvd_fds *fds,
         if (process.open)
                 return -EALREADY;
         r = process.n_files ? 0 : take_files(m->sizes, fds);
+        if (r == 0 && process.device)
+                r = hear_one();
+        else if (r == 0)
+                r = device_new(process.files, process.n_files, &process.device) ?: 1;
         if (r == 0 && !process.judged)
                 r = judge();
         if (r == 0)
                 r = fill_one(&reply->done);
         reply->more = r > 0;
+        reply->files = (struct kvd_slice){process.wire_files,
+                                          process.heard * (uint32_t)sizeof *process.wire_files};
         return r ? MIN(r, 0) : open_volume(reply);
 }
 

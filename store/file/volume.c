@@ -54,7 +54,8 @@ const char *volume_file_why(int error) {
                error == -ERANGE ?
                        "the file was made with another file_size; set that, or empty it if it may "
                        "go" :
-               error == -EINVAL ? "the file is too small" :
+               error == -EINVAL    ? "the file is too small" :
+               error == -ETIMEDOUT ? "its disk hangs" :
                                   strerror(-error);
 }
 

@@ -205,12 +205,16 @@ static void end(struct run *r) {
         daemon_process_stop(&r->d);
 }
 
+static bool is_written(const struct kvd_msg_tier_info_reply *t) {
+        return t->records == BLOCKS && t->written_bytes >= BLOCKS * (uint64_t)BLOCK_BYTES;
+}
+
 /* Until each block was written, or was not; or something else failed meanwhile. */
 static void wait_for_writing(struct run *r) {
         for (uint32_t i = 0; i < 200 && is(r, "on"); i++) {
                 struct kvd_msg_tier_info_reply t = tier(r);
 
-                if (t.records == BLOCKS && t.written_bytes >= BLOCKS * (uint64_t)BLOCK_BYTES)
+                if (is_written(&t))
                         return;
                 if (t.errors && i < 180)
                         i = 180;
@@ -371,13 +375,15 @@ static pid_t hold(const struct run *r) {
 
 static void hang_in_the_kernel(struct fault_state *s) {
         struct fault fault = {N_FAULT_CALLS, 0, 0, false};
+        struct kvd_msg_tier_info_reply t;
         struct run r = {.s = s};
         pid_t pid;
 
         unlink(file);
         fault_set(s, &fault);
         start(&r);
-        session(&r);
+        make_chain(&r, 1);
+        WAIT_UNTIL((t = tier(&r), is_written(&t)));
         evict_all(&r);
         pid = hold(&r);
         fetch(&r, 1);
@@ -433,7 +439,8 @@ static void one_of_two_dies(struct fault_state *s) {
                 fetch(&r, i);
         }
         WAIT_UNTIL(file_is(&r, 1, "off") && is(&r, "on") && is_degraded(&r));
-        WAIT_UNTIL((make_chain(&r, 95), usleep(20000), evict_all(&r), fetch(&r, 95), resident(&r, 95) == BLOCKS));
+        WAIT_UNTIL((make_chain(&r, 95), usleep(20000), evict_all(&r), fetch(&r, 95),
+                    resident(&r, 95) == BLOCKS));
         if (!erase(&r))
                 die("nothing can be erased");
         leave(&r);
@@ -441,6 +448,68 @@ static void one_of_two_dies(struct fault_state *s) {
         make_chain(&r, 96);
         end(&r);
         printf("one of two dies: off, the other is on\n");
+}
+
+/* ---- one that hangs -------------------------------------------------------------------------- */
+
+static struct kvd_sys hanging;
+static const struct kvd_sys *faulty;
+static struct fault_state *shared;
+
+/* As long as it is on, each read of the second file is one that does not end. */
+static ssize_t hanging_pread(int fd, void *to, size_t n, off_t at) {
+        char path[64], target[128];
+        ssize_t size;
+
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        size = readlink(path, target, sizeof target);
+        while (shared->on && size > 2 && memcmp(target + size - 2, "-b", 2) == 0)
+                pause();
+        return faulty->pread(fd, to, n, at);
+}
+
+/* Completions do not say whose they are. */
+static int no_uring(int result) {
+        (void)result;
+        errno = ENOSYS;
+        return -1;
+}
+
+static void install_hanging(struct fault_state *s) {
+        if (s->fault.call != N_FAULT_CALLS || s->fault.error != FAULT_HANG)
+                return;
+        shared = s;
+        faulty = sys;
+        hanging = *sys;
+        hanging.pread = hanging_pread;
+        hanging.uring = no_uring;
+        sys = &hanging;
+}
+
+/* It was the end of the whole tier once: each process that was started hung, too. */
+static void one_of_two_hangs(struct fault_state *s) {
+        struct fault fault = {N_FAULT_CALLS, FAULT_HANG, 0, false};
+        struct run r = {.s = s};
+        struct kvd_slice why;
+
+        unlink(file);
+        unlink(second);
+        fault_set(s, &fault);
+        start(&r);
+        session(&r);
+        s->on = true;
+        evict_all(&r);
+        fetch(&r, 1);
+        WAIT_UNTIL(file_is(&r, 1, "off") && is(&r, "on") && is_degraded(&r));
+        why = tier_of(&r, 1).why;
+        if (!memmem(why.data, why.size, "hangs", 5))
+                die("it is off since \"%.*s\"", (int)why.size, (const char *)why.data);
+        WAIT_UNTIL((make_chain(&r, 95), usleep(20000), evict_all(&r), fetch(&r, 95),
+                    resident(&r, 95) == BLOCKS));
+        if (!erase(&r))
+                die("nothing can be erased");
+        end(&r);
+        printf("one of two hangs: off, the other is on\n");
 }
 
 static void test_one(struct fault_state *s) {
@@ -455,6 +524,7 @@ static void test_one(struct fault_state *s) {
 static void test_two(struct fault_state *s) {
         snprintf(second, sizeof second, "%s-b", file);
         one_of_two_dies(s);
+        one_of_two_hangs(s);
         fault_sweep(s, "disk process, two files", 4, run, NULL);
 }
 
@@ -469,6 +539,7 @@ int main(int argc, char **argv) {
                 s = fault_state_of(fd);
                 close(fd);
                 fault_install(s);
+                install_hanging(s);
                 signal(SIGUSR1, lose_second);
                 return disk_main();
         }
