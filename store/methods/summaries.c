@@ -149,9 +149,10 @@ static int make_file(struct space *space, struct shared_file *file) {
                             space->name);
 }
 
+/* A worker maps them of every space; of opaque blocks there is nothing in them. */
 int space_summary_fd(struct space *space, bool writable) {
         struct shared_file *file = &summaries_of(space)->file;
-        int r = space_refuse_opaque(space, "summaries");
+        int r = writable ? 0 : space_refuse_opaque(space, "summaries");
 
         if (r < 0)
                 return r;

@@ -24,8 +24,6 @@ static const struct tier *const tiers[KVD_N_TIERS] = {
 static void lay_out(const struct space *space, uint64_t max_blocks, struct kvd_index *ix) {
         uint64_t end = 0;
 
-        if (kvd_shape_is_opaque(&ix->geometry))
-                return;
         for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
                 end = MIN(end + tiers[t]->count(space, ix->block_bytes, max_blocks),
                           UINT32_MAX / 4);

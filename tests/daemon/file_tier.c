@@ -23,6 +23,7 @@ const char *pool = "daemon.pool=4M", *file_size = "daemon.file_size=16M";
 const char *depth = "daemon.file_depth=0";
 kvd *handle;
 kvd_space *space;
+bool opaque;
 uint32_t max_blocks;
 uint32_t tokens[BLOCKS * BLOCK_TOKENS];
 
@@ -70,19 +71,22 @@ void watch(void) {
 }
 
 void connect_to_it(void) {
-        static const struct kvd_geometry geometry = {.layers = 1,
-                                                     .kv_heads = 2,
-                                                     .head_dim = 64,
-                                                     .block_tokens = BLOCK_TOKENS,
-                                                     .dtype = KVD_F32,
-                                                     .vocab = 1u << 20};
-
+        static const struct kvd_geometry planes = {.layers = 1,
+                                                   .kv_heads = 2,
+                                                   .head_dim = 64,
+                                                   .block_tokens = BLOCK_TOKENS,
+                                                   .dtype = KVD_F32,
+                                                   .vocab = 1u << 20};
+        static const struct kvd_geometry bytes = {.block_bytes = BLOCK_BYTES,
+                                                  .block_tokens = BLOCK_TOKENS,
+                                                  .layout = "test.v1"};
+        const struct kvd_geometry *geometry = opaque ? &bytes : &planes;
         const struct kvd_space_options options = {.max_blocks = max_blocks};
 
         ck_assert_msg(kvd_open(in.socket, &handle) == 0, "%s", kvd_error());
-        ck_assert_msg(kvd_space_open(handle, "s", &geometry, &options, &space) == 0, "%s",
+        ck_assert_msg(kvd_space_open(handle, "s", geometry, &options, &space) == 0, "%s",
                       kvd_error());
-        ck_assert_uint_eq(kvd_block_bytes(&geometry), BLOCK_BYTES);
+        ck_assert_uint_eq(kvd_block_bytes(geometry), BLOCK_BYTES);
 }
 
 void leave_it(void) {

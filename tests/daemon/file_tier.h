@@ -20,6 +20,7 @@ extern char file[128], files[512];
 extern const char *pool, *file_size, *depth;
 extern kvd *handle;
 extern kvd_space *space;
+extern bool opaque;         /* are its blocks? */
 extern uint32_t max_blocks; /* of it; 0: as many as there are */
 extern uint32_t tokens[BLOCKS * BLOCK_TOKENS];
 

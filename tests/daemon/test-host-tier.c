@@ -3,7 +3,7 @@
 /*
  * Memory of the host below a pool on a GPU, over the stand-in driver: chains that leave the pool
  * come back byte by byte, whatever becomes of the worker that moves them, and nothing of it is left
- * when they are forgotten.
+ * when they are forgotten. With an argument, blocks are opaque, as engines' are that kvd stores for.
  */
 
 #include <dirent.h>
@@ -260,6 +260,7 @@ END_TEST
 
 /* By legacy handles a space is one segment, and is not deleted under its clients. */
 SUITE("host-tier",
+      opaque = argc > 1,
       TESTS(evicted_blocks_come_back, it_is_bounded, there_are_no_places_left,
             a_flipped_copy_is_a_miss, a_client_that_leaves),
       WHEN(strcmp(getenv("KVD_TEST_BACKEND"), "cuda") == 0,
