@@ -183,10 +183,11 @@ class Build:
             path.mkdir(parents=True, exist_ok=True)
 
     def make(self) -> None:
-        set_up = [] if (self.build / "build.ninja").exists() else [["meson", "setup", *SETUP, self.build, self.source]]
+        is_set_up = (self.build / "build.ninja").exists()
+        set_up = ["ninja", "-C", self.build, "build.ninja"] if is_set_up else \
+            ["meson", "setup", *SETUP, self.build, self.source]
         with open(self.log, "w") as log:
-            for command in set_up:
-                subprocess.run(command, check=True, stdout=log, stderr=log)
+            subprocess.run(set_up, check=True, stdout=log, stderr=log) # before its tests are listed: some may be new
             known = json.loads(subprocess.run(["meson", "introspect", "--tests", "--targets", "-f", self.build], check=True,
                                               stdout=subprocess.PIPE).stdout)
             self.tests = [Test(t, self.build) for t in known["tests"] if self.is_asked(t)]
