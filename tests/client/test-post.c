@@ -322,6 +322,35 @@ START_TEST(a_client_that_dies) {
 }
 END_TEST
 
+/* Whoever lets posted blocks go has used them until then. */
+START_TEST(what_is_let_go_last_leaves_last) {
+        const struct kvd_msg evict = {.number = KVD_MSG_evict,
+                                      .evict = {.space = kvd_slice_of("engine"), .blocks = 64}};
+        struct peer_end *admin = peer_attach(server.socket);
+        static struct posted long_used, let_go_first, later[5];
+
+        number(&long_used, 50);
+        number(&let_go_first, 51);
+        ck_assert_int_eq(post_at_once(&long_used, space, 64), 64);
+        ck_assert_int_eq(post_at_once(&let_go_first, space, 64), 64);
+        ck_assert_int_eq(kvd_flush(space), 0);
+        let_go(&let_go_first, space);
+        for (uint32_t i = 0; i < ARRAY_SIZE(later); i++) { /* more than the stock, so that time goes on */
+                number(&later[i], 52 + i);
+                ck_assert_int_eq(post_at_once(&later[i], space, LONGEST), LONGEST);
+        }
+        ck_assert_int_eq(kvd_flush(space), 0);
+        let_go(&long_used, space);
+        ck_assert_uint_eq(peer_ok(admin, evict).evict_reply.evicted, 64);
+        kvd_catch_up(elsewhere);
+        ck_assert_uint_eq(found(elsewhere, &long_used, 64, -1), 64);
+        ck_assert_uint_eq(found(elsewhere, &let_go_first, 64, -1), 0);
+        for (uint32_t i = 0; i < ARRAY_SIZE(later); i++)
+                let_go(&later[i], space);
+        peer_close(admin);
+}
+END_TEST
+
 START_TEST(a_child_posts_nothing) {
         struct posted p;
         pid_t pid;
@@ -465,5 +494,6 @@ SUITE("post", FIXTURE(set_up, tear_down),
       TESTS(others_find_what_is_posted, a_chain_goes_on_behind_another_ones_blocks,
             a_duplicate_that_is_used_again_is_no_duplicate, the_waiting_seal_goes_on_behind_posts,
             a_refusal_is_told_once, freed_before_it_is_seen, a_daemon_that_stands_still,
-            a_daemon_that_dies_before_it_has_seen_them, a_client_that_dies, a_child_posts_nothing,
+            a_daemon_that_dies_before_it_has_seen_them, a_client_that_dies,
+            what_is_let_go_last_leaves_last, a_child_posts_nothing,
             threads_post_into_one_ring, rings_are_taken_one_in_a_turn))
