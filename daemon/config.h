@@ -65,6 +65,7 @@ struct config {
         uint32_t host_tier_depth; /* as file_depth */
         char remote[1024];     /* servers of the remote tier; "": none */
         char remote_key[108];  /* file with the secret that machines share; "": none */
+        char remote_password[108]; /* file with what the servers ask for; "": nothing */
         uint32_t remote_timeout; /* ms that a server may be silent */
         uint32_t remote_depth; /* as file_depth */
         uint64_t reserve;      /* 0: backend_size_pool chooses */

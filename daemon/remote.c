@@ -36,6 +36,7 @@ struct remote_owner {
         struct store *store;
         const struct config *config;
         uint8_t secret[KVD_REMOTE_KEY];
+        char password[PASSWORD];
         bool open;                        /* the process knows its servers */
         uint64_t open_at_ns, pause_ns;    /* when they are looked at again; the pause after that */
         struct kvd_remote_item items[KVD_REMOTE_ITEMS];
@@ -111,7 +112,8 @@ static bool ask_to_open(struct remote_owner *o) {
         struct kvd_msg msg = {.number = KVD_MSG_remote_open,
                               .remote_open = {.servers = kvd_slice_of(o->config->remote),
                                               .timeout_ms = o->config->remote_timeout,
-                                              .secret = {o->secret, sizeof o->secret}}};
+                                              .secret = {o->secret, sizeof o->secret},
+                                              .password = kvd_slice_of(o->password)}};
 
         return child_ask_or_end(&o->child, &msg, NULL);
 }
@@ -260,37 +262,57 @@ static void wants(void *data, bool soon) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static int read_key(const char *path, uint8_t *to, size_t *n, struct kvd_why *why) {
+/* What nobody else can read. Returns the bytes. */
+static int read_secret(const char *setting, const char *path, uint8_t *to, size_t most,
+                       struct kvd_why *why) {
         _cleanup_(closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
         struct stat st;
         ssize_t got;
 
         if (fd < 0 || fstat(fd, &st) < 0)
-                return kvd_refuse(why, -errno, "remote_key %s: %s", path, strerror(errno));
+                return kvd_refuse(why, -errno, "%s %s: %s", setting, path, strerror(errno));
         if (st.st_mode & (S_IRWXG | S_IRWXO))
                 return kvd_refuse(why, -EPERM,
-                                  "remote_key %s: others may read or change it; chmod 600 it", path);
-        got = read(fd, to, KEY_MOST);
-        if (got < KEY_LEAST || (size_t)got == KEY_MOST)
-                return kvd_refuse(why, -EINVAL,
-                                  "remote_key %s: it must have %d to %u random bytes; head -c 32 "
-                                  "/dev/urandom makes some",
-                                  path, KEY_LEAST, KEY_MOST - 1);
-        *n = (size_t)got;
-        return 0;
+                                  "%s %s: others may read or change it; chmod 600 it", setting, path);
+        got = read(fd, to, most);
+        return got < 0 ? kvd_refuse(why, -errno, "%s %s: %s", setting, path, strerror(errno)) :
+                         (int)got;
 }
 
 static int take_key(struct remote_owner *o, struct kvd_why *why) {
+        const char *path = o->config->remote_key;
         uint8_t key[KEY_MOST];
-        size_t n = 0;
-        int r = 0;
+        int n = path[0] ? read_secret("remote_key", path, key, sizeof key, why) : 0;
 
-        if (o->config->remote_key[0])
-                r = read_key(o->config->remote_key, key, &n, why);
-        if (r == 0)
-                sealed_secret(key, n, o->secret);
+        if (path[0] && n >= 0 && (n < KEY_LEAST || n == KEY_MOST))
+                n = kvd_refuse(why, -EINVAL,
+                               "remote_key %s: it must have %d to %u random bytes; head -c 32 "
+                               "/dev/urandom makes some",
+                               path, KEY_LEAST, KEY_MOST - 1);
+        if (n >= 0)
+                sealed_secret(key, (size_t)n, o->secret);
         explicit_bzero(key, sizeof key);
-        return r;
+        return MIN(n, 0);
+}
+
+/* One line. */
+static int take_password(struct remote_owner *o, struct kvd_why *why) {
+        const char *path = o->config->remote_password;
+        uint8_t *text = (uint8_t *)o->password;
+        int n;
+
+        if (!path[0])
+                return 0;
+        n = read_secret("remote_password", path, text, sizeof o->password, why);
+        while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r'))
+                text[--n] = 0;
+        if (n >= 0 && (n == 0 || n == sizeof o->password || memchr(text, '\n', (size_t)n) ||
+                       memchr(text, 0, (size_t)n)))
+                n = kvd_refuse(why, -EINVAL,
+                               "remote_password %s: it must have one line of at most %u bytes, "
+                               "PASSWORD or USER:PASSWORD",
+                               path, PASSWORD - 1);
+        return MIN(n, 0);
 }
 
 /* The process parses it again; what is wrong with it is said before it runs. */
@@ -309,6 +331,8 @@ static int begin(struct remote_owner *o, struct loop *loop, struct kvd_why *why)
 
         if (r == 0)
                 r = take_key(o, why);
+        if (r == 0)
+                r = take_password(o, why);
         if (r < 0)
                 return r;
         r = store_remote_begin(o->store, &tier);
@@ -352,6 +376,7 @@ struct remote_owner *remote_owner_free(struct remote_owner *o) {
         if (o->child.ops)
                 child_clear(&o->child);
         explicit_bzero(o->secret, sizeof o->secret);
+        explicit_bzero(o->password, sizeof o->password);
         free(o);
         return NULL;
 }

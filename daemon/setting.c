@@ -92,6 +92,10 @@ const struct setting daemon_settings[] = {
          .offset = offsetof(struct config, remote_key),
          .text = "File with a secret that machines share: with it, blocks on the servers are "
                  "encrypted; empty: anybody there may read and make them."},
+        {"remote_password", SETTING_FILE, "", .fixed = true,
+         .offset = offsetof(struct config, remote_password),
+         .text = "File with the password for the servers, or user:password, on one line; empty: "
+                 "they ask for none."},
         {"remote_timeout", SETTING_COUNT, "100", .low = 1, .high = 10000, .fixed = true,
          .offset = offsetof(struct config, remote_timeout),
          .text = "Milliseconds for which a server may be silent: then it is left alone for a while, "

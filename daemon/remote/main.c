@@ -315,6 +315,7 @@ static int answer_remote_open(const struct kvd_msg_remote_open *m,
                                   why);
         if (r < 0)
                 return r;
+        servers_password(&process.servers, kvd_slice_copy(m->password, text, sizeof text));
         process.open = true;
         servers_open(&process.servers, &reply->servers, &reply->away);
         reply->why = kvd_slice_cut(servers_why(&process.servers), KVD_MOST_remote_open_reply_why);

@@ -17,6 +17,7 @@
 
 #define PATIENCE 20u     /* timeouts that a question may take */
 #define NOBODY UINT32_MAX /* whose reply to ASKING is */
+#define OURS (UINT32_MAX - 1) /* to our password */
 #define SENT_ON 3u
 #define MAP_BYTES (UINT64_C(1) << 20) /* of a list of slots */
 
@@ -81,6 +82,13 @@ int servers_parse(struct servers *s, const char *text, struct kvd_why *why) {
                 if (!*text)
                         return 0;
         }
+}
+
+void servers_password(struct servers *s, const char *text) {
+        const char *colon = strchr(text, ':');
+
+        snprintf(s->user, sizeof s->user, "%.*s", colon ? (int)(colon - text) : 0, text);
+        snprintf(s->password, sizeof s->password, "%s", colon ? colon + 1 : text);
 }
 
 static uint16_t crc16(const char *data, size_t n) {
@@ -148,7 +156,9 @@ static void take_replies(struct talk *talk, struct link *link) {
         size_t used;
 
         while (link_reply(link, talk->most, &reply, &whose, &used)) {
-                if (whose != NOBODY && !send_on(talk, whose, &reply))
+                if (whose == OURS && reply.type == RESP_ERROR)
+                        link_end(link, "%.*s", (int)MIN(reply.size, 80), (const char *)reply.text);
+                else if (whose < OURS && !send_on(talk, whose, &reply))
                         talk->answer(talk, whose, &reply);
                 link_taken(link, used);
         }
@@ -161,7 +171,7 @@ static void give_up(struct talk *talk, struct link *link) {
 
                 link->first = (link->first + 1) % LINK_REPLIES;
                 link->n--;
-                if (whose != NOBODY)
+                if (whose < OURS)
                         talk->answer(talk, whose, NULL);
         }
 }
@@ -226,6 +236,18 @@ void talk_run(struct talk *talk) {
 
 /* ---- who is there ---------------------------------------------------------------------------- */
 
+/* What is asked before the reply has come is refused with it. */
+static void introduce(struct servers *s, struct link *link) {
+        const char *words[] = {"AUTH", s->user, s->password};
+
+        if (!s->password[0] || link->state == LINK_AWAY)
+                return;
+        if (!s->user[0])
+                words[1] = s->password;
+        if (!link_say(link, s->user[0] ? 3 : 2, words) || !link_await(link, OURS))
+                link_end(link, "out of memory for the password");
+}
+
 static bool ask_ping(struct talk *talk, uint32_t item, struct link *link) {
         return link_say(link, 1, (const char *[]){"PING"});
 }
@@ -245,8 +267,10 @@ static void greet(struct servers *s) {
         for (uint32_t i = 0; i < SERVERS; i++) {
                 if (!s->links[i].host[0])
                         continue;
-                if (s->links[i].state == LINK_AWAY)
+                if (s->links[i].state == LINK_AWAY) {
                         link_begin(&s->links[i]);
+                        introduce(s, &s->links[i]);
+                }
                 ask_link(&talk, i, &s->links[i], false);
         }
         talk_run(&talk);

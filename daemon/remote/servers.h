@@ -15,9 +15,11 @@
 #define SERVERS 64u
 #define SLOTS 16384u
 #define TALK_ITEMS 1024u
+#define PASSWORD 512u
 
 struct servers {
         struct link links[SERVERS];
+        char user[PASSWORD], password[PASSWORD]; /* for all of them; "": none */
         uint8_t slots[SLOTS];  /* link's number plus 1; 0: nobody's */
         uint64_t timeout_ns;
         bool cluster;
@@ -38,6 +40,8 @@ struct talk {
 
 /* "redis://host[:port][,host[:port]...]" */
 int servers_parse(struct servers *s, const char *text, struct kvd_why *why);
+/* "password", "user:password", or ":password" if that has colons; "": none is asked for */
+void servers_password(struct servers *s, const char *text);
 
 /* Connects to those that are away, and asks who has which slots. How many there are, and away. */
 void servers_open(struct servers *s, uint32_t *n, uint32_t *away);

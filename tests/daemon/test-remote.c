@@ -41,6 +41,7 @@ static struct machine { /* a daemon and a client of it */
 static struct redis servers[REDIS_CLUSTER];
 static uint32_t n_servers;
 static char key_file[MACHINES][64]; /* "": without */
+static char password_file[64];      /* "": without */
 static const char *more = "daemon.remote_depth=0";
 static uint32_t tokens[BLOCKS * BLOCK_TOKENS];
 static const struct kvd_geometry geometry = {.layers = 1,
@@ -68,12 +69,13 @@ static void open_space(struct machine *m, const char *name, const struct kvd_geo
 }
 
 static void start_machine(struct machine *m, const char *state) {
-        char remote[128], key[160];
+        char remote[128], key[160], password[160];
         uint32_t number = (uint32_t)(m - machines);
 
         snprintf(remote, sizeof remote, "daemon.remote=redis://127.0.0.1:%u", servers[0].port);
         snprintf(key, sizeof key, "daemon.remote_key=%s", key_file[number]);
-        instance_start(&m->in, SETTINGS("daemon.pool=4M", "daemon.segment=1M", remote, key, more));
+        snprintf(password, sizeof password, "daemon.remote_password=%s", password_file);
+        instance_start(&m->in, SETTINGS("daemon.pool=4M", "daemon.segment=1M", remote, key, password, more));
         m->watcher = peer_attach(m->in.socket);
         WAIT_UNTIL(tier_is(m, state));
         ck_assert_msg(kvd_open(m->in.socket, &m->handle) == 0, "%s", kvd_error());
@@ -94,18 +96,26 @@ static void make_tokens(void) {
                 tokens[i] = 1000 + i;
 }
 
-static void start_all(void) {
+static void start_a_server(void) {
         make_tokens();
         n_servers = 1;
         redis_start(&servers[0]);
+}
+
+static void start_all(void) {
+        start_a_server();
         for (uint32_t i = 0; i < MACHINES; i++)
                 start_machine(&machines[i], "on");
 }
 
-static void start_on_cluster(void) {
+static void start_a_cluster(void) {
         make_tokens();
         n_servers = REDIS_CLUSTER;
         redis_start_cluster(servers);
+}
+
+static void start_on_cluster(void) {
+        start_a_cluster();
         for (uint32_t i = 0; i < MACHINES; i++)
                 start_machine(&machines[i], "on");
 }
@@ -434,6 +444,73 @@ START_TEST(strange_servers_are_away) {
 }
 END_TEST
 
+/* ---- passwords ------------------------------------------------------------------------------- */
+
+static void write_password(const char *text) {
+        int fd;
+
+        snprintf(password_file, sizeof password_file, "/var/tmp/kvd-remote-password-%d", getpid());
+        fd = open(password_file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+        ck_assert_int_eq(write(fd, text, strlen(text)), strlen(text));
+        close(fd);
+}
+
+static void forget_password(void) {
+        unlink(password_file);
+        password_file[0] = 0;
+}
+
+/* How a machine is with that password, and what it says of its server then. */
+static void with_password(const char *text, const char *state, const char *why) {
+        struct kvd_msg_tier_info_reply t;
+        char said[128];
+
+        if (text)
+                write_password(text);
+        start_machine(&machines[0], state);
+        t = tier(&machines[0]);
+        ck_assert_msg(strstr(kvd_slice_copy(t.why, said, sizeof said), why), "%s", said);
+        if (strcmp(state, "on") == 0) {
+                write_chain(&machines[0]);
+                evict_all(&machines[0]);
+                ck_assert(fetch(&machines[0]));
+                ck_assert_uint_eq(resident(&machines[0], tokens), BLOCKS);
+        }
+        stop_machine(&machines[0]);
+        forget_password();
+}
+
+START_TEST(a_password_is_told) {
+        ck_assert_str_eq(REDIS(&servers[0], "CONFIG", "SET", "requirepass", "open:sesame"), "OK");
+        with_password(NULL, "away", "NOAUTH");
+        with_password("sesame\n", "away", "WRONGPASS");
+        with_password(":open:sesame\n", "on", "");
+}
+END_TEST
+
+START_TEST(a_user_is_told) {
+        ck_assert_str_eq(REDIS(&servers[0], "ACL", "SETUSER", "kvd", "on", ">sesame", "~*", "+@all"),
+                         "OK");
+        ck_assert_str_eq(REDIS(&servers[0], "CONFIG", "SET", "requirepass", "another"), "OK");
+        with_password("kvd:another", "away", "WRONGPASS");
+        with_password("kvd:sesame", "on", "");
+}
+END_TEST
+
+START_TEST(a_cluster_asks_for_a_password) {
+        for (uint32_t i = 0; i < n_servers; i++)
+                ck_assert_str_eq(REDIS(&servers[i], "CONFIG", "SET", "requirepass", "sesame"), "OK");
+        write_password("sesame");
+        start_machine(&machines[0], "on");
+        ck_assert_uint_eq(tier(&machines[0]).servers, REDIS_CLUSTER);
+        write_chain(&machines[0]);
+        evict_all(&machines[0]);
+        ck_assert(fetch(&machines[0]));
+        ck_assert_uint_eq(resident(&machines[0], tokens), BLOCKS);
+        forget_password();
+}
+END_TEST
+
 /* ---- settings -------------------------------------------------------------------------------- */
 
 static void refused(const char *setting) {
@@ -467,6 +544,16 @@ START_TEST(settings_that_make_no_sense_are_refused) {
         ck_assert_int_eq(chmod(key_file[0], 0600), 0); /* it is too short */
         refused(setting);
         unlink(key_file[0]);
+        refused("daemon.remote_password=/nonexistent");
+        write_password("two\nlines");
+        snprintf(setting, sizeof setting, "daemon.remote_password=%s", password_file);
+        refused(setting);
+        write_password("");
+        refused(setting);
+        write_password("sesame");
+        ck_assert_int_eq(chmod(password_file, 0640), 0);
+        refused(setting);
+        forget_password();
 }
 END_TEST
 
@@ -589,6 +676,9 @@ SUITE("remote", SKIP_IF(!redis_is_there()), FIXTURE(start_all, stop_all),
       LOOPS(9, lies_are_misses),
       CASE("cluster"), FIXTURE(start_on_cluster, stop_all),
       TESTS(a_cluster_is_one, one_of_a_cluster_dies, a_slot_moves),
+      CASE("password"), FIXTURE(start_a_server, stop_all), TESTS(a_password_is_told, a_user_is_told),
+      CASE("password of a cluster"), FIXTURE(start_a_cluster, stop_all),
+      TESTS(a_cluster_asks_for_a_password),
       CASE("key"), FIXTURE(start_with_keys, stop_all), TESTS(the_same_key_shares),
       CASE("strange"), LOOPS(ARRAY_SIZE(strange), strange_servers_are_away),
       TESTS(settings_that_make_no_sense_are_refused),
