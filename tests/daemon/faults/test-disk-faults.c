@@ -43,7 +43,10 @@ struct run {
         kvd_space *space;
 };
 
+#define SECONDS_BUSY 15 /* what a machine may take that is busy: nothing hangs */
+
 static char file[64], second[72], self[256]; /* second: "": there is one file */
+static uint32_t patience_s = 1;              /* of the daemon with its disk */
 
 /* ---- what kvd says --------------------------------------------------------------------------- */
 
@@ -185,15 +188,16 @@ static void evict_all(struct run *r) {
 static void start(struct run *r) {
         static const struct fault none = {.call = N_FAULT_CALLS};
         static struct fault_state well;
-        static char setting[160];
+        static char setting[160], timeout[40];
 
         fault_set(&well, &none);
         snprintf(setting, sizeof setting, "daemon.file=%s%s%s", file, second[0] ? "," : "",
                  second);
+        snprintf(timeout, sizeof timeout, "daemon.file_timeout=%u", patience_s);
         r->d = (struct daemon_process){
                 .worker = self,
                 .settings = SETTINGS("daemon.max_clients=16", setting, "daemon.file_size=4M",
-                                     "daemon.file_depth=0", "daemon.file_timeout=1")};
+                                     "daemon.file_depth=0", timeout)};
         if (!daemon_process_start(&r->d, &well))
                 die("the daemon did not start");
         connect_to(r);
@@ -281,6 +285,7 @@ static void run(struct fault_state *s, void *arg) {
                 return;
         unlink(file);
         unlink(second);
+        patience_s = SECONDS_BUSY;
         s->on = true;
         start(&r);
         session(&r);
