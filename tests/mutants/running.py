@@ -81,7 +81,7 @@ class Test:
     def __init__(self, known: dict, build: Path):
         self.name, self.command, self.needs = known["name"], known["cmd"], known["depends"]
         self.environment, self.folder = known["env"], known["workdir"] or build
-        self.seconds, self.seen, self.passes, self.result = 0.0, b"", False, None
+        self.seconds, self.seen, self.passes, self.result = 0.0, bytes(SEEN), False, None
 
     def run(self, number: int, scratch: Path, limit: float, notes: bool = False) -> str:
         """"": it passed; otherwise how it did not. notes: which places it reaches."""
