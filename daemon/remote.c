@@ -299,14 +299,16 @@ static int take_key(struct remote_owner *o, struct kvd_why *why) {
 static int take_password(struct remote_owner *o, struct kvd_why *why) {
         const char *path = o->config->remote_password;
         uint8_t *text = (uint8_t *)o->password;
+        bool fits;
         int n;
 
         if (!path[0])
                 return 0;
         n = read_secret("remote_password", path, text, sizeof o->password, why);
+        fits = n < (int)sizeof o->password; /* or it was cut */
         while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r'))
                 text[--n] = 0;
-        if (n >= 0 && (n == 0 || n == sizeof o->password || memchr(text, '\n', (size_t)n) ||
+        if (n >= 0 && (n == 0 || !fits || memchr(text, '\n', (size_t)n) ||
                        memchr(text, 0, (size_t)n)))
                 n = kvd_refuse(why, -EINVAL,
                                "remote_password %s: it must have one line of at most %u bytes, "

@@ -317,7 +317,7 @@ uint64_t own_delay_ns(void) {
         return number_in(gettid(), "schedstat", "%*llu %llu");
 }
 
-#define BUDGET_NS 10000000 /* some turns, and a tick */
+#define BUDGET_NS 10000000 /* some turns */
 #define FEW_OVER 3u
 
 void work_see(struct work_seen *seen, int64_t worked_ns) {

@@ -178,7 +178,18 @@ START_TEST(a_place_knows_its_tier) {
 }
 END_TEST
 
-SUITE("base", TESTS(hash_variants_are_equal),
+/* What another process writes had two answers: one that was within the bound, and one that was not. */
+START_TEST(bounds_are_asked_once) {
+        uint32_t asked = 0;
+
+        ck_assert_uint_eq(MIN(++asked, 5u), 1);
+        ck_assert_uint_eq(MAX(0u, MIN(5u, ++asked)), 2);
+        ck_assert_uint_eq(asked, 2);
+        ck_assert_int_eq(MAX(MIN(-3, 4), MAX(-7, -5)), -3);
+}
+END_TEST
+
+SUITE("base", TESTS(hash_variants_are_equal, bounds_are_asked_once),
       WHEN(KVD_HASH_BITS == 128, TESTS(paper_keys_are_xxh64_of_the_ids, B1_hash_vectors,
                                        keys_depend_on_all_that_they_should)),
       TESTS(every_changed_header_field_is_refused, impossible_geometries_are_refused,
