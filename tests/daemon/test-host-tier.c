@@ -20,9 +20,12 @@
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+static const char *settings_now[] = {"daemon.pool=16M", "daemon.segment=2M", "daemon.reserve=1M",
+                                     "daemon.host_tier_depth=0", "daemon.host_tier=8M", NULL};
+
 static void start_with(const char *host_tier) {
-        instance_start(&in, SETTINGS("daemon.pool=16M", "daemon.segment=2M", "daemon.reserve=1M",
-                                     "daemon.host_tier_depth=0", host_tier));
+        settings_now[4] = host_tier;
+        instance_start(&in, settings_now);
         watcher = peer_attach(in.socket);
         connect_to_it();
 }
@@ -190,6 +193,28 @@ START_TEST(a_worker_that_dies) {
 }
 END_TEST
 
+/* It ends with its daemon: the next one begins empty, and has all of its room. */
+START_TEST(a_daemon_that_is_killed) {
+        start_with("daemon.host_tier=8M");
+        make_and_keep(1);
+        evict_all();
+        begin_fetch(1);
+        leave_it();
+        instance_kill(&in);
+        instance_again(&in, settings_now);
+        watcher = peer_attach(in.socket);
+        connect_to_it();
+        ck_assert_uint_eq(tier_of(0).records, 0);
+        ck_assert_uint_eq(copies(), 0);
+        ck_assert_uint_eq(resident(chain(1)), 0);
+        make_and_keep(1);
+        evict_all();
+        fetch(chain(1));
+        ck_assert_uint_eq(resident(chain(1)), BLOCKS);
+        end();
+}
+END_TEST
+
 /* The memfd of the copies, as its owner has it. */
 static int open_copies(void) {
         char folder[64], path[128], name[64];
@@ -262,6 +287,6 @@ END_TEST
 SUITE("host-tier",
       opaque = argc > 1,
       TESTS(evicted_blocks_come_back, it_is_bounded, there_are_no_places_left,
-            a_flipped_copy_is_a_miss, a_client_that_leaves),
+            a_flipped_copy_is_a_miss, a_client_that_leaves, a_daemon_that_is_killed),
       WHEN(strcmp(getenv("KVD_TEST_BACKEND"), "cuda") == 0,
            TESTS(a_deleted_space_leaves_nothing, a_worker_that_dies)))

@@ -460,6 +460,30 @@ static void forget_password(void) {
         password_file[0] = 0;
 }
 
+/* The process that has the connections; 0: there is none. */
+static pid_t remote_process(const struct machine *m) {
+        char command[64];
+        int pid = 0;
+        FILE *f;
+
+        snprintf(command, sizeof command, "pgrep -P %d kvd-remote", m->in.pid);
+        f = popen(command, "re");
+        ck_assert_ptr_nonnull(f);
+        if (fscanf(f, "%d", &pid) != 1)
+                pid = 0;
+        pclose(f);
+        return pid;
+}
+
+/* The next one is told the password, too. */
+static void kill_remote_process(struct machine *m) {
+        pid_t pid = remote_process(m);
+
+        ck_assert_int_gt(pid, 0);
+        kill(pid, SIGKILL);
+        WAIT_UNTIL(remote_process(m) > 0 && remote_process(m) != pid && tier_is(m, "on"));
+}
+
 /* How a machine is with that password, and what it says of its server then. */
 static void with_password(const char *text, const char *state, const char *why) {
         struct kvd_msg_tier_info_reply t;
@@ -473,6 +497,7 @@ static void with_password(const char *text, const char *state, const char *why) 
         if (strcmp(state, "on") == 0) {
                 write_chain(&machines[0]);
                 evict_all(&machines[0]);
+                kill_remote_process(&machines[0]);
                 ck_assert(fetch(&machines[0]));
                 ck_assert_uint_eq(resident(&machines[0], tokens), BLOCKS);
         }
