@@ -20,6 +20,7 @@
 #include "daemon/exporter.h"
 #include "daemon/memory_limit.h"
 #include "ipc/base/util.h"
+#include "store/disk.h"
 
 static int check(struct backend *b, cu_result error, const char *what) {
         char text[128];
@@ -209,6 +210,12 @@ static void size_by_gpu(const struct backend *b, struct config *config) {
                 config->pool = MIN(share, b->bytes - MIN(b->bytes, config->reserve));
 }
 
+/* What goes to a file or to servers, or comes, goes through memory of the host, beside what stays there. */
+static uint64_t least_spill(const struct config *config) {
+        return config->host_tier + (config->files.n ? STORE_CARRY_BYTES : 0) +
+               (config->remote[0] ? STORE_CARRY_BYTES : 0);
+}
+
 int backend_size_pool(const struct backend *b, struct config *config, struct kvd_why *why) {
         if (b->backend != KVD_BACKEND_HOST)
                 size_by_gpu(b, config);
@@ -216,7 +223,12 @@ int backend_size_pool(const struct backend *b, struct config *config, struct kvd
         if (b->backend == KVD_BACKEND_HOST)
                 return config_check(config, why);
         if (!config->spill)
-                config->spill = MIN(config->pool, memory_usable("") / 4) + config->host_tier;
+                config->spill = MIN(config->pool, memory_usable("") / 4) + least_spill(config);
+        if (config->spill < least_spill(config))
+                return kvd_refuse(why, -EINVAL,
+                                  "spill is less than the %llu MiB that host_tier, file and remote "
+                                  "need of it below a GPU (16 MiB each beside host_tier); raise it",
+                                  (unsigned long long)(least_spill(config) >> 20));
         if (config->pool + config->reserve > b->bytes)
                 return kvd_refuse(why, -EINVAL,
                                   "pool is %llu MiB, reserve %llu MiB, and %s has %llu MiB; lower "

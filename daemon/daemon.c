@@ -196,8 +196,7 @@ static int open_loop(struct daemon *d, struct kvd_why *why) {
                 d->server->keep = &d->keep;
         if (r < 0)
                 return kvd_refuse(why, r, "cannot start: %s", strerror(-r));
-        r = host_tier_begin(&d->host_tier, &d->config, d->loop, d->store,
-                            worker_is_on(d->server->worker), why);
+        r = host_tier_begin(&d->host_tier, &d->config, d->loop, d->store, why);
         if (r >= 0)
                 r = disk_owner_new(&d->config, d->loop, d->store, &d->disk, why);
         return r < 0 ? r : remote_owner_new(&d->config, d->loop, d->store, &d->remote, why);

@@ -44,6 +44,7 @@ struct disk_owner {
         struct kvd_disk_item items[KVD_DISK_ITEMS];
         uint32_t tokens[KVD_DISK_TOKENS];
         int32_t errors[KVD_DISK_ITEMS];
+        uint64_t checksums[KVD_DISK_ITEMS];
         struct kvd_disk_found found[KVD_DISK_FOUND];
         struct kvd_disk_namespace namespaces[256];
         uint8_t secret[KVD_SECRET_BYTES];
@@ -103,7 +104,7 @@ static int write_items(struct disk_owner *d, const struct store_disk_question *q
 
                 *to = (struct kvd_disk_item){.label = from->label};
                 to->place = store_disk_place(d->store, from->place, &to->disk);
-                fd = space_disk_memory(q->space, from->block, &to->offset);
+                fd = store_disk_memory(d->store, i, &to->offset);
                 if (fd < 0)
                         return fd;
                 to->file = child_add_fd(fds, fd);
@@ -128,7 +129,7 @@ static bool ask_to_move(struct disk_owner *d, const struct store_disk_question *
         }
         tokens = (struct kvd_slice){d->tokens, n_tokens * (uint32_t)sizeof *d->tokens};
         if (reads)
-                msg.disk_read = (struct kvd_msg_disk_read){bytes, items, tokens};
+                msg.disk_read = (struct kvd_msg_disk_read){bytes, items, tokens, q->checksums};
         else
                 msg.disk_write = (struct kvd_msg_disk_write){bytes, items, tokens};
         return child_ask_or_end(&d->child, &msg, &fds);
@@ -250,11 +251,20 @@ static void scanned(struct disk_owner *d, const struct kvd_msg_disk_scan_reply *
         store_disk_scanned(d->store, 0, m->slot_bytes, d->found, n);
 }
 
-static void moved(struct disk_owner *d, struct kvd_slice errors, struct kvd_slice files) {
-        uint32_t n = child_array(d->errors, sizeof *d->errors, ARRAY_SIZE(d->errors), errors);
+static void wrote(struct disk_owner *d, const struct kvd_msg_disk_write_reply *m) {
+        uint32_t n = child_array(d->errors, sizeof *d->errors, ARRAY_SIZE(d->errors), m->errors);
 
-        store_disk_moved(d->store, d->errors, n);
-        take_files(d, files);
+        store_disk_moved(d->store, d->errors, NULL, n);
+        take_files(d, m->files);
+}
+
+/* A checksum that is missing is that of another block, and will be wrong. */
+static void has_read(struct disk_owner *d, const struct kvd_msg_disk_read_reply *m) {
+        uint32_t n = child_array(d->errors, sizeof *d->errors, ARRAY_SIZE(d->errors), m->errors);
+
+        child_array(d->checksums, sizeof *d->checksums, ARRAY_SIZE(d->checksums), m->checksums);
+        store_disk_moved(d->store, d->errors, d->checksums, n);
+        take_files(d, m->files);
 }
 
 static void named(struct disk_owner *d, const struct kvd_msg_disk_namespace_reply *m) {
@@ -284,7 +294,7 @@ static void failed(struct disk_owner *d, uint32_t asked, const struct kvd_msg_er
         else if (asked == KVD_MSG_disk_scan)
                 store_disk_scanned(d->store, -(int)error->code, 0, NULL, 0);
         else
-                store_disk_moved(d->store, NULL, 0);
+                store_disk_moved(d->store, NULL, NULL, 0);
         if (asked != KVD_MSG_disk_open && asked != KVD_MSG_disk_scan && error->code == EIO)
                 off(d, why);
 }
@@ -306,9 +316,9 @@ static void answered(struct child *child, uint32_t asked, const struct kvd_msg *
         else if (asked == KVD_MSG_disk_forget)
                 forgotten(d, &m->disk_forget_reply);
         else if (asked == KVD_MSG_disk_read)
-                moved(d, m->disk_read_reply.errors, m->disk_read_reply.files);
+                has_read(d, &m->disk_read_reply);
         else
-                moved(d, m->disk_write_reply.errors, m->disk_write_reply.files);
+                wrote(d, &m->disk_write_reply);
         say_what_is_off(d);
         loop_want_idle(child->loop);
 }
@@ -478,7 +488,7 @@ static int take_all(struct disk_owner *d, const struct config *config,
 
 static int begin(struct disk_owner *d, const struct config *config, struct loop *loop,
                  struct kvd_why *why) {
-        struct store_disk_config tier = {.depth = config->file_depth};
+        struct store_disk_config tier = {.depth = config->file_depth, .host = config->host_tier};
         int r = take_all(d, config, &tier, why);
 
         if (r < 0)

@@ -326,9 +326,11 @@ static void tell_remote(const struct store_remote_info *info, bool all,
 int handle_tier_info(struct client *c, const struct kvd_msg *request, struct call *call) {
         struct store_disk_info *disk = &c->server->scratch->disk;
         struct store_remote_info *remote = &c->server->scratch->remote;
-        uint32_t tier = request->tier_info.tier;
+        uint32_t above = store_host_get_info(c->server->store, disk);
+        uint32_t tier = request->tier_info.tier - above;
 
-        store_disk_get_info(c->server->store, tier, disk);
+        if (request->tier_info.tier >= above)
+                store_disk_get_info(c->server->store, tier, disk);
         store_remote_get_info(c->server->store, remote);
         if (disk->state != STORE_DISK_NONE)
                 tell_disk(disk, c->admin, &call->reply.tier_info_reply);

@@ -26,23 +26,14 @@ static void look(struct loop_timer *timer) {
 }
 
 int host_tier_begin(struct host_tier *t, const struct config *config, struct loop *loop,
-                    struct store *store, bool has_worker, struct kvd_why *why) {
-        const struct store_disk_config tier = {
-                .n_files = 1, .bytes = {config->host_tier}, .names = {"host"},
-                .depth = config->host_tier_depth, .host = true};
+                    struct store *store, struct kvd_why *why) {
+        const struct store_disk_config tier = {.depth = config->host_tier_depth,
+                                               .host = config->host_tier};
         int r;
 
-        if (!config->host_tier)
+        if (!config->host_tier || config->files.n)
                 return 0;
-        if (config->files.n)
-                return kvd_refuse(why, -EINVAL, "host_tier and file: a pool has one of them below "
-                                                "it; unset the other");
-        if (!has_worker)
-                return kvd_refuse(why, -EINVAL, "host_tier needs a worker; set worker = auto");
-        if (config->spill && config->host_tier > config->spill)
-                return kvd_refuse(why, -EINVAL, "host_tier is part of spill, which is less; raise "
-                                                "spill");
-        r = store_host_begin(store, &tier);
+        r = store_disk_begin(store, &tier);
         if (r < 0)
                 return kvd_refuse(why, r, "%s", store_why(store));
         *t = (struct host_tier){loop, store, {.fire = look}};

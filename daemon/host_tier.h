@@ -3,7 +3,7 @@
 #define KVD_DAEMON_HOST_TIER_H
 
 /*
- * Memory of the host below a pool on a GPU (store/file/host.c): the daemon's clock for it. What is
+ * Memory of the host below a pool on a GPU, without a file (store/file/host.c): the daemon's clock for it. What is
  * written ahead of need is looked for a few times a second; what somebody waits for, at once.
  */
 
@@ -17,9 +17,9 @@ struct host_tier {
         struct loop_timer look;
 };
 
-/* has_worker: there is one to move what goes there. Does nothing if host_tier is 0. */
+/* Does nothing if host_tier is 0, or if there is a file: then that has it (disk.h). */
 int host_tier_begin(struct host_tier *tier, const struct config *config, struct loop *loop,
-                    struct store *store, bool has_worker, struct kvd_why *why);
+                    struct store *store, struct kvd_why *why);
 void host_tier_end(struct host_tier *tier);
 
 #endif

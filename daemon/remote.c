@@ -42,6 +42,7 @@ struct remote_owner {
         struct kvd_remote_item items[KVD_REMOTE_ITEMS];
         uint32_t tokens[KVD_REMOTE_TOKENS];
         int32_t errors[KVD_REMOTE_ITEMS];
+        uint64_t checksums[KVD_REMOTE_ITEMS];
         struct kvd_key names[KVD_REMOTE_FOUND + 1];
 };
 
@@ -60,7 +61,7 @@ static int write_items(struct remote_owner *o, const struct store_remote_questio
                 int fd;
 
                 *to = from->item;
-                fd = space_disk_memory(q->space, from->block, &to->offset);
+                fd = store_remote_memory(o->store, i, &to->offset);
                 if (fd < 0)
                         return fd;
                 to->file = child_add_fd(fds, fd);
@@ -86,7 +87,8 @@ static bool ask_to_move(struct remote_owner *o, const struct store_remote_questi
         }
         tokens = (struct kvd_slice){o->tokens, n_tokens * (uint32_t)sizeof *o->tokens};
         if (gets)
-                msg.remote_get = (struct kvd_msg_remote_get){tenant, content, bytes, items, tokens};
+                msg.remote_get = (struct kvd_msg_remote_get){tenant, content, bytes,
+                                                             items, tokens, q->checksums};
         else
                 msg.remote_put = (struct kvd_msg_remote_put){tenant, content, bytes, items, tokens};
         return child_ask_or_end(&o->child, &msg, &fds);
@@ -176,10 +178,12 @@ static void found(struct remote_owner *o, const struct kvd_msg_remote_find_reply
         moved(o, m->servers, m->away, m->why, m->stale);
 }
 
+/* A checksum that is missing is that of another block, and will be wrong. */
 static void got(struct remote_owner *o, const struct kvd_msg_remote_get_reply *m) {
         uint32_t n = child_array(o->errors, sizeof *o->errors, ARRAY_SIZE(o->errors), m->errors);
 
-        store_remote_got(o->store, o->errors, n);
+        child_array(o->checksums, sizeof *o->checksums, ARRAY_SIZE(o->checksums), m->checksums);
+        store_remote_got(o->store, o->errors, o->checksums, n);
         moved(o, m->servers, m->away, m->why, false);
 }
 
@@ -374,7 +378,7 @@ int remote_owner_new(const struct config *config, struct loop *loop, struct stor
 struct remote_owner *remote_owner_free(struct remote_owner *o) {
         if (!o)
                 return NULL;
-        store_remote_end(o->store);
+        store_on_remote(o->store, NULL, NULL);
         if (o->child.ops)
                 child_clear(&o->child);
         explicit_bzero(o->secret, sizeof o->secret);

@@ -79,11 +79,12 @@ const struct setting daemon_settings[] = {
                  "it is heard of again."},
         {"host_tier", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
          .offset = offsetof(struct config, host_tier),
-         .text = "Memory of the host, out of spill, for blocks that leave a pool on a GPU; 0: none."},
+         .text = "Memory of the host, out of spill, for blocks that leave a pool on a GPU, before they "
+                 "go to the file, or instead; 0: none."},
         {"host_tier_depth", SETTING_COUNT, "1024", .low = 0, .high = 1u << 30, .fixed = true,
          .offset = offsetof(struct config, host_tier_depth),
          .text = "Blocks go there at their second use, or at the first if so many tokens end with "
-                 "them."},
+                 "them. With a file, file_depth counts."},
         {"remote", SETTING_SERVERS, "", .fixed = true, .offset = offsetof(struct config, remote),
          .text = "Redis or Valkey servers for blocks that leave the pool, which machines share: "
                  "redis://host:port, with commas between several, or some of a Cluster; empty: "

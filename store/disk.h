@@ -10,6 +10,9 @@
  *
  *      off ──opened──► scanning ──all extents scanned──► on ──a flush failed, or no process──► off
  *
+ * Below a pool on a GPU blocks go through memory of the host (file/host.c), where copies of some may stay: those are
+ * there even if there is no file.
+ *
  * Blocks are written ahead of need, so that eviction drops what is known to be in the file. Which:
  * those used a second time, and those deep in a chain; never before the block that they are behind.
  */
@@ -18,13 +21,18 @@
 #include "store/store.h"
 
 #define STORE_DISK_NAME 64u
+/*
+ * Memory of the host that questions of a tier need below a pool on a GPU, beside the copies that stay. It is given
+ * back in one turn of the loop.
+ */
+#define STORE_CARRY_BYTES (UINT64_C(16) << 20)
 
 struct store_disk_config {
         uint32_t n_files;        /* DISK_FILES at most; 0: there is no file tier */
         uint64_t bytes[DISK_FILES]; /* of each */
         char names[DISK_FILES][STORE_DISK_NAME]; /* for people */
         uint32_t depth;          /* tokens that end with a block which is written at first use */
-        bool host;               /* no file, but memory of the host, below a pool on a GPU */
+        uint64_t host;           /* bytes of copies in memory of the host, below a pool on a GPU */
 };
 
 struct store_disk_opened {
@@ -48,6 +56,7 @@ struct store_disk_item {
         struct kvd_label label;
         kvd_ref block;           /* held until the answer */
         const uint32_t *tokens;
+        bool copied;             /* memory of the host has it: the disk is not asked */
 };
 
 struct store_disk_question {
@@ -55,11 +64,15 @@ struct store_disk_question {
         uint32_t file, extent, first; /* SCAN */
         struct kvd_key id;       /* NAMESPACE, FORGET */
         struct space *space;     /* READ, WRITE: the items' */
+        bool checksums;          /* READ: the answer has some */
         uint32_t n, n_segments;  /* the items' blocks lie in so many */
         struct store_disk_item items[KVD_DISK_ITEMS];
 };
 
-/* Before clients come. Without it there is no file tier, and nothing below does anything. */
+/*
+ * Before clients come. Without it there is no file tier, and nothing below does anything; nor if config has neither
+ * files nor host. Without files it is on at once, and empty.
+ */
 int store_disk_begin(struct store *store, const struct store_disk_config *config);
 /* Calls back when there is something to ask; soon: somebody waits for it. */
 void store_on_disk(struct store *store, void (*called)(void *data, bool soon), void *data);
@@ -70,11 +83,9 @@ void store_disk_files(struct store *store, const struct kvd_disk_file *files, ui
 /* For good, until the daemon is started again. */
 void store_disk_off(struct store *store, const char *why);
 
-/* config.host: on at once, and empty. */
-int store_host_begin(struct store *store, const struct store_disk_config *config);
 /*
- * What a disk process would be asked is asked of a worker (file/host.c). True: it wants to be called again, in a
- * while.
+ * Without files there is no disk process: this asks a worker for what is to be done. True: it wants to be called
+ * again, in a while.
  */
 bool store_host_next(struct store *store);
 
@@ -86,15 +97,17 @@ void store_disk_scanned(struct store *store, int error, uint32_t slot_bytes,
                         const struct kvd_disk_found *found, uint32_t n);
 void store_disk_named(struct store *store, int error, uint64_t epoch);
 void store_disk_forgotten(struct store *store, int error);
-void store_disk_moved(struct store *store, const int32_t *errors, uint32_t n);
+/* checksums: XXH3-64 of what was read; NULL if they were not asked for. */
+void store_disk_moved(struct store *store, const int32_t *errors, const uint64_t *checksums,
+                      uint32_t n);
 /* No answer comes, but its process is not gone: nothing is waited for until it is (lost). */
 void store_disk_hangs(struct store *store);
 void store_disk_lost(struct store *store); /* the process is gone, and with it the question */
 
 /* The file of a question's place, from 0 on; and where it is in there. */
 uint64_t store_disk_place(const struct store *store, uint64_t place, uint32_t *file);
-/* The memory of a question's block: a descriptor, and where it is in there. */
-int space_disk_memory(struct space *space, kvd_ref block, uint64_t *offset);
+/* Where a question's block is for the disk: a descriptor, and where in there; or a negative errno. */
+int store_disk_memory(struct store *store, uint32_t item, uint64_t *offset);
 
 /* Has a space of that name been deleted, whose records the file may still have? */
 bool store_disk_erasing(const struct store *store, const char *domain, const char *space);
@@ -126,6 +139,8 @@ uint32_t store_disk_n_files(const struct store *store);
 uint32_t store_disk_files_off(const struct store *store);
 /* state: STORE_DISK_NONE: there are not so many. */
 void store_disk_get_info(const struct store *store, uint32_t file, struct store_disk_info *ret);
+/* The same of the copies beside files. Returns 1, or 0: there are none. */
+uint32_t store_host_get_info(const struct store *store, struct store_disk_info *ret);
 
 struct fetch_request {
         uint32_t group, n_tokens;

@@ -34,6 +34,8 @@ struct hooks {
         void (*space_ends)(struct space *space);
         void (*usage)(const struct space *space, struct space_usage *ret); /* the part's figures */
 
+        void (*store_ends)(struct store *store); /* before its spaces do */
+
         /*
          * An attachment. It stops when its connection is lost, and ends when its process cannot
          * touch memory any more.
@@ -91,6 +93,7 @@ void hooks_look(struct space *space);
 void hooks_space_leaves(struct space *space);
 bool hooks_space_buried(struct space *space);
 void hooks_space_ends(struct space *space);
+void hooks_store_ends(struct store *store);
 void hooks_usage(const struct space *space, struct space_usage *ret);
 
 int hooks_attachment_begins(struct attachment *a);

@@ -41,16 +41,13 @@ struct store_remote_question {
         uint32_t group, first, n_tokens;
         uint64_t root;
         const uint32_t *tokens;
+        bool checksums;       /* GET: the answer has some */
         uint32_t n;           /* GET, PUT */
         struct store_remote_item items[KVD_REMOTE_ITEMS];
 };
 
-/*
- * Before clients come, and before the store ends. Without it there is no remote tier, and nothing
- * below does anything.
- */
+/* Before clients come. Without it there is no remote tier, and nothing below does anything. */
 int store_remote_begin(struct store *store, const struct store_remote_config *config);
-void store_remote_end(struct store *store);
 /* Calls back when there is something to ask; soon: somebody waits for it. */
 void store_on_remote(struct store *store, void (*called)(void *data, bool soon), void *data);
 
@@ -65,10 +62,14 @@ const struct store_remote_question *store_remote_next(struct store *store, bool 
  * for, and of those that are there (FIND); of all items (PUT). Errors are 0 or negative.
  */
 void store_remote_found(struct store *store, const struct kvd_key *names, uint32_t n);
-void store_remote_got(struct store *store, const int32_t *errors, uint32_t n);
+/* checksums: XXH3-64 of what came; NULL if they were not asked for. */
+void store_remote_got(struct store *store, const int32_t *errors, const uint64_t *checksums,
+                      uint32_t n);
 void store_remote_put(struct store *store, const struct kvd_key *names, const int32_t *errors,
                       uint32_t n);
 void store_remote_lost(struct store *store); /* the process is gone, and with it the question */
+/* Where a question's block is for them: a descriptor, and where in there; or a negative errno. */
+int store_remote_memory(struct store *store, uint32_t item, uint64_t *offset);
 
 enum store_remote_state {
         STORE_REMOTE_NONE,

@@ -14,7 +14,6 @@
 #include "store/account.h"
 #include "store/cache/memory.h"
 #include "store/device/device.h"
-#include "store/file/file.h"
 #include "store/hooks.h"
 #include "store/job.h"
 
@@ -101,7 +100,7 @@ struct store *store_free(struct store *store) {
         if (!store)
                 return NULL;
         store->wakes.on = false;
-        store->file = file_free(store->file);
+        hooks_store_ends(store);
         for (struct domain *d = store->domains; d; d = d->next)
                 while (d->spaces.n)
                         space_leave(d->spaces.at[0].space);

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "daemon/asked.h"
 #include "daemon/disk/device.h"
@@ -45,6 +46,8 @@ struct disk_process {
         struct volume_item items[KVD_DISK_ITEMS];
         struct memory memory[KVD_DISK_ITEMS];
         int32_t errors[KVD_DISK_ITEMS];
+        bool wants_checksums;
+        uint64_t checksums[KVD_DISK_ITEMS]; /* of what was read, before it left for its memory */
 };
 
 static struct disk_process process; /* lives as long as the process */
@@ -68,6 +71,8 @@ static int copy(const struct volume_item *item, void *staging, bool out) {
         const struct memory *m = item->payload;
         ssize_t n;
 
+        if (out && process.wants_checksums)
+                process.checksums[item - process.items] = XXH3_64bits(staging, item->bytes);
         for (uint32_t done = 0; done < item->bytes; done += (uint32_t)n) {
                 void *at = (uint8_t *)staging + done;
                 off_t offset = (off_t)(m->offset + done);
@@ -269,6 +274,14 @@ static void erase_broken(uint32_t n) {
                 volume_erase(&process.volume, places, k);
 }
 
+static struct kvd_slice checksums_of(struct kvd_slice items) {
+        uint32_t n = MIN(items.size / (uint32_t)sizeof(struct kvd_disk_item), KVD_DISK_ITEMS);
+
+        return (struct kvd_slice){process.checksums, process.wants_checksums ?
+                                                             n * (uint32_t)sizeof *process.checksums :
+                                                             0};
+}
+
 static int move_blocks(struct kvd_slice items, struct kvd_slice tokens, uint64_t bytes,
                        const struct kvd_fds *fds, bool writes, struct kvd_slice *ret,
                        struct kvd_slice *files) {
@@ -348,6 +361,8 @@ static int question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_msg
         case KVD_MSG_disk_forget:
                 return answer_forget(&q->disk_forget, &reply->disk_forget_reply);
         case KVD_MSG_disk_read:
+                process.wants_checksums = q->disk_read.checksums;
+                reply->disk_read_reply.checksums = checksums_of(q->disk_read.items);
                 return move_blocks(q->disk_read.items, q->disk_read.tokens,
                                    q->disk_read.block_bytes, fds, false,
                                    &reply->disk_read_reply.errors,

@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "daemon/asked.h"
 #include "daemon/remote/sealed.h"
@@ -37,6 +38,8 @@ struct remote_process {
         struct mapped mappings[KVD_REMOTE_ITEMS];
         struct kvd_key names[KVD_REMOTE_FOUND + 1];
         int32_t errors[KVD_REMOTE_FOUND];
+        bool wants_checksums;
+        uint64_t checksums[KVD_REMOTE_ITEMS]; /* of what came */
 };
 
 static struct remote_process process; /* lives as long as the process */
@@ -178,6 +181,8 @@ static void answer_get(struct talk *talk, uint32_t item, const struct resp *repl
                                                    process.tokens_of[item], reply->text,
                                                    reply->size, process.blocks[item],
                                                    process.block_bytes);
+        if (!process.errors[item] && process.wants_checksums)
+                process.checksums[item] = XXH3_64bits(process.blocks[item], process.block_bytes);
 }
 
 static int answer_remote_get(const struct kvd_msg_remote_get *m, const struct kvd_fds *fds) {
@@ -190,6 +195,7 @@ static int answer_remote_get(const struct kvd_msg_remote_get *m, const struct kv
                 r = take_items(m->items, m->tokens);
         if (r < 0)
                 return r;
+        process.wants_checksums = m->checksums;
         map_blocks(fds, m->block_bytes);
         ask_all(&talk, process.names, process.n);
         mapped_end(process.mappings, process.n);
@@ -327,6 +333,12 @@ static struct kvd_slice errors_slice(void) {
                                   process.n * (uint32_t)sizeof *process.errors};
 }
 
+static struct kvd_slice checksums_slice(void) {
+        uint32_t n = process.wants_checksums ? process.n : 0;
+
+        return (struct kvd_slice){process.checksums, n * (uint32_t)sizeof *process.checksums};
+}
+
 static struct kvd_slice state_of_servers(uint32_t *servers, uint32_t *away) {
         *away = servers_away(&process.servers, servers);
         return kvd_slice_cut(servers_why(&process.servers), KVD_MOST_remote_open_reply_why);
@@ -350,6 +362,7 @@ static int do_question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_
         case KVD_MSG_remote_get:
                 r = answer_remote_get(&q->remote_get, fds);
                 got->errors = errors_slice();
+                got->checksums = checksums_slice();
                 got->why = state_of_servers(&got->servers, &got->away);
                 return r;
         case KVD_MSG_remote_put:

@@ -68,6 +68,12 @@ bool hooks_space_buried(struct space *space) {
 }
 
 /* Only parts that have begun end. */
+void hooks_store_ends(struct store *store) {
+        for (const struct hooks *const *h = store->hooks; *h; h++)
+                if ((*h)->store_ends)
+                        (*h)->store_ends(store);
+}
+
 void hooks_space_ends(struct space *space) {
         uint32_t i = 0;
 

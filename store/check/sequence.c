@@ -361,6 +361,16 @@ static void count_bringing(struct walk *w, const struct bringing *b) {
                 w->audit->holds -= check_mixed(kvd_ref_id(b->last));
 }
 
+/* Places of copies that are on their way to or from what is below the pool. */
+static void count_carry(struct walk *w, const struct carry *c) {
+        for (uint32_t i = 0; c && c->space == w->space && i < c->n; i++) {
+                if (c->items[i].borrowed || c->items[i].place == KVD_NOWHERE)
+                        continue;
+                w->audit->places += check_mixed(c->items[i].place);
+                w->audit->n_places++;
+        }
+}
+
 /* Blocks that the disk reads or fills, and those that fetched ones come behind. */
 static void count_file(struct walk *w) {
         const struct file *file = space_store(w->space)->file;
@@ -369,6 +379,7 @@ static void count_file(struct walk *w) {
                 return;
         for (uint32_t i = 0; file->question.space == w->space && i < file->question.n; i++)
                 count_moving(w, file->question.items[i].block);
+        count_carry(w, host_carry(file));
         for (uint32_t i = 0; i < FETCHES; i++)
                 count_bringing(w, &file->all_fetches[i].to);
 }
@@ -381,6 +392,7 @@ static void count_remote(struct walk *w) {
                 return;
         for (uint32_t i = 0; remote->question.space == w->space && i < remote->question.n; i++)
                 count_moving(w, remote->question.items[i].block);
+        count_carry(w, remote->carry);
         for (uint32_t i = 0; i < PULLS; i++)
                 count_bringing(w, &remote->all_pulls[i].to);
 }

@@ -76,7 +76,8 @@ static bool plan(struct file *file, struct space *space, uint32_t id) {
                 file_note_record(space, id, place, file->catalog.entries[place].sequence);
                 return true;
         }
-        place = take_place(file, space, up, number);
+        place = !file->host || host_has_room(file, space) ? take_place(file, space, up, number) :
+                                                            CATALOG_NOWHERE;
         if (place == CATALOG_NOWHERE) {
                 file_space_of(space)->left++;
                 return false;
@@ -250,7 +251,7 @@ void demote_done(struct file *file, const int32_t *errors, uint32_t n) {
                 if (!written && q->space)
                         file_space_of(q->space)->left++;
                 if (!written) {
-                        (i < n && !file->ops ? catalog_spoil : catalog_drop)(&file->catalog, place);
+                        (i < n ? catalog_spoil : catalog_drop)(&file->catalog, place);
                         continue;
                 }
                 catalog_written(&file->catalog, place);

@@ -161,7 +161,8 @@ static bool add_read(struct fetch *f, uint32_t i, uint32_t *reads) {
         struct catalog *c = &f->file->catalog;
         kvd_ref to;
 
-        if (!catalog_has(c, f->steps[i].place, f->steps[i].sequence))
+        if (!catalog_has(c, f->steps[i].place, f->steps[i].sequence) ||
+            !host_takes(f->file, f->steps[i].place))
                 return false;
         to = room_take(f->to.space, f->to.attachment->arena, reads);
         if (!to)
@@ -208,7 +209,7 @@ bool fetch_next(struct file *file, bool *later) {
 static void record_read(struct file *file, const struct store_disk_item *item, int error) {
         struct catalog *c = &file->catalog;
         uint32_t place = (uint32_t)item->place;
-        struct file_count *count = file_count(file, place);
+        struct file_count *count = host_count(file, item);
 
         c->entries[place].busy--;
         count->hits += !error;

@@ -21,25 +21,10 @@
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-int store_disk_begin(struct store *store, const struct store_disk_config *config) {
-        struct file *file;
-
-        if (!config->n_files)
-                return 0;
-        if (config->host == (store->config.backend == KVD_BACKEND_HOST))
-                return store_refuse(store, -EOPNOTSUPP,
-                                    config->host ? "host_tier is for pools on a GPU; unset it" :
-                                                   "file is for pools in host memory; unset it, or "
-                                                   "set backend = host");
-        file = store->file = sys->calloc(1, sizeof *file);
-        if (!file)
-                return store_refuse(store, -ENOMEM, "out of memory for the file");
-        file->store = store;
-        file->config = *config;
-        file->state = STORE_DISK_OPENING;
+static int make_fetches(struct file *file) {
         file->all_fetches = sys->calloc(FETCHES, sizeof *file->all_fetches);
         if (!file->all_fetches)
-                return store_refuse(store, -ENOMEM, "out of memory for the file");
+                return store_refuse(file->store, -ENOMEM, "out of memory for the file");
         for (uint32_t i = 0; i < FETCHES; i++) {
                 file->all_fetches[i].file = file;
                 file->all_fetches[i].to.fd = -1;
@@ -47,17 +32,38 @@ int store_disk_begin(struct store *store, const struct store_disk_config *config
         return 0;
 }
 
-struct file *file_free(struct file *file) {
+int store_disk_begin(struct store *store, const struct store_disk_config *config) {
+        bool on_gpu = store->config.backend != KVD_BACKEND_HOST;
+        struct file *file;
+        int r;
+
+        if (!config->n_files && !config->host)
+                return 0;
+        if (config->host && !on_gpu)
+                return store_refuse(store, -EOPNOTSUPP,
+                                    "host_tier is for pools on a GPU; unset it");
+        file = store->file = sys->calloc(1, sizeof *file);
         if (!file)
-                return NULL;
-        if (file->ops)
-                file->ops->end(file);
+                return store_refuse(store, -ENOMEM, "out of memory for the file");
+        file->store = store;
+        file->config = *config;
+        file->state = STORE_DISK_OPENING;
+        r = make_fetches(file);
+        return r < 0 || !on_gpu ? r : host_begin(file);
+}
+
+/* The files themselves stay as they are. */
+static void store_ends(struct store *store) {
+        struct file *file = STEAL(store->file);
+
+        if (!file)
+                return;
+        file->host = host_free(file->host);
         catalog_close(&file->catalog);
         for (uint32_t i = 0; file->all_fetches && i < FETCHES; i++)
                 closep(&file->all_fetches[i].to.fd);
         free(file->all_fetches);
         free(file);
-        return NULL;
 }
 
 void store_on_disk(struct store *store, void (*called)(void *data, bool soon), void *data) {
@@ -102,6 +108,8 @@ void store_disk_off(struct store *store, const char *why) {
         file->state = STORE_DISK_OFF;
         look_at_all(file);
         fetches_end_all(file, file->asked);
+        if (file->ready)
+                store_disk_moved(store, NULL, NULL, 0);
 }
 
 /* What it had is missed, and goes to others; its records are dropped a piece at a time. */
@@ -179,7 +187,7 @@ int store_disk_opened(struct store *store, const struct store_disk_opened *o) {
         r = take_catalog(file, o);
         if (r == 0)
                 file->state = STORE_DISK_SCANNING;
-        return r;
+        return r < 0 ? r : host_opened(file);
 }
 
 enum store_disk_state store_disk_state(const struct store *store) {
@@ -264,7 +272,7 @@ static void space_ends(struct space *space) {
 struct file *file_for(const struct space *space) {
         struct file *file = space_store(space)->file;
         bool right = file && file->state == STORE_DISK_ON && !file->hangs && space->ix->kind == KVD_kind_causal &&
-                     !file_space_of(space)->refused && (!file->ops || kvd_places(space->ix));
+                     !file_space_of(space)->refused && (!file->host || kvd_places(space->ix));
 
         return right ? file : NULL;
 }
@@ -299,9 +307,8 @@ int file_space_number(struct file *file, struct space *space) {
         if (fs->number >= 0 && is_number_of(file, fs->number, fs->id))
                 return fs->number;
         fs->number = catalog_space(&file->catalog, fs->id, false);
-        if (fs->number >= 0 && file->ops)
-                file->ops->owns(file, fs->number, space);
         if (fs->number >= 0) {
+                host_owns(file, fs->number, space);
                 catalog_tell(&file->catalog, fs->number, space->ix);
                 fs->told = file->catalog.spaces[fs->number].records ? 0 : CATALOG_NOWHERE;
                 space_is_busy(space);
@@ -331,15 +338,10 @@ void file_note_record(struct space *space, uint32_t id, uint32_t place, uint64_t
         block_set_record(space, id, place + 1, (uint32_t)sequence, file_handle(sequence));
 }
 
-/* What a worker does for us changes the space, too: that is nothing to look at again. */
-static uint64_t changes_of(const struct file *file, const struct space *space) {
-        return file->ops ? file->ops->changes(space) : space->audit.changes;
-}
-
 /* What has changed is looked at when the disk has time. */
 static void note_changes(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
-        uint64_t changes = changes_of(file, space);
+        uint64_t changes = carry_changes(host_carry(file), space);
 
         if (fs->changes == changes)
                 return;
@@ -402,8 +404,7 @@ static void space_leaves(struct space *space) {
                 catalog_tell(&file->catalog, file_space_of(space)->number, NULL);
         if (file->question.space == space)
                 file->question.space = NULL;
-        if (file->ops)
-                file->ops->leaves(file, space, file_space_of(space)->number);
+        host_space_leaves(file, space);
         e = unused_erasing(file);
         if (!e) {
                 store_disk_off(file->store, "too many spaces were deleted at once");
@@ -494,15 +495,17 @@ void file_begin_question(struct file *file, enum store_disk_ask what, struct spa
         file->question.what = what;
         file->question.space = space;
         file->question.n = file->question.n_segments = 0;
+        file->question.checksums = file->host && what == STORE_DISK_READ;
 }
 
 bool file_question_is_full(const struct file *file) {
         const struct kvd_index *ix = file->question.space->ix;
         uint32_t n = file->question.n;
+        uint64_t most = file->host ? STORE_CARRY_BYTES : KVD_DISK_BYTES;
 
         return n == KVD_DISK_ITEMS || file->question.n_segments == KVD_DISK_FILES ||
                (n + 1) * ix->geometry.block_tokens > KVD_DISK_TOKENS ||
-               (n && (n + 1) * ix->block_bytes > KVD_DISK_BYTES);
+               (n && (n + 1) * ix->block_bytes > most);
 }
 
 void file_question_add(struct file *file, const struct store_disk_item *item) {
@@ -514,7 +517,9 @@ void file_question_add(struct file *file, const struct store_disk_item *item) {
         for (uint32_t i = q->n; new && i > 0; i--)
                 new = kvd_segment_of(ix, kvd_ref_id(q->items[i - 1].block)) != segment;
         q->n_segments += new;
-        q->items[q->n++] = *item;
+        q->items[q->n] = *item;
+        host_add(file, &q->items[q->n]);
+        q->n++;
 }
 
 static bool scan_next(struct file *file) {
@@ -533,16 +538,31 @@ static bool next(struct file *file, bool *later) {
         return forget_next(file) || fetch_next(file, later) || demote_next(file, later);
 }
 
+/* NULL: there is none, or a worker has it first. */
+static const struct store_disk_question *make_question(struct file *file, bool *later) {
+        file_begin_question(file, STORE_DISK_SCAN, NULL);
+        file->asked = next(file, later);
+        file->asked_ns = sys_now_ns();
+        return file->asked && !host_asks_first(file) ? &file->question : NULL;
+}
+
 const struct store_disk_question *store_disk_next(struct store *store, bool *later) {
         struct file *file = store->file;
 
         *later = false;
         if (file->asked)
                 return NULL;
-        file_begin_question(file, STORE_DISK_SCAN, NULL);
-        file->asked = next(file, later);
-        file->asked_ns = sys_now_ns();
-        return file->asked ? &file->question : NULL;
+        if (!file->ready)
+                return make_question(file, later);
+        file->ready = false;
+        file->asked = true;
+        return &file->question;
+}
+
+void file_is_ready(struct file *file) {
+        file->asked = false;
+        file->ready = true;
+        file_want(file, true);
 }
 
 static void all_scanned(struct file *file) {
@@ -632,19 +652,32 @@ static void judge_disk(struct file *file, const int32_t *errors, uint32_t n) {
                         judge_file(file, i, did[i] ? 0 : error[i]);
 }
 
-void store_disk_moved(struct store *store, const int32_t *errors, uint32_t n) {
-        struct file *file = store->file;
+static void settle(struct file *file, const int32_t *errors, uint32_t n) {
+        bool reads = file->question.what == STORE_DISK_READ;
 
-        file->asked = false;
-        *(file->question.what == STORE_DISK_READ ? &file->info.read_ns : &file->info.write_ns) +=
-                sys_now_ns() - file->asked_ns;
-        if (file->question.what == STORE_DISK_READ)
+        file->asked = file->ready = false;
+        *(reads ? &file->info.read_ns : &file->info.write_ns) += sys_now_ns() - file->asked_ns;
+        if (reads)
                 fetch_done(file, errors, n);
         else
                 demote_done(file, errors, n);
-        if (!file->ops)
-                judge_disk(file, errors, n);
+}
+
+void file_settle(struct file *file, const int32_t *errors, uint32_t n) {
+        settle(file, errors, n);
         file->question.n = 0;
+}
+
+void store_disk_moved(struct store *store, const int32_t *errors, const uint64_t *checksums,
+                      uint32_t n) {
+        struct file *file = store->file;
+        bool goes_on = host_asks_then(file, errors, checksums, n);
+
+        if (!goes_on)
+                settle(file, errors, n);
+        judge_disk(file, errors, n);
+        if (!goes_on)
+                file->question.n = 0;
 }
 
 void store_disk_hangs(struct store *store) {
@@ -660,7 +693,7 @@ void store_disk_lost(struct store *store) {
                 file->hangs = false;
                 look_at_all(file);
         }
-        if (!file->asked)
+        if (!file->asked || host_has_question(file))
                 return;
         file->info.errors++;
         switch (file->question.what) {
@@ -673,7 +706,7 @@ void store_disk_lost(struct store *store) {
                 break;
         case STORE_DISK_READ:
         case STORE_DISK_WRITE:
-                store_disk_moved(store, NULL, 0);
+                store_disk_moved(store, NULL, NULL, 0);
                 break;
         }
 }
@@ -685,16 +718,13 @@ uint64_t store_disk_place(const struct store *store, uint64_t place, uint32_t *f
         return place - c->files[*file].first * (uint64_t)FILE_SLOTS;
 }
 
-int space_disk_memory(struct space *space, kvd_ref block, uint64_t *offset) {
-        const struct kvd_index *ix = space->ix;
-        uint32_t id = kvd_ref_id(block), segment = kvd_segment_of(ix, id);
+int store_disk_memory(struct store *store, uint32_t item, uint64_t *offset) {
+        const struct store_disk_question *q = &store->file->question;
 
-        *offset = (id - kvd_segments_ids(ix, segment)) * ix->block_bytes;
-        return space_store(space)->memory->descriptor(space, &space->memory.segments[segment],
-                                                      true);
+        return carry_memory(host_carry(store->file), item, q->space, q->items[item].block, offset);
 }
 
 const struct hooks file_hooks = {
         .lay_out = lay_out, .space_begins = space_begins, .idle = idle,
         .space_leaves = space_leaves,
-        .space_ends = space_ends, .attachment_ends = attachment_ends};
+        .space_ends = space_ends, .store_ends = store_ends, .attachment_ends = attachment_ends};

@@ -8,6 +8,7 @@
 #include "store/disk.h"
 #include "store/file/bring.h"
 #include "store/file/catalog.h"
+#include "store/file/host.h"
 
 #define FETCHES 64u       /* under way at once, of all spaces */
 #define FETCH_BLOCKS 512u /* of one: a longer chain is fetched by asking again */
@@ -46,15 +47,6 @@ struct file_count { /* of one of the files */
         char why[128];                /* it is off */
 };
 
-/* What is not asked of a disk process. */
-struct file_ops {
-        uint64_t (*changes)(const struct space *space); /* a round through it is due with each */
-        /* whose the namespace of that number is; the space leaves: -1: it had none */
-        void (*owns)(struct file *file, int number, struct space *space);
-        void (*leaves)(struct file *file, const struct space *space, int number);
-        void (*end)(struct file *file);
-};
-
 struct file { /* of a store; all of its files */
         struct store *store;
         enum store_disk_state state;
@@ -69,7 +61,8 @@ struct file { /* of a store; all of its files */
                 uint32_t extent, slot;
         } scan;                       /* where it goes on */
 
-        bool asked;                   /* question is out */
+        bool asked;                   /* question is out, at the disk or at a worker */
+        bool ready;                   /* ... it was at a worker, and the disk is asked next */
         bool hangs;                   /* ... and no answer is to be expected */
         uint64_t asked_ns;            /* when */
         struct store_disk_question question;
@@ -84,8 +77,7 @@ struct file { /* of a store; all of its files */
         uint32_t sweep;               /* place where dead records are looked for next */
         struct store_disk_info info;  /* of all */
         struct file_count counts[DISK_FILES];
-        const struct file_ops *ops;   /* NULL: it is a file */
-        struct host *host;            /* owned by them */
+        struct host *host;            /* owned; NULL: the pool is in memory of the host */
 };
 
 /* evict --to file: all that is there when it begins */
@@ -119,9 +111,6 @@ static inline uint64_t file_bytes(const struct file *file) {
         return bytes;
 }
 
-/* The files themselves stay as they are. Returns NULL. */
-struct file *file_free(struct file *file);
-
 static inline struct file_space *file_space_of(const struct space *space) {
         return space->parts.file;
 }
@@ -135,6 +124,9 @@ void file_begin_question(struct file *file, enum store_disk_ask what, struct spa
 /* May one more block go along? */
 bool file_question_is_full(const struct file *file);
 void file_question_add(struct file *file, const struct store_disk_item *item);
+/* What a worker had of the question is done: the disk is next, or nobody. */
+void file_is_ready(struct file *file);
+void file_settle(struct file *file, const int32_t *errors, uint32_t n);
 
 /* The record of a resident block: its place, or CATALOG_NOWHERE. */
 uint32_t file_record_of(const struct file *file, const struct space *space, uint32_t id);

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Below a pool on a GPU there is no file but memory of the host: each record's payload is an exact
- * copy (store/tier), which a worker writes and reads as it does KVReviver's. What the file tier
- * asks of its disk is asked of the worker here, and answered; names of spaces need no disk, and
- * nothing outlives the daemon.
+ * What is below a pool on a GPU goes through memory of the host (host.h). Copies that stay belong to their records;
+ * the coldest go for others. Without a disk a record is its copy: what is asked of the disk is answered here, names
+ * of spaces need none, and nothing outlives the daemon.
  */
 
 #include "store/file/host.h"
@@ -15,88 +14,218 @@
 
 #include "ipc/base/sys.h"
 #include "store/file/file.h"
-#include "store/job.h"
 #include "store/tier/tier.h"
 
 #define EXTENT_BYTES (UINT64_C(256) << 20)
 #define LEAST_EXTENTS 16u
+#define NAME "host"
+#define LOOKS 64u /* at cold copies, for one that may go */
 
 struct host_record {
         uint64_t checksum;
         uint32_t place;                 /* of the exact copy + 1; 0: there is none */
+        uint32_t colder, warmer;        /* records with copies + 1, by their use */
 };
 
 struct host {
         struct file *file;
-        struct ticket ticket;           /* for the question that is out */
-        uint64_t epoch;                 /* of the last namespace */
+        struct carry carry;             /* of the file's question */
+        bool has_disk;
+        uint64_t epoch;                 /* of the last namespace, without a disk */
         struct space *spaces[FILE_NAMESPACES]; /* by their number; NULL: deleted */
         uint64_t n_records;
-        struct host_record *records;    /* owned; by place of the catalog */
+        struct host_record *records;    /* owned; by place of the catalog; NULL: no copies stay */
+        uint32_t coldest, warmest;      /* + 1 */
+        uint64_t most, bytes, n_copies, evicted; /* of them: what they may have, and have */
+        struct file_count count;        /* of them, beside a disk */
         int32_t errors[KVD_DISK_ITEMS];
 };
 
-/* ---- records --------------------------------------------------------------------------------- */
+/* ---- copies that stay ------------------------------------------------------------------------ */
 
-static void gone(void *data, uint32_t place) {
-        struct host *h = data;
-        struct host_record *r = &h->records[place];
-        struct space *space = h->spaces[h->file->catalog.entries[place].space];
+static uint64_t bytes_of(const struct host *h, uint32_t record) {
+        return h->file->catalog.extents[record / FILE_SLOTS].slot_bytes;
+}
 
-        if (r->place && space)
+static struct space *space_of(const struct host *h, uint32_t record) {
+        return h->spaces[h->file->catalog.entries[record].space];
+}
+
+/* The neighbour's word, or an end of the list. */
+static uint32_t *warmer_of(struct host *h, uint32_t number) {
+        return number ? &h->records[number - 1].warmer : &h->coldest;
+}
+
+static uint32_t *colder_of(struct host *h, uint32_t number) {
+        return number ? &h->records[number - 1].colder : &h->warmest;
+}
+
+static void unlink_copy(struct host *h, uint32_t record) {
+        struct host_record *r = &h->records[record];
+
+        *warmer_of(h, r->colder) = r->warmer;
+        *colder_of(h, r->warmer) = r->colder;
+}
+
+static void link_warmest(struct host *h, uint32_t record) {
+        struct host_record *r = &h->records[record];
+
+        r->colder = h->warmest;
+        r->warmer = 0;
+        *warmer_of(h, r->colder) = record + 1;
+        h->warmest = record + 1;
+}
+
+static void touch(struct host *h, uint32_t record) {
+        unlink_copy(h, record);
+        link_warmest(h, record);
+}
+
+static void release(struct host *h, uint32_t record) {
+        struct host_record *r = &h->records[record];
+        struct space *space = space_of(h, record);
+
+        unlink_copy(h, record);
+        if (space)
                 place_erase(space, r->place - 1);
         r->place = 0;
+        h->bytes -= bytes_of(h, record);
+        h->n_copies--;
 }
 
-static int make_catalog(struct host *h, uint64_t bytes) {
-        uint64_t extent = MAX(MIN(EXTENT_BYTES, bytes / LEAST_EXTENTS), 2 * DISK_SECTOR);
-        struct kvd_disk_file all = {
-                .extent_bytes = extent,
-                .extents = (uint32_t)MIN(bytes / extent, UINT32_MAX / FILE_SLOTS)};
-        struct catalog *c = &h->file->catalog;
-        int r = catalog_open(c, &all, 1);
+static void gone(void *data, uint32_t record) {
+        struct host *h = data;
 
-        if (r < 0)
-                return r;
-        c->gone = gone;
-        c->data = h;
-        h->n_records = (uint64_t)all.extents * FILE_SLOTS;
-        h->records = sys->mmap(NULL, h->n_records * sizeof *h->records, PROT_READ | PROT_WRITE,
-                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (h->records != MAP_FAILED)
-                return 0;
-        h->records = NULL;
-        return -ENOMEM;
+        if (h->records[record].place)
+                release(h, record);
 }
 
-static uint64_t changes(const struct space *space) {
-        return atomic_load(&space->ix->counters[KVD_SPACE_ALLOCATED]) +
-               atomic_load(&space->ix->counters[KVD_SPACE_SEALED]);
+/* It is not being moved; and without a disk, nothing is behind it. */
+static bool may_go(const struct host *h, uint32_t record) {
+        const struct catalog_entry *e = &h->file->catalog.entries[record];
+
+        return !e->busy && (h->has_disk || !e->children);
 }
 
-static void owns(struct file *file, int number, struct space *space) {
-        file->host->spaces[number] = space;
+static void drop(struct host *h, uint32_t record) {
+        if (h->has_disk) {
+                h->evicted++;
+                release(h, record);
+        } else {
+                catalog_file(&h->file->catalog, record)->evicted++;
+                catalog_drop(&h->file->catalog, record);
+        }
+}
+
+/* The coldest, of that space's if it is given. False: none was found. */
+static bool drop_coldest(struct host *h, const struct space *space) {
+        uint32_t at = h->records ? h->coldest : 0;
+
+        for (uint32_t i = 0; at && i < LOOKS; i++, at = h->records[at - 1].warmer)
+                if ((!space || space_of(h, at - 1) == space) && may_go(h, at - 1)) {
+                        drop(h, at - 1);
+                        return true;
+                }
+        return false;
+}
+
+bool host_has_room(struct file *file, const struct space *space) {
+        struct host *h = file ? file->host : NULL;
+
+        while (!place_available(space))
+                if (!h || !drop_coldest(h, space))
+                        return false;
+        return true;
+}
+
+/* The item's copy becomes its record's, if there is room. */
+static void keep(struct host *h, uint32_t item, uint32_t record) {
+        struct host_record *r = h->records ? &h->records[record] : NULL;
+
+        if (!r || r->place)
+                return;
+        while (h->bytes + bytes_of(h, record) > h->most)
+                if (!drop_coldest(h, NULL))
+                        return;
+        r->checksum = h->carry.items[item].checksum;
+        r->place = carry_give(&h->carry, item) + 1;
+        link_warmest(h, record);
+        h->bytes += bytes_of(h, record);
+        h->n_copies++;
+        h->count.written_bytes += bytes_of(h, record);
 }
 
 /* ---- a question's blocks --------------------------------------------------------------------- */
 
-static void answer(struct host *h, uint32_t n) {
-        store_disk_moved(h->file->store, h->errors, n);
-        file_want(h->file, true);
+static bool has_copy(const struct host *h, uint32_t record) {
+        return h->records && h->records[record].place &&
+               space_of(h, record) == h->file->question.space;
 }
 
-/* After a loss it is written again, and what that had taken was given back. */
-static bool write_put(struct ticket *t, struct job *job) {
-        struct host *h = t->owner;
-        const struct store_disk_question *q = &h->file->question;
+bool host_takes(struct file *file, uint32_t record) {
+        struct host *h = file->host;
+        const struct store_disk_question *q = &file->question;
 
-        for (uint32_t i = 0; i < q->n; i++) {
-                struct kvd_job_item *item = job_add(job, q->items[i].block, i);
-
-                item->place = job->items[i].place = place_take(job->space);
-        }
-        return q->n;
+        if (!h)
+                return true;
+        if (q->n && q->items[0].copied != has_copy(h, record))
+                return false;
+        return has_copy(h, record) || (h->has_disk && host_has_room(file, q->space));
 }
+
+/* There is a place: that was looked for. */
+void host_add(struct file *file, struct store_disk_item *item) {
+        struct host *h = file->host;
+        uint32_t record = (uint32_t)item->place;
+
+        if (!h)
+                return;
+        if (!h->carry.n)
+                carry_begin(&h->carry, file->question.space);
+        item->copied = has_copy(h, record);
+        if (item->copied)
+                carry_add_copy(&h->carry, item->block, h->records[record].place - 1,
+                               h->records[record].checksum);
+        else
+                carry_add(&h->carry, item->block);
+}
+
+bool host_asks_first(struct file *file) {
+        struct store_disk_question *q = &file->question;
+
+        if (!file->host || (q->what != STORE_DISK_WRITE && q->what != STORE_DISK_READ))
+                return false;
+        if (q->what == STORE_DISK_WRITE)
+                carry_down(&file->host->carry);
+        else if (q->items[0].copied)
+                carry_up(&file->host->carry);
+        return q->what == STORE_DISK_WRITE || q->items[0].copied;
+}
+
+static void written(struct host *h, const int32_t *errors, uint32_t n) {
+        for (uint32_t i = 0; i < MIN(n, h->carry.n); i++)
+                if (!errors[i])
+                        keep(h, i, (uint32_t)h->file->question.items[i].place);
+        carry_end(&h->carry);
+}
+
+bool host_asks_then(struct file *file, const int32_t *errors, const uint64_t *checksums,
+                    uint32_t n) {
+        struct host *h = file->host;
+
+        if (!h || !h->carry.space)
+                return false;
+        if (file->question.what == STORE_DISK_READ)
+                return carry_up_written(&h->carry, errors, checksums, n);
+        written(h, errors, n);
+        return false;
+}
+
+bool host_has_question(const struct file *file) {
+        return file->host && carry_is_under_way(&file->host->carry);
+}
+
+/* ---- what the worker did --------------------------------------------------------------------- */
 
 /* It was the worker's fault, not theirs. */
 static void look_again(const struct space *space) {
@@ -104,76 +233,66 @@ static void look_again(const struct space *space) {
         file_space_of(space)->looked = 0;
 }
 
-static int32_t error_of(const struct kvd_spilled *copy, uint32_t place) {
-        return place == KVD_NOWHERE ? -ENOSPC : copy ? -(int32_t)copy->error : -EIO;
+static void answer(struct file *file, const int32_t *errors, uint32_t n) {
+        file_settle(file, errors, n);
+        file_want(file, true);
 }
 
-static void settle_put(struct job *job, enum job_end end, const void *results, uint32_t n) {
-        const struct kvd_spilled *copies = results;
-        struct host *h = job->ticket ? job->ticket->owner : NULL;
-
-        for (uint32_t i = 0; i < job->n_items; i++) {
-                uint32_t place = job->items[i].place;
-                int32_t error = error_of(end == JOB_DONE ? &copies[i] : NULL, place);
-
-                if (h)
-                        h->errors[i] = error;
-                if (h && !error)
-                        h->records[h->file->question.items[i].place] =
-                                (struct host_record){copies[i].checksum, place + 1};
-                else if (place != KVD_NOWHERE)
-                        place_erase(job->space, place);
-        }
-        if (h && end == JOB_FAILED)
-                look_again(job->space);
-        if (h && end != JOB_AGAIN)
-                answer(h, job->n_items);
-}
-
-static bool write_bring(struct ticket *t, struct job *job) {
-        struct host *h = t->owner;
-        const struct store_disk_question *q = &h->file->question;
-
-        for (uint32_t i = 0; i < q->n; i++) {
-                struct kvd_job_item *item = job_add(job, q->items[i].block, i);
-                const struct host_record *r = &h->records[q->items[i].place];
-
-                item->place = r->place ? r->place - 1 : KVD_NOWHERE;
-                item->checksum = r->checksum;
-        }
-        return q->n;
-}
-
-static void settle_bring(struct job *job, enum job_end end, const void *results, uint32_t n) {
-        struct host *h = job->ticket ? job->ticket->owner : NULL;
-        const uint32_t *errors = results;
-
-        if (!h || end == JOB_AGAIN)
+/* The disk is asked next, unless a block is not here. */
+static void carried_down(struct host *h, bool failed) {
+        if (carry_is_whole(&h->carry) && h->file->state == STORE_DISK_ON) {
+                file_is_ready(h->file);
                 return;
-        for (uint32_t i = 0; i < job->n_items; i++)
-                h->errors[i] = end == JOB_DONE ? -(int32_t)errors[i] : -EIO;
-        answer(h, job->n_items);
+        }
+        if (failed)
+                look_again(h->carry.space);
+        carry_end(&h->carry);
+        answer(h->file, NULL, 0);
 }
 
-static const struct job_kind job_put = {.number = KVD_JOB_SPILL,
-                                        .result_bytes = sizeof(struct kvd_spilled),
-                                        .write = write_put,
-                                        .settle = settle_put};
+/* A copy that stayed is used again; one that is not what it was is the disk's to read. */
+static int32_t settle_copy(struct host *h, uint32_t record, int32_t error) {
+        bool wrong = error == -EBADMSG && h->has_disk;
 
-static const struct job_kind job_bring = {.number = KVD_JOB_REVIVE,
-                                          .result_bytes = sizeof(uint32_t),
-                                          .urgent = true,
-                                          .write = write_bring,
-                                          .settle = settle_bring};
-
-/* ---- questions ------------------------------------------------------------------------------- */
-
-static void ask(struct host *h, const struct store_disk_question *q) {
-        ticket_init(&h->ticket, q->what == STORE_DISK_READ ? &job_bring : &job_put, q->space, h);
-        job_ask(&h->ticket);
+        if (!wrong) {
+                touch(h, record);
+                return error;
+        }
+        h->count.wrong++;
+        release(h, record);
+        return -ECANCELED;
 }
 
+static void carried_up(struct host *h) {
+        const struct store_disk_question *q = &h->file->question;
+        uint32_t n = h->carry.n;
+
+        for (uint32_t i = 0; i < n; i++) {
+                const struct carry_item *item = &h->carry.items[i];
+                uint32_t record = (uint32_t)q->items[i].place;
+
+                h->errors[i] = item->borrowed ? settle_copy(h, record, item->error) : item->error;
+                if (!item->borrowed && !item->error)
+                        keep(h, i, record);
+        }
+        carry_end(&h->carry);
+        answer(h->file, h->errors, n);
+}
+
+static void carried(struct carry *carry, bool failed) {
+        struct host *h = carry->owner;
+
+        if (h->file->question.what == STORE_DISK_WRITE)
+                carried_down(h, failed);
+        else
+                carried_up(h);
+}
+
+/* ---- without a disk -------------------------------------------------------------------------- */
+
+/* What a disk would be asked: it does nothing, and that well. */
 bool store_host_next(struct store *store) {
+        static const int32_t errors[KVD_DISK_ITEMS];
         struct host *h = store->file->host;
         const struct store_disk_question *q;
         bool later = false;
@@ -184,69 +303,133 @@ bool store_host_next(struct store *store) {
                 else if (q->what == STORE_DISK_FORGET)
                         store_disk_forgotten(store, 0);
                 else
-                        ask(h, q);
+                        store_disk_moved(store, errors, NULL, q->n);
         }
         return later;
+}
+
+static int make_catalog(struct file *file) {
+        uint64_t bytes = file->config.host;
+        uint64_t extent = MAX(MIN(EXTENT_BYTES, bytes / LEAST_EXTENTS), 2 * DISK_SECTOR);
+        struct kvd_disk_file all = {
+                .extent_bytes = extent,
+                .extents = (uint32_t)MIN(bytes / extent, UINT32_MAX / FILE_SLOTS)};
+        int r = catalog_open(&file->catalog, &all, 1);
+
+        if (r == 0 && sys->getrandom(file->secret, sizeof file->secret, 0) !=
+                              (ssize_t)sizeof file->secret)
+                r = -EIO;
+        if (r < 0)
+                return store_refuse(file->store, r, "what is below the pool cannot be made: %s",
+                                    strerror(-r));
+        file->scan.extent = file->catalog.n_extents;
+        file->state = STORE_DISK_ON;
+        return host_opened(file);
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+int host_opened(struct file *file) {
+        struct host *h = file->host;
+
+        if (!h || !file->config.host)
+                return 0;
+        h->n_records = (uint64_t)file->catalog.n_extents * FILE_SLOTS;
+        h->records = sys->mmap(NULL, h->n_records * sizeof *h->records, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (h->records == MAP_FAILED) {
+                h->records = NULL;
+                return store_refuse(file->store, -ENOMEM,
+                                    "out of memory for what is below the pool");
+        }
+        file->catalog.gone = gone;
+        file->catalog.data = h;
+        return 0;
+}
+
+int host_begin(struct file *file) {
+        struct host *h = file->host = sys->calloc(1, sizeof *file->host);
+
+        if (!h)
+                return store_refuse(file->store, -ENOMEM,
+                                    "out of memory for what is below the pool");
+        h->file = file;
+        h->carry.owner = h;
+        h->carry.done = carried;
+        h->has_disk = file->config.n_files > 0;
+        h->most = h->has_disk ? file->config.host : UINT64_MAX; /* the catalog has its bounds */
+        if (h->has_disk)
+                return 0;
+        file->config.n_files = 1;
+        file->config.bytes[0] = file->config.host;
+        memcpy(file->config.names[0], NAME, sizeof NAME);
+        return make_catalog(file);
+}
+
+struct host *host_free(struct host *h) {
+        if (!h)
+                return NULL;
+        carry_forget(&h->carry);
+        if (h->records)
+                munmap(h->records, h->n_records * sizeof *h->records);
+        free(h);
+        return NULL;
+}
+
+void host_owns(struct file *file, int number, struct space *space) {
+        if (file->host)
+                file->host->spaces[number] = space;
+}
+
+/* What a worker has of it is nobody's. */
+void host_space_leaves(struct file *file, const struct space *space) {
+        struct host *h = file->host;
+        bool waits;
+
+        if (!h)
+                return;
+        if (file_space_of(space)->number >= 0)
+                h->spaces[file_space_of(space)->number] = NULL;
+        if (h->carry.space != space)
+                return;
+        waits = host_has_question(file) || file->ready;
+        carry_forget(&h->carry);
+        if (waits)
+                answer(file, NULL, 0);
 }
 
 uint32_t host_copy(const struct file *file, const struct space *space, uint32_t record) {
         const struct host *h = file->host;
         uint32_t place = h->records[record].place;
 
-        return place && h->spaces[file->catalog.entries[record].space] == space ? place - 1 :
-                                                                                  KVD_NOWHERE;
+        return place && space_of(h, record) == space ? place - 1 : KVD_NOWHERE;
 }
 
-/* ---- life ------------------------------------------------------------------------------------ */
-
-/* What a worker has of it is nobody's. */
-static void leaves(struct file *file, const struct space *space, int number) {
-        struct host *h = file->host;
-
-        if (number >= 0)
-                h->spaces[number] = NULL;
-        if (!file->asked || h->ticket.space != space)
-                return;
-        job_withdraw(&h->ticket);
-        h->ticket.space = NULL;
-        answer(h, 0);
+struct file_count *host_count(struct file *file, const struct store_disk_item *item) {
+        return item->copied && file->host->has_disk ? &file->host->count :
+                                                      file_count(file, item->place);
 }
 
-static void end(struct file *file) {
-        struct host *h = file->host;
+uint32_t store_host_get_info(const struct store *store, struct store_disk_info *ret) {
+        const struct host *h = store->file ? store->file->host : NULL;
 
-        if (!h)
-                return;
-        job_withdraw(&h->ticket);
-        if (h->records)
-                munmap(h->records, h->n_records * sizeof *h->records);
-        free(h);
-        file->host = NULL;
+        if (!h || !h->has_disk || !h->file->config.host)
+                return 0;
+        *ret = (struct store_disk_info){.state = STORE_DISK_ON,
+                                        .name = NAME,
+                                        .bytes = h->most,
+                                        .used = h->bytes,
+                                        .records = h->n_copies,
+                                        .evicted = h->evicted,
+                                        .hits = h->count.hits,
+                                        .misses = h->count.misses,
+                                        .wrong = h->count.wrong,
+                                        .errors = h->count.errors,
+                                        .read_bytes = h->count.read_bytes,
+                                        .written_bytes = h->count.written_bytes};
+        return 1;
 }
 
-static const struct file_ops ops = {
-        .changes = changes, .owns = owns, .leaves = leaves, .end = end};
-
-int store_host_begin(struct store *store, const struct store_disk_config *config) {
-        struct file *file;
-        int r = store_disk_begin(store, config);
-
-        if (r < 0)
-                return r;
-        file = store->file;
-        file->ops = &ops;
-        file->host = sys->calloc(1, sizeof *file->host);
-        if (!file->host)
-                return store_refuse(store, -ENOMEM, "out of memory for what is below the pool");
-        file->host->file = file;
-        r = make_catalog(file->host, config->bytes[0]);
-        if (r == 0 && sys->getrandom(file->secret, sizeof file->secret, 0) !=
-                              (ssize_t)sizeof file->secret)
-                r = -EIO;
-        if (r < 0)
-                return store_refuse(store, r, "what is below the pool cannot be made: %s",
-                                    strerror(-r));
-        file->scan.extent = file->catalog.n_extents;
-        file->state = STORE_DISK_ON;
-        return 0;
+const struct carry *host_carry(const struct file *file) {
+        return file->host ? &file->host->carry : NULL;
 }

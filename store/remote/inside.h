@@ -7,6 +7,7 @@
 #include "store/cache/cache.h"
 #include "store/file/bring.h"
 #include "store/remote.h"
+#include "store/tier/carry.h"
 
 #define PULLS 32u          /* fetches under way at once, of all spaces */
 #define PULL_TOKENS 15360u /* of one, from the beginning of its chain on */
@@ -28,7 +29,8 @@ struct remote { /* of a store */
         void (*wanted)(void *data, bool soon);
         void *data;
 
-        bool asked;                   /* question is out */
+        bool asked;                   /* question is out, at the servers or at a worker */
+        bool ready;                   /* ... it was at a worker, and the servers are asked next */
         uint64_t asked_ns;            /* when */
         struct store_remote_question question;
         struct pull *pulling;         /* FIND, GET: whose */
@@ -37,6 +39,8 @@ struct remote { /* of a store */
         uint32_t turn;                /* number of the space that is swept next */
         uint64_t epoch;               /* servers came back so often: what they had may be gone */
         struct store_remote_info info;
+        struct carry *carry;          /* owned; NULL: the pool is in memory of the host */
+        int32_t errors[KVD_REMOTE_ITEMS]; /* ... that it ended with */
 };
 
 struct remote_name { /* of a block that is on the servers */
@@ -57,8 +61,10 @@ struct remote_space {
 struct remote *remote_for(const struct space *space);
 void remote_want(struct remote *remote, bool soon);
 void remote_begin_question(struct remote *remote, enum store_remote_ask what, struct space *space);
-/* May one more block go along? */
+/* May one more block go along? Is there memory for it on its way? */
 bool remote_question_is_full(const struct remote *remote);
+bool remote_has_room(const struct remote *remote);
+void remote_question_add(struct remote *remote, const struct store_remote_item *item);
 uint64_t remote_space_bytes(const struct kvd_index *ix); /* that a space is charged for */
 
 /* The name of a resident block that is on the servers; NULL: it is not known to be. */

@@ -105,18 +105,20 @@ static bool ask_for_names(struct remote *remote, struct pull *p) {
 static bool add_block(struct remote *remote, struct pull *p, uint32_t *reads) {
         struct store_remote_question *q = &remote->question;
         uint32_t bt = p->to.space->ix->geometry.block_tokens, i = p->at + q->n;
-        kvd_ref to = room_take(p->to.space, p->to.attachment->arena, reads);
+        kvd_ref to = remote_has_room(remote) ?
+                             room_take(p->to.space, p->to.attachment->arena, reads) :
+                             0;
 
         if (!to)
                 return false;
-        block_hold(p->to.space, kvd_ref_id(to));
-        q->items[q->n++] = (struct store_remote_item){.item = {.parent = p->names[i],
-                                                               .name = p->names[i + 1],
-                                                               .root = p->to.root,
-                                                               .group = p->to.group,
-                                                               .n_tokens = bt},
-                                                      .block = to,
-                                                      .tokens = p->tokens + (p->first + i) * bt};
+        remote_question_add(remote,
+                            &(struct store_remote_item){.item = {.parent = p->names[i],
+                                                                 .name = p->names[i + 1],
+                                                                 .root = p->to.root,
+                                                                 .group = p->to.group,
+                                                                 .n_tokens = bt},
+                                                        .block = to,
+                                                        .tokens = p->tokens + (p->first + i) * bt});
         return true;
 }
 

@@ -15,20 +15,18 @@
 
 /* behind: item of the question that it is behind, plus 1. */
 static void plan(struct remote *remote, struct space *space, uint32_t id, uint32_t behind) {
-        struct store_remote_question *q = &remote->question;
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
-        struct store_remote_item *item = &q->items[q->n++];
+        struct store_remote_item item = {.item = {.root = desc->root,
+                                                  .behind = behind,
+                                                  .group = desc->group,
+                                                  .n_tokens = desc->n_tokens},
+                                         .block = block_ref(space, id),
+                                         .tokens = desc->tokens};
         uint32_t parent = space->blocks[id].parent;
 
-        *item = (struct store_remote_item){.item = {.root = desc->root,
-                                                    .behind = behind,
-                                                    .group = desc->group,
-                                                    .n_tokens = desc->n_tokens},
-                                           .block = block_ref(space, id),
-                                           .tokens = desc->tokens};
         if (!behind && parent != NONE)
-                item->item.parent = *remote_name_of(remote, space, parent);
-        block_hold(space, id);
+                item.item.parent = *remote_name_of(remote, space, parent);
+        remote_question_add(remote, &item);
 }
 
 /* The block that is in the question already; 0: it is not; else which, plus 1. */
@@ -53,7 +51,7 @@ static void plan_path(struct remote *remote, struct space *space, uint32_t id, u
                 id = space->blocks[id].parent;
         }
         *looks += n;
-        while (n && !remote_question_is_full(remote)) {
+        while (n && !remote_question_is_full(remote) && remote_has_room(remote)) {
                 plan(remote, space, path[--n], behind);
                 behind = remote->question.n;
         }

@@ -12,19 +12,29 @@
 #include "ipc/base/device.h"
 #include "ipc/base/enums.h"
 #include "ipc/base/sys.h"
+#include "ipc/base/tier.h"
 #include "store/account.h"
+#include "store/file/file.h"
 #include "store/hooks.h"
 #include "store/remote/inside.h"
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+static void carried(struct carry *carry, bool failed);
+
+/* A pool on a GPU: blocks go through memory of the host. */
+static int make_carry(struct remote *remote) {
+        remote->carry = sys->calloc(1, sizeof *remote->carry);
+        if (!remote->carry)
+                return -ENOMEM;
+        remote->carry->done = carried;
+        remote->carry->owner = remote;
+        return 0;
+}
+
 int store_remote_begin(struct store *store, const struct store_remote_config *config) {
         struct remote *remote;
 
-        if (store->config.backend != KVD_BACKEND_HOST)
-                return store_refuse(store, -EOPNOTSUPP,
-                                    "remote is for pools in host memory; unset it, or set backend "
-                                    "= host");
         remote = store->remote = sys->calloc(1, sizeof *remote);
         if (!remote)
                 return store_refuse(store, -ENOMEM, "out of memory for the remote tier");
@@ -32,7 +42,8 @@ int store_remote_begin(struct store *store, const struct store_remote_config *co
         remote->config = *config;
         remote->state = STORE_REMOTE_CONNECTING;
         remote->all_pulls = sys->calloc(PULLS, sizeof *remote->all_pulls);
-        if (!remote->all_pulls)
+        if (!remote->all_pulls ||
+            (store->config.backend != KVD_BACKEND_HOST && make_carry(remote) < 0))
                 return store_refuse(store, -ENOMEM, "out of memory for the remote tier");
         for (uint32_t i = 0; i < PULLS; i++)
                 remote->all_pulls[i].to.fd = -1;
@@ -85,13 +96,16 @@ static void end_all_pulls(struct remote *remote) {
                           NULL);
 }
 
-void store_remote_end(struct store *store) {
+static void store_ends(struct store *store) {
         struct remote *remote = STEAL(store->remote);
 
         if (!remote)
                 return;
         if (remote->all_pulls)
                 end_all_pulls(remote);
+        if (remote->carry)
+                carry_forget(remote->carry);
+        free(remote->carry);
         free(remote->all_pulls);
         free(remote);
 }
@@ -153,7 +167,8 @@ struct remote *remote_for(const struct space *space) {
         bool right = remote &&
                      (remote->state == STORE_REMOTE_ON || remote->state == STORE_REMOTE_PARTLY) &&
                      space->ix->kind == KVD_kind_causal &&
-                     space->ix->block_bytes <= KVD_REMOTE_MOST;
+                     space->ix->block_bytes <= KVD_REMOTE_MOST &&
+                     (!remote->carry || kvd_places(space->ix));
 
         return right ? remote : NULL;
 }
@@ -162,25 +177,16 @@ struct remote *remote_for(const struct space *space) {
 static bool idle(struct space *space) {
         struct remote_space *rs = space->parts.remote;
         struct remote *remote = remote_for(space);
+        uint64_t changes = remote ? carry_changes(remote->carry, space) : 0;
 
-        if (!remote || rs->changes == space->audit.changes)
+        if (!remote || rs->changes == changes)
                 return false;
-        rs->changes = space->audit.changes;
+        rs->changes = changes;
         rs->looked = 0;
         if (!rs->unswept)
                 remote_want(remote, false);
         rs->unswept = true;
         return false;
-}
-
-static void space_leaves(struct space *space) {
-        struct remote *remote = space_store(space)->remote;
-
-        if (!remote)
-                return;
-        pulls_end(remote, space, NULL);
-        if (remote->question.space == space)
-                remote->question.space = NULL;
 }
 
 static void attachment_ends(struct attachment *a) {
@@ -218,6 +224,7 @@ void remote_begin_question(struct remote *remote, enum store_remote_ask what,
         q->what = what;
         q->space = space;
         q->n = 0;
+        q->checksums = remote->carry && what == STORE_REMOTE_GET;
         q->tenant = domain->remote_prefix[0] ? domain->remote_prefix : domain->name;
         memset(&q->content, 0, sizeof q->content);
         memcpy(&q->content.geometry, &space->ix->geometry, sizeof q->content.geometry);
@@ -233,15 +240,59 @@ bool remote_question_is_full(const struct remote *remote) {
                (n && (n + 1) * ix->block_bytes > KVD_REMOTE_BYTES);
 }
 
+/* A block goes through memory of the host, if the pool is a GPU's. */
+bool remote_has_room(const struct remote *remote) {
+        return !remote->carry || host_has_room(remote->store->file, remote->question.space);
+}
+
+void remote_question_add(struct remote *remote, const struct store_remote_item *item) {
+        struct store_remote_question *q = &remote->question;
+
+        block_hold(q->space, kvd_ref_id(item->block));
+        if (remote->carry && !q->n)
+                carry_begin(remote->carry, q->space);
+        if (remote->carry)
+                carry_add(remote->carry, item->block);
+        q->items[q->n++] = *item;
+}
+
+/* What is put goes to a worker first. */
+static const struct store_remote_question *make_question(struct remote *remote, bool *later) {
+        remote->asked = pull_next(remote, later) || push_next(remote, later);
+        remote->asked_ns = sys_now_ns();
+        if (remote->asked && remote->carry && remote->question.what == STORE_REMOTE_PUT)
+                carry_down(remote->carry);
+        else if (remote->asked)
+                return &remote->question;
+        return NULL;
+}
+
 const struct store_remote_question *store_remote_next(struct store *store, bool *later) {
         struct remote *remote = store->remote;
 
         *later = false;
         if (remote->asked)
                 return NULL;
-        remote->asked = pull_next(remote, later) || push_next(remote, later);
-        remote->asked_ns = sys_now_ns();
-        return remote->asked ? &remote->question : NULL;
+        if (!remote->ready)
+                return make_question(remote, later);
+        remote->ready = false;
+        remote->asked = true;
+        return &remote->question;
+}
+
+int store_remote_memory(struct store *store, uint32_t item, uint64_t *offset) {
+        const struct store_remote_question *q = &store->remote->question;
+
+        return carry_memory(store->remote->carry, item, q->space, q->items[item].block, offset);
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+static void end_question(struct remote *remote) {
+        if (remote->carry)
+                carry_end(remote->carry);
+        remote->asked = remote->ready = false;
+        remote->question.n = 0;
 }
 
 void store_remote_found(struct store *store, const struct kvd_key *names, uint32_t n) {
@@ -249,37 +300,107 @@ void store_remote_found(struct store *store, const struct kvd_key *names, uint32
         pull_found(store->remote, names, n);
 }
 
-void store_remote_got(struct store *store, const int32_t *errors, uint32_t n) {
-        store->remote->asked = false;
-        store->remote->info.read_ns += sys_now_ns() - store->remote->asked_ns;
-        pull_done(store->remote, errors, n);
-        store->remote->question.n = 0;
+static void got(struct remote *remote, const int32_t *errors, uint32_t n) {
+        remote->info.read_ns += sys_now_ns() - remote->asked_ns;
+        remote->asked = false;
+        pull_done(remote, errors, n);
+        end_question(remote);
+}
+
+/* What came is a worker's to bring. False: nothing came, or nobody wants it. */
+static bool carry_got(struct remote *remote, const int32_t *errors, const uint64_t *checksums,
+                      uint32_t n) {
+        return remote->carry && remote->carry->space &&
+               carry_up_written(remote->carry, errors, checksums, n);
+}
+
+void store_remote_got(struct store *store, const int32_t *errors, const uint64_t *checksums,
+                      uint32_t n) {
+        if (!carry_got(store->remote, errors, checksums, n))
+                got(store->remote, errors, n);
 }
 
 void store_remote_put(struct store *store, const struct kvd_key *names, const int32_t *errors,
                       uint32_t n) {
-        store->remote->asked = false;
-        store->remote->info.write_ns += sys_now_ns() - store->remote->asked_ns;
-        push_done(store->remote, names, errors, n);
-        store->remote->question.n = 0;
+        struct remote *remote = store->remote;
+
+        remote->info.write_ns += sys_now_ns() - remote->asked_ns;
+        push_done(remote, names, errors, n);
+        end_question(remote);
+}
+
+static void lost(struct remote *remote) {
+        if (remote->question.what == STORE_REMOTE_FIND)
+                store_remote_found(remote->store, NULL, 0);
+        else if (remote->question.what == STORE_REMOTE_GET)
+                got(remote, NULL, 0);
+        else
+                store_remote_put(remote->store, NULL, NULL, 0);
 }
 
 void store_remote_lost(struct store *store) {
         struct remote *remote = store->remote;
 
-        if (!remote->asked)
+        if (!remote->asked || (remote->carry && carry_is_under_way(remote->carry)))
                 return;
         remote->info.errors++;
-        if (remote->question.what == STORE_REMOTE_FIND)
-                store_remote_found(store, NULL, 0);
-        else if (remote->question.what == STORE_REMOTE_GET)
-                store_remote_got(store, NULL, 0);
+        lost(remote);
+}
+
+/* ---- what a worker did ----------------------------------------------------------------------- */
+
+/* The servers are asked next, unless a block is not there to be sent. */
+static void carried_down(struct remote *remote, bool failed) {
+        struct remote_space *rs = remote->carry->space->parts.remote;
+
+        if (carry_is_whole(remote->carry)) {
+                remote->asked = false;
+                remote->ready = true;
+                return;
+        }
+        rs->unswept = rs->unswept || failed; /* it was the worker's fault, not theirs */
+        rs->looked = failed ? 0 : rs->looked;
+        lost(remote);
+}
+
+static void carried_up(struct remote *remote) {
+        for (uint32_t i = 0; i < remote->carry->n; i++)
+                remote->errors[i] = remote->carry->items[i].error;
+        got(remote, remote->errors, remote->carry->n);
+}
+
+static void carried(struct carry *carry, bool failed) {
+        struct remote *remote = carry->owner;
+
+        if (remote->question.what == STORE_REMOTE_PUT)
+                carried_down(remote, failed);
         else
-                store_remote_put(store, NULL, NULL, 0);
+                carried_up(remote);
+        remote_want(remote, true);
+}
+
+/* ---- the space of the question goes ---------------------------------------------------------- */
+
+static void space_leaves(struct space *space) {
+        struct remote *remote = space_store(space)->remote;
+        bool waits;
+
+        if (!remote)
+                return;
+        pulls_end(remote, space, NULL);
+        if (remote->question.space == space)
+                remote->question.space = NULL;
+        if (!remote->carry || remote->carry->space != space)
+                return;
+        waits = remote->ready || carry_is_under_way(remote->carry);
+        carry_forget(remote->carry);
+        if (waits)
+                lost(remote);
 }
 
 const struct hooks remote_hooks = {.space_begins = space_begins,
                                    .idle = idle,
                                    .space_leaves = space_leaves,
                                    .space_ends = space_ends,
+                                   .store_ends = store_ends,
                                    .attachment_ends = attachment_ends};

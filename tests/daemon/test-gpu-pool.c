@@ -360,10 +360,11 @@ static const struct refusal {
          "segment is larger than pool"},
         {"FAKECUDA_DEVICES", "1",
          "--backend cuda --pool 64M --set daemon.host_tier=64M --set daemon.spill=16M",
-         "host_tier is part of spill"},
+         "spill is less than the 64 MiB"},
         {"FAKECUDA_DEVICES", "1",
-         "--backend cuda --pool 64M --set daemon.host_tier=16M --set daemon.file=/nowhere/file",
-         "host_tier and file: a pool has one of them"},
+         "--backend cuda --pool 64M --set daemon.host_tier=8M --set daemon.file=/nowhere/file "
+         "--set daemon.remote=redis://127.0.0.1:1 --set daemon.spill=39M",
+         "spill is less than the 40 MiB"},
         {"FAKECUDA_DEVICES", "1", "--backend host --pool 64M --set daemon.host_tier=16M",
          "host_tier is for pools on a GPU"},
 };

@@ -33,6 +33,21 @@ static void start_with(const char *host_tier) {
 static void end(void) {
         leave_it();
         instance_end_clean(&in);
+        if (file[0])
+                unlink(file);
+        file[0] = 0;
+}
+
+static void start_with_file(const char *host_tier) {
+        char path[160];
+
+        snprintf(file, sizeof file, "/var/tmp/kvd-test-host-%d", getpid());
+        snprintf(path, sizeof path, "daemon.file=%s", file);
+        unlink(file);
+        instance_start(&in, SETTINGS("daemon.pool=16M", "daemon.segment=2M", "daemon.reserve=1M", path,
+                                     "daemon.file_size=16M", "daemon.file_depth=0", host_tier));
+        watcher = peer_attach(in.socket);
+        connect_to_it();
 }
 
 static uint64_t copies(void) {
@@ -128,22 +143,25 @@ START_TEST(it_is_bounded) {
 }
 END_TEST
 
-/* A space has eight places for each of its blocks: what finds none is written nowhere. */
+/* A space has eight places for each of its blocks: then the coldest goes for what comes. */
 START_TEST(there_are_no_places_left) {
         uint32_t n = 0;
 
         max_blocks = 2 * BLOCKS;
         start_with("daemon.host_tier=15M");
-        while (!tier_of(0).errors) {
-                make_chain(chain(n++));
-                WAIT_UNTIL(tier_of(0).errors || has(n * (uint64_t)BLOCKS));
+        for (; n < 8 * 2; n++) {
+                make_chain(chain(n));
+                WAIT_UNTIL(has((n + 1) * (uint64_t)BLOCKS));
         }
-        ck_assert_uint_eq(n, 8 * 2 + 1);
-        ck_assert_uint_eq(copies(), 8 * max_blocks);
-        ck_assert(kvd_slice_is(tier_of(0).state, "on"));
+        ck_assert_uint_eq(tier_of(0).evicted, 0);
+        make_chain(chain(n));
+        WAIT_UNTIL(tier_of(0).evicted == BLOCKS && has(8 * max_blocks));
+        ck_assert_uint_eq(tier_of(0).errors, 0);
         evict_all();
-        fetch(chain(0));
-        ck_assert_uint_eq(resident(chain(0)), BLOCKS);
+        fetch(chain(n));
+        ck_assert_uint_eq(resident(chain(n)), BLOCKS);
+        fetch(chain(1));
+        ck_assert_uint_eq(resident(chain(1)), BLOCKS);
         end();
 }
 END_TEST
@@ -164,31 +182,40 @@ START_TEST(a_deleted_space_leaves_nothing) {
 }
 END_TEST
 
+static void kill_worker(void) {
+        pid_t pid;
+
+        WAIT_UNTIL((pid = worker()) > 0);
+        kill(pid, SIGKILL);
+}
+
 /* The worker is killed while blocks go and come: they go and come by the next one. */
-START_TEST(a_worker_that_dies) {
-        start_with("daemon.host_tier=8M");
+static void kill_workers(uint32_t tier) {
         for (uint32_t i = 0; i < 4; i++) {
                 make_chain(chain(i));
                 if (i % 2)
                         usleep(200000); /* in the middle of it, perhaps */
-                WAIT_UNTIL(worker() > 0);
-                kill(worker(), SIGKILL);
+                kill_worker();
         }
-        WAIT_UNTIL(has(4 * BLOCKS));
+        WAIT_UNTIL(tier_of(tier).written_bytes >= UINT64_C(4) * BLOCKS * BLOCK_BYTES);
+        ck_assert_uint_eq(tier_of(tier).records, 4 * BLOCKS);
         for (uint32_t i = 0; i < 4; i++) {
                 int fd;
 
                 evict_all();
                 fd = begin_fetch(i);
-                if (i % 2 && fd >= 0) {
-                        WAIT_UNTIL(worker() > 0);
-                        kill(worker(), SIGKILL);
-                }
+                if (i % 2 && fd >= 0)
+                        kill_worker();
                 end_fetch(fd);
                 fetch(chain(i)); /* lost twice, it is a miss */
                 ck_assert_uint_eq(resident(chain(i)), BLOCKS);
         }
-        ck_assert_uint_eq(tier_of(0).wrong, 0);
+        ck_assert_uint_eq(tier_of(tier).wrong, 0);
+}
+
+START_TEST(a_worker_that_dies) {
+        start_with("daemon.host_tier=8M");
+        kill_workers(0);
         end();
 }
 END_TEST
@@ -239,15 +266,10 @@ static int open_copies(void) {
         return found;
 }
 
-/* What became another block on the way, or in memory, is not shown to anybody. */
-START_TEST(a_flipped_copy_is_a_miss) {
+static void flip_copies(void) {
+        int fd = open_copies();
         uint8_t byte;
-        int fd;
 
-        start_with("daemon.host_tier=8M");
-        make_and_keep(1);
-        evict_all();
-        fd = open_copies();
         for (uint64_t i = 0; i < BLOCKS; i++) {
                 off_t at = (off_t)(i * BLOCK_BYTES + 5000);
 
@@ -256,6 +278,14 @@ START_TEST(a_flipped_copy_is_a_miss) {
                 ck_assert_int_eq(pwrite(fd, &byte, 1, at), 1);
         }
         close(fd);
+}
+
+/* What became another block on the way, or in memory, is not shown to anybody. */
+START_TEST(a_flipped_copy_is_a_miss) {
+        start_with("daemon.host_tier=8M");
+        make_and_keep(1);
+        evict_all();
+        flip_copies();
         fetch(chain(1));
         ck_assert_uint_eq(resident(chain(1)), 0);
         ck_assert_uint_gt(tier_of(0).wrong, 0);
@@ -283,10 +313,108 @@ START_TEST(a_client_that_leaves) {
 }
 END_TEST
 
+/* ---- with a file behind it: tier 0 is the copies, tier 1 the file ----------------------------- */
+
+static void make_and_write(uint32_t from, uint32_t to) {
+        uint64_t before = tier_of(1).written_bytes;
+
+        for (uint32_t i = from; i < to; i++)
+                make_chain(chain(i));
+        WAIT_UNTIL(tier_of(1).written_bytes - before >= (to - from) * (uint64_t)BLOCKS * BLOCK_BYTES);
+}
+
+static void fetch_whole(uint32_t which) {
+        evict_all();
+        fetch(chain(which));
+        ck_assert_uint_eq(resident(chain(which)), BLOCKS);
+}
+
+/* What there is no room for comes from the disk, and the colder goes for it. */
+START_TEST(a_file_is_behind_it) {
+        start_with_file("daemon.host_tier=1M");
+        WAIT_UNTIL(kvd_slice_is(tier_of(1).state, "on"));
+        ck_assert(kvd_slice_is(tier_of(0).name, "host"));
+        for (uint32_t i = 0; i < 6; i++)
+                make_and_write(i, i + 1);
+        ck_assert_uint_eq(tier_of(1).records, 6 * BLOCKS);
+        ck_assert_uint_gt(tier_of(0).evicted, 0);
+        ck_assert_uint_le(tier_of(0).used, 1 << 20);
+        ck_assert_uint_eq(tier_of(0).records, copies());
+        fetch_whole(5);
+        ck_assert_uint_eq(tier_of(0).hits, BLOCKS);
+        ck_assert_uint_eq(tier_of(1).hits, 0);
+        fetch_whole(0);
+        ck_assert_uint_eq(tier_of(1).hits, BLOCKS);
+        fetch_whole(0);
+        ck_assert_uint_eq(tier_of(0).hits, 2 * BLOCKS);
+        ck_assert_uint_eq(tier_of(1).hits, BLOCKS);
+        ck_assert_uint_le(tier_of(0).used, 1 << 20);
+        ck_assert_uint_eq(tier_of(0).records, copies());
+        end();
+}
+END_TEST
+
+START_TEST(a_flipped_copy_is_read_from_the_file) {
+        start_with_file("daemon.host_tier=8M");
+        make_and_write(1, 2);
+        evict_all();
+        flip_copies();
+        fetch(chain(1));
+        ck_assert_uint_eq(resident(chain(1)), 0);
+        ck_assert_uint_eq(tier_of(0).wrong, BLOCKS);
+        fetch_whole(1);
+        ck_assert_uint_eq(tier_of(1).hits, BLOCKS);
+        ck_assert_uint_eq(tier_of(1).wrong, 0);
+        end();
+}
+END_TEST
+
+/* Without host_tier, memory of the host has blocks on their way, and none that stay. */
+START_TEST(nothing_stays_on_its_way) {
+        start_with_file("daemon.host_tier=0");
+        WAIT_UNTIL(kvd_slice_is(tier_of(0).state, "on"));
+        make_chain(chain(1));
+        WAIT_UNTIL(tier_of(0).written_bytes >= BLOCKS * (uint64_t)BLOCK_BYTES);
+        ck_assert_uint_eq(copies(), 0);
+        fetch_whole(1);
+        ck_assert_uint_eq(copies(), 0);
+        end();
+}
+END_TEST
+
+START_TEST(a_worker_that_dies_before_a_file) {
+        start_with_file("daemon.host_tier=0");
+        kill_workers(0);
+        end();
+}
+END_TEST
+
+/* On its way down, and on its way up. */
+START_TEST(a_space_that_is_deleted_on_its_way) {
+        start_with_file("daemon.host_tier=1M");
+        for (uint32_t i = 0; i < 8; i++) {
+                make_chain(chain(i));
+                usleep(30000 * i); /* in the middle of it, perhaps */
+                if (i % 2)
+                        close(begin_fetch(i));
+                peer_ok(watcher, MSG(space_delete, .space = kvd_slice_of("s"), .force = 1));
+                WAIT_UNTIL(tier_of(1).records == 0 && tier_of(0).records == 0);
+                space = kvd_space_close(space);
+                handle = kvd_close(handle);
+                connect_to_it();
+        }
+        make_and_write(1, 2);
+        fetch_whole(1);
+        end();
+}
+END_TEST
+
 /* By legacy handles a space is one segment, and is not deleted under its clients. */
 SUITE("host-tier",
       opaque = argc > 1,
       TESTS(evicted_blocks_come_back, it_is_bounded, there_are_no_places_left,
-            a_flipped_copy_is_a_miss, a_client_that_leaves, a_daemon_that_is_killed),
+            a_flipped_copy_is_a_miss, a_client_that_leaves, a_daemon_that_is_killed,
+            a_file_is_behind_it, a_flipped_copy_is_read_from_the_file, nothing_stays_on_its_way),
       WHEN(strcmp(getenv("KVD_TEST_BACKEND"), "cuda") == 0,
-           TESTS(a_deleted_space_leaves_nothing, a_worker_that_dies)))
+           TESTS(a_deleted_space_leaves_nothing, a_worker_that_dies, a_worker_that_dies_before_a_file,
+                 a_space_that_is_deleted_on_its_way)))

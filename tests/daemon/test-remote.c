@@ -302,8 +302,8 @@ START_TEST(a_server_that_forgot_is_told_again) {
         REDIS(&servers[0], "FLUSHALL");
         REDIS(&servers[0], "CLIENT", "KILL", "TYPE", "normal");
         WAIT_UNTIL(tier(&machines[0]).written_bytes >= 2 * BLOCKS * (uint64_t)BLOCK_BYTES);
-        ck_assert(fetch(&machines[1]));
-        ck_assert_uint_eq(resident(&machines[1], tokens), BLOCKS);
+        /* the other one may find only now that its connection is closed */
+        WAIT_UNTIL((fetch(&machines[1]), resident(&machines[1], tokens) == BLOCKS));
 }
 END_TEST
 
@@ -699,13 +699,14 @@ SUITE("remote", SKIP_IF(!redis_is_there()), FIXTURE(start_all, stop_all),
             spaces_are_what_their_fingerprint_says, a_server_that_hangs_costs_one_fetch,
             a_server_that_forgot_is_told_again),
       LOOPS(9, lies_are_misses),
-      CASE("cluster"), FIXTURE(start_on_cluster, stop_all),
-      TESTS(a_cluster_is_one, one_of_a_cluster_dies, a_slot_moves),
-      CASE("password"), FIXTURE(start_a_server, stop_all), TESTS(a_password_is_told, a_user_is_told),
-      CASE("password of a cluster"), FIXTURE(start_a_cluster, stop_all),
-      TESTS(a_cluster_asks_for_a_password),
-      CASE("key"), FIXTURE(start_with_keys, stop_all), TESTS(the_same_key_shares),
-      CASE("strange"), LOOPS(ARRAY_SIZE(strange), strange_servers_are_away),
-      TESTS(settings_that_make_no_sense_are_refused),
-      CASE("other keys"), FIXTURE(start_with_other_keys, stop_all),
-      TESTS(another_key_finds_nothing))
+      WHEN(!instance_on_gpu(), /* there it is the way of the blocks that is another one */
+           CASE("cluster"), FIXTURE(start_on_cluster, stop_all),
+           TESTS(a_cluster_is_one, one_of_a_cluster_dies, a_slot_moves),
+           CASE("password"), FIXTURE(start_a_server, stop_all), TESTS(a_password_is_told, a_user_is_told),
+           CASE("password of a cluster"), FIXTURE(start_a_cluster, stop_all),
+           TESTS(a_cluster_asks_for_a_password),
+           CASE("key"), FIXTURE(start_with_keys, stop_all), TESTS(the_same_key_shares),
+           CASE("strange"), LOOPS(ARRAY_SIZE(strange), strange_servers_are_away),
+           TESTS(settings_that_make_no_sense_are_refused),
+           CASE("other keys"), FIXTURE(start_with_other_keys, stop_all),
+           TESTS(another_key_finds_nothing)))

@@ -75,7 +75,7 @@ static void moved(const struct store_disk_question *q, uint32_t fails) {
                         .label = q->items[i].label,
                         .key = file_key(secret, &q->items[i].label, q->items[i].tokens),
                         .place = q->items[i].place};
-        store_disk_moved(store, errors, q->n);
+        store_disk_moved(store, errors, NULL, q->n);
 }
 
 static void name(void) {

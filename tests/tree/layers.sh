@@ -21,7 +21,7 @@ store/sequence  ipc/base store store/cache store/tier
 store/methods   ipc/base kernels store store/cache store/tier store/sequence
 store/device    ipc/base store store/cache
 store/file      ipc/base store store/cache store/tier
-store/remote    ipc/base store store/cache store/file
+store/remote    ipc/base store store/cache store/tier store/file
 store/check     ipc/base store store/cache store/tier store/sequence store/methods store/device store/file store/remote
 client          ipc/base ipc kernels
 daemon          ipc/base ipc store kernels daemon/worker daemon/disk daemon/remote

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_STORE_TIER_CARRY_H
+#define KVD_STORE_TIER_CARRY_H
+
+/*
+ * Blocks of a pool on a GPU on their way to a tier below it, or back: disks and servers reach memory of the host
+ * alone, so a worker carries blocks to places of exact copies, and from there.
+ *
+ *      carry_begin ──► carry_add ──┬─► carry_down ──► done ──► what is below reads the copies ─┬─► carry_end
+ *                                  └─► what is below writes them ──► carry_up ──► done ────────┘
+ *
+ * Places that were taken are given back at the end, unless somebody has taken them over (carry_give).
+ */
+
+#include "store/cache/cache.h"
+
+#define CARRY_MOST 256u /* blocks at once */
+
+struct carry_item {
+        kvd_ref block;          /* somebody holds it */
+        uint32_t place;         /* of its copy; KVD_NOWHERE: there is none, or it is another's by now */
+        bool borrowed;          /* ... as it was before */
+        int32_t error;          /* 0, or a negative errno: it is not carried */
+        uint64_t checksum;      /* XXH3-64 of the copy */
+};
+
+struct carry {
+        void *owner;
+        void (*done)(struct carry *carry, bool failed); /* failed: by the worker's fault */
+        struct ticket ticket;
+        struct space *space;    /* NULL: it is empty */
+        uint32_t n;
+        struct carry_item items[CARRY_MOST];
+};
+
+void carry_begin(struct carry *carry, struct space *space);
+/* To a new place, which place_available promised. */
+void carry_add(struct carry *carry, kvd_ref block);
+/* One that has a copy, which stays. */
+void carry_add_copy(struct carry *carry, kvd_ref block, uint32_t place, uint64_t checksum);
+
+/* Those without an error. Each ends with done, if nothing ends it before. */
+void carry_down(struct carry *carry);
+void carry_up(struct carry *carry);
+/* ... those that what is below has written. False: it wrote none, and the carry has ended. */
+bool carry_up_written(struct carry *carry, const int32_t *errors, const uint64_t *checksums,
+                      uint32_t n);
+bool carry_is_under_way(const struct carry *carry);
+bool carry_is_whole(const struct carry *carry); /* no item has an error */
+
+/*
+ * Where what is below finds a block: a descriptor, and where in there; or a negative errno. carry: NULL: it is not
+ * carried, and found where it is.
+ */
+int carry_memory(const struct carry *carry, uint32_t item, struct space *space, kvd_ref block,
+                 uint64_t *offset);
+/* The place is the caller's from now on. */
+uint32_t carry_give(struct carry *carry, uint32_t item);
+void carry_end(struct carry *carry);
+/* The space goes, and all places with it. */
+void carry_forget(struct carry *carry);
+
+/*
+ * Counts what clients did in a space: what a worker does for a tier below changes it, too, and is nothing to look at
+ * again. carry: NULL: no worker does anything.
+ */
+uint64_t carry_changes(const struct carry *carry, const struct space *space);
+
+#endif
