@@ -198,7 +198,7 @@ void catalog_touch(struct catalog *c, uint32_t place) {
 }
 
 uint64_t catalog_age(const struct catalog *c) {
-        return c->records ? sys_now_ns() - c->entries[c->coldest].used_ns : 0;
+        return sys_now_ns() - c->entries[c->coldest].used_ns;
 }
 
 /* ---- slots ----------------------------------------------------------------------------------- */

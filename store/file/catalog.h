@@ -106,7 +106,7 @@ void catalog_drop(struct catalog *c, uint32_t place);
 /* The disk did not take it: nothing goes there any more, nor where its extent is free. */
 void catalog_spoil(struct catalog *c, uint32_t place);
 void catalog_touch(struct catalog *c, uint32_t place); /* it was used */
-uint64_t catalog_age(const struct catalog *c); /* nanoseconds since the coldest was; 0: there is none */
+uint64_t catalog_age(const struct catalog *c); /* nanoseconds since the coldest was; there is one */
 
 /*
  * Clients of an index are told of a namespace's records: of those to come as they come, of others

@@ -21,7 +21,7 @@
 
 #define MIB (UINT64_C(1) << 20)
 #define CHUNKS 16u
-#define MANY 66u /* more than a word has bits */
+#define MANY 68u /* more than a word has bits */
 
 static struct domain *domains[2];
 static const struct kvd_cuda *cuda;
@@ -311,9 +311,15 @@ END_TEST
 START_TEST(each_of_many_segments_is_asked_for) {
         struct drained d;
         uint32_t wanted[MANY], more;
+        struct attachment *of_one;
 
         fill_and_free(&d, domains[0], MANY);
+        of_one = fixture_attach(d.space);
+        chunk_of(of_one, MANY - 2);
         shrink(&d, "4");
+        ck_assert_uint_eq(attachment_drain(of_one, NULL, 0, wanted, MANY), 1);
+        ck_assert_uint_eq(wanted[0], MANY - 2);
+        ck_assert_uint_eq(attachment_drain(of_one, wanted, 1, &more, 1), 0);
         ck_assert_uint_eq(attachment_drain(d.a, NULL, 0, wanted, MANY), MANY - 1);
         ck_assert_uint_eq(attachment_drain(d.b, NULL, 0, wanted, MANY), MANY - 1);
         ck_assert_uint_eq(attachment_drain(d.a, wanted, MANY - 1, &more, 1), 0);

@@ -23,6 +23,7 @@
 #define SPACE ((struct kvd_key){11, 12})
 #define ROW 32u /* bytes of a line of the golden file */
 
+static uint64_t extent_bytes;
 static struct dice dice = {1};
 static struct simulated disk;
 static struct volume volume;
@@ -37,7 +38,7 @@ static void fill(uint8_t *payload, uint32_t i) {
 }
 
 static int open_volume(void) {
-        return volume_judge(&volume, &disk.disk, EXTENT_BYTES, STAGING) ?: volume_open(&volume);
+        return volume_judge(&volume, &disk.disk, extent_bytes, STAGING) ?: volume_open(&volume);
 }
 
 static uint64_t place_of(uint32_t i) {
@@ -108,7 +109,8 @@ static uint32_t scan_all(struct kvd_disk_found *found) {
 }
 
 static void set_up(void) {
-        simulated_open(&disk, 2, EXTENT_BYTES, &dice);
+        extent_bytes = EXTENT_BYTES;
+        simulated_open(&disk, 2, extent_bytes, &dice);
 }
 
 static void tear_down(void) {
@@ -135,6 +137,27 @@ START_TEST(what_is_written_is_read) {
                 ck_assert_mem_eq(&found[i].label, &labels[i], sizeof labels[i]);
                 ck_assert_uint_eq(found[i].place, place_of(i));
         }
+}
+END_TEST
+
+/* More slots of an extent than go through the staging at once. */
+START_TEST(many_are_found_in_pieces) {
+        static const uint32_t places[N] = {0, 2, STAGING / DISK_SECTOR - 1, STAGING / DISK_SECTOR + 1,
+                                           STAGING / DISK_SECTOR + 3};
+
+        simulated_close(&disk);
+        extent_bytes = DISK_SECTOR + 3u * DISK_SECTOR * (STAGING / DISK_SECTOR + 4);
+        simulated_open(&disk, 2, extent_bytes, &dice);
+        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        plan(epoch_of_space());
+        for (uint32_t i = 0; i < N; i++)
+                items[i].place = places[i];
+        volume_write(&volume, items, N);
+        volume_close(&volume);
+        ck_assert_int_eq(open_volume(), VOLUME_FOUND);
+        ck_assert_uint_eq(scan_all(found), N);
+        for (uint32_t i = 0; i < N; i++)
+                ck_assert_uint_eq(found[i].place, places[i]);
 }
 END_TEST
 
@@ -355,7 +378,8 @@ SUITE("volume",
       WHEN(argc > 1 && strcmp(argv[1], "--write") == 0, (write_golden(), exit(0))),
       golden = argc > 1 ? argv[1] : "version-1.txt",
       FIXTURE(set_up, tear_down),
-      TESTS(what_is_written_is_read, erased_is_erased, many_are_erased_in_pieces,
+      TESTS(what_is_written_is_read, many_are_found_in_pieces, erased_is_erased,
+            many_are_erased_in_pieces,
             what_does_not_fit_is_refused, there_are_so_many_spaces, what_is_not_ours_stays,
             another_version_stays, a_superblock_rots, a_staging_that_cannot_be_had_is_said,
             a_disk_that_does_nothing_has_erased_nothing, version_1_is_read),
