@@ -130,6 +130,26 @@ static void judge_copy(struct volume *v, uint32_t file, struct copies *seen) {
         }
 }
 
+static int look_at(struct volume *v, uint32_t file, uint64_t at) {
+        int r = volume_read_sector(v, file, at, v->staging);
+
+        return r == 0 && !all_zero(v->staging) ? -EMEDIUMTYPE : r;
+}
+
+#define LOOKS 64u
+
+/* What has data, and no superblock, is not ours: here and there, and at powers of two, where others begin. */
+static int look_for_data(struct volume *v, uint32_t file) {
+        uint64_t sectors = v->disk->bytes[file] / DISK_SECTOR;
+        int r = 0;
+
+        for (uint64_t at = 1; r == 0 && at < sectors; at *= 2)
+                r = look_at(v, file, at * DISK_SECTOR);
+        for (uint32_t i = 1; r == 0 && i <= LOOKS; i++)
+                r = look_at(v, file, (sectors - 1) * i / LOOKS * DISK_SECTOR);
+        return r;
+}
+
 static int read_copies(struct volume *v, uint32_t file, struct copies *seen) {
         int r = v->files[file].error;
 
@@ -140,8 +160,8 @@ static int read_copies(struct volume *v, uint32_t file, struct copies *seen) {
         }
         if (r == 0 && !seen->whole && seen->resized)
                 r = -ERANGE;
-        else if (r == 0 && !seen->whole && seen->other && !seen->ours)
-                r = -EMEDIUMTYPE;
+        else if (r == 0 && !seen->whole && !seen->ours)
+                r = seen->other ? -EMEDIUMTYPE : look_for_data(v, file);
         return v->files[file].error = r;
 }
 

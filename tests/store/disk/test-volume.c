@@ -229,6 +229,21 @@ START_TEST(what_is_not_ours_stays) {
 }
 END_TEST
 
+/* Zeros where superblocks would be make no new file of it. */
+START_TEST(data_behind_zeros_stays) {
+        const uint32_t sectors[] = {1, 2, (uint32_t)disk.n_sectors / 2, (uint32_t)disk.n_sectors - 1};
+        uint8_t *sector = disk.seen[sectors[_i]];
+
+        disk.stable[sectors[_i]][7] = sector[7] = 1;
+        ck_assert_int_eq(open_volume(), -EMEDIUMTYPE);
+        ck_assert_uint_eq(disk.n_ios, 0);
+        ck_assert_uint_eq(sector[7], 1);
+        volume_close(&volume);
+        disk.stable[sectors[_i]][7] = sector[7] = 0;
+        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+}
+END_TEST
+
 START_TEST(another_version_stays) {
         ck_assert_int_eq(open_volume(), VOLUME_NEW);
         volume_close(&volume);
@@ -383,4 +398,4 @@ SUITE("volume",
             what_does_not_fit_is_refused, there_are_so_many_spaces, what_is_not_ours_stays,
             another_version_stays, a_superblock_rots, a_staging_that_cannot_be_had_is_said,
             a_disk_that_does_nothing_has_erased_nothing, version_1_is_read),
-      LOOPS(6, each_call_fails))
+      LOOPS(4, data_behind_zeros_stays), LOOPS(6, each_call_fails))
