@@ -117,12 +117,19 @@ static void drop(struct host *h, uint32_t record) {
         }
 }
 
-/* The coldest, of that space's if it is given. False: none was found. */
+/* Does it make room for that space? A place of its own; or, if it has places, memory of its domain's. */
+static bool helps(const struct host *h, uint32_t record, const struct space *space) {
+        const struct space *other = space_of(h, record);
+
+        return other == space || (other && other->domain == space->domain && places_left(space));
+}
+
+/* The coldest, of those that help that space if it is given. False: none was found. */
 static bool drop_coldest(struct host *h, const struct space *space) {
         uint32_t at = h->records ? h->coldest : 0;
 
         for (uint32_t i = 0; at && i < LOOKS; i++, at = h->records[at - 1].warmer)
-                if ((!space || space_of(h, at - 1) == space) && may_go(h, at - 1)) {
+                if ((!space || helps(h, at - 1, space)) && may_go(h, at - 1)) {
                         drop(h, at - 1);
                         return true;
                 }

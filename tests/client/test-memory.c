@@ -206,6 +206,24 @@ static int signal_of_writer(enum writer how) {
         return WTERMSIG(status);
 }
 
+/* More than a word has bits. */
+START_TEST(memory_of_many_segments_is_mapped) {
+        enum { SEGMENTS = 68, IN_ONE = (256 << 10) / BLOCK_BYTES };
+        struct kvd_pin pins[SEGMENTS - 1] = {0};
+
+        tear_down();
+        instance_start(&server, SETTINGS("daemon.pool=20M", "daemon.segment=256K"));
+        ours = client_open_with(0, SEGMENTS * IN_ONE);
+        other = client_open_with(0, SEGMENTS * IN_ONE);
+        for (uint32_t i = 0; i < SEGMENTS - 1; i++)
+                publish(&ours, 1 + i, IN_ONE, &pins[i]);
+        for (uint32_t i = 0; i < SEGMENTS - 1; i++)
+                ck_assert_uint_eq(found(&other, 1 + i, IN_ONE), IN_ONE);
+        for (uint32_t i = 0; i < SEGMENTS - 1; i++)
+                kvd_unpin(ours.space, &pins[i]);
+}
+END_TEST
+
 START_TEST(sealed_blocks_are_read_only) {
         struct kvd_pin pin = {0};
 
@@ -845,7 +863,7 @@ END_TEST
 
 SUITE("memory",
       FIXTURE(set_up, tear_down),
-      TESTS(memory_is_one_range, memory_follows_another_process),
+      TESTS(memory_is_one_range, memory_follows_another_process, memory_of_many_segments_is_mapped),
       LOOPS(N_WRITERS, sealed_blocks_are_read_only),
       TESTS(memory_is_mapped_twice, ids_ascend, what_is_reserved_is_there, reserve_is_a_floor,
             available_is_what_alloc_gives, available_counts_what_pins_hold,
