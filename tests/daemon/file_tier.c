@@ -204,7 +204,7 @@ void evict_all(void) {
 void write_chain(void) {
         make_chain(tokens);
         WAIT_UNTIL(tier().records == BLOCKS);
-        WAIT_UNTIL(tier().written_bytes >= BLOCKS * (uint64_t)BLOCK_BYTES);
+        WAIT_UNTIL(tier().written_bytes >= BLOCKS * (uint64_t)RECORD_BYTES);
 }
 
 bool is_erased(void) {

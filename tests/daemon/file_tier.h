@@ -11,6 +11,7 @@
 #define BLOCK_TOKENS 16u
 #define BLOCKS 24u /* of a chain: more than a run */
 #define BLOCK_BYTES 16384u
+#define RECORD_BYTES (BLOCK_BYTES + 4096) /* what is written of a block: its head, too */
 #define SEED 17u
 
 extern struct instance in;

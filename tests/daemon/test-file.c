@@ -277,7 +277,7 @@ START_TEST(a_file_full_of_long_chains_goes_on) {
                 }
                 ck_assert_int_ge(kvd_seal(space, &pin, n, blocks, chain, ARRAY_SIZE(chain)), 0);
                 kvd_unpin(space, &pin);
-                WAIT_UNTIL(tier().written_bytes >= written + LONG_BLOCKS * (uint64_t)BLOCK_BYTES);
+                WAIT_UNTIL(tier().written_bytes >= written + LONG_BLOCKS * (uint64_t)RECORD_BYTES);
         }
         ck_assert_uint_gt(tier().evicted, LONG_BLOCKS);
 }
@@ -398,7 +398,7 @@ START_TEST(a_full_file_goes_on) {
 
                 make_round(round, chain);
                 make_chain(chain);
-                WAIT_UNTIL(tier().written_bytes >= written + BLOCKS * (uint64_t)BLOCK_BYTES);
+                WAIT_UNTIL(tier().written_bytes >= written + BLOCKS * (uint64_t)RECORD_BYTES);
         }
         ck_assert_uint_gt(tier().evicted, 0);
         ck_assert_uint_le(tier().used, 16 << 20);

@@ -19,8 +19,6 @@
 #include "tests/daemon/file_tier.h"
 #include "tests/lib/suite.h"
 
-#define RECORD_BYTES (BLOCK_BYTES + 4096) /* what is written of a block: its head, too */
-
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static const char *settings_now[] = {"daemon.pool=16M", "daemon.segment=2M", "daemon.reserve=1M",
