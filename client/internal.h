@@ -353,6 +353,9 @@ struct kvd_sequence {
  */
 int sequence_ask(struct kvd_sequence *sequence, uint32_t number, const void *request, void *reply,
                  void (*take)(const void *reply, void *to), void *to);
+/* ... which is all of a call. */
+int sequence_call(struct kvd_sequence *sequence, uint32_t number, const void *request, void *reply,
+                  void (*take)(const void *reply, void *to), void *to);
 
 /* use.c */
 /* whatever was said of it before */

@@ -144,8 +144,7 @@ int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_b
                 refs[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
         }
         request.blocks = (struct kvd_slice){refs, n * (uint32_t)sizeof *refs};
-        deadline_begin();
-        return sequence_ask(s, KVD_MSG_critical, &request, NULL, NULL, NULL);
+        return sequence_call(s, KVD_MSG_critical, &request, NULL, NULL, NULL);
 }
 
 struct sharing {
@@ -172,10 +171,7 @@ int kvd_sequence_sharing(struct kvd_sequence *s, uint8_t *layer, uint8_t *head) 
                 .space = s->view->handle, .sequence = s->number, .op = 2};
         struct sharing sharing = {&s->space->geometry, layer, head, 0};
         struct kvd_msg_critical_reply reply;
-        int r;
-
-        deadline_begin();
-        r = sequence_ask(s, KVD_MSG_critical, &request, &reply, take_sharing, &sharing);
+        int r = sequence_call(s, KVD_MSG_critical, &request, &reply, take_sharing, &sharing);
 
         return r < 0 ? r : sharing.ready;
 }

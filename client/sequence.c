@@ -44,6 +44,12 @@ int sequence_ask(struct kvd_sequence *s, uint32_t number, const void *request, v
         return r;
 }
 
+int sequence_call(struct kvd_sequence *s, uint32_t number, const void *request, void *reply,
+                  void (*take)(const void *reply, void *to), void *to) {
+        deadline_begin();
+        return sequence_ask(s, number, request, reply, take, to);
+}
+
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static void free_memory(struct kvd_sequence *s) {

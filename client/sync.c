@@ -216,7 +216,6 @@ int kvd_sequence_sync(struct kvd_sequence *s) {
 
         if (r < 0)
                 return r;
-        deadline_begin();
         if (epoch_of(&s->view->ix->sync_epoch) == s->seen && !s->lost && view_is_current(s->view))
                 return 0;
         r = take_over(s, &changed, &pending);
@@ -303,8 +302,7 @@ int kvd_sequence_step(struct kvd_sequence *s, uint32_t first, uint32_t n) {
                                    s->n_tokens, n, first);
         if (!kvd_setting_on(s->view->ix->settings, KVD_memshare_on) && view_is_current(s->view))
                 return 0;
-        deadline_begin();
-        return sequence_ask(s, KVD_MSG_share, &request, NULL, NULL, NULL);
+        return sequence_call(s, KVD_MSG_share, &request, NULL, NULL, NULL);
 }
 
 static void take_cooling(const void *reply, void *to) {
@@ -319,9 +317,8 @@ int kvd_sequence_cool(struct kvd_sequence *s, uint32_t n, const uint32_t *slots,
         uint32_t cooling = 0;
         int r = check_slots(s, n, slots);
 
-        deadline_begin();
         if (r == 0)
-                r = sequence_ask(s, KVD_MSG_cool, &request, &reply, take_cooling, &cooling);
+                r = sequence_call(s, KVD_MSG_cool, &request, &reply, take_cooling, &cooling);
         return r < 0 ? r : (int)cooling;
 }
 
@@ -339,9 +336,8 @@ int kvd_sequence_revive(struct kvd_sequence *s, uint32_t n, const uint32_t *slot
         uint32_t coming = 0;
         int r = check_slots(s, n, slots);
 
-        deadline_begin();
         if (r == 0)
-                r = sequence_ask(s, KVD_MSG_revive, &request, &reply, take_revived, &coming);
+                r = sequence_call(s, KVD_MSG_revive, &request, &reply, take_revived, &coming);
         return r < 0 ? r : (int)coming;
 }
 
@@ -358,7 +354,6 @@ int kvd_sequence_compact(struct kvd_sequence *s, uint32_t first, uint32_t n, uin
         if (n == 0 || first > s->n || n > s->n - first)
                 return client_fail(-EINVAL, "the sequence has %u entries, not %u from %u on", s->n,
                                    n, first);
-        deadline_begin();
-        r = sequence_ask(s, KVD_MSG_compact, &request, &reply, take_packed, &entries);
+        r = sequence_call(s, KVD_MSG_compact, &request, &reply, take_packed, &entries);
         return r < 0 ? r : (int)entries;
 }

@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "client/deadline.h"
 #include "client/kvd.h"
 #include "client/kvd_attend.h"
 #include "client/kvd_cuda.h"
@@ -170,6 +171,43 @@ START_TEST(a_forked_child_is_refused_everywhere) {
 }
 END_TEST
 
+/* ---- time ------------------------------------------------------------------------------------ */
+
+/* What this thread did before took all the time that a call has. */
+START_TEST(each_call_has_time_of_its_own) {
+        uint32_t slot = 0, own_tokens[1] = {0};
+        uint8_t bytes[8];
+        struct held h;
+        int fd;
+
+        take_everything(&h);
+#define HAS_TIME(call) \
+        do { \
+                deadline_of_call = 1; \
+                ck_assert_int_ne((call), -ETIMEDOUT); \
+        } while (0)
+        HAS_TIME(kvd_reserve(space, 8));
+        HAS_TIME(kvd_available(space));
+        HAS_TIME(kvd_fetch(space, 0, 0, tokens, TOKENS, &fd));
+        HAS_TIME(kvd_lease(whole, tokens, TOKENS, 0));
+        HAS_TIME(kvd_lease_end(whole, tokens, TOKENS));
+        HAS_TIME(kvd_flush(space));
+        HAS_TIME(kvd_prefix_depth(space, 1, 1, 0));
+        HAS_TIME(kvd_space_set(space, "memshare", 1));
+        HAS_TIME(kvd_sequence_step(h.sequence, 0, 1));
+        HAS_TIME(kvd_sequence_sync(h.sequence));
+        HAS_TIME(kvd_sequence_cool(h.sequence, 1, &slot, KVD_COOL_VAGUE));
+        HAS_TIME(kvd_sequence_revive(h.sequence, 1, &slot, KVD_REVIVE_EXACT));
+        HAS_TIME(kvd_sequence_compact(h.sequence, 0, 1, 1));
+        HAS_TIME(kvd_sequence_critical(h.sequence, 1, &h.more, 1, 1, 1));
+        HAS_TIME(kvd_sequence_sharing(h.sequence, bytes, bytes));
+        HAS_TIME(kvd_sequence_borrow(h.sequence, &h.pin, 1, own_tokens, tokens));
+#undef HAS_TIME
+        memset(h.more.data, 1, kvd_block_bytes(&geometry));
+        give_everything_back(&h);
+}
+END_TEST
+
 /* ---- leases ---------------------------------------------------------------------------------- */
 
 static void *wait_for_the_lease(void *arg) {
@@ -268,6 +306,6 @@ END_TEST
 
 SUITE("calls",
       FIXTURE(set_up, tear_down),
-      TESTS(a_forked_child_is_refused_everywhere, a_lease_is_waited_for,
+      TESTS(a_forked_child_is_refused_everywhere, each_call_has_time_of_its_own, a_lease_is_waited_for,
             a_stock_that_grows_loses_nothing, sequences_that_cannot_be_had,
             a_prefix_that_is_not_there_is_not_borrowed))
