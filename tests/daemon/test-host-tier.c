@@ -202,14 +202,14 @@ static uint64_t memory_of(int fd) {
 START_TEST(a_deleted_space_leaves_nothing) {
         int fd;
 
-        start_with("daemon.host_tier=8M");
-        for (uint32_t i = 1; i <= 8; i++) {
+        start_with("daemon.host_tier=15M");
+        for (uint32_t i = 1; i <= 30; i++) {
                 make_chain(chain(i));
                 WAIT_UNTIL(has(i * (uint64_t)BLOCKS));
         }
         fd = open_copies();
-        WAIT_UNTIL(memory_of(fd) >= 3 << 20);
-        make_chain(chain(9)); /* some of it may be on its way */
+        WAIT_UNTIL(memory_of(fd) >= 11 << 20);
+        make_chain(chain(31)); /* some of it may be on its way */
         peer_ok(watcher, MSG(space_delete, .space = kvd_slice_of("s"), .force = 1));
         WAIT_UNTIL(tier_of(0).records == 0 && memory_of(fd) == 0);
         close(fd);
