@@ -361,14 +361,20 @@ static void count_bringing(struct walk *w, const struct bringing *b) {
                 w->audit->holds -= check_mixed(kvd_ref_id(b->last));
 }
 
-/* Places of copies that are on their way to or from what is below the pool. */
+static void count_carried(struct walk *w, uint32_t place) {
+        w->audit->places += check_mixed(place);
+        w->audit->n_places++;
+}
+
+/* Places of copies that are on their way to or from what is below the pool, or were. */
 static void count_carry(struct walk *w, const struct carry *c) {
-        for (uint32_t i = 0; c && c->space == w->space && i < c->n; i++) {
-                if (c->items[i].borrowed || c->items[i].place == KVD_NOWHERE)
-                        continue;
-                w->audit->places += check_mixed(c->items[i].place);
-                w->audit->n_places++;
-        }
+        if (!c || c->last != w->space)
+                return;
+        for (uint32_t i = 0; i < c->n; i++)
+                if (!c->items[i].borrowed && c->items[i].place != KVD_NOWHERE)
+                        count_carried(w, c->items[i].place);
+        for (uint32_t i = 0; i < c->n_spare; i++)
+                count_carried(w, c->spare[i]);
 }
 
 /* Blocks that the disk reads or fills, and those that fetched ones come behind. */

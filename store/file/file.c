@@ -543,6 +543,8 @@ static const struct store_disk_question *make_question(struct file *file, bool *
         file_begin_question(file, STORE_DISK_SCAN, NULL);
         file->asked = next(file, later);
         file->asked_ns = sys_now_ns();
+        if (!file->asked)
+                *later |= host_shrinks(file);
         return file->asked && !host_asks_first(file) ? &file->question : NULL;
 }
 

@@ -87,7 +87,7 @@ static void release(struct host *h, uint32_t record) {
 
         unlink_copy(h, record);
         if (space)
-                place_erase(space, r->place - 1);
+                carry_take_back(&h->carry, space, r->place - 1);
         r->place = 0;
         h->bytes -= bytes_of(h, record);
         h->n_copies--;
@@ -137,11 +137,20 @@ static bool drop_coldest(struct host *h, const struct space *space) {
 }
 
 bool host_has_room(struct file *file, const struct space *space) {
+        struct host *h = file->host;
+
+        while (!carry_has_room(&h->carry, space))
+                if (!drop_coldest(h, space))
+                        return false;
+        return true;
+}
+
+bool host_gives_way(struct file *file, const struct space *space) {
         struct host *h = file ? file->host : NULL;
 
-        while (!place_available(space))
-                if (!h || !drop_coldest(h, space))
-                        return false;
+        if (!h || !drop_coldest(h, space))
+                return false;
+        carry_shrink(&h->carry);
         return true;
 }
 
@@ -226,6 +235,10 @@ bool host_asks_then(struct file *file, const int32_t *errors, const uint64_t *ch
                 return carry_up_written(&h->carry, errors, checksums, n);
         written(h, errors, n);
         return false;
+}
+
+bool host_shrinks(struct file *file) {
+        return file->host && carry_shrink(&file->host->carry);
 }
 
 bool host_has_question(const struct file *file) {
@@ -397,7 +410,7 @@ void host_space_leaves(struct file *file, const struct space *space) {
                 return;
         if (file_space_of(space)->number >= 0)
                 h->spaces[file_space_of(space)->number] = NULL;
-        if (h->carry.space != space)
+        if (h->carry.last != space)
                 return;
         waits = host_has_question(file) || file->ready;
         carry_forget(&h->carry);

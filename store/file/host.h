@@ -24,8 +24,10 @@ struct host *host_free(struct host *host);
 void host_owns(struct file *file, int number, struct space *space); /* a namespace */
 void host_space_leaves(struct file *file, const struct space *space);
 
-/* Is there a place for the copy of one more block of a space, also where cold copies must go for it? file: may be NULL. */
+/* Is there a place for the copy of one more block of a space, also where cold copies must go for it? There is a host. */
 bool host_has_room(struct file *file, const struct space *space);
+/* A place for who carries blocks elsewhere: a cold copy goes for it. file: may be NULL. False: none does. */
+bool host_gives_way(struct file *file, const struct space *space);
 /* May the record be read by this question? Those with a copy here, and those without, do not go together. */
 bool host_takes(struct file *file, uint32_t record);
 void host_add(struct file *file, struct store_disk_item *item);
@@ -34,6 +36,8 @@ void host_add(struct file *file, struct store_disk_item *item);
 bool host_asks_first(struct file *file);
 bool host_asks_then(struct file *file, const int32_t *errors, const uint64_t *checksums, uint32_t n);
 bool host_has_question(const struct file *file);
+/* Nothing is to be asked: gives back a piece of what was used on the way. True: there is more. */
+bool host_shrinks(struct file *file);
 
 /* Of the record at that place, if it is the space's: of the exact copy; or KVD_NOWHERE. */
 uint32_t host_copy(const struct file *file, const struct space *space, uint32_t record);

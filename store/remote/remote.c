@@ -14,7 +14,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/tier.h"
 #include "store/account.h"
-#include "store/file/file.h"
+#include "store/file/host.h"
 #include "store/hooks.h"
 #include "store/remote/inside.h"
 
@@ -242,7 +242,12 @@ bool remote_question_is_full(const struct remote *remote) {
 
 /* A block goes through memory of the host, if the pool is a GPU's. */
 bool remote_has_room(const struct remote *remote) {
-        return !remote->carry || host_has_room(remote->store->file, remote->question.space);
+        const struct space *space = remote->question.space;
+
+        while (remote->carry && !carry_has_room(remote->carry, space))
+                if (!host_gives_way(remote->store->file, space))
+                        return false;
+        return true;
 }
 
 void remote_question_add(struct remote *remote, const struct store_remote_item *item) {
@@ -260,6 +265,8 @@ void remote_question_add(struct remote *remote, const struct store_remote_item *
 static const struct store_remote_question *make_question(struct remote *remote, bool *later) {
         remote->asked = pull_next(remote, later) || push_next(remote, later);
         remote->asked_ns = sys_now_ns();
+        if (!remote->asked && remote->carry)
+                *later |= carry_shrink(remote->carry);
         if (remote->asked && remote->carry && remote->question.what == STORE_REMOTE_PUT)
                 carry_down(remote->carry);
         else if (remote->asked)
@@ -390,7 +397,7 @@ static void space_leaves(struct space *space) {
         pulls_end(remote, space, NULL);
         if (remote->question.space == space)
                 remote->question.space = NULL;
-        if (!remote->carry || remote->carry->space != space)
+        if (!remote->carry || remote->carry->last != space)
                 return;
         waits = remote->ready || carry_is_under_way(remote->carry);
         carry_forget(remote->carry);

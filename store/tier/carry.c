@@ -10,6 +10,7 @@
 #include <errno.h>
 
 #include "store/cache/memory.h"
+#include "store/disk.h"
 #include "store/job.h"
 #include "store/tier/tier.h"
 
@@ -118,13 +119,40 @@ bool carry_is_under_way(const struct carry *c) {
 
 /* ---- places ---------------------------------------------------------------------------------- */
 
+#define PIECE_BYTES (UINT64_C(2) << 20) /* given back at once */
+
+bool carry_shrink(struct carry *c) {
+        uint64_t bytes = c->last ? c->last->ix->block_bytes : 0;
+        uint32_t n = c->n_spare ? (uint32_t)MIN(c->n_spare, DIV_UP(PIECE_BYTES, bytes)) : 0;
+
+        while (n--)
+                place_erase(c->last, c->spare[--c->n_spare]);
+        return c->n_spare;
+}
+
+void carry_take_back(struct carry *c, struct space *space, uint32_t place) {
+        uint64_t most = MIN(MAX(STORE_CARRY_BYTES / space->ix->block_bytes, 1), CARRY_MOST);
+
+        space_changes(space);
+        if (space == c->last && c->n_spare < most)
+                c->spare[c->n_spare++] = place;
+        else
+                place_erase(space, place);
+}
+
 void carry_begin(struct carry *c, struct space *space) {
-        c->space = space;
+        while (c->last != space && carry_shrink(c))
+                ;
+        c->space = c->last = space;
         c->n = 0;
 }
 
+bool carry_has_room(const struct carry *c, const struct space *space) {
+        return (c->last == space && c->n_spare) || place_available(space);
+}
+
 void carry_add(struct carry *c, kvd_ref block) {
-        uint32_t place = place_take(c->space);
+        uint32_t place = c->n_spare ? c->spare[--c->n_spare] : place_take(c->space);
 
         c->items[c->n++] = (struct carry_item){
                 .block = block, .place = place, .error = place == KVD_NOWHERE ? -ENOSPC : 0};
@@ -160,21 +188,22 @@ uint32_t carry_give(struct carry *c, uint32_t item) {
         uint32_t place = c->items[item].place;
 
         c->items[item].place = KVD_NOWHERE;
+        space_changes(c->space);
         return place;
 }
 
 void carry_end(struct carry *c) {
         for (uint32_t i = 0; c->space && i < c->n; i++)
                 if (!c->items[i].borrowed && c->items[i].place != KVD_NOWHERE)
-                        place_erase(c->space, c->items[i].place);
+                        carry_take_back(c, c->space, c->items[i].place);
         c->space = NULL;
         c->n = 0;
 }
 
 void carry_forget(struct carry *c) {
         job_withdraw(&c->ticket);
-        c->space = NULL;
-        c->n = 0;
+        c->space = c->last = NULL;
+        c->n = c->n_spare = 0;
 }
 
 uint64_t carry_changes(const struct carry *c, const struct space *space) {

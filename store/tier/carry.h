@@ -9,7 +9,8 @@
  *      carry_begin ──► carry_add ──┬─► carry_down ──► done ──► what is below reads the copies ─┬─► carry_end
  *                                  └─► what is below writes them ──► carry_up ──► done ────────┘
  *
- * Places that were taken are given back at the end, unless somebody has taken them over (carry_give).
+ * Places that were taken and that nobody has taken over (carry_give) are kept for what is carried next of the same
+ * space: their memory need be neither given back nor made. That is done a piece at a time (carry_shrink).
  */
 
 #include "store/cache/cache.h"
@@ -29,12 +30,15 @@ struct carry {
         void (*done)(struct carry *carry, bool failed); /* failed: by the worker's fault */
         struct ticket ticket;
         struct space *space;    /* NULL: it is empty */
-        uint32_t n;
+        uint32_t n, n_spare;
         struct carry_item items[CARRY_MOST];
+        struct space *last;     /* whose the spare places are; NULL: there are none */
+        uint32_t spare[CARRY_MOST]; /* n_spare of them: places with memory, and nobody's copy */
 };
 
 void carry_begin(struct carry *carry, struct space *space);
-/* To a new place, which place_available promised. */
+/* Is there a place for one more block of a space? */
+bool carry_has_room(const struct carry *carry, const struct space *space);
 void carry_add(struct carry *carry, kvd_ref block);
 /* One that has a copy, which stays. */
 void carry_add_copy(struct carry *carry, kvd_ref block, uint32_t place, uint64_t checksum);
@@ -56,7 +60,11 @@ int carry_memory(const struct carry *carry, uint32_t item, struct space *space, 
                  uint64_t *offset);
 /* The place is the caller's from now on. */
 uint32_t carry_give(struct carry *carry, uint32_t item);
+/* One that is nobody's any more. */
+void carry_take_back(struct carry *carry, struct space *space, uint32_t place);
 void carry_end(struct carry *carry);
+/* Gives back a piece of what is spare. True: there is more. */
+bool carry_shrink(struct carry *carry);
 /* The space goes, and all places with it. */
 void carry_forget(struct carry *carry);
 
