@@ -299,23 +299,7 @@ START_TEST(deleted_is_deleted) {
 END_TEST
 
 static pid_t disk_process(void) {
-        char path[64], name[32];
-
-        for (pid_t pid = in.pid + 1; pid < in.pid + 500; pid++) {
-                FILE *f;
-                int parent = 0;
-
-                snprintf(path, sizeof path, "/proc/%d/stat", pid);
-                f = fopen(path, "re");
-                if (f && fscanf(f, "%*d (%31[^)]) %*c %d", name, &parent) == 2 &&
-                    parent == in.pid && strcmp(name, "kvd-disk") == 0) {
-                        fclose(f);
-                        return pid;
-                }
-                if (f)
-                        fclose(f);
-        }
-        return 0;
+        return child_of(in.pid, "kvd-disk");
 }
 
 /* What was being written is not there, and said not to be. */
@@ -326,8 +310,7 @@ START_TEST(the_disk_dies_during_evict_to_file) {
         depth = "daemon.file_depth=1000000000";
         restart(false);
         make_chain(tokens);
-        pid = disk_process();
-        ck_assert_int_gt(pid, 0);
+        WAIT_UNTIL((pid = disk_process()) > 0);
         ck_assert_int_eq(kill(pid, SIGSTOP), 0);
         ck_assert_uint_eq(to_file(1).evict_reply.more, 1);
         usleep(20000);
@@ -446,8 +429,7 @@ START_TEST(a_file_that_cannot_be_used_costs_nothing) {
         instance_again(&in, settings());
         watcher = peer_attach(in.socket);
         WAIT_UNTIL(tier_is("off"));
-        pid = disk_process();
-        ck_assert_int_gt(pid, 0);
+        WAIT_UNTIL((pid = disk_process()) > 0);
         before = sleeps_of(pid);
         usleep(200000); /* in which it did so thousands of times */
         ck_assert_uint_le(sleeps_of(pid), before + 2);

@@ -674,31 +674,6 @@ START_TEST(a_space_has_one_segment_from_the_exporter) {
 }
 END_TEST
 
-static pid_t child_called(const char *name) {
-        char path[64], text[64];
-        int pid;
-        FILE *f;
-
-        snprintf(path, sizeof path, "/proc/%d/task/%d/children", in.pid, in.pid);
-        f = fopen(path, "r");
-        while (f && fscanf(f, "%d", &pid) == 1) {
-                FILE *comm;
-
-                snprintf(path, sizeof path, "/proc/%d/comm", pid);
-                comm = fopen(path, "r");
-                if (comm && fscanf(comm, "%63s", text) == 1 && strcmp(text, name) == 0) {
-                        fclose(comm);
-                        fclose(f);
-                        return pid;
-                }
-                if (comm)
-                        fclose(comm);
-        }
-        if (f)
-                fclose(f);
-        return 0;
-}
-
 /* What clients have mapped stays theirs; they begin anew in memory of the next one. */
 START_TEST(an_exporter_that_dies_takes_the_spaces_with_it) {
         struct user *a, *again;
@@ -707,7 +682,7 @@ START_TEST(an_exporter_that_dies_takes_the_spaces_with_it) {
         instance_start(&in, by_handle);
         a = user_open("a");
         ck_assert_uint_eq(take(a, POOL_BLOCKS, 0x5a), POOL_BLOCKS / 8);
-        exporter = child_called("kvd-exporter");
+        exporter = child_of(in.pid, "kvd-exporter");
         ck_assert_int_gt(exporter, 0);
         ck_assert_int_eq(kill(exporter, SIGKILL), 0);
         WAIT_UNTIL(atomic_load(&a->ix->alive) == 0);
@@ -716,7 +691,7 @@ START_TEST(an_exporter_that_dies_takes_the_spaces_with_it) {
                 ck_assert_int_eq(block(a, a->refs[i])[i], 0x5a);
         again = user_open("a");
         WAIT_UNTIL(take(again, POOL_BLOCKS, 0x5b) > 0);
-        ck_assert_int_ne(child_called("kvd-exporter"), exporter);
+        ck_assert_int_ne(child_of(in.pid, "kvd-exporter"), exporter);
         check(again, "a");
         user_close(again);
         peer_close(a->peer);

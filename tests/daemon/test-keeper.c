@@ -348,17 +348,7 @@ END_TEST
 
 /* The keeper's child; 0: none just now. */
 static pid_t kept(void) {
-        char path[64];
-        pid_t pid = 0;
-        FILE *f;
-
-        snprintf(path, sizeof path, "/proc/%d/task/%d/children", in.pid, in.pid);
-        f = fopen(path, "re");
-        ck_assert_ptr_nonnull(f);
-        if (fscanf(f, "%d", &pid) != 1)
-                pid = 0;
-        fclose(f);
-        return pid;
+        return child_of(in.pid, NULL);
 }
 
 static pid_t wait_for_another(pid_t old) {

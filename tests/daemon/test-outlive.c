@@ -59,15 +59,9 @@ static void tear_down(void) {
 
 /* kvd dies, and the next one serves. */
 static void kill_kvd(void) {
-        char path[64];
-        int pid = 0;
-        FILE *f;
+        pid_t pid = child_of(in.pid, NULL);
 
-        snprintf(path, sizeof path, "/proc/%d/task/%d/children", in.pid, in.pid);
-        f = fopen(path, "re");
-        ck_assert_ptr_nonnull(f);
-        ck_assert_int_eq(fscanf(f, "%d", &pid), 1);
-        fclose(f);
+        ck_assert_int_gt(pid, 0);
         kill(pid, SIGKILL);
         WAIT_UNTIL(kill(pid, 0) < 0);
 }

@@ -462,17 +462,7 @@ static void forget_password(void) {
 
 /* The process that has the connections; 0: there is none. */
 static pid_t remote_process(const struct machine *m) {
-        char command[64];
-        int pid = 0;
-        FILE *f;
-
-        snprintf(command, sizeof command, "pgrep -P %d kvd-remote", m->in.pid);
-        f = popen(command, "re");
-        ck_assert_ptr_nonnull(f);
-        if (fscanf(f, "%d", &pid) != 1)
-                pid = 0;
-        pclose(f);
-        return pid;
+        return child_of(m->in.pid, "kvd-remote");
 }
 
 /* The next one is told the password, too. */

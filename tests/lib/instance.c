@@ -114,6 +114,35 @@ void instance_run(struct instance *in, const char *const *arguments, bool ready)
         close(ends[0]);
 }
 
+static bool is_called(pid_t pid, const char *name) {
+        char path[64], text[64] = "";
+        FILE *f;
+
+        snprintf(path, sizeof path, "/proc/%d/comm", pid);
+        f = fopen(path, "re");
+        if (!f)
+                return false;
+        if (fscanf(f, "%63[^\n]", text) != 1)
+                text[0] = 0;
+        fclose(f);
+        return !name || strcmp(text, name) == 0;
+}
+
+pid_t child_of(pid_t parent, const char *name) {
+        char path[64];
+        int pid, found = 0;
+        FILE *f;
+
+        snprintf(path, sizeof path, "/proc/%d/task/%d/children", parent, parent);
+        f = fopen(path, "re");
+        while (f && !found && fscanf(f, "%d", &pid) == 1)
+                if (is_called(pid, name))
+                        found = pid;
+        if (f)
+                fclose(f);
+        return found;
+}
+
 bool instance_on_gpu(void) {
         const char *backend = getenv("KVD_TEST_BACKEND");
 

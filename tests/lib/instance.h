@@ -51,6 +51,9 @@ void instance_run(struct instance *in, const char *const *arguments, bool ready)
 /* it tells this descriptor from now on how it is: to be called before its start */
 int instance_notified(struct instance *in);
 const char *next_state(int fd); /* what it says next there, but for WATCHDOG=1; until the next call */
+/* A child of a process, by its name, or any if name is NULL; 0: there is none at the moment. */
+pid_t child_of(pid_t parent, const char *name);
+
 bool instance_on_gpu(void); /* $KVD_TEST_BACKEND names another backend than host memory */
 /* How often this process has called it: the stand-in driver's log ($FAKECUDA_LOG) has a line for each. */
 uint32_t driver_calls(const char *function);

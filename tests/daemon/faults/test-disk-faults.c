@@ -356,15 +356,10 @@ static void hang(struct fault_state *s, enum fault_call call, uint32_t nth, bool
 
 /* The disk process, as the only child that the daemon has. */
 static pid_t disk_of(const struct run *r) {
-        char path[64];
-        int pid = 0;
-        FILE *f;
+        pid_t pid = child_of(r->d.in.pid, NULL);
 
-        snprintf(path, sizeof path, "/proc/%d/task/%d/children", r->d.in.pid, r->d.in.pid);
-        f = fopen(path, "re");
-        if (!f || fscanf(f, "%d", &pid) != 1)
-                die("%s: no child", path);
-        fclose(f);
+        if (!pid)
+                die("the daemon has no child");
         return pid;
 }
 

@@ -197,17 +197,7 @@ static const struct operation {
 
 /* The keeper's child; 0: there is none at the moment. */
 static pid_t kvd_pid(void) {
-        char path[64];
-        int pid = 0;
-        FILE *f;
-
-        snprintf(path, sizeof path, "/proc/%d/task/%d/children", t.daemon.pid, t.daemon.pid);
-        f = fopen(path, "re");
-        if (!f || fscanf(f, "%d", &pid) != 1)
-                pid = 0;
-        if (f)
-                fclose(f);
-        return pid;
+        return child_of(t.daemon.pid, NULL);
 }
 
 static void arm(pid_t pid, uint32_t nth) {
