@@ -42,7 +42,8 @@ static struct redis servers[REDIS_CLUSTER];
 static uint32_t n_servers;
 static char key_file[MACHINES][64]; /* "": without */
 static char password_file[64];      /* "": without */
-static const char *more = "daemon.remote_depth=0";
+static const char *more = "daemon.remote_depth=0", *host_tier = "daemon.host_tier=0";
+static uint32_t remote_tier; /* its number: copies of the host come before it */
 static uint32_t tokens[BLOCKS * BLOCK_TOKENS];
 static const struct kvd_geometry geometry = {.layers = 1,
                                              .kv_heads = 2,
@@ -54,7 +55,7 @@ static const struct kvd_geometry geometry = {.layers = 1,
 /* ---- machines -------------------------------------------------------------------------------- */
 
 static struct kvd_msg_tier_info_reply tier(struct machine *m) {
-        return peer_ok(m->watcher, MSG(tier_info)).tier_info_reply;
+        return peer_ok(m->watcher, MSG(tier_info, .tier = remote_tier)).tier_info_reply;
 }
 
 static bool tier_is(struct machine *m, const char *state) {
@@ -75,7 +76,8 @@ static void start_machine(struct machine *m, const char *state) {
         snprintf(remote, sizeof remote, "daemon.remote=redis://127.0.0.1:%u", servers[0].port);
         snprintf(key, sizeof key, "daemon.remote_key=%s", key_file[number]);
         snprintf(password, sizeof password, "daemon.remote_password=%s", password_file);
-        instance_start(&m->in, SETTINGS("daemon.pool=4M", "daemon.segment=1M", remote, key, password, more));
+        instance_start(&m->in, SETTINGS("daemon.pool=4M", "daemon.segment=1M", remote, key, password, more,
+                                        host_tier, "daemon.host_tier_depth=0"));
         m->watcher = peer_attach(m->in.socket);
         WAIT_UNTIL(tier_is(m, state));
         ck_assert_msg(kvd_open(m->in.socket, &m->handle) == 0, "%s", kvd_error());
@@ -106,6 +108,12 @@ static void start_all(void) {
         start_a_server();
         for (uint32_t i = 0; i < MACHINES; i++)
                 start_machine(&machines[i], "on");
+}
+
+static void start_with_host_tier(void) {
+        remote_tier = 1;
+        host_tier = "daemon.host_tier=4M";
+        start_all();
 }
 
 static void start_a_cluster(void) {
@@ -683,12 +691,31 @@ START_TEST(another_key_finds_nothing) {
 }
 END_TEST
 
+/* What memory of the host has comes from there, and nobody asks the servers. */
+START_TEST(the_nearer_tier_answers) {
+        struct kvd_msg_tier_info_reply host;
+
+        write_chain(&machines[0]);
+        WAIT_UNTIL(peer_ok(machines[0].watcher, MSG(tier_info)).tier_info_reply.written_bytes >=
+                   BLOCKS * (uint64_t)(BLOCK_BYTES + 4096));
+        evict_all(&machines[0]);
+        ck_assert(fetch(&machines[0]));
+        ck_assert_uint_eq(resident(&machines[0], tokens), BLOCKS);
+        host = peer_ok(machines[0].watcher, MSG(tier_info)).tier_info_reply;
+        ck_assert(kvd_slice_is(host.name, "host"));
+        ck_assert_uint_eq(host.hits, BLOCKS);
+        ck_assert_uint_eq(tier(&machines[0]).hits, 0);
+}
+END_TEST
+
 SUITE("remote", SKIP_IF(!redis_is_there()), FIXTURE(start_all, stop_all),
       TESTS(the_second_machine_starts_warm, evicted_blocks_come_back,
             what_is_there_is_not_sent_again, others_are_not_there,
             spaces_are_what_their_fingerprint_says, a_server_that_hangs_costs_one_fetch,
             a_server_that_forgot_is_told_again),
       LOOPS(9, lies_are_misses),
+      WHEN(instance_on_gpu(), CASE("host tier"), FIXTURE(start_with_host_tier, stop_all),
+           TESTS(the_nearer_tier_answers, the_second_machine_starts_warm)),
       WHEN(!instance_on_gpu(), /* there it is the way of the blocks that is another one */
            CASE("cluster"), FIXTURE(start_on_cluster, stop_all),
            TESTS(a_cluster_is_one, one_of_a_cluster_dies, a_slot_moves),
