@@ -21,11 +21,11 @@
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static const char *settings_now[] = {"daemon.pool=16M", "daemon.segment=2M", "daemon.reserve=1M",
-                                     "daemon.host_tier_depth=0", "daemon.host_tier=8M", NULL};
+static const char *settings_now[] = {"daemon.pool=16M", "daemon.segment=2M", "daemon.host_tier_depth=0",
+                                     "daemon.host_tier=8M", NULL};
 
 static void start_with(const char *host_tier) {
-        settings_now[4] = host_tier;
+        settings_now[3] = host_tier;
         instance_start(&in, settings_now);
         watcher = peer_attach(in.socket);
         connect_to_it();
@@ -45,8 +45,8 @@ static void start_with_file(const char *host_tier) {
         snprintf(file, sizeof file, "/var/tmp/kvd-test-host-%d", getpid());
         snprintf(path, sizeof path, "daemon.file=%s", file);
         unlink(file);
-        instance_start(&in, SETTINGS("daemon.pool=16M", "daemon.segment=2M", "daemon.reserve=1M", path,
-                                     "daemon.file_size=16M", "daemon.file_depth=0", host_tier));
+        instance_start(&in, SETTINGS("daemon.pool=16M", "daemon.segment=2M", path, "daemon.file_size=16M",
+                                     "daemon.file_depth=0", host_tier));
         watcher = peer_attach(in.socket);
         connect_to_it();
 }

@@ -178,8 +178,11 @@ static void start(struct instance *in, bool public, const char *const *settings)
                 arguments[n++] = "--user";
                 arguments[n++] = "root";
         }
-        if (instance_on_gpu())
+        if (instance_on_gpu()) { /* the stand-in makes what is to stay free, to see whether it is there */
                 arguments[11] = getenv("KVD_TEST_BACKEND");
+                arguments[n++] = "--set";
+                arguments[n++] = "daemon.reserve=1M";
+        }
         for (; settings && *settings && n < MAX_ARGUMENTS - 5; settings++) {
                 arguments[n++] = "--set";
                 arguments[n++] = *settings;
