@@ -38,9 +38,12 @@ static uint32_t take_place(struct file *file, const struct space *space, uint32_
 
         if (parent)
                 parent->busy++;
-        place = catalog_take(&file->catalog, file_slot_bytes(space->ix->block_bytes), number,
-                             most_of(file, space),
-                             is_wanted(space) ? file_space_of(space)->since_ns : UINT64_MAX);
+        place = file->host && !host_has_room(file, space) ?
+                        CATALOG_NOWHERE :
+                        catalog_take(&file->catalog, file_slot_bytes(space->ix->block_bytes),
+                                     number, most_of(file, space),
+                                     is_wanted(space) ? file_space_of(space)->since_ns :
+                                                        UINT64_MAX);
         if (parent)
                 parent->busy--;
         return place;
@@ -76,8 +79,7 @@ static bool plan(struct file *file, struct space *space, uint32_t id) {
                 file_note_record(space, id, place, file->catalog.entries[place].sequence);
                 return true;
         }
-        place = !file->host || host_has_room(file, space) ? take_place(file, space, up, number) :
-                                                            CATALOG_NOWHERE;
+        place = take_place(file, space, up, number);
         if (place == CATALOG_NOWHERE) {
                 file_space_of(space)->left++;
                 return false;

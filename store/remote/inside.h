@@ -83,5 +83,6 @@ bool pull_next(struct remote *remote, bool *later);
 void pull_found(struct remote *remote, const struct kvd_key *names, uint32_t n);
 void pull_done(struct remote *remote, const int32_t *errors, uint32_t n);
 void pulls_end(struct remote *remote, const struct space *space, const struct attachment *a);
+void pulls_end_all(struct remote *remote, bool wait);
 
 #endif

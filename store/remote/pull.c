@@ -39,6 +39,21 @@ void pulls_end(struct remote *remote, const struct space *space, const struct at
         }
 }
 
+/* wait: but the one whose answer is awaited: that is told, and ends with it. */
+void pulls_end_all(struct remote *remote, bool wait) {
+        for (uint32_t i = 0; i < PULLS; i++) {
+                struct pull *p = &remote->all_pulls[i];
+
+                if (!p->to.space)
+                        continue;
+                p->to.attachment = NULL;
+                if (wait && p == remote->pulling)
+                        bring_tell(&p->to);
+                else
+                        pull_end(remote, p);
+        }
+}
+
 /* ---- its beginning --------------------------------------------------------------------------- */
 
 static struct pull *unused_pull(struct remote *remote) {

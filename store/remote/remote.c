@@ -90,19 +90,13 @@ static void look_at_all(struct remote *remote) {
         }
 }
 
-static void end_all_pulls(struct remote *remote) {
-        while (remote->pulls.first)
-                pulls_end(remote, kvd_list_first(&remote->pulls, struct pull, to.waiting)->to.space,
-                          NULL);
-}
-
 static void store_ends(struct store *store) {
         struct remote *remote = STEAL(store->remote);
 
         if (!remote)
                 return;
         if (remote->all_pulls)
-                end_all_pulls(remote);
+                pulls_end_all(remote, false);
         if (remote->carry)
                 carry_forget(remote->carry);
         free(remote->carry);
@@ -122,7 +116,7 @@ void store_remote_servers(struct store *store, uint32_t servers, uint32_t away, 
         snprintf(remote->info.why, sizeof remote->info.why, "%s", away ? why : "");
         tell_all(remote);
         if (remote->state == STORE_REMOTE_AWAY) {
-                end_all_pulls(remote);
+                pulls_end_all(remote, remote->asked);
         } else if (fewer) {
                 remote->epoch++;
                 look_at_all(remote);

@@ -691,6 +691,30 @@ START_TEST(another_key_finds_nothing) {
 }
 END_TEST
 
+/* What they have given is at a worker when they are found to be away: its blocks stayed held for ever. */
+START_TEST(servers_go_while_a_worker_has_what_came) {
+        pid_t worker = child_of(machines[1].in.pid, "kvd-worker");
+        struct pollfd p = {.events = POLLIN};
+
+        write_chain(&machines[0]);
+        ck_assert_int_gt(worker, 0);
+        ck_assert_int_eq(kill(worker, SIGSTOP), 0);
+        ck_assert_int_ge(kvd_fetch(machines[1].space, 0, 0, tokens, BLOCKS * BLOCK_TOKENS, &p.fd), 0);
+        WAIT_UNTIL(redis_calls(&servers[0], "get") >= BLOCKS);
+        usleep(100000); /* and was heard, perhaps */
+        ck_assert_int_eq(kill(servers[0].pid, SIGSTOP), 0);
+        WAIT_UNTIL(tier_is(&machines[1], "away"));
+        ck_assert_int_eq(poll(&p, 1, PATIENCE_MS), 1);
+        close(p.fd);
+        ck_assert_int_eq(kill(worker, SIGCONT), 0);
+        WAIT_UNTIL(tier(&machines[1]).queue == 0);
+        ck_assert_int_eq(kill(servers[0].pid, SIGCONT), 0);
+        WAIT_UNTIL(tier_is(&machines[1], "on"));
+        fetch(&machines[1]);
+        ck_assert_uint_eq(resident(&machines[1], tokens), BLOCKS);
+}
+END_TEST
+
 /* What memory of the host has comes from there, and nobody asks the servers. */
 START_TEST(the_nearer_tier_answers) {
         struct kvd_msg_tier_info_reply host;
@@ -714,7 +738,8 @@ SUITE("remote", SKIP_IF(!redis_is_there()), FIXTURE(start_all, stop_all),
             spaces_are_what_their_fingerprint_says, a_server_that_hangs_costs_one_fetch,
             a_server_that_forgot_is_told_again),
       LOOPS(9, lies_are_misses),
-      WHEN(instance_on_gpu(), CASE("host tier"), FIXTURE(start_with_host_tier, stop_all),
+      WHEN(instance_on_gpu(), TESTS(servers_go_while_a_worker_has_what_came),
+           CASE("host tier"), FIXTURE(start_with_host_tier, stop_all),
            TESTS(the_nearer_tier_answers, the_second_machine_starts_warm)),
       WHEN(!instance_on_gpu(), /* there it is the way of the blocks that is another one */
            CASE("cluster"), FIXTURE(start_on_cluster, stop_all),
