@@ -37,8 +37,7 @@ static int map_pins(struct view *view, int fd) {
         if (r < 0)
                 return r;
         view->page = at;
-        view->pins = (shm_u32 *)((uint8_t *)at + KVD_PINS_OFF);
-        view->touch = (shm_u32 *)((uint8_t *)at + kvd_touch_off(capacity));
+        view->words = (struct kvd_pin_words *)((uint8_t *)at + KVD_PINS_OFF);
         latency_prepare();
         view->asked = (shm_u64 *)((uint8_t *)at + kvd_asked_off(capacity));
         return 0;

@@ -11,12 +11,10 @@
 #include "ipc/base/key.h"
 #include "ipc/base/util.h"
 
-#define MOST_BLOCKS 512u /* of one kvd_fetch */
-
 /* The handle of the record behind that one with these tokens; 0: there is none. */
 static uint64_t record_behind(const struct kvd_index *ix, const struct lookup_end *e,
-                              uint64_t handle, const uint32_t *tokens) {
-        uint64_t hint = kvd_hint(handle, e->group, e->root, tokens, ix->geometry.block_tokens);
+                              uint64_t handle, const uint32_t *tokens, uint32_t n) {
+        uint64_t hint = kvd_hint(handle, e->group, e->root, tokens, n);
         uint64_t wanted = kvd_hint_slot(hint, 0);
 
         for (uint32_t i = 0; i < KVD_BUCKETS * KVD_BUCKET_SLOTS; i++) {
@@ -40,8 +38,8 @@ static uint32_t in_the_file(const struct kvd_index *ix, const struct lookup_end 
                 if (!handle)
                         return 0;
         }
-        while (n < MOST_BLOCKS && (n + 1) * bt <= e->n_tokens) {
-                handle = record_behind(ix, e, handle, e->tokens + n * bt);
+        while (n < KVD_FETCH_BLOCKS && (n + 1) * bt <= e->n_tokens) {
+                handle = record_behind(ix, e, handle, e->tokens + n * bt, bt);
                 if (!handle)
                         break;
                 n++;
@@ -49,11 +47,39 @@ static uint32_t in_the_file(const struct kvd_index *ix, const struct lookup_end 
         return n * bt;
 }
 
-uint32_t lookup_below(const struct kvd_index *ix, const struct lookup_end *e) {
-        uint32_t tiers = atomic_load_explicit(&ix->below, memory_order_relaxed);
-        uint32_t n = tiers & KVD_BELOW_FILE ? in_the_file(ix, e) : 0;
-        bool asks = tiers & (KVD_BELOW_UNTOLD | KVD_BELOW_SERVERS) &&
-                    e->n_tokens >= ix->geometry.block_tokens;
+/* A bidirectional prefix, of which nothing was found: all of it, or nothing. */
+static uint32_t whole_in_the_file(const struct kvd_index *ix, const struct lookup_end *e) {
+        struct lookup_end of = *e;
+        uint32_t bt = ix->geometry.block_tokens;
+        uint64_t handle = 0;
 
+        if (!ix->hint_slots)
+                return 0;
+        of.root = kvd_hint_root(e->tokens, e->n_tokens);
+        for (uint32_t at = 0; at < e->n_tokens; at += bt) {
+                handle = record_behind(ix, &of, handle, e->tokens + at, MIN(bt, e->n_tokens - at));
+                if (!handle)
+                        return 0;
+        }
+        return e->n_tokens;
+}
+
+static bool can_come(const struct kvd_index *ix, const struct lookup_end *e) {
+        uint32_t bt = ix->geometry.block_tokens;
+
+        if (ix->kind != KVD_BIDIRECTIONAL)
+                return e->n_tokens >= bt;
+        return e->leaf == KVD_ROOT && e->n_tokens && e->n_tokens <= KVD_FETCH_TOKENS &&
+               DIV_UP(e->n_tokens, bt) <= KVD_FETCH_BLOCKS;
+}
+
+uint32_t lookup_below(const struct kvd_index *ix, const struct lookup_end *e) {
+        uint32_t tiers = atomic_load_explicit(&ix->below, memory_order_relaxed), n = 0;
+        bool asks = tiers & (KVD_BELOW_UNTOLD | KVD_BELOW_SERVERS);
+
+        if (!can_come(ix, e))
+                return 0;
+        if (tiers & KVD_BELOW_FILE)
+                n = (ix->kind == KVD_BIDIRECTIONAL ? whole_in_the_file : in_the_file)(ix, e);
         return !n && asks ? KVD_BELOW_UNKNOWN : n;
 }

@@ -39,8 +39,11 @@ int64_t kvd_fetch(struct kvd_space *space, uint32_t group, uint64_t salt, const 
         *fd = -1;
         if (space_check(space) < 0)
                 return -ECHILD;
-        if (space->options.kind == KVD_BIDIRECTIONAL)
-                return client_fail(-EINVAL, "there is no file tier for bidirectional spaces");
+        if (space->options.kind == KVD_BIDIRECTIONAL && salt)
+                return client_fail(-EINVAL, "salts are for causal spaces: a bidirectional prefix is "
+                                            "found by all of its tokens");
+        if (space->options.kind == KVD_BIDIRECTIONAL && n < n_tokens)
+                return kvd_match(space, group, tokens, n_tokens); /* none that long is below */
         r = handle_lock(space->handle);
         if (r < 0)
                 return r;

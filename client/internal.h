@@ -92,7 +92,7 @@ struct view {
         struct kvd_space *space;
         const struct kvd_index *ix;  /* owned mapping, read-only */
         struct kvd_pinpage *page;    /* owned mapping */
-        shm_u32 *pins, *touch;       /* inside page */
+        struct kvd_pin_words *words; /* inside page */
         shm_u64 *asked;              /* ... see asked.c */
         /* owned reservation: segment i at i * segment_bytes; on a GPU: its addresses */
         uint8_t *base;
@@ -118,7 +118,7 @@ struct view {
         uint64_t writable[KVD_MAX_SEGMENTS / 64];
         /* read by lookups that meet a hole (GPU pools have some) */
         _Atomic uint64_t mapped[KVD_MAX_SEGMENTS / 64];
-        /* host spaces: what kvd_index_memory said when the memfd that is mapped was asked for */
+        /* what kvd_index_memory said when the memory that is mapped was asked for, or given */
         _Atomic uint32_t memory[KVD_MAX_SEGMENTS];
 
         struct magazine magazine;
@@ -325,7 +325,7 @@ int64_t lookup_whole(struct kvd_space *space, const uint32_t *tokens, uint32_t n
 /* true: it is sealed in this incarnation, and pinned */
 bool pin_block(struct view *view, kvd_ref ref);
 static inline void unpin_block(struct view *view, uint32_t id) {
-        atomic_fetch_sub_explicit(&view->pins[id], 1, memory_order_release);
+        atomic_fetch_sub_explicit(&view->words[id].pins, 1, memory_order_release);
 }
 
 /* sequence.c */

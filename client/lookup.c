@@ -42,7 +42,7 @@
 /* How far the search has come. */
 struct search {
         const struct kvd_index *ix;
-        const shm_u32 *pins;  /* to be prefetched; NULL: nothing will be pinned */
+        const struct kvd_pin_words *words; /* to be prefetched; NULL: nothing will be pinned */
         const uint32_t *tokens;
         uint32_t n_tokens;
         uint32_t group;
@@ -154,13 +154,13 @@ static bool seek_run(const struct search *s, struct probe *p) {
 static void prefetch_leaf(const struct search *s, uint32_t run) {
         uint32_t id;
 
-        if (!s->pins || run == NO_CANDIDATE)
+        if (!s->words || run == NO_CANDIDATE)
                 return;
         id = shm_get32(&kvd_index_run(s->ix, run)->ids[KVD_RUN_BLOCKS - 1]);
         if (id >= s->ix->capacity)
                 return;
         __builtin_prefetch(kvd_index_desc(s->ix, id));
-        __builtin_prefetch(&s->pins[id], 1);
+        __builtin_prefetch(&s->words[id], 1);
 }
 
 static uint32_t runs_left(const struct search *s) {
@@ -262,8 +262,8 @@ static bool seek_block(const struct search *s, struct probe *p) {
         if (probe_next(p) >= s->ix->capacity)
                 return false;
         prefetch_lines(kvd_index_desc(s->ix, p->id), s->ix->desc_stride);
-        if (s->pins)
-                __builtin_prefetch(&s->pins[p->id], 1);
+        if (s->words)
+                __builtin_prefetch(&s->words[p->id], 1);
         return true;
 }
 
@@ -390,7 +390,7 @@ bool pin_block(struct view *view, kvd_ref ref) {
         if (id >= view->ix->capacity)
                 return false;
         slot = &kvd_index_desc(view->ix, id)->slot;
-        pins = atomic_fetch_add_explicit(&view->pins[id], 1, memory_order_seq_cst); /* C3, C4 */
+        pins = atomic_fetch_add_explicit(&view->words[id].pins, 1, memory_order_seq_cst); /* C3, C4 */
         if (unlikely(!view_is_served(view))) {                                      /* C5 */
                 unpin_block(view, id);
                 return false;
@@ -406,7 +406,7 @@ bool pin_block(struct view *view, kvd_ref ref) {
 static void touch(struct view *view, uint32_t id) {
         uint32_t now = atomic_load_explicit(&view->ix->clock, memory_order_relaxed);
 
-        atomic_store_explicit(&view->touch[id], now, memory_order_relaxed);
+        atomic_store_explicit(&view->words[id].touch, now, memory_order_relaxed);
 }
 
 /* ---- the calls ------------------------------------------------------------------------------- */
@@ -521,10 +521,15 @@ static inline uint64_t root_of(const struct view *view, uint64_t salt, uint32_t 
         return view->ix->kind == KVD_BIDIRECTIONAL ? n_tokens : salt;
 }
 
+/* There was no room for the blocks of a whole prefix. */
+static bool is_cut(const struct search *s) {
+        return s->max_blocks < DIV_UP(s->n_tokens, s->ix->geometry.block_tokens);
+}
+
 /* What is behind what was found, if it was not cut. A load of a line that every lookup reads. */
 static inline uint32_t below(const struct search *s) {
         if (likely(!atomic_load_explicit(&s->ix->below, memory_order_relaxed)) ||
-            s->n_found >= s->max_blocks)
+            s->n_found >= s->max_blocks || (bidirectional(s) && is_cut(s)))
                 return 0;
         return lookup_below(s->ix, &(struct lookup_end){.leaf = s->leaf,
                                                         .root = s->root,
@@ -556,7 +561,7 @@ static inline int64_t find(struct kvd_space *space, uint32_t group, bool whole,
                 return r;
         view = view_get(space);
         s = (struct search){.ix = view->ix,
-                            .pins = view->pins,
+                            .words = view->words,
                             .tokens = tokens,
                             .n_tokens = n_tokens,
                             .group = group,
@@ -592,7 +597,7 @@ void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct 
                   uint32_t n) {
         struct view *view = view_get(space);
         const shm_u64 *table = kvd_index_table(view->ix);
-        struct search s = {.ix = view->ix, .pins = view->pins};
+        struct search s = {.ix = view->ix, .words = view->words};
         uint32_t bt = view->ix->geometry.block_tokens;
         struct probe probes[LOOKUP_AHEAD];
 

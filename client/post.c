@@ -93,7 +93,7 @@ static struct kvd_post *place(const struct view *view, uint64_t number) {
 
 /* The block is the caller's to read. */
 static void becomes_posted(struct view *view, struct kvd_pin *pin, struct kvd_block *block) {
-        atomic_fetch_add(&view->pins[block->id], 1);
+        atomic_fetch_add(&view->words[block->id].pins, 1);
         pin->n_posted++;
         pin->posted = block->id;
         pin->posted_generation = block->generation;
@@ -115,7 +115,18 @@ static void write_post(const struct posts *p, uint64_t number) {
         becomes_posted(p->view, p->pin, block);
 }
 
-/* As many as the ring has room for. */
+/*
+ * R2. Unless the daemon was told and has not looked since, or looks by itself now and then: then it is
+ * told once more when half of the ring is full.
+ */
+static void kick(struct view *view) {
+        uint32_t what = posts_untaken(view) < KVD_POSTS / 2 ? KVD_KICKED : KVD_KICKED_HARD;
+
+        if (atomic_exchange(&view->page->kicked, what) < what)
+                handle_kick(view->space->handle);
+}
+
+/* As many as the ring has room for. R1. */
 static void fill(struct posts *p) {
         struct kvd_pinpage *page = p->view->page;
         uint64_t posted, first = p->done;
@@ -129,8 +140,8 @@ static void fill(struct posts *p) {
         pthread_mutex_unlock(&p->view->magazine.lock);
         atomic_fetch_add_explicit(&page->held, p->done - first, memory_order_relaxed);
         count(p->view->space, COUNT_SEALED, p->done - first);
-        if (p->done > first && !atomic_exchange(&page->kicked, 1))
-                handle_kick(p->view->space->handle);
+        if (p->done > first)
+                kick(p->view);
 }
 
 static int check(const struct kvd_space *space, const struct view *view, uint32_t n,
@@ -193,7 +204,7 @@ void post_free(struct view *view, kvd_ref *refs, uint32_t n) {
                 if (atomic_load(&kvd_index_desc(view->ix, id)->slot) !=
                     kvd_slot_make(KVD_SEALED, kvd_ref_generation(ref)))
                         refs[k++] = ref;
-                atomic_store_explicit(&view->touch[id], clock, memory_order_relaxed);
+                atomic_store_explicit(&view->words[id].touch, clock, memory_order_relaxed);
                 unpin_block(view, id);
         }
         atomic_fetch_sub_explicit(&view->page->held, n, memory_order_relaxed);

@@ -13,12 +13,17 @@
 
 /* ---- one answer ------------------------------------------------------------------------------ */
 
-/* memory: as the index had it before the daemon was asked, so that what is mapped is no older. */
+/*
+ * memory: as the index had it before the daemon was asked, so that what is mapped is no older. On a
+ * GPU a segment keeps its memory for who was given it, so what the index has now is what was given.
+ */
 static int map_segment(struct view *view, uint32_t number, const struct segment_source *from,
                        uint32_t memory, bool writable) {
         bool had = view->device && view_has(view, number) && view_may_write(view, number);
         int r;
 
+        if (view->device)
+                memory = atomic_load(&kvd_index_memory(view->ix)[number]);
         if (atomic_load(&view->memory[number]) != memory)
                 view_lose_segment(view, number);
         r = view->mapping->map(view, number, from, writable);

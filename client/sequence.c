@@ -267,7 +267,7 @@ static int append_piece(struct kvd_sequence *s, uint32_t n, struct kvd_block *bl
 
         for (uint32_t i = 0; i < n; i++) {
                 refs[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
-                atomic_fetch_add(&s->view->pins[blocks[i].id], 1);
+                atomic_fetch_add(&s->view->words[blocks[i].id].pins, 1);
         }
         r = append(s, true, refs, n, tokens, n_tokens);
         if (r == 0) {

@@ -117,15 +117,17 @@ int kvd_wait_on(struct kvd_space *space, const struct kvd_pin *pin, void *stream
 
 /*
  * The semaphore before the flag: the daemon sets the flag first, and reaches the value for a dead
- * producer only then.
+ * producer only then. A daemon after it cannot set the flag: then the semaphore itself says it.
  */
 static int check_block(const struct view *view, const struct kvd_desc *desc) {
         struct need need = need_of(desc);
-        bool reached = !need.semaphore || semaphore_reached(view, need.semaphore) >= need.value;
+        uint64_t has = need.semaphore ? semaphore_reached(view, need.semaphore) : 0;
 
         if (__atomic_load_n(&desc->flags, __ATOMIC_ACQUIRE) & KVD_DESC_POISONED)
                 return -EIO;
-        return reached ? 0 : -EAGAIN;
+        if (has < need.value)
+                return -EAGAIN;
+        return semaphore_was_reached(has, need.value) ? 0 : -EIO;
 }
 
 int kvd_check_pin(struct kvd_space *space, const struct kvd_pin *pin) {
@@ -209,7 +211,7 @@ int kvd_unpin_on(struct kvd_space *space, struct kvd_pin *pin, void *stream) {
         if (r > 0) {
                 deferred_settle(view);
                 /* the deferred one's; kvd_unpin takes the caller's */
-                atomic_fetch_add(&view->pins[pin->leaf], 1);
+                atomic_fetch_add(&view->words[pin->leaf].pins, 1);
                 deferred_add(view, until, kvd_ref_make(pin->leaf, pin->generation), true);
         }
         kvd_unpin(space, pin);

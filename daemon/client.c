@@ -28,6 +28,7 @@ static void quarantine_over(struct loop_timer *timer);
 
 static void close_socket(struct client *c) {
         client_follow(c, NULL);
+        rounds_leave(c);
         turns_remove(&c->server->turns, &c->place);
         loop_remove(&c->socket);
         server_close_connection(c->server, c->socket.fd, c->may_bring_fds);
@@ -71,6 +72,12 @@ static void log_end(const struct client *c, bool died) {
                           c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name);
 }
 
+/* It was not told that it had to wake us, so nothing that it posted is left behind. */
+static void take_rings(struct client *c) {
+        for (c->rings |= c->told; c->rings;)
+                client_take_ring(c);
+}
+
 void client_end(struct client *c, bool died) {
         const struct client ended = *c;
         struct client *mate;
@@ -84,6 +91,7 @@ void client_end(struct client *c, bool died) {
                 seats_remove_half_open(&c->server->seats, c);
         if (c->n_spaces)
                 loop_want_idle(c->server->loop);
+        take_rings(c);
         for (uint32_t i = 0; i < CLIENT_SPACES; i++)
                 if (c->spaces[i].attachment)
                         attachment_free(c->spaces[i].attachment, died);
@@ -99,6 +107,8 @@ void client_end(struct client *c, bool died) {
 }
 
 static void orphan(struct client *c) {
+        take_rings(c);
+        rounds_leave(c);
         c->state = CLIENT_ORPHANED;
         for (uint32_t i = 0; i < CLIENT_SPACES; i++)
                 if (c->spaces[i].attachment)
@@ -113,8 +123,8 @@ void client_disconnect(struct client *c) {
         log_debug("client %u ('%s', process %d) of domain %s closed its connection; its blocks wait "
                   "for its end",
                   c->number, c->name, c->peer.pid, domain_config(c->domain)->name);
-        close_socket(c);
         orphan(c);
+        close_socket(c);
 }
 
 static bool used_gpu(const struct client *c) {
@@ -247,12 +257,28 @@ void client_follow(struct client *c, struct space *space) {
 
 /* ---- spaces ---------------------------------------------------------------------------------- */
 
+static_assert(CLIENT_SPACES <= 64, "a bit each, in one word");
+
+static uint64_t bit_of(const struct client *c, const struct client_space *place) {
+        return UINT64_C(1) << (place - c->spaces);
+}
+
+static void not_used(struct client *c, const struct client_space *place) {
+        uint64_t others = ~bit_of(c, place);
+
+        c->used &= others;
+        c->rings &= others;
+        c->told &= others;
+}
+
 static void space_gone(struct attachment *attachment) {
         struct client *c = attachment_owner(attachment);
 
         for (uint32_t i = 0; i < CLIENT_SPACES; i++)
-                if (c->spaces[i].attachment == attachment)
+                if (c->spaces[i].attachment == attachment) {
                         c->spaces[i].attachment = NULL; /* the handle stays, to say why it fails */
+                        not_used(c, &c->spaces[i]);
+                }
         c->n_spaces--;
         if (c->state == CLIENT_ORPHANED && c->n_spaces == 0)
                 client_end(c, false);
@@ -318,6 +344,7 @@ int client_add_space(struct client *c, struct space *space, uint32_t *handle) {
         c->next_handle = c->next_handle % (UINT32_MAX / CLIENT_SPACES - 1) + 1;
         place->handle = c->next_handle * CLIENT_SPACES + (uint32_t)(place - c->spaces);
         c->n_spaces++;
+        c->used |= bit_of(c, place);
         keep(c, place->attachment);
         shared_pages_watch_pins(&c->server->pages);
         *handle = place->handle;
@@ -340,23 +367,38 @@ int client_remove_space(struct client *c, uint32_t handle) {
         }
         if (s->attachment) {
                 attachment_free(s->attachment, false);
+                not_used(c, s);
                 c->n_spaces--;
         }
         *s = (struct client_space){0};
         return 0;
 }
 
+/*
+ * A client that is in the rounds stays told, and its ring is looked at again. Not one in which there
+ * was nothing: what was posted there had been taken before, and whoever posts next has to say so.
+ */
+static bool take_ring(struct client *c, uint32_t place) {
+        struct attachment *a = c->spaces[place].attachment;
+        uint64_t bit = UINT64_C(1) << place;
+
+        if (c->round.in && attachment_take_posts(a)) {
+                c->told |= bit;
+                return true;
+        }
+        return !(c->told & bit) && attachment_was_kicked(a);
+}
+
 /* One only: what a ring holds may cost as much as any request does. */
 void client_take_ring(struct client *c) {
         bool taken = false;
 
-        while (c->n_rings && !taken) {
-                struct attachment *a = c->spaces[CLIENT_SPACES - c->n_rings--].attachment;
+        while (c->rings && !taken) {
+                uint32_t place = (uint32_t)__builtin_ctzll(c->rings);
 
-                taken = a && attachment_was_kicked(a);
+                c->rings &= c->rings - 1;
+                taken = take_ring(c, place);
         }
-        while (c->n_rings && !c->spaces[CLIENT_SPACES - c->n_rings].attachment)
-                c->n_rings--;
 }
 
 /* ---- domains --------------------------------------------------------------------------------- */

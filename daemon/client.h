@@ -52,7 +52,10 @@ struct client {
         uint64_t connected_ns, requests;
         uint32_t next_handle, n_spaces;
         uint32_t followed;           /* 1 + the number of a space; 0: none */
-        uint32_t n_rings;            /* of spaces, from the last one back, still to be looked at */
+        /* places in spaces, a bit each: in use; whose rings are still to be looked at; see rounds.h */
+        uint64_t used, rings, told;
+        struct kvd_list_node round;  /* in the rounds' clients: it is not told that it has to wake us */
+        bool posted;                 /* ... and has posted something lately */
         struct client_space spaces[CLIENT_SPACES];
         char name[64];
 };
@@ -87,7 +90,7 @@ int client_find_space(struct client *client, uint32_t handle, struct attachment 
 /* Attaches to the space; -EMFILE: too many. */
 int client_add_space(struct client *client, struct space *space, uint32_t *handle);
 int client_remove_space(struct client *client, uint32_t handle);
-/* Takes what was posted in the next space that has to be looked at: see n_rings. */
+/* Takes what was posted in the next space that has to be looked at: see rings. */
 void client_take_ring(struct client *client);
 
 /* Reads what that space's clients look up, and no other's that it read before; NULL: none. */

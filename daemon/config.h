@@ -66,6 +66,10 @@ struct config {
         char remote[1024];     /* servers of the remote tier; "": none */
         char remote_key[108];  /* file with the secret that machines share; "": none */
         char remote_password[108]; /* file with what the servers ask for; "": nothing */
+        /* files in PEM, with rediss:// servers; "": none */
+        char remote_ca[108], remote_certificate[108], remote_certificate_key[108];
+        char remote_library[108]; /* Mooncake's; "": the one that the loader finds */
+        char remote_metadata[1024], remote_devices[1024]; /* Mooncake's; "": none */
         uint32_t remote_timeout; /* ms that a server may be silent */
         uint32_t remote_depth; /* as file_depth */
         uint64_t reserve;      /* 0: backend_size_pool chooses */

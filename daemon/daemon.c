@@ -89,6 +89,8 @@ static int open_store(struct daemon *d, struct kvd_why *why) {
                                       .overhead_bytes = d->config.overhead,
                                       .max_files = files_of_spaces(&d->config),
                                       .reserve_bytes = d->config.reserve,
+                                      .quarantine_ns = d->backend.backend == KVD_BACKEND_HOST ? 0 :
+                                                       d->config.quarantine_ms * UINT64_C(1000000),
                                       .backend = d->backend.backend,
                                       .cuda = d->backend.cuda,
                                       .device = d->backend.ordinal,
@@ -234,8 +236,10 @@ int daemon_new(struct config *config, struct daemon **ret, struct kvd_why *why) 
 
 /* Ended by a signal meanwhile is no failure: daemon_run notices. */
 static int prepare_memory(struct daemon *d, struct kvd_why *why) {
-        int r;
+        int r = store_make_memory(d->store);
 
+        if (r < 0)
+                return kvd_refuse(why, r, "%s", store_why(d->store));
         if (d->backend.backend == KVD_BACKEND_HOST)
                 return 0;
         d->gpu_clear = (struct gpu_clear){.loop = d->loop, .store = d->store,
@@ -279,6 +283,7 @@ static void adopt(struct daemon *d, struct activation *handed) {
         store_adopt(d->store, handed->files, handed->n);
         handed->n = 0;
         say_short(store_resize(d->store, d->config.pool, d->config.spill));
+        shared_pages_watch_pins(&d->server->pages); /* streams may wait for who ends before anybody comes */
 }
 
 int daemon_listen(struct daemon *d, struct activation *handed, const struct identity *identity,
@@ -288,13 +293,14 @@ int daemon_listen(struct daemon *d, struct activation *handed, const struct iden
         d->listener.fd = STEAL_FD(handed->listen);
         r = d->listener.fd < 0 ? listener_open_as(&d->listener, &d->config, identity, why) :
                      identity_take(identity, why);
-        if (r >= 0)
-                r = prepare_memory(d, why);
         if (r < 0)
                 return r;
         adopt(d, handed);
         disk_owner_start(d->disk);
         remote_owner_start(d->remote);
+        r = prepare_memory(d, why);
+        if (r < 0)
+                return r;
         r = server_listen(d->server, d->listener.fd);
         return r < 0 ? kvd_refuse(why, r, "cannot listen: %s", strerror(-r)) : 0;
 }
@@ -454,6 +460,7 @@ int daemon_run(struct daemon *d) {
         notify_send(&d->notify, "STOPPING=1", NOTIFY_WAIT_MS);
         if (r < 0)
                 log_error("waiting for events failed: %s", strerror(-r));
+        store_hand_on(d->store);
         server_shut(d->server);
         listener_close(&d->listener);
         return r;

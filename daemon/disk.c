@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the store asks of the disk goes to the disk process as messages, with descriptors of the
- * pool's segments, and what it answers goes back.
+ * What the store asks of a file goes to that file's process as messages, with descriptors of the
+ * pool's segments, and what it answers goes back. No process knows of another: which files belong
+ * together the store decides.
  */
 
 #include "daemon/disk.h"
@@ -26,53 +27,55 @@
 #define WHOLE_BYTES (UINT64_C(1) << 20)
 #define LEAST_BYTES (UINT64_C(4) << 20)
 #define MOST_STARTS 5u                 /* in a row without an answer: then it is off */
-#define HEARD_NOTHING UINT32_MAX
 
 static_assert(KVD_DISK_FILES <= KVD_FRAME_FDS, "a question is one frame");
 
-struct disk_owner {
+struct disk_file {
         struct child child;
+        struct disk_owner *owner;
+        uint32_t number;
+        int fd;                 /* owned; locked; -1: it cannot be opened */
+        int64_t bytes;          /* ... why: a negative errno */
+        bool open;              /* its process was asked to open it, and has answered */
+        bool late;              /* its last process did not answer in time */
+        bool said;              /* that it is off */
+        uint32_t starts;        /* since its process last answered */
+};
+
+struct disk_owner {
         struct store *store;
         uint32_t n_files;
-        int fds[DISK_FILES];    /* owned; locked; -1: it cannot be opened */
-        int64_t sizes[DISK_FILES]; /* ... why: a negative errno */
+        struct disk_file files[DISK_FILES];
         uint32_t files_off;     /* as it was said last */
-        struct kvd_disk_file files[DISK_FILES];
-        bool open, said[DISK_FILES]; /* said: that it is off */
-        uint32_t heard;         /* files that its process has heard of; HEARD_NOTHING: nor of it */
-        uint32_t starts;        /* since it last answered */
+        /* of the question, or the answer, that is being made or taken */
         struct kvd_disk_item items[KVD_DISK_ITEMS];
         uint32_t tokens[KVD_DISK_TOKENS];
         int32_t errors[KVD_DISK_ITEMS];
         uint64_t checksums[KVD_DISK_ITEMS];
         struct kvd_disk_found found[KVD_DISK_FOUND];
-        struct kvd_disk_namespace namespaces[256];
-        uint8_t secret[KVD_SECRET_BYTES];
 };
 
-static struct disk_owner *owner_of(const struct child *child) {
-        return container_of(child, struct disk_owner, child);
+static struct disk_file *file_of(const struct child *child) {
+        return container_of(child, struct disk_file, child);
 }
 
 /* ---- off ------------------------------------------------------------------------------------- */
 
-static bool is_off(const struct disk_owner *d) {
-        return store_disk_state(d->store) == STORE_DISK_OFF;
-}
-
-static void say_file_is_off(struct disk_owner *d, uint32_t file) {
+static bool is_off(const struct disk_file *f) {
         struct store_disk_info info;
 
-        store_disk_get_info(d->store, file, &info);
-        if (info.state != STORE_DISK_OFF || d->said[file])
+        store_disk_get_info(f->owner->store, f->number, &info);
+        return info.state == STORE_DISK_OFF;
+}
+
+static void say_file_is_off(struct disk_file *f) {
+        struct store_disk_info info;
+
+        store_disk_get_info(f->owner->store, f->number, &info);
+        if (info.state != STORE_DISK_OFF || f->said)
                 return;
-        d->said[file] = true;
-        if (!is_off(d)) {
-                log_error("%s of the file tier is off: %s", info.name, info.why);
-                return;
-        }
-        log_error("the file tier is off: %s", info.why);
-        memset(d->said, true, sizeof d->said);
+        f->said = true;
+        log_error("%s of the file tier is off: %s", info.name, info.why);
 }
 
 /* The store may have found out. */
@@ -84,18 +87,15 @@ static void say_what_is_off(struct disk_owner *d) {
         d->files_off = n;
         degraded_set(file_tier, n);
         for (uint32_t i = 0; i < d->n_files; i++)
-                say_file_is_off(d, i);
-}
-
-static void off(struct disk_owner *d, const char *why) {
-        store_disk_off(d->store, why);
-        say_what_is_off(d);
+                say_file_is_off(&d->files[i]);
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */
 
-static int write_items(struct disk_owner *d, const struct store_disk_question *q,
+static int write_items(struct disk_file *f, const struct store_disk_question *q,
                        struct kvd_fds *fds, uint32_t *n_tokens) {
+        struct disk_owner *d = f->owner;
+
         *n_tokens = 0;
         for (uint32_t i = 0; i < q->n; i++) {
                 const struct store_disk_item *from = &q->items[i];
@@ -103,8 +103,8 @@ static int write_items(struct disk_owner *d, const struct store_disk_question *q
                 int fd;
 
                 *to = (struct kvd_disk_item){.label = from->label};
-                to->place = store_disk_place(d->store, from->place, &to->disk);
-                fd = store_disk_memory(d->store, i, &to->offset);
+                to->place = store_disk_place(d->store, from->place);
+                fd = store_disk_memory(d->store, f->number, i, &to->offset);
                 if (fd < 0)
                         return fd;
                 to->file = child_add_fd(fds, fd);
@@ -115,7 +115,8 @@ static int write_items(struct disk_owner *d, const struct store_disk_question *q
         return 0;
 }
 
-static bool ask_to_move(struct disk_owner *d, const struct store_disk_question *q) {
+static bool ask_to_move(struct disk_file *f, const struct store_disk_question *q) {
+        struct disk_owner *d = f->owner;
         bool reads = q->what == STORE_DISK_READ;
         struct kvd_msg msg = {.number = reads ? KVD_MSG_disk_read : KVD_MSG_disk_write};
         struct kvd_slice items = {d->items, q->n * (uint32_t)sizeof *d->items}, tokens;
@@ -123,8 +124,8 @@ static bool ask_to_move(struct disk_owner *d, const struct store_disk_question *
         struct kvd_fds fds = {.n = 0};
         uint32_t n_tokens;
 
-        if (write_items(d, q, &fds, &n_tokens) < 0) {
-                store_disk_lost(d->store);
+        if (write_items(f, q, &fds, &n_tokens) < 0) {
+                store_disk_moved(d->store, f->number, NULL, NULL, 0);
                 return true;
         }
         tokens = (struct kvd_slice){d->tokens, n_tokens * (uint32_t)sizeof *d->tokens};
@@ -132,239 +133,189 @@ static bool ask_to_move(struct disk_owner *d, const struct store_disk_question *
                 msg.disk_read = (struct kvd_msg_disk_read){bytes, items, tokens, q->checksums};
         else
                 msg.disk_write = (struct kvd_msg_disk_write){bytes, items, tokens};
-        return child_ask_or_end(&d->child, &msg, &fds);
+        return child_ask_or_end(&f->child, &msg, &fds);
 }
 
-static bool ask(struct disk_owner *d, const struct store_disk_question *q) {
-        struct kvd_slice id = {&q->id, sizeof q->id};
+static bool ask(struct disk_file *f, const struct store_disk_question *q) {
         struct kvd_msg msg = {0};
 
         switch (q->what) {
+        case STORE_DISK_SUPER:
+                msg.number = KVD_MSG_disk_super;
+                msg.disk_super.super = (struct kvd_slice){q->super, q->super_bytes};
+                break;
         case STORE_DISK_SCAN:
                 msg.number = KVD_MSG_disk_scan;
-                msg.disk_scan = (struct kvd_msg_disk_scan){q->file, q->extent, q->first};
-                break;
-        case STORE_DISK_NAMESPACE:
-                msg.number = KVD_MSG_disk_namespace;
-                msg.disk_namespace.id = id;
-                break;
-        case STORE_DISK_FORGET:
-                msg.number = KVD_MSG_disk_forget;
-                msg.disk_forget.id = id;
+                msg.disk_scan = (struct kvd_msg_disk_scan){q->extent, q->first};
                 break;
         case STORE_DISK_READ:
         case STORE_DISK_WRITE:
-                return ask_to_move(d, q);
+                return ask_to_move(f, q);
         }
-        return child_ask_or_end(&d->child, &msg, NULL);
+        return child_ask_or_end(&f->child, &msg, NULL);
 }
 
-static bool ask_to_open(struct disk_owner *d) {
+static bool ask_to_open(struct disk_file *f) {
         struct kvd_msg msg = {.number = KVD_MSG_disk_open};
-        struct kvd_fds fds = {.n = 0};
+        struct kvd_fds fds = {.n = 1, .fd = {f->fd}};
 
-        msg.disk_open.sizes =
-                (struct kvd_slice){d->sizes, d->n_files * (uint32_t)sizeof *d->sizes};
-        for (uint32_t i = 0; i < d->n_files; i++)
-                if (d->sizes[i] >= 0)
-                        fds.fd[fds.n++] = d->fds[i];
-        return child_ask_or_end(&d->child, &msg, &fds);
+        msg.disk_open.bytes = (uint64_t)f->bytes;
+        return child_ask_or_end(&f->child, &msg, &fds);
+}
+
+static void wants_of(struct disk_file *f, bool soon) {
+        if (f->fd < 0)
+                return;
+        if (soon)
+                child_look_after(&f->child, 0);
+        else if (!loop_timer_is_set(&f->child.look))
+                child_look_after(&f->child, LATER_NS);
 }
 
 static void wants(void *data, bool soon) {
         struct disk_owner *d = data;
 
-        if (soon)
-                child_look_after(&d->child, 0);
-        else if (!loop_timer_is_set(&d->child.look))
-                child_look_after(&d->child, LATER_NS);
+        for (uint32_t i = 0; i < d->n_files; i++)
+                wants_of(&d->files[i], soon);
 }
 
 static bool next(struct child *child) {
-        struct disk_owner *d = owner_of(child);
+        struct disk_file *f = file_of(child);
         const struct store_disk_question *q;
         bool later;
 
-        say_what_is_off(d);
-        if (is_off(d))
+        say_what_is_off(f->owner);
+        if (is_off(f))
                 return false;
-        if (!d->open)
-                return ask_to_open(d);
-        q = store_disk_next(d->store, &later);
+        if (!f->open)
+                return ask_to_open(f);
+        q = store_disk_next(f->owner->store, f->number, &later);
         if (q)
-                return ask(d, q);
+                return ask(f, q);
         if (later)
-                wants(d, false);
+                wants_of(f, false);
         return false;
 }
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* The store learns of each file that is not used. */
-static void take_files(struct disk_owner *d, struct kvd_slice files) {
-        uint32_t n = child_array(d->files, sizeof *d->files, ARRAY_SIZE(d->files), files);
-
-        store_disk_files(d->store, d->files, n);
-}
-
-static void say_how_found(const struct disk_owner *d, uint32_t n) {
-        struct store_disk_info info;
-
-        for (uint32_t i = 0; i < n; i++) {
-                store_disk_get_info(d->store, i, &info);
-                if (!d->files[i].error && d->files[i].state == 2)
-                        log_warning("%s: both superblocks of the file were broken: it begins anew",
-                                    info.name);
-                if (!d->files[i].error && d->files[i].state == 3)
-                        log_warning("%s was used without the other files, or is a copy: it begins "
-                                    "anew",
-                                    info.name);
-        }
-}
-
-static void opened(struct disk_owner *d, const struct kvd_msg_disk_open_reply *m) {
-        struct store_disk_opened o = {.opening = m->opening,
-                                      .files = d->files,
-                                      .namespaces = d->namespaces,
-                                      .secret = d->secret};
-
-        d->heard = m->files.size / (uint32_t)sizeof *d->files;
-        if (m->more)
-                return;
-        d->starts = 0;
-        d->open = true;
-        o.n_files = child_array(d->files, sizeof *d->files, ARRAY_SIZE(d->files), m->files);
-        o.n_namespaces = child_array(d->namespaces, sizeof *d->namespaces,
-                                    ARRAY_SIZE(d->namespaces), m->namespaces);
-        say_how_found(d, o.n_files);
-        if (child_array(d->secret, 1, sizeof d->secret, m->secret) != sizeof d->secret ||
-            store_disk_opened(d->store, &o) < 0)
-                off(d, "what its process says of the file makes no sense");
-        else
-                store_disk_files(d->store, d->files, o.n_files);
-        d->files_off = UINT32_MAX; /* it may hang no more */
-}
-
-static void scanned(struct disk_owner *d, const struct kvd_msg_disk_scan_reply *m) {
-        uint32_t n = child_array(d->found, sizeof *d->found, ARRAY_SIZE(d->found), m->found);
-
-        store_disk_scanned(d->store, 0, m->slot_bytes, d->found, n);
-}
-
-static void wrote(struct disk_owner *d, const struct kvd_msg_disk_write_reply *m) {
-        uint32_t n = child_array(d->errors, sizeof *d->errors, ARRAY_SIZE(d->errors), m->errors);
-
-        store_disk_moved(d->store, d->errors, NULL, n);
-        take_files(d, m->files);
-}
-
-/* A checksum that is missing is that of another block, and will be wrong. */
-static void has_read(struct disk_owner *d, const struct kvd_msg_disk_read_reply *m) {
-        uint32_t n = child_array(d->errors, sizeof *d->errors, ARRAY_SIZE(d->errors), m->errors);
-
-        child_array(d->checksums, sizeof *d->checksums, ARRAY_SIZE(d->checksums), m->checksums);
-        store_disk_moved(d->store, d->errors, d->checksums, n);
-        take_files(d, m->files);
-}
-
-static void named(struct disk_owner *d, const struct kvd_msg_disk_namespace_reply *m) {
-        store_disk_named(d->store, 0, m->epoch);
-        take_files(d, m->files);
-}
-
-static void forgotten(struct disk_owner *d, const struct kvd_msg_disk_forget_reply *m) {
-        store_disk_forgotten(d->store, 0);
-        take_files(d, m->files);
+static void opened(struct disk_file *f, const struct kvd_msg_disk_open_reply *m) {
+        f->open = true;
+        store_disk_looked(f->owner->store, f->number, 0, m->copies.data, m->copies.size);
 }
 
 /*
- * A flush that failed in all files is the end of the tier; a file that cannot be opened is, too. An extent that
- * cannot be looked at is no more than empty.
+ * While there is more it is asked the same again, by the store's word: what is to be there may
+ * change.
  */
-static void failed(struct disk_owner *d, uint32_t asked, const struct kvd_msg_error *error) {
+static void told(struct disk_file *f, const struct kvd_msg_disk_super_reply *m) {
+        store_disk_told(f->owner->store, f->number, m->more ? -EAGAIN : 0);
+}
+
+static void scanned(struct disk_file *f, const struct kvd_msg_disk_scan_reply *m) {
+        struct disk_owner *d = f->owner;
+        uint32_t n = child_array(d->found, sizeof *d->found, ARRAY_SIZE(d->found), m->found);
+
+        store_disk_scanned(d->store, f->number, 0, m->slot_bytes, d->found, n);
+}
+
+static void wrote(struct disk_file *f, const struct kvd_msg_disk_write_reply *m) {
+        struct disk_owner *d = f->owner;
+        uint32_t n = child_array(d->errors, sizeof *d->errors, ARRAY_SIZE(d->errors), m->errors);
+
+        store_disk_moved(d->store, f->number, d->errors, NULL, n);
+}
+
+/* A checksum that is missing is that of another block, and will be wrong. */
+static void has_read(struct disk_file *f, const struct kvd_msg_disk_read_reply *m) {
+        struct disk_owner *d = f->owner;
+        uint32_t n = child_array(d->errors, sizeof *d->errors, ARRAY_SIZE(d->errors), m->errors);
+
+        child_array(d->checksums, sizeof *d->checksums, ARRAY_SIZE(d->checksums), m->checksums);
+        store_disk_moved(d->store, f->number, d->errors, d->checksums, n);
+}
+
+/*
+ * A file that cannot be opened, or does not take its superblock, is off; so is one that failed to
+ * flush. An extent that cannot be looked at is no more than empty.
+ */
+static void failed(struct disk_file *f, uint32_t asked, const struct kvd_msg_error *error) {
+        struct store *store = f->owner->store;
         char why[160];
 
         kvd_slice_copy(error->text, why, sizeof why);
+        f->open = true; /* or it cannot be: it is not asked for that again */
         if (asked == KVD_MSG_disk_open)
-                off(d, why);
-        else if (asked == KVD_MSG_disk_namespace)
-                store_disk_named(d->store, -(int)error->code, 0);
-        else if (asked == KVD_MSG_disk_forget)
-                store_disk_forgotten(d->store, -(int)error->code);
+                store_disk_looked(store, f->number, -(int)error->code, NULL, 0);
+        else if (asked == KVD_MSG_disk_super)
+                store_disk_file_off(store, f->number, why);
         else if (asked == KVD_MSG_disk_scan)
-                store_disk_scanned(d->store, -(int)error->code, 0, NULL, 0);
+                store_disk_scanned(store, f->number, -(int)error->code, 0, NULL, 0);
         else
-                store_disk_moved(d->store, NULL, NULL, 0);
-        if (asked != KVD_MSG_disk_open && asked != KVD_MSG_disk_scan && error->code == EIO)
-                off(d, why);
+                store_disk_moved(store, f->number, NULL, NULL, 0);
+        if ((asked == KVD_MSG_disk_read || asked == KVD_MSG_disk_write) && error->code == EIO)
+                store_disk_file_off(store, f->number, why);
 }
 
 static void answered(struct child *child, uint32_t asked, const struct kvd_msg *m) {
-        struct disk_owner *d = owner_of(child);
+        struct disk_file *f = file_of(child);
 
+        f->late = false;
         if (asked != KVD_MSG_disk_open)
-                d->starts = 0;
+                f->starts = 0;
         child->pause_ns = 0;
         if (m->number == KVD_MSG_error)
-                failed(d, asked, &m->error);
+                failed(f, asked, &m->error);
         else if (asked == KVD_MSG_disk_open)
-                opened(d, &m->disk_open_reply);
+                opened(f, &m->disk_open_reply);
+        else if (asked == KVD_MSG_disk_super)
+                told(f, &m->disk_super_reply);
         else if (asked == KVD_MSG_disk_scan)
-                scanned(d, &m->disk_scan_reply);
-        else if (asked == KVD_MSG_disk_namespace)
-                named(d, &m->disk_namespace_reply);
-        else if (asked == KVD_MSG_disk_forget)
-                forgotten(d, &m->disk_forget_reply);
+                scanned(f, &m->disk_scan_reply);
         else if (asked == KVD_MSG_disk_read)
-                has_read(d, &m->disk_read_reply);
+                has_read(f, &m->disk_read_reply);
         else
-                wrote(d, &m->disk_write_reply);
-        say_what_is_off(d);
+                wrote(f, &m->disk_write_reply);
+        say_what_is_off(f->owner);
         loop_want_idle(child->loop);
 }
 
 /* ---- its process ----------------------------------------------------------------------------- */
 
 static bool wanted(struct child *child) {
-        return !is_off(owner_of(child));
+        return !is_off(file_of(child));
 }
 
 static int prepare(struct child *child) {
-        struct disk_owner *d = owner_of(child);
+        struct disk_file *f = file_of(child);
 
-        d->heard = HEARD_NOTHING;
-        if (++d->starts > MOST_STARTS)
-                off(d, "its process ends again and again; see the log");
+        if (++f->starts > MOST_STARTS)
+                store_disk_file_off(f->owner->store, f->number,
+                                    f->late ? "its disk hangs" :
+                                              "its process ends again and again; see the log");
+        say_what_is_off(f->owner);
         memcpy(child->arguments, (char *[]){"kvd", "--disk", NULL}, 3 * sizeof *child->arguments);
-        return is_off(d) ? -ECANCELED : 0;
-}
-
-/* One that did not answer when it was opened is left out, if there are others. */
-static void leave_out_hanging(struct disk_owner *d) {
-        bool others = false;
-
-        if (d->open || d->heard >= d->n_files)
-                return;
-        for (uint32_t i = 0; i < d->n_files; i++)
-                others = others || (i != d->heard && d->sizes[i] >= 0);
-        if (others)
-                d->sizes[d->heard] = -ETIMEDOUT;
+        return is_off(f) ? -ECANCELED : 0;
 }
 
 /* As long as it is not gone, it may write to what it was asked to read. */
 static void late(struct child *child) {
-        leave_out_hanging(owner_of(child));
-        log_limited(LOG_WARNING, "the disk of the file tier hangs: what it has is missed");
-        degraded_set(file_tier, owner_of(child)->n_files);
-        store_disk_hangs(owner_of(child)->store);
+        struct disk_file *f = file_of(child);
+        struct store_disk_info info;
+
+        f->late = true;
+        store_disk_get_info(f->owner->store, f->number, &info);
+        log_limited(LOG_WARNING, "%s of the file tier hangs: what it has is missed", info.name);
+        store_disk_hangs(f->owner->store, f->number);
+        say_what_is_off(f->owner);
 }
 
 /* What it had under way is as if it had failed; what it knew is found by another one. */
 static void ended(struct child *child, uint32_t asked) {
-        struct disk_owner *d = owner_of(child);
+        struct disk_file *f = file_of(child);
 
-        d->open = false;
-        store_disk_lost(d->store);
+        f->open = false;
+        store_disk_lost(f->owner->store, f->number);
         loop_want_idle(child->loop);
 }
 
@@ -431,7 +382,7 @@ static bool is_taken(const struct disk_owner *d, uint32_t n, int fd) {
         if (fstat(fd, &st) < 0)
                 return false;
         for (uint32_t i = 0; i < n; i++)
-                if (d->fds[i] >= 0 && fstat(d->fds[i], &other) == 0 &&
+                if (d->files[i].fd >= 0 && fstat(d->files[i].fd, &other) == 0 &&
                     (S_ISBLK(st.st_mode) ? st.st_rdev == other.st_rdev :
                                            st.st_dev == other.st_dev && st.st_ino == other.st_ino))
                         return true;
@@ -441,10 +392,11 @@ static bool is_taken(const struct disk_owner *d, uint32_t n, int fd) {
 /* One that cannot be opened is off, if there are others. */
 static int take_file(struct disk_owner *d, uint32_t i, const char *path, uint64_t bytes,
                      struct kvd_why *why) {
-        int fd = d->fds[i] = open_file(path), r;
+        struct disk_file *f = &d->files[i];
+        int fd = f->fd = open_file(path), r;
 
         if (fd < 0) {
-                d->sizes[i] = fd;
+                f->bytes = fd;
                 return d->n_files > 1 ? 0 :
                                         kvd_refuse(why, fd, "file %s: %s", path, strerror(-fd));
         }
@@ -453,7 +405,7 @@ static int take_file(struct disk_owner *d, uint32_t i, const char *path, uint64_
         r = lock_file(fd);
         if (r < 0)
                 return kvd_refuse(why, r, "file %s: another kvd has it open", path);
-        r = size_of(fd, bytes, &d->sizes[i]);
+        r = size_of(fd, bytes, &f->bytes);
         if (r == -EINVAL)
                 return kvd_refuse(why, r, "file %s: set file_size, at least 4M", path);
         return r < 0 ? kvd_refuse(why, r, "file %s: %s", path, strerror(-r)) : 0;
@@ -477,12 +429,25 @@ static int take_all(struct disk_owner *d, const struct config *config,
 
                 name_file(tier->names[i], d->n_files > 1 ? path : "");
                 r = take_file(d, i, path, config->file_size, why);
-                there += d->fds[i] >= 0;
-                tier->bytes[i] = (uint64_t)MAX(d->sizes[i], 0);
+                there += d->files[i].fd >= 0;
+                tier->bytes[i] = (uint64_t)MAX(d->files[i].bytes, 0);
         }
         if (r == 0 && !there)
-                r = kvd_refuse(why, (int)d->sizes[0], "none of the files can be opened: %s",
-                               strerror(-(int)d->sizes[0]));
+                r = kvd_refuse(why, (int)d->files[0].bytes, "none of the files can be opened: %s",
+                               strerror(-(int)d->files[0].bytes));
+        return r;
+}
+
+static int begin_file(struct disk_file *f, const struct config *config, struct loop *loop) {
+        int r;
+
+        if (f->fd < 0) {
+                store_disk_looked(f->owner->store, f->number, (int)f->bytes, NULL, 0);
+                return 0;
+        }
+        r = child_init(&f->child, &ops, config->worker_program, loop);
+        f->child.most_pause_ns = MOST_PAUSE_NS;
+        f->child.patience_ns = config->file_timeout * UINT64_C(1000000000);
         return r;
 }
 
@@ -496,11 +461,10 @@ static int begin(struct disk_owner *d, const struct config *config, struct loop 
         r = store_disk_begin(d->store, &tier);
         if (r < 0)
                 return kvd_refuse(why, r, "%s", store_why(d->store));
-        r = child_init(&d->child, &ops, config->worker_program, loop);
-        d->child.most_pause_ns = MOST_PAUSE_NS;
-        d->child.patience_ns = config->file_timeout * UINT64_C(1000000000);
+        for (uint32_t i = 0; r == 0 && i < d->n_files; i++)
+                r = begin_file(&d->files[i], config, loop);
         store_on_disk(d->store, wants, d);
-        return r < 0 ? kvd_refuse(why, r, "out of memory for the disk process") : 0;
+        return r < 0 ? kvd_refuse(why, r, "out of memory for a disk process") : 0;
 }
 
 int disk_owner_new(const struct config *config, struct loop *loop, struct store *store,
@@ -513,11 +477,10 @@ int disk_owner_new(const struct config *config, struct loop *loop, struct store 
                 return 0;
         d = sys->calloc(1, sizeof *d);
         if (!d)
-                return kvd_refuse(why, -ENOMEM, "out of memory for the disk process");
+                return kvd_refuse(why, -ENOMEM, "out of memory for the disk processes");
         d->store = store;
         for (uint32_t i = 0; i < DISK_FILES; i++)
-                d->fds[i] = -1;
-        d->child.socket.fd = d->child.process.fd = -1;
+                d->files[i] = (struct disk_file){.owner = d, .number = i, .fd = -1};
         r = begin(d, config, loop, why);
         if (r < 0) {
                 disk_owner_free(d);
@@ -531,15 +494,17 @@ struct disk_owner *disk_owner_free(struct disk_owner *d) {
         if (!d)
                 return NULL;
         store_on_disk(d->store, NULL, NULL);
-        if (d->child.ops)
-                child_clear(&d->child);
-        for (uint32_t i = 0; i < DISK_FILES; i++)
-                closep(&d->fds[i]);
+        for (uint32_t i = 0; i < DISK_FILES; i++) {
+                if (d->files[i].child.ops)
+                        child_clear(&d->files[i].child);
+                closep(&d->files[i].fd);
+        }
         free(d);
         return NULL;
 }
 
 void disk_owner_start(struct disk_owner *d) {
-        if (d)
-                child_look(&d->child);
+        for (uint32_t i = 0; d && i < d->n_files; i++)
+                if (d->files[i].fd >= 0)
+                        child_look(&d->files[i].child);
 }

@@ -3,9 +3,10 @@
 #define KVD_DAEMON_DISK_H
 
 /*
- * The owner's side of the disk process (kvd --disk), which reads and writes the file of the file
- * tier (store/disk.h). It is started with the daemon. One that hangs is ended; until the kernel
- * says that it is gone, nothing of the file is used, and nobody waits for it.
+ * The owner's side of the disk processes (kvd --disk), one for each file of the file tier
+ * (store/disk.h), which read and write them. They are started with the daemon. One that hangs is
+ * ended; until the kernel says that it is gone, and the next one has the file open, nothing of
+ * its file is used, and nobody waits for it.
  */
 
 #include <stddef.h>
@@ -17,8 +18,8 @@
 struct disk_owner;
 
 /*
- * Opens the file, which nobody else may have open in that way; makes it if it is missing. *ret is
- * NULL if the configuration names none.
+ * Opens the files, which nobody else may have open in that way; makes those that are missing.
+ * *ret is NULL if the configuration names none.
  */
 int disk_owner_new(const struct config *config, struct loop *loop, struct store *store,
                    struct disk_owner **ret, struct kvd_why *why);

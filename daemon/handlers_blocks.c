@@ -147,7 +147,8 @@ int handle_seal(struct client *c, const struct kvd_msg *request, struct call *ca
 
 /* Each post says in its page what became of it. */
 int handle_post(struct client *c, const struct kvd_msg *request, struct call *call) {
-        c->n_rings = CLIENT_SPACES;
+        c->rings = c->used;
+        rounds_kicked(&c->server->rounds, c);
         client_take_ring(c);
         call->quiet = true;
         return 0;

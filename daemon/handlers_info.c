@@ -276,6 +276,10 @@ static void tell_disk_work(const struct store_disk_info *info, struct kvd_msg_ti
         m->write_ns = info->write_ns;
         m->age_ms = info->age_ns / 1000000;
         m->evicted = info->evicted;
+        m->copies = info->copies;
+        m->copies_written = info->copies_written;
+        m->copies_read = info->copies_read;
+        m->copies_lost = info->copies_lost;
 }
 
 static void tell_disk(const struct store_disk_info *info, bool all,

@@ -16,8 +16,8 @@
 
 #include "daemon/degraded.h"
 #include "daemon/log.h"
+#include "daemon/remote/dialect.h"
 #include "daemon/remote/sealed.h"
-#include "daemon/remote/servers.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "store/remote.h"
@@ -36,7 +36,8 @@ struct remote_owner {
         struct store *store;
         const struct config *config;
         uint8_t secret[KVD_REMOTE_KEY];
-        char password[PASSWORD];
+        char password[REMOTE_PASSWORD];
+        struct tls_files files;           /* owned */
         bool open;                        /* the process knows its servers */
         uint64_t open_at_ns, pause_ns;    /* when they are looked at again; the pause after that */
         struct kvd_remote_item items[KVD_REMOTE_ITEMS];
@@ -106,18 +107,30 @@ static bool ask(struct remote_owner *o, const struct store_remote_question *q) {
                 .root = q->root,
                 .block_tokens = space_index(q->space)->geometry.block_tokens,
                 .first = q->first,
+                .whole = space_index(q->space)->kind == KVD_kind_bidirectional,
                 .tokens = {q->tokens, q->n_tokens * (uint32_t)sizeof *q->tokens}};
         return child_ask_or_end(&o->child, &msg, NULL);
 }
 
+static uint32_t send_file(struct kvd_fds *fds, int fd) {
+        return fd < 0 ? 0 : child_add_fd(fds, fd) + 1;
+}
+
 static bool ask_to_open(struct remote_owner *o) {
+        struct kvd_fds fds = {.n = 0};
         struct kvd_msg msg = {.number = KVD_MSG_remote_open,
                               .remote_open = {.servers = kvd_slice_of(o->config->remote),
                                               .timeout_ms = o->config->remote_timeout,
                                               .secret = {o->secret, sizeof o->secret},
-                                              .password = kvd_slice_of(o->password)}};
+                                              .password = kvd_slice_of(o->password),
+                                              .ca = send_file(&fds, o->files.ca),
+                                              .certificate = send_file(&fds, o->files.certificate),
+                                              .certificate_key = send_file(&fds, o->files.key),
+                                              .library = kvd_slice_of(o->config->remote_library),
+                                              .metadata = kvd_slice_of(o->config->remote_metadata),
+                                              .devices = kvd_slice_of(o->config->remote_devices)}};
 
-        return child_ask_or_end(&o->child, &msg, NULL);
+        return child_ask_or_end(&o->child, &msg, &fds);
 }
 
 /* Servers that are away are looked at first, when it is time. */
@@ -266,21 +279,33 @@ static void wants(void *data, bool soon) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* What nobody else can read. Returns the bytes. */
+static int open_file(const char *setting, const char *path, int flags, struct kvd_why *why) {
+        int fd = open(path, O_RDONLY | O_CLOEXEC | flags);
+
+        return fd < 0 ? kvd_refuse(why, -errno, "%s %s: %s", setting, path, strerror(errno)) : fd;
+}
+
+/* What nobody else can read. */
+static int open_secret(const char *setting, const char *path, struct kvd_why *why) {
+        int fd = open_file(setting, path, O_NOFOLLOW, why);
+        struct stat st;
+
+        if (fd < 0 || (fstat(fd, &st) == 0 && !(st.st_mode & (S_IRWXG | S_IRWXO))))
+                return fd;
+        close(fd);
+        return kvd_refuse(why, -EPERM, "%s %s: others may read or change it; chmod 600 it", setting,
+                          path);
+}
+
+/* Returns the bytes. */
 static int read_secret(const char *setting, const char *path, uint8_t *to, size_t most,
                        struct kvd_why *why) {
-        _cleanup_(closep) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-        struct stat st;
-        ssize_t got;
+        _cleanup_(closep) int fd = open_secret(setting, path, why);
+        ssize_t got = fd < 0 ? fd : read(fd, to, most);
 
-        if (fd < 0 || fstat(fd, &st) < 0)
+        if (fd >= 0 && got < 0)
                 return kvd_refuse(why, -errno, "%s %s: %s", setting, path, strerror(errno));
-        if (st.st_mode & (S_IRWXG | S_IRWXO))
-                return kvd_refuse(why, -EPERM,
-                                  "%s %s: others may read or change it; chmod 600 it", setting, path);
-        got = read(fd, to, most);
-        return got < 0 ? kvd_refuse(why, -errno, "%s %s: %s", setting, path, strerror(errno)) :
-                         (int)got;
+        return (int)got;
 }
 
 static int take_key(struct remote_owner *o, struct kvd_why *why) {
@@ -317,24 +342,50 @@ static int take_password(struct remote_owner *o, struct kvd_why *why) {
                 n = kvd_refuse(why, -EINVAL,
                                "remote_password %s: it must have one line of at most %u bytes, "
                                "PASSWORD or USER:PASSWORD",
-                               path, PASSWORD - 1);
+                               path, REMOTE_PASSWORD - 1);
         return MIN(n, 0);
 }
 
-/* The process parses it again; what is wrong with it is said before it runs. */
-static int check_servers(const struct config *config, struct kvd_why *why) {
-        struct servers *servers = sys->calloc(1, sizeof *servers);
-        int r = servers ? servers_parse(servers, config->remote, why) :
-                          kvd_refuse(why, -ENOMEM, "out of memory for the remote tier");
+/* The process reads them, which may be another user then. */
+static int open_files(const struct config *config, struct tls_files *files, struct kvd_why *why) {
+        int r = 0;
 
-        free(servers);
-        return r;
+        if (config->remote_ca[0])
+                r = files->ca = open_file("remote_ca", config->remote_ca, 0, why);
+        if (r >= 0 && config->remote_certificate[0])
+                r = files->certificate =
+                        open_file("remote_certificate", config->remote_certificate, 0, why);
+        if (r >= 0 && config->remote_certificate_key[0])
+                r = files->key =
+                        open_secret("remote_certificate_key", config->remote_certificate_key, why);
+        return MIN(r, 0);
+}
+
+static void close_files(struct tls_files *files) {
+        closep(&files->ca);
+        closep(&files->certificate);
+        closep(&files->key);
+        *files = TLS_NO_FILES;
+}
+
+/* The process parses it again; what is wrong with it is said before it runs. */
+static int check(const struct remote_owner *o, struct kvd_why *why) {
+        const struct dialect_config servers = {.servers = o->config->remote,
+                                               .password = o->config->remote_password,
+                                               .files = o->files,
+                                               .library = o->config->remote_library,
+                                               .metadata = o->config->remote_metadata,
+                                               .devices = o->config->remote_devices};
+
+        return dialect_check(&servers, why);
 }
 
 static int begin(struct remote_owner *o, struct loop *loop, struct kvd_why *why) {
         struct store_remote_config tier = {.depth = o->config->remote_depth};
-        int r = check_servers(o->config, why);
+        int r = open_files(o->config, &o->files, why);
 
+        if (r == 0)
+                r = check(o, why);
         if (r == 0)
                 r = take_key(o, why);
         if (r == 0)
@@ -366,6 +417,7 @@ int remote_owner_new(const struct config *config, struct loop *loop, struct stor
         o->store = store;
         o->config = config;
         o->child.socket.fd = o->child.process.fd = -1;
+        o->files = TLS_NO_FILES;
         r = begin(o, loop, why);
         if (r < 0) {
                 remote_owner_free(o);
@@ -383,6 +435,7 @@ struct remote_owner *remote_owner_free(struct remote_owner *o) {
                 child_clear(&o->child);
         explicit_bzero(o->secret, sizeof o->secret);
         explicit_bzero(o->password, sizeof o->password);
+        close_files(&o->files);
         free(o);
         return NULL;
 }

@@ -217,7 +217,7 @@ static int read_if_room(struct client *c) {
 
 /* What was posted before a request is taken before it. */
 static int go_on(struct client *c) {
-        if (!c->n_rings)
+        if (!c->rings)
                 return read_if_room(c);
         client_take_ring(c);
         return 0;
@@ -232,7 +232,7 @@ bool request_serve(struct turns_place *place) {
         struct client *c = container_of(place, struct client, place);
         int r = go_on(c);
 
-        if (c->socket.loop && (c->n_rings || (r > 0 && turns_wanted(&c->server->turns))))
+        if (c->socket.loop && (c->rings || (r > 0 && turns_wanted(&c->server->turns))))
                 return true;
         if (r >= 0 && c->socket.loop)
                 r = loop_release(&c->socket);

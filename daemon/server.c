@@ -31,7 +31,7 @@
 /* ---- life ------------------------------------------------------------------------------------ */
 
 uint32_t server_max_sources(const struct config *config) {
-        return 2 * seats_needed(config) + 1 + 4 * CHILD_SOURCES;
+        return 2 * seats_needed(config) + 1 + (3 + config->files.n) * CHILD_SOURCES;
 }
 
 static int make_instance(struct server *server) {
@@ -71,6 +71,7 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
         server->retry.fire = accept_again;
         server->turns.serve = request_serve;
         loop_set_work(loop, work, server);
+        rounds_init(&server->rounds, loop, &server->turns);
         server->seats.deadline.fire = too_late;
         shared_pages_init(&server->pages, loop, store);
         server->scratch = sys->calloc(1, sizeof *server->scratch);
@@ -105,6 +106,7 @@ void server_shut(struct server *server) {
         loop_timer_stop(&server->retry);
         loop_set_work(server->loop, NULL, NULL);
         shared_pages_stop(&server->pages);
+        rounds_stop(&server->rounds);
         loop_remove(&server->listening);
         worker_stop(server->worker);
 }

@@ -9,6 +9,7 @@
 
 #include "daemon/config.h"
 #include "daemon/loop.h"
+#include "daemon/rounds.h"
 #include "daemon/scratch.h"
 #include "daemon/seats.h"
 #include "daemon/shared_pages.h"
@@ -40,6 +41,7 @@ struct server {
 
         struct seats seats;
         struct turns turns;
+        struct rounds rounds;
         struct shared_pages pages;
 
         uid_t overflow_uid;          /* see peer.h */

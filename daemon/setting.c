@@ -85,10 +85,11 @@ const struct setting daemon_settings[] = {
          .offset = offsetof(struct config, host_tier_depth),
          .text = "Blocks go there at their second use, or at the first if so many tokens end with "
                  "them. With a file, file_depth counts."},
-        {"remote", SETTING_SERVERS, "", .fixed = true, .offset = offsetof(struct config, remote),
-         .text = "Redis or Valkey servers for blocks that leave the pool, which machines share: "
-                 "redis://host:port, with commas between several, or some of a Cluster; empty: "
-                 "none."},
+        {"remote", SETTING_TEXT, "", .fixed = true, .offset = offsetof(struct config, remote),
+         .text = "Servers for blocks that leave the pool, which machines share: redis://host:port, "
+                 "Redis or Valkey, with commas between several, or some of a Cluster; "
+                 "rediss://host:port, the same with TLS; "
+                 "mooncake://host:port, a Mooncake Store's master; empty: none."},
         {"remote_key", SETTING_FILE, "", .fixed = true,
          .offset = offsetof(struct config, remote_key),
          .text = "File with a secret that machines share: with it, blocks on the servers are "
@@ -97,6 +98,27 @@ const struct setting daemon_settings[] = {
          .offset = offsetof(struct config, remote_password),
          .text = "File with the password for the servers, or user:password, on one line; empty: "
                  "they ask for none."},
+        {"remote_ca", SETTING_FILE, "", .fixed = true, .offset = offsetof(struct config, remote_ca),
+         .text = "File in PEM with who signs certificates of rediss:// servers; empty: whom the "
+                 "system trusts."},
+        {"remote_certificate", SETTING_FILE, "", .fixed = true,
+         .offset = offsetof(struct config, remote_certificate),
+         .text = "File in PEM with the certificate that rediss:// servers are shown; empty: they ask "
+                 "for none."},
+        {"remote_certificate_key", SETTING_FILE, "", .fixed = true,
+         .offset = offsetof(struct config, remote_certificate_key),
+         .text = "File in PEM with the private key of remote_certificate, without a passphrase."},
+        {"remote_library", SETTING_FILE, "", .fixed = true,
+         .offset = offsetof(struct config, remote_library),
+         .text = "Mooncake Store's library with the C API; empty: libmooncake_store.so, where the "
+                 "loader finds it."},
+        {"remote_metadata", SETTING_TEXT, "", .fixed = true,
+         .offset = offsetof(struct config, remote_metadata),
+         .text = "Mooncake's metadata server, as the store's other machines have it; empty: they "
+                 "have none (P2PHANDSHAKE)."},
+        {"remote_devices", SETTING_TEXT, "", .fixed = true,
+         .offset = offsetof(struct config, remote_devices),
+         .text = "RDMA devices for Mooncake, with commas between several, or auto; empty: TCP."},
         {"remote_timeout", SETTING_COUNT, "100", .low = 1, .high = 10000, .fixed = true,
          .offset = offsetof(struct config, remote_timeout),
          .text = "Milliseconds for which a server may be silent: then it is left alone for a while, "
@@ -198,7 +220,7 @@ const char *setting_unit(const struct setting *setting) {
                 [SETTING_PATH] = "path",
                 [SETTING_FILE] = "path",
                 [SETTING_FILES] = "path, ...",
-                [SETTING_SERVERS] = "redis://host:port,...",
+                [SETTING_TEXT] = "text",
                 [SETTING_NAME] = "name",
                 [SETTING_MODE] = "octal mode",
                 [SETTING_GROUP] = "group name or number",
@@ -273,9 +295,9 @@ static int parse_files(const char *value, struct file_list *to, struct kvd_why *
         return r;
 }
 
-static int parse_servers(const char *value, char to[static 1024], struct kvd_why *why) {
+static int parse_text(const char *value, char to[static 1024], struct kvd_why *why) {
         if (strlen(value) > 1023)
-                return kvd_refuse(why, -EINVAL, "there are too many servers; name a few of them");
+                return kvd_refuse(why, -EINVAL, "it has more than 1023 bytes");
         memset(to, 0, 1024);
         memcpy(to, value, strlen(value));
         return 0;
@@ -434,7 +456,7 @@ static int parse_ids(const char *value, bool groups, struct id_list *to, struct 
 
 bool setting_keep(const struct setting *o, const void *now, void *next) {
         static const size_t sizes[] = {
-                [SETTING_PATH] = 108, [SETTING_FILE] = 108, [SETTING_SERVERS] = 1024,
+                [SETTING_PATH] = 108, [SETTING_FILE] = 108, [SETTING_TEXT] = 1024,
                 [SETTING_FILES] = sizeof(struct file_list),
                 [SETTING_NAME] = KVD_NAME_MAX + 1, [SETTING_MODE] = 4,   [SETTING_GROUP] = 4,
                 [SETTING_BYTES] = 8,  [SETTING_MEMORY] = 8, [SETTING_COUNT] = 4,
@@ -457,8 +479,8 @@ int setting_parse(const struct setting *o, const char *value, void *base, struct
                 return parse_file(value, to, why);
         case SETTING_FILES:
                 return parse_files(value, to, why);
-        case SETTING_SERVERS:
-                return parse_servers(value, to, why);
+        case SETTING_TEXT:
+                return parse_text(value, to, why);
         case SETTING_NAME:
                 return parse_name(value, to, why);
         case SETTING_MODE:

@@ -68,9 +68,8 @@ struct kvd_attention {
 void kvd_attend(const struct kvd_attention *a);
 
 /*
- * Floats of scratch memory that kvd_attend needs. It depends on n, group, first, n_keys, n_chosen
- * and on whether there is a NULL block, not on the head; it grows with first, n, n_keys and
- * n_chosen.
+ * Floats of scratch memory that kvd_attend needs. It depends on n, group, first, n_keys and
+ * n_chosen, not on the head; it grows with first, n, n_keys and n_chosen.
  */
 size_t kvd_attend_scratch(const struct kvd_attention *a);
 

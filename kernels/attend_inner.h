@@ -30,8 +30,4 @@ void kvd_attend_rotate(const struct kvd_attention *a, float *rotated, const floa
 void kvd_attend_mass(const struct kvd_attention *a, const float *p, float total,
                      uint32_t n_columns);
 
-/* One token: keys and values are read once, where they are. */
-void kvd_attend_token(const struct kvd_attention *a);
-size_t kvd_attend_token_scratch(const struct kvd_attention *a);
-
 #endif

@@ -3,21 +3,27 @@
 #define KVD_KERNELS_ATTEND_ROWS_H
 
 /*
- * Attention of a few queries over keys and values read where they are, each once: what decoding a
- * token wants, where packing the context would cost more than its use. Keys and values are given as
- * pointers to rows of dim elements of a type. The order of additions is that of matmul and mix in
- * kernels/ops.h.
+ * Attention of a few queries over keys and values read where they are: what may be seen is given as
+ * pointers to rows of dim elements of a type, wherever they lie. The order of additions is that of
+ * "lanes" in kernels/ops.h for scores, elements being where lanes_place() says, and a chain for
+ * sums.
  */
 
 #include "kernels/ops.h"
 
 struct kvd_attend_ops {
         /*
-         * to[r * ld + i] = chain over d < dim of q[r * dim + d] * key(i, d), i < n. stage:
-         * kvd_attend_stage() bytes.
+         * Queries in the order in which scores() wants them, of that type and so many of them:
+         * kvd_attend_sum() floats a row.
+         */
+        void (*place)(float *to, const float *q, enum kvd_number type, uint32_t rows, uint32_t dim);
+
+        /*
+         * to[r * ld + i] = lanes over d < dim of placed[r][d] * key(i, d), i < n. stage:
+         * kvd_attend_stage() bytes. It and placed begin with a line of the cache, best.
          */
         void (*scores)(float *to, size_t ld, const uint8_t *const *keys, uint32_t n,
-                       enum kvd_number type, const float *q, uint32_t rows, uint32_t dim,
+                       enum kvd_number type, const float *placed, uint32_t rows, uint32_t dim,
                        void *stage);
 
         /*
@@ -29,16 +35,16 @@ struct kvd_attend_ops {
                     ptrdiff_t offset, uint32_t n, enum kvd_number type, uint32_t rows,
                     uint32_t dim);
 
-        /* to[r * dim + d] = sum[r][d] / total[r]; 0 where the total is. */
-        void (*finish)(float *to, const float *sum, const float *total, enum kvd_number type,
+        /* to[r * dim + d] = sum[r][d] / total[r], which sum is afterwards; 0 where the total is. */
+        void (*finish)(float *to, float *sum, const float *total, enum kvd_number type,
                        uint32_t rows, uint32_t dim);
 };
 
 extern const struct kvd_attend_ops kvd_attend_scalar, kvd_attend_avx2, kvd_attend_avx512;
 
-/* Two panels of 16 keys side by side, in their type. */
+/* 16 keys side by side, widened. */
 static inline size_t kvd_attend_stage(uint32_t dim) {
-        return (size_t)2 * KVD_PANEL * (((size_t)dim * sizeof(float) + 63) / 64 * 64);
+        return (size_t)KVD_PANEL * (((size_t)dim * sizeof(float) + 63) / 64 * 64);
 }
 
 static inline size_t kvd_attend_sum(uint32_t dim) {

@@ -14,7 +14,7 @@
 #include "kernels/hshare_select.h"
 #include "kernels/lanes.h"
 
-enum { QUERIES = 4, AHEAD = 128 }; /* labels fetched ahead */
+enum { QUERIES = 4, AHEAD = 256 }; /* labels fetched ahead */
 
 /* Sums over the channels of 16 labels, one label a lane. */
 struct products {
@@ -25,7 +25,94 @@ struct products {
 
 /* ---- inner products of 16 labels of 32 channels with a few queries --------------------------- */
 
-#if !defined(KVD_ISA_SCALAR)
+#if defined(KVD_ISA_AVX512)
+
+/*
+ * 16 labels of five dwords are five registers; in register r, dword w of a label is in every fifth
+ * lane from number w - r on, modulo 5. Those of the five registers are 16 lanes, no two the same,
+ * since 5 and 16 have no common divisor: dword w of label t is in lane 5 t + w, modulo 16.
+ */
+struct fifths {
+        __mmask16 from[5];
+};
+
+KERNEL struct fifths fifths(void) {
+        struct fifths f = {{0x8421, 0x0842, 0x1084, 0x2108, 0x4210}};
+
+        for (int i = 0; i < 5; i++)
+                __asm__("" : "+k"(f.from[i])); /* else every use would make it again */
+        return f;
+}
+
+/* Dword w of all labels, as they lie. */
+KERNEL __m512i dwords(const __m512i part[5], const struct fifths *f, int w) {
+        __m512i found = part[0];
+
+        for (int r = 1; r < 5; r++)
+                found = _mm512_mask_mov_epi32(found, f->from[(w + 5 - r) % 5], part[r]);
+        return found;
+}
+
+KERNEL __m512i column(const __m512i part[5], const struct fifths *f, int w) {
+        const __m512i at = _mm512_setr_epi32(w, w + 5, w + 10, w + 15, w + 20, w + 25, w + 30,
+                                             w + 35, w + 40, w + 45, w + 50, w + 55, w + 60, w + 65,
+                                             w + 70, w + 75);
+
+        return _mm512_permutexvar_epi32(at, dwords(part, f, w));
+}
+
+/* The last dword of each: 16 times least, then 16 times step. */
+KERNEL void ends(struct products *to, const __m512i part[5], const struct fifths *f) {
+        const __m512i at = _mm512_set_epi16(159, 149, 139, 129, 119, 109, 99, 89, 79, 69, 59, 49,
+                                            39, 29, 19, 9, 158, 148, 138, 128, 118, 108, 98, 88, 78,
+                                            68, 58, 48, 38, 28, 18, 8);
+        __m512i both = _mm512_permutexvar_epi16(at, dwords(part, f, 4));
+
+        to->least = lanes_from_half(_mm512_castsi512_si256(both), KVD_NUMBER_F16);
+        to->step = lanes_from_half(_mm512_extracti64x4_epi64(both, 1), KVD_NUMBER_F16);
+}
+
+/*
+ * Adds to each sum the products of four codes with four of a query. The query's are repeated while
+ * they are read: loaded first, as the compiler has it, they need registers of which there are few.
+ */
+KERNEL __m512i add_products(__m512i sums, __m512i codes, const uint8_t *q) {
+        typedef int __attribute__((may_alias, aligned(1))) four;
+
+        __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(codes), "m"(*(const four *)q));
+        return sums;
+}
+
+/* What needs no query comes first: it is done while the long chains of sums wait. */
+KERNEL void products(struct products *to, const uint8_t *labels, const struct kvd_label_query *q,
+                     uint32_t n_q) {
+        const __m512i nibble = _mm512_set1_epi8(15), zero = _mm512_setzero_si512();
+        const struct fifths f = fifths();
+        __m512i part[5], dot[QUERIES], codes = zero;
+
+        __asm__("" : "+r"(q)); /* else the address of every four would be a register */
+        for (int i = 0; i < 5; i++)
+                part[i] = _mm512_loadu_si512(labels + (size_t)i * 64);
+        ends(to, part, &f);
+        for (uint32_t g = 0; g < n_q; g++)
+                dot[g] = zero;
+        for (int w = 0; w < 4; w++) {
+                __m512i both = column(part, &f, w), low = _mm512_and_si512(both, nibble);
+                __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+
+                codes = _mm512_add_epi8(codes, _mm512_add_epi8(low, high));
+                for (uint32_t g = 0; g < n_q; g++) {
+                        dot[g] = add_products(dot[g], low, q[g].low + (ptrdiff_t)w * 4);
+                        dot[g] = add_products(dot[g], high, q[g].high + (ptrdiff_t)w * 4);
+                }
+        }
+        codes = _mm512_dpbusd_epi32(zero, codes, _mm512_set1_epi8(1));
+        to->sum = _mm512_cvtepi32_ps(codes);
+        for (uint32_t g = 0; g < n_q; g++)
+                to->dot[g] = _mm512_cvtepi32_ps(dot[g]);
+}
+
+#elif defined(KVD_ISA_AVX2)
 
 KERNEL int four_codes(const uint8_t *codes) {
         int word;
@@ -33,64 +120,6 @@ KERNEL int four_codes(const uint8_t *codes) {
         memcpy(&word, codes, 4);
         return word;
 }
-
-#endif
-
-#if defined(KVD_ISA_AVX512)
-
-/* Dword w of each of 16 labels of five: label t's is the number 5 t + w of the 80. */
-KERNEL __m512i column(const __m512i part[5], int w) {
-        const __m512i at = _mm512_setr_epi32(w, w + 5, w + 10, w + 15, w + 20, w + 25, w + 30,
-                                             w + 35, w + 40, w + 45, w + 50, w + 55, w + 60, w + 65,
-                                             w + 70, w + 75);
-        /* those from number 32 on, and from 64 */
-        const __mmask16 second = (__mmask16)(0xffff << DIV_UP(32 - w, 5));
-        const __mmask16 third = (__mmask16)(0xffff << DIV_UP(64 - w, 5));
-        __m512i first = _mm512_permutex2var_epi32(part[0], at, part[1]);
-        __m512i rest = _mm512_permutex2var_epi32(part[2], at, part[3]);
-
-        return _mm512_mask_permutexvar_epi32(_mm512_mask_mov_epi32(first, second, rest), third, at,
-                                             part[4]);
-}
-
-/*
- * Bytes are multiplied and added in pairs: of 32 codes, 16 products come together in 16 bits, at
- * most 3,600.
- */
-KERNEL void products(struct products *to, const uint8_t *labels, const struct kvd_label_query *q,
-                     uint32_t n_q) {
-        const __m512i nibble = _mm512_set1_epi8(15), ones = _mm512_set1_epi16(1);
-        __m512i part[5], acc[QUERIES], codes = _mm512_setzero_si512(), ends;
-
-        for (int i = 0; i < 5; i++)
-                part[i] = _mm512_loadu_si512(labels + (size_t)i * 64);
-        for (uint32_t g = 0; g < n_q; g++)
-                acc[g] = _mm512_setzero_si512();
-        for (int w = 0; w < 4; w++) {
-                __m512i both = column(part, w), low = _mm512_and_si512(both, nibble);
-                __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
-
-                codes = _mm512_add_epi8(codes, _mm512_add_epi8(low, high));
-                for (uint32_t g = 0; g < n_q; g++) {
-                        __m512i ql = _mm512_set1_epi32(four_codes(q[g].low + 4 * w));
-                        __m512i qh = _mm512_set1_epi32(four_codes(q[g].high + 4 * w));
-
-                        acc[g] = _mm512_add_epi16(acc[g],
-                                                  _mm512_add_epi16(_mm512_maddubs_epi16(low, ql),
-                                                                   _mm512_maddubs_epi16(high, qh)));
-                }
-        }
-        codes = _mm512_maddubs_epi16(codes, _mm512_set1_epi8(1));
-        to->sum = _mm512_cvtepi32_ps(_mm512_madd_epi16(codes, ones));
-        for (uint32_t g = 0; g < n_q; g++)
-                to->dot[g] = _mm512_cvtepi32_ps(_mm512_madd_epi16(acc[g], ones));
-        ends = column(part, 4);
-        to->least = lanes_from_half(_mm512_cvtepi32_epi16(ends), KVD_NUMBER_F16);
-        to->step = lanes_from_half(_mm512_cvtepi32_epi16(_mm512_srli_epi32(ends, 16)),
-                                   KVD_NUMBER_F16);
-}
-
-#elif defined(KVD_ISA_AVX2)
 
 /* Dwords 0 to 3 of each of 8 labels. */
 KERNEL void columns(__m256i column[4], const uint8_t *labels) {
@@ -227,13 +256,13 @@ KERNEL void prepare(struct prepared to[QUERIES], const struct kvd_label_query *q
         }
 }
 
-/* n of 16 labels; n_q is a constant where it is passed. */
+/* n of 16 labels; usual: n_channels is USUAL, and n_q a constant where it is passed. */
 KERNEL void score_lanes(float *out, size_t ld, const uint8_t *labels, uint32_t n_channels,
                         const struct kvd_label_query *q, const struct prepared *c, uint32_t n_q,
-                        uint32_t n) {
+                        uint32_t n, bool usual) {
         struct products p;
 
-        if (n_channels == USUAL)
+        if (usual)
                 products(&p, labels, q, n_q);
         else
                 products_each(&p, labels, q, n_q, n_channels);
@@ -253,12 +282,11 @@ KERNEL void score_lanes(float *out, size_t ld, const uint8_t *labels, uint32_t n
  * enough.
  */
 KERNEL void fetch_ahead(const uint8_t *labels, size_t bytes) {
-        for (size_t at = 0; at < KVD_LANES * bytes; at += 64)
-                __builtin_prefetch(labels + AHEAD * bytes + at);
+        lanes_expect(labels + AHEAD * bytes, KVD_LANES * bytes);
 }
 
 KERNEL void score_labels(float *out, size_t ld, const uint8_t *labels, uint32_t n_channels,
-                         const struct kvd_label_query *q, uint32_t n_q, uint32_t n) {
+                         const struct kvd_label_query *q, uint32_t n_q, uint32_t n, bool usual) {
         uint8_t last[KVD_LANES * (KVD_LABEL_CHANNELS_MAX / 2 + 4)];
         size_t bytes = kvd_label_bytes(n_channels);
         struct prepared c[QUERIES];
@@ -268,50 +296,59 @@ KERNEL void score_labels(float *out, size_t ld, const uint8_t *labels, uint32_t 
         for (; i + KVD_LANES <= n; i += KVD_LANES) {
                 if (i + AHEAD < n)
                         fetch_ahead(labels + i * bytes, bytes);
-                score_lanes(out + i, ld, labels + i * bytes, n_channels, q, c, n_q, KVD_LANES);
+                score_lanes(out + i, ld, labels + i * bytes, n_channels, q, c, n_q, KVD_LANES,
+                            usual);
         }
         if (i == n)
                 return;
         memset(last, 0, KVD_LANES * bytes);
         memcpy(last, labels + i * bytes, (n - i) * bytes);
-        score_lanes(out + i, ld, last, n_channels, q, c, n_q, n - i);
+        score_lanes(out + i, ld, last, n_channels, q, c, n_q, n - i, usual);
+}
+
+static void score_usual(float *out, size_t ld, const uint8_t *labels,
+                        const struct kvd_label_query *q, uint32_t n_q, uint32_t n) {
+        for (; n_q >= QUERIES; n_q -= QUERIES, q += QUERIES, out += QUERIES * ld)
+                score_labels(out, ld, labels, USUAL, q, QUERIES, n, true);
+        if (n_q == 3)
+                score_labels(out, ld, labels, USUAL, q, 3, n, true);
+        else if (n_q == 2)
+                score_labels(out, ld, labels, USUAL, q, 2, n, true);
+        else if (n_q == 1)
+                score_labels(out, ld, labels, USUAL, q, 1, n, true);
 }
 
 /* n labels that lie one after the other. */
 static void score_some(float *out, size_t ld, const uint8_t *labels, uint32_t n_channels,
                        const struct kvd_label_query *q, uint32_t n_q, uint32_t n) {
-        for (; n_q >= QUERIES; n_q -= QUERIES, q += QUERIES, out += QUERIES * ld)
-                score_labels(out, ld, labels, n_channels, q, QUERIES, n);
-        if (n_q == 3)
-                score_labels(out, ld, labels, n_channels, q, 3, n);
-        else if (n_q == 2)
-                score_labels(out, ld, labels, n_channels, q, 2, n);
-        else if (n_q == 1)
-                score_labels(out, ld, labels, n_channels, q, 1, n);
+        if (n_channels == USUAL)
+                score_usual(out, ld, labels, q, n_q, n);
+        for (uint32_t g = 0; g < n_q && n_channels != USUAL; g += QUERIES)
+                score_labels(out + g * ld, ld, labels, n_channels, q + g, MIN(QUERIES, n_q - g), n,
+                             false);
 }
 
 /* Blocks' labels lie anywhere: no processor guesses where the next ones are. */
 static void fetch_labels(const uint8_t *labels, size_t bytes) {
-        for (size_t at = 0; at < MIN(bytes, 4096) + 63; at += 64)
-                __builtin_prefetch(labels + at);
+        lanes_expect(labels, MIN(bytes, 4096) + 63);
 }
 
 static void scores(float *to, size_t ld, const uint8_t *const *blocks, size_t offset,
                    uint32_t block_tokens, uint32_t n_channels,
                    const struct kvd_label_query *queries, uint32_t n_queries, uint32_t first,
                    uint32_t n) {
+        size_t bytes = kvd_label_bytes(n_channels);
+
         for (uint32_t i = 0, count; i < n; i += count) {
                 uint32_t block = (first + i) / block_tokens, slot = (first + i) % block_tokens;
                 uint64_t ahead = block + (uint64_t)DIV_UP(AHEAD, block_tokens);
 
                 count = MIN(n - i, block_tokens - slot);
                 if (ahead * block_tokens < (uint64_t)first + n && blocks[ahead])
-                        fetch_labels(blocks[ahead] + offset,
-                                     block_tokens * kvd_label_bytes(n_channels));
+                        fetch_labels(blocks[ahead] + offset, block_tokens * bytes);
                 if (blocks[block])
-                        score_some(to + i, ld,
-                                   blocks[block] + offset + slot * kvd_label_bytes(n_channels),
-                                   n_channels, queries, n_queries, count);
+                        score_some(to + i, ld, blocks[block] + offset + slot * bytes, n_channels,
+                                   queries, n_queries, count);
                 for (uint32_t g = 0; !blocks[block] && g < n_queries; g++)
                         for (uint32_t j = 0; j < count; j++)
                                 to[g * ld + i + j] = -INFINITY;

@@ -235,11 +235,14 @@ KERNEL lanes best_of(const lanes x[USUAL], bool largest) {
 }
 
 KERNEL struct range_16 range_of_16(const lanes x[USUAL]) {
-        lanes check = lanes_zero();
+        lanes part[4], check;
         struct range_16 r;
 
+        /* NaN for what is not finite */
         for (int i = 0; i < USUAL; i++)
-                check = lanes_fma(x[i], lanes_zero(), check); /* NaN for what is not finite */
+                part[i % 4] = i < 4 ? lanes_mul(x[i], lanes_zero()) :
+                                      lanes_fma(x[i], lanes_zero(), part[i % 4]);
+        check = lanes_add(lanes_add(part[0], part[1]), lanes_add(part[2], part[3]));
         r.least = lanes_max(best_of(x, false), lanes_set(-65504.0f));
         r.step = lanes_div(lanes_sub(lanes_min(best_of(x, true), lanes_set(65504.0f)), r.least),
                            lanes_set(15.0f));
@@ -251,10 +254,14 @@ KERNEL struct range_16 range_of_16(const lanes x[USUAL]) {
 
 /* As through_f16(): -0 becomes 0. */
 KERNEL lanes through_f16_16(lanes a) {
-        uint16_t half[KVD_LANES];
+#if defined(KVD_ISA_AVX512)
+        lanes back = lanes_from_half(lanes_to_half(a, KVD_NUMBER_F16), KVD_NUMBER_F16);
+#else
+        lanes back = {lanes_from_half(lanes_to_half(a.low, KVD_NUMBER_F16), KVD_NUMBER_F16),
+                      lanes_from_half(lanes_to_half(a.high, KVD_NUMBER_F16), KVD_NUMBER_F16)};
+#endif
 
-        lanes_narrow(half, a, KVD_NUMBER_F16);
-        return lanes_add(lanes_widen(half, KVD_NUMBER_F16), lanes_zero());
+        return lanes_add(back, lanes_zero());
 }
 
 /*
@@ -277,26 +284,107 @@ KERNEL void codes_of(lanes x[USUAL], const struct range_16 *r) {
         }
 }
 
-/* Numbers of 16 bits, the first in the low half: four channels each. */
-KERNEL void pair_codes(uint32_t word[KVD_LANES], const lanes code[8]) {
-        float low[KVD_LANES], high[KVD_LANES];
-        lanes sixteen = lanes_set(16.0f), a, b;
+/* Four channels of 4 bits each. */
+KERNEL lanes four_codes(const lanes code[4]) {
+        lanes sixteen = lanes_set(16.0f);
 
-        a = lanes_fma(lanes_fma(lanes_fma(code[3], sixteen, code[2]), sixteen, code[1]), sixteen,
-                      code[0]);
-        b = lanes_fma(lanes_fma(lanes_fma(code[7], sixteen, code[6]), sixteen, code[5]), sixteen,
-                      code[4]);
-        lanes_store(low, a);
-        lanes_store(high, b);
-        for (int t = 0; t < KVD_LANES; t++)
-                word[t] = (uint32_t)(int32_t)low[t] | (uint32_t)(int32_t)high[t] << 16;
+        return lanes_fma(lanes_fma(lanes_fma(code[3], sixteen, code[2]), sixteen, code[1]), sixteen,
+                         code[0]);
 }
+
+/* ---- 16 labels of 20 bytes from their words, one label a lane ---- */
+
+#if defined(KVD_ISA_AVX512)
+
+/* Numbers of 16 bits, the first in the low half. */
+KERNEL __m512i word_of(lanes low, lanes high) {
+        return _mm512_or_si512(_mm512_cvttps_epi32(low),
+                               _mm512_slli_epi32(_mm512_cvttps_epi32(high), 16));
+}
+
+KERNEL void store_quarter(uint8_t *labels, __m512i words, int quarter) {
+        labels += (size_t)quarter * 4 * USUAL_BYTES;
+        _mm_storeu_si128((void *)labels, quarter == 0 ? _mm512_castsi512_si128(words) :
+                                         quarter == 1 ? _mm512_extracti32x4_epi32(words, 1) :
+                                         quarter == 2 ? _mm512_extracti32x4_epi32(words, 2) :
+                                                        _mm512_extracti32x4_epi32(words, 3));
+}
+
+KERNEL void store_labels(uint8_t *labels, const lanes low[4], const lanes high[4], lanes least,
+                         lanes step) {
+        __m512i a[4], b[4];
+        uint32_t ends[KVD_LANES];
+
+        for (int w = 0; w < 4; w++)
+                a[w] = word_of(low[w], high[w]);
+        for (int i = 0; i < 2; i++) {
+                b[2 * i] = _mm512_unpacklo_epi32(a[2 * i], a[2 * i + 1]);
+                b[2 * i + 1] = _mm512_unpackhi_epi32(a[2 * i], a[2 * i + 1]);
+        }
+        for (int i = 0; i < 2; i++) {
+                a[2 * i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+                a[2 * i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        }
+        /* quarter i of a[j]: the codes of label 4 i + j */
+        for (int i = 0; i < KVD_LANES; i++)
+                store_quarter(labels + (size_t)(i % 4) * USUAL_BYTES, a[i % 4], i / 4);
+        a[0] = _mm512_cvtepu16_epi32(lanes_to_half(least, KVD_NUMBER_F16));
+        a[1] = _mm512_cvtepu16_epi32(lanes_to_half(step, KVD_NUMBER_F16));
+        _mm512_storeu_si512(ends, _mm512_or_si512(a[0], _mm512_slli_epi32(a[1], 16)));
+        for (int t = 0; t < KVD_LANES; t++)
+                memcpy(labels + (size_t)t * USUAL_BYTES + 16, &ends[t], 4);
+}
+
+#else
+
+KERNEL __m256i word_of(__m256 low, __m256 high) {
+        return _mm256_or_si256(_mm256_cvttps_epi32(low),
+                               _mm256_slli_epi32(_mm256_cvttps_epi32(high), 16));
+}
+
+/* Eight labels; words: of each. */
+KERNEL void store_8(uint8_t *labels, const __m256i words[4], __m128i least, __m128i step) {
+        __m256i a[4], b[4];
+        uint32_t ends[8];
+
+        for (int i = 0; i < 2; i++) {
+                b[2 * i] = _mm256_unpacklo_epi32(words[2 * i], words[2 * i + 1]);
+                b[2 * i + 1] = _mm256_unpackhi_epi32(words[2 * i], words[2 * i + 1]);
+        }
+        for (int i = 0; i < 2; i++) {
+                a[2 * i] = _mm256_unpacklo_epi64(b[i], b[i + 2]);
+                a[2 * i + 1] = _mm256_unpackhi_epi64(b[i], b[i + 2]);
+        }
+        _mm_storeu_si128((void *)ends, _mm_unpacklo_epi16(least, step));
+        _mm_storeu_si128((void *)(ends + 4), _mm_unpackhi_epi16(least, step));
+        for (int i = 0; i < 8; i++) {
+                __m128i codes = i < 4 ? _mm256_castsi256_si128(a[i % 4]) :
+                                        _mm256_extracti128_si256(a[i % 4], 1);
+
+                _mm_storeu_si128((void *)(labels + (size_t)i * USUAL_BYTES), codes);
+                memcpy(labels + (size_t)i * USUAL_BYTES + 16, &ends[i], 4);
+        }
+}
+
+KERNEL void store_labels(uint8_t *labels, const lanes low[4], const lanes high[4], lanes least,
+                         lanes step) {
+        __m256i first[4], last[4];
+
+        for (int w = 0; w < 4; w++) {
+                first[w] = word_of(low[w].low, high[w].low);
+                last[w] = word_of(low[w].high, high[w].high);
+        }
+        store_8(labels, first, lanes_to_half(least.low, KVD_NUMBER_F16),
+                lanes_to_half(step.low, KVD_NUMBER_F16));
+        store_8(labels + (size_t)8 * USUAL_BYTES, last, lanes_to_half(least.high, KVD_NUMBER_F16),
+                lanes_to_half(step.high, KVD_NUMBER_F16));
+}
+
+#endif
 
 KERNEL void label_16(uint8_t *labels, const void *k, size_t stride, const uint16_t *channels,
                      uint32_t most, enum kvd_number type) {
-        lanes x[USUAL];
-        uint32_t words[USUAL_BYTES / 4][KVD_LANES];
-        uint16_t least[KVD_LANES], step[KVD_LANES];
+        lanes x[USUAL], low[4], high[4];
         struct range_16 r;
 
         pick_16(x, k, stride, channels, most, type);
@@ -304,19 +392,13 @@ KERNEL void label_16(uint8_t *labels, const void *k, size_t stride, const uint16
         r.least = through_f16_16(r.least);
         r.step = through_f16_16(r.step);
         r.step = lanes_select_less(lanes_zero(), r.step, r.step, lanes_set(1.0f));
-        lanes_narrow(least, r.least, KVD_NUMBER_F16);
-        lanes_narrow(step, r.step, KVD_NUMBER_F16);
         codes_of(x, &r);
-        for (int w = 0; w < 4; w++)
-                pair_codes(words[w], x + (ptrdiff_t)w * 8);
-        for (int t = 0; t < KVD_LANES; t++)
-                words[4][t] = least[t] | (uint32_t)step[t] << 16;
-        for (int t = 0; t < KVD_LANES; t++)
-                for (int w = 0; w < USUAL_BYTES / 4; w++, labels += 4)
-                        memcpy(labels, &words[w][t], 4);
+        for (int w = 0; w < 4; w++) {
+                low[w] = four_codes(x + (ptrdiff_t)w * 8);
+                high[w] = four_codes(x + (ptrdiff_t)w * 8 + 4);
+        }
+        store_labels(labels, low, high, r.least, r.step);
 }
-
-enum { AHEAD = 32 }; /* keys */
 
 KERNEL void label_usual(uint8_t *labels, const void *k, size_t stride, uint32_t n,
                         const uint16_t *channels, enum kvd_number type) {
@@ -325,9 +407,6 @@ KERNEL void label_usual(uint8_t *labels, const void *k, size_t stride, uint32_t 
         for (uint32_t c = 0; c < USUAL; c++)
                 most = MAX(most, channels[c]);
         for (; i + KVD_LANES <= n; i += KVD_LANES) {
-                for (uint32_t t = i + AHEAD; t < MIN(i + AHEAD + KVD_LANES, n); t++)
-                        lanes_expect(number_at(k, t * stride, type),
-                                     (most + 1) * number_size(type));
                 label_16(labels + (size_t)i * USUAL_BYTES, number_at(k, i * stride, type), stride,
                          channels, most, type);
         }

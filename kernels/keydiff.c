@@ -4,7 +4,7 @@
  * Blocks are taken in their order, and in a block one head after the other, 16 tokens at a time:
  * where blocks hold all heads, that is how memory is read fastest. Widening takes two lanes at once
  * (lanes_widen_2), whose elements are not in order; anchors are therefore turned into that order
- * and back, by place_of().
+ * and back, by lanes_place().
  */
 
 #include "kernels/keydiff.h"
@@ -47,14 +47,6 @@ KERNEL uint32_t padded(uint32_t dim) {
 
 /* ---- one row ---- */
 
-/*
- * Where element d of a row is after widening: pairs of lanes as far as they go, then whole lanes,
- * then a rest.
- */
-KERNEL uint32_t place_of(uint32_t d, uint32_t dim, enum kvd_number type) {
-        return d < dim / 32 * 32 ? d / 32 * 32 + lanes_place_2(d % 32, type) : d;
-}
-
 KERNEL lanes squares(const void *row, uint32_t dim, enum kvd_number type) {
         lanes a = lanes_zero(), b = lanes_zero(), x, y;
         uint32_t d = 0;
@@ -76,7 +68,7 @@ KERNEL lanes squares(const void *row, uint32_t dim, enum kvd_number type) {
         return lanes_add(a, b);
 }
 
-/* m is in the order of place_of(), padded with zeros to whole lanes. */
+/* m is in the order of lanes_place(), padded with zeros to whole lanes. */
 KERNEL lanes products(const void *row, const float *m, uint32_t dim, enum kvd_number type,
                       lanes *ret_squares) {
         lanes a = lanes_zero(), b = lanes_zero(), p = lanes_zero(), q = lanes_zero(), x, y;
@@ -187,7 +179,7 @@ KERNEL void flush(float *sums, float *part, const struct kvd_key_rows *keys, uin
         for (uint32_t h = 0; h < keys->heads; h++)
                 for (uint32_t d = 0; d < dim; d++)
                         sums[(size_t)h * dim + d] +=
-                                part[(size_t)h * padded(dim) + place_of(d, dim, type)];
+                                part[(size_t)h * padded(dim) + lanes_place(d, dim, type)];
         memset(part, 0, (size_t)keys->heads * padded(dim) * sizeof *part);
 }
 
@@ -229,12 +221,15 @@ KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_key_rows
 
 /* ---- scores ---- */
 
-KERNEL lanes score_group(const void *keys, size_t stride, uint32_t n, const float *m, float length,
-                         uint32_t dim, enum kvd_number type) {
+KERNEL lanes score_group(const void *keys, const void *next, size_t stride, uint32_t n,
+                         const float *m, float length, uint32_t dim, enum kvd_number type) {
         lanes dots[GROUP], sums[GROUP], square, score;
 
-        for (uint32_t i = 0; i < n; i++)
+        for (uint32_t i = 0; i < n; i++) {
+                if (next)
+                        lanes_expect(number_at(next, i * stride, type), dim * number_size(type));
                 dots[i] = products(number_at(keys, i * stride, type), m, dim, type, &sums[i]);
+        }
         for (uint32_t i = n; i < GROUP; i++)
                 sums[i] = dots[i] = lanes_zero();
         square = lanes_sum_16(sums);
@@ -260,18 +255,21 @@ KERNEL void place_anchors(float *placed, float *lengths, const float *m,
                 float *head = placed + (size_t)h * padded(dim);
 
                 for (uint32_t d = 0; d < dim; d++)
-                        head[place_of(d, dim, type)] = m[(size_t)h * dim + d];
+                        head[lanes_place(d, dim, type)] = m[(size_t)h * dim + d];
                 lengths[h] = length_of(head, dim);
         }
 }
 
-KERNEL lanes score_head(const struct kvd_key_rows *keys, struct group g, uint32_t h, const float *m,
-                        float length, uint32_t dim, enum kvd_number type) {
+/* next: where the next group is, which nothing foretells if it is in another block. */
+KERNEL lanes score_head(const struct kvd_key_rows *keys, struct group g, const void *next,
+                        uint32_t h, const float *m, float length, uint32_t dim,
+                        enum kvd_number type) {
         const void *head = number_at(g.keys, h * keys->head_stride, type);
 
         if (SIMD && g.n == GROUP)
-                return score_group(head, keys->token_stride, GROUP, m, length, dim, type);
-        return score_group(head, keys->token_stride, g.n, m, length, dim, type);
+                return score_group(head, h + 1 == keys->heads ? next : NULL, keys->token_stride,
+                                   GROUP, m, length, dim, type);
+        return score_group(head, NULL, keys->token_stride, g.n, m, length, dim, type);
 }
 
 KERNEL void score_body(float *scores, size_t stride, const struct kvd_key_rows *keys, uint32_t from,
@@ -282,13 +280,14 @@ KERNEL void score_body(float *scores, size_t stride, const struct kvd_key_rows *
         place_anchors(placed, lengths, m, keys, dim, type);
         for (uint32_t t = from; t < to;) {
                 struct group g = group_at(keys, t, to, type);
+                const void *next = t + g.n < to ? group_at(keys, t + g.n, to, type).keys : NULL;
 
                 for (uint32_t h = 0; h < keys->heads; h++) {
                         const float *anchor = placed + (size_t)h * padded(dim);
                         lanes score = lanes_set(-INFINITY);
 
                         if (g.keys)
-                                score = score_head(keys, g, h, anchor, lengths[h], dim, type);
+                                score = score_head(keys, g, next, h, anchor, lengths[h], dim, type);
                         lanes_store_to(scores + h * stride + (t - from), score, g.n);
                 }
                 t += g.n;

@@ -9,6 +9,8 @@
  * (NaN: a NaN, with unspecified payload), so the variants of a method are equal because its steps
  * are. A multiply-add is fused where lanes_fma says so and nowhere else.
  *
+ *   lanes_set     lanes_constant  a number in all lanes; one that many operations in a row need
+ *   lanes_held                    loaded once, for all that uses it, though there are few registers
  *   lanes_load    lanes_load_n    16 floats; n < 16 floats, the other lanes are 0. No byte beyond n is touched,
  *   lanes_store   lanes_store_n   read or written, here and below. No alignment is needed.
  *   lanes_widen   lanes_widen_n   the same from memory of a type; exact
@@ -22,7 +24,7 @@
  *   lanes_sum                     j + (j + 8), then 4, 2, 1: the order of kernels/ops.h
  *   lanes_sum_16 ...              those three of 16 vectors, side by side
  *   lanes_largest lanes_least     lanes_max and lanes_min in the same tree
- *   lanes_exp                     e^x as in kernels/variants.h: 0 below -87, e^88 above 88
+ *   lanes_exp     lanes_exps      e^x, of up to two in step: see kernels/variants.h; 0 below -87, e^88 above 88
  *
  * type is a constant wherever it is passed: a body that is KERNEL, called from a switch, costs no
  * row a decision.
@@ -43,6 +45,11 @@ KERNEL size_t lanes_bytes(enum kvd_number type) {
 /* Where element i of 32 is after lanes_widen_2, lane place % 16 of its first or second result. */
 KERNEL uint32_t lanes_place_2(uint32_t i, enum kvd_number type) {
         return type == KVD_NUMBER_BF16 ? i % 2 * KVD_LANES + i / 2 : i;
+}
+
+/* Where element d of a row is that is widened by pairs of lanes as far as they go, then by lanes. */
+KERNEL uint32_t lanes_place(uint32_t d, uint32_t dim, enum kvd_number type) {
+        return d < dim / 32 * 32 ? d / 32 * 32 + lanes_place_2(d % 32, type) : d;
 }
 
 #if defined(KVD_ISA_AVX512)
@@ -102,22 +109,46 @@ KERNEL void lanes_narrow_to(void *to, lanes a, uint32_t n, enum kvd_number type)
                 lanes_narrow(to, a, type);
 }
 
-KERNEL lanes lanes_exp(lanes x) {
-        lanes clamped = lanes_min(lanes_set(EXP_HIGH), x);
-        lanes shifted = lanes_fma(clamped, lanes_set(EXP_LOG2E), lanes_set(EXP_SHIFT));
-        lanes n = lanes_sub(shifted, lanes_set(EXP_SHIFT));
-        lanes r = lanes_fma(n, lanes_set(-EXP_LN2_LOW),
-                            lanes_fma(n, lanes_set(-EXP_LN2_HIGH), clamped));
-        lanes p = lanes_set(EXP_C5);
+/* x = n ln 2 + r; n is in the low bits of shifted. */
+KERNEL void lanes_exp_split(lanes *r, lanes *shifted, const lanes *x, int n) {
+        lanes log2e = lanes_constant(EXP_LOG2E), shift = lanes_constant(EXP_SHIFT),
+              high = lanes_constant(-EXP_LN2_HIGH), low = lanes_constant(-EXP_LN2_LOW);
 
-        p = lanes_fma(p, r, lanes_set(EXP_C4));
-        p = lanes_fma(p, r, lanes_set(EXP_C3));
-        p = lanes_fma(p, r, lanes_set(EXP_C2));
-        p = lanes_fma(p, r, lanes_set(EXP_C1));
-        p = lanes_fma(p, r, lanes_set(EXP_C0));
-        p = lanes_fma(p, lanes_mul(r, r), lanes_add(r, lanes_set(1.0f)));
-        p = lanes_mul(p, lanes_power(shifted));
-        return lanes_select_less(clamped, lanes_set(EXP_LOW), lanes_zero(), p);
+        for (int i = 0; i < n; i++)
+                shifted[i] = lanes_fma(x[i], log2e, shift);
+        for (int i = 0; i < n; i++) {
+                lanes whole = lanes_sub(shifted[i], shift);
+
+                r[i] = lanes_fma(whole, low, lanes_fma(whole, high, x[i]));
+        }
+}
+
+/* In step: while one waits for an operation, the other does it, with the same constant. */
+KERNEL void lanes_exps(lanes *x, int n) {
+        const float factors[] = {EXP_C4, EXP_C3, EXP_C2, EXP_C1, EXP_C0};
+        lanes r[2], shifted[2], p[2], c = lanes_constant(EXP_HIGH);
+
+        for (int i = 0; i < n; i++) {
+                x[i] = lanes_min(c, x[i]);
+                p[i] = lanes_constant(EXP_C5);
+        }
+        lanes_exp_split(r, shifted, x, n);
+        for (int k = 0; k < 5; k++) {
+                c = lanes_constant(factors[k]);
+                for (int i = 0; i < n; i++)
+                        p[i] = lanes_fma(p[i], r[i], c);
+        }
+        c = lanes_constant(1.0f);
+        for (int i = 0; i < n; i++) {
+                p[i] = lanes_fma(p[i], lanes_mul(r[i], r[i]), lanes_add(r[i], c));
+                p[i] = lanes_mul(p[i], lanes_power(shifted[i]));
+                x[i] = lanes_select_less(x[i], lanes_set(EXP_LOW), lanes_zero(), p[i]);
+        }
+}
+
+KERNEL lanes lanes_exp(lanes x) {
+        lanes_exps(&x, 1);
+        return x;
 }
 
 #endif

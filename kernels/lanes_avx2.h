@@ -29,6 +29,13 @@ KERNEL lanes lanes_set(float value) {
         return (lanes){_mm256_set1_ps(value), _mm256_set1_ps(value)};
 }
 
+KERNEL lanes lanes_constant(float value) {
+        __m256 all = _mm256_set1_ps(value);
+
+        __asm__("" : "+x"(all)); /* else every operation would load it again */
+        return (lanes){all, all};
+}
+
 KERNEL lanes lanes_zero(void) {
         return (lanes){_mm256_setzero_ps(), _mm256_setzero_ps()};
 }
@@ -37,6 +44,11 @@ KERNEL lanes lanes_zero(void) {
 
 KERNEL lanes lanes_load(const float *from) {
         return (lanes){_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)};
+}
+
+KERNEL lanes lanes_held(lanes a) {
+        __asm__("" : "+x"(a.low), "+x"(a.high)); /* else what uses it would load it again */
+        return a;
 }
 
 KERNEL lanes lanes_load_n(const float *from, uint32_t n) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * AVX-512 (F, BW, VL, DQ) for kernels/lanes.h, which includes it: a register, and masks for the
- * remainders.
+ * AVX-512 (F, BW, VL, DQ, VNNI) for kernels/lanes.h, which includes it: a register, and masks for
+ * the remainders.
  */
 
 #include <immintrin.h>
@@ -18,6 +18,10 @@ KERNEL lanes lanes_set(float value) {
         return _mm512_set1_ps(value);
 }
 
+KERNEL lanes lanes_constant(float value) {
+        return lanes_set(value);
+}
+
 KERNEL lanes lanes_zero(void) {
         return _mm512_setzero_ps();
 }
@@ -26,6 +30,10 @@ KERNEL lanes lanes_zero(void) {
 
 KERNEL lanes lanes_load(const float *from) {
         return _mm512_loadu_ps(from);
+}
+
+KERNEL lanes lanes_held(lanes a) {
+        return a;
 }
 
 KERNEL lanes lanes_load_n(const float *from, uint32_t n) {

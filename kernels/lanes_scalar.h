@@ -18,11 +18,19 @@ KERNEL lanes lanes_set(float value) {
         return EACH_LANE(value);
 }
 
+KERNEL lanes lanes_constant(float value) {
+        return lanes_set(value);
+}
+
 KERNEL lanes lanes_zero(void) {
         return lanes_set(0.0f);
 }
 
 /* ---- memory ---- */
+
+KERNEL lanes lanes_held(lanes a) {
+        return a;
+}
 
 KERNEL lanes lanes_load_n(const float *from, uint32_t n) {
         lanes a = lanes_zero();

@@ -33,7 +33,7 @@ bool kvd_works_avx2(void) {
 bool kvd_works_avx512(void) {
         return kvd_works_avx2() && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512dq");
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 }
 #endif
 

@@ -11,9 +11,10 @@
  * that a cache block is the same whoever computed it, in whatever batch. It holds because the order
  * of the additions is part of an operation's definition, never of its tiling:
  *
- *   chain    acc = fma(a[i], b[i], acc) for i ascending from acc = 0 (or the stated start): matmul, mix
+ *   chain    acc = fma(a[i], b[i], acc) for i ascending from acc = 0 (or the stated start): matmul,
+ *            sums of attention
  *   lanes    lane j of 16 is the chain of the elements i = j (mod 16); then lanes j and j + 8 are added, j and
- *            j + 4, j and j + 2, j and j + 1: rmsnorm, softmax
+ *            j + 4, j and j + 2, j and j + 1: rmsnorm, softmax, scores of attention
  *
  * One multiply-add is always one fused operation, full tile or remainder; nothing else is
  * contracted (the files are compiled with -ffp-contract=off). NaN results are NaN in every variant,
@@ -29,18 +30,6 @@
 /* Element types in memory; the numbers are those of enum kvd_dtype in the public header. */
 enum kvd_number { KVD_NUMBER_F32 = 1, KVD_NUMBER_F16 = 2, KVD_NUMBER_BF16 = 3 };
 
-/*
- * Rows of floats that lie in blocks: row i is at blocks[i / per_block] + offset, stride floats a
- * row.
- */
-struct kvd_rows {
-        const uint8_t *const *blocks;
-        size_t offset; /* bytes */
-        size_t stride; /* floats */
-        uint32_t per_block;
-        uint32_t dim; /* floats of a row that count */
-};
-
 struct kvd_attend_ops;
 struct kvd_block_ops;
 struct kvd_keydiff_ops;
@@ -55,7 +44,7 @@ struct kvd_ops {
 
         /* ---- one table for each method: kernels/block.h, keydiff.h, memshare.h, ... ---------- */
 
-        const struct kvd_attend_ops *attend; /* one token: kernels/attend_rows.h */
+        const struct kvd_attend_ops *attend; /* kernels/attend_rows.h */
         const struct kvd_block_ops *block;
         const struct kvd_keydiff_ops *keydiff;
         const struct kvd_memshare_ops *memshare;
@@ -79,10 +68,6 @@ struct kvd_ops {
          */
         void (*matmul)(float *y, size_t ldy, const float *x, size_t ldx, uint32_t rows,
                        const float *w, uint32_t n_in, uint32_t n_out);
-
-        /* y[r][d] = chain from y[r][d] over from <= t < to of p[r][t] * v(t, d). */
-        void (*mix)(float *y, size_t ldy, const float *p, size_t ldp, uint32_t rows,
-                    const struct kvd_rows *v, uint32_t from, uint32_t to);
 
         /* ---- vectors ---- */
 
@@ -129,11 +114,6 @@ const struct kvd_ops *const *kvd_ops_list(void);
 /* Floats of a packed matrix of that many rows. */
 static inline size_t kvd_packed_floats(uint32_t rows, uint32_t dim) {
         return ((size_t)rows + KVD_PANEL - 1) / KVD_PANEL * KVD_PANEL * dim;
-}
-
-static inline const float *kvd_rows_at(const struct kvd_rows *v, uint32_t i) {
-        return (const float *)(v->blocks[i / v->per_block] + v->offset) +
-               (i % v->per_block) * v->stride;
 }
 
 #endif

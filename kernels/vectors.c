@@ -21,11 +21,11 @@
 #include "kernels/sketch.h"
 
 #if defined(KVD_ISA_AVX512)
-enum { TILE_ROWS = 4, TILE_PANELS = 4, ROW_PANELS = 8, MIX_ROWS = 8, MIX_PANELS = 2 };
+enum { TILE_ROWS = 4, TILE_PANELS = 4, ROW_PANELS = 8 };
 #elif defined(KVD_ISA_AVX2)
-enum { TILE_ROWS = 4, TILE_PANELS = 1, ROW_PANELS = 4, MIX_ROWS = 4, MIX_PANELS = 1 };
+enum { TILE_ROWS = 4, TILE_PANELS = 1, ROW_PANELS = 4 };
 #else
-enum { TILE_ROWS = 1, TILE_PANELS = 1, ROW_PANELS = 1, MIX_ROWS = 1, MIX_PANELS = 1 };
+enum { TILE_ROWS = 1, TILE_PANELS = 1, ROW_PANELS = 1 };
 #endif
 
 /* ---- matrices ---- */
@@ -118,65 +118,6 @@ static void matmul(float *y, size_t ldy, const float *x, size_t ldx, uint32_t ro
                               MIN(n_out - o, KVD_PANEL), 1);
 }
 
-struct weights {
-        const float *p;
-        size_t ld;
-        uint32_t from, to;
-};
-
-/* last: dimensions of the last panel, counted from dim on. */
-KERNEL void mix_tile(float *y, size_t ldy, const struct weights *w, const struct kvd_rows *v,
-                     uint32_t dim, uint32_t last, int rows, int panels) {
-        lanes acc[MIX_ROWS][MIX_PANELS];
-
-        for (int r = 0; r < rows; r++)
-                for (int q = 0; q < panels; q++)
-                        acc[r][q] = lanes_load_to(y + r * ldy + dim + q * KVD_PANEL,
-                                                  q + 1 < panels ? KVD_PANEL : last);
-        for (uint32_t t = w->from; t < w->to;) {
-                const float *row = kvd_rows_at(v, t) + dim;
-                uint32_t end = MIN(w->to, t - t % v->per_block + v->per_block);
-
-                for (; t < end; t++, row += v->stride) {
-                        lanes vt[MIX_PANELS];
-
-                        for (int q = 0; q < panels; q++)
-                                vt[q] = lanes_load_to(row + q * KVD_PANEL,
-                                                      q + 1 < panels ? KVD_PANEL : last);
-                        for (int r = 0; r < rows; r++)
-                                for (int q = 0; q < panels; q++)
-                                        acc[r][q] = lanes_fma(lanes_set(w->p[r * w->ld + t]), vt[q],
-                                                              acc[r][q]);
-                }
-        }
-        for (int r = 0; r < rows; r++)
-                for (int q = 0; q < panels; q++)
-                        lanes_store_to(y + r * ldy + dim + q * KVD_PANEL, acc[r][q],
-                                       q + 1 < panels ? KVD_PANEL : last);
-}
-
-KERNEL void mix_rows(float *y, size_t ldy, const struct weights *w, const struct kvd_rows *v,
-                     int rows) {
-        uint32_t d = 0;
-
-        for (; d + MIX_PANELS * KVD_PANEL <= v->dim; d += MIX_PANELS * KVD_PANEL)
-                mix_tile(y, ldy, w, v, d, KVD_PANEL, rows, MIX_PANELS);
-        for (; d < v->dim; d += KVD_PANEL)
-                mix_tile(y, ldy, w, v, d, MIN(v->dim - d, KVD_PANEL), rows, 1);
-}
-
-static void mix(float *y, size_t ldy, const float *p, size_t ldp, uint32_t rows,
-                const struct kvd_rows *v, uint32_t from, uint32_t to) {
-        struct weights w = {p, ldp, from, to};
-
-        for (; rows >= MIX_ROWS; rows -= MIX_ROWS, y += MIX_ROWS * ldy, w.p += MIX_ROWS * ldp)
-                mix_rows(y, ldy, &w, v, MIX_ROWS);
-        for (; MIX_ROWS > 2 && rows >= 2; rows -= 2, y += 2 * ldy, w.p += 2 * ldp)
-                mix_rows(y, ldy, &w, v, MIN(MIX_ROWS, 2));
-        for (; rows > 0; rows--, y += ldy, w.p += ldp)
-                mix_rows(y, ldy, &w, v, 1);
-}
-
 /* ---- vectors ---- */
 
 /* Calls body for every 16 of n, n_here of them there. */
@@ -235,13 +176,15 @@ static void add(float *y, const float *x, size_t n) {
 }
 
 static float largest(const float *x, uint32_t n) {
-        lanes max = lanes_set(x[0]);
+        lanes max = lanes_set(x[0]), other = max;
         uint32_t i = 0;
         float most;
 
-        for (; i + KVD_LANES <= n; i += KVD_LANES)
+        for (; i + 2 * KVD_LANES <= n; i += 2 * KVD_LANES) {
                 max = lanes_max(lanes_load(x + i), max);
-        most = lanes_largest(max);
+                other = lanes_max(lanes_load(x + i + KVD_LANES), other);
+        }
+        most = lanes_largest(lanes_max(max, other));
         for (; i < n; i++)
                 most = x[i] > most ? x[i] : most;
         return most;
@@ -249,13 +192,24 @@ static float largest(const float *x, uint32_t n) {
 
 static float softmax(float *x, uint32_t n, float scale) {
         lanes max = lanes_set(-(largest(x, n) * scale)), sum = lanes_zero();
+        uint32_t i = 0;
 
-        EACH_16(i, here, n) {
+        for (; i + 2 * KVD_LANES <= n; i += 2 * KVD_LANES) {
+                lanes e[2] = {lanes_fma(lanes_load(x + i), lanes_set(scale), max),
+                              lanes_fma(lanes_load(x + i + KVD_LANES), lanes_set(scale), max)};
+
+                lanes_exps(e, 2);
+                lanes_store(x + i, e[0]);
+                lanes_store(x + i + KVD_LANES, e[1]);
+                sum = lanes_add(lanes_add(sum, e[0]), e[1]);
+        }
+        EACH_16(at, here, n - i) {
+                float *last = x + i + at;
                 lanes e = lanes_exp(
-                        lanes_fma(lanes_load_to(x + i, (uint32_t)here), lanes_set(scale), max));
+                        lanes_fma(lanes_load_to(last, (uint32_t)here), lanes_set(scale), max));
 
-                lanes_store_to(x + i, e, (uint32_t)here);
-                sum = lanes_add(sum, here < KVD_LANES ? lanes_load_n(x + i, (uint32_t)here) : e);
+                lanes_store_to(last, e, (uint32_t)here);
+                sum = lanes_add(sum, lanes_load_to(last, (uint32_t)here));
         }
         return lanes_sum(sum);
 }
@@ -315,7 +269,6 @@ const struct kvd_ops KVD_VARIANT(kvd_ops) = {
         .bicache = &KVD_VARIANT(kvd_bicache),
         .pack = pack,
         .matmul = matmul,
-        .mix = mix,
         .rmsnorm = rmsnorm,
         .rope = rope,
         .swiglu = swiglu,

@@ -71,6 +71,8 @@ struct account { /* account.c: by kind of cost */
         uint64_t limit[KVD_N_COSTS];    /* of all domains together */
         uint64_t used[KVD_N_COSTS];
         uint64_t reserved[KVD_N_COSTS]; /* what domains with a guarantee have not got yet */
+        struct carry *carries;          /* for whom some of the spill is kept (tier/carry.c) */
+        uint64_t copies_below;          /* bytes of copies that files take; 0: none go there */
 };
 
 struct owed {

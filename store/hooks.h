@@ -13,6 +13,10 @@
 
 struct sequence;
 
+struct copy_owner { /* of an exact copy */
+        uint32_t place, sequence, entry; /* sequence: its number */
+};
+
 struct hooks {
         /* A space's index is laid out: how much of it the part needs. */
         void (*lay_out)(const struct space *space, uint64_t max_blocks, struct kvd_index *ix);
@@ -33,6 +37,16 @@ struct hooks {
         bool (*space_buried)(struct space *space);
         void (*space_ends)(struct space *space);
         void (*usage)(const struct space *space, struct space_usage *ret); /* the part's figures */
+
+        /*
+         * A space that goes on from the daemon before. inherit: the semaphores of that life; *fd is
+         * taken if that works. was_reached: by whoever wrote there. inherited: clients and blocks
+         * have been taken over.
+         */
+        int (*inherit)(struct space *space, uint32_t life, int *fd);
+        bool (*was_reached)(const struct space *space, uint32_t life, uint32_t semaphore,
+                            uint64_t value);
+        void (*inherited)(struct space *space);
 
         void (*store_ends)(struct store *store); /* before its spaces do */
 
@@ -75,6 +89,27 @@ struct hooks {
         void (*sequence_buried)(struct sequence *q);        /* frees what the part keeps for it */
 
         /*
+         * An exact copy, which may be in a file (file/copies.c). copy_cold: one in memory that
+         * nobody is about to use: 1; 0: there is none; -EAGAIN: the looks are spent, and not all
+         * were looked at. copies_went: some of the space's went to a file, or could not. copy_came:
+         * 0, or a negative errno, of which -EBADMSG and -EIO say that the copy is lost.
+         * copies_give: those that can be done without make room in memory.
+         */
+        int (*copy_cold)(struct space *space, uint32_t *looks, struct copy_owner *ret);
+        bool (*copy_is_cold)(struct space *space, const struct copy_owner *owner);
+        void (*copies_went)(struct space *space);
+        void (*copy_came)(struct space *space, const struct copy_owner *owner, int error);
+        void (*copies_give)(struct space *space);
+        /*
+         * ... and what the files are told: there is one more in memory, or one more there that can be
+         * done without; one in a file is wanted in memory (0: copy_came follows; or as copy_came
+         * says); one in a file is nobody's any more.
+         */
+        void (*copy_made)(struct space *space);
+        int (*copy_wanted)(struct space *space, const struct copy_owner *owner);
+        void (*copy_erased)(struct space *space, uint32_t record);
+
+        /*
          * A change of this kind that was offered to a client, when the client has taken it or not.
          */
         enum kvd_change_kind change;
@@ -96,6 +131,11 @@ void hooks_space_ends(struct space *space);
 void hooks_store_ends(struct store *store);
 void hooks_usage(const struct space *space, struct space_usage *ret);
 
+int hooks_inherit(struct space *space, uint32_t life, int *fd);
+bool hooks_was_reached(const struct space *space, uint32_t life, uint32_t semaphore,
+                       uint64_t value);
+void hooks_inherited(struct space *space);
+
 int hooks_attachment_begins(struct attachment *a);
 bool hooks_attachment_stops(struct attachment *a);
 void hooks_attachment_ends(struct attachment *a);
@@ -113,6 +153,16 @@ void hooks_sequence_begins(struct space *space, struct sequence *q);
 bool hooks_sequence_pending(const struct space *space, struct sequence *q);
 void hooks_sequence_ends(struct space *space, struct sequence *q);
 void hooks_sequence_buried(struct space *space, struct sequence *q);
+
+int hooks_copy_cold(struct space *space, uint32_t *looks, struct copy_owner *ret);
+bool hooks_copy_is_cold(struct space *space, const struct copy_owner *owner);
+void hooks_copies_went(struct space *space);
+void hooks_copy_came(struct space *space, const struct copy_owner *owner, int error);
+void hooks_copies_give(struct space *space);
+void hooks_copy_made(struct space *space);
+int hooks_copy_wanted(struct space *space, const struct copy_owner *owner);
+void hooks_copy_erased(struct space *space, uint32_t record);
+
 const struct hooks *hooks_of_change(const struct space *space, enum kvd_change_kind kind);
 
 #endif

@@ -41,6 +41,13 @@ static struct name page_name(const struct attachment *a) {
         return name;
 }
 
+static struct name semaphores_name(const struct space *s, uint32_t life) {
+        struct name name;
+
+        snprintf(name.text, sizeof name.text, "%016" PRIx64 ".w.%u", s->ix->instance[0], life);
+        return name;
+}
+
 static struct name process_name(const struct attachment *a) {
         struct name name;
 
@@ -51,12 +58,13 @@ static struct name process_name(const struct attachment *a) {
 
 /* ---- what is kept ---------------------------------------------------------------------------- */
 
+bool space_outlives(const struct space *s) {
+        return space_store(s)->config.keep && s->ix->backend != KVD_BACKEND_LEGACY;
+}
+
 /* Huge pages that are kept are those that the next daemon wants, and could not have. */
 static bool keeps(const struct space *s) {
-        const struct store *store = space_store(s);
-
-        return store->config.keep && !s->memory.left &&
-               s->ix->backend == KVD_BACKEND_HOST && !store->huge;
+        return space_outlives(s) && !s->memory.left && !space_store(s)->huge;
 }
 
 static void keep(const struct space *s, struct name name, int fd) {
@@ -81,8 +89,16 @@ void drop_index(const struct space *space, uint32_t life) {
         drop(space, index_name(space, life));
 }
 
-void keep_segment(const struct space *space, const struct segment *segment) {
-        keep(space, segment_name(space, segment), segment->file.fd);
+void keep_semaphores(const struct space *space, int fd) {
+        keep(space, semaphores_name(space, space->ix->life), fd);
+}
+
+void drop_semaphores(const struct space *space, uint32_t life) {
+        drop(space, semaphores_name(space, life));
+}
+
+void keep_segment(const struct space *space, const struct segment *segment, int fd) {
+        keep(space, segment_name(space, segment), fd);
 }
 
 void drop_segment(const struct space *space, const struct segment *segment) {

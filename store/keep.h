@@ -4,14 +4,15 @@
 
 /*
  * What outlives the daemon. Whoever keeps descriptors for it (systemd, or kvd --keep) gets those of
- * host spaces as they are made, and gives them to the next daemon, whose store takes the spaces
- * over (store_adopt). SPACE is the number of the cache, instance[0] of its index, in 16 hex digits;
- * LIFE counts the daemons that it has had.
+ * spaces as they are made, and gives them to the next daemon, whose store takes the spaces over
+ * (store_adopt). SPACE is the number of the cache, instance[0] of its index, in 16 hex digits; LIFE
+ * counts the daemons that it has had.
  *
  *      SPACE.i.LIFE                the index
  *      SPACE.s.NUMBER.VERSION      memory of a segment; VERSION: which one, as the index says
  *      SPACE.p.LIFE.SEAT.PROCESS   a client's pin page, and the number of its process
  *      SPACE.o.LIFE.SEAT           that process: a pidfd
+ *      SPACE.w.LIFE                on a GPU: the semaphores that streams write and wait for
  *
  * Names are unique. What is kept is dropped by the same name when it goes.
  */
@@ -39,9 +40,10 @@ struct kept_file {
 };
 
 /*
- * Takes over what the daemon before had: before there are clients, when all domains are there. All
- * descriptors are the store's from now on; what cannot be verified is closed, and dropped. Spaces on
- * a GPU are not kept.
+ * Takes over what the daemon before had: before there are clients, when all domains are there, and on
+ * a GPU before there is memory (store_make_memory). All descriptors are the store's from now on; what
+ * cannot be verified is closed, and dropped. Memory behind legacy CUDA handles ends with the process
+ * that made it, and is not kept.
  */
 void store_adopt(struct store *store, struct kept_file *files, size_t n);
 

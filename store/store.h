@@ -56,6 +56,8 @@ struct store_config {
         uint64_t max_files;      /* descriptors of all spaces; 0: any number */
         /* GPU memory that is left free when the pool is made, for contexts */
         uint64_t reserve_bytes;
+        /* that the GPU may need to stop what a process queued there, once that has ended */
+        uint64_t quarantine_ns;
         const struct keep_ops *keep; /* what outlives the daemon (keep.h); NULL: nothing */
         void *keep_arg;
 };
@@ -63,11 +65,21 @@ struct store_config {
 /* On failure *ret may be a store that takes only store_why and store_free. */
 int store_new(const struct store_config *config, struct store **ret);
 
-/* With somebody who keeps them, host spaces stay as they are, for the next daemon. */
+/*
+ * With somebody who keeps them, spaces stay as they are, for the next daemon: what clients have is
+ * theirs still, though their connections are about to end.
+ */
+void store_hand_on(struct store *store);
 struct store *store_free(struct store *store);
 
 /* The reason of the last negative result, one line, without the function's name. */
 const char *store_why(const struct store *store);
+
+/*
+ * A GPU's pool that somebody keeps is made here, behind store_adopt: as much of it as can be had that
+ * is not there. Otherwise store_new has done so. Negative: nothing is there, and why.
+ */
+int store_make_memory(struct store *store);
 
 /*
  * Who closes shared memory that is large: with its last descriptor the kernel frees all its pages,
@@ -304,6 +316,7 @@ int space_seal(struct attachment *attachment, const struct seal_request *request
  */
 bool attachment_was_kicked(struct attachment *attachment);
 bool attachment_take_posts(struct attachment *attachment);
+bool attachment_has_posts(const struct attachment *attachment);
 
 /* ---- semaphores of spaces on a GPU, see device/semaphore.c ----------------------------------- */
 

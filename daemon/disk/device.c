@@ -17,14 +17,16 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
+#define TOGETHER_BYTES (UINT64_C(1) << 20)
 #define FILL_BYTES (UINT64_C(16) << 20) /* of one call */
 
 struct device {
         struct disk disk;
-        int fds[DISK_FILES];
+        int fd;
         bool ring_is_there;
         struct io_uring ring;
         uint32_t in_ring;
+        uint64_t held;                    /* bytes of what is in the ring, and not submitted yet */
         uint8_t *known;                   /* memory that the kernel keeps for the ring; NULL: none */
         uint64_t known_bytes;
         struct disk_io *done[DISK_DEPTH]; /* by calls */
@@ -67,6 +69,7 @@ static int transfer(int fd, const struct disk_io *io, bool writes) {
 /* ---- by io_uring ----------------------------------------------------------------------------- */
 
 static bool submit(struct device *d, uint32_t wait) {
+        d->held = 0;
         if (sys->uring(wait ? io_uring_submit_and_wait(&d->ring, wait) :
                               io_uring_submit(&d->ring)) >= 0)
                 return true;
@@ -82,7 +85,7 @@ static bool is_known(const struct device *d, const struct disk_io *io) {
 }
 
 static void prepare(struct device *d, struct io_uring_sqe *sqe, struct disk_io *io, bool writes) {
-        int fd = d->fds[io->file];
+        int fd = d->fd;
 
         if (is_known(d, io) && writes)
                 io_uring_prep_write_fixed(sqe, fd, io->data, io->bytes, io->at, 0);
@@ -95,12 +98,17 @@ static void prepare(struct device *d, struct io_uring_sqe *sqe, struct disk_io *
         io_uring_sqe_set_data(sqe, io);
 }
 
-/* It goes at once, so that the disk works while the next one is made. */
+/*
+ * The disk works while the next ones are made. Small ones go together: a call costs as much for
+ * many, and the kernel makes one request of what lies side by side.
+ */
 static void begin_in_ring(struct device *d, struct disk_io *io, bool writes) {
         prepare(d, io_uring_get_sqe(&d->ring), io, writes);
         io->error = writes;
         d->in_ring++;
-        submit(d, 0);
+        d->held += io->bytes;
+        if (d->held >= TOGETHER_BYTES)
+                submit(d, 0);
 }
 
 /* One that was short is done again by a call, which says why. */
@@ -109,7 +117,7 @@ static void take_one(struct device *d, struct io_uring_cqe *cqe, struct disk_io 
         bool writes = io->error;
 
         io->error = n == (int)io->bytes                           ? 0 :
-                    n >= 0 || errno == EAGAIN || errno == EINTR ? transfer(d->fds[io->file], io, writes) :
+                    n >= 0 || errno == EAGAIN || errno == EINTR ? transfer(d->fd, io, writes) :
                                                                   -errno;
         io_uring_cqe_seen(&d->ring, cqe);
         d->in_ring--;
@@ -135,7 +143,7 @@ static void begin(struct disk *disk, struct disk_io *io, bool writes) {
                 begin_in_ring(d, io, writes);
                 return;
         }
-        io->error = transfer(d->fds[io->file], io, writes);
+        io->error = transfer(d->fd, io, writes);
         d->done[d->n_done++] = io;
 }
 
@@ -147,10 +155,10 @@ static struct disk_io *end(struct disk *disk) {
         return d->in_ring ? end_in_ring(d) : NULL;
 }
 
-static int flush(struct disk *disk, uint32_t file) {
+static int flush(struct disk *disk) {
         struct device *d = container_of(disk, struct device, disk);
 
-        return sys->fdatasync(d->fds[file]) < 0 ? -errno : 0;
+        return sys->fdatasync(d->fd) < 0 ? -errno : 0;
 }
 
 /* In large pages, and with what the kernel would look up each time, where that is allowed. */
@@ -165,21 +173,17 @@ static void take_staging(struct disk *disk, void *memory, uint64_t bytes) {
         d->known_bytes = bytes;
 }
 
-int device_new(const struct device_file *files, uint32_t n, struct device **ret) {
+int device_new(int fd, uint64_t bytes, struct device **ret) {
         struct device *d = sys->calloc(1, sizeof *d);
 
         if (!d)
                 return -ENOMEM;
-        d->disk = (struct disk){.n_files = n,
+        d->fd = fd;
+        d->disk = (struct disk){.bytes = bytes,
                                 .begin = begin,
                                 .end = end,
                                 .flush = flush,
                                 .staging = take_staging};
-        for (uint32_t i = 0; i < n; i++) {
-                d->disk.bytes[i] = files[i].bytes;
-                d->disk.error[i] = files[i].error;
-                d->fds[i] = files[i].fd;
-        }
         d->ring_is_there = sys->uring(io_uring_queue_init(DISK_DEPTH, &d->ring, 0)) == 0;
         *ret = d;
         return 0;

@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_DISK_DEVICE_H
 #define KVD_DAEMON_DISK_DEVICE_H
 
-/* Files, or block devices, as the disk of a volume: by io_uring where that is allowed. */
+/* A file, or block device, as the disk of a volume: by io_uring where that is allowed. */
 
 #include "store/file/disk.h"
 
@@ -15,14 +15,7 @@ struct device;
  */
 int device_fill(int fd, uint64_t bytes, uint64_t *done);
 
-struct device_file {
-        int fd;         /* stays the caller's */
-        int error;      /* it cannot be used: why; or 0 */
-        uint64_t bytes;
-};
-
-/* n: DISK_FILES at most */
-int device_new(const struct device_file *files, uint32_t n, struct device **ret);
+int device_new(int fd, uint64_t bytes, struct device **ret);
 struct disk *device_disk(struct device *device);
 
 #endif

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The disk process has one volume open, of one file or several, and answers one question after the
- * other. It copies blocks
- * from and to the pool's files, of which it has none in its own memory.
+ * A disk process has the volume of one file open, and answers one question after the other. It
+ * copies blocks from and to the pool's files, of which it has none in its own memory.
  */
 
 #include "daemon/disk/main.h"
@@ -20,9 +19,6 @@
 #include "ipc/base/util.h"
 #include "store/file/volume.h"
 
-#define EXTENT_BYTES (UINT64_C(64) << 20)
-#define EXTENT_LEAST (UINT64_C(1) << 20)
-#define EXTENTS_FEW 16u /* a small file has smaller ones */
 #define STAGING_BYTES (UINT64_C(64) << 20)
 
 struct memory { /* of a block */
@@ -31,15 +27,12 @@ struct memory { /* of a block */
 };
 
 struct disk_process {
-        struct device_file files[DISK_FILES];
-        uint32_t n_files; /* 0: they have not come yet */
-        uint32_t heard;   /* the first so many have answered */
-        bool judged;      /* which of them can be used is known */
-        uint32_t filled;  /* the first so many are as large as they are to be */
-        struct device *device;
-        struct kvd_disk_file wire_files[DISK_FILES];
+        int fd;
+        struct device *device; /* NULL: the file has not come yet */
         struct volume volume;
-        bool open;
+        alignas(DISK_SECTOR) uint8_t copies[FILE_COPIES * DISK_SECTOR];
+        struct file_super super; /* an aligned copy of what came */
+        bool filled;           /* the file is as large as it is to be */
         struct kvd_disk_found found[KVD_DISK_FOUND];
         struct kvd_disk_item wire[KVD_DISK_ITEMS]; /* aligned copies of what came */
         uint32_t tokens[KVD_DISK_TOKENS];
@@ -89,146 +82,45 @@ static int copy(const struct volume_item *item, void *staging, bool out) {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static uint64_t extent_bytes(uint64_t bytes) {
-        uint64_t part = (bytes - MIN(bytes, FILE_HEAD)) / EXTENTS_FEW / DISK_SECTOR * DISK_SECTOR;
+static int begin_volume(int fd, uint64_t bytes) {
+        int r = device_new(fd, bytes, &process.device);
 
-        return MIN(MAX(part, EXTENT_LEAST), EXTENT_BYTES);
-}
-
-/* With each answer: how they are. */
-static struct kvd_slice tell_files(void) {
-        for (uint32_t i = 0; i < process.n_files; i++) {
-                const struct volume_file *f = &process.volume.files[i];
-
-                process.wire_files[i] = (struct kvd_disk_file){.extent_bytes = f->extent_bytes,
-                                                               .extents = f->n_extents,
-                                                               .state = f->state,
-                                                               .error = f->error};
-        }
-        return (struct kvd_slice){process.wire_files,
-                                  process.n_files * (uint32_t)sizeof *process.wire_files};
-}
-
-static uint64_t bytes_of_smallest(void) {
-        uint64_t bytes = UINT64_MAX;
-
-        for (uint32_t i = 0; i < process.n_files; i++)
-                if (!process.files[i].error)
-                        bytes = MIN(bytes, process.files[i].bytes);
-        return bytes;
-}
-
-/* One file a question: so who asks knows which one hangs. 1: it has answered; 0: all had before. */
-static int hear_one(void) {
-        alignas(DISK_SECTOR) static uint8_t sector[DISK_SECTOR];
-        struct disk *disk = device_disk(process.device);
-        struct disk_io io = {.file = process.heard, .data = sector, .bytes = DISK_SECTOR};
-
-        if (process.heard == process.n_files)
-                return 0;
-        if (!disk->error[process.heard++])
-                disk->begin(disk, &io, false);
-        while (disk->end(disk))
-                ;
-        return 1;
-}
-
-/* Before anything is written to any of them: one may be there by mistake. */
-static int judge(void) {
-        struct volume *v = &process.volume;
-        int r = volume_judge(v, device_disk(process.device), extent_bytes(bytes_of_smallest()),
-                             STAGING_BYTES);
-
-        process.judged = r == 0;
-        v->copy = copy;
+        process.fd = fd;
+        if (r == 0)
+                r = volume_begin(&process.volume, device_disk(process.device), STAGING_BYTES);
+        process.volume.copy = copy;
         return r;
-}
-
-static int open_volume(struct kvd_msg_disk_open_reply *reply) {
-        struct volume *v = &process.volume;
-        int r = volume_open(v);
-
-        if (r < 0)
-                return r;
-        process.open = true;
-        reply->files = tell_files();
-        reply->opening = v->super->opening;
-        reply->secret = (struct kvd_slice){v->super->secret, KVD_SECRET_BYTES};
-        reply->namespaces = (struct kvd_slice){v->super->namespaces,
-                                               v->super->n_namespaces *
-                                                       (uint32_t)sizeof *v->super->namespaces};
-        return 0;
-}
-
-static int take_files(struct kvd_slice sizes, struct kvd_fds *fds) {
-        uint32_t n = sizes.size / (uint32_t)sizeof(int64_t), fd = 0;
-        int64_t bytes[DISK_FILES];
-
-        if (!n || n > DISK_FILES || sizes.size % sizeof *bytes)
-                return -EPROTO;
-        memcpy(bytes, sizes.data, sizes.size);
-        for (uint32_t i = 0; i < n; i++) {
-                if (bytes[i] >= 0 && fd == fds->n)
-                        return -EPROTO;
-                process.files[i] = (struct device_file){.fd = -1};
-                if (bytes[i] < 0) {
-                        process.files[i].error = (int)bytes[i];
-                        continue;
-                }
-                process.files[i].fd = STEAL_FD(fds->fd[fd]);
-                process.files[i].bytes = (uint64_t)bytes[i];
-                fd++;
-        }
-        process.n_files = n;
-        return 0;
-}
-
-/* A piece of the first that is too short. 1: there is more to do; 0: all are as they should be. */
-static int fill_one(uint64_t *done) {
-        for (; process.filled < process.n_files; process.filled++) {
-                const struct device_file *file = &process.files[process.filled];
-                struct volume_file *f = &process.volume.files[process.filled];
-                int r = f->error ? 0 : device_fill(file->fd, file->bytes, done);
-
-                if (r > 0)
-                        return r;
-                if (r < 0)
-                        f->error = r;
-        }
-        return 0;
 }
 
 static int answer_open(const struct kvd_msg_disk_open *m, struct kvd_fds *fds,
                        struct kvd_msg_disk_open_reply *reply) {
         int r;
 
-        if (process.open)
-                return -EALREADY;
-        r = process.n_files ? 0 : take_files(m->sizes, fds);
-        if (r == 0 && process.device)
-                r = hear_one();
-        else if (r == 0)
-                r = device_new(process.files, process.n_files, &process.device) ?: 1;
-        if (r == 0 && !process.judged)
-                r = judge();
+        if (process.device || fds->n != 1)
+                return -EPROTO;
+        r = begin_volume(STEAL_FD(fds->fd[0]), m->bytes);
         if (r == 0)
-                r = fill_one(&reply->done);
+                r = volume_look(&process.volume, process.copies);
+        reply->copies = (struct kvd_slice){process.copies, sizeof process.copies};
+        return r;
+}
+
+/* The first one comes when it is known that the file is ours, and may be filled. */
+static int answer_super(const struct kvd_msg_disk_super *m,
+                        struct kvd_msg_disk_super_reply *reply) {
+        int r;
+
+        if (m->super.size != sizeof process.super)
+                return -EPROTO;
+        memcpy(&process.super, m->super.data, m->super.size);
+        r = process.filled ? 0 :
+                             device_fill(process.fd, process.volume.disk->bytes, &reply->done);
         reply->more = r > 0;
-        reply->files = (struct kvd_slice){process.wire_files,
-                                          process.heard * (uint32_t)sizeof *process.wire_files};
-        return r ? MIN(r, 0) : open_volume(reply);
+        process.filled = r == 0;
+        return r ? MIN(r, 0) : volume_tell(&process.volume, &process.super);
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
-
-/* A place as the volume has it; one that is in no file is in none of the volume's, either. */
-static uint64_t place_of(uint32_t file, uint64_t place) {
-        const struct volume_file *f = &process.volume.files[file];
-
-        if (file >= process.n_files || place / FILE_SLOTS >= f->n_extents)
-                return UINT64_MAX;
-        return place + f->first * (uint64_t)FILE_SLOTS;
-}
 
 /* Those that are not there have no bytes, and are refused with the others that are wrong. */
 static int64_t take_items(struct kvd_slice items, struct kvd_slice tokens, uint64_t bytes,
@@ -240,13 +132,14 @@ static int64_t take_items(struct kvd_slice items, struct kvd_slice tokens, uint6
             tokens.size > sizeof process.tokens)
                 return -EPROTO;
         memcpy(process.wire, items.data, items.size);
-        memcpy(process.tokens, tokens.data, tokens.size);
+        if (tokens.size) /* of exact copies there are none */
+                memcpy(process.tokens, tokens.data, tokens.size);
         for (uint32_t i = 0; i < n; used += item[i++].label.n_tokens) {
                 if (item[i].label.n_tokens > KVD_MAX_BLOCK_TOKENS ||
                     (used + item[i].label.n_tokens) * sizeof(uint32_t) > tokens.size)
                         return -EPROTO;
                 process.items[i] = (struct volume_item){
-                        .place = place_of(item[i].disk, item[i].place),
+                        .place = item[i].place,
                         .label = &item[i].label,
                         .tokens = process.tokens + used};
         }
@@ -282,9 +175,12 @@ static struct kvd_slice checksums_of(struct kvd_slice items) {
                                                              0};
 }
 
+static int broken(void) {
+        return process.volume.broken ? -EIO : 0;
+}
+
 static int move_blocks(struct kvd_slice items, struct kvd_slice tokens, uint64_t bytes,
-                       const struct kvd_fds *fds, bool writes, struct kvd_slice *ret,
-                       struct kvd_slice *files) {
+                       const struct kvd_fds *fds, bool writes, struct kvd_slice *ret) {
         int64_t n = take_items(items, tokens, bytes, fds);
 
         if (n < 0)
@@ -298,80 +194,42 @@ static int move_blocks(struct kvd_slice items, struct kvd_slice tokens, uint64_t
         for (int64_t i = 0; i < n; i++)
                 process.errors[i] = process.items[i].error;
         *ret = (struct kvd_slice){process.errors, (uint32_t)n * (uint32_t)sizeof *process.errors};
-        *files = tell_files();
-        return volume_broken(&process.volume);
+        return broken();
 }
 
 /* ---- the rest -------------------------------------------------------------------------------- */
 
 static int answer_scan(const struct kvd_msg_disk_scan *m, struct kvd_msg_disk_scan_reply *reply) {
-        uint64_t place = place_of(m->file, m->extent * (uint64_t)FILE_SLOTS);
-        uint32_t extent = (uint32_t)MIN(place / FILE_SLOTS, UINT32_MAX);
-        int n = volume_scan(&process.volume, extent, m->first, KVD_DISK_FOUND, process.found);
+        int n = volume_scan(&process.volume, m->extent, m->first, KVD_DISK_FOUND, process.found);
 
         if (n < 0)
                 return n;
-        for (int i = 0; i < n; i++)
-                process.found[i].place -= process.volume.files[m->file].first * (uint64_t)FILE_SLOTS;
-        reply->slot_bytes = process.volume.slot_bytes[extent];
+        reply->slot_bytes = process.volume.slot_bytes[m->extent];
         reply->found = (struct kvd_slice){process.found, (uint32_t)n *
                                                                  (uint32_t)sizeof *process.found};
         return 0;
 }
 
-static int id_of(struct kvd_slice slice, struct kvd_key *ret) {
-        if (slice.size != sizeof *ret)
-                return -EPROTO;
-        memcpy(ret, slice.data, sizeof *ret);
-        return 0;
-}
-
-static int answer_namespace(const struct kvd_msg_disk_namespace *m,
-                            struct kvd_msg_disk_namespace_reply *reply) {
-        struct kvd_key id;
-        int r = id_of(m->id, &id);
-
-        if (r == 0)
-                r = volume_namespace(&process.volume, id, &reply->epoch);
-        reply->files = tell_files();
-        return r;
-}
-
-static int answer_forget(const struct kvd_msg_disk_forget *m,
-                         struct kvd_msg_disk_forget_reply *reply) {
-        struct kvd_key id;
-        int r = id_of(m->id, &id);
-
-        if (r == 0)
-                r = volume_forget(&process.volume, id);
-        reply->files = tell_files();
-        return r;
-}
-
 static int question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_msg *reply) {
         if (q->number == KVD_MSG_disk_open)
                 return answer_open(&q->disk_open, fds, &reply->disk_open_reply);
-        if (!process.open)
+        if (!process.device)
                 return -EPROTO;
         switch (q->number) {
         case KVD_MSG_disk_scan:
                 return answer_scan(&q->disk_scan, &reply->disk_scan_reply);
-        case KVD_MSG_disk_namespace:
-                return answer_namespace(&q->disk_namespace, &reply->disk_namespace_reply);
-        case KVD_MSG_disk_forget:
-                return answer_forget(&q->disk_forget, &reply->disk_forget_reply);
+        case KVD_MSG_disk_super:
+                return answer_super(&q->disk_super, &reply->disk_super_reply);
         case KVD_MSG_disk_read:
                 process.wants_checksums = q->disk_read.checksums;
                 reply->disk_read_reply.checksums = checksums_of(q->disk_read.items);
                 return move_blocks(q->disk_read.items, q->disk_read.tokens,
                                    q->disk_read.block_bytes, fds, false,
-                                   &reply->disk_read_reply.errors,
-                                   &reply->disk_read_reply.files);
+                                   &reply->disk_read_reply.errors);
         case KVD_MSG_disk_write:
                 return move_blocks(q->disk_write.items, q->disk_write.tokens,
                                    q->disk_write.block_bytes, fds, true,
-                                   &reply->disk_write_reply.errors,
-                                   &reply->disk_write_reply.files);
+                                   &reply->disk_write_reply.errors);
         default:
                 return -EPROTO;
         }

@@ -31,7 +31,7 @@ void link_end(struct link *link, const char *why, ...) {
         vsnprintf(link->why.line, sizeof link->why.line, why, words);
         va_end(words);
         if (link->state != LINK_AWAY)
-                close(link->fd);
+                wire_end(&link->wire);
         link->state = LINK_AWAY;
         free(link->out);
         free(link->in);
@@ -39,30 +39,32 @@ void link_end(struct link *link, const char *why, ...) {
         link->out_n = link->out_at = link->out_size = link->in_n = link->in_size = 0;
 }
 
-static int connect_to(struct link *link, const struct addrinfo *to) {
+static int connect_to(struct link *link, const struct addrinfo *to, struct ssl_ctx_st *tls) {
         int fd = sys->socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), one = 1;
+        int r;
 
         if (fd < 0)
                 return -errno;
         sys->setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        if (sys->connect(fd, to->ai_addr, to->ai_addrlen) < 0 && errno != EINPROGRESS) {
-                int error = errno;
-
+        r = sys->connect(fd, to->ai_addr, to->ai_addrlen) < 0 && errno != EINPROGRESS ? -errno : 0;
+        if (r < 0) {
                 close(fd);
-                return -error;
+                return r;
         }
-        link->fd = fd;
-        link->state = LINK_CONNECTING;
-        return 0;
+        r = wire_begin(&link->wire, fd, tls, link->host);
+        if (r < 0)
+                wire_end(&link->wire);
+        else
+                link->state = LINK_CONNECTING;
+        return r;
 }
 
-void link_begin(struct link *link) {
+void link_begin(struct link *link, struct ssl_ctx_st *tls) {
         struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV}, *list;
         char port[8];
         int r;
 
         link->n = 0;
-        link->since_ns = sys_now_ns();
         snprintf(port, sizeof port, "%u", link->port);
         r = getaddrinfo(link->host, port, &hints, &list);
         if (r) {
@@ -71,7 +73,7 @@ void link_begin(struct link *link) {
         }
         r = -ENOENT;
         for (struct addrinfo *to = list; to && r < 0; to = to->ai_next)
-                r = connect_to(link, to);
+                r = connect_to(link, to, tls);
         freeaddrinfo(list);
         if (r < 0)
                 link_end(link, "%s", strerror(-r));
@@ -131,23 +133,19 @@ static void all_sent(struct link *link) {
         link->out_size = 0;
 }
 
-static void send_some(struct link *link) {
+/* False: nothing can be sent any more, and why says so. */
+static bool send_some(struct link *link, struct kvd_why *why) {
         ssize_t n;
 
         if (link->out_at == link->out_n)
-                return;
-        n = send(link->fd, link->out + link->out_at, link->out_n - link->out_at,
-                 MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n < 0 && errno != EAGAIN && errno != EINTR) {
-                link_end(link, "%s", strerror(errno));
-                return;
-        }
-        if (n <= 0)
-                return;
-        link->since_ns = sys_now_ns();
+                return true;
+        n = wire_send(&link->wire, link->out + link->out_at, link->out_n - link->out_at, why);
+        if (n < 0)
+                return false;
         link->out_at += (size_t)n;
         if (link->out_at == link->out_n)
                 all_sent(link);
+        return true;
 }
 
 /* ---- what comes ------------------------------------------------------------------------------ */
@@ -168,50 +166,72 @@ static bool in_has_room(struct link *link, uint64_t most) {
 }
 
 static void receive_some(struct link *link, uint64_t most) {
+        struct kvd_why why;
         ssize_t n;
 
         if (!in_has_room(link, most)) {
                 link_end(link, "out of memory for its replies");
                 return;
         }
-        n = recv(link->fd, link->in + link->in_n, link->in_size - link->in_n, MSG_DONTWAIT);
-        if (n > 0) {
+        n = wire_receive(&link->wire, link->in + link->in_n, link->in_size - link->in_n, &why);
+        if (n < 0)
+                link_end(link, "%s", why.line);
+        else
                 link->in_n += (size_t)n;
-                link->since_ns = sys_now_ns();
-        } else if (n == 0) {
-                link_end(link, "it closed the connection");
-        } else if (errno != EAGAIN && errno != EINTR) {
-                link_end(link, "%s", strerror(errno));
-        }
 }
 
 static void connected(struct link *link) {
         unsigned size = sizeof(int);
         int error;
 
-        if (sys->getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &error, &size) < 0)
+        if (sys->getsockopt(link->wire.fd, SOL_SOCKET, SO_ERROR, &error, &size) < 0)
                 error = errno;
         if (error) {
                 link_end(link, "%s", strerror(error));
                 return;
         }
-        link->state = LINK_UP;
-        link->since_ns = sys_now_ns();
+        link->state = LINK_SHAKING;
+        link->wire.since_ns = sys_now_ns();
+}
+
+static void shake(struct link *link) {
+        struct kvd_why why;
+        int r = wire_shake(&link->wire, &why);
+
+        if (r < 0)
+                link_end(link, "%s", why.line);
+        else if (r == 1)
+                link->state = LINK_UP;
 }
 
 short link_wants(const struct link *link) {
         if (link->state == LINK_CONNECTING)
                 return POLLOUT;
-        return (short)(POLLIN | (link->out_at < link->out_n ? POLLOUT : 0));
+        if (link->state == LINK_SHAKING || link->out_at == link->out_n)
+                return link->wire.receiving;
+        return (short)(link->wire.receiving | link->wire.sending);
 }
 
-void link_move(struct link *link, short revents, uint64_t most) {
+/* One that has refused us, and is gone, has perhaps said why. */
+static void send_and_receive(struct link *link, short revents, uint64_t most) {
+        size_t had = link->in_n;
+        struct kvd_why why;
+        bool sends = send_some(link, &why);
+
+        if (!sends || revents & (link->wire.receiving | POLLHUP | POLLERR))
+                receive_some(link, most);
+        if (link->state == LINK_UP && !sends && link->in_n == had)
+                link_end(link, "%s", why.line);
+}
+
+bool link_move(struct link *link, short revents, uint64_t most) {
         if (link->state == LINK_CONNECTING && revents)
                 connected(link);
+        if (link->state == LINK_SHAKING && revents)
+                shake(link);
         if (link->state == LINK_UP)
-                send_some(link);
-        if (link->state == LINK_UP && revents & (POLLIN | POLLHUP | POLLERR))
-                receive_some(link, most);
+                send_and_receive(link, revents, most);
+        return link->state == LINK_UP && wire_holds(&link->wire);
 }
 
 bool link_reply(struct link *link, uint64_t most, struct resp *ret, uint32_t *whose,

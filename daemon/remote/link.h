@@ -5,10 +5,10 @@
 /*
  * A connection to one server: commands go in, and their replies come out in the same order. One
  * that says nothing for too long, or nonsense, is away, and costs nothing more until somebody
- * begins it anew.
+ * begins it anew. With TLS, each side shows the other who it is before it is up (shaking).
  *
- *      away ──link_begin──► connecting ──► up
- *        ▲─────── an error, nonsense, or silence ───────┘
+ *      away ──link_begin──► connecting ──► shaking ──► up
+ *        ▲────────── an error, nonsense, or silence ──────────┘
  */
 
 #include <stdbool.h>
@@ -16,28 +16,28 @@
 #include <stdint.h>
 
 #include "daemon/remote/resp.h"
+#include "daemon/remote/wire.h"
 #include "ipc/base/why.h"
 
 #define LINK_HOST 128u
 #define LINK_REPLIES 1024u /* that may be awaited at once; a power of two */
 
-enum link_state { LINK_AWAY, LINK_CONNECTING, LINK_UP };
+enum link_state { LINK_AWAY, LINK_CONNECTING, LINK_SHAKING, LINK_UP };
 
 struct link {
         char host[LINK_HOST]; /* "": it is unused */
         uint16_t port;
         bool seed, mapped;    /* it was configured; it has slots */
         enum link_state state;
-        int fd;               /* owned; only if it is not away */
+        struct wire wire;     /* only if it is not away */
         uint8_t *out, *in;    /* owned */
         size_t out_n, out_at, out_size, in_n, in_size;
         uint32_t awaited[LINK_REPLIES], first, n; /* whose replies come next */
-        uint64_t since_ns;    /* it last took or said something */
         struct kvd_why why;   /* it is away */
 };
 
-/* Connects, without waiting. The address is looked up, if it is a name. */
-void link_begin(struct link *link);
+/* Connects, without waiting. The address is looked up, if it is a name. tls: NULL, or as wire_begin. */
+void link_begin(struct link *link, struct ssl_ctx_st *tls);
 _printf_(2, 3) void link_end(struct link *link, const char *why, ...);
 
 /* Appends bytes that link_flush will send. NULL: out of memory. */
@@ -48,8 +48,11 @@ bool link_say(struct link *link, uint32_t n, const char *const words[]);
 bool link_await(struct link *link, uint32_t whose);
 
 short link_wants(const struct link *link);            /* POLLIN, POLLOUT, of one that is not away */
-/* Sends and receives what can be. most: bytes of a string in a reply. */
-void link_move(struct link *link, short revents, uint64_t most);
+/*
+ * Sends and receives what can be. most: bytes of a string in a reply. True: there is more, of which
+ * poll tells nothing: once the replies were taken it is called again.
+ */
+bool link_move(struct link *link, short revents, uint64_t most);
 /* The next reply: true, and whose it is; it lives until link_taken. */
 bool link_reply(struct link *link, uint64_t most, struct resp *ret, uint32_t *whose, size_t *used);
 void link_taken(struct link *link, size_t used);

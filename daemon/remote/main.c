@@ -14,17 +14,16 @@
 #include <xxhash.h>
 
 #include "daemon/asked.h"
+#include "daemon/remote/dialect.h"
 #include "daemon/remote/sealed.h"
-#include "daemon/remote/servers.h"
 #include "ipc/base/mapped.h"
 #include "ipc/base/util.h"
 
 #define MOST_TOKENS (KVD_MOST_remote_find_tokens / (uint32_t)sizeof(uint32_t))
-#define KEY_BYTES (KVD_NAME_MAX + 34u)
 
 struct remote_process {
-        struct servers servers;
-        bool open;
+        const struct dialect *dialect; /* of the servers; NULL: it was not told them yet */
+        bool stale; /* who has what has changed */
         uint8_t secret[KVD_REMOTE_KEY];
         char tenant[KVD_NAME_MAX + 1];
         struct sealed_keys keys; /* of the question's tenant and space */
@@ -44,67 +43,53 @@ struct remote_process {
 
 static struct remote_process process; /* lives as long as the process */
 
-/* ---- commands -------------------------------------------------------------------------------- */
+/* ---- records --------------------------------------------------------------------------------- */
 
-static void write_key(struct kvd_key name, char ret[static KEY_BYTES]) {
-        snprintf(ret, KEY_BYTES, "%s:%016llx%016llx", process.tenant, (unsigned long long)name.hi,
+static const struct kvd_key *asked_names; /* of the question to the servers */
+
+static void write_key(uint32_t item, char ret[static RECORD_KEY]) {
+        struct kvd_key name = asked_names[item];
+
+        snprintf(ret, RECORD_KEY, "%s:%016llx%016llx", process.tenant, (unsigned long long)name.hi,
                  (unsigned long long)name.lo);
 }
 
-static bool say_with_key(struct link *link, const char *command, struct kvd_key name) {
-        char key[KEY_BYTES];
-
-        write_key(name, key);
-        return link_say(link, 2, (const char *[]){command, key});
+static uint64_t record_bytes(uint32_t item) {
+        return sealed_bytes(process.items[item].n_tokens, process.block_bytes);
 }
 
-static void ask_all(struct talk *talk, const struct kvd_key *names, uint32_t n) {
-        char key[KEY_BYTES];
+static int take_record(uint32_t item, const uint8_t *record, size_t size) {
+        int r = sealed_open(&process.keys, &process.items[item], process.tokens_of[item], record,
+                            size, process.blocks[item], process.block_bytes);
 
-        talk->servers = &process.servers;
-        for (uint32_t i = 0; i < n; i++) {
-                if (process.errors[i] != -EINPROGRESS)
-                        continue;
-                write_key(names[i], key);
-                talk_ask(talk, i, servers_slot(key));
-        }
-        talk_run(talk);
+        if (r == 0 && process.wants_checksums)
+                process.checksums[item] = XXH3_64bits(process.blocks[item], process.block_bytes);
+        return r;
 }
 
-/* A server that refuses is not one that has nothing. */
-static int error_of(const struct resp *reply) {
-        if (!reply)
-                return -EHOSTUNREACH;
-        if (reply->type != RESP_ERROR)
-                return 0;
-        return resp_begins(reply, "OOM ") ? -ENOSPC : -EREMOTEIO;
+static bool make_record(uint32_t item, uint8_t *to) {
+        return sealed_make(&process.keys, &process.items[item], process.tokens_of[item],
+                           process.blocks[item], process.block_bytes, to);
 }
 
-/* ---- is it there? ---------------------------------------------------------------------------- */
-
-static const struct kvd_key *asked_names; /* of the talk that is going on */
-
-static bool ask_exists(struct talk *talk, uint32_t item, struct link *link) {
-        return say_with_key(link, "EXISTS", asked_names[item]);
-}
-
-static void answer_exists(struct talk *talk, uint32_t item, const struct resp *reply) {
-        int error = error_of(reply);
-
-        if (!error && reply->type == RESP_NUMBER && reply->number == 1)
-                process.errors[item] = 0;
-        else
-                process.errors[item] = error ? error : -ENOENT;
+static struct records records_of(const struct kvd_key *names, uint32_t n) {
+        asked_names = names;
+        return (struct records){.n = n,
+                                .errors = process.errors,
+                                .most = sealed_bytes(KVD_MAX_BLOCK_TOKENS, process.block_bytes),
+                                .key = write_key,
+                                .bytes = record_bytes,
+                                .take = take_record,
+                                .make = make_record};
 }
 
 /* errors: 0 for those that are there. */
 static void look_for(const struct kvd_key *names, uint32_t n) {
-        struct talk talk = {.most = RESP_LINE, .ask = ask_exists, .answer = answer_exists};
+        struct records records = records_of(names, n);
 
-        asked_names = names;
         for (uint32_t i = 0; i < n; i++)
                 process.errors[i] = -EINPROGRESS;
-        ask_all(&talk, names, n);
+        process.dialect->look(&records);
 }
 
 /* ---- what a question says -------------------------------------------------------------------- */
@@ -112,7 +97,7 @@ static void look_for(const struct kvd_key *names, uint32_t n) {
 static int begin(struct kvd_slice tenant, struct kvd_slice content) {
         struct kvd_remote_content of;
 
-        if (!process.open || content.size != sizeof of || !tenant.size)
+        if (!process.dialect || content.size != sizeof of || !tenant.size)
                 return -EPROTO;
         kvd_slice_copy(tenant, process.tenant, sizeof process.tenant);
         memcpy(&of, content.data, sizeof of);
@@ -165,31 +150,9 @@ static void map_blocks(const struct kvd_fds *fds, uint64_t bytes) {
 
 /* ---- get ------------------------------------------------------------------------------------- */
 
-static bool ask_get(struct talk *talk, uint32_t item, struct link *link) {
-        return say_with_key(link, "GET", process.items[item].name);
-}
-
-static void answer_get(struct talk *talk, uint32_t item, const struct resp *reply) {
-        int error = error_of(reply);
-
-        if (!error && reply->type == RESP_NIL)
-                error = -ENOENT;
-        else if (!error && reply->type != RESP_BULK)
-                error = -EBADMSG;
-        process.errors[item] = error ? error :
-                                       sealed_open(&process.keys, &process.items[item],
-                                                   process.tokens_of[item], reply->text,
-                                                   reply->size, process.blocks[item],
-                                                   process.block_bytes);
-        if (!process.errors[item] && process.wants_checksums)
-                process.checksums[item] = XXH3_64bits(process.blocks[item], process.block_bytes);
-}
-
 static int answer_remote_get(const struct kvd_msg_remote_get *m, const struct kvd_fds *fds) {
-        struct talk talk = {.most = sealed_bytes(KVD_MAX_BLOCK_TOKENS, m->block_bytes),
-                            .ask = ask_get,
-                            .answer = answer_get};
         int r = begin(m->tenant, m->content);
+        struct records records;
 
         if (r == 0)
                 r = take_items(m->items, m->tokens);
@@ -197,37 +160,13 @@ static int answer_remote_get(const struct kvd_msg_remote_get *m, const struct kv
                 return r;
         process.wants_checksums = m->checksums;
         map_blocks(fds, m->block_bytes);
-        ask_all(&talk, process.names, process.n);
+        records = records_of(process.names, process.n);
+        process.dialect->get(&records);
         mapped_end(process.mappings, process.n);
         return 0;
 }
 
 /* ---- put ------------------------------------------------------------------------------------- */
-
-static bool ask_set(struct talk *talk, uint32_t item, struct link *link) {
-        const struct kvd_remote_item *of = &process.items[item];
-        uint64_t bytes = sealed_bytes(of->n_tokens, process.block_bytes);
-        char key[KEY_BYTES], text[KEY_BYTES + 3 * RESP_HEAD];
-        uint8_t *to;
-        int n;
-
-        write_key(of->name, key);
-        n = snprintf(text, sizeof text, "*3\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%llu\r\n", strlen(key),
-                     key, (unsigned long long)bytes);
-        to = link_room(link, (size_t)n + bytes + 2);
-        if (!to)
-                return false;
-        memcpy(to, text, (size_t)n);
-        memcpy(to + (size_t)n + bytes, "\r\n", 2);
-        return sealed_make(&process.keys, of, process.tokens_of[item], process.blocks[item],
-                           process.block_bytes, to + n);
-}
-
-static void answer_set(struct talk *talk, uint32_t item, const struct resp *reply) {
-        int error = error_of(reply);
-
-        process.errors[item] = error ? error : reply->type == RESP_TEXT ? 0 : -EREMOTEIO;
-}
 
 /* Each name needs that of the block before it, which may be in the same question. */
 static void name_items(void) {
@@ -243,7 +182,7 @@ static void name_items(void) {
 
 /* What another machine has put there is not sent again. */
 static void put_those_that_lack(const struct kvd_fds *fds, uint64_t bytes) {
-        struct talk talk = {.most = RESP_LINE, .ask = ask_set, .answer = answer_set};
+        struct records records = records_of(process.names, process.n);
         bool there[KVD_REMOTE_ITEMS];
 
         look_for(process.names, process.n);
@@ -253,7 +192,7 @@ static void put_those_that_lack(const struct kvd_fds *fds, uint64_t bytes) {
         for (uint32_t i = 0; i < process.n; i++)
                 if (there[i])
                         process.errors[i] = 0;
-        ask_all(&talk, process.names, process.n);
+        process.dialect->put(&records);
         mapped_end(process.mappings, process.n);
 }
 
@@ -272,17 +211,18 @@ static int answer_remote_put(const struct kvd_msg_remote_put *m, const struct kv
 /* ---- find ------------------------------------------------------------------------------------ */
 
 /* Names of a chain, block by block: those that are resident are gone through. */
-static uint32_t name_chain(const struct kvd_msg_remote_find *m, uint32_t n_blocks) {
-        struct kvd_remote_item item = {
-                .root = m->root, .group = m->group, .n_tokens = m->block_tokens};
-        uint32_t n = 0;
+static uint32_t name_chain(const struct kvd_msg_remote_find *m, uint32_t n_tokens) {
+        struct kvd_remote_item item = {.root = m->root, .group = m->group};
+        uint32_t bt = m->block_tokens, end = m->whole ? n_tokens : n_tokens / bt * bt, n = 0;
 
         process.names[0] = (struct kvd_key){0};
-        for (uint32_t i = 0; i < n_blocks && n < KVD_REMOTE_FOUND; i++) {
+        if (m->whole)
+                process.names[0] = sealed_prefix(&process.keys, process.tokens, n_tokens);
+        for (uint32_t at = 0; at < end && n < KVD_REMOTE_FOUND; at += bt) {
                 item.parent = process.names[n];
-                n += i >= m->first;
-                process.names[n] =
-                        sealed_name(&process.keys, &item, process.tokens + i * m->block_tokens);
+                item.n_tokens = MIN(bt, end - at);
+                n += at / bt >= m->first;
+                process.names[n] = sealed_name(&process.keys, &item, process.tokens + at);
         }
         return n;
 }
@@ -296,7 +236,7 @@ static int answer_remote_find(const struct kvd_msg_remote_find *m,
                 r = take_tokens(m->tokens);
         if (r < 0 || !m->block_tokens || m->block_tokens > KVD_MAX_BLOCK_TOKENS)
                 return r < 0 ? r : -EPROTO;
-        n = name_chain(m, (uint32_t)r / m->block_tokens);
+        n = name_chain(m, (uint32_t)r);
         look_for(process.names + 1, n);
         while (found < n && process.errors[found] == 0)
                 found++;
@@ -307,25 +247,37 @@ static int answer_remote_find(const struct kvd_msg_remote_find *m,
 
 /* ---- the rest -------------------------------------------------------------------------------- */
 
-static int answer_remote_open(const struct kvd_msg_remote_open *m,
-                              struct kvd_msg_remote_open_reply *reply, struct kvd_why *why) {
-        char text[KVD_MOST_remote_open_servers + 1];
-        int r = 0;
+static int file_of(const struct kvd_fds *fds, uint32_t number) {
+        return number ? fds->fd[number - 1] : -1;
+}
+
+/* One that is missing must not be taken for one that is not wanted. */
+static bool files_came(const struct kvd_msg_remote_open *m, const struct kvd_fds *fds) {
+        return m->ca <= fds->n && m->certificate <= fds->n && m->certificate_key <= fds->n;
+}
+
+static int answer_remote_open(const struct kvd_msg_remote_open *m, const struct kvd_fds *fds,
+                              struct kvd_why *why) {
+        char servers[KVD_MOST_remote_open_servers + 1], password[KVD_MOST_remote_open_password + 1],
+                library[KVD_MOST_remote_open_library + 1],
+                metadata[KVD_MOST_remote_open_metadata + 1],
+                devices[KVD_MOST_remote_open_devices + 1];
+        struct dialect_config config = {
+                .servers = kvd_slice_copy(m->servers, servers, sizeof servers),
+                .password = kvd_slice_copy(m->password, password, sizeof password),
+                .files = {.ca = file_of(fds, m->ca),
+                          .certificate = file_of(fds, m->certificate),
+                          .key = file_of(fds, m->certificate_key)},
+                .library = kvd_slice_copy(m->library, library, sizeof library),
+                .metadata = kvd_slice_copy(m->metadata, metadata, sizeof metadata),
+                .devices = kvd_slice_copy(m->devices, devices, sizeof devices),
+                .timeout_ns = m->timeout_ms * UINT64_C(1000000)};
 
         if (m->secret.size != sizeof process.secret)
                 return -EPROTO;
         memcpy(process.secret, m->secret.data, sizeof process.secret);
-        process.servers.timeout_ns = m->timeout_ms * UINT64_C(1000000);
-        if (!process.open)
-                r = servers_parse(&process.servers, kvd_slice_copy(m->servers, text, sizeof text),
-                                  why);
-        if (r < 0)
-                return r;
-        servers_password(&process.servers, kvd_slice_copy(m->password, text, sizeof text));
-        process.open = true;
-        servers_open(&process.servers, &reply->servers, &reply->away);
-        reply->why = kvd_slice_cut(servers_why(&process.servers), KVD_MOST_remote_open_reply_why);
-        return 0;
+        process.dialect = dialect_of(servers);
+        return process.dialect ? process.dialect->open(&config, why) : -EPROTO;
 }
 
 static struct kvd_slice errors_slice(void) {
@@ -340,12 +292,19 @@ static struct kvd_slice checksums_slice(void) {
 }
 
 static struct kvd_slice state_of_servers(uint32_t *servers, uint32_t *away) {
-        *away = servers_away(&process.servers, servers);
-        return kvd_slice_cut(servers_why(&process.servers), KVD_MOST_remote_open_reply_why);
+        struct dialect_state state = {.why = ""};
+
+        if (process.dialect)
+                process.dialect->state(&state);
+        process.stale = state.stale;
+        *servers = state.servers;
+        *away = state.away;
+        return kvd_slice_cut(state.why, KVD_MOST_remote_open_reply_why);
 }
 
 static int do_question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_msg *reply,
                        struct kvd_why *why) {
+        struct kvd_msg_remote_open_reply *opened = &reply->remote_open_reply;
         struct kvd_msg_remote_find_reply *found = &reply->remote_find_reply;
         struct kvd_msg_remote_get_reply *got = &reply->remote_get_reply;
         struct kvd_msg_remote_put_reply *put = &reply->remote_put_reply;
@@ -353,11 +312,15 @@ static int do_question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_
 
         switch (q->number) {
         case KVD_MSG_remote_open:
-                return answer_remote_open(&q->remote_open, &reply->remote_open_reply, why);
+                if (!files_came(&q->remote_open, fds))
+                        return -EPROTO;
+                r = answer_remote_open(&q->remote_open, fds, why);
+                opened->why = state_of_servers(&opened->servers, &opened->away);
+                return r;
         case KVD_MSG_remote_find:
                 r = answer_remote_find(&q->remote_find, found);
                 found->why = state_of_servers(&found->servers, &found->away);
-                found->stale = process.servers.stale;
+                found->stale = process.stale;
                 return r;
         case KVD_MSG_remote_get:
                 r = answer_remote_get(&q->remote_get, fds);

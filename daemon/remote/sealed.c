@@ -63,6 +63,8 @@ void sealed_keys(const uint8_t secret[static KVD_REMOTE_KEY], const char *tenant
         hmac(secret, &in, sizeof in, ret->names);
         memcpy(in.use, "kvd records", 11);
         hmac(secret, &in, sizeof in, ret->records);
+        memcpy(in.use, "kvd prefixes", 12);
+        hmac(secret, &in, sizeof in, ret->prefixes);
 }
 
 static size_t label_bytes(uint32_t n_tokens) {
@@ -87,6 +89,16 @@ struct kvd_key sealed_name(const struct sealed_keys *keys, const struct kvd_remo
 
         write_label(item, tokens, 0, &label);
         hmac(keys->names, &label, label_bytes(item->n_tokens), hash);
+        memcpy(&name, hash, sizeof name);
+        return name;
+}
+
+struct kvd_key sealed_prefix(const struct sealed_keys *keys, const uint32_t *tokens,
+                             uint32_t n_tokens) {
+        uint8_t hash[KVD_REMOTE_KEY];
+        struct kvd_key name;
+
+        hmac(keys->prefixes, tokens, n_tokens * sizeof *tokens, hash);
         memcpy(&name, hash, sizeof name);
         return name;
 }

@@ -21,7 +21,7 @@
 #include "ipc/base/remote.h"
 
 struct sealed_keys { /* of a tenant's spaces of one kind */
-        uint8_t names[KVD_REMOTE_KEY], records[KVD_REMOTE_KEY];
+        uint8_t names[KVD_REMOTE_KEY], records[KVD_REMOTE_KEY], prefixes[KVD_REMOTE_KEY];
 };
 
 /* Of a file's bytes; there may be none. */
@@ -31,6 +31,10 @@ void sealed_keys(const uint8_t secret[static KVD_REMOTE_KEY], const char *tenant
 
 struct kvd_key sealed_name(const struct sealed_keys *keys, const struct kvd_remote_item *item,
                            const uint32_t *tokens);
+
+/* Stands for the block before the first one of a bidirectional prefix with these tokens. */
+struct kvd_key sealed_prefix(const struct sealed_keys *keys, const uint32_t *tokens,
+                             uint32_t n_tokens);
 
 /* Of a record, all in all. */
 uint64_t sealed_bytes(uint32_t n_tokens, uint64_t block_bytes);

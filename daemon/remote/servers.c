@@ -63,25 +63,35 @@ static struct link *link_of(struct servers *s, const char *text, size_t n, uint1
                        NULL;
 }
 
+static int parse_one(struct servers *s, const char *text, size_t n, struct kvd_why *why) {
+        struct link *link = link_of(s, text, n, 6379, true);
+
+        if (!link)
+                return kvd_refuse(why, -EINVAL,
+                                  "'%.*s' is no server; write %s://host:port, with commas between "
+                                  "several, at most %u",
+                                  (int)n, text, s->wants_tls ? "rediss" : "redis", SERVERS);
+        link->seed = true;
+        return 0;
+}
+
+/* What stands before an @ is perhaps a password, and is not repeated. */
 int servers_parse(struct servers *s, const char *text, struct kvd_why *why) {
-        static const char scheme[] = "redis://";
+        const char *at = strstr(text, "://") + 3;
+        int r = 0;
 
-        if (strncmp(text, scheme, sizeof scheme - 1) != 0)
-                return kvd_refuse(why, -EINVAL, "'%s' does not begin with %s", text, scheme);
-        for (text += sizeof scheme - 1;; text++) {
-                size_t n = strcspn(text, ",");
-                struct link *link = link_of(s, text, n, 6379, true);
-
-                if (!link)
-                        return kvd_refuse(why, -EINVAL,
-                                          "'%.*s' is no server; write redis://host:port, with "
-                                          "commas between several, at most %u",
-                                          (int)n, text, SERVERS);
-                link->seed = true;
-                text += n;
-                if (!*text)
-                        return 0;
+        s->wants_tls = strncmp(text, "rediss:", 7) == 0;
+        if (strchr(at, '@'))
+                return kvd_refuse(why, -EINVAL,
+                                  "remote has no users and passwords; the file of remote_password "
+                                  "has them");
+        for (size_t n; r == 0; at += n + 1) {
+                n = strcspn(at, ",");
+                r = parse_one(s, at, n, why);
+                if (!at[n])
+                        break;
         }
+        return r;
 }
 
 void servers_password(struct servers *s, const char *text) {
@@ -177,11 +187,12 @@ static void give_up(struct talk *talk, struct link *link) {
 }
 
 static uint64_t check_time(struct talk *talk, struct link *link, uint64_t now, uint64_t until) {
-        uint64_t end = MIN(link->since_ns + talk->servers->timeout_ns, until);
+        uint64_t end = MIN(link->wire.since_ns + talk->servers->timeout_ns, until);
 
         if (now < end)
                 return end - now;
-        link_end(link, "it did not answer within %llu ms",
+        link_end(link, "%s within %llu ms",
+                 link->state == LINK_SHAKING ? "it did not go on with TLS" : "it did not answer",
                  (unsigned long long)(talk->servers->timeout_ns / 1000000));
         return 0;
 }
@@ -204,7 +215,7 @@ static uint32_t watch(struct talk *talk, uint64_t until, struct pollfd *fds, str
                 if (!left || !link->n)
                         continue;
                 *wait = MIN(*wait, left);
-                fds[n] = (struct pollfd){.fd = link->fd, .events = link_wants(link)};
+                fds[n] = (struct pollfd){.fd = link->wire.fd, .events = link_wants(link)};
                 of[n++] = link;
         }
         return n;
@@ -214,7 +225,17 @@ static uint32_t watch(struct talk *talk, uint64_t until, struct pollfd *fds, str
 static void begin_waiting(struct servers *s) {
         for (uint32_t i = 0; i < SERVERS; i++)
                 if (s->links[i].state == LINK_UP)
-                        s->links[i].since_ns = sys_now_ns();
+                        s->links[i].wire.since_ns = sys_now_ns();
+}
+
+static void move(struct talk *talk, struct link *link, short revents) {
+        bool more;
+
+        do {
+                more = link_move(link, revents, talk->most);
+                take_replies(talk, link);
+                revents = POLLIN | POLLOUT;
+        } while (more);
 }
 
 void talk_run(struct talk *talk) {
@@ -227,10 +248,8 @@ void talk_run(struct talk *talk) {
         while ((n = watch(talk, until, fds, of, &wait))) {
                 if (sys->poll(fds, n, (int)(wait / 1000000 + 1)) < 0)
                         continue;
-                for (uint32_t i = 0; i < n; i++) {
-                        link_move(of[i], fds[i].revents, talk->most);
-                        take_replies(talk, of[i]);
-                }
+                for (uint32_t i = 0; i < n; i++)
+                        move(talk, of[i], fds[i].revents);
         }
 }
 
@@ -268,7 +287,7 @@ static void greet(struct servers *s) {
                 if (!s->links[i].host[0])
                         continue;
                 if (s->links[i].state == LINK_AWAY) {
-                        link_begin(&s->links[i]);
+                        link_begin(&s->links[i], s->tls);
                         introduce(s, &s->links[i]);
                 }
                 ask_link(&talk, i, &s->links[i], false);
@@ -413,7 +432,7 @@ static void drop_others(struct servers *s) {
         }
 }
 
-void servers_open(struct servers *s, uint32_t *n, uint32_t *away) {
+void servers_open(struct servers *s) {
         greet(s);
         if (ask_for_slots(s)) {
                 if (!s->cluster)
@@ -422,7 +441,6 @@ void servers_open(struct servers *s, uint32_t *n, uint32_t *away) {
                 if (s->cluster)
                         greet(s);
         }
-        *away = servers_away(s, n);
 }
 
 /* Before they were asked, those that were configured are all that there are. */

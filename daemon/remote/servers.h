@@ -10,18 +10,20 @@
  * it meanwhile is told at once.
  */
 
+#include "daemon/remote/dialect.h"
 #include "daemon/remote/link.h"
 
 #define SERVERS 64u
 #define SLOTS 16384u
 #define TALK_ITEMS 1024u
-#define PASSWORD 512u
 
 struct servers {
         struct link links[SERVERS];
-        char user[PASSWORD], password[PASSWORD]; /* for all of them; "": none */
+        char user[REMOTE_PASSWORD], password[REMOTE_PASSWORD]; /* for all of them; "": none */
         uint8_t slots[SLOTS];  /* link's number plus 1; 0: nobody's */
+        struct ssl_ctx_st *tls; /* owned, of all of them; NULL: they are spoken to without */
         uint64_t timeout_ns;
+        bool wants_tls;        /* they were written so */
         bool cluster;
         bool stale;            /* slots have moved to whom we do not know */
         struct kvd_why why;
@@ -38,14 +40,14 @@ struct talk {
         uint8_t sent_on[TALK_ITEMS];   /* how often an item was */
 };
 
-/* "redis://host[:port][,host[:port]...]" */
+/* "redis://host[:port][,host[:port]...]", or rediss://; which of them has been looked at */
 int servers_parse(struct servers *s, const char *text, struct kvd_why *why);
 /* "password", "user:password", or ":password" if that has colons; "": none is asked for */
 void servers_password(struct servers *s, const char *text);
 
-/* Connects to those that are away, and asks who has which slots. How many there are, and away. */
-void servers_open(struct servers *s, uint32_t *n, uint32_t *away);
-uint32_t servers_away(const struct servers *s, uint32_t *n);
+/* Connects to those that are away, and asks who has which slots. */
+void servers_open(struct servers *s);
+uint32_t servers_away(const struct servers *s, uint32_t *n); /* n: how many there are */
 const char *servers_why(struct servers *s); /* one of them is */
 
 uint32_t servers_slot(const char *key);

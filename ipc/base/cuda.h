@@ -176,6 +176,8 @@ struct cu_ipc_handle {
              (void *ret, cu_memory memory, int handle_type, unsigned long long flags)) \
         CALL(cuMemImportFromShareableHandle, 10020, \
              (cu_memory * ret, void *handle, int handle_type)) \
+        CALL(cuMemGetAllocationPropertiesFromHandle, 10020, \
+             (struct cu_allocation * ret, cu_memory memory)) \
         CALL(cuIpcGetMemHandle, 4010, (struct cu_ipc_handle * ret, cu_address at)) \
         CALL(cuIpcOpenMemHandle, 11000, \
              (cu_address * ret, struct cu_ipc_handle handle, unsigned flags)) \

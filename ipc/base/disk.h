@@ -2,7 +2,7 @@
 #ifndef KVD_BASE_DISK_H
 #define KVD_BASE_DISK_H
 
-/* What the daemon and its disk process tell each other of records (msg.def, disk_*). */
+/* What the daemon and its disk processes tell each other of records (msg.def, disk_*). */
 
 #include "ipc/base/layout.h"
 
@@ -13,7 +13,7 @@ struct kvd_label {
         uint64_t sequence;
         uint64_t parent;      /* the sequence of the record before it; 0: it is the first */
         uint64_t epoch;       /* of its namespace */
-        uint64_t root;        /* of its chain: the salt */
+        uint64_t root;        /* of its chain: the salt; bidirectional: kvd_hint_root */
         uint32_t group, depth, n_tokens, pad;
 };
 
@@ -22,7 +22,7 @@ struct kvd_disk_item {
         struct kvd_label label;
         uint64_t offset;      /* of the block, in one of the descriptors */
         uint32_t file;        /* ... which one */
-        uint32_t disk;        /* the file of the tier that place is in, from 0 on there */
+        uint32_t pad;
 };
 
 /* What a record is found by: tag in the daemon, made with the file's secret; hint: see layout.h. */
@@ -34,14 +34,6 @@ struct kvd_disk_found {
         struct kvd_label label;
         struct kvd_record_key key;
         uint64_t place;
-};
-
-/* One of the files: state as in volume.h; error: why it is not used, a negative errno; 0: it is. */
-struct kvd_disk_file {
-        uint64_t extent_bytes;
-        uint32_t extents, state;
-        int32_t error;
-        uint32_t pad;
 };
 
 struct kvd_disk_namespace {

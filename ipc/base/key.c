@@ -144,6 +144,10 @@ uint64_t kvd_hint(uint64_t handle, uint32_t group, uint64_t root, const uint32_t
                                     XXH3_64bits(behind, sizeof behind));
 }
 
+uint64_t kvd_hint_root(const uint32_t *tokens, uint32_t n_tokens) {
+        return XXH3_64bits(tokens, n_tokens * sizeof *tokens);
+}
+
 uint64_t kvd_key_proof(const struct kvd_index *ix, const void *data, size_t bytes) {
         return XXH3_64bits_withSecret(data, bytes, ix->secret, KVD_SECRET_BYTES);
 }

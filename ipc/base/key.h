@@ -43,6 +43,9 @@ struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before,
 uint64_t kvd_hint(uint64_t handle, uint32_t group, uint64_t root, const uint32_t *tokens,
                   uint32_t n);
 
+/* The root of records of a bidirectional prefix: prefixes that have the same are strangers all the same. */
+uint64_t kvd_hint_root(const uint32_t *tokens, uint32_t n_tokens);
+
 /* Says that whoever knew the space's secret wrote these bytes. */
 uint64_t kvd_key_proof(const struct kvd_index *ix, const void *data, size_t bytes);
 

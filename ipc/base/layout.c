@@ -10,6 +10,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include "ipc/base/device.h"
+
 /* At least eight buckets, so that the keys of a small space have a choice, too. */
 uint32_t kvd_table_slots(uint64_t entries) {
         return (uint32_t)MIN(ALIGN_UP(MAX(64, entries * 3), KVD_BUCKET_SLOTS), UINT64_C(1) << 31);
@@ -45,6 +47,9 @@ void kvd_index_lay_out(struct kvd_index *ix) {
         ix->hint_off = ix->record_off +
                        (ix->hint_slots ? ALIGN_UP((uint64_t)ix->capacity * 8, 4096) : 0);
         ix->size = ix->hint_off + (uint64_t)ix->hint_slots * 8;
+        ix->proof_off = ix->backend == KVD_BACKEND_VMM ? ALIGN_UP(ix->size, 4096) : 0;
+        if (ix->proof_off)
+                ix->size = ix->proof_off + (uint64_t)ix->capacity * 8;
 }
 
 static bool same_layout(const struct kvd_index *a, const struct kvd_index *b) {
@@ -54,6 +59,7 @@ static bool same_layout(const struct kvd_index *a, const struct kvd_index *b) {
                a->memory_off == b->memory_off && a->change_off == b->change_off &&
                a->change_slots == b->change_slots && a->record_off == b->record_off &&
                a->hint_off == b->hint_off && a->hint_slots % KVD_BUCKET_SLOTS == 0 &&
+               a->proof_off == b->proof_off &&
                a->desc_stride == b->desc_stride && a->run_stride == b->run_stride &&
                a->table_slots == b->table_slots && a->run_table_slots == b->run_table_slots;
 }
@@ -89,6 +95,7 @@ int kvd_index_validate(const struct kvd_index *ix, uint64_t bytes) {
                                  .capacity = ix->capacity,
                                  .run_capacity = ix->run_capacity,
                                  .max_segments = ix->max_segments,
+                                 .backend = ix->backend,
                                  .hint_slots = ix->hint_slots};
         kvd_index_lay_out(&own);
         return same_layout(&own, ix) && ix->size <= bytes ? 0 : -EPROTO;

@@ -18,21 +18,21 @@
  *              +--------------------+ run_off
  *              | runs               |   run_capacity x run_stride: struct kvd_run, then 16 x block_tokens ids
  *              +--------------------+ memory_off
- *              | memory             |   max_segments x 4: moves when a segment gets another memfd
+ *              | memory             |   max_segments x 4: moves when a segment gets other memory
  *              +--------------------+ change_off
  *              | changes            |   change_slots x 4: ids of the blocks that came or went last
  *              +--------------------+ record_off
  *              | records            |   capacity x 8: handle of the block's record in the file; 0: none
  *              +--------------------+ hint_off
  *              | hints              |   hint_slots x 8: which records follow which; without a file: none
+ *              +--------------------+ proof_off
+ *              | proofs             |   capacity x 8: of blocks; VMM: else they are in the descriptors
  *              +--------------------+ size
  *
  *      pins    +--------------------+ 0
  *              | struct kvd_pinpage |   the client's own counters
  *              +--------------------+ KVD_PINS_OFF
- *              | pins               |   capacity x 4: how often this client uses the block
- *              +--------------------+ kvd_touch_off(capacity)
- *              | touch              |   capacity x 4: index clock when it last let go of the block
+ *              | words              |   capacity x 8: struct kvd_pin_words, how it uses the block
  *              +--------------------+ kvd_use_off(capacity)
  *              | use                |   capacity x 4: struct kvd_use, what its attention says of the block
  *              +--------------------+ kvd_asked_off(capacity)
@@ -57,7 +57,7 @@
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 12u
+#define KVD_LAYOUT_VERSION 14u
 
 #define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
 #define KVD_MAX_SEGMENTS 8192u
@@ -134,7 +134,7 @@ struct kvd_desc {
         uint64_t root;
         uint32_t flags;         /* enum kvd_desc_flags */
         uint32_t semaphore;     /* device spaces, see semaphore.h; 0: the data is there */
-        uint64_t semaphore_value; /* without semaphores: proof of what is above, and of the incarnation */
+        uint64_t semaphore_value; /* in host spaces: proof of what is above, and of the incarnation */
         uint32_t tokens[];      /* block_tokens, unused ones 0 */
 };
 static_assert(sizeof(struct kvd_desc) == 64 && offsetof(struct kvd_desc, tokens) == 64,
@@ -210,6 +210,9 @@ enum kvd_below {
  */
 #define KVD_HANDLE_BITS 48u
 
+#define KVD_FETCH_BLOCKS 512u   /* that one kvd_fetch brings at most */
+#define KVD_FETCH_TOKENS 15360u /* of a chain, from its beginning on, that it looks at */
+
 static inline struct kvd_key kvd_hint_key(uint64_t hint) {
         return (struct kvd_key){hint, hint * UINT64_C(0x9e3779b97f4a7c15)};
 }
@@ -252,6 +255,7 @@ struct kvd_index {
         uint32_t max_segments;
         uint64_t desc_off, table_off, run_off, run_table_off, memory_off, change_off;
         uint64_t record_off, hint_off;
+        uint64_t proof_off;      /* VMM; else 0 */
         uint32_t desc_stride, run_stride;
         uint32_t table_slots, run_table_slots; /* whole buckets */
         uint32_t change_slots;
@@ -403,7 +407,7 @@ struct kvd_pinpage {
 
         /* posts: written, and whether the daemon was told that there are some; the client's own */
         alignas(64) shm_u64 posted;
-        shm_u32 kicked;
+        shm_u32 kicked;                /* 0, or KVD_KICKED, KVD_KICKED_HARD */
         /* written by the daemon: posts that it took, those of them that it refused, and why the last */
         alignas(64) shm_u64 posts_taken;
         shm_u64 posts_refused;
@@ -413,9 +417,12 @@ static_assert(sizeof(struct kvd_pinpage) <= 4096, "the pins begin in the next pa
 
 #define KVD_PINS_OFF 4096u
 
-static inline uint64_t kvd_touch_off(uint32_t capacity) {
-        return KVD_PINS_OFF + ALIGN_UP((uint64_t)capacity * sizeof(uint32_t), 4096);
-}
+/* Side by side, since whoever lets go of a block, or evicts it, needs both. */
+struct kvd_pin_words {
+        shm_u32 pins;  /* how often the client uses the block */
+        shm_u32 touch; /* index clock when it last let go of it; 0: it never did */
+};
+static_assert(sizeof(struct kvd_pin_words) == 8, "layout is ABI: bump KVD_LAYOUT_VERSION");
 
 /*
  * What a client's attention says of a block: a moving average each, 0 if it says nothing. For the
@@ -427,7 +434,7 @@ struct kvd_use {
 };
 
 static inline uint64_t kvd_use_off(uint32_t capacity) {
-        return kvd_touch_off(capacity) + ALIGN_UP((uint64_t)capacity * sizeof(uint32_t), 4096);
+        return KVD_PINS_OFF + ALIGN_UP((uint64_t)capacity * sizeof(struct kvd_pin_words), 4096);
 }
 
 /*
@@ -451,7 +458,9 @@ static inline uint64_t kvd_asked_off(uint32_t capacity) {
 /*
  * A block that its client has filled, to be sealed behind another one without an answer. The client
  * writes it at the place posted % KVD_POSTS, moves posted, and sends a message only if it finds
- * kicked 0 (daemon and client each exchange or store it, and look at the other word afterwards).
+ * kicked 0 (daemon and client each exchange or store it, and look at the other word afterwards). A
+ * daemon that looks at the ring now and then leaves it KVD_KICKED, and is sent another message when
+ * half of the ring is full. The protocol: tests/client/spin/post.pml.
  */
 struct kvd_post {
         kvd_ref block;
@@ -461,6 +470,8 @@ struct kvd_post {
         uint32_t tokens[]; /* block_tokens: a part-filled block is not posted */
 };
 #define KVD_POSTS 64u
+#define KVD_KICKED 1u
+#define KVD_KICKED_HARD 2u
 
 static inline uint64_t kvd_post_stride(uint32_t block_tokens) {
         return ALIGN_UP(sizeof(struct kvd_post) + block_tokens * sizeof(uint32_t), 64);
@@ -494,9 +505,9 @@ static inline shm_u64 *kvd_index_run_table(const struct kvd_index *ix) {
 }
 
 /*
- * Host spaces: a number for each segment, which moves before the first block appears in another
- * memfd than before. Who has a segment mapped must map it again then; a block that is pinned, or
- * being filled, keeps the memfd of its segment.
+ * A number for each segment, which moves before the first block appears in other memory than before.
+ * In host spaces, who has a segment mapped must map it again then; a block that is pinned, or being
+ * filled, keeps the memfd of its segment. On a GPU nobody has it mapped when it moves.
  */
 static inline shm_u32 *kvd_index_memory(const struct kvd_index *ix) {
         return (shm_u32 *)((uint8_t *)ix + ix->memory_off);

@@ -8,13 +8,13 @@
 
 /*
  * A block on the servers is called by its name: 128 bits that only they can compute who have the
- * key, of what the space is, of the name of the block before it (0: it is the first), and of its
- * tokens.
+ * key, of what the space is, of the name of the block before it (0: it is the first; bidirectional:
+ * that of the whole prefix), and of its tokens.
  */
 struct kvd_remote_item {
         struct kvd_key parent; /* name of the block before it, unless behind says which one that is */
         struct kvd_key name;   /* get */
-        uint64_t root;         /* of its chain: the salt */
+        uint64_t root;         /* of its chain, as in blocks (layout.h) */
         uint64_t offset;       /* of the block, in one of the descriptors */
         uint32_t file;         /* ... which one */
         uint32_t behind;       /* put: item of the same message that it is behind, plus 1; 0: none */

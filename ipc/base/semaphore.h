@@ -36,13 +36,27 @@
  * step whether a block of its chain was poisoned (kvd_check_pin), and throws the step away if so.
  */
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "ipc/base/util.h"
 
 #define SEMAPHORES 64u /* of a row: streams of one client that seal or unpin */
 #define SEMAPHORE_ROW_BYTES (SEMAPHORES * 8u)
-#define SEMAPHORE_VALUE_MAX (INT64_MAX - 1) /* GEQ compares cyclically */
+
+/*
+ * If the daemon dies before a producer does, nobody can write the index that says which of its blocks
+ * wait. So the daemon after it writes into each semaphore of the dead one's row what was reached plus
+ * SEMAPHORE_ENDED: more than any value, so everybody goes on, and whoever asks for a value above the
+ * rest knows that it was never reached (semaphore_was_reached).
+ */
+#define SEMAPHORE_ENDED (UINT64_C(1) << 62)
+#define SEMAPHORE_VALUE_MAX (SEMAPHORE_ENDED - 1) /* GEQ compares cyclically */
+
+/* A semaphore has this: if it says that a value was passed, did its writer do that? */
+static inline bool semaphore_was_reached(uint64_t has, uint64_t value) {
+        return (has & ~SEMAPHORE_ENDED) >= value;
+}
 
 /* The whole page, of ix->semaphore_rows. */
 static inline uint64_t semaphore_page_bytes(uint32_t rows) {

@@ -80,6 +80,24 @@ _printf_(2, 3) static void say(struct store *store, const char *format, ...) {
 
 /* ---- one space ------------------------------------------------------------------------------- */
 
+static bool has_client_of(const struct parts *parts, uint64_t cache, uint64_t life) {
+        for (const struct part *p = parts->at; p < parts->at + parts->n; p++)
+                if (p->cache == cache && p->kind == 'p' && p->number[0] == life && p->file->fd >= 0)
+                        return true;
+        return false;
+}
+
+/* Of this life, and of those of which there are still clients. */
+static void inherit_semaphores(struct space *space, const struct before *b,
+                               const struct parts *parts) {
+        uint64_t cache = space->ix->instance[0];
+
+        for (struct part *p = parts->at; p < parts->at + parts->n; p++)
+                if (p->cache == cache && p->kind == 'w' && p->file->fd >= 0 &&
+                    (p->number[0] == b->header.life || has_client_of(parts, cache, p->number[0])))
+                        hooks_inherit(space, (uint32_t)p->number[0], &p->file->fd);
+}
+
 /* Enough of them? */
 static bool inherit_pages(struct space *space, const struct before *b, const struct parts *parts) {
         uint64_t cache = space->ix->instance[0];
@@ -97,23 +115,19 @@ static bool inherit_pages(struct space *space, const struct before *b, const str
                                                    &process->file->fd) == 0;
         }
         atomic_store(&space->ix->n_pages, n);
-        return n >= atomic_load(&b->header.n_pages);
+        return n >= atomic_load(&b->header.n_pages) &&
+               (space->ix->backend == KVD_BACKEND_HOST || worker_inherit(space) == 0);
 }
 
 static void adopt_segment(struct space *space, const struct before *b, const struct parts *parts,
                           struct segment *segment) {
-        unsigned flags = space->ix->arena ? SHARED_TWIN : 0;
         uint32_t version = before_memory(b, segment->number),
                  ready = before_ready(b, segment->number);
         struct part *part = find(parts, space->ix->instance[0], 's', segment->number, version);
-        struct shared_file file;
 
         segment->memory_version = version;
-        if (!ready || !part || !segments_to_come(space) ||
-            account_room(space->domain, KVD_COST_files) < segment_files(space->ix))
-                return;
-        if (shared_file_adopt(&part->file->fd, space->ix->segment_bytes, flags, &file) == 0)
-                segment_adopt(space, segment, ready, version, &file);
+        if (ready && part && segments_to_come(space))
+                segment_adopt(space, segment, ready, version, &part->file->fd);
 }
 
 /* Under isolation = arena nobody writes into what was there: it has no writer. */
@@ -153,6 +167,16 @@ static void adopt_blocks(struct space *space, struct before *b) {
             n);
 }
 
+/* A GPU's segments are as large as the pool's, and the pool's GPU is that of then. */
+static bool is_same_memory(const struct store *store, const struct kvd_index *before) {
+        const struct store_config *config = &store->config;
+
+        return before->backend == config->backend &&
+               (before->backend == KVD_BACKEND_HOST ||
+                (before->segment_bytes == config->segment_bytes &&
+                 memcmp(before->device, config->uuid, sizeof config->uuid) == 0));
+}
+
 static int make_space(struct store *store, const struct before *b, struct space **ret) {
         struct domain *domain = store_domain_by_name(store, b->header.domain);
         const struct store_config *config = &store->config;
@@ -167,6 +191,10 @@ static int make_space(struct store *store, const struct before *b, struct space 
         if (domain->config.arena != b->header.arena)
                 return store_refuse(store, -EPROTO, "domain '%s' has another isolation now",
                                     b->header.domain);
+        if (!is_same_memory(store, &b->header))
+                return store_refuse(store, -EPROTO, "it is in the memory of %s",
+                                    b->header.backend ? "another GPU, or in other segments" :
+                                                        "the host");
         r = space_succeed(domain, &b->header, ret);
         if (r == 0 && b->header.arena)
                 r = arena_new(*ret, NULL, &arena);
@@ -177,6 +205,8 @@ static void adopt_space(struct store *store, struct before *b, const struct part
         struct space *space = NULL;
         int r = make_space(store, b, &space);
 
+        if (r == 0)
+                inherit_semaphores(space, b, parts);
         if (r == 0 && !inherit_pages(space, b, parts))
                 r = store_refuse(store, -EPROTO, "somebody may still read it who is not known");
         if (r < 0) {
@@ -189,15 +219,32 @@ static void adopt_space(struct store *store, struct before *b, const struct part
         adopt_memory(space, b, parts);
         adopt_settings(space, b);
         adopt_blocks(space, b);
+        hooks_inherited(space);
         keep_index(space);
 }
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
+static void forget(struct store *store, struct kept_file *file) {
+        closep(&file->fd);
+        file->fd = -1;
+        store->config.keep->drop(store->config.keep_arg, file->name);
+}
+
+/* A daemon that ended while it took over may have kept semaphores, and not yet their index. */
+static void forget_ahead(struct store *store, const struct part *index,
+                         const struct parts *parts) {
+        for (struct part *p = parts->at; p < parts->at + parts->n; p++)
+                if (p->cache == index->cache && p->kind == 'w' && p->file->fd >= 0 &&
+                    p->number[0] > index->number[0])
+                        forget(store, p->file);
+}
+
 static void adopt_index(struct store *store, struct part *index, const struct parts *parts) {
         struct before b = {.at = NULL};
         int r = before_open(index->file->fd, &b);
 
+        forget_ahead(store, index, parts);
         if (r == 0 && b.header.instance[0] == index->cache && b.header.life == index->number[0] &&
             atomic_load(&b.header.alive))
                 adopt_space(store, &b, parts);
@@ -216,13 +263,9 @@ static bool is_last(const struct part *index, const struct parts *parts) {
 }
 
 static void close_rest(struct store *store, struct kept_file *files, size_t n) {
-        for (size_t i = 0; i < n; i++) {
-                if (files[i].fd < 0)
-                        continue;
-                closep(&files[i].fd);
-                files[i].fd = -1;
-                store->config.keep->drop(store->config.keep_arg, files[i].name);
-        }
+        for (size_t i = 0; i < n; i++)
+                if (files[i].fd >= 0)
+                        forget(store, &files[i]);
 }
 
 static bool has_index(const struct parts *parts) {
@@ -240,7 +283,7 @@ static void choose_pages_anew(struct store *store, const struct parts *parts) {
 
 static void adopt_all(struct store *store, const struct parts *parts) {
         for (struct part *p = parts->at; p < parts->at + parts->n; p++)
-                if (p->kind == 'i' && store->config.backend == KVD_BACKEND_HOST && !store->huge &&
+                if (p->kind == 'i' && store->config.backend != KVD_BACKEND_LEGACY && !store->huge &&
                     is_last(p, parts))
                         adopt_index(store, p, parts);
 }

@@ -89,8 +89,7 @@ void attachment_map(struct attachment *a) {
         uint8_t *at = a->pin_file.at;
 
         a->page = a->pin_file.at;
-        a->pins = (shm_u32 *)(at + KVD_PINS_OFF);
-        a->touch = (shm_u32 *)(at + kvd_touch_off(capacity));
+        a->words = (struct kvd_pin_words *)(at + KVD_PINS_OFF);
         a->use = (shm_u32 *)(at + kvd_use_off(capacity));
 }
 
@@ -378,7 +377,10 @@ struct attachment *attachment_free(struct attachment *a, bool died) {
         return NULL;
 }
 
-/* The space is being deleted: what it has goes with it, and workers must forget what it wanted. */
+/*
+ * The space is being deleted: what it has goes with it, and workers must forget what it wanted. Or it
+ * is left to the next daemon, with all that they have.
+ */
 void attachments_end(struct space *space) {
         for (uint32_t i = 0; i < space->n_attachments; i++) {
                 struct attachment *a = space->attachments[i];
@@ -387,7 +389,7 @@ void attachments_end(struct space *space) {
                         continue;
                 if (a->gone)
                         a->gone(a);
-                while (hooks_attachment_stops(a))
+                while (!space->memory.left && hooks_attachment_stops(a))
                         ;
                 end(a, false);
                 a->stopping = true; /* what is left is done when it is buried */
@@ -410,21 +412,16 @@ bool attachments_give(struct space *space) {
 /* ---- what was written ------------------------------------------------------------------------ */
 
 /* Reading what nobody ever wrote would put memory behind it. Capacity: there is no more. */
-static uint32_t written_from(const struct attachment *a, const shm_u32 *words, uint32_t id) {
+uint32_t attachment_words_from(const struct attachment *a, uint32_t id) {
         uint32_t capacity = a->space->ix->capacity;
-        off_t begin = (const uint8_t *)words - (const uint8_t *)a->page,
-              at = begin + (off_t)(id * sizeof *words), data;
+        off_t at = KVD_PINS_OFF + (off_t)(id * sizeof *a->words), data;
 
         if (id >= capacity)
                 return capacity;
         data = lseek(a->pin_file.fd, at, SEEK_DATA);
         if (data < 0)
                 return errno == ENXIO ? capacity : id;
-        return (uint32_t)MIN((uint64_t)(MAX(data, at) - begin) / sizeof *words, capacity);
-}
-
-uint32_t attachment_pins_from(const struct attachment *a, uint32_t id) {
-        return written_from(a, a->pins, id);
+        return (uint32_t)MIN((uint64_t)(MAX(data, at) - KVD_PINS_OFF) / sizeof *a->words, capacity);
 }
 
 /* ---- folding --------------------------------------------------------------------------------- */
@@ -438,11 +435,11 @@ static bool fold_piece(struct attachment *a) {
 
         if (!space_lives(space) || a->fold >= ids)
                 return false;
-        a->fold = written_from(a, a->touch, a->fold);
+        a->fold = attachment_words_from(a, a->fold);
         end = MIN(a->fold + FOLD_LOOKS, ids);
         for (; a->fold < end && warms; a->fold++)
                 if (space->blocks[a->fold].state == KVD_SEALED &&
-                    atomic_load_explicit(&a->touch[a->fold], memory_order_relaxed)) {
+                    atomic_load_explicit(&a->words[a->fold].touch, memory_order_relaxed)) {
                         block_warm(a, a->fold);
                         warms--;
                 }
@@ -516,14 +513,14 @@ uint64_t attachment_pinned(const struct attachment *a) {
         return a->pinned;
 }
 
-#define PINS_PIECE 16384u /* counters read in one turn: 64 KiB */
+#define PINS_PIECE 16384u /* words read in one turn: 128 KiB */
 
 uint32_t attachment_pins(const struct attachment *a, uint32_t *cursor, uint32_t *ret, uint32_t n) {
-        uint32_t ids = space_ids(a->space), id = MIN(attachment_pins_from(a, *cursor), ids),
+        uint32_t ids = space_ids(a->space), id = MIN(attachment_words_from(a, *cursor), ids),
                  end = id + MIN(ids - id, PINS_PIECE), found = 0;
 
         for (; id < end && found < n; id++)
-                if (atomic_load_explicit(&a->pins[id], memory_order_relaxed))
+                if (atomic_load_explicit(&a->words[id].pins, memory_order_relaxed))
                         ret[found++] = id;
         *cursor = id < ids ? id : 0;
         return found;

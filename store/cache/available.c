@@ -179,10 +179,10 @@ static bool look_through(struct space *space, struct attachment *a) {
                 a->look.held = atomic_load(&a->page->held);
         mark_chain(space, a, &marks);
         if (look->up == NONE)
-                look->id = attachment_pins_from(a, look->id);
+                look->id = attachment_words_from(a, look->id);
         stop = MIN(ids, look->id + PIECE);
         for (; look->id < stop && marks; look->id++) {
-                if (!atomic_load_explicit(&a->pins[look->id], memory_order_relaxed))
+                if (!atomic_load_explicit(&a->words[look->id].pins, memory_order_relaxed))
                         continue;
                 a->look.pinned++;
                 look->up = look->id;

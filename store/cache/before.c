@@ -5,7 +5,8 @@
  * stopped that daemon, and wherever, only what was complete is taken: a block that the old index
  * calls sealed (or retiring, since it may be pinned), whose proof ties what is said of it to this
  * incarnation, whose key follows from its tokens and from the block before it, and which stands
- * behind a block that was taken itself. All else is free, or left alone while somebody may write it.
+ * behind a block that was taken itself. All else is free, or left alone while somebody may write it:
+ * on a GPU, too, what its producer's stream had not written yet, as the semaphores of then say.
  */
 
 #include "store/cache/before.h"
@@ -25,7 +26,7 @@
 static bool is_sound(const struct before *b) {
         const struct kvd_index *ix = &b->header;
 
-        return kvd_index_validate(ix, b->bytes) == 0 && ix->backend == KVD_BACKEND_HOST &&
+        return kvd_index_validate(ix, b->bytes) == 0 && ix->backend != KVD_BACKEND_LEGACY &&
                ix->proof == index_proof(ix) && b->n_segments <= ix->max_segments &&
                !ix->name[KVD_NAME_MAX] && !ix->domain[KVD_NAME_MAX];
 }
@@ -75,6 +76,11 @@ static uint64_t old_slot(const struct before *b, uint32_t id) {
         return shm_load(&old_desc(b, id)->slot);
 }
 
+static const uint64_t *old_proof(const struct before *b, uint32_t id) {
+        return b->header.proof_off ? (const uint64_t *)(b->at + b->header.proof_off) + id :
+                                     &old_desc(b, id)->semaphore_value;
+}
+
 uint32_t before_memory(const struct before *b, uint32_t segment) {
         const shm_u32 *memory = (const shm_u32 *)(b->at + b->header.memory_off);
 
@@ -99,6 +105,7 @@ struct claim {
         uint32_t id, parent;     /* parent: NONE for the first of a chain */
         uint64_t slot;
         uint64_t proof;
+        uint32_t semaphore;      /* of that life; what it must have reached is in the fields */
         uint32_t tokens[KVD_MAX_BLOCK_TOKENS];
         struct kvd_desc fields; /* ends in tokens of its own, which nobody uses */
 };
@@ -108,7 +115,7 @@ static void read_claim(const struct before *b, uint32_t id, struct claim *c) {
 
         c->id = id;
         c->slot = shm_load(&desc->slot);
-        c->proof = shm_get64(&desc->semaphore_value);
+        c->proof = shm_get64(old_proof(b, id));
         c->fields = (struct kvd_desc){.key = desc->key,
                                       .parent = desc->parent,
                                       .depth = desc->depth,
@@ -116,18 +123,35 @@ static void read_claim(const struct before *b, uint32_t id, struct claim *c) {
                                       .group = desc->group,
                                       .root = desc->root,
                                       .flags = desc->flags};
+        if (b->header.semaphore_rows) {
+                c->semaphore = desc->semaphore;
+                c->fields.semaphore_value = desc->semaphore_value;
+        }
         c->parent = c->fields.parent == KVD_ROOT ? NONE : kvd_ref_id(c->fields.parent);
         shm_read_words(c->tokens, desc->tokens, b->header.geometry.block_tokens);
 }
 
-static bool is_complete(const struct before *b, const struct claim *c) {
+/* Its proof says that its data is there, or it says what it waits for, and that has come. */
+static bool is_proven(const struct before *b, const struct space *space, const struct claim *c) {
+        kvd_ref ref = kvd_ref_make(c->id, kvd_slot_generation(c->slot));
+        struct kvd_desc waits = c->fields;
+
+        if (c->proof == block_proof(&b->header, ref, &c->fields))
+                return true;
+        waits.semaphore = c->semaphore;
+        return c->semaphore && c->proof == block_proof(&b->header, ref, &waits) &&
+               hooks_was_reached(space, b->header.life, c->semaphore, waits.semaphore_value);
+}
+
+static bool is_complete(const struct before *b, const struct space *space,
+                        const struct claim *c) {
         const struct kvd_shape *g = &b->header.geometry;
         uint32_t generation = kvd_slot_generation(c->slot);
         enum kvd_state state = kvd_slot_state(c->slot);
 
         if ((state != KVD_SEALED && state != KVD_RETIRING) || !generation ||
             generation > KVD_GENERATION_LAST || c->slot != kvd_slot_make(state, generation) ||
-            c->proof != block_proof(&b->header, kvd_ref_make(c->id, generation), &c->fields))
+            !is_proven(b, space, c))
                 return false;
         if (c->fields.flags || c->fields.group >= g->layer_groups || !c->fields.n_tokens ||
             c->fields.n_tokens > g->block_tokens)
@@ -177,7 +201,7 @@ static enum fate judge(struct before *b, struct space *space, uint32_t id) {
         struct claim c;
 
         read_claim(b, id, &c);
-        if (!is_complete(b, &c) || !follows(b, space, &c))
+        if (!is_complete(b, space, &c) || !follows(b, space, &c))
                 return LOST;
         root = kvd_key_root(space->ix, c.fields.group, c.fields.root);
         if (!has_its_key(space, &c, root) || index_find(space, &c.fields, c.tokens) != NONE)

@@ -9,6 +9,7 @@
  *      arena    a writer's segments: free blocks and the heap of eviction candidates (one arena if isolation = shared)
  */
 
+#include "ipc/base/enums.h"
 #include "store/core.h"
 
 /* ---- lists of blocks ------------------------------------------------------------------------- */
@@ -122,7 +123,7 @@ struct attachment {
         enum attachment_state state;
         struct shared_file pin_file; /* owned */
         struct kvd_pinpage *page; /* its mapping */
-        shm_u32 *pins, *touch; /* inside page */
+        struct kvd_pin_words *words; /* inside page */
         shm_u32 *use;          /* ... each a struct kvd_use */
         uint64_t posts_taken;  /* see post.c */
         /* owned; a bit for each segment, see drain.c; NULL in host spaces */
@@ -139,6 +140,7 @@ struct attachment {
         struct attachment_kept kept;
         /* inherit.c: owned; the pidfd of a client of the daemon before; -1: this daemon's client */
         int process;
+        uint64_t died_ns;        /* ... when it was found to have ended; 0: not yet */
         struct attachment_look look;
 };
 
@@ -231,7 +233,7 @@ struct audit {
         uint64_t private, garbage, reviving, waiting, pending, poisoned;
         /* sums of mixed numbers: what blocks say less what others do */
         uint64_t owners, refs, holds;
-        uint64_t places, n_places, shared, spilled, vague, leaving, sketches, sketch_bytes;
+        uint64_t places, n_places, moved, below, shared, spilled, vague, leaving, sketches, sketch_bytes;
         struct { /* of the sequence under way */
                 uint64_t listed[16], sketched; /* mixed numbers of entries, by enum entry_busy */
                 uint32_t busy[16], own, copies;
@@ -326,6 +328,19 @@ static inline struct store *space_store(const struct space *s) {
         return s->domain->store;
 }
 
+/* Are prefixes found whole, or not at all? */
+static inline bool space_finds_whole(const struct space *s) {
+        return s->ix->kind == KVD_kind_bidirectional;
+}
+
+/* Tokens of a chain's block at that depth; 0: the prefix ends before. */
+static inline uint32_t tokens_at(const struct space *s, uint64_t root, uint32_t depth) {
+        uint32_t bt = s->ix->geometry.block_tokens;
+        uint64_t before = (uint64_t)depth * bt;
+
+        return !space_finds_whole(s) ? bt : (uint32_t)MIN(bt, root - MIN(root, before));
+}
+
 /* Block ids of all segments there are. */
 static inline uint32_t space_ids(const struct space *s) {
         return kvd_segments_ids(s->ix,
@@ -337,7 +352,7 @@ static inline struct segment *block_segment(const struct space *s, uint32_t id) 
 }
 
 static inline struct arena *block_arena(struct space *s, uint32_t id) {
-        return block_segment(s, id)->arena;
+        return s->ix->arena ? block_segment(s, id)->arena : s->memory.arenas;
 }
 
 static inline uint32_t block_generation(const struct space *s, uint32_t id) {
@@ -435,23 +450,26 @@ kvd_ref room_take(struct space *space, struct arena *arena, uint32_t *reads);
  */
 struct arrival {
         kvd_ref block, parent;
-        uint32_t group, n_tokens;
-        uint64_t root;
+        const struct chain_at *chain; /* its beginning */
         const uint32_t *tokens;
 };
 kvd_ref block_arrives(struct space *space, const struct arrival *arrival);
 
-/* index.c: the shared side of a block */
-/* the block behind parent with these tokens, or NONE; next: its key, depth and links */
 struct chain_at {
         kvd_ref leaf;          /* the last block of it; 0: the root */
         struct kvd_key key;
         uint32_t group, depth; /* depth: of the next one */
-        uint64_t root;
+        uint64_t root;         /* as in blocks */
 };
-struct chain_at chain_begin(const struct space *space, uint32_t group, uint64_t root);
+/* That of a salt; bidirectional: of the whole prefix of these tokens. */
+struct chain_at chain_begin(const struct space *space, uint32_t group, uint64_t salt,
+                            const uint32_t *tokens, uint32_t n_tokens);
+/* Goes on to the next block, which has these tokens. False: it is not there. */
 bool chain_step(const struct space *space, struct chain_at *at, const uint32_t *tokens);
+
+/* index.c: the shared side of a block */
 void index_leave(struct space *space, uint32_t id);
+void index_arrived(struct space *space, uint32_t id); /* the data that its semaphore stands for */
 bool index_holds(const struct space *space, uint32_t id);     /* is the block found by its key? */
 bool index_holds_run(const struct space *space, uint32_t id); /* ... and its run? */
 

@@ -39,7 +39,7 @@
 
 static bool pins(const struct attachment *a, uint32_t id) {
         return a && a->state != FOLDING &&
-               atomic_load_explicit(&a->pins[id], memory_order_seq_cst) != 0;
+               atomic_load_explicit(&a->words[id].pins, memory_order_seq_cst) != 0;
 }
 
 bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients) {
@@ -91,7 +91,7 @@ bool block_in_use(struct space *space, uint32_t id, uint32_t *reads) {
 
 /* By the index clock; 0: it did not use the block. */
 static uint64_t time_of_touch(const struct space *space, const struct attachment *a, uint32_t id) {
-        uint32_t touch = atomic_load_explicit(&a->touch[id], memory_order_relaxed);
+        uint32_t touch = atomic_load_explicit(&a->words[id].touch, memory_order_relaxed);
         uint64_t when = space->clock - (uint32_t)((uint32_t)space->clock - touch);
 
         return touch && when <= space->clock ? when : 0;
@@ -213,14 +213,23 @@ static void heap_add(struct arena *arena, uint32_t id) {
         sift_up(arena, arena->n_heap - 1);
 }
 
-static void heap_remove(struct arena *arena, uint32_t at) {
+/* Puts it where another one was that was in its place. */
+static void heap_replace(struct arena *arena, uint32_t id, uint32_t by) {
+        const struct block *blocks = arena->space->blocks;
+        uint32_t at = blocks[id].heap - 1;
+
+        heap_put(arena, at, by);
+        if (blocks[by].stamp < blocks[id].stamp)
+                sift_up(arena, at);
+        else if (blocks[by].stamp > blocks[id].stamp)
+                sift_down(arena, at);
+}
+
+static void heap_remove(struct arena *arena, uint32_t id) {
         uint32_t last = arena->heap[--arena->n_heap];
 
-        if (at == arena->n_heap)
-                return;
-        heap_put(arena, at, last);
-        sift_up(arena, at);
-        sift_down(arena, arena->space->blocks[last].heap - 1);
+        if (last != id)
+                heap_replace(arena, id, last);
 }
 
 /* The shelf is at the end of the same array, which has room for all blocks, and grows downwards. */
@@ -255,7 +264,7 @@ static void leaf_remove(struct space *space, uint32_t id) {
         if (on_shelf(arena, b))
                 shelf_remove(arena, b->heap - 1);
         else
-                heap_remove(arena, b->heap - 1);
+                heap_remove(arena, id);
         b->heap = 0;
         space->leaves.n--;
 }
@@ -267,17 +276,14 @@ static void leaf_remove(struct space *space, uint32_t id) {
 static void leaf_replace(struct space *space, uint32_t id, uint32_t by) {
         struct arena *arena = block_arena(space, id);
         struct block *b = &space->blocks[id];
-        uint32_t at = b->heap - 1;
 
         if (on_shelf(arena, b) || block_arena(space, by) != arena) {
                 leaf_remove(space, id);
                 leaf_add(space, by);
                 return;
         }
+        heap_replace(arena, id, by);
         b->heap = 0;
-        heap_put(arena, at, by);
-        sift_up(arena, at);
-        sift_down(arena, space->blocks[by].heap - 1);
 }
 
 /* Its stamp has changed: it goes up or down to its place. */
@@ -361,14 +367,6 @@ void block_link(struct space *space, uint32_t id, uint32_t parent) {
         space->blocks[parent].child = id;
 }
 
-/*
- * A bidirectional prefix is found whole or not at all: the rest of one that lost its end goes
- * first.
- */
-static bool useless_alone(const struct space *space) {
-        return space->ix->kind == KVD_kind_bidirectional;
-}
-
 static void block_unlink(struct space *space, uint32_t id) {
         struct block *b = &space->blocks[id], *parent;
 
@@ -383,8 +381,8 @@ static void block_unlink(struct space *space, uint32_t id) {
                 return;
         }
         parent = &space->blocks[b->parent];
-        /* Whoever used the child used the parent. */
-        parent->stamp = useless_alone(space) || parent->poisoned ? 0 : MAX(parent->stamp, b->stamp);
+        /* Whoever used the child used the parent; but the rest of a prefix that lost its end goes first. */
+        parent->stamp = space_finds_whole(space) || parent->poisoned ? 0 : MAX(parent->stamp, b->stamp);
         leaf_replace(space, id, b->parent);
 }
 
@@ -465,7 +463,7 @@ void block_warm(const struct attachment *a, uint32_t id) {
 }
 
 static void shelve(struct arena *arena, uint32_t id) {
-        heap_remove(arena, arena->space->blocks[id].heap - 1);
+        heap_remove(arena, id);
         shelf_add(arena, id);
 }
 
@@ -524,7 +522,7 @@ static void begin_round(struct space *space, struct arena *arena, uint32_t *read
 }
 
 uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n, uint32_t *reads) {
-        uint32_t evicted = 0, again = 0;
+        uint32_t evicted = 0, again = 0, ahead = 0;
 
         if (space->unready.n_pending)
                 hooks_look(space);
@@ -534,8 +532,10 @@ uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n, uin
                         look_again(space, arena, reads);
                         again++;
                 }
-                if (arena->n_heap)
+                if (arena->n_heap) {
+                        ahead = ahead ? ahead - 1 : evict_ahead(space, arena, n - evicted) - 1;
                         evicted += try_coldest(space, arena, reads);
+                }
         }
         return evicted;
 }

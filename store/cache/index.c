@@ -326,6 +326,8 @@ void index_set_state(struct space *space, uint32_t id, enum kvd_state state, uin
         struct kvd_desc *desc = kvd_index_desc(space->ix, id);
         uint64_t word = kvd_slot_make(state, generation);
 
+        if (unlikely(space->memory.left))
+                return; /* it is the next daemon's as it is, whatever is cleared up here */
         /*
          * D2 and D3 (evict.c): a full fence between this store and the scan of the pins. Partner:
          * C3, C4.
@@ -446,6 +448,8 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
  */
 uint64_t block_proof(const struct kvd_index *ix, kvd_ref block, const struct kvd_desc *desc) {
         const uint64_t words[] = {block,
+                                  ix->proof_off ? desc->semaphore : 0,
+                                  ix->proof_off ? desc->semaphore_value : 0,
                                   desc->key.lo,
                                   desc->key.hi,
                                   desc->parent,
@@ -456,6 +460,30 @@ uint64_t block_proof(const struct kvd_index *ix, kvd_ref block, const struct kvd
         return kvd_key_proof(ix, words, sizeof words);
 }
 
+/* NULL: it has none. */
+static uint64_t *proof_of(const struct kvd_index *ix, uint32_t id) {
+        if (ix->proof_off)
+                return (uint64_t *)((uint8_t *)ix + ix->proof_off) + id;
+        return ix->semaphore_rows ? NULL : &kvd_index_desc(ix, id)->semaphore_value;
+}
+
+static void prove(struct space *space, uint32_t id, const struct kvd_desc *fields) {
+        uint64_t *proof = proof_of(space->ix, id);
+
+        if (proof)
+                shm_set64(proof, block_proof(space->ix, block_ref(space, id), fields));
+}
+
+/* The proof first: it says that the data is there, whichever of the two the daemon after this one finds. */
+void index_arrived(struct space *space, uint32_t id) {
+        struct kvd_desc *desc = kvd_index_desc(space->ix, id), fields;
+
+        memcpy(&fields, desc, sizeof fields);
+        fields.semaphore = 0;
+        prove(space, id, &fields);
+        __atomic_store_n(&desc->semaphore, 0, __ATOMIC_RELEASE);
+}
+
 /* Writes the descriptor of a block that is being filled: nobody believes it yet. */
 void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields,
                  const uint32_t *tokens) {
@@ -463,9 +491,7 @@ void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields
 
         shm_write_begin(&desc->slot, kvd_slot_make(KVD_FILLING, block_generation(space, id)));
         write_desc(desc, fields, tokens, space->ix->geometry.block_tokens);
-        if (!space->ix->semaphore_rows)
-                shm_set64(&desc->semaphore_value,
-                          block_proof(space->ix, block_ref(space, id), fields));
+        prove(space, id, fields);
 }
 
 /*
@@ -527,11 +553,35 @@ void index_prefetch(const struct space *space, struct kvd_key key, uint32_t id) 
         __builtin_prefetch((uint8_t *)kvd_index_desc(space->ix, id) + 64, 1);
 }
 
-/* A free slot may look as if it were the key's, too. */
+void index_fetch_entry(const struct space *space, uint32_t id) {
+        struct table t = block_table(space->ix);
+
+        __builtin_prefetch(bucket_of(&t, block_key(space->ix, id), 0), 1);
+        if (space->blocks[id].run)
+                __builtin_prefetch(kvd_index_run(space->ix, space->blocks[id].run - 1), 1);
+}
+
+/*
+ * Might one of a bucket's slots be the key's? All are looked at at once: most blocks that are sealed
+ * are new, and nothing is like them. A free slot may look as if it were the key's, too.
+ */
+static bool may_be_in(const shm_u64 *bucket, uint64_t like) {
+        typedef uint32_t words __attribute__((vector_size(16), may_alias));
+        const words *at = (const words *)bucket; /* written by us alone */
+        uint32_t tag = (uint32_t)(like >> 32);
+        words same = {0};
+
+        for (uint32_t i = 0; i < KVD_BUCKET_SLOTS / 2; i++)
+                same |= (words)(at[i] == (words){0, tag, 0, tag});
+        return same[1] | same[3];
+}
+
 static uint32_t find_in(const struct space *space, const shm_u64 *bucket,
                         const struct kvd_desc *want, const uint32_t *tokens) {
         uint64_t like = kvd_table_slot(want->key, 0);
 
+        if (likely(!may_be_in(bucket, like)))
+                return NONE;
         for (uint32_t i = 0; i < KVD_BUCKET_SLOTS; i++) {
                 uint64_t slot = atomic_load_explicit(bucket + i, memory_order_relaxed);
 

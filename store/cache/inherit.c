@@ -11,6 +11,7 @@
  */
 
 #include <errno.h>
+#include <sys/eventfd.h>
 
 #include "ipc/base/sys.h"
 #include "store/cache/inside.h"
@@ -72,10 +73,37 @@ int attachment_inherit(struct space *space, const struct attachment_kept *kept, 
         return 0;
 }
 
+/*
+ * It has a page that nobody maps, and has ended: what it was filling is free when its last work on
+ * the GPU must be over.
+ */
+int worker_inherit(struct space *space) {
+        struct attachment_kept nobody = {.is = false};
+        _cleanup_(closep) int ended = sys->eventfd(1, EFD_CLOEXEC);
+        struct shared_file page;
+        int r;
+
+        if (ended < 0)
+                return -errno;
+        r = shared_file_new("kvd-pins", kvd_pinpage_bytes(space->ix->capacity), 0, &page);
+        if (r == 0)
+                r = attachment_inherit(space, &nobody, &page.fd, &ended);
+        shared_file_close(&page);
+        return r;
+}
+
 /* ---- their end ------------------------------------------------------------------------------- */
 
-static bool has_died(const struct attachment *a) {
-        return sys_is_readable(a->process);
+/* ... and the GPU has stopped what it queued there. */
+static bool has_died(struct attachment *a) {
+        uint64_t now;
+
+        if (!a->died_ns && !sys_is_readable(a->process))
+                return false;
+        now = sys_now_ns();
+        if (!a->died_ns)
+                a->died_ns = now;
+        return now - a->died_ns >= space_store(a->space)->config.quarantine_ns;
 }
 
 #define LOOKS 16u /* at processes in one call: each is a system call */
@@ -92,7 +120,7 @@ uint32_t inherited_look(struct space *space) {
                 looks--;
                 if (!atomic_load(&a->page->left) && !has_died(a))
                         continue;
-                attachment_free(a, !atomic_load(&a->page->left));
+                attachment_free(a, a->kept.is && !atomic_load(&a->page->left));
                 ended++;
         }
         return ended;

@@ -17,7 +17,7 @@
 int index_new(struct space *space, const struct space_spec *spec, const struct kvd_index *before);
 /* nobody but a daemon has written this, at least what does not change of it */
 uint64_t index_proof(const struct kvd_index *ix);
-/* ... and this descriptor of a sealed block; host spaces */
+/* ... and this descriptor of a sealed block */
 uint64_t block_proof(const struct kvd_index *ix, kvd_ref block, const struct kvd_desc *desc);
 void index_free(struct space *space);
 void index_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation);
@@ -26,6 +26,8 @@ void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields
 void index_enter(struct space *space, uint32_t id, struct kvd_key root);
 /* what sealing id will touch */
 void index_prefetch(const struct space *space, struct kvd_key key, uint32_t id);
+/* what taking it out of the tables will touch, once its descriptor is there */
+void index_fetch_entry(const struct space *space, uint32_t id);
 /* or NONE */
 uint32_t index_find(const struct space *space, const struct kvd_desc *want, const uint32_t *tokens);
 
@@ -38,11 +40,12 @@ int space_grow(struct space *space, struct arena *arena, uint64_t bytes);
 int space_reclaim(struct space *space, uint32_t *reads);
 /* ... from arenas of this space that can spare it */
 int arena_reclaim(struct space *space, struct arena *arena, uint32_t *reads);
-/* what the daemon before had; *file is taken */
-void segment_adopt(struct space *space, struct segment *segment, uint32_t n_ready,
-                   uint32_t version, struct shared_file *file);
-void memory_adopt(struct space *space, struct segment *segment, uint32_t version,
-                  struct shared_file *file);
+/*
+ * Its first n_ready blocks have memory from the daemon before, and are neither free nor anything else
+ * yet. *fd is taken if that works.
+ */
+int segment_adopt(struct space *space, struct segment *segment, uint32_t n_ready, uint32_t version,
+                  int *fd);
 
 /* blocks.c: the clock of uses; free blocks, and blocks that a client fills */
 void space_tick(struct space *space);
@@ -58,8 +61,15 @@ uint64_t segments_to_come(const struct space *space); /* that its domain could h
 /* moves when clients pin or let go, if they say so */
 uint64_t pins_state(const struct space *space);
 
-/* seal.c: space_seal, of which the caller tells the client's page (available_tell), once for several */
-int blocks_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret);
+/*
+ * seal.c: space_seal, of which the caller tells the client's page (available_tell), once for several.
+ * ahead: the key of a single block if the one before it has that key; or NULL
+ */
+struct key_ahead {
+        struct kvd_key before, key;
+};
+int blocks_seal(struct attachment *a, const struct seal_request *q, const struct key_ahead *ahead,
+                kvd_ref *ret);
 
 /* evict.c: chains, candidates, victims */
 void leaf_add(struct space *space, uint32_t id);
@@ -80,6 +90,9 @@ bool evict_goes_on(const struct arena *arena, uint32_t reads);
 bool evict_subtree(struct space *space, uint32_t id, uint32_t *at, uint32_t *reads,
                    uint32_t *evicted);
 
+/* ahead.c: fetches what evicting up to n blocks will look at; says for how many it did, at least 1 */
+uint32_t evict_ahead(const struct space *space, const struct arena *arena, uint32_t n);
+
 /* attachment.c */
 /* a block that a client of the daemon before may still write; false: there is none */
 bool block_inherit(struct space *space, uint32_t id);
@@ -89,8 +102,8 @@ void attachment_charge(struct space *space); /* whether it may be or not */
 void attachment_enter(struct attachment *a);
 void attachment_unmake(struct attachment *a);
 uint32_t space_users(const struct space *space); /* attachments that did not end */
-/* The first block at or behind id whose pins may be other than 0; capacity: there is none. */
-uint32_t attachment_pins_from(const struct attachment *a, uint32_t id);
+/* The first block at or behind id whose words may be other than 0; capacity: there is none. */
+uint32_t attachment_words_from(const struct attachment *a, uint32_t id);
 void attachments_end(struct space *space); /* of one that is deleted */
 /* frees some blocks of clients that ended. True: it did */
 bool attachments_give(struct space *space);
@@ -104,6 +117,8 @@ int space_succeed(struct domain *domain, const struct kvd_index *before, struct 
 /* *page and *process are taken if that works */
 int attachment_inherit(struct space *space, const struct attachment_kept *kept, int *page,
                        int *process);
+/* on a GPU: the worker of before, whose last work there may still run */
+int worker_inherit(struct space *space);
 
 /* tenant.c */
 struct tenant *tenant_join(struct space *space, uint64_t process); /* NULL: out of memory */

@@ -46,18 +46,22 @@ static int make_memfd(struct space *space, struct segment *segment) {
         account_add(space, KVD_COST_files, segment_files(space->ix));
         segment->memory_version++;
         tell_clients(space, segment);
-        keep_segment(space, segment);
+        keep_segment(space, segment, segment->file.fd);
         return 0;
 }
 
-/* What the daemon before had, with that version. *file is taken. */
-void memory_adopt(struct space *space, struct segment *segment, uint32_t version,
-                  struct shared_file *file) {
-        segment->file = *file;
-        *file = SHARED_FILE_NONE;
-        segment->memory_version = version;
+static int adopt(struct space *space, struct segment *segment, uint32_t version, int *fd) {
+        unsigned twin = space->ix->arena ? SHARED_TWIN : 0;
+        int r = account_room(space->domain, KVD_COST_files) < segment_files(space->ix) ? -EMFILE : 0;
+
+        if (r == 0)
+                r = shared_file_adopt(fd, space->ix->segment_bytes, twin, &segment->file);
+        if (r < 0)
+                return r;
         account_add(space, KVD_COST_files, segment_files(space->ix));
+        segment->memory_version = version;
         tell_clients(space, segment);
+        return 0;
 }
 
 /* ---- getting it ------------------------------------------------------------------------------ */
@@ -248,6 +252,7 @@ const struct memory_ops memory_host = {.close = end,
                                        .vacant = vacant,
                                        .begin = begin,
                                        .fill = fill,
+                                       .adopt = adopt,
                                        .let_go = let_go,
                                        .bury = bury,
                                        .idle = idle,

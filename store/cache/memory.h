@@ -31,6 +31,9 @@ struct memory_ops {
         /* Memory behind n blocks, from that block of it on. */
         int (*fill)(struct space *space, struct segment *segment, uint32_t from, uint32_t n);
 
+        /* What the daemon before had for it, with that version; *fd is taken if that works. */
+        int (*adopt)(struct space *space, struct segment *segment, uint32_t version, int *fd);
+
         /*
          * It has no blocks any more. False: not yet, a piece of what is owed to the system was done
          * instead.

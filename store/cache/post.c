@@ -30,6 +30,17 @@ static void copy_post(const struct attachment *a, uint64_t number, union copy *r
                                a->space->ix->geometry.block_tokens);
 }
 
+/* ---- ahead ----------------------------------------------------------------------------------- */
+
+/* Some posts, which are looked at in stages: what the daemon knows of their blocks has gone cold. */
+#define WINDOW 16u
+
+struct window {
+        uint32_t n;
+        union copy posts[WINDOW];
+        struct key_ahead keys[WINDOW];
+};
+
 static void fetch_block(const struct space *space, kvd_ref ref) {
         uint32_t id = kvd_ref_id(ref);
 
@@ -41,21 +52,45 @@ static void fetch_block(const struct space *space, kvd_ref ref) {
         __builtin_prefetch((uint8_t *)kvd_index_desc(space->ix, id) + 64, 1);
 }
 
-/*
- * What the daemon knows of the blocks of a client that woke it has gone cold, and comes all at
- * once. Nothing follows from what is read here.
- */
-static void fetch_blocks(const struct attachment *a, uint64_t n) {
-        for (uint64_t i = 0; i < n; i++) {
-                const struct kvd_post *post = post_at(a, a->posts_taken + i);
+/* The key before a post, if it goes on where it says. */
+static struct kvd_key key_before(const struct space *space, const struct window *w, uint32_t i) {
+        const struct kvd_post *post = &w->posts[i].post;
+        uint32_t id = kvd_ref_id(post->parent);
 
-                fetch_block(a->space, shm_get64(&post->block));
-                fetch_block(a->space, shm_get64(&post->parent));
+        if (post->parent == KVD_ROOT)
+                return kvd_key_root(space->ix, post->group, post->root);
+        if (i && post->parent == w->posts[i - 1].post.block)
+                return w->keys[i - 1].key;
+        return id < space->ix->capacity ? kvd_index_desc(space->ix, id)->key : (struct kvd_key){0};
+}
+
+/*
+ * Copies them, and fetches what sealing them will touch: first of their blocks and of those before
+ * them, then the places of their keys. Nothing follows from it but that a key need not be made again.
+ */
+static void look_ahead(const struct attachment *a, struct window *w) {
+        const struct space *space = a->space;
+
+        for (uint32_t i = 0; i < w->n; i++) {
+                copy_post(a, a->posts_taken + i, &w->posts[i]);
+                fetch_block(space, w->posts[i].post.block);
+                fetch_block(space, w->posts[i].post.parent);
+        }
+        for (uint32_t i = 0; i < w->n; i++) {
+                struct key_ahead *key = &w->keys[i];
+
+                key->before = key_before(space, w, i);
+                key->key = kvd_key_block(space->ix, key->before, w->posts[i].post.tokens,
+                                         space->ix->geometry.block_tokens);
+                if (kvd_ref_id(w->posts[i].post.block) < space->ix->capacity)
+                        index_prefetch(space, key->key, kvd_ref_id(w->posts[i].post.block));
         }
 }
 
+/* ---- taking ---------------------------------------------------------------------------------- */
+
 /* Behind a block whose content another one had already, its client goes on as if it were that. */
-static int take(struct attachment *a, const struct kvd_post *post) {
+static int take(struct attachment *a, const struct kvd_post *post, const struct key_ahead *key) {
         struct space *space = a->space;
         const struct seal_request q = {.group = post->group,
                                        .parent = post->parent,
@@ -72,40 +107,50 @@ static int take(struct attachment *a, const struct kvd_post *post) {
         if (!block_filled_by(a, post->block))
                 return -ESTALE;
         space->blocks[kvd_ref_id(post->block)].twin = 0;
-        r = blocks_seal(a, &q, &now);
+        r = blocks_seal(a, &q, key, &now);
         if (r == 0 && now != post->block)
                 space->blocks[kvd_ref_id(post->block)].twin = now;
         return r;
 }
 
-static void take_one(struct attachment *a) {
+static void take_one(struct attachment *a, const struct kvd_post *post,
+                     const struct key_ahead *key) {
         struct kvd_pinpage *page = a->page;
-        union copy copy;
-        int r;
+        int r = take(a, post, key);
 
-        copy_post(a, a->posts_taken++, &copy);
-        r = take(a, &copy.post);
         if (r < 0) {
                 atomic_store_explicit(&page->posts_errno, (uint32_t)-r, memory_order_relaxed);
                 atomic_fetch_add_explicit(&page->posts_refused, 1, memory_order_relaxed);
         }
-        atomic_store_explicit(&page->posts_taken, a->posts_taken, memory_order_release);
+        atomic_store_explicit(&page->posts_taken, ++a->posts_taken, memory_order_release);
+}
+
+static void take_window(struct attachment *a, uint32_t n) {
+        struct window w;
+
+        w.n = n;
+        look_ahead(a, &w);
+        for (uint32_t i = 0; i < n; i++)
+                take_one(a, &w.posts[i].post, &w.keys[i]);
+}
+
+bool attachment_has_posts(const struct attachment *a) {
+        return atomic_load_explicit(&a->page->posted, memory_order_relaxed) != a->posts_taken;
 }
 
 /* As many as a ring holds: a client that says more cannot have meant them. */
 bool attachment_take_posts(struct attachment *a) {
         uint64_t posted = atomic_load_explicit(&a->page->posted, memory_order_acquire);
-        uint64_t n = MIN(posted - a->posts_taken, KVD_POSTS);
+        uint32_t n = (uint32_t)MIN(posted - a->posts_taken, KVD_POSTS);
 
-        fetch_blocks(a, n);
-        for (uint64_t i = 0; i < n; i++)
-                take_one(a);
+        for (uint32_t left = n; left; left -= MIN(left, WINDOW))
+                take_window(a, MIN(left, WINDOW));
         if (n)
                 available_tell(a);
         return n;
 }
 
-/* Whoever posts from now on says so again; what was posted before is seen here. */
+/* R3, R4. Whoever posts from now on says so again; what was posted before is seen here. Partner: R1, R2. */
 bool attachment_was_kicked(struct attachment *a) {
         atomic_store_explicit(&a->page->kicked, 0, memory_order_seq_cst);
         return attachment_take_posts(a);

@@ -152,6 +152,28 @@ static uint32_t find_duplicate(struct space *space, const struct growth *g,
         return space->ix->kind == KVD_kind_causal ? index_find(space, &g->fields, tokens) : NONE;
 }
 
+#define SUPERSEDED 4096u /* blocks of a chain that are gone along to its end */
+
+/*
+ * A bidirectional prefix is looked for along the first chain that is found, and what is left of one
+ * that lost its end leads nowhere. So one that begins anew is found instead of the one before, which
+ * nobody has any use for, and which goes first.
+ */
+static void supersede(struct space *space, const struct kvd_desc *first, const uint32_t *tokens) {
+        uint32_t id = index_find(space, first, tokens), last = id;
+
+        if (id == NONE)
+                return;
+        index_leave(space, id);
+        for (uint32_t n = 0; id != NONE && n < SUPERSEDED; n++) {
+                if (space->blocks[id].run)
+                        index_leave(space, id);
+                last = id;
+                id = space->blocks[id].child;
+        }
+        block_condemn(space, last);
+}
+
 static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, struct kvd_key key,
                         const uint32_t *tokens, uint32_t n) {
         uint32_t id = kvd_ref_id(block), duplicate;
@@ -165,6 +187,8 @@ static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, s
                 step(space, g, duplicate);
                 return g->fields.parent;
         }
+        if (g->parent == NONE && space_finds_whole(space))
+                supersede(space, &g->fields, tokens);
         block_fill_end(space, id);
         space->blocks[id].parent = g->parent; /* the run looks back along it */
         index_write(space, id, &g->fields, tokens);
@@ -214,7 +238,14 @@ static void seal_window(struct attachment *a, struct growth *g, const struct sea
         }
 }
 
-int blocks_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret) {
+static void seal_all(struct attachment *a, struct growth *growth, const struct seal_request *q,
+                     kvd_ref *ret) {
+        for (uint32_t first = 0; first < q->n_blocks; first += WINDOW)
+                seal_window(a, growth, q, first, ret);
+}
+
+int blocks_seal(struct attachment *a, const struct seal_request *q, const struct key_ahead *ahead,
+                kvd_ref *ret) {
         struct growth growth;
         const char *why = NULL;
         int r = check_counts(a, q);
@@ -230,13 +261,15 @@ int blocks_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret
         if (r < 0)
                 return r;
         space_tick(a->space);
-        for (uint32_t first = 0; first < q->n_blocks; first += WINDOW)
-                seal_window(a, &growth, q, first, ret);
+        if (ahead && kvd_key_equal(ahead->before, growth.fields.key))
+                *ret = seal_one(a, &growth, *q->blocks, ahead->key, q->tokens, q->n_tokens);
+        else
+                seal_all(a, &growth, q, ret);
         return 0;
 }
 
 int space_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret) {
-        int r = blocks_seal(a, q, ret);
+        int r = blocks_seal(a, q, NULL, ret);
 
         if (r == 0)
                 available_tell(a);
@@ -245,14 +278,20 @@ int space_seal(struct attachment *a, const struct seal_request *q, kvd_ref *ret)
 
 /* ---- blocks that come back ------------------------------------------------------------------- */
 
-struct chain_at chain_begin(const struct space *space, uint32_t group, uint64_t root) {
-        return (struct chain_at){
-                .key = kvd_key_root(space->ix, group, root), .group = group, .root = root};
+struct chain_at chain_begin(const struct space *space, uint32_t group, uint64_t salt,
+                            const uint32_t *tokens, uint32_t n_tokens) {
+        const struct kvd_index *ix = space->ix;
+        struct chain_at at = {.group = group, .root = space_finds_whole(space) ? n_tokens : salt};
+
+        at.key = space_finds_whole(space) ?
+                         kvd_key_prefix_root(ix, kvd_key_prefix(ix, tokens, n_tokens), group) :
+                         kvd_key_root(ix, group, salt);
+        return at;
 }
 
 static void next_of(const struct space *space, const struct chain_at *at, const uint32_t *tokens,
                     struct kvd_desc *ret) {
-        uint32_t n = space->ix->geometry.block_tokens;
+        uint32_t n = tokens_at(space, at->root, at->depth);
 
         *ret = (struct kvd_desc){.key = kvd_key_block(space->ix, at->key, tokens, n),
                                  .parent = at->leaf,
@@ -267,7 +306,7 @@ bool chain_step(const struct space *space, struct chain_at *at, const uint32_t *
         uint32_t id;
 
         next_of(space, at, tokens, &want);
-        id = index_find(space, &want, tokens);
+        id = want.n_tokens ? index_find(space, &want, tokens) : NONE;
         if (id == NONE)
                 return false;
         at->leaf = block_ref(space, id);
@@ -281,7 +320,7 @@ static bool stands_at(const struct space *space, const struct arrival *arrival,
                       struct chain_at *at) {
         const struct kvd_desc *desc;
 
-        *at = chain_begin(space, arrival->group, arrival->root);
+        *at = *arrival->chain;
         if (arrival->parent == KVD_ROOT)
                 return true;
         if (!block_current(space, arrival->parent) ||
@@ -304,16 +343,18 @@ kvd_ref block_arrives(struct space *space, const struct arrival *arrival) {
                 return 0;
         }
         next_of(space, &at, arrival->tokens, &fields);
-        if (chain_step(space, &at, arrival->tokens)) {
+        if (!space_finds_whole(space) && chain_step(space, &at, arrival->tokens)) {
                 block_discard(space, id);
                 return at.leaf;
         }
+        if (space_finds_whole(space) && arrival->parent == KVD_ROOT)
+                supersede(space, &fields, arrival->tokens);
         space->blocks[id].reviving = false;
         space->private.n_reviving--;
         space->blocks[id].parent = arrival->parent == KVD_ROOT ? NONE : parent;
         index_write(space, id, &fields, arrival->tokens);
         block_set_state(space, id, KVD_SEALED, block_generation(space, id));
-        index_enter(space, id, kvd_key_root(space->ix, arrival->group, arrival->root));
+        index_enter(space, id, arrival->chain->key);
         block_link(space, id, space->blocks[id].parent);
         space_count(space, KVD_SPACE_FETCHED, 1);
         hooks_readable(space, id);

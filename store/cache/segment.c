@@ -223,16 +223,16 @@ int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
 
 /* ---- what was there before ------------------------------------------------------------------- */
 
-/*
- * Its first n_ready blocks have memory from the daemon before, and are neither free nor anything
- * else yet. *file is taken.
- */
-void segment_adopt(struct space *space, struct segment *segment, uint32_t n_ready,
-                   uint32_t version, struct shared_file *file) {
-        memory_adopt(space, segment, version, file);
+int segment_adopt(struct space *space, struct segment *segment, uint32_t n_ready, uint32_t version,
+                  int *fd) {
+        int r = memory_of(space)->adopt(space, segment, version, fd);
+
+        if (r < 0)
+                return r;
         segment->n_ready = n_ready;
         segment->arena->n_ready += n_ready;
         charge(space, 1);
+        return 0;
 }
 
 /* ---- ahead of need --------------------------------------------------------------------------- */

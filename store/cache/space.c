@@ -355,8 +355,18 @@ int space_delete(struct space *space, bool force) {
         return 0;
 }
 
+void store_hand_on(struct store *store) {
+        struct space *space = store_next_space(store, 0);
+
+        for (; space; space = store_next_space(store, space->number + 1))
+                if (space_outlives(space)) {
+                        space->memory.left = true;
+                        attachments_end(space);
+                }
+}
+
 void space_leave(struct space *space) {
-        if (space_store(space)->config.keep && space->ix->backend == KVD_BACKEND_HOST) {
+        if (space_outlives(space)) {
                 space->memory.left = true;
                 end(space);
         } else {

@@ -5,6 +5,8 @@
  * that nothing here knows which parts there are.
  */
 
+#include <errno.h>
+
 #include "store/cache/inside.h"
 #include "store/hooks.h"
 
@@ -67,13 +69,34 @@ bool hooks_space_buried(struct space *space) {
         return false;
 }
 
-/* Only parts that have begun end. */
+int hooks_inherit(struct space *space, uint32_t life, int *fd) {
+        EACH(space, h)
+                if (h->inherit)
+                        return h->inherit(space, life, fd);
+        return -ENOENT;
+}
+
+bool hooks_was_reached(const struct space *space, uint32_t life, uint32_t semaphore,
+                       uint64_t value) {
+        EACH(space, h)
+                if (h->was_reached)
+                        return h->was_reached(space, life, semaphore, value);
+        return false;
+}
+
+void hooks_inherited(struct space *space) {
+        EACH(space, h)
+                if (h->inherited)
+                        h->inherited(space);
+}
+
 void hooks_store_ends(struct store *store) {
         for (const struct hooks *const *h = store->hooks; *h; h++)
                 if ((*h)->store_ends)
                         (*h)->store_ends(store);
 }
 
+/* Only parts that have begun end. */
 void hooks_space_ends(struct space *space) {
         uint32_t i = 0;
 
@@ -194,6 +217,59 @@ void hooks_sequence_buried(struct space *space, struct sequence *q) {
         EACH(space, h)
                 if (h->sequence_buried)
                         h->sequence_buried(q);
+}
+
+/* ---- exact copies ---------------------------------------------------------------------------- */
+
+int hooks_copy_cold(struct space *space, uint32_t *looks, struct copy_owner *ret) {
+        EACH(space, h)
+                if (h->copy_cold)
+                        return h->copy_cold(space, looks, ret);
+        return 0;
+}
+
+bool hooks_copy_is_cold(struct space *space, const struct copy_owner *owner) {
+        EACH(space, h)
+                if (h->copy_is_cold)
+                        return h->copy_is_cold(space, owner);
+        return false;
+}
+
+void hooks_copies_went(struct space *space) {
+        EACH(space, h)
+                if (h->copies_went)
+                        h->copies_went(space);
+}
+
+void hooks_copy_came(struct space *space, const struct copy_owner *owner, int error) {
+        EACH(space, h)
+                if (h->copy_came)
+                        h->copy_came(space, owner, error);
+}
+
+void hooks_copies_give(struct space *space) {
+        EACH(space, h)
+                if (h->copies_give)
+                        h->copies_give(space);
+}
+
+void hooks_copy_made(struct space *space) {
+        EACH(space, h)
+                if (h->copy_made)
+                        h->copy_made(space);
+}
+
+int hooks_copy_wanted(struct space *space, const struct copy_owner *owner) {
+        EACH(space, h)
+                if (h->copy_wanted)
+                        return h->copy_wanted(space, owner);
+        return -EIO;
+}
+
+void hooks_copy_erased(struct space *space, uint32_t record) {
+        EACH(space, h)
+                if (h->copy_erased)
+                        h->copy_erased(space, record);
 }
 
 const struct hooks *hooks_of_change(const struct space *space, enum kvd_change_kind kind) {

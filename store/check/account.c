@@ -5,9 +5,9 @@
  * account as it was; what is forgotten there is memory that its domain never gets again.
  */
 
-#include "ipc/base/semaphore.h"
 #include "store/account.h"
 #include "store/check/check.h"
+#include "store/device/device.h"
 #include "store/methods/methods.h"
 #include "store/remote/inside.h"
 
@@ -29,7 +29,7 @@ static uint64_t n_arenas(const struct space *s) {
 
 static uint64_t n_files(const struct walk *w) {
         const struct space *s = w->space;
-        uint64_t n = SPACE_FILES + n_attachments(s) + w->audit->sketches;
+        uint64_t n = SPACE_FILES + n_attachments(s) + w->audit->sketches + semaphores_before(s);
 
         for (uint32_t i = 0; i < s->ix->max_segments; i++)
                 if (s->memory.segments[i].file.fd >= 0)
@@ -44,7 +44,7 @@ static uint64_t overhead(const struct space *s) {
                n_attachments(s) * kvd_pinpage_bytes(s->ix->capacity) +
                all->n * sizeof(struct sequence) + all->n_entries * sequence_entry_bytes(s) +
                summaries_bytes(s) + (s->parts.remote ? remote_space_bytes(s->ix) : 0) +
-               (s->parts.semaphores ? semaphore_page_bytes(s->ix->semaphore_rows) : 0);
+               semaphores_bytes(s);
 }
 
 void check_charges(struct walk *w) {

@@ -247,7 +247,9 @@ static void end_sequence(struct walk *w, const struct sequence *q) {
         }
         expect(w, sketched == audit->sequence.sketched,
                "Q19 a sketch of sequence %u does not have the entries that it counts", q->number);
-        expect(w, audit->sequence.own == q->n_own && audit->sequence.copies == q->n_copies,
+        expect(w,
+               audit->sequence.own == q->n_own && audit->sequence.copies == q->n_copies &&
+                       busy[FETCHING] == q->n_fetching,
                "Q15 sequence %u miscounts", q->number);
         check_lists(w, q);
         expect(w,
@@ -303,6 +305,36 @@ bool check_sequences(struct walk *w, uint64_t *at) {
 
 #define PLACE_NS 5u
 
+static void count_carried(struct walk *w, uint32_t place) {
+        w->audit->places += check_mixed(place);
+        w->audit->n_places++;
+}
+
+/* One that was erased while something was under way is nobody's until that ends. */
+static void count_moved(struct walk *w, uint32_t place) {
+        const struct place *p = place_moved(w->space, place);
+
+        if (!p || p->state == PLACE_HERE)
+                return;
+        w->audit->moved++;
+        w->audit->below += p->state == PLACE_BELOW || p->state == PLACE_WANTED;
+        if (p->erased)
+                count_carried(w, place);
+}
+
+/* Each slot of the files that the space has is one place's. */
+static void check_moved(struct walk *w) {
+        const struct file *file = space_store(w->space)->file;
+        const struct audit *audit = w->audit;
+        uint64_t slots = 0;
+
+        if (file && file_space_of(w->space)->number >= 0)
+                slots = file->catalog.spaces[file_space_of(w->space)->number].copy_bytes /
+                        file_slot_bytes(w->space->ix->block_bytes);
+        expect(w, audit->below == tiers_of(w->space)->n_below && audit->moved == slots,
+               "Q25 a copy in a file is nobody's, or a place has none");
+}
+
 /*
  * A place below the tier's end is on the stack of unused ones, an entry's, or the job's; those
  * beyond it never left the stack's bottom.
@@ -313,6 +345,8 @@ static void count_place(struct walk *w, uint32_t tier, uint32_t number) {
 
         w->audit->places -= check_mixed(kvd_tier_first(w->space->ix, tier) + number);
         w->audit->n_places--;
+        if (tier == KVD_TIER_memory)
+                count_moved(w, number);
         if (on_stack >= p->n_free)
                 return;
         w->audit->places += check_mixed(place_free_at(w->space, tier, on_stack));
@@ -361,11 +395,6 @@ static void count_bringing(struct walk *w, const struct bringing *b) {
                 w->audit->holds -= check_mixed(kvd_ref_id(b->last));
 }
 
-static void count_carried(struct walk *w, uint32_t place) {
-        w->audit->places += check_mixed(place);
-        w->audit->n_places++;
-}
-
 /* Places of copies that are on their way to or from what is below the pool, or were. */
 static void count_carry(struct walk *w, const struct carry *c) {
         if (!c || c->last != w->space)
@@ -377,17 +406,32 @@ static void count_carry(struct walk *w, const struct carry *c) {
                 count_carried(w, c->spare[i]);
 }
 
-/* Blocks that the disk reads or fills, and those that fetched ones come behind. */
+static void count_disk(struct walk *w, const struct file *file, uint32_t i) {
+        const struct store_disk_question *q = &file->disks[i].question;
+
+        for (uint32_t k = 0; q->space == w->space && !q->copies && k < q->n; k++)
+                count_moving(w, q->items[k].block);
+        count_carry(w, host_carry(file, i));
+}
+
+/* What has room, and is not asked for yet; or has come, and waits for what it is behind. */
+static void count_fetch(struct walk *w, const struct fetch *f) {
+        count_bringing(w, &f->to);
+        for (uint32_t i = f->at; f->to.space == w->space && i < f->taken; i++)
+                if (f->steps[i].state == FETCH_ROOM || f->steps[i].state == FETCH_HERE)
+                        count_moving(w, f->steps[i].block);
+}
+
+/* Blocks that a disk reads or fills, and those that fetched ones come behind. */
 static void count_file(struct walk *w) {
         const struct file *file = space_store(w->space)->file;
 
         if (!file)
                 return;
-        for (uint32_t i = 0; file->question.space == w->space && i < file->question.n; i++)
-                count_moving(w, file->question.items[i].block);
-        count_carry(w, host_carry(file));
+        for (uint32_t i = 0; i < file->config.n_files; i++)
+                count_disk(w, file, i);
         for (uint32_t i = 0; i < FETCHES; i++)
-                count_bringing(w, &file->all_fetches[i].to);
+                count_fetch(w, &file->all_fetches[i]);
 }
 
 /* The same for the servers. */
@@ -424,9 +468,9 @@ void check_sequence_sums(struct walk *w) {
         expect(w, audit->waiting == s->private.n_reviving,
                "Q24 a block that a worker was to fill is lost");
         expect(w,
-               tiers_of(s)->spill_bytes ==
-                       places_used(s, KVD_TIER_memory) * s->ix->block_bytes + audit->sketch_bytes,
+               tiers_of(s)->spill_bytes == tiers_copy_bytes(s) + audit->sketch_bytes,
                "Q20 memory of copies and sketches is miscounted");
+        check_moved(w);
         expect(w, audit->places == 0 && audit->n_places == 0,
                "Q21 a place of the exact copies is nobody's, or two entries'");
         expect(w,

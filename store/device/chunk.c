@@ -105,6 +105,13 @@ uint32_t store_make_missing(struct store *store) {
         return pool->count[MISSING];
 }
 
+int store_make_memory(struct store *store) {
+        struct device_pool *pool = pool_of(store);
+        int r = pool && pool->count[MISSING] ? make_all(store) : 0;
+
+        return r == -ENOMEM || !pool || pool->count[MISSING] < pool->n ? 0 : r;
+}
+
 #define LEGACY_GRANULARITY (UINT64_C(2) << 20)
 #define LEGACY_SEGMENTS 8u /* spaces that there can be: each has one segment */
 #define FILES_LEFT 64u     /* at least, for indexes and pin pages of some spaces */
@@ -168,7 +175,7 @@ static int take_files(struct store *store, uint32_t n) {
 
 /*
  * Makes as many chunks as can be had. Clients of a daemon before this one may have others, until
- * they notice.
+ * they notice. What was kept of that comes first: then they are made in store_make_memory.
  */
 int device_open(struct store *store) {
         struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,
@@ -193,8 +200,58 @@ int device_open(struct store *store) {
         pool->n = pool->count[MISSING] = n;
         for (uint32_t i = 0; i < n; i++)
                 pool->chunks[i].fd = -1;
-        r = make_all(store);
-        return r == -ENOMEM || pool->count[DIRTY] ? 0 : r;
+        return store->config.keep ? 0 : store_make_memory(store);
+}
+
+/* ---- what there was before ------------------------------------------------------------------- */
+
+/* The driver maps a chunk as a whole. Nothing has access to it, and a context is not needed. */
+static cu_result check_size(const struct device_pool *pool, cu_memory memory) {
+        const struct kvd_cuda *cuda = pool->cuda;
+        cu_address at;
+        cu_result error = cuda->cuMemAddressReserve(&at, pool->bytes, 0, 0, 0);
+
+        if (error)
+                return error;
+        error = cuda->cuMemMap(at, pool->bytes, 0, memory, 0);
+        if (error == CU_OK)
+                cuda->cuMemUnmap(at, pool->bytes);
+        cuda->cuMemAddressFree(at, pool->bytes);
+        return error;
+}
+
+static cu_result check_chunk(const struct device_pool *pool, cu_memory memory) {
+        struct cu_allocation is;
+        cu_result error = pool->cuda->cuMemGetAllocationPropertiesFromHandle(&is, memory);
+
+        if (error)
+                return error;
+        return is.location.type == pool->what.location.type &&
+                               is.location.id == pool->what.location.id ?
+                       check_size(pool, memory) :
+                       CU_INVALID_DEVICE;
+}
+
+int chunk_import(struct store *store, struct chunk *chunk, int *fd) {
+        struct device_pool *pool = pool_of(store);
+        cu_memory memory;
+        char text[128];
+        cu_result error = pool->cuda->cuMemImportFromShareableHandle(
+                &memory, (void *)(intptr_t)*fd, CU_HANDLE_POSIX_FD);
+
+        if (error == CU_OK) {
+                error = check_chunk(pool, memory);
+                if (error)
+                        pool->cuda->cuMemRelease(memory);
+        }
+        if (error)
+                return store_refuse(store, kvd_cuda_errno(error),
+                                    "a segment of the daemon before cannot be used: %s",
+                                    kvd_cuda_why(pool->cuda, error, text, sizeof text));
+        chunk->memory = memory;
+        chunk->fd = *fd;
+        *fd = -1;
+        return 0;
 }
 
 /* ---- clearing -------------------------------------------------------------------------------- */

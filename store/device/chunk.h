@@ -10,8 +10,9 @@
  *      MISSING ──made──► DIRTY ──a worker──► CLEARING ──it says so──► CLEAN ──begin──► USED ──let_go──► DRAINING
  *         ▲                ▲                     │                              ▲                          │
  *         │                └───it fails, or dies─┘                              └──nobody was told yet─────┤
- *         └─────────made anew, for any domain────── RETURNED ◄──nobody has it mapped any more──────────────┘
- *                                                       └──begin, in the same domain──► USED
+ *         ├─────────made anew, for any domain────── RETURNED ◄──nobody has it mapped any more──────────────┘
+ *         │                                             └──begin, in the same domain──► USED
+ *         └──the daemon before had it in this segment──► USED
  *
  * Who once had a chunk's descriptor could have kept it, and could map it again, whatever it says:
  * so a chunk never changes domains. It is given up and another is made, which the driver does when
@@ -57,6 +58,8 @@ void chunk_set_state(struct device_pool *pool, struct chunk *chunk, enum chunk_s
 /* gives it up, and makes another in its place */
 void chunk_remake(struct store *store, struct chunk *chunk);
 int chunk_export(struct store *store, struct chunk *chunk);  /* a descriptor, the chunk's */
+/* one that is missing is the memory behind *fd, which is taken if it is this GPU's, and as large */
+int chunk_import(struct store *store, struct chunk *chunk, int *fd);
 void chunk_unmake(struct device_pool *pool, struct chunk *chunk);
 
 /* memory.c */

@@ -14,14 +14,20 @@ int device_open(struct store *store);
 void chunks_lost(struct store *store); /* legacy handles: whoever made the memory is gone */
 
 /* semaphore.c */
-struct semaphores { /* of a space */
-        struct shared_file page; /* owned */
+struct semaphore_page { /* of a daemon before, while one of its clients is there */
+        struct semaphore_page *next;
+        struct shared_file file; /* owned */
+        uint32_t life;
 };
 
-static inline shm_u64 *semaphore_words(const struct space *space) {
-        return space->parts.semaphores->page.at;
-}
+struct semaphores { /* of a space */
+        struct shared_file page; /* owned */
+        struct semaphore_page *before; /* owned; list */
+        bool settled;            /* ... of which all clients have been taken over that were kept */
+};
 
 int semaphores_new(struct space *space); /* if the space has any */
+uint64_t semaphores_bytes(const struct space *space); /* of all pages, for its account */
+uint32_t semaphores_before(const struct space *space); /* how many are of before */
 
 #endif

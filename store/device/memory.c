@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "store/device/chunk.h"
+#include "store/kept.h"
 
 /* ---- segments -------------------------------------------------------------------------------- */
 
@@ -40,21 +41,49 @@ static uint32_t vacant(const struct space *space, const struct segment *segment)
         return pool->count[CLEAN] || pool->count[RETURNED];
 }
 
-static int begin(struct space *space, struct segment *segment) {
-        struct device_pool *pool = pool_of(space_store(space));
-        struct chunk *chunk = segment->chunk;
+static void place(struct space *space, struct segment *segment, struct chunk *chunk,
+                  uint32_t version) {
+        chunk->space = space;
+        chunk->segment = segment;
+        chunk->domain = space->domain;
+        segment->chunk = chunk;
+        segment->memory_version = version;
+        atomic_store(&kvd_index_memory(space->ix)[segment->number], version);
+}
 
-        if (!chunk) {
-                chunk = find_chunk(pool, RETURNED, space->domain) ?: find_chunk(pool, CLEAN, NULL);
+/* Kept before anybody gets a block of it. */
+static int begin(struct space *space, struct segment *segment) {
+        struct store *store = space_store(space);
+        struct device_pool *pool = pool_of(store);
+
+        if (!segment->chunk) {
+                struct chunk *chunk = find_chunk(pool, RETURNED, space->domain) ?:
+                                                find_chunk(pool, CLEAN, NULL);
+
                 if (!chunk)
                         return -EAGAIN;
-                chunk->space = space;
-                chunk->segment = segment;
-                chunk->domain = space->domain;
-                segment->chunk = chunk;
-                segment->memory_version++;
+                place(space, segment, chunk, segment->memory_version + 1);
+                if (pool->cuda && chunk_export(store, chunk) >= 0)
+                        keep_segment(space, segment, chunk->fd);
         }
+        chunk_set_state(pool, segment->chunk, USED);
+        return 0;
+}
+
+/* Its clients of then have it mapped, for all that is known: none of them can be asked. */
+static int adopt(struct space *space, struct segment *segment, uint32_t version, int *fd) {
+        struct store *store = space_store(space);
+        struct device_pool *pool = pool_of(store);
+        struct chunk *chunk = find_chunk(pool, MISSING, NULL);
+        int r = chunk ? chunk_import(store, chunk, fd) : -ENOMEM;
+
+        if (r < 0)
+                return r;
+        place(space, segment, chunk, version);
         chunk_set_state(pool, chunk, USED);
+        for (uint32_t i = 0; i < space->n_attachments; i++)
+                if (space->attachments[i])
+                        drain_handed_out(space->attachments[i], segment->number);
         return 0;
 }
 
@@ -64,6 +93,7 @@ static int fill(struct space *space, struct segment *segment, uint32_t first, ui
 }
 
 static void leave(struct chunk *chunk) {
+        drop_segment(chunk->space, chunk->segment);
         chunk->segment->chunk = NULL;
         chunk->segment->worker = false;
         chunk->segment = NULL;
@@ -84,12 +114,15 @@ void device_undrain(struct space *space, struct segment *segment) {
         chunk_set_state(pool_of(store), chunk, RETURNED);
 }
 
-/* Whoever has it mapped keeps it: the driver gives it up with the last of them. */
+/* Whoever has it mapped, or keeps it, has it: the driver gives it up with the last of them. */
 static void give_up(struct space *space, struct segment *segment) {
         struct chunk *chunk = segment->chunk;
 
         leave(chunk);
-        chunk_remake(space_store(space), chunk);
+        if (space->memory.left)
+                chunk_unmake(pool_of(space_store(space)), chunk);
+        else
+                chunk_remake(space_store(space), chunk);
 }
 
 /*
@@ -189,6 +222,7 @@ const struct memory_ops memory_device = {.close = close_pool,
                                          .vacant = vacant,
                                          .begin = begin,
                                          .fill = fill,
+                                         .adopt = adopt,
                                          .let_go = let_go,
                                          .bury = bury,
                                          .idle = idle,

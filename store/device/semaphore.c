@@ -39,10 +39,17 @@
  * Whether a plain store wakes a stream that waits is the driver's secret. So the store also asks
  * for a stream write of the same value (store_next_wake) by a worker, and the row waits for that,
  * too.
+ *
+ * A client of the daemon before writes and waits in the page of then, which is kept until the last
+ * of them has gone, and is nobody else's. What its streams had not written when its blocks were taken
+ * over is not in the new index (cache/before.c), and when it ends, nobody can write the old one: then
+ * the page itself says what was reached (O5 and O7 in one store, SEMAPHORE_ENDED):
+ * tests/client/spin/outlive.pml.
  */
 
 #include <errno.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "ipc/base/sys.h"
 #include "ipc/base/semaphore.h"
@@ -51,6 +58,7 @@
 #include "store/device/device.h"
 #include "store/hooks.h"
 #include "store/job.h"
+#include "store/kept.h"
 
 /*
  * One attachment's promises: a list of blocks for each semaphore, in the order in which they were
@@ -59,6 +67,8 @@
  */
 struct promises {
         struct attachment *of;
+        const struct shared_file *page; /* where its row is; NULL: it was not kept */
+        shm_u64 *row;
         struct kvd_list_node waking;  /* in the store's, while there are wakes */
         bool over;                    /* what has not been reached will never be */
         uint64_t busy;                /* bit i: semaphore i has blocks that wait */
@@ -74,7 +84,11 @@ static uint64_t page_bytes(const struct space *space) {
 }
 
 static shm_u64 *semaphore_word(const struct attachment *a, uint32_t at) {
-        return semaphore_words(a->space) + a->seat * SEMAPHORES + at;
+        return a->promises->row + at;
+}
+
+static bool is_of_before(const struct attachment *a) {
+        return a->promises->page != &a->space->parts.semaphores->page;
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -91,14 +105,58 @@ int semaphores_new(struct space *space) {
         all = space->parts.semaphores = sys->calloc(1, sizeof *all);
         if (!all)
                 return -ENOMEM;
-        return shared_file_new("kvd-semaphores", page_bytes(space), SHARED_MAPPED, &all->page);
+        r = shared_file_new("kvd-semaphores", page_bytes(space), SHARED_MAPPED, &all->page);
+        if (r == 0)
+                keep_semaphores(space, all->page.fd);
+        return r;
+}
+
+static void close_before(struct space *space, struct semaphore_page **link) {
+        struct semaphore_page *page = *link;
+
+        *link = page->next;
+        drop_semaphores(space, page->life);
+        account_discharge(space, KVD_COST_overhead, page->file.bytes);
+        account_discharge(space, KVD_COST_files, 1);
+        shared_file_close(&page->file);
+        free(page);
 }
 
 static void end_space(struct space *space) {
-        if (!space->parts.semaphores)
+        struct semaphores *all = space->parts.semaphores;
+
+        if (!all)
                 return;
-        shared_file_close(&space->parts.semaphores->page);
-        free(space->parts.semaphores);
+        while (all->before)
+                close_before(space, &all->before);
+        drop_semaphores(space, space->ix->life);
+        shared_file_close(&all->page);
+        free(all);
+}
+
+static const struct semaphore_page *page_before(const struct space *space, uint32_t life) {
+        const struct semaphore_page *page = space->parts.semaphores->before;
+
+        while (page && page->life != life)
+                page = page->next;
+        return page;
+}
+
+/* A client of the daemon before has the row that it had. */
+static void find_row(struct attachment *a) {
+        const struct shared_file *page = &a->space->parts.semaphores->page;
+        uint32_t row = a->seat;
+
+        if (a->state == ORPHANED) { /* of before, since it begins so */
+                const struct semaphore_page *old = page_before(a->space, a->kept.life);
+
+                page = a->kept.is && old ? &old->file : NULL;
+                row = a->kept.seat;
+        }
+        if (!page || row >= page->bytes / SEMAPHORE_ROW_BYTES)
+                return;
+        a->promises->page = page;
+        a->promises->row = (shm_u64 *)page->at + (uint64_t)row * SEMAPHORES;
 }
 
 static int enter(struct attachment *a) {
@@ -108,13 +166,92 @@ static int enter(struct attachment *a) {
         if (!a->promises)
                 return -ENOMEM;
         a->promises->of = a;
+        find_row(a);
         return 0;
 }
 
+static bool in_use(const struct space *space, const struct semaphore_page *page) {
+        for (uint32_t i = 0; i < space->n_attachments; i++)
+                if (space->attachments[i] && space->attachments[i]->promises &&
+                    space->attachments[i]->promises->page == &page->file)
+                        return true;
+        return false;
+}
+
+/* Pages whose clients have all gone. */
+static void tidy(struct space *space) {
+        struct semaphore_page **link = &space->parts.semaphores->before;
+
+        while (space->parts.semaphores->settled && *link) {
+                if (in_use(space, *link))
+                        link = &(*link)->next;
+                else
+                        close_before(space, link);
+        }
+}
+
 static void bury(struct attachment *a) {
-        if (a->promises)
-                kvd_list_remove(&a->promises->waking);
+        if (!a->promises)
+                return;
+        kvd_list_remove(&a->promises->waking);
         free(a->promises);
+        a->promises = NULL;
+        tidy(a->space);
+}
+
+/* ---- pages of before ------------------------------------------------------------------------- */
+
+static int inherit(struct space *space, uint32_t life, int *fd) {
+        struct semaphore_page *page = space->parts.semaphores ? sys->calloc(1, sizeof *page) : NULL;
+        struct stat st;
+        int r = page && fstat(*fd, &st) == 0 && st.st_size > 0 ? 0 : -EPROTO;
+
+        if (r == 0)
+                r = shared_file_adopt(fd, (uint64_t)st.st_size, SHARED_MAPPED, &page->file);
+        if (r < 0) {
+                free(page);
+                return r;
+        }
+        account_add(space, KVD_COST_overhead, page->file.bytes);
+        account_add(space, KVD_COST_files, 1);
+        page->life = life;
+        page->next = space->parts.semaphores->before;
+        space->parts.semaphores->before = page;
+        return 0;
+}
+
+static bool was_reached(const struct space *space, uint32_t life, uint32_t semaphore,
+                        uint64_t value) {
+        const struct semaphore_page *page = page_before(space, life);
+        const shm_u64 *words = page ? page->file.at : NULL;
+
+        return words && semaphore && semaphore <= page->file.bytes / sizeof *words &&
+               semaphore_was_reached(shm_load(&words[semaphore - 1]), value);
+}
+
+static void inherited(struct space *space) {
+        if (!space->parts.semaphores)
+                return;
+        space->parts.semaphores->settled = true;
+        tidy(space);
+}
+
+uint32_t semaphores_before(const struct space *space) {
+        const struct semaphores *all = space->parts.semaphores;
+        uint32_t n = 0;
+
+        for (const struct semaphore_page *page = all ? all->before : NULL; page; page = page->next)
+                n++;
+        return n;
+}
+
+uint64_t semaphores_bytes(const struct space *space) {
+        const struct semaphores *all = space->parts.semaphores;
+        uint64_t bytes = all ? all->page.bytes : 0;
+
+        for (const struct semaphore_page *page = all ? all->before : NULL; page; page = page->next)
+                bytes += page->file.bytes;
+        return bytes;
 }
 
 /* ---- lists ----------------------------------------------------------------------------------- */
@@ -192,7 +329,7 @@ static void arrived(struct attachment *a, uint32_t at) {
                 block_list_push(a->space, &a->space->unready.poisoned, id);
                 return;
         }
-        __atomic_store_n(&kvd_index_desc(a->space->ix, id)->semaphore, 0, __ATOMIC_RELEASE);
+        index_arrived(a->space, id);
         hooks_readable(a->space, id);
 }
 
@@ -302,9 +439,11 @@ static void release(struct attachment *a, uint32_t at) {
         struct promises *p = a->promises;
         shm_u64 *word = semaphore_word(a, at);
 
-        if (shm_load(word) >= p->highest[at])
+        if (is_of_before(a) ? atomic_fetch_or(word, SEMAPHORE_ENDED) & SEMAPHORE_ENDED :
+                              shm_load(word) >= p->highest[at])
                 return;
-        atomic_store_explicit(word, p->highest[at], memory_order_seq_cst);
+        if (!is_of_before(a))
+                atomic_store_explicit(word, p->highest[at], memory_order_seq_cst);
         if (!store->wakes.on)
                 return;
         p->wakes |= UINT64_C(1) << at;
@@ -343,7 +482,7 @@ static bool resolve(struct attachment *a) {
                 resolve_one(a, (uint32_t)__builtin_ctzll(p->busy), &budget);
         if (p->busy || !budget)
                 return true;
-        for (uint32_t at = 0; at < SEMAPHORES; at++)
+        for (uint32_t at = 0; p->page && at < SEMAPHORES; at++)
                 release(a, at);
         sweep_poisoned(a->space);
         p->over = false;
@@ -352,10 +491,10 @@ static bool resolve(struct attachment *a) {
 
 /*
  * The client's GPU work is over, or its space is: a value that has not been reached by now never
- * will be.
+ * will be. Where the space goes on without this daemon, the next one sees to that.
  */
 static void leave(struct attachment *a) {
-        if (a->promises)
+        if (a->promises && !a->space->memory.left)
                 a->promises->over = true;
 }
 
@@ -386,13 +525,13 @@ bool store_next_wake(struct store *store, struct store_wake *ret) {
                 return false;
         a = first->of;
         first->asked = true;
-        *ret = (struct store_wake){.fd = space_semaphore_fd(a->space), .bytes = page_bytes(a->space)};
+        *ret = (struct store_wake){.fd = first->page->fd, .bytes = first->page->bytes};
         memcpy(ret->device, a->space->ix->device, sizeof ret->device);
         for (uint64_t left = a->promises->wakes; left; left &= left - 1) {
                 uint32_t at = (uint32_t)__builtin_ctzll(left);
 
-                ret->words[2 * ret->n] = a->seat * SEMAPHORES + at;
-                ret->words[2 * ret->n++ + 1] = a->promises->highest[at];
+                ret->words[2 * ret->n] = (uint64_t)(first->row - (shm_u64 *)first->page->at) + at;
+                ret->words[2 * ret->n++ + 1] = shm_load(semaphore_word(a, at));
         }
         return true;
 }
@@ -424,6 +563,7 @@ uint64_t attachment_pending(const struct attachment *a) {
 }
 
 const struct hooks semaphore_hooks = {
+        .inherit = inherit, .was_reached = was_reached, .inherited = inherited,
         .space_begins = semaphores_new, .space_ends = end_space, .look = look_at,
         .attachment_begins = enter, .attachment_ends = leave, .attachment_stops = resolve,
         .attachment_lingers = waking,

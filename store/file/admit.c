@@ -14,6 +14,15 @@ bool admit_can_be_written(const struct block *b) {
         return b->state == KVD_SEALED && !b->private && !b->pending && !b->poisoned;
 }
 
+bool admit_can_lead(const struct space *space, uint32_t id) {
+        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+
+        return admit_can_be_written(&space->blocks[id]) &&
+               (!space_finds_whole(space) ||
+                (!tokens_at(space, desc->root, desc->depth + 1) &&
+                 desc->root <= KVD_FETCH_TOKENS && desc->depth < KVD_FETCH_BLOCKS));
+}
+
 /* Its last use when nobody had it pinned is noted; a later one is its second. */
 static bool used_again(struct space *space, uint32_t id, uint32_t *reads) {
         struct block *b = &space->blocks[id];

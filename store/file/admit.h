@@ -8,6 +8,11 @@
 
 bool admit_can_be_written(const struct block *b);
 /*
+ * May it be written, with all that it is behind? Of a bidirectional prefix it is the last block, and
+ * the prefix is one that can come back, whole.
+ */
+bool admit_can_lead(const struct space *space, uint32_t id);
+/*
  * depth: tokens that end with a block which is taken at its first use; what is in the file was
  * admitted already. Takes the pin pages that it reads from *reads.
  */

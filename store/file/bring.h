@@ -5,29 +5,38 @@
 /* A chain that comes back from a tier, block by block, whichever tier that is. */
 
 #include "store/cache/cache.h"
+#include "store/disk.h"
 
 struct bringing {
         struct kvd_list_node waiting;
         struct space *space;           /* NULL: it is unused, or nobody's any more */
         struct attachment *attachment; /* NULL: it ends with the answer that is awaited */
+        struct chain_at chain;         /* its beginning */
         kvd_ref last;                  /* block that the next one comes behind, held; 0: the root */
-        uint32_t group;
-        uint64_t root;
         int fd;                        /* owned; -1 */
         uint64_t begun_ns;
 };
 
+/*
+ * How far a chain is resident. A bidirectional prefix is that whole or not at all: what is left of it
+ * is not gone on from, because its tokens do not say that it is of this one.
+ */
+struct chain_at bring_walk(const struct space *space, const struct fetch_request *q);
+
 /* Behind the block where at ends, in that list. *fd is what becomes readable at its end. */
 int bring_begin(struct bringing *b, struct kvd_list *list, struct attachment *a,
-                const struct chain_at *at, int *fd);
+                const struct fetch_request *q, const struct chain_at *at, int *fd);
+/* Nothing came yet, and somebody else has brought or made the whole prefix of these tokens. */
+bool bring_is_needless(const struct bringing *b, const uint32_t *tokens);
 /* Tells who waits for it, once. */
 void bring_tell(struct bringing *b);
 /* ... and it is over. */
 void bring_end(struct bringing *b);
 
 /*
- * A block (of room_take, held) that was filled, or was not: then it is freed. Returns the one that
- * has the content now, behind which the next one comes; 0: there is none.
+ * A block (of room_take, held) that was filled, or was not: then it is freed. tokens: its own, and
+ * behind those of a bidirectional prefix's first block the others'. Returns the one that has the
+ * content now, behind which the next one comes; 0: there is none.
  */
 kvd_ref bring_settle(struct bringing *b, kvd_ref block, const uint32_t *tokens, bool filled);
 

@@ -31,15 +31,19 @@ static void *table(uint64_t n, size_t size) {
 }
 
 /* Returns the bytes of all extents. */
-static uint64_t take_files(struct catalog *c, const struct kvd_disk_file *files) {
+static uint64_t take_files(struct catalog *c, const struct catalog_size *sizes) {
         uint64_t bytes = 0;
 
         for (uint32_t i = 0; i < c->n_files; i++) {
+                uint32_t n = MIN(sizes[i].n_extents, UINT32_MAX / FILE_SLOTS - c->n_extents);
+
                 c->files[i] = (struct catalog_file){.first = c->n_extents,
-                                                    .n_extents = files[i].extents,
-                                                    .extent_bytes = files[i].extent_bytes};
-                c->n_extents += files[i].extents;
-                bytes += files[i].extents * files[i].extent_bytes;
+                                                    .n_extents = n,
+                                                    .extent_bytes = sizes[i].extent_bytes,
+                                                    .coldest = CATALOG_NOWHERE,
+                                                    .warmest = CATALOG_NOWHERE};
+                c->n_extents += n;
+                bytes += n * sizes[i].extent_bytes;
         }
         return bytes;
 }
@@ -53,14 +57,14 @@ static void begin_file(struct catalog *c, uint32_t file) {
         }
 }
 
-int catalog_open(struct catalog *c, const struct kvd_disk_file *files, uint32_t n_files) {
+int catalog_open(struct catalog *c, const struct catalog_size *sizes, uint32_t n_files) {
         uint64_t bytes;
 
         *c = (struct catalog){.n_files = n_files};
-        bytes = take_files(c, files);
+        bytes = take_files(c, sizes);
+        c->most_copy_bytes = bytes / CATALOG_COPIES;
         c->n_buckets = (uint32_t)pow2_up(
                 MIN(MAX(bytes / BUCKET_BYTES, 1024), UINT64_C(1) << 26));
-        c->coldest = c->warmest = CATALOG_NOWHERE;
         c->extents = table(c->n_extents, sizeof *c->extents);
         c->entries = table(n_entries(c), sizeof *c->entries);
         c->buckets = table(c->n_buckets, sizeof *c->buckets);
@@ -105,13 +109,17 @@ int catalog_space_of_epoch(const struct catalog *c, uint64_t epoch) {
         return -1;
 }
 
-static uint64_t bytes_of_owner(const struct catalog *c, int space) {
-        uint64_t bytes = 0;
+/* What all namespaces of its owner have. */
+static struct catalog_namespace sum_of_owner(const struct catalog *c, int space) {
+        struct catalog_namespace sum = {0};
 
-        for (uint32_t i = 0; i < FILE_NAMESPACES; i++)
-                if (c->spaces[i].used && c->spaces[i].owner == c->spaces[space].owner)
-                        bytes += c->spaces[i].bytes;
-        return bytes;
+        for (uint32_t i = 0; i < FILE_NAMESPACES; i++) {
+                if (!c->spaces[i].used || c->spaces[i].owner != c->spaces[space].owner)
+                        continue;
+                sum.bytes += c->spaces[i].bytes;
+                sum.copy_bytes += c->spaces[i].copy_bytes;
+        }
+        return sum;
 }
 
 /* ---- by key ---------------------------------------------------------------------------------- */
@@ -153,28 +161,31 @@ static void hash_remove(struct catalog *c, uint32_t place) {
 
 /*
  * Only those that nothing is behind are in it: others cannot go, however cold they are, and would
- * be in the way of those that can.
+ * be in the way of those that can. Each file has its own, so that one which takes nothing is in
+ * nobody's way.
  */
 static void use_remove(struct catalog *c, uint32_t place) {
         const struct catalog_entry *e = &c->entries[place];
+        struct catalog_file *f = catalog_file(c, place);
 
-        *(e->older == CATALOG_NOWHERE ? &c->coldest : &c->entries[e->older].newer) = e->newer;
-        *(e->newer == CATALOG_NOWHERE ? &c->warmest : &c->entries[e->newer].older) = e->older;
+        *(e->older == CATALOG_NOWHERE ? &f->coldest : &c->entries[e->older].newer) = e->newer;
+        *(e->newer == CATALOG_NOWHERE ? &f->warmest : &c->entries[e->newer].older) = e->older;
 }
 
 /* newer: CATALOG_NOWHERE: it is the warmest */
 static void use_insert(struct catalog *c, uint32_t place, uint32_t newer) {
+        struct catalog_file *f = catalog_file(c, place);
         struct catalog_entry *e = &c->entries[place];
 
         e->newer = newer;
-        e->older = newer == CATALOG_NOWHERE ? c->warmest : c->entries[newer].older;
-        *(e->older == CATALOG_NOWHERE ? &c->coldest : &c->entries[e->older].newer) = place;
-        *(newer == CATALOG_NOWHERE ? &c->warmest : &c->entries[newer].older) = place;
+        e->older = newer == CATALOG_NOWHERE ? f->warmest : c->entries[newer].older;
+        *(e->older == CATALOG_NOWHERE ? &f->coldest : &c->entries[e->older].newer) = place;
+        *(newer == CATALOG_NOWHERE ? &f->warmest : &c->entries[newer].older) = place;
 }
 
 /* It can go again: where its last use is among the coldest, or else it is warm. */
 static void use_return(struct catalog *c, uint32_t place) {
-        uint32_t newer = c->coldest;
+        uint32_t newer = catalog_file(c, place)->coldest;
 
         for (uint32_t i = 0; newer != CATALOG_NOWHERE &&
                              c->entries[newer].used_ns <= c->entries[place].used_ns;
@@ -197,8 +208,10 @@ void catalog_touch(struct catalog *c, uint32_t place) {
         use_add(c, place);
 }
 
-uint64_t catalog_age(const struct catalog *c) {
-        return sys_now_ns() - c->entries[c->coldest].used_ns;
+uint64_t catalog_age(const struct catalog *c, uint32_t file) {
+        uint32_t coldest = c->files[file].coldest;
+
+        return coldest == CATALOG_NOWHERE ? 0 : sys_now_ns() - c->entries[coldest].used_ns;
 }
 
 /* ---- slots ----------------------------------------------------------------------------------- */
@@ -372,9 +385,18 @@ void catalog_written(struct catalog *c, uint32_t place) {
         hint_set(c, &c->entries[place], true);
 }
 
-static void leave(struct catalog *c, uint32_t place) {
-        struct catalog_namespace *space = &c->spaces[c->entries[place].space];
+static void count_copy(struct catalog *c, uint32_t place, int by) {
+        uint64_t bytes = (uint64_t)by * extent_of(c, place)->slot_bytes;
 
+        c->spaces[c->entries[place].space].bytes += bytes;
+        c->spaces[c->entries[place].space].copy_bytes += bytes;
+        catalog_file(c, place)->bytes += bytes;
+        catalog_file(c, place)->copies += (uint64_t)by;
+        c->bytes += bytes;
+        c->copy_bytes += bytes;
+}
+
+static void record_leaves(struct catalog *c, uint32_t place) {
         if (c->gone)
                 c->gone(c->data, place);
         hint_set(c, &c->entries[place], false);
@@ -383,7 +405,16 @@ static void leave(struct catalog *c, uint32_t place) {
         if (!c->entries[place].children)
                 use_remove(c, place);
         hash_remove(c, place);
-        if (space->dead && !space->records)
+}
+
+static void leave(struct catalog *c, uint32_t place) {
+        struct catalog_namespace *space = &c->spaces[c->entries[place].space];
+
+        if (c->entries[place].state == CATALOG_COPY)
+                count_copy(c, place, -1);
+        else
+                record_leaves(c, place);
+        if (space->dead && !space->records && !space->copy_bytes)
                 *space = (struct catalog_namespace){0};
 }
 
@@ -411,16 +442,19 @@ static bool may_go(const struct catalog_entry *e, uint64_t since_ns) {
         return e->state == CATALOG_THERE && !e->busy && !e->children && e->used_ns < since_ns;
 }
 
-/* The coldest that may go, of an owner or of anybody. */
-static uint32_t coldest(const struct catalog *c, const void *owner, uint32_t slot_bytes,
-                        uint64_t since_ns) {
-        uint32_t place = c->coldest;
+static bool takes_more(const struct catalog_file *f) {
+        return !f->off && !f->hangs && !f->closed;
+}
+
+static uint32_t coldest_of(const struct catalog *c, uint32_t file, const void *owner,
+                           uint32_t slot_bytes, uint64_t since_ns) {
+        uint32_t place = c->files[file].coldest;
 
         for (uint32_t i = 0; place != CATALOG_NOWHERE && i < LOOKS; i++) {
                 const struct catalog_entry *e = &c->entries[place];
                 bool his = !owner || c->spaces[e->space].owner == owner;
 
-                if (may_go(e, since_ns) && his && !catalog_is_off(c, place) &&
+                if (may_go(e, since_ns) && his &&
                     (!slot_bytes || c->extents[place / FILE_SLOTS].slot_bytes == slot_bytes))
                         return place;
                 place = e->newer;
@@ -428,12 +462,31 @@ static uint32_t coldest(const struct catalog *c, const void *owner, uint32_t slo
         return CATALOG_NOWHERE;
 }
 
+/* The coldest that may go, of an owner or of anybody, in files that take more. */
+static uint32_t coldest(const struct catalog *c, const void *owner, uint32_t slot_bytes,
+                        uint64_t since_ns) {
+        uint32_t ret = CATALOG_NOWHERE;
+
+        for (uint32_t file = 0; file < c->n_files; file++) {
+                uint32_t place = takes_more(&c->files[file]) ?
+                                         coldest_of(c, file, owner, slot_bytes, since_ns) :
+                                         CATALOG_NOWHERE;
+
+                if (place != CATALOG_NOWHERE &&
+                    (ret == CATALOG_NOWHERE ||
+                     c->entries[place].used_ns < c->entries[ret].used_ns))
+                        ret = place;
+        }
+        return ret;
+}
+
 /* All that shares an extent, what it is before notwithstanding. False: some of it is in use. */
 static bool extent_clear(struct catalog *c, struct catalog_extent *e, uint64_t since_ns) {
         uint32_t first = first_place(c, e), n = e->fresh;
 
         for (uint32_t i = first; i < first + n; i++)
-                if (c->entries[i].state == CATALOG_WRITING || c->entries[i].busy ||
+                if (c->entries[i].state == CATALOG_WRITING ||
+                    c->entries[i].state == CATALOG_COPY || c->entries[i].busy ||
                     c->entries[i].used_ns >= since_ns)
                         return false;
         for (uint32_t i = first; i < first + n; i++) {
@@ -449,7 +502,7 @@ static uint32_t take_free_in(struct catalog *c, uint32_t file, struct catalog_cl
         struct catalog_file *f = &c->files[file];
         struct kvd_list *roomy = &class->roomy[file];
 
-        if (f->off || class->slot_bytes >= f->extent_bytes)
+        if (!takes_more(f) || class->slot_bytes >= f->extent_bytes)
                 return CATALOG_NOWHERE;
         if (!roomy->first && f->empty.first)
                 extent_begin(c, kvd_list_first(&f->empty, struct catalog_extent, node), class);
@@ -484,7 +537,7 @@ uint32_t catalog_take(struct catalog *c, uint32_t slot_bytes, int space, uint64_
                       uint64_t since_ns) {
         uint32_t place, cold;
 
-        if (bytes_of_owner(c, space) + slot_bytes > most &&
+        if (sum_of_owner(c, space).bytes + slot_bytes > most &&
             !drop_coldest(c, c->spaces[space].owner, slot_bytes, since_ns))
                 return CATALOG_NOWHERE;
         place = take_free(c, slot_bytes);
@@ -496,6 +549,24 @@ uint32_t catalog_take(struct catalog *c, uint32_t slot_bytes, int space, uint64_
         if (cold == CATALOG_NOWHERE || !extent_clear(c, extent_of(c, cold), since_ns))
                 return CATALOG_NOWHERE;
         return take_free(c, slot_bytes);
+}
+
+uint32_t catalog_take_copy(struct catalog *c, uint32_t slot_bytes, int space, uint64_t most,
+                           uint64_t sequence) {
+        uint32_t place;
+
+        if (sum_of_owner(c, space).copy_bytes + slot_bytes > most / CATALOG_COPIES ||
+            c->copy_bytes + slot_bytes > c->most_copy_bytes)
+                return CATALOG_NOWHERE;
+        place = catalog_take(c, slot_bytes, space, most, UINT64_MAX);
+        if (place == CATALOG_NOWHERE)
+                return place;
+        c->entries[place] = (struct catalog_entry){.sequence = sequence,
+                                                   .up = CATALOG_NOWHERE,
+                                                   .state = CATALOG_COPY,
+                                                   .space = (uint8_t)space};
+        count_copy(c, place, 1);
+        return place;
 }
 
 /* ---- what was there at the start ------------------------------------------------------------- */

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * When blocks are written to the file: a hand goes round a space's blocks, and picks those that are
- * admitted (admit.c), with what they are behind.
+ * When blocks are written to the files: a hand goes round a space's blocks, and picks those that
+ * are admitted (admit.c), with what they are behind, for all disks that have nothing else to do.
+ * Of a bidirectional prefix that is its last block.
  */
 
 #include <errno.h>
+#include <string.h>
 
 #include "ipc/base/enums.h"
 #include "ipc/base/sys.h"
@@ -18,7 +20,7 @@
 #define ALL_LOOKS 16384u /* ... if nobody's use of them counts */
 #define PATH 1024u   /* blocks before one that are written along with it */
 
-static uint64_t most_of(const struct file *file, const struct space *space) {
+uint64_t demote_most(const struct file *file, const struct space *space) {
         uint64_t pool = file->store->config.pool_bytes, quota = space->domain->config.quota;
 
         if (!quota || quota >= pool)
@@ -31,23 +33,106 @@ static bool is_wanted(const struct space *space) {
         return file_space_of(space)->all == ALL_UNDER_WAY;
 }
 
+/* ---- disks that take some -------------------------------------------------------------------- */
+
+static bool takes_more(const struct file *file, uint32_t disk) {
+        const struct catalog_file *f = &file->catalog.files[disk];
+
+        return !f->off && !f->hangs && !f->closed;
+}
+
+static bool any_takes_more(const struct file *file) {
+        for (uint32_t i = 0; i < file->config.n_files; i++)
+                if (takes_more(file, i))
+                        return true;
+        return false;
+}
+
+/* Nor is it what a fetch waits for. */
+static bool may_begin(struct file *file, uint32_t disk, struct space *space) {
+        return file_is_idle(file, disk) && !file->disks[disk].awaited &&
+               host_may_begin(file, disk, space);
+}
+
+/* False: none can be asked now. */
+static bool begin_questions(struct file *file, struct space *space) {
+        bool any = false;
+
+        for (uint32_t i = 0; i < file->config.n_files; i++) {
+                bool may = may_begin(file, i, space);
+
+                file->catalog.files[i].closed = !may;
+                if (may)
+                        file_begin_question(file, i, STORE_DISK_WRITE, space);
+                any |= may;
+        }
+        return any;
+}
+
+/* True: some are to be asked. */
+static bool end_questions(struct file *file) {
+        bool any = false;
+
+        for (uint32_t i = 0; i < file->config.n_files; i++)
+                if (file_is_idle(file, i) && file->disks[i].question.n) {
+                        file_question_ready(file, i);
+                        any = true;
+                }
+        return any;
+}
+
+/* Is one busy that may take what the others do not, or that gives back room on the way? */
+static bool any_is_busy(const struct file *file) {
+        for (uint32_t i = 0; i < file->config.n_files; i++)
+                if (file->disks[i].state == STORE_DISK_ON && !file->disks[i].hangs &&
+                    (file->catalog.files[i].closed || (file->host && file->disks[i].question.n)))
+                        return true;
+        return false;
+}
+
+static bool is_being_written(const struct file *file, const struct space *space) {
+        for (uint32_t i = 0; i < file->config.n_files; i++) {
+                const struct file_disk *d = &file->disks[i];
+
+                if ((d->asked || d->ready) && d->question.space == space && d->question.n &&
+                    d->question.what == STORE_DISK_WRITE)
+                        return true;
+        }
+        return false;
+}
+
+/* Those for whose blocks there is no room on the way, as bits: they are closed. */
+static uint32_t close_without_room(struct file *file, const struct space *space) {
+        uint32_t bits = 0;
+
+        for (uint32_t i = 0; file->host && i < file->config.n_files; i++)
+                if (takes_more(file, i) && !host_has_room(file, i, space)) {
+                        file->catalog.files[i].closed = true;
+                        bits |= 1u << i;
+                }
+        return bits;
+}
+
 /* Nothing goes for it that the record is behind. */
 static uint32_t take_place(struct file *file, const struct space *space, uint32_t up, int number) {
         struct catalog_entry *parent = up == CATALOG_NOWHERE ? NULL : &file->catalog.entries[up];
-        uint32_t place;
+        uint32_t place, closed;
 
         if (parent)
                 parent->busy++;
-        place = file->host && !host_has_room(file, space) ?
-                        CATALOG_NOWHERE :
-                        catalog_take(&file->catalog, file_slot_bytes(space->ix->block_bytes),
-                                     number, most_of(file, space),
-                                     is_wanted(space) ? file_space_of(space)->since_ns :
-                                                        UINT64_MAX);
+        closed = close_without_room(file, space);
+        place = catalog_take(&file->catalog, file_slot_bytes(space->ix->block_bytes), number,
+                             demote_most(file, space),
+                             is_wanted(space) ? file_space_of(space)->since_ns : UINT64_MAX);
+        for (uint32_t i = 0; i < file->config.n_files; i++)
+                if (closed >> i & 1)
+                        file->catalog.files[i].closed = false;
         if (parent)
                 parent->busy--;
         return place;
 }
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
 
 /* What is there already does not go for what comes. */
 static void keep(struct file *file, const struct space *space, uint32_t place) {
@@ -55,63 +140,196 @@ static void keep(struct file *file, const struct space *space, uint32_t place) {
                 catalog_touch(&file->catalog, place);
 }
 
-/* A record for the block behind its parent's, or the one that is there already. False: no room. */
-static bool plan(struct file *file, struct space *space, uint32_t id) {
+static void enter(struct file *file, struct space *space, uint32_t id, uint32_t place,
+                  struct kvd_record_key key, const struct kvd_label *label, uint32_t up) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
-        uint32_t up = CATALOG_NOWHERE, place;
+        uint32_t disk = file_disk_of(file, place);
+
+        catalog_enter(&file->catalog, place, key, label, up, file_space_of(space)->number);
+        file_note_record(space, id, place, label->sequence);
+        block_hold(space, id);
+        file_question_add(file, disk,
+                          &(struct store_disk_item){.place = place,
+                                                    .label = *label,
+                                                    .block = block_ref(space, id),
+                                                    .tokens = desc->tokens});
+        file->catalog.files[disk].closed = file_question_is_full(file, disk);
+}
+
+static struct kvd_label label_of(struct file *file, struct space *space, uint32_t id,
+                                 uint64_t root) {
+        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
         int number = file_space_number(file, space);
-        struct kvd_label label = {.epoch = file->catalog.spaces[number].epoch,
-                                  .root = desc->root,
+
+        return (struct kvd_label){.epoch = file->catalog.spaces[number].epoch,
+                                  .root = root,
                                   .group = desc->group,
                                   .depth = desc->depth,
                                   .n_tokens = desc->n_tokens};
+}
+
+/* It is the block's from now on. */
+static void note(struct file *file, struct space *space, uint32_t id, uint32_t place) {
+        keep(file, space, place);
+        file_note_record(space, id, place, file->catalog.entries[place].sequence);
+}
+
+/*
+ * Is the block's record there already? Of a bidirectional prefix it is another's, with the same tokens
+ * in this block, and makes room: nobody would find it any more.
+ */
+static bool plan_none(struct file *file, struct space *space, uint32_t id, uint32_t up,
+                      uint64_t tag) {
+        uint32_t place = catalog_find(&file->catalog, tag);
+        const struct catalog_entry *e = &file->catalog.entries[place];
+
+        if (place == CATALOG_NOWHERE)
+                return false;
+        if (space_finds_whole(space)) {
+                if (e->state == CATALOG_THERE && !e->busy)
+                        catalog_drop(&file->catalog, place);
+                return false;
+        }
+        catalog_link(&file->catalog, place, up);
+        note(file, space, id, place);
+        return true;
+}
+
+/*
+ * A record for the block behind its parent's, or the one that is there already. -EAGAIN: the disks
+ * have enough for now; -ENOSPC: there is no room.
+ */
+static int plan(struct file *file, struct space *space, uint32_t id, uint64_t root) {
+        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+        struct kvd_label label = label_of(file, space, id, root);
+        uint32_t up = CATALOG_NOWHERE, place;
         struct kvd_record_key key;
 
         if (space->blocks[id].parent != NONE) {
                 up = file_record_of(file, space, space->blocks[id].parent);
                 label.parent = file->catalog.entries[up].sequence;
         }
-        key = file_key(file->secret, &label, desc->tokens);
-        place = catalog_find(&file->catalog, key.tag);
-        if (place != CATALOG_NOWHERE) {
-                catalog_link(&file->catalog, place, up);
-                keep(file, space, place);
-                file_note_record(space, id, place, file->catalog.entries[place].sequence);
-                return true;
-        }
-        place = take_place(file, space, up, number);
+        key = file_key(file->set.super.secret, &label, desc->tokens);
+        if (plan_none(file, space, id, up, key.tag))
+                return 0;
+        if (!any_takes_more(file))
+                return -EAGAIN;
+        place = take_place(file, space, up, file_space_of(space)->number);
+        if (place == CATALOG_NOWHERE && any_is_busy(file))
+                return -EAGAIN;
         if (place == CATALOG_NOWHERE) {
                 file_space_of(space)->left++;
-                return false;
+                return -ENOSPC;
         }
         label.sequence = ++file->sequence;
-        catalog_enter(&file->catalog, place, key, &label, up, number);
-        file_note_record(space, id, place, label.sequence);
-        block_hold(space, id);
-        file_question_add(file, &(struct store_disk_item){.place = place,
-                                                          .label = label,
-                                                          .block = block_ref(space, id),
-                                                          .tokens = desc->tokens});
-        return true;
+        enter(file, space, id, place, key, &label, up);
+        return 0;
 }
 
-/* The block, and before it whatever is not in the file. False: it did not go. */
-static bool plan_path(struct file *file, struct space *space, uint32_t id, uint32_t *looks) {
+/* The block, and before it whatever is not in the file. -EPERM: not now; or as plan. */
+static int plan_path(struct file *file, struct space *space, uint32_t id, uint32_t *looks) {
         uint32_t path[PATH], n = 0;
+        int r = 0;
 
         while (id != NONE && n < PATH && file_record_of(file, space, id) == CATALOG_NOWHERE) {
                 if (!admit_can_be_written(&space->blocks[id]))
-                        return false;
+                        return -EPERM;
                 path[n++] = id;
                 id = space->blocks[id].parent;
         }
         *looks += n;
         if (n == PATH && id != NONE && file_record_of(file, space, id) == CATALOG_NOWHERE)
-                return false;
-        while (n && !file_question_is_full(file))
-                if (!plan(file, space, path[--n]))
+                return -EPERM;
+        while (n && r == 0) {
+                uint32_t next = path[--n];
+
+                r = plan(file, space, next, kvd_index_desc(space->ix, next)->root);
+        }
+        return r;
+}
+
+/* ---- bidirectional prefixes ------------------------------------------------------------------ */
+
+struct prefix {
+        uint32_t n, path[KVD_FETCH_BLOCKS]; /* its blocks, the last one first */
+        uint64_t root;                      /* of its records */
+};
+
+/* False: some of it cannot be written (yet). Its tokens are in file->prefix then. */
+static bool take_prefix(struct file *file, struct space *space, uint32_t last,
+                        struct prefix *ret) {
+        uint32_t bt = space->ix->geometry.block_tokens;
+
+        ret->n = 0;
+        for (uint32_t id = last; id != NONE; id = space->blocks[id].parent) {
+                const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+
+                if (ret->n == KVD_FETCH_BLOCKS || !admit_can_be_written(&space->blocks[id]))
                         return false;
-        return n == 0;
+                ret->path[ret->n++] = id;
+                memcpy(file->prefix + desc->depth * bt, desc->tokens,
+                       desc->n_tokens * sizeof *desc->tokens);
+        }
+        ret->root = file_root(space, kvd_index_desc(space->ix, last)->root, file->prefix);
+        return true;
+}
+
+/* Where the last record of the prefix is, if the file has all of them; or CATALOG_NOWHERE. */
+static uint32_t find_prefix(struct file *file, struct space *space, const struct prefix *p) {
+        uint32_t place = CATALOG_NOWHERE, bt = space->ix->geometry.block_tokens;
+
+        for (uint32_t i = 0; i < p->n; i++) {
+                struct kvd_label label =
+                        label_of(file, space, p->path[p->n - 1 - i], p->root);
+
+                place = file_record_behind(file, &label, place, file->prefix + i * bt);
+                if (place == CATALOG_NOWHERE)
+                        break;
+        }
+        return place;
+}
+
+/* Takes off its first blocks that have records, each behind the one before it. */
+static void pass_written(const struct file *file, const struct space *space, struct prefix *p) {
+        const struct catalog_entry *entries = file->catalog.entries;
+        uint64_t before = 0;
+
+        for (; p->n; p->n--) {
+                uint32_t place = file_record_of(file, space, p->path[p->n - 1]);
+
+                if (place == CATALOG_NOWHERE || entries[place].parent != before)
+                        break;
+                before = entries[place].sequence;
+        }
+}
+
+/*
+ * All blocks of the prefix, behind records of this very chain: tokens before and behind a block, too,
+ * say what it is, and nobody compares them here. Where the file has the prefix, as far as hashes
+ * tell, it is not written again, but nothing is put behind what is there: so prefixes whose hashes
+ * are alike cost each other a miss.
+ */
+static int plan_prefix(struct file *file, struct space *space, uint32_t last, uint32_t *looks) {
+        uint32_t n, there = CATALOG_NOWHERE;
+        struct prefix p;
+        int r = 0;
+
+        if (!take_prefix(file, space, last, &p))
+                return -EPERM;
+        n = p.n;
+        *looks += n;
+        pass_written(file, space, &p);
+        if (p.n == n)
+                there = find_prefix(file, space, &p);
+        if (there != CATALOG_NOWHERE) {
+                note(file, space, last, there);
+                return 0;
+        }
+        while (p.n && r == 0) {
+                r = plan(file, space, p.path[p.n - 1], p.root);
+                p.n -= r == 0;
+        }
+        return r;
 }
 
 static void look_at(struct file *file, struct space *space, uint32_t *looks, uint32_t *reads) {
@@ -121,15 +339,16 @@ static void look_at(struct file *file, struct space *space, uint32_t *looks, uin
         fs->hand = id + 1 < space_ids(space) ? id + 1 : 0;
         fs->looked++;
         file_forget_stale(file, space, id);
-        if (!admit_can_be_written(&space->blocks[id]))
+        if (!admit_can_lead(space, id))
                 return;
         keep(file, space, file_record_of(file, space, id));
         if (file_record_of(file, space, id) != CATALOG_NOWHERE ||
             !(is_wanted(space) || admit_block(space, id, file->config.depth, reads)))
                 return;
-        if (!plan_path(file, space, id, looks) && file_question_is_full(file)) {
-                fs->hand = id; /* the rest of it is the next question's */
+        if ((space_finds_whole(space) ? plan_prefix : plan_path)(file, space, id, looks) == -EAGAIN) {
+                fs->hand = id; /* the rest of it is the next questions' */
                 fs->looked--;
+                *looks = UINT32_MAX;
         }
 }
 
@@ -146,42 +365,70 @@ static void end_round(struct space *space) {
 static bool sweep(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
         uint32_t reads = KVD_PIN_READS, most = is_wanted(space) ? ALL_LOOKS : LOOKS;
+        bool any;
 
-        file_begin_question(file, STORE_DISK_WRITE, space);
-        for (uint32_t looks = 0; looks < most && reads && !file_question_is_full(file); looks++) {
-                if (fs->looked >= space_ids(space)) {
-                        if (!file->question.n) /* else it ends behind the answer */
-                                end_round(space);
-                        break;
-                }
+        for (uint32_t looks = 0; looks < most && reads && any_takes_more(file) &&
+                                 fs->looked < space_ids(space);
+             looks += looks < UINT32_MAX)
                 look_at(file, space, &looks, &reads);
-        }
-        return file->question.n > 0;
+        any = end_questions(file);
+        if (fs->looked >= space_ids(space) && !is_being_written(file, space))
+                end_round(space); /* else it ends behind the answer */
+        return any;
 }
 
-/* Its namespace is asked for first. */
-static bool ask_name(struct file *file, struct space *space) {
+/* Its namespace is made first. */
+static void make_name(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
+        struct catalog_namespace *n;
+        int number = catalog_space(&file->catalog, fs->id, true);
 
-        file->naming = catalog_space(&file->catalog, fs->id, true);
-        fs->refused = file->naming < 0;
+        fs->refused = number < 0;
         if (fs->refused)
-                return false;
-        file->question.what = STORE_DISK_NAMESPACE;
-        file->question.space = space;
-        file->question.id = fs->id;
+                return;
+        n = &file->catalog.spaces[number];
+        if (set_name(&file->set, fs->id, &n->epoch) < 0) {
+                if (!n->copy_bytes)
+                        *n = (struct catalog_namespace){0};
+                fs->refused = true;
+                file_changes(file);
+                return;
+        }
+        n->serial = file->set.super.serial;
+        file_want(file, true);
+}
+
+/*
+ * All disks that are asked have it in their superblock, or none is written to yet: so they share
+ * it.
+ */
+static bool is_named(const struct file *file, int number) {
+        for (uint32_t i = 0; i < file->config.n_files; i++) {
+                const struct file_disk *d = &file->disks[i];
+
+                if (d->state == STORE_DISK_ON && !d->hangs && d->told &&
+                    d->told < file->catalog.spaces[number].serial)
+                        return false;
+        }
         return true;
 }
 
 static bool try_space(struct file *file, struct space *space) {
         int number = file_space_number(file, space);
 
-        if (number < 0 || !file->catalog.spaces[number].epoch)
-                return ask_name(file, space);
+        if (number < 0 || !file->catalog.spaces[number].epoch) {
+                make_name(file, space);
+                return false;
+        }
+        if (!is_named(file, number))
+                return false;
         file->catalog.spaces[number].owner = space->domain;
         if (is_wanted(space))
                 file_want(file, true); /* also where this piece finds nothing */
-        return sweep(file, space);
+        if (begin_questions(file, space))
+                return sweep(file, space);
+        file->turn = space_number(space); /* it is come back to */
+        return true;
 }
 
 static int refuse_demotion(struct space *space) {
@@ -222,8 +469,8 @@ int space_demoted(struct space *space) {
         return 0;
 }
 
-bool demote_next(struct file *file, bool *later) {
-        uint32_t n = MIN(store_spaces(file->store), 64);
+void demote_next(struct file *file, bool *later) {
+        uint32_t n = file_any_idle(file) ? MIN(store_spaces(file->store), 64) : 0;
 
         for (uint32_t i = 0; i < n; i++) {
                 struct space *space = store_next_space(file->store, file->turn);
@@ -235,13 +482,12 @@ bool demote_next(struct file *file, bool *later) {
                         continue;
                 *later = true;
                 if (try_space(file, space))
-                        return true;
+                        return;
         }
-        return false;
 }
 
-void demote_done(struct file *file, const int32_t *errors, uint32_t n) {
-        struct store_disk_question *q = &file->question;
+void demote_done(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n) {
+        struct store_disk_question *q = &file->disks[disk].question;
 
         for (uint32_t i = 0; i < q->n; i++) {
                 uint32_t place = (uint32_t)q->items[i].place;

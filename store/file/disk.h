@@ -3,16 +3,13 @@
 #define KVD_STORE_FILE_DISK_H
 
 /*
- * A disk as the file tier needs one: reads and writes of whole sectors of one file or several, many
- * at once and in no order, and a flush behind which everything that was answered of a file before is
- * there to stay. The real one is the disk process's (daemon/disk); tests have one that forgets, tears
- * and lies.
+ * A disk as the file tier needs one: reads and writes of whole sectors of a file, many at once
+ * and in no order, and a flush behind which everything that was answered before is there to stay.
+ * The real one is the disk process's (daemon/disk); tests have one that forgets, tears and lies.
  */
 
 #include <stdbool.h>
 #include <stdint.h>
-
-#include "ipc/base/disk.h"
 
 #define DISK_SECTOR 4096u
 
@@ -20,20 +17,17 @@ struct disk_io {
         uint64_t at;    /* like bytes and the memory, a multiple of DISK_SECTOR */
         void *data;
         uint32_t bytes;
-        uint32_t file;
         int error;      /* afterwards: 0 or a negative errno */
 };
 
 #define DISK_DEPTH 128u /* of those that have begun and not ended */
 
 struct disk {
-        uint32_t n_files;
-        uint64_t bytes[DISK_FILES]; /* of which some may not be there yet: they are read as zeros */
-        int error[DISK_FILES]; /* it is not there: why; or 0 */
+        uint64_t bytes; /* of which some may not be there yet: they are read as zeros */
         void (*begin)(struct disk *disk, struct disk_io *io, bool writes);
         /* One that has begun, whichever is done first; waits for it. NULL: there is none. */
         struct disk_io *(*end)(struct disk *disk);
-        int (*flush)(struct disk *disk, uint32_t file); /* when all have ended */
+        int (*flush)(struct disk *disk); /* when all have ended */
         /* what most of them are from or to, which is there as long as the disk; NULL: who cares */
         void (*staging)(struct disk *disk, void *memory, uint64_t bytes);
 };

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Chains that come back from the file. A fetch knows at its beginning which records it wants, and
- * the tokens they must have; it goes on a piece at a time, each behind what the last one brought,
- * and ends early where a record is not what it was, or where there is no room. Whoever asked is
- * told by a descriptor, and looks up what there is.
+ * Chains that come back from the files. A fetch knows at its beginning which records it wants,
+ * and the tokens they must have; all files that have some are asked at once, and what comes is
+ * sealed in the chain's order. It ends where a record is not what it was, or cannot be had, or
+ * where there is no room: what comes of those behind it is let go of; of a bidirectional prefix
+ * that is all of it. Whoever asked is told by a descriptor, and looks up what there is.
  */
 
 #include <errno.h>
@@ -20,37 +21,86 @@ static void fetch_end(struct fetch *f) {
         f->file->info.queue--;
 }
 
+/* Nobody writes to its block. */
+static void let_go(struct fetch *f, uint32_t i) {
+        struct fetch_step *step = &f->steps[i];
+
+        if (step->state == FETCH_ROOM)
+                f->file->catalog.entries[step->place].busy--;
+        bring_settle(&f->to, step->block, NULL, false);
+        step->state = FETCH_WANTED;
+}
+
+/*
+ * It ends before that step, and a bidirectional prefix where it is. What is being read behind it is
+ * let go of with its answer.
+ */
+static void cut(struct fetch *f, uint32_t end) {
+        if (end < f->n && space_finds_whole(f->to.space))
+                end = f->at;
+        for (uint32_t i = end; i < f->taken; i++)
+                if (f->steps[i].state == FETCH_ROOM || f->steps[i].state == FETCH_HERE)
+                        let_go(f, i);
+        f->n = MIN(f->n, end);
+        f->taken = MIN(f->taken, f->n);
+}
+
+/* Whoever waits is told at once; what is being read keeps it until its answer. */
+static void end_if_over(struct fetch *f) {
+        if (f->at < f->n && f->to.attachment)
+                return;
+        cut(f, f->at);
+        bring_tell(&f->to);
+        if (!f->under_way)
+                fetch_end(f);
+}
+
+static void forget(struct file *file, struct fetch *f) {
+        for (uint32_t i = 0; i < file->config.n_files; i++)
+                if (file->disks[i].reading == f)
+                        file->disks[i].reading = NULL;
+        f->under_way = 0;
+}
+
+/* a: NULL: the space goes, and all blocks with it. */
 void fetches_end(struct file *file, const struct space *space, const struct attachment *a) {
         for (uint32_t i = 0; i < FETCHES; i++) {
                 struct fetch *f = &file->all_fetches[i];
 
                 if (!f->to.space || f->to.space != space || (a && f->to.attachment != a))
                         continue;
-                if (a && f == file->reading) {
-                        f->to.attachment = NULL; /* it ends with its answer */
-                        continue;
-                }
-                if (f == file->reading)
-                        file->reading = NULL;
-                fetch_end(f);
+                if (!a)
+                        forget(file, f);
+                f->to.attachment = NULL;
+                end_if_over(f);
         }
 }
 
-void fetches_end_all(struct file *file, bool wait) {
+void fetches_end_all(struct file *file) {
         for (uint32_t i = 0; i < FETCHES; i++) {
                 struct fetch *f = &file->all_fetches[i];
 
                 if (!f->to.space)
                         continue;
                 f->to.attachment = NULL;
-                if (wait && f == file->reading)
-                        bring_tell(&f->to);
-                else
-                        fetch_end(f);
+                end_if_over(f);
         }
 }
 
-#define WALK 4096u /* resident blocks of a chain that one request goes along */
+void fetches_miss(struct file *file, uint32_t disk) {
+        for (uint32_t i = 0; i < FETCHES; i++) {
+                struct fetch *f = &file->all_fetches[i];
+                uint32_t at = f->at;
+
+                if (!f->to.space)
+                        continue;
+                while (at < f->n && (f->steps[at].state == FETCH_HERE ||
+                                     file_disk_of(file, f->steps[at].place) != disk))
+                        at++;
+                cut(f, at);
+                end_if_over(f);
+        }
+}
 
 /* ---- its beginning --------------------------------------------------------------------------- */
 
@@ -61,36 +111,56 @@ static struct fetch *unused_fetch(struct file *file) {
         return NULL;
 }
 
+/* The next record, behind up. Returns its place, or CATALOG_NOWHERE. */
+static uint32_t find_step(struct fetch *f, struct kvd_label *label, uint32_t up,
+                          const uint32_t *tokens, uint32_t bt) {
+        struct catalog *c = &f->file->catalog;
+        uint32_t place = file_record_behind(f->file, label, up, tokens);
+
+        if (place == CATALOG_NOWHERE)
+                return place;
+        if (up != CATALOG_NOWHERE)
+                catalog_link(c, place, up);
+        memcpy(f->tokens + f->n * bt, tokens, label->n_tokens * sizeof *tokens);
+        f->steps[f->n++] = (struct fetch_step){.place = place,
+                                               .sequence = c->entries[place].sequence};
+        return place;
+}
+
 /* The records behind what is resident, one after the other. */
 static void find_steps(struct fetch *f, struct space *space, const struct fetch_request *q,
                        const struct chain_at *at, uint32_t up) {
-        uint32_t bt = space->ix->geometry.block_tokens, place = up;
-        int number = file_space_number(f->file, space);
-        struct catalog *c = &f->file->catalog;
-        struct kvd_label label = {.epoch = c->spaces[number].epoch,
-                                  .root = q->salt,
-                                  .group = q->group,
-                                  .n_tokens = bt};
+        uint32_t bt = space->ix->geometry.block_tokens, most = MIN(q->n_tokens, KVD_FETCH_TOKENS);
+        const struct catalog *c = &f->file->catalog;
+        struct kvd_label label = {.epoch = c->spaces[file_space_number(f->file, space)].epoch,
+                                  .root = file_root(space, at->root, q->tokens),
+                                  .group = q->group};
 
         f->n = 0;
         f->record = up == CATALOG_NOWHERE ? 0 : c->entries[up].sequence;
-        for (uint32_t depth = at->depth;
-             (uint64_t)(depth + 1) * bt <= q->n_tokens && f->n < FETCH_BLOCKS &&
-             (f->n + 1) * bt <= FETCH_TOKENS;
-             depth++) {
-                const uint32_t *tokens = q->tokens + depth * bt;
-
-                label.parent = place == CATALOG_NOWHERE ? 0 : c->entries[place].sequence;
-                up = place;
-                place = catalog_find(c, file_tag(f->file->secret, &label, tokens));
-                if (place == CATALOG_NOWHERE || c->entries[place].state != CATALOG_THERE)
-                        break;
-                if (up != CATALOG_NOWHERE)
-                        catalog_link(c, place, up);
-                memcpy(f->tokens + f->n * bt, tokens, bt * sizeof *tokens);
-                f->steps[f->n++] = (struct fetch_step){place, c->entries[place].sequence};
-        }
+        f->root = label.root;
         f->first_depth = at->depth;
+        for (uint32_t depth = at->depth; f->n < KVD_FETCH_BLOCKS; depth++) {
+                label.n_tokens = tokens_at(space, at->root, depth);
+                if (!label.n_tokens || (uint64_t)depth * bt + label.n_tokens > most)
+                        break;
+                up = find_step(f, &label, up, q->tokens + depth * bt, bt);
+                if (up == CATALOG_NOWHERE)
+                        break;
+        }
+}
+
+/* Tokens of the chain that will be resident. */
+static int64_t promised(const struct fetch *f, const struct fetch_request *q, uint32_t bt) {
+        return (int64_t)MIN((uint64_t)(f->first_depth + f->n) * bt, q->n_tokens);
+}
+
+/* Is it worth to begin? A bidirectional prefix comes whole, or not at all. */
+static bool is_enough(const struct fetch *f, const struct space *space,
+                      const struct fetch_request *q) {
+        uint32_t bt = space->ix->geometry.block_tokens;
+
+        return f->n && (!space_finds_whole(space) || promised(f, q, bt) == q->n_tokens);
 }
 
 /* From its end on, so that what others are behind is the warmest. */
@@ -99,12 +169,13 @@ static void warm_up(struct fetch *f) {
                 catalog_touch(&f->file->catalog, f->steps[i].place);
 }
 
-static int begin(struct fetch *f, struct attachment *a, const struct chain_at *at, int *fd) {
-        int r = bring_begin(&f->to, &f->file->fetches, a, at, fd);
+static int begin(struct fetch *f, struct attachment *a, const struct fetch_request *q,
+                 const struct chain_at *at, int *fd) {
+        int r = bring_begin(&f->to, &f->file->fetches, a, q, at, fd);
 
         if (r < 0)
                 return r;
-        f->at = 0;
+        f->at = f->taken = f->under_way = 0;
         f->file->info.fetches++;
         f->file->info.queue++;
         warm_up(f);
@@ -115,30 +186,34 @@ static int begin(struct fetch *f, struct attachment *a, const struct chain_at *a
 int64_t space_fetch(struct attachment *a, const struct fetch_request *q, int *fd) {
         struct space *space = a->space;
         struct file *file = file_for(space);
-        struct chain_at at = chain_begin(space, q->group, q->salt);
         uint32_t bt = space->ix->geometry.block_tokens, up = CATALOG_NOWHERE;
+        struct chain_at at;
         struct fetch *f;
+        int64_t there;
         int r;
 
         *fd = -1;
         if (q->group >= space->ix->geometry.layer_groups)
                 return store_refuse(space_store(space), -EINVAL, "there is no such layer group");
-        while (at.depth < WALK && (uint64_t)(at.depth + 1) * bt <= q->n_tokens &&
-               chain_step(space, &at, q->tokens + at.depth * bt))
-                ;
+        if (q->salt && space_finds_whole(space))
+                return store_refuse(space_store(space), -EINVAL, "salts are for causal spaces");
+        at = bring_walk(space, q);
+        there = (int64_t)MIN((uint64_t)at.depth * bt, q->n_tokens);
         if (!file || file_space_number(file, space) < 0)
-                return (int64_t)at.depth * bt;
+                return there;
         if (at.leaf)
                 up = file_record_of(file, space, kvd_ref_id(at.leaf));
         if (at.leaf && up == CATALOG_NOWHERE)
-                return (int64_t)at.depth * bt;
+                return there;
         f = unused_fetch(file);
         if (!f)
                 return store_refuse(space_store(space), -EBUSY,
                                     "%u fetches are under way already; ask again later", FETCHES);
         find_steps(f, space, q, &at, up);
-        r = f->n ? begin(f, a, &at, fd) : 0;
-        return r < 0 ? r : (int64_t)(at.depth + f->n) * bt;
+        if (!is_enough(f, space, q))
+                return there;
+        r = begin(f, a, q, &at, fd);
+        return r < 0 ? r : promised(f, q, bt);
 }
 
 /* ---- a piece --------------------------------------------------------------------------------- */
@@ -150,66 +225,133 @@ static struct kvd_label label_of(const struct fetch *f, uint32_t i) {
         return (struct kvd_label){.sequence = f->steps[i].sequence,
                                   .parent = i ? f->steps[i - 1].sequence : f->record,
                                   .epoch = c->spaces[number].epoch,
-                                  .root = f->to.root,
-                                  .group = f->to.group,
+                                  .root = f->root,
+                                  .group = f->to.chain.group,
                                   .depth = f->first_depth + i,
-                                  .n_tokens = f->to.space->ix->geometry.block_tokens};
+                                  .n_tokens = tokens_at(f->to.space, f->to.chain.root,
+                                                           f->first_depth + i)};
 }
 
-/* False: the record went meanwhile, or there is no room for the block. */
-static bool add_read(struct fetch *f, uint32_t i, uint32_t *reads) {
-        struct catalog *c = &f->file->catalog;
-        kvd_ref to;
+/*
+ * A block for the next step: all before it have one, so that nothing is in the way of what it comes
+ * behind. False: the record went meanwhile, or there is no room.
+ */
+static bool take_room(struct fetch *f, uint32_t *reads) {
+        struct fetch_step *step = &f->steps[f->taken];
+        bool there = catalog_has(&f->file->catalog, step->place, step->sequence);
 
-        if (!catalog_has(c, f->steps[i].place, f->steps[i].sequence) ||
-            !host_takes(f->file, f->steps[i].place))
+        step->block = there ? room_take(f->to.space, f->to.attachment->arena, reads) : 0;
+        if (!step->block) {
+                if (!there || *reads)
+                        cut(f, f->taken);
                 return false;
-        to = room_take(f->to.space, f->to.attachment->arena, reads);
-        if (!to)
-                return false;
-        block_hold(f->to.space, kvd_ref_id(to));
-        c->entries[f->steps[i].place].busy++;
-        file_question_add(f->file, &(struct store_disk_item){
-                                           .place = f->steps[i].place,
-                                           .label = label_of(f, i),
-                                           .block = to,
-                                           .tokens = f->tokens +
-                                                     i * f->to.space->ix->geometry.block_tokens});
+        }
+        block_hold(f->to.space, kvd_ref_id(step->block));
+        f->file->catalog.entries[step->place].busy++;
+        step->state = FETCH_ROOM;
+        f->taken++;
         return true;
 }
 
-static bool write_piece(struct fetch *f, uint32_t *reads) {
-        const struct store_disk_question *q = &f->file->question;
+/* False: not with what its disk is to be asked. */
+static bool add_read(struct fetch *f, uint32_t i) {
+        uint32_t disk = file_disk_of(f->file, f->steps[i].place);
+        uint32_t bt = f->to.space->ix->geometry.block_tokens;
+        struct fetch_step *step = &f->steps[i];
 
-        file_begin_question(f->file, STORE_DISK_READ, f->to.space);
-        while (f->at + q->n < f->n && !file_question_is_full(f->file) &&
-               add_read(f, f->at + q->n, reads))
-                ;
-        return q->n > 0;
+        if (!host_takes(f->file, disk, step->place)) {
+                if (!f->file->disks[disk].question.n)
+                        cut(f, i);
+                return false;
+        }
+        file_question_add(f->file, disk,
+                          &(struct store_disk_item){
+                                  .place = step->place,
+                                  .step = i,
+                                  .label = label_of(f, i),
+                                  .block = step->block,
+                                  .tokens = f->tokens + i * bt});
+        step->state = FETCH_ASKED;
+        return !file_question_is_full(f->file, disk);
+}
+
+/* The disks that can be asked, as bits. Nothing else is in the way of those that can be soon. */
+static uint32_t begin_questions(struct fetch *f) {
+        uint32_t idle = 0;
+
+        for (uint32_t i = 0; i < f->file->config.n_files; i++)
+                if (file_is_idle(f->file, i) && !host_may_begin(f->file, i, f->to.space)) {
+                        f->file->disks[i].awaited = true;
+                } else if (file_is_idle(f->file, i)) {
+                        file_begin_question(f->file, i, STORE_DISK_READ, f->to.space);
+                        idle |= 1u << i;
+                }
+        return idle;
+}
+
+static void end_questions(struct fetch *f, uint32_t idle) {
+        for (uint32_t i = 0; i < f->file->config.n_files; i++) {
+                struct file_disk *d = &f->file->disks[i];
+
+                if (!(idle >> i & 1) || !d->question.n)
+                        continue;
+                d->reading = f;
+                f->under_way++;
+                file_question_ready(f->file, i);
+        }
+}
+
+/* Asks all disks that are idle for what they have of the chain. */
+static void plan(struct fetch *f, uint32_t *reads) {
+        uint32_t idle = begin_questions(f), open = idle;
+
+        for (uint32_t i = f->at; i < f->n && open; i++) {
+                uint32_t bit = 1u << file_disk_of(f->file, f->steps[i].place);
+
+                if (i == f->taken && !take_room(f, reads))
+                        break;
+                if (f->steps[i].state == FETCH_ROOM && (open & bit) && !add_read(f, i))
+                        open &= ~bit;
+        }
+        end_questions(f, idle);
+}
+
+/* Somebody else has brought or made all of it before it has begun. */
+static bool is_needless(const struct fetch *f) {
+        return !f->taken && bring_is_needless(&f->to, f->tokens);
 }
 
 bool fetch_next(struct file *file, bool *later) {
         uint32_t reads = KVD_PIN_READS;
-        struct fetch *f;
+        struct kvd_list_node *next;
 
-        while ((f = kvd_list_first(&file->fetches, struct fetch, to.waiting)) && reads) {
-                if (write_piece(f, &reads)) {
-                        file->reading = f;
-                        return true;
-                }
+        for (uint32_t i = 0; i < file->config.n_files; i++)
+                file->disks[i].awaited = false;
+        for (struct kvd_list_node *node = file->fetches.first; node && file_any_idle(file);
+             node = next) {
+                struct fetch *f = container_of(node, struct fetch, to.waiting);
+
+                next = node->next;
+                if (is_needless(f))
+                        cut(f, 0);
+                else
+                        plan(f, &reads);
                 if (!reads) {
                         *later = true; /* room was not looked for to the end */
                         return false;
                 }
-                fetch_end(f);
+                end_if_over(f);
         }
-        return false;
+        return true;
 }
 
-static void record_read(struct file *file, const struct store_disk_item *item, int error) {
+/* ---- what has come --------------------------------------------------------------------------- */
+
+static void record_read(struct file *file, uint32_t disk, const struct store_disk_item *item,
+                        int error) {
         struct catalog *c = &file->catalog;
         uint32_t place = (uint32_t)item->place;
-        struct file_count *count = host_count(file, item);
+        struct file_count *count = host_count(file, disk, item);
 
         c->entries[place].busy--;
         count->hits += !error;
@@ -222,32 +364,49 @@ static void record_read(struct file *file, const struct store_disk_item *item, i
                 catalog_drop(c, place);
 }
 
-/* Notes what came of an item. False: what is behind it cannot come. */
-static bool settle(struct file *file, struct fetch *f, const struct store_disk_item *item,
-                   bool filled) {
-        kvd_ref there = bring_settle(&f->to, item->block, item->tokens, filled);
+/* It may have ended before that step, of which nothing is wanted then. */
+static void step_read(struct fetch *f, const struct store_disk_item *item, int error) {
+        uint32_t i = item->step;
 
-        if (!there)
-                return false;
-        f->at++;
-        file_note_record(f->to.space, kvd_ref_id(there), (uint32_t)item->place,
-                         item->label.sequence);
-        return true;
+        f->steps[i].state = FETCH_HERE;
+        if (i >= f->n)
+                let_go(f, i);
+        else if (error)
+                cut(f, i);
 }
 
-void fetch_done(struct file *file, const int32_t *errors, uint32_t n) {
-        struct store_disk_question *q = &file->question;
-        struct fetch *f = file->reading;
-        bool goes_on = true;
+/* All that has come of what is next in the chain. */
+static void go_on(struct file *file, struct fetch *f) {
+        uint32_t bt = f->to.space->ix->geometry.block_tokens;
 
-        file->reading = NULL;
+        while (f->at < f->taken && f->steps[f->at].state == FETCH_HERE) {
+                struct fetch_step *step = &f->steps[f->at];
+                kvd_ref there = bring_settle(&f->to, step->block, f->tokens + f->at * bt, true);
+
+                step->state = FETCH_WANTED;
+                if (!there) {
+                        cut(f, f->at);
+                        return;
+                }
+                f->at++;
+                file_note_record(f->to.space, kvd_ref_id(there), step->place, step->sequence);
+        }
+}
+
+void fetch_done(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n) {
+        struct store_disk_question *q = &file->disks[disk].question;
+        struct fetch *f = STEAL(file->disks[disk].reading);
+
         for (uint32_t i = 0; i < q->n; i++) {
                 int error = i < n ? errors[i] : -ECANCELED;
 
                 if (f)
-                        goes_on = settle(file, f, &q->items[i], goes_on && !error);
-                record_read(file, &q->items[i], error);
+                        step_read(f, &q->items[i], error);
+                record_read(file, disk, &q->items[i], error);
         }
-        if (f && (!goes_on || f->at == f->n || !f->to.attachment))
-                fetch_end(f);
+        if (!f)
+                return;
+        f->under_way--;
+        go_on(file, f);
+        end_if_over(f);
 }

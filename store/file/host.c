@@ -29,10 +29,8 @@ struct host_record {
 
 struct host {
         struct file *file;
-        struct carry carry;             /* of the file's question */
+        struct carry carries[DISK_FILES]; /* of each disk's question */
         bool has_disk;
-        uint64_t epoch;                 /* of the last namespace, without a disk */
-        struct space *spaces[FILE_NAMESPACES]; /* by their number; NULL: deleted */
         uint64_t n_records;
         struct host_record *records;    /* owned; by place of the catalog; NULL: no copies stay */
         uint32_t coldest, warmest;      /* + 1 */
@@ -48,7 +46,7 @@ static uint64_t bytes_of(const struct host *h, uint32_t record) {
 }
 
 static struct space *space_of(const struct host *h, uint32_t record) {
-        return h->spaces[h->file->catalog.entries[record].space];
+        return h->file->owners[h->file->catalog.entries[record].space];
 }
 
 /* The neighbour's word, or an end of the list. */
@@ -87,7 +85,7 @@ static void release(struct host *h, uint32_t record) {
 
         unlink_copy(h, record);
         if (space)
-                carry_take_back(&h->carry, space, r->place - 1);
+                carry_take_back(&h->carries[file_disk_of(h->file, record)], space, r->place - 1);
         r->place = 0;
         h->bytes -= bytes_of(h, record);
         h->n_copies--;
@@ -121,7 +119,7 @@ static void drop(struct host *h, uint32_t record) {
 static bool helps(const struct host *h, uint32_t record, const struct space *space) {
         const struct space *other = space_of(h, record);
 
-        return other == space || (other && other->domain == space->domain && places_left(space));
+        return other == space || (other && other->domain == space->domain && places_free(space));
 }
 
 /* The coldest, of those that help that space if it is given. False: none was found. */
@@ -136,10 +134,10 @@ static bool drop_coldest(struct host *h, const struct space *space) {
         return false;
 }
 
-bool host_has_room(struct file *file, const struct space *space) {
+bool host_has_room(struct file *file, uint32_t disk, const struct space *space) {
         struct host *h = file->host;
 
-        while (!carry_has_room(&h->carry, space))
+        while (!carry_has_room(&h->carries[disk], space))
                 if (!drop_coldest(h, space))
                         return false;
         return true;
@@ -150,12 +148,20 @@ bool host_gives_way(struct file *file, const struct space *space) {
 
         if (!h || !drop_coldest(h, space))
                 return false;
-        carry_shrink(&h->carry);
+        for (uint32_t i = 0; i < file->config.n_files; i++)
+                carry_shrink(&h->carries[i]);
         return true;
 }
 
+bool host_may_begin(struct file *file, uint32_t disk, struct space *space) {
+        if (!file->host || carry_may_begin(&file->host->carries[disk], space))
+                return true;
+        file_want(file, true);
+        return false;
+}
+
 /* The item's copy becomes its record's, if there is room. */
-static void keep(struct host *h, uint32_t item, uint32_t record) {
+static void keep(struct host *h, struct carry *carry, uint32_t item, uint32_t record) {
         struct host_record *r = h->records ? &h->records[record] : NULL;
 
         if (!r || r->place)
@@ -163,8 +169,8 @@ static void keep(struct host *h, uint32_t item, uint32_t record) {
         while (h->bytes + bytes_of(h, record) > h->most)
                 if (!drop_coldest(h, NULL))
                         return;
-        r->checksum = h->carry.items[item].checksum;
-        r->place = carry_give(&h->carry, item) + 1;
+        r->checksum = carry->items[item].checksum;
+        r->place = carry_give(carry, item) + 1;
         link_warmest(h, record);
         h->bytes += bytes_of(h, record);
         h->n_copies++;
@@ -173,76 +179,85 @@ static void keep(struct host *h, uint32_t item, uint32_t record) {
 
 /* ---- a question's blocks --------------------------------------------------------------------- */
 
-static bool has_copy(const struct host *h, uint32_t record) {
-        return h->records && h->records[record].place &&
-               space_of(h, record) == h->file->question.space;
+static bool has_copy(const struct host *h, const struct space *space, uint32_t record) {
+        return h->records && h->records[record].place && space_of(h, record) == space;
 }
 
-bool host_takes(struct file *file, uint32_t record) {
+bool host_takes(struct file *file, uint32_t disk, uint32_t record) {
         struct host *h = file->host;
-        const struct store_disk_question *q = &file->question;
+        const struct store_disk_question *q = &file->disks[disk].question;
 
         if (!h)
                 return true;
-        if (q->n && q->items[0].copied != has_copy(h, record))
+        if (q->n && q->items[0].copied != has_copy(h, q->space, record))
                 return false;
-        return has_copy(h, record) || (h->has_disk && host_has_room(file, q->space));
+        return has_copy(h, q->space, record) ||
+               (h->has_disk && host_has_room(file, disk, q->space));
 }
 
 /* There is a place: that was looked for. */
-void host_add(struct file *file, struct store_disk_item *item) {
+void host_add(struct file *file, uint32_t disk, struct store_disk_item *item) {
         struct host *h = file->host;
         uint32_t record = (uint32_t)item->place;
+        struct space *space = file->disks[disk].question.space;
+        struct carry *carry;
 
         if (!h)
                 return;
-        if (!h->carry.n)
-                carry_begin(&h->carry, file->question.space);
-        item->copied = has_copy(h, record);
+        carry = &h->carries[disk];
+        if (!carry->n)
+                carry_begin(carry, space);
+        item->copied = has_copy(h, space, record);
         if (item->copied)
-                carry_add_copy(&h->carry, item->block, h->records[record].place - 1,
+                carry_add_copy(carry, item->block, h->records[record].place - 1,
                                h->records[record].checksum);
         else
-                carry_add(&h->carry, item->block);
+                carry_add(carry, item->block);
 }
 
-bool host_asks_first(struct file *file) {
-        struct store_disk_question *q = &file->question;
+bool host_asks_first(struct file *file, uint32_t disk) {
+        struct store_disk_question *q = &file->disks[disk].question;
 
-        if (!file->host || (q->what != STORE_DISK_WRITE && q->what != STORE_DISK_READ))
+        if (!file->host || q->copies || (q->what != STORE_DISK_WRITE && q->what != STORE_DISK_READ))
                 return false;
         if (q->what == STORE_DISK_WRITE)
-                carry_down(&file->host->carry);
+                carry_down(&file->host->carries[disk]);
         else if (q->items[0].copied)
-                carry_up(&file->host->carry);
+                carry_up(&file->host->carries[disk]);
         return q->what == STORE_DISK_WRITE || q->items[0].copied;
 }
 
-static void written(struct host *h, const int32_t *errors, uint32_t n) {
-        for (uint32_t i = 0; i < MIN(n, h->carry.n); i++)
+static void written(struct host *h, uint32_t disk, const int32_t *errors, uint32_t n) {
+        struct carry *carry = &h->carries[disk];
+
+        for (uint32_t i = 0; i < MIN(n, carry->n); i++)
                 if (!errors[i])
-                        keep(h, i, (uint32_t)h->file->question.items[i].place);
-        carry_end(&h->carry);
+                        keep(h, carry, i, (uint32_t)h->file->disks[disk].question.items[i].place);
+        carry_end(carry);
 }
 
-bool host_asks_then(struct file *file, const int32_t *errors, const uint64_t *checksums,
-                    uint32_t n) {
+bool host_asks_then(struct file *file, uint32_t disk, const int32_t *errors,
+                    const uint64_t *checksums, uint32_t n) {
         struct host *h = file->host;
 
-        if (!h || !h->carry.space)
+        if (!h || !h->carries[disk].space)
                 return false;
-        if (file->question.what == STORE_DISK_READ)
-                return carry_up_written(&h->carry, errors, checksums, n);
-        written(h, errors, n);
+        if (file->disks[disk].question.what == STORE_DISK_READ)
+                return carry_up_written(&h->carries[disk], errors, checksums, n);
+        written(h, disk, errors, n);
         return false;
 }
 
-bool host_shrinks(struct file *file) {
-        return file->host && carry_shrink(&file->host->carry);
+bool host_is_all(const struct file *file) {
+        return file->host && !file->host->has_disk;
 }
 
-bool host_has_question(const struct file *file) {
-        return file->host && carry_is_under_way(&file->host->carry);
+bool host_shrinks(struct file *file, uint32_t disk) {
+        return file->host && carry_shrink(&file->host->carries[disk]);
+}
+
+bool host_has_question(const struct file *file, uint32_t disk) {
+        return file->host && carry_is_under_way(&file->host->carries[disk]);
 }
 
 /* ---- what the worker did --------------------------------------------------------------------- */
@@ -253,21 +268,23 @@ static void look_again(const struct space *space) {
         file_space_of(space)->looked = 0;
 }
 
-static void answer(struct file *file, const int32_t *errors, uint32_t n) {
-        file_settle(file, errors, n);
+static void answer(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n) {
+        file_settle(file, disk, errors, n);
         file_want(file, true);
 }
 
 /* The disk is asked next, unless a block is not here. */
-static void carried_down(struct host *h, bool failed) {
-        if (carry_is_whole(&h->carry) && h->file->state == STORE_DISK_ON) {
-                file_is_ready(h->file);
+static void carried_down(struct host *h, uint32_t disk, bool failed) {
+        struct carry *carry = &h->carries[disk];
+
+        if (carry_is_whole(carry) && h->file->disks[disk].state == STORE_DISK_ON) {
+                file_is_ready(h->file, disk);
                 return;
         }
         if (failed)
-                look_again(h->carry.space);
-        carry_end(&h->carry);
-        answer(h->file, NULL, 0);
+                look_again(carry->space);
+        carry_end(carry);
+        answer(h->file, disk, NULL, 0);
 }
 
 /* A copy that stayed is used again; one that is not what it was is the disk's to read. */
@@ -283,29 +300,31 @@ static int32_t settle_copy(struct host *h, uint32_t record, int32_t error) {
         return -ECANCELED;
 }
 
-static void carried_up(struct host *h) {
-        const struct store_disk_question *q = &h->file->question;
-        uint32_t n = h->carry.n;
+static void carried_up(struct host *h, uint32_t disk) {
+        const struct store_disk_question *q = &h->file->disks[disk].question;
+        struct carry *carry = &h->carries[disk];
+        uint32_t n = carry->n;
 
         for (uint32_t i = 0; i < n; i++) {
-                const struct carry_item *item = &h->carry.items[i];
+                const struct carry_item *item = &carry->items[i];
                 uint32_t record = (uint32_t)q->items[i].place;
 
                 h->errors[i] = item->borrowed ? settle_copy(h, record, item->error) : item->error;
                 if (!item->borrowed && !item->error)
-                        keep(h, i, record);
+                        keep(h, carry, i, record);
         }
-        carry_end(&h->carry);
-        answer(h->file, h->errors, n);
+        carry_end(carry);
+        answer(h->file, disk, h->errors, n);
 }
 
 static void carried(struct carry *carry, bool failed) {
         struct host *h = carry->owner;
+        uint32_t disk = (uint32_t)(carry - h->carries);
 
-        if (h->file->question.what == STORE_DISK_WRITE)
-                carried_down(h, failed);
+        if (h->file->disks[disk].question.what == STORE_DISK_WRITE)
+                carried_down(h, disk, failed);
         else
-                carried_up(h);
+                carried_up(h, disk);
 }
 
 /* ---- without a disk -------------------------------------------------------------------------- */
@@ -313,17 +332,14 @@ static void carried(struct carry *carry, bool failed) {
 /* What a disk would be asked: it does nothing, and that well. */
 bool store_host_next(struct store *store) {
         static const int32_t errors[KVD_DISK_ITEMS];
-        struct host *h = store->file->host;
         const struct store_disk_question *q;
         bool later = false;
 
-        while ((q = store_disk_next(store, &later))) {
-                if (q->what == STORE_DISK_NAMESPACE)
-                        store_disk_named(store, 0, ++h->epoch);
-                else if (q->what == STORE_DISK_FORGET)
-                        store_disk_forgotten(store, 0);
+        while ((q = store_disk_next(store, 0, &later))) {
+                if (q->what == STORE_DISK_SUPER)
+                        store_disk_told(store, 0, 0);
                 else
-                        store_disk_moved(store, errors, NULL, q->n);
+                        store_disk_moved(store, 0, errors, NULL, q->n);
         }
         return later;
 }
@@ -331,19 +347,16 @@ bool store_host_next(struct store *store) {
 static int make_catalog(struct file *file) {
         uint64_t bytes = file->config.host;
         uint64_t extent = MAX(MIN(EXTENT_BYTES, bytes / LEAST_EXTENTS), 2 * DISK_SECTOR);
-        struct kvd_disk_file all = {
-                .extent_bytes = extent,
-                .extents = (uint32_t)MIN(bytes / extent, UINT32_MAX / FILE_SLOTS)};
+        struct catalog_size all = {extent, (uint32_t)MIN(bytes / extent, UINT32_MAX / FILE_SLOTS)};
         int r = catalog_open(&file->catalog, &all, 1);
 
-        if (r == 0 && sys->getrandom(file->secret, sizeof file->secret, 0) !=
-                              (ssize_t)sizeof file->secret)
-                r = -EIO;
+        if (r == 0)
+                r = set_judge(&file->set, extent); /* of no file: it begins anew */
         if (r < 0)
                 return store_refuse(file->store, r, "what is below the pool cannot be made: %s",
                                     strerror(-r));
-        file->scan.extent = file->catalog.n_extents;
-        file->state = STORE_DISK_ON;
+        file->disks[0].open = true;
+        file->disks[0].state = file->state = STORE_DISK_ON;
         return host_opened(file);
 }
 
@@ -369,13 +382,19 @@ int host_opened(struct file *file) {
 
 int host_begin(struct file *file) {
         struct host *h = file->host = sys->calloc(1, sizeof *file->host);
+        uint32_t n = MAX(file->config.n_files, 1);
 
         if (!h)
                 return store_refuse(file->store, -ENOMEM,
                                     "out of memory for what is below the pool");
         h->file = file;
-        h->carry.owner = h;
-        h->carry.done = carried;
+        for (uint32_t i = 0; i < DISK_FILES; i++) {
+                h->carries[i].owner = h;
+                h->carries[i].done = carried;
+                h->carries[i].most = STORE_CARRY_BYTES / n;
+                if (i < n)
+                        carry_open(&h->carries[i], file->store);
+        }
         h->has_disk = file->config.n_files > 0;
         h->most = h->has_disk ? file->config.host : UINT64_MAX; /* the catalog has its bounds */
         if (h->has_disk)
@@ -389,33 +408,30 @@ int host_begin(struct file *file) {
 struct host *host_free(struct host *h) {
         if (!h)
                 return NULL;
-        carry_forget(&h->carry);
+        for (uint32_t i = 0; i < DISK_FILES; i++)
+                carry_close(&h->carries[i], h->file->store);
         if (h->records)
                 munmap(h->records, h->n_records * sizeof *h->records);
         free(h);
         return NULL;
 }
 
-void host_owns(struct file *file, int number, struct space *space) {
-        if (file->host)
-                file->host->spaces[number] = space;
+static void carry_leaves(struct file *file, uint32_t disk, const struct space *space) {
+        struct carry *carry = &file->host->carries[disk];
+        bool waits;
+
+        if (carry->last != space)
+                return;
+        waits = carry_is_under_way(carry) || (file->disks[disk].ready && carry->space);
+        carry_forget(carry);
+        if (waits)
+                answer(file, disk, NULL, 0);
 }
 
 /* What a worker has of it is nobody's. */
 void host_space_leaves(struct file *file, const struct space *space) {
-        struct host *h = file->host;
-        bool waits;
-
-        if (!h)
-                return;
-        if (file_space_of(space)->number >= 0)
-                h->spaces[file_space_of(space)->number] = NULL;
-        if (h->carry.last != space)
-                return;
-        waits = host_has_question(file) || file->ready;
-        carry_forget(&h->carry);
-        if (waits)
-                answer(file, NULL, 0);
+        for (uint32_t i = 0; file->host && i < file->config.n_files; i++)
+                carry_leaves(file, i, space);
 }
 
 uint32_t host_copy(const struct file *file, const struct space *space, uint32_t record) {
@@ -425,9 +441,10 @@ uint32_t host_copy(const struct file *file, const struct space *space, uint32_t 
         return place && space_of(h, record) == space ? place - 1 : KVD_NOWHERE;
 }
 
-struct file_count *host_count(struct file *file, const struct store_disk_item *item) {
+struct file_count *host_count(struct file *file, uint32_t disk,
+                              const struct store_disk_item *item) {
         return item->copied && file->host->has_disk ? &file->host->count :
-                                                      file_count(file, item->place);
+                                                      &file->disks[disk].count;
 }
 
 uint32_t store_host_get_info(const struct store *store, struct store_disk_info *ret) {
@@ -450,6 +467,6 @@ uint32_t store_host_get_info(const struct store *store, struct store_disk_info *
         return 1;
 }
 
-const struct carry *host_carry(const struct file *file) {
-        return file->host ? &file->host->carry : NULL;
+const struct carry *host_carry(const struct file *file, uint32_t disk) {
+        return file->host ? &file->host->carries[disk] : NULL;
 }

@@ -49,6 +49,13 @@ bool file_sector_whole(const uint8_t *secret, enum file_sector what,
                kvd_key_equal(sector->checksum, sector_checksum(secret, sector));
 }
 
+bool file_super_makes_sense(const struct file_super *s) {
+        return file_sector_whole(s->secret, FILE_SUPER, &s->mark) &&
+               s->n_namespaces <= FILE_NAMESPACES && s->extent_bytes > DISK_SECTOR &&
+               s->extent_bytes % DISK_SECTOR == 0 && s->bytes > FILE_HEAD &&
+               s->extent_bytes <= s->bytes - FILE_HEAD;
+}
+
 /* ---- records --------------------------------------------------------------------------------- */
 
 uint64_t file_tag(const uint8_t *secret, const struct kvd_label *label, const uint32_t *tokens) {

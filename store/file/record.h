@@ -11,19 +11,24 @@
  *      128 KiB      extent 0            one sector says how large its slots are,
  *      ...          extent 1            then slots: a record's sector, and its payload
  *
- * A sector is whole if its checksum, made with the file's secret, is right. A record counts if and
- * only if its sector is whole and names the place where it lies, its epoch is that of a namespace
- * in the superblock, and its payload has the checksum that belongs to all of this. So nothing needs
- * to be written in an order, and nothing is a journal: what was lost or torn is not there.
+ * A sector is whole if its checksum, made with the file's secret, is right. A record counts if
+ * and only if its sector is whole and names the place where it lies, its epoch is that of a
+ * namespace in the superblock, and its payload has the checksum that belongs to all of this. So
+ * nothing needs to be written in an order, and nothing is a journal: what was lost or torn is not
+ * there.
  *
  * A namespace is a space with its domain and geometry. Its epoch is a number that was never given
  * before, so that all its records are erased when the superblock names another one, or none.
  *
- * Several files have one superblock: each has a copy, and all that is written is written to each; a
- * record may be behind one in another file. Which of them belong together they say themselves: all
- * have the secret, and the set, a number that was made when they were opened last. Of these the
- * newest superblock counts, so that a file which had failed meanwhile has nothing that was erased.
- * One that has been opened with the secret and in another set may have given the same numbers to
+ * A record whose epoch is FILE_NO_EPOCH, which is no namespace's, counts only for who wrote it: an
+ * exact copy (copies.c), whose slot is free after a restart.
+ *
+ * Several files have one superblock: each has a copy, and all that is written is written to each,
+ * if not at once; a record may be behind one in another file, and is in none before that one's
+ * superblock has its epoch. Which of them belong together they say themselves: all have the
+ * secret, and the set, a number that was made when they were opened last. Of these the newest
+ * superblock counts, so that a file which had failed meanwhile has nothing that was erased. One
+ * that has been opened with the secret and in another set may have given the same numbers to
  * something else: it begins a new life, by which its checksums are made, too, and all its records
  * are none.
  */
@@ -40,6 +45,7 @@
 #define FILE_HEAD (UINT64_C(128) << 10)
 #define FILE_COPIES 2u
 #define FILE_NAMESPACES 158u
+#define FILE_NO_EPOCH 0u /* those of namespaces count from 1 */
 
 /* of a sector: what it is */
 enum file_sector { FILE_SUPER = 1, FILE_EXTENT, FILE_RECORD };
@@ -95,6 +101,9 @@ void file_key_of_life(const uint8_t *secret, uint64_t life, uint8_t *ret);
 void file_sector_seal(const uint8_t *secret, enum file_sector what, struct file_mark *sector);
 bool file_sector_whole(const uint8_t *secret, enum file_sector what,
                        const struct file_mark *sector);
+
+/* Is it whole, and can it be one? Whose it is it does not say. */
+bool file_super_makes_sense(const struct file_super *super);
 
 /*
  * What clients call a record: openings and what is counted in each, as much as there is room for.

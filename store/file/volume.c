@@ -23,40 +23,9 @@ static uint8_t *pages(uint64_t bytes) {
         return at == MAP_FAILED ? NULL : at;
 }
 
-/* ---- files ----------------------------------------------------------------------------------- */
-
-uint32_t volume_file_of(const struct volume *v, uint64_t extent) {
-        uint32_t file = 0;
-
-        while (extent - v->files[file].first >= v->files[file].n_extents)
-                file++;
-        return file;
-}
-
-/* The file of a place, and its number there: a record lies right wherever its file is named. */
-static const struct volume_file *file_at(const struct volume *v, uint64_t *place) {
-        const struct volume_file *f = &v->files[volume_file_of(v, *place / FILE_SLOTS)];
-
-        *place -= f->first * (uint64_t)FILE_SLOTS;
-        return f;
-}
-
-int volume_broken(struct volume *v) {
-        for (uint32_t i = 0; i < v->disk->n_files; i++)
-                if (!v->files[i].error)
-                        return 0;
-        return refuse(v, -EIO, "the disk failed to flush: what it has is not known");
-}
-
-const char *volume_file_why(int error) {
-        return error == -EMEDIUMTYPE ?
-                       "the file is not kvd's, or of another version; empty it if it may go" :
-               error == -ERANGE ?
-                       "the file was made with another file_size; set that, or empty it if it may "
-                       "go" :
-               error == -EINVAL    ? "the file is too small" :
-               error == -ETIMEDOUT ? "its disk hangs" :
-                                  strerror(-error);
+static int broken(struct volume *v) {
+        return v->broken ? refuse(v, -EIO, "the disk failed to flush: what it has is not known") :
+                           0;
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -66,63 +35,15 @@ static int copy_memory(const struct volume_item *item, void *staging, bool out) 
         return 0;
 }
 
-static int make_room(struct volume *v, uint64_t staging_bytes) {
-        v->staging_bytes = staging_bytes;
+int volume_begin(struct volume *v, struct disk *disk, uint64_t staging_bytes) {
+        *v = (struct volume){.disk = disk, .copy = copy_memory, .staging_bytes = staging_bytes};
         v->staging = pages(staging_bytes);
         v->super = (void *)pages(DISK_SECTOR);
         if (!v->staging || !v->super)
                 return refuse(v, -ENOMEM, "out of memory for the file");
-        if (v->disk->staging)
-                v->disk->staging(v->disk, v->staging, staging_bytes);
+        if (disk->staging)
+                disk->staging(disk, v->staging, staging_bytes);
         return 0;
-}
-
-static int lay_out(struct volume *v) {
-        for (uint32_t i = 0; i < v->disk->n_files; i++) {
-                struct volume_file *f = &v->files[i];
-
-                f->first = v->n_extents;
-                if (!f->error)
-                        f->n_extents = (uint32_t)MIN((v->disk->bytes[i] - FILE_HEAD) /
-                                                             f->extent_bytes,
-                                                     UINT32_MAX / FILE_SLOTS - v->n_extents);
-                v->n_extents += f->n_extents;
-        }
-        v->slot_bytes = sys->calloc(MAX(v->n_extents, 1), sizeof *v->slot_bytes);
-        return v->slot_bytes ? 0 : refuse(v, -ENOMEM, "out of memory for the file's extents");
-}
-
-/* The best there is, and the first file's error if there is none. */
-static int best_state(struct volume *v) {
-        int best = volume_broken(v) < 0 ? v->files[0].error : VOLUME_LEFT;
-
-        for (uint32_t i = 0; i < v->disk->n_files; i++)
-                if (!v->files[i].error)
-                        best = MIN(best, (int)v->files[i].state);
-        return best < 0 ? refuse(v, best, "%s", volume_file_why(best)) : best;
-}
-
-int volume_judge(struct volume *v, struct disk *disk, uint64_t extent_bytes,
-                 uint64_t staging_bytes) {
-        int r;
-
-        *v = (struct volume){.disk = disk, .copy = copy_memory};
-        r = make_room(v, staging_bytes);
-        return r < 0 ? r : super_read(v, extent_bytes);
-}
-
-int volume_open(struct volume *v) {
-        int state = best_state(v), r;
-
-        if (state < 0)
-                return state;
-        v->super->opening++;
-        r = super_random(v, &v->super->set, sizeof v->super->set);
-        if (r == 0)
-                r = lay_out(v);
-        if (r == 0)
-                r = super_write(v);
-        return r < 0 ? r : state;
 }
 
 void volume_close(struct volume *v) {
@@ -134,13 +55,42 @@ void volume_close(struct volume *v) {
         *v = (struct volume){0};
 }
 
-/* ---- namespaces ------------------------------------------------------------------------------ */
+/* ---- superblock ------------------------------------------------------------------------------ */
 
-static struct kvd_disk_namespace *find_namespace(struct file_super *s, struct kvd_key id) {
-        for (uint32_t i = 0; i < s->n_namespaces; i++)
-                if (kvd_key_equal(s->namespaces[i].id, id))
-                        return &s->namespaces[i];
-        return NULL;
+static int lay_out(struct volume *v) {
+        const struct file_super *s = v->super;
+
+        v->n_extents = file_extents(s->bytes, s->extent_bytes);
+        v->slot_bytes = sys->calloc(v->n_extents, sizeof *v->slot_bytes);
+        if (!v->slot_bytes) {
+                v->n_extents = 0;
+                return refuse(v, -ENOMEM, "out of memory for the file's extents");
+        }
+        file_key_of_life(s->secret, s->life, v->key);
+        return 0;
+}
+
+/* Once it is laid out, it stays so. */
+static bool is_for_it(const struct volume *v, const struct file_super *super) {
+        uint8_t key[KVD_SECRET_BYTES];
+
+        file_key_of_life(super->secret, super->life, key);
+        return file_super_makes_sense(super) && super->bytes == v->disk->bytes &&
+               (!v->n_extents || (super->extent_bytes == v->super->extent_bytes &&
+                                  memcmp(key, v->key, sizeof key) == 0));
+}
+
+int volume_tell(struct volume *v, const struct file_super *super) {
+        int r = broken(v);
+
+        if (r == 0 && !is_for_it(v, super))
+                r = refuse(v, -EPROTO, "that is no superblock of this file");
+        if (r < 0)
+                return r;
+        memcpy(v->super, super, sizeof *super);
+        if (!v->n_extents)
+                r = lay_out(v);
+        return r < 0 ? r : super_write(v);
 }
 
 static bool epoch_lives(const struct file_super *s, uint64_t epoch) {
@@ -150,43 +100,11 @@ static bool epoch_lives(const struct file_super *s, uint64_t epoch) {
         return false;
 }
 
-int volume_namespace(struct volume *v, struct kvd_key id, uint64_t *epoch) {
-        struct file_super *s = v->super;
-        struct kvd_disk_namespace *n = find_namespace(s, id);
-        int r = volume_broken(v);
-
-        if (r == 0 && !n && s->n_namespaces == FILE_NAMESPACES)
-                r = refuse(v, -ENOSPC, "the file has %u spaces already", FILE_NAMESPACES);
-        if (r == 0 && !n) {
-                n = &s->namespaces[s->n_namespaces++];
-                *n = (struct kvd_disk_namespace){.id = id, .epoch = s->next_epoch++};
-                r = super_write(v);
-        }
-        if (r == 0)
-                *epoch = n->epoch;
-        return r;
-}
-
-int volume_forget(struct volume *v, struct kvd_key id) {
-        struct file_super *s = v->super;
-        struct kvd_disk_namespace *n = find_namespace(s, id);
-
-        if (n) {
-                *n = s->namespaces[--s->n_namespaces];
-                s->namespaces[s->n_namespaces] = (struct kvd_disk_namespace){0};
-        }
-        return n ? super_write(v) : volume_broken(v);
-}
-
 /* ---- extents --------------------------------------------------------------------------------- */
 
 /* What is to be read or written, from the beginning of an extent or at a place. */
 static struct disk_io io_of_extent(const struct volume *v, uint32_t extent) {
-        uint32_t file = volume_file_of(v, extent);
-        const struct volume_file *f = &v->files[file];
-
-        return (struct disk_io){.file = file,
-                                .at = FILE_HEAD + (extent - f->first) * f->extent_bytes,
+        return (struct disk_io){.at = FILE_HEAD + extent * v->super->extent_bytes,
                                 .bytes = DISK_SECTOR};
 }
 
@@ -199,12 +117,10 @@ static struct disk_io io_of_place(const struct volume *v, uint64_t place) {
 }
 
 static bool is_place(const struct volume *v, uint64_t place, uint32_t slot_bytes) {
-        uint64_t extent = place / FILE_SLOTS, bytes;
+        uint64_t bytes = v->super->extent_bytes;
 
-        if (extent >= v->n_extents)
-                return false;
-        bytes = v->files[volume_file_of(v, extent)].extent_bytes;
-        return slot_bytes > DISK_SECTOR && slot_bytes <= v->staging_bytes && slot_bytes < bytes &&
+        return place / FILE_SLOTS < v->n_extents && slot_bytes > DISK_SECTOR &&
+               slot_bytes <= v->staging_bytes && slot_bytes < bytes &&
                place % FILE_SLOTS < file_slots(bytes, slot_bytes);
 }
 
@@ -213,16 +129,14 @@ static bool is_place(const struct volume *v, uint64_t place, uint32_t slot_bytes
  * a record as it was before.
  */
 static int begin_extent(struct volume *v, uint32_t extent, uint32_t slot_bytes) {
-        struct disk_io io = io_of_extent(v, extent);
-        const struct volume_file *f = &v->files[io.file];
         struct file_extent *e = (void *)v->staging;
         int r;
 
         if (v->slot_bytes[extent] == slot_bytes)
                 return 0;
-        *e = (struct file_extent){.number = extent - f->first, .slot_bytes = slot_bytes};
-        file_sector_seal(f->key, FILE_EXTENT, &e->mark);
-        r = volume_write_sector(v, io.file, io.at, e);
+        *e = (struct file_extent){.number = extent, .slot_bytes = slot_bytes};
+        file_sector_seal(v->key, FILE_EXTENT, &e->mark);
+        r = volume_write_sector(v, io_of_extent(v, extent).at, e);
         if (r == 0)
                 v->slot_bytes[extent] = slot_bytes;
         return r;
@@ -230,14 +144,12 @@ static int begin_extent(struct volume *v, uint32_t extent, uint32_t slot_bytes) 
 
 static int read_extent(struct volume *v, uint32_t extent) {
         const struct file_extent *e = (const void *)v->staging;
-        struct disk_io io = io_of_extent(v, extent);
-        const struct volume_file *f = &v->files[io.file];
-        int r = volume_read_sector(v, io.file, io.at, v->staging);
+        int r = volume_read_sector(v, io_of_extent(v, extent).at, v->staging);
 
         v->slot_bytes[extent] = 0;
         if (r < 0)
                 return r;
-        if (file_sector_whole(f->key, FILE_EXTENT, &e->mark) && e->number == extent - f->first &&
+        if (file_sector_whole(v->key, FILE_EXTENT, &e->mark) && e->number == extent &&
             is_place(v, extent * (uint64_t)FILE_SLOTS, e->slot_bytes))
                 v->slot_bytes[extent] = e->slot_bytes;
         return 0;
@@ -250,9 +162,7 @@ static uint32_t batch_of(const struct volume *v, uint32_t n, uint64_t bytes) {
 }
 
 static bool counts(const struct volume *v, const struct file_record *record, uint64_t place) {
-        const struct volume_file *f = file_at(v, &place);
-
-        return file_record_lies_right(f->key, record, place) &&
+        return file_record_lies_right(v->key, record, place) &&
                epoch_lives(v->super, record->label.epoch) &&
                record->label.sequence < file_sequence_of(v->super->opening);
 }
@@ -281,23 +191,16 @@ static uint32_t look_at(struct volume *v, uint64_t place, uint32_t n, struct kvd
         return found;
 }
 
-static int file_is_used(struct volume *v, uint32_t extent) {
-        return v->files[volume_file_of(v, extent)].error ? -EIO : volume_broken(v);
-}
-
 int volume_scan(struct volume *v, uint32_t extent, uint32_t first, uint32_t n,
                 struct kvd_disk_found *ret) {
-        int r = -EINVAL, found = 0;
+        int r = extent < v->n_extents ? broken(v) : -EINVAL, found = 0;
         uint32_t slots, some;
 
-        if (extent < v->n_extents)
-                r = file_is_used(v, extent);
         if (r == 0 && first == 0)
                 r = read_extent(v, extent);
         if (r < 0 || !v->slot_bytes[extent])
                 return r;
-        slots = file_slots(v->files[volume_file_of(v, extent)].extent_bytes,
-                           v->slot_bytes[extent]);
+        slots = file_slots(v->super->extent_bytes, v->slot_bytes[extent]);
         for (uint32_t end = MIN(first + n, slots); first < end; first += some) {
                 some = batch_of(v, end - first, DISK_SECTOR);
                 found += (int)look_at(v, extent * (uint64_t)FILE_SLOTS + first, some, ret + found);
@@ -310,25 +213,20 @@ int volume_scan(struct volume *v, uint32_t extent, uint32_t first, uint32_t n,
 static int pack(const struct volume *v, const struct volume_item *item, uint8_t *to) {
         uint8_t *payload = to + DISK_SECTOR;
         uint32_t slot_bytes = file_slot_bytes(item->bytes);
-        uint64_t place = item->place;
-        const struct volume_file *f = file_at(v, &place);
         int r = v->copy(item, payload, false);
 
         if (r < 0)
                 return r;
         memset(payload + item->bytes, 0, slot_bytes - DISK_SECTOR - item->bytes);
-        file_record_make(f->key, item->label, item->tokens, place, payload, item->bytes,
+        file_record_make(v->key, item->label, item->tokens, item->place, payload, item->bytes,
                          (struct file_record *)to);
         return 0;
 }
 
 /* The memory may be a client's: what is copied is what is checked. */
 static void unpack(const struct volume *v, struct volume_item *item, uint8_t *from) {
-        uint64_t place = item->place;
-        const struct volume_file *f = file_at(v, &place);
-
-        if (file_record_is(f->key, (const struct file_record *)from, item->label, item->tokens,
-                           place, from + DISK_SECTOR, item->bytes))
+        if (file_record_is(v->key, (const struct file_record *)from, item->label, item->tokens,
+                           item->place, from + DISK_SECTOR, item->bytes))
                 item->error = v->copy(item, from + DISK_SECTOR, true);
         else
                 item->error = -EBADMSG;
@@ -343,7 +241,7 @@ static int check_extent(struct volume *v, uint32_t extent, uint32_t slot_bytes) 
 
 static int check_item(struct volume *v, const struct volume_item *item, bool writes) {
         uint32_t slot_bytes = file_slot_bytes(item->bytes), extent;
-        int r = volume_broken(v);
+        int r = broken(v);
 
         if (r < 0)
                 return r;
@@ -351,9 +249,6 @@ static int check_item(struct volume *v, const struct volume_item *item, bool wri
             item->label->n_tokens > KVD_MAX_BLOCK_TOKENS || !is_place(v, item->place, slot_bytes))
                 return -EINVAL;
         extent = (uint32_t)(item->place / FILE_SLOTS);
-        r = file_is_used(v, extent);
-        if (r < 0)
-                return r;
         return writes ? begin_extent(v, extent, slot_bytes) : check_extent(v, extent, slot_bytes);
 }
 
@@ -470,21 +365,6 @@ static int each_sector(struct volume *v, const uint64_t *places, uint32_t n, boo
         return r;
 }
 
-/* Each file that one of them is in, once. */
-static int flush(struct volume *v, const uint64_t *places, uint32_t n) {
-        bool done[DISK_FILES] = {false};
-        int r = 0;
-
-        for (uint32_t i = 0; r == 0 && i < n; i++) {
-                uint32_t file = volume_file_of(v, places[i] / FILE_SLOTS);
-
-                if (!done[file])
-                        r = volume_flush(v, file);
-                done[file] = true;
-        }
-        return r;
-}
-
 static bool all_zero(const uint8_t *sector) {
         return !sector[0] && memcmp(sector, sector + 1, DISK_SECTOR - 1) == 0;
 }
@@ -495,7 +375,7 @@ static int erase_some(struct volume *v, const uint64_t *places, uint32_t n) {
         memset(v->staging, 0, n * DISK_SECTOR);
         r = each_sector(v, places, n, true);
         if (r == 0)
-                r = flush(v, places, n);
+                r = volume_flush(v);
         if (r == 0)
                 r = each_sector(v, places, n, false);
         for (uint32_t i = 0; r == 0 && i < n; i++)
@@ -505,14 +385,12 @@ static int erase_some(struct volume *v, const uint64_t *places, uint32_t n) {
 }
 
 int volume_erase(struct volume *v, const uint64_t *places, uint32_t n) {
-        int r = volume_broken(v);
+        int r = broken(v);
 
         for (uint32_t i = 0; r == 0 && i < n; i++)
                 if (places[i] / FILE_SLOTS >= v->n_extents ||
                     !is_place(v, places[i], v->slot_bytes[places[i] / FILE_SLOTS]))
                         r = -EINVAL;
-                else
-                        r = file_is_used(v, (uint32_t)(places[i] / FILE_SLOTS));
         for (uint32_t at = 0, some; r == 0 && at < n; at += some) {
                 some = batch_of(v, n - at, DISK_SECTOR);
                 r = erase_some(v, places + at, some);

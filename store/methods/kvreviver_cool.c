@@ -262,6 +262,8 @@ static void taken(struct sequence *q, uint32_t at) {
                 room_again(q);
         }
         entry_set_flags(q, e, e->new_flags);
+        if (e->new_flags & KVD_ENTRY_SPILLED)
+                hooks_copy_made(space);
         if (!(e->new_flags & KVD_ENTRY_VAGUE))
                 sketch_leave(q, e, false);
         if (!(e->new_flags & KVD_ENTRY_SPILLED))

@@ -4,7 +4,8 @@
  * KVReviver brings blocks of sequences back: a worker fills a fresh block, which no client has seen
  * yet, from the exact copy or from the sketch; then the client is asked to take it. With both, the
  * approximation comes first and the exact block replaces it. An approximation is marked as one for
- * as long as it is there; a copy whose checksum is another is never shown.
+ * as long as it is there; a copy whose checksum is another is never shown. A copy that is in a file
+ * (file/copies.c) comes to memory first.
  *
  * Where there is no room, blocks change places: resident entries of the same sequence that are
  * worth least leave (those with a copy already at once), and what was asked for waits until its
@@ -122,6 +123,52 @@ static enum written no_room(struct sequence *q, uint32_t at, bool later, struct 
         return WRITTEN;
 }
 
+static void copy_broken(struct sequence *q, uint32_t at);
+
+/* Its copy comes from a file, one job's at a time; the rest is asked for when it has come. */
+static enum written fetch_copy(struct sequence *q, uint32_t at) {
+        struct entry *e = &q->entries[at];
+        struct copy_owner owner = {.place = e->place, .sequence = q->number, .entry = at};
+        int r;
+
+        if (q->n_fetching == REVIVE_BLOCKS)
+                return NO_ROOM;
+        r = hooks_copy_wanted(q->space, &owner);
+        if (r == -EIO)
+                copy_broken(q, at);
+        else if (r < 0)
+                refused(q, at);
+        if (r < 0)
+                return WRITTEN;
+        e->busy = FETCHING;
+        q->n_fetching++;
+        return WRITTEN;
+}
+
+/* It is first, so that it does not wait for those that are to come. */
+static void fetched(struct sequence *q, uint32_t at, int error) {
+        q->n_fetching--;
+        if (error == 0) {
+                q->entries[at].busy = REVIVE_WANTED;
+                list_push_first(q, &q->revive, at);
+        } else if (error == -EBADMSG || error == -EIO) {
+                copy_broken(q, at);
+        } else {
+                refused(q, at);
+        }
+        if (q->revive.n)
+                job_ask(&q->reviving);
+        if (q->changes.n || !q->n_fetching)
+                sync_news(q->space);
+}
+
+static void copy_came(struct space *space, const struct copy_owner *owner, int error) {
+        struct sequence *q = sequences_of(space)->at[SEQUENCE_SEAT(owner->sequence)];
+
+        if (q && q->number == owner->sequence)
+                fetched(q, owner->entry, error);
+}
+
 /*
  * Writes one entry into the job: its approximation first, if that is wanted and can be had still.
  */
@@ -138,6 +185,8 @@ static enum written write_one_revive(struct sequence *q, uint32_t at, uint32_t *
         }
         if (approx && job->sketch && job->sketch != s->number)
                 return OTHER_JOB;
+        if (!approx && !place_is_here(q->space, e->place))
+                return fetch_copy(q, at);
         to = room_take(q->space, q->attachment->arena, reads);
         if (!to)
                 return no_room(q, at, !*reads, job);
@@ -276,6 +325,8 @@ static void taken(struct sequence *q, uint32_t at) {
         space_count(q->space, approx ? KVD_SPACE_REVIVED_APPROX : KVD_SPACE_REVIVED_EXACT, 1);
         if (!approx)
                 entry_forget_sketch(q, at);
+        if (!approx)
+                hooks_copy_made(q->space);
         want_the_rest(q, at);
 }
 
@@ -284,7 +335,7 @@ static void begin(struct sequence *q) {
 }
 
 static bool pending(struct sequence *q) {
-        return q->revive.n || job_pending(&q->reviving);
+        return q->revive.n || q->n_fetching || job_pending(&q->reviving);
 }
 
 static void end(struct sequence *q) {
@@ -293,4 +344,5 @@ static void end(struct sequence *q) {
 
 const struct hooks kvreviver_revive_hooks = {
         .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end,
+        .copy_came = copy_came,
         .change = KVD_CHANGE_ARRIVE, .taken = taken, .not_taken = want_the_rest};

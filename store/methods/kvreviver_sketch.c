@@ -26,6 +26,7 @@
 #include "store/account.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
+#include "store/tier/carry.h"
 
 static double setting(const struct space *space, enum kvd_setting which) {
         return kvd_setting_get(space->ix->settings, which);
@@ -128,7 +129,8 @@ static struct sketch *sketch_new(struct sequence *q) {
         struct sketch *s;
 
         if (!b || !account_room(q->space->domain, KVD_COST_sketches) ||
-            !account_room(q->space->domain, KVD_COST_files) || !spill_charge(q->space, bytes))
+            !account_room(q->space->domain, KVD_COST_files) || !carry_spares(q->space, bytes) ||
+            !spill_charge(q->space, bytes))
                 return NULL;
         s = sys->calloc(1, sizeof *s);
         if (!s) {
@@ -285,7 +287,6 @@ void entry_forget_sketch(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
         bool in_sketch = e->ordinal != KVD_NO_ORDINAL;
 
-        copies_clean(q->space);
         if (in_sketch && !sketch_find(q, e->sketch)->broken &&
             (e->place != KVD_NOWHERE || deletes_estimates(q->space))) {
                 e->busy = FORGET_WANTED;
@@ -294,6 +295,7 @@ void entry_forget_sketch(struct sequence *q, uint32_t at) {
                 return;
         }
         sketch_leave(q, e, false);
+        copies_clean(q->space);
 }
 
 /* ---- FORGET: out of the sketch --------------------------------------------------------------- */
@@ -301,6 +303,7 @@ void entry_forget_sketch(struct sequence *q, uint32_t at) {
 static void forgotten(struct sequence *q, struct entry *e, bool taken_out) {
         sketch_leave(q, e, taken_out);
         e->busy = IDLE;
+        copies_clean(q->space);
 }
 
 static bool add_forget(struct sequence *q, uint32_t at, struct job *job) {
@@ -396,8 +399,10 @@ static void degrade(struct sequence *q, uint32_t at) {
         }
 }
 
-static bool can_be_rebuilt(const struct entry *e) {
-        return e->place != KVD_NOWHERE && e->busy != FORGET_WANTED;
+/* Not from a copy in a file: what is vague there is exact, or comes exactly. */
+static bool can_be_rebuilt(const struct space *space, const struct entry *e) {
+        return e->place != KVD_NOWHERE && place_is_here(space, e->place) &&
+               e->busy != FORGET_WANTED;
 }
 
 static struct sketch *first_broken(struct sequence *q) {
@@ -437,7 +442,7 @@ static bool write_rebuild(struct ticket *t, struct job *job) {
                 struct entry *e = &q->entries[i];
 
                 next = e->sketch_next;
-                if (can_be_rebuilt(e))
+                if (can_be_rebuilt(q->space, e))
                         add_rebuild(q, i, job);
                 else if (e->busy == FORGET_WANTED)
                         sketch_leave(q, e, false);

@@ -10,7 +10,6 @@
 #include "store/tier/carry.h"
 
 #define PULLS 32u          /* fetches under way at once, of all spaces */
-#define PULL_TOKENS 15360u /* of one, from the beginning of its chain on */
 
 struct pull {
         struct bringing to;           /* in remote->pulls */
@@ -19,7 +18,7 @@ struct pull {
         bool found;                   /* names is filled */
         uint32_t n, at;               /* blocks that are there; those that are done */
         struct kvd_key names[KVD_REMOTE_FOUND + 1]; /* the first: of the block before them */
-        uint32_t tokens[PULL_TOKENS];
+        uint32_t tokens[KVD_FETCH_TOKENS];
 };
 
 struct remote { /* of a store */
@@ -37,6 +36,10 @@ struct remote { /* of a store */
         struct kvd_list pulls;
         struct pull *all_pulls;       /* owned; PULLS */
         uint32_t turn;                /* number of the space that is swept next */
+        uint64_t push_at_ns;          /* not before then, since they took nothing last time */
+        uint64_t push_pause_ns;       /* ... the pause after which that is; 0: they took all */
+        kvd_ref looking;              /* FIND: last block of a prefix that is to be written; 0: none is */
+        uint32_t prefix[KVD_FETCH_TOKENS]; /* ... its tokens */
         uint64_t epoch;               /* servers came back so often: what they had may be gone */
         struct store_remote_info info;
         struct carry *carry;          /* owned; NULL: the pool is in memory of the host */
@@ -54,6 +57,8 @@ struct remote_space {
         uint32_t hand;                /* block to look at next */
         uint32_t looked;              /* ... since something was found */
         uint64_t changes;             /* when it was last marked */
+        kvd_ref first;                /* of a bidirectional prefix, whose name is known */
+        struct kvd_key prefix;        /* ... it */
         struct remote_name names[];   /* by id */
 };
 
@@ -64,6 +69,8 @@ void remote_begin_question(struct remote *remote, enum store_remote_ask what, st
 /* May one more block go along? Is there memory for it on its way? */
 bool remote_question_is_full(const struct remote *remote);
 bool remote_has_room(const struct remote *remote);
+/* May blocks of that space be next? As host_may_begin. */
+bool remote_may_begin(struct remote *remote, struct space *space);
 void remote_question_add(struct remote *remote, const struct store_remote_item *item);
 uint64_t remote_space_bytes(const struct kvd_index *ix); /* that a space is charged for */
 
@@ -73,8 +80,9 @@ const struct kvd_key *remote_name_of(const struct remote *remote, const struct s
 void remote_note(const struct remote *remote, struct space *space, uint32_t id,
                  struct kvd_key name);
 
-/* push.c: fills the question with blocks to be written. */
+/* push.c: fills the question with blocks to be written, or looks for those that are there. */
 bool push_next(struct remote *remote, bool *later);
+void push_found(struct remote *remote, const struct kvd_key *names, uint32_t n);
 void push_done(struct remote *remote, const struct kvd_key *names, const int32_t *errors,
                uint32_t n);
 

@@ -13,8 +13,6 @@
 #include "store/file/bring.h"
 #include "store/remote/inside.h"
 
-#define WALK 4096u /* resident blocks of a chain that one request goes along */
-
 /* ---- its end --------------------------------------------------------------------------------- */
 
 static void pull_end(struct remote *remote, struct pull *p) {
@@ -72,11 +70,12 @@ static int begin(struct remote *remote, struct attachment *a, const struct fetch
         if (!p)
                 return store_refuse(remote->store, -EBUSY,
                                     "%u fetches are under way already; ask again later", PULLS);
-        r = bring_begin(&p->to, &remote->pulls, a, at, fd);
+        r = bring_begin(&p->to, &remote->pulls, a, q, at, fd);
         if (r < 0)
                 return r;
         p->first = at->depth;
-        p->n_tokens = MIN(q->n_tokens, PULL_TOKENS) / bt * bt;
+        p->n_tokens = space_finds_whole(a->space) ? q->n_tokens :
+                                                    MIN(q->n_tokens, KVD_FETCH_TOKENS) / bt * bt;
         p->found = false;
         p->n = p->at = 0;
         memcpy(p->tokens, q->tokens, p->n_tokens * sizeof *p->tokens);
@@ -86,20 +85,29 @@ static int begin(struct remote *remote, struct attachment *a, const struct fetch
         return 0;
 }
 
+/* Is there something behind what is resident that can come? A bidirectional prefix comes whole. */
+static bool can_come(const struct space *space, const struct fetch_request *q,
+                     const struct chain_at *at) {
+        uint32_t bt = space->ix->geometry.block_tokens;
+        uint32_t next = tokens_at(space, at->root, at->depth);
+
+        if (space_finds_whole(space))
+                return next && q->n_tokens <= KVD_FETCH_TOKENS &&
+                       DIV_UP(q->n_tokens, bt) <= KVD_FETCH_BLOCKS;
+        return (uint64_t)at->depth * bt + next <= MIN(q->n_tokens, KVD_FETCH_TOKENS);
+}
+
 int64_t space_fetch_remote(struct attachment *a, const struct fetch_request *q, int *fd) {
         struct space *space = a->space;
         struct remote *remote = remote_for(space);
-        struct chain_at at = chain_begin(space, q->group, q->salt);
+        struct chain_at at = bring_walk(space, q);
         uint32_t bt = space->ix->geometry.block_tokens;
         int r = 0;
 
         *fd = -1;
-        while (at.depth < WALK && (uint64_t)(at.depth + 1) * bt <= q->n_tokens &&
-               chain_step(space, &at, q->tokens + at.depth * bt))
-                ;
-        if (remote && (uint64_t)(at.depth + 1) * bt <= MIN(q->n_tokens, PULL_TOKENS))
+        if (remote && can_come(space, q, &at))
                 r = begin(remote, a, q, &at, fd);
-        return r < 0 ? r : (int64_t)at.depth * bt;
+        return r < 0 ? r : (int64_t)MIN((uint64_t)at.depth * bt, q->n_tokens);
 }
 
 /* ---- a piece --------------------------------------------------------------------------------- */
@@ -108,8 +116,8 @@ static bool ask_for_names(struct remote *remote, struct pull *p) {
         struct store_remote_question *q = &remote->question;
 
         remote_begin_question(remote, STORE_REMOTE_FIND, p->to.space);
-        q->group = p->to.group;
-        q->root = p->to.root;
+        q->group = p->to.chain.group;
+        q->root = p->to.chain.root;
         q->first = p->first;
         q->tokens = p->tokens;
         q->n_tokens = p->n_tokens;
@@ -120,6 +128,7 @@ static bool ask_for_names(struct remote *remote, struct pull *p) {
 static bool add_block(struct remote *remote, struct pull *p, uint32_t *reads) {
         struct store_remote_question *q = &remote->question;
         uint32_t bt = p->to.space->ix->geometry.block_tokens, i = p->at + q->n;
+        uint64_t root = p->to.chain.root;
         kvd_ref to = remote_has_room(remote) ?
                              room_take(p->to.space, p->to.attachment->arena, reads) :
                              0;
@@ -129,9 +138,11 @@ static bool add_block(struct remote *remote, struct pull *p, uint32_t *reads) {
         remote_question_add(remote,
                             &(struct store_remote_item){.item = {.parent = p->names[i],
                                                                  .name = p->names[i + 1],
-                                                                 .root = p->to.root,
-                                                                 .group = p->to.group,
-                                                                 .n_tokens = bt},
+                                                                 .root = root,
+                                                                 .group = p->to.chain.group,
+                                                                 .n_tokens = tokens_at(
+                                                                         p->to.space, root,
+                                                                         p->first + i)},
                                                         .block = to,
                                                         .tokens = p->tokens + (p->first + i) * bt});
         return true;
@@ -152,7 +163,10 @@ bool pull_next(struct remote *remote, bool *later) {
         struct pull *p;
 
         while ((p = kvd_list_first(&remote->pulls, struct pull, to.waiting)) && reads) {
-                if (p->found ? ask_for_blocks(remote, p, &reads) : ask_for_names(remote, p)) {
+                if (p->found && !remote_may_begin(remote, p->to.space))
+                        return false;
+                if (!bring_is_needless(&p->to, p->tokens) &&
+                    (p->found ? ask_for_blocks(remote, p, &reads) : ask_for_names(remote, p))) {
                         remote->pulling = p;
                         return true;
                 }
@@ -172,8 +186,10 @@ void pull_found(struct remote *remote, const struct kvd_key *names, uint32_t n) 
         remote->pulling = NULL;
         if (!p)
                 return;
-        wanted = p->n_tokens / p->to.space->ix->geometry.block_tokens - p->first;
+        wanted = DIV_UP(p->n_tokens, p->to.space->ix->geometry.block_tokens) - p->first;
         p->n = MIN(n ? n - 1 : 0, MIN(wanted, KVD_REMOTE_FOUND));
+        if (p->n < wanted && space_finds_whole(p->to.space))
+                p->n = 0;
         if (n)
                 memcpy(p->names, names, (p->n + 1) * sizeof *names);
         p->found = true;

@@ -6,16 +6,22 @@
  * already is found by the remote process, and costs no transfer.
  */
 
+#include <string.h>
+
+#include "ipc/base/sys.h"
 #include "store/cache/inside.h"
 #include "store/file/admit.h"
 #include "store/remote/inside.h"
 
 #define LOOKS 2048u /* blocks looked at in one call */
 #define PATH 1024u  /* blocks before one that are written along with it */
+#define FIRST_PAUSE_NS UINT64_C(100000000)
+#define MOST_PAUSE_NS UINT64_C(10000000000)
 
 /* behind: item of the question that it is behind, plus 1. */
 static void plan(struct remote *remote, struct space *space, uint32_t id, uint32_t behind) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+        const struct remote_space *rs = space->parts.remote;
         struct store_remote_item item = {.item = {.root = desc->root,
                                                   .behind = behind,
                                                   .group = desc->group,
@@ -26,6 +32,8 @@ static void plan(struct remote *remote, struct space *space, uint32_t id, uint32
 
         if (!behind && parent != NONE)
                 item.item.parent = *remote_name_of(remote, space, parent);
+        else if (!behind && space_finds_whole(space))
+                item.item.parent = rs->prefix;
         remote_question_add(remote, &item);
 }
 
@@ -39,33 +47,98 @@ static uint32_t planned(const struct remote *remote, const struct space *space, 
         return 0;
 }
 
-/* The block, and before it whatever is not there. */
-static void plan_path(struct remote *remote, struct space *space, uint32_t id, uint32_t *looks) {
-        uint32_t path[PATH], n = 0, behind = 0;
+/*
+ * What a bidirectional prefix is called follows from all of its tokens, which only the remote process
+ * can do; it says as well what is there of it. False: the question is another one.
+ */
+static bool look_for(struct remote *remote, struct space *space, uint32_t last) {
+        const struct kvd_desc *desc = kvd_index_desc(space->ix, last);
+        struct store_remote_question *q = &remote->question;
+        uint32_t bt = space->ix->geometry.block_tokens;
+
+        if (q->n)
+                return false;
+        q->what = STORE_REMOTE_FIND;
+        q->group = desc->group;
+        q->root = desc->root;
+        q->first = 0;
+        q->tokens = remote->prefix;
+        q->n_tokens = (uint32_t)desc->root;
+        remote->looking = block_ref(space, last);
+        for (uint32_t id = last; id != NONE; id = space->blocks[id].parent) {
+                desc = kvd_index_desc(space->ix, id);
+                memcpy(remote->prefix + desc->depth * bt, desc->tokens,
+                       desc->n_tokens * sizeof *desc->tokens);
+        }
+        return true;
+}
+
+/* names: of the prefix, and of its blocks that are there. Those are written next that are not. */
+void push_found(struct remote *remote, const struct kvd_key *names, uint32_t n) {
+        struct space *space = remote->question.space;
+        kvd_ref last = remote->looking;
+        struct remote_space *rs;
+
+        remote->looking = 0;
+        if (!space || !n || !block_current(space, last))
+                return;
+        rs = space->parts.remote;
+        for (uint32_t id = kvd_ref_id(last); id != NONE; id = space->blocks[id].parent) {
+                uint32_t at = kvd_index_desc(space->ix, id)->depth + 1;
+
+                if (at < n)
+                        remote_note(remote, space, id, names[at]);
+                rs->first = block_ref(space, id);
+        }
+        rs->prefix = names[0];
+        rs->hand = kvd_ref_id(last);
+        rs->looked -= MIN(rs->looked, 1);
+}
+
+/* Of a bidirectional prefix one block leads all others, and is come back to until all are there. */
+static bool is_left(const struct remote *remote, const struct space *space, uint32_t n) {
+        return n && space_finds_whole(space) && remote->question.n;
+}
+
+/* The block, and before it whatever is not there. False: some of it is another question's. */
+static bool plan_path(struct remote *remote, struct space *space, uint32_t id, uint32_t *looks) {
+        uint32_t path[PATH], n = 0, behind = 0, last = id;
 
         while (id != NONE && !remote_name_of(remote, space, id) &&
                !(behind = planned(remote, space, id))) {
                 if (n == PATH || !admit_can_be_written(&space->blocks[id]))
-                        return;
+                        return true;
                 path[n++] = id;
                 id = space->blocks[id].parent;
         }
         *looks += n;
+        if (id == NONE && space_finds_whole(space) &&
+            space->parts.remote->first != block_ref(space, path[n - 1]))
+                return look_for(remote, space, last);
         while (n && !remote_question_is_full(remote) && remote_has_room(remote)) {
                 plan(remote, space, path[--n], behind);
                 behind = remote->question.n;
         }
+        return !is_left(remote, space, n);
 }
 
-static void look_at(struct remote *remote, struct space *space, uint32_t *looks, uint32_t *reads) {
+static void go_on(struct space *space) {
         struct remote_space *rs = space->parts.remote;
-        uint32_t id = rs->hand;
 
-        rs->hand = id + 1 < space_ids(space) ? id + 1 : 0;
+        rs->hand = rs->hand + 1 < space_ids(space) ? rs->hand + 1 : 0;
         rs->looked++;
-        if (admit_can_be_written(&space->blocks[id]) && !remote_name_of(remote, space, id) &&
-            !planned(remote, space, id) && admit_block(space, id, remote->config.depth, reads))
-                plan_path(remote, space, id, looks);
+}
+
+/* False: the question ends here, and the block is come back to. */
+static bool look_at(struct remote *remote, struct space *space, uint32_t *looks, uint32_t *reads) {
+        uint32_t id = space->parts.remote->hand;
+
+        if (admit_can_lead(space, id) && !remote_name_of(remote, space, id) &&
+            !planned(remote, space, id) && admit_block(space, id, remote->config.depth, reads) &&
+            !plan_path(remote, space, id, looks))
+                return false;
+        go_on(space);
+        return true;
 }
 
 static bool sweep(struct remote *remote, struct space *space) {
@@ -73,20 +146,26 @@ static bool sweep(struct remote *remote, struct space *space) {
         uint32_t reads = KVD_PIN_READS;
 
         remote_begin_question(remote, STORE_REMOTE_PUT, space);
-        for (uint32_t looks = 0; looks < LOOKS && reads && !remote_question_is_full(remote);
+        for (uint32_t looks = 0; looks < LOOKS && reads && !remote->looking &&
+                                 !remote_question_is_full(remote);
              looks++) {
                 if (rs->looked >= space_ids(space)) {
                         rs->unswept = false;
                         break;
                 }
-                look_at(remote, space, &looks, &reads);
+                if (!look_at(remote, space, &looks, &reads))
+                        break;
         }
-        return remote->question.n > 0;
+        return remote->question.n > 0 || remote->looking;
 }
 
 bool push_next(struct remote *remote, bool *later) {
         uint32_t n = MIN(store_spaces(remote->store), 64);
 
+        if (remote->push_pause_ns && sys_now_ns() < remote->push_at_ns) {
+                *later = true;
+                return false;
+        }
         for (uint32_t i = 0; i < n; i++) {
                 struct space *space = store_next_space(remote->store, remote->turn);
 
@@ -96,19 +175,37 @@ bool push_next(struct remote *remote, bool *later) {
                 if (remote_for(space) != remote || !space->parts.remote->unswept)
                         continue;
                 *later = true;
+                if (!remote_may_begin(remote, space)) {
+                        remote->turn = space_number(space);
+                        return false;
+                }
                 if (sweep(remote, space))
                         return true;
         }
         return false;
 }
 
+/* Servers that are full are not asked all the time. */
+static void pause_after(struct remote *remote, uint32_t written, uint32_t n) {
+        if (written == n)
+                remote->push_pause_ns = 0;
+        else if (written)
+                remote->push_pause_ns = FIRST_PAUSE_NS;
+        else
+                remote->push_pause_ns =
+                        MIN(MAX(remote->push_pause_ns * 2, FIRST_PAUSE_NS), MOST_PAUSE_NS);
+        remote->push_at_ns = sys_now_ns() + remote->push_pause_ns;
+}
+
 void push_done(struct remote *remote, const struct kvd_key *names, const int32_t *errors,
                uint32_t n) {
         struct store_remote_question *q = &remote->question;
+        uint32_t all = 0;
 
         for (uint32_t i = 0; i < q->n; i++) {
                 bool written = i < n && errors[i] == 0;
 
+                all += written;
                 remote->info.errors += !written;
                 if (!q->space)
                         continue;
@@ -118,4 +215,11 @@ void push_done(struct remote *remote, const struct kvd_key *names, const int32_t
                 remote_note(remote, q->space, kvd_ref_id(q->items[i].block), names[i]);
                 remote->info.written_bytes += q->space->ix->block_bytes;
         }
+        pause_after(remote, all, q->n);
+        if (!q->space || all == q->n)
+                return;
+        if (space_finds_whole(q->space))
+                go_on(q->space); /* it is not come back to at once */
+        q->space->parts.remote->unswept = true;
+        q->space->parts.remote->looked = 0;
 }

@@ -29,6 +29,8 @@ static int make_carry(struct remote *remote) {
                 return -ENOMEM;
         remote->carry->done = carried;
         remote->carry->owner = remote;
+        remote->carry->most = STORE_CARRY_BYTES;
+        carry_open(remote->carry, remote->store);
         return 0;
 }
 
@@ -98,7 +100,7 @@ static void store_ends(struct store *store) {
         if (remote->all_pulls)
                 pulls_end_all(remote, false);
         if (remote->carry)
-                carry_forget(remote->carry);
+                carry_close(remote->carry, store);
         free(remote->carry);
         free(remote->all_pulls);
         free(remote);
@@ -160,7 +162,6 @@ struct remote *remote_for(const struct space *space) {
         struct remote *remote = space_store(space)->remote;
         bool right = remote &&
                      (remote->state == STORE_REMOTE_ON || remote->state == STORE_REMOTE_PARTLY) &&
-                     space->ix->kind == KVD_kind_causal &&
                      space->ix->block_bytes <= KVD_REMOTE_MOST &&
                      (!remote->carry || kvd_places(space->ix));
 
@@ -234,6 +235,13 @@ bool remote_question_is_full(const struct remote *remote) {
                (n && (n + 1) * ix->block_bytes > KVD_REMOTE_BYTES);
 }
 
+bool remote_may_begin(struct remote *remote, struct space *space) {
+        if (!remote->carry || carry_may_begin(remote->carry, space))
+                return true;
+        remote_want(remote, true);
+        return false;
+}
+
 /* A block goes through memory of the host, if the pool is a GPU's. */
 bool remote_has_room(const struct remote *remote) {
         const struct space *space = remote->question.space;
@@ -257,7 +265,8 @@ void remote_question_add(struct remote *remote, const struct store_remote_item *
 
 /* What is put goes to a worker first. */
 static const struct store_remote_question *make_question(struct remote *remote, bool *later) {
-        remote->asked = pull_next(remote, later) || push_next(remote, later);
+        remote->asked = pull_next(remote, later) ||
+                        (!remote->pulls.first && push_next(remote, later));
         remote->asked_ns = sys_now_ns();
         if (!remote->asked && remote->carry)
                 *later |= carry_shrink(remote->carry);
@@ -298,7 +307,7 @@ static void end_question(struct remote *remote) {
 
 void store_remote_found(struct store *store, const struct kvd_key *names, uint32_t n) {
         store->remote->asked = false;
-        pull_found(store->remote, names, n);
+        (store->remote->looking ? push_found : pull_found)(store->remote, names, n);
 }
 
 static void got(struct remote *remote, const int32_t *errors, uint32_t n) {

@@ -3,10 +3,14 @@
 /*
  * This file keeps the exact copies of entries. An entry that is resident again keeps its copy, so
  * that it may leave again at once; such copies are clean, and are given up when the room is wanted
- * for others.
+ * for others. Copies of entries that have left go to a file, if there is one, when memory for
+ * copies is short; they are picked here, and read back in methods/kvreviver_revive.c.
  */
 
+#include <errno.h>
+
 #include "store/sequence/sequence.h"
+#include "store/tier/carry.h"
 
 void entry_erase_copy(struct sequence *q, struct entry *e) {
         if (e->place == KVD_NOWHERE)
@@ -23,6 +27,7 @@ static bool is_clean(const struct entry *e) {
 
 #define RECLAIM_LOOKS 8192u /* entries of one call: about half a millisecond */
 #define RECLAIM_COPIES 64u
+#define RECLAIM_BYTES 256u /* to give back so much memory takes as long as one of these */
 #define RECLAIM_SPACES 1024u /* that may have such entries */
 
 /*
@@ -30,6 +35,7 @@ static bool is_clean(const struct entry *e) {
  * round that finds none clears has_clean, until copies_clean says that there may be some.
  */
 static uint32_t reclaim(struct space *space) {
+        uint32_t each = (uint32_t)MIN(space->ix->block_bytes / RECLAIM_BYTES, RECLAIM_LOOKS);
         uint32_t given = 0, looks;
 
         for (looks = 0; looks < RECLAIM_LOOKS && given < RECLAIM_COPIES; looks++) {
@@ -44,6 +50,7 @@ static uint32_t reclaim(struct space *space) {
                 if (is_clean(&q->entries[sequences_of(space)->clean_entry])) {
                         entry_erase_copy(q, &q->entries[sequences_of(space)->clean_entry]);
                         given++;
+                        looks += each;
                 }
                 sequences_of(space)->clean_entry++;
         }
@@ -66,22 +73,92 @@ bool copies_have_room(struct space *space) {
         struct space_lists *lists = &space_store(space)->spaces;
         uint32_t looks = 0, most = MIN(RECLAIM_SPACES, lists->all.n + 1);
 
-        if (place_available(space))
+        if (carry_spares_place(space))
                 return true;
         if (sequences_of(space)->has_clean)
                 looks = reclaim(space);
-        for (uint32_t i = 0; i < most && looks < RECLAIM_LOOKS && places_left(space); i++) {
+        for (uint32_t i = 0; i < most && looks < RECLAIM_LOOKS && places_free(space); i++) {
                 struct space *s = roll_from(&lists->all, lists->copies);
 
-                if (place_available(space))
+                if (carry_spares_place(space))
                         return true;
                 lists->copies = s ? s->number + 1 : 0;
                 if (s && s != space && sequences_of(s)->has_clean)
                         looks += reclaim(s);
         }
-        return place_available(space);
+        return carry_spares_place(space);
 }
 
 uint32_t copy_take(struct space *space) {
         return copies_have_room(space) ? place_take(space) : KVD_NOWHERE;
+}
+
+void copies_give_up(struct space *space) {
+        copies_have_room(space);
+}
+
+/* ---- those that may go to a file ------------------------------------------------------------- */
+
+/* Nobody uses it but who would revive it. A sketch is made anew from copies in memory. */
+static bool is_cold(const struct sequence *q, const struct entry *e) {
+        return !e->ref && e->place != KVD_NOWHERE && e->busy == IDLE &&
+               !job_pending(&q->rebuilding);
+}
+
+static bool is_cold_here(const struct sequence *q, const struct entry *e) {
+        const struct place *p = is_cold(q, e) ? place_moved(q->space, e->place) : NULL;
+
+        return is_cold(q, e) && (!p || p->state == PLACE_HERE);
+}
+
+/* The one that is found is looked at again, so that it may be left where it is. */
+static bool cold_next(struct space *space, struct copy_owner *ret) {
+        struct sequences *all = sequences_of(space);
+        uint32_t seat = all->cold_sequence % KVD_MAX_SEQUENCES;
+        const struct sequence *q = all->at[seat];
+
+        if (!q || all->cold_entry >= q->n_entries) {
+                all->cold_sequence = seat + 1;
+                all->cold_entry = 0;
+                return false;
+        }
+        if (!is_cold_here(q, &q->entries[all->cold_entry])) {
+                all->cold_entry++;
+                return false;
+        }
+        *ret = (struct copy_owner){q->entries[all->cold_entry].place, q->number, all->cold_entry};
+        return true;
+}
+
+int copies_cold(struct space *space, uint32_t *looks, struct copy_owner *ret) {
+        struct sequences *all = sequences_of(space);
+
+        for (; *looks; --*looks) {
+                if (cold_next(space, ret)) {
+                        all->cold_looks = 0;
+                        return 1;
+                }
+                if (++all->cold_looks > all->n_entries + 2 * KVD_MAX_SEQUENCES) {
+                        all->cold_looks = 0;
+                        return 0;
+                }
+        }
+        return -EAGAIN;
+}
+
+bool copies_are_cold(struct space *space, const struct copy_owner *owner) {
+        const struct sequence *q = sequences_of(space)->at[SEQUENCE_SEAT(owner->sequence)];
+        const struct entry *e = NULL;
+
+        if (q && q->number == owner->sequence)
+                e = &q->entries[owner->entry];
+        return e && is_cold(q, e) && e->place == owner->place;
+}
+
+/* There may be room again for those who found none. */
+void copies_room_again(struct space *space) {
+        for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++)
+                if (sequences_of(space)->at[i])
+                        sequences_of(space)->at[i]->spent = 0;
+        space_is_busy(space);
 }

@@ -9,6 +9,7 @@
  *
  *      IDLE ─cool──► COOL_WANTED ──► COOLING ─────┐                         ┌─taken──► applied
  *      IDLE ─revive► REVIVE_WANTED ► REVIVING ────┼──► OFFERED (a change) ──┤
+ *                     ▲─► FETCHING (its copy is in a file)                  │
  *      IDLE ─compact COMPACT_WANTED► COMPACTING ──┤                         │
  *      IDLE ─────────COMPARE's answer─────────────┘                         └─not────► undone
  *      applied or undone, and tokens in a sketch that should not be: FORGET_WANTED ──► FORGETTING ──► IDLE
@@ -22,6 +23,7 @@
 #include "client/kvd_methods.h"
 #include "ipc/base/job.h"
 #include "ipc/base/sequence.h"
+#include "store/hooks.h"
 #include "store/job.h"
 #include "store/tier/tier.h"
 
@@ -35,6 +37,7 @@ enum entry_busy {
         FORGETTING,
         COMPACT_WANTED,
         COMPACTING,
+        FETCHING, /* to be revived: its copy is in a file, and comes */
         OFFERED,
 };
 
@@ -124,6 +127,7 @@ struct sequence {
         uint32_t n_own;        /* resident entries of its own that are not shared */
         uint32_t n_leaving;    /* entries that are */
         uint32_t n_copies;     /* entries that have an exact copy, resident or not */
+        uint32_t n_fetching;   /* entries that are */
         uint32_t compared;     /* step of the COMPARE job in flight */
         uint32_t n_compared;   /* steps before it are not wanted */
         uint32_t n_again;      /* steps behind the first and before this one are, once more */
@@ -153,6 +157,8 @@ struct sequences { /* of a space */
         bool has_clean;            /* there may be copies of entries that are resident again */
         uint32_t clean_sequence, clean_entry; /* ... where they are looked for next */
         uint64_t clean_looks;      /* ... in vain, so far */
+        uint32_t cold_sequence, cold_entry; /* those whose copies may go to a file: as above */
+        uint64_t cold_looks;
 };
 
 static inline struct sequences *sequences_of(const struct space *space) {
@@ -216,6 +222,11 @@ void change_tell(struct sequence *sequence, uint32_t at);
 /* for one more; gives up copies of resident entries for it */
 bool copies_have_room(struct space *space);
 uint32_t copy_take(struct space *space); /* a place, or KVD_NOWHERE */
+/* hooks: for the files (file/copies.c) */
+int copies_cold(struct space *space, uint32_t *looks, struct copy_owner *ret);
+bool copies_are_cold(struct space *space, const struct copy_owner *owner);
+void copies_room_again(struct space *space);
+void copies_give_up(struct space *space);
 void copies_clean(struct space *space); /* a copy is of a resident entry now: it may be given up */
 void entry_erase_copy(struct sequence *sequence, struct entry *entry);
 

@@ -7,8 +7,10 @@
 
 #include "store/tier/carry.h"
 
+#include <assert.h>
 #include <errno.h>
 
+#include "store/account.h"
 #include "store/cache/memory.h"
 #include "store/disk.h"
 #include "store/job.h"
@@ -119,11 +121,11 @@ bool carry_is_under_way(const struct carry *c) {
 
 /* ---- places ---------------------------------------------------------------------------------- */
 
-#define PIECE_BYTES (UINT64_C(2) << 20) /* given back at once */
+#define PIECES 8u /* so many times something is given back; of all of a tier's 2 MiB at once */
 
 bool carry_shrink(struct carry *c) {
         uint64_t bytes = c->last ? c->last->ix->block_bytes : 0;
-        uint32_t n = c->n_spare ? (uint32_t)MIN(c->n_spare, DIV_UP(PIECE_BYTES, bytes)) : 0;
+        uint32_t n = c->n_spare ? (uint32_t)MIN(c->n_spare, DIV_UP(c->most / PIECES, bytes)) : 0;
 
         while (n--)
                 place_erase(c->last, c->spare[--c->n_spare]);
@@ -131,7 +133,7 @@ bool carry_shrink(struct carry *c) {
 }
 
 void carry_take_back(struct carry *c, struct space *space, uint32_t place) {
-        uint64_t most = MIN(MAX(STORE_CARRY_BYTES / space->ix->block_bytes, 1), CARRY_MOST);
+        uint64_t most = MIN(MAX(c->most / space->ix->block_bytes, 1), CARRY_MOST);
 
         space_changes(space);
         if (space == c->last && c->n_spare < most)
@@ -140,9 +142,15 @@ void carry_take_back(struct carry *c, struct space *space, uint32_t place) {
                 place_erase(space, place);
 }
 
+bool carry_may_begin(struct carry *c, struct space *space) {
+        if (c->last != space && c->n_spare)
+                return false;
+        c->last = space;
+        return true;
+}
+
 void carry_begin(struct carry *c, struct space *space) {
-        while (c->last != space && carry_shrink(c))
-                ;
+        assert(c->last == space || !c->n_spare);
         c->space = c->last = space;
         c->n = 0;
 }
@@ -163,23 +171,12 @@ void carry_add_copy(struct carry *c, kvd_ref block, uint32_t place, uint64_t che
                 .block = block, .place = place, .borrowed = true, .checksum = checksum};
 }
 
-static int memory_of_copy(struct space *space, uint32_t place, uint64_t *offset) {
-        uint32_t tier;
-        uint64_t bytes;
-
-        if (place == KVD_NOWHERE)
-                return -ENOSPC;
-        tier = kvd_place_tier(space->ix, place);
-        *offset = (place - kvd_tier_first(space->ix, tier)) * space->ix->block_bytes;
-        return space_tier_fd(space, tier, &bytes);
-}
-
 int carry_memory(const struct carry *c, uint32_t item, struct space *space, kvd_ref block,
                  uint64_t *offset) {
         uint32_t id = kvd_ref_id(block), segment = kvd_segment_of(space->ix, id);
 
         if (c)
-                return memory_of_copy(space, c->items[item].place, offset);
+                return place_memory(space, c->items[item].place, offset);
         *offset = (id - kvd_segments_ids(space->ix, segment)) * space->ix->block_bytes;
         return space_store(space)->memory->descriptor(space, &space->memory.segments[segment], true);
 }
@@ -204,6 +201,91 @@ void carry_forget(struct carry *c) {
         job_withdraw(&c->ticket);
         c->space = c->last = NULL;
         c->n = c->n_spare = 0;
+}
+
+/* ---- what others leave ----------------------------------------------------------------------- */
+
+void carry_open(struct carry *c, struct store *store) {
+        c->next = store->account.carries;
+        store->account.carries = c;
+}
+
+void carry_close(struct carry *c, struct store *store) {
+        struct carry **link = &store->account.carries;
+
+        while (*link && *link != c)
+                link = &(*link)->next;
+        if (*link)
+                *link = c->next;
+        carry_forget(c);
+}
+
+/* Of so much that there is for copies: all together no more than half of it. */
+static uint64_t needs(const struct store *store, const struct carry *carry, uint64_t most) {
+        uint64_t all = 0;
+
+        for (const struct carry *c = store->account.carries; c; c = c->next)
+                all += c->most;
+        return most / 2 >= all ? carry->most : most / 2 * carry->most / all;
+}
+
+static uint64_t less(uint64_t a, uint64_t b) {
+        return a - MIN(a, b);
+}
+
+static uint64_t places_of(const struct carry *c) {
+        uint64_t n = c->n_spare;
+
+        for (uint32_t i = 0; i < c->n; i++)
+                n += !c->items[i].borrowed && c->items[i].place != KVD_NOWHERE;
+        return n;
+}
+
+/* Bytes that it has of a domain, or of all. */
+static uint64_t held_by(const struct carry *c, const struct domain *domain) {
+        return c->last && (!domain || c->last->domain == domain) ?
+                       places_of(c) * c->last->ix->block_bytes :
+                       0;
+}
+
+#define COME_BACK 16u /* such a part of what there is for copies is kept for those in files */
+
+/* For those that are read from files: at least one of them comes at a time. */
+static uint64_t come_back(const struct space *space, uint64_t most) {
+        return space_store(space)->account.copies_below ?
+                       MAX(most / COME_BACK, space->ix->block_bytes) :
+                       0;
+}
+
+bool carry_spares(const struct space *space, uint64_t bytes) {
+        const struct store *store = space_store(space);
+        const struct domain *domain = space->domain;
+        uint64_t limit = store->account.limit[KVD_COST_spill];
+        uint64_t own = bytes + come_back(space, domain_most(domain, KVD_COST_spill));
+        uint64_t all = bytes + come_back(space, limit);
+
+        for (const struct carry *c = store->account.carries; c; c = c->next) {
+                uint64_t most = needs(store, c, domain_most(domain, KVD_COST_spill));
+
+                own += less(MAX(most, space->ix->block_bytes), held_by(c, domain));
+                all += less(needs(store, c, limit), held_by(c, NULL));
+        }
+        return own <= account_room(domain, KVD_COST_spill) &&
+               all <= account_unreserved(domain, KVD_COST_spill);
+}
+
+bool carry_spares_place(const struct space *space) {
+        const struct store *store = space_store(space);
+        uint64_t bytes = space->ix->block_bytes, kept = 0;
+
+        for (const struct carry *c = store->account.carries; c; c = c->next) {
+                uint64_t most = needs(store, c, domain_most(space->domain, KVD_COST_spill)) / bytes;
+
+                most = MIN(MAX(most, 1), CARRY_MOST);
+                kept += less(most, c->last == space ? places_of(c) : 0);
+        }
+        return places_free(space) > MIN(kept, kvd_places(space->ix) / 2) &&
+               carry_spares(space, bytes);
 }
 
 uint64_t carry_changes(const struct carry *c, const struct space *space) {

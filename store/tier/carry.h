@@ -10,7 +10,10 @@
  *                                  └─► what is below writes them ──► carry_up ──► done ────────┘
  *
  * Places that were taken and that nobody has taken over (carry_give) are kept for what is carried next of the same
- * space: their memory need be neither given back nor made. That is done a piece at a time (carry_shrink).
+ * space: their memory need be neither given back nor made. That is done a piece at a time (carry_shrink), and to its
+ * end before something of another space is carried (carry_may_begin).
+ *
+ * Others who want places and memory for copies leave what is needed here: else nothing goes to a tier any more.
  */
 
 #include "store/cache/cache.h"
@@ -28,6 +31,8 @@ struct carry_item {
 struct carry {
         void *owner;
         void (*done)(struct carry *carry, bool failed); /* failed: by the worker's fault */
+        uint64_t most;          /* bytes of spare places; so much is kept for it */
+        struct carry *next;     /* of the store's */
         struct ticket ticket;
         struct space *space;    /* NULL: it is empty */
         uint32_t n, n_spare;
@@ -36,6 +41,12 @@ struct carry {
         uint32_t spare[CARRY_MOST]; /* n_spare of them: places with memory, and nobody's copy */
 };
 
+/* One for each question that a tier below a pool on a GPU has at a time; most is set. */
+void carry_open(struct carry *carry, struct store *store);
+void carry_close(struct carry *carry, struct store *store);
+
+/* Not before all that is spare of another space was given back. Nothing of another's is kept from then on. */
+bool carry_may_begin(struct carry *carry, struct space *space);
 void carry_begin(struct carry *carry, struct space *space);
 /* Is there a place for one more block of a space? */
 bool carry_has_room(const struct carry *carry, const struct space *space);
@@ -67,6 +78,10 @@ void carry_end(struct carry *carry);
 bool carry_shrink(struct carry *carry);
 /* The space goes, and all places with it. */
 void carry_forget(struct carry *carry);
+
+/* May others have a place for a copy of a block of the space, or so many bytes of what is there for copies? */
+bool carry_spares_place(const struct space *space);
+bool carry_spares(const struct space *space, uint64_t bytes);
 
 /*
  * Counts what clients did in a space: what a worker does for a tier below changes it, too, and is nothing to look at

@@ -3,13 +3,15 @@
 /*
  * This tier keeps exact copies in the host's memory, in one memfd for each space. A place has
  * memory from when a worker writes it until it is erased (a hole is punched). What all spaces use
- * of it, sketches included, is bounded by spill_bytes.
+ * of it, sketches included, is bounded by spill_bytes. Where there are files, there are places for
+ * what they take, too, since a copy keeps its place when its bytes go there.
  */
 
 #include <fcntl.h>
 #include <linux/falloc.h>
 
 #include "ipc/base/file.h"
+#include "ipc/base/summary.h"
 #include "ipc/base/sys.h"
 #include "store/account.h"
 #include "store/cache/cache.h"
@@ -18,9 +20,22 @@
 /* a place costs address space and a few bytes, and memory only where it is used */
 #define COPIES_PER_BLOCK 8u
 
-static uint64_t count(const struct space *space, uint64_t block_bytes, uint64_t max_blocks) {
+/* A copy has a row of the summaries wherever its bytes are, and all rows are charged at once. */
+#define ROWS_PART 16u /* such a part of overhead is for the rows of those in files */
+
+static uint64_t count_below(const struct store *store, const struct kvd_index *ix) {
+        uint64_t rows = store->account.limit[KVD_COST_overhead] / ROWS_PART;
+
+        return store->config.spill_bytes ? MIN(store->account.copies_below / ix->block_bytes,
+                                               rows / kvd_summary_of(ix).row_bytes) :
+                                           0;
+}
+
+static uint64_t count(const struct space *space, const struct kvd_index *ix, uint64_t max_blocks) {
+        const struct store *store = space_store(space);
+
         return MIN(max_blocks * COPIES_PER_BLOCK,
-                   space_store(space)->config.spill_bytes / block_bytes);
+                   store->config.spill_bytes / ix->block_bytes + count_below(store, ix));
 }
 
 /* ---- budget ---------------------------------------------------------------------------------- */

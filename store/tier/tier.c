@@ -3,12 +3,14 @@
 /*
  * This file knows which places of exact copies are used, and which tier each belongs to. Each tier
  * of a space has its numbers on a stack, so that taking and erasing cost a few instructions;
- * whether a copy may be there, and its memory, are the tier's.
+ * whether a copy may be there, and its memory, are the tier's. A copy of the host's memory may have
+ * its bytes in a file meanwhile: then its place has no memory.
  */
 
 #include "store/tier/tier.h"
 
 #include <errno.h>
+#include <sys/mman.h>
 
 #include "ipc/base/sys.h"
 #include "store/cache/cache.h"
@@ -25,8 +27,7 @@ static void lay_out(const struct space *space, uint64_t max_blocks, struct kvd_i
         uint64_t end = 0;
 
         for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
-                end = MIN(end + tiers[t]->count(space, ix->block_bytes, max_blocks),
-                          UINT32_MAX / 4);
+                end = MIN(end + tiers[t]->count(space, ix, max_blocks), UINT32_MAX / 4);
                 ix->tier_end[t] = (uint32_t)end;
         }
 }
@@ -71,11 +72,12 @@ static bool has_room(const struct space *space, uint32_t tier) {
         return tiers_of(space)->places[tier].n_free && tiers[tier]->has_room(space);
 }
 
-bool places_left(const struct space *space) {
+uint64_t places_free(const struct space *space) {
+        uint64_t n = 0;
+
         for (uint32_t t = 0; t < KVD_N_TIERS; t++)
-                if (tiers_of(space)->places[t].n_free)
-                        return true;
-        return false;
+                n += tiers_of(space)->places[t].n_free;
+        return n;
 }
 
 bool place_available(const struct space *space) {
@@ -101,15 +103,53 @@ uint32_t place_take(struct space *space) {
         return kvd_tier_first(space->ix, tier) + number;
 }
 
-void place_erase(struct space *space, uint32_t place) {
-        uint32_t tier = kvd_place_tier(space->ix, place);
+/* Nobody's any more, and without memory. */
+static void give_number(struct space *space, uint32_t tier, uint32_t number) {
         struct tier_places *p = &tiers_of(space)->places[tier];
-        uint32_t number = place - kvd_tier_first(space->ix, tier), i = p->n_free++;
+        uint32_t i = p->n_free++;
 
         p->free[i] = number - (p->n - 1 - i);
-        space_changes(space);
-        tiers[tier]->erase(p->fd, number * space->ix->block_bytes, space->ix->block_bytes);
+}
+
+static void give_memory(struct space *space, uint32_t tier, uint32_t number) {
+        tiers[tier]->erase(tiers_of(space)->places[tier].fd, number * space->ix->block_bytes,
+                           space->ix->block_bytes);
         tiers[tier]->charge(space, -1);
+}
+
+/* Its bytes are in a file. */
+static void erase_below(struct space *space, struct place *p) {
+        hooks_copy_erased(space, p->record);
+        tiers_of(space)->n_below--;
+        *p = (struct place){0};
+}
+
+void place_erase(struct space *space, uint32_t place) {
+        uint32_t tier = kvd_place_tier(space->ix, place);
+        uint32_t number = place - kvd_tier_first(space->ix, tier);
+        struct place *p = place_moved(space, place);
+
+        space_changes(space);
+        if (p && p->state != PLACE_HERE && p->state != PLACE_BELOW) {
+                p->erased = true;
+                return;
+        }
+        if (p && p->state == PLACE_BELOW)
+                erase_below(space, p);
+        else
+                give_memory(space, tier, number);
+        give_number(space, tier, number);
+}
+
+int place_memory(struct space *space, uint32_t place, uint64_t *offset) {
+        uint32_t tier;
+        uint64_t bytes;
+
+        if (place == KVD_NOWHERE)
+                return -ENOSPC;
+        tier = kvd_place_tier(space->ix, place);
+        *offset = (place - kvd_tier_first(space->ix, tier)) * space->ix->block_bytes;
+        return space_tier_fd(space, tier, &bytes);
 }
 
 uint64_t places_used(const struct space *space, uint32_t tier) {
@@ -118,6 +158,74 @@ uint64_t places_used(const struct space *space, uint32_t tier) {
 
 uint32_t place_free_at(const struct space *space, uint32_t tier, uint32_t i) {
         return kvd_tier_first(space->ix, tier) + number_at(&tiers_of(space)->places[tier], i);
+}
+
+/* ---- without memory -------------------------------------------------------------------------- */
+
+static uint64_t moved_bytes(const struct space *space) {
+        return (uint64_t)tiers_of(space)->places[KVD_TIER_memory].n * sizeof(struct place);
+}
+
+/* Pages of it come as they are used. */
+static struct place *make_moved(const struct space *space) {
+        void *at = sys->mmap(NULL, moved_bytes(space), PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+        return at == MAP_FAILED ? NULL : at;
+}
+
+int place_goes(struct space *space, uint32_t place, uint32_t record) {
+        struct tiers *all = tiers_of(space);
+
+        if (!all->moved)
+                all->moved = make_moved(space);
+        if (!all->moved)
+                return -ENOMEM;
+        all->moved[place] = (struct place){.record = record, .state = PLACE_GOES};
+        space_changes(space);
+        return 0;
+}
+
+bool place_comes(struct space *space, uint32_t place) {
+        if (!spill_charge(space, space->ix->block_bytes))
+                return false;
+        tiers_of(space)->n_below--;
+        tiers_of(space)->moved[place].state = PLACE_COMES;
+        space_changes(space);
+        return true;
+}
+
+bool place_ends(struct space *space, uint32_t place, enum place_state state) {
+        struct place *p = &tiers_of(space)->moved[place];
+        bool erased = p->erased;
+
+        if (state == PLACE_BELOW && p->state != PLACE_WANTED) {
+                give_memory(space, KVD_TIER_memory, place);
+                tiers_of(space)->n_below++;
+        }
+        *p = (struct place){.record = state == PLACE_BELOW ? p->record : 0,
+                            .state = (uint8_t)state};
+        space_changes(space);
+        if (erased)
+                place_erase(space, place);
+        return !erased;
+}
+
+/* A piece of a space that goes: those in a file are nobody's. What is under way ends by itself. */
+#define BURY_PLACES 4096u
+
+static bool bury_below(struct space *space) {
+        struct tiers *all = tiers_of(space);
+        uint32_t end = (uint32_t)MIN((uint64_t)all->buried + BURY_PLACES,
+                                     all->moved ? all->places[KVD_TIER_memory].n : 0);
+
+        for (; all->buried < end; all->buried++) {
+                struct place *p = &all->moved[all->buried];
+
+                if (p->state == PLACE_BELOW || p->state == PLACE_WANTED)
+                        erase_below(space, p);
+        }
+        return all->moved && all->buried < all->places[KVD_TIER_memory].n;
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -141,6 +249,8 @@ static int begin(struct space *space) {
 }
 
 static bool bury(struct space *space) {
+        if (bury_below(space))
+                return true;
         for (uint32_t t = 0; t < KVD_N_TIERS; t++)
                 if (bury_piece(space, t, &tiers_of(space)->places[t]))
                         return true;
@@ -156,15 +266,20 @@ static void end(struct space *space) {
                 closep(&all->places[t].fd);
                 free(all->places[t].free);
         }
+        if (all->moved)
+                munmap(all->moved, moved_bytes(space));
         spill_discharge(space, all->spill_bytes);
         free(all);
 }
 
+uint64_t tiers_copy_bytes(const struct space *space) {
+        return (places_used(space, KVD_TIER_memory) - tiers_of(space)->n_below) *
+               space->ix->block_bytes;
+}
+
 static void usage(const struct space *space, struct space_usage *ret) {
-        for (uint32_t t = 0; t < KVD_N_TIERS; t++)
-                ret->copy_bytes += places_used(space, t) * space->ix->block_bytes;
-        ret->sketch_bytes = tiers_of(space)->spill_bytes -
-                            places_used(space, KVD_TIER_memory) * space->ix->block_bytes;
+        ret->copy_bytes = tiers_copy_bytes(space);
+        ret->sketch_bytes = tiers_of(space)->spill_bytes - ret->copy_bytes;
         ret->spill_slots = kvd_places(space->ix);
 }
 

@@ -11,6 +11,7 @@
  *      publish-N     take and seal N blocks; beside N keys of 16 bytes put in one transaction, or set in one pipeline
  *      owner-cpu     processor time of the daemon per block taken and sealed, in batches of 16: 500 ns are 5 % of a
  *                    processor at 100 clients with 1,000 blocks a second each
+ *      owner-cpu-bare  ... of a server that only reads messages of that size and answers them
  */
 
 #include <errno.h>
@@ -153,6 +154,24 @@ static int run_publish(const struct bench *bench, struct world *w, const char *n
 #define OWNER_BATCHES 2000u
 #define OWNER_BLOCKS 65536u /* of its pool, which is full: each block that is taken was evicted */
 
+static int measure_bare(struct world *w) {
+        uint64_t before = 0;
+        int r = echo_peer_new(&w->echo);
+
+        for (uint32_t i = 0; i < 2 * OWNER_BATCHES && r >= 0; i++) {
+                if (i == OWNER_BATCHES)
+                        before = echo_peer_cpu_ns(w->echo);
+                r = put_echo(w);
+        }
+        if (r >= 0)
+                report_value("owner-cpu-bare", "echo", 0,
+                             (double)(echo_peer_cpu_ns(w->echo) - before) /
+                                     (OWNER_BATCHES * w->batch.n),
+                             "ns");
+        w->echo = echo_peer_free(w->echo);
+        return r;
+}
+
 static int measure_owner(const struct bench *bench, struct world *w, const char *dir) {
         uint64_t before;
         int r;
@@ -172,7 +191,7 @@ static int measure_owner(const struct bench *bench, struct world *w, const char 
                                      (OWNER_BATCHES * w->batch.n),
                              "ns");
         kvd_side_end(&w->kvd);
-        return r;
+        return r < 0 ? r : measure_bare(w);
 }
 
 static int run_all(const struct bench *bench, struct world *w) {

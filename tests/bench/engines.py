@@ -126,15 +126,18 @@ class Bench:
         for how in ("alone", "in place"):
             self.figures.add(f"transformers decode {how}", self.hf[0].ask(how, prompts[0], DECODED))
 
-    def scheduler(self) -> dict:
-        """Microseconds of the scheduler per step, of one alone and in place, for the same work."""
-        spent = {}
-        for name, engine in (("alone", self.alone), ("in place", self.place[0])):
+    def scheduler(self, rounds: int) -> dict:
+        """Microseconds of the scheduler's own time per step, of one alone and in place, for the same work: medians."""
+        engines, spent = {"alone": self.alone, "in place": self.place[0]}, {"alone": [], "in place": []}
+        for engine in engines.values():
             engine.do(op="watch")
-            engine.ask([document(9000 + i, 200) for i in range(8)], max_tokens=128)
-            seen = engine.do(op="seen")
-            spent[name] = seen["seconds"] / seen["steps"] * 1e6
-        return spent
+        for number in range(rounds):
+            for name, engine in engines.items():
+                before = engine.do(op="seen")
+                engine.ask([document(9000 + 8 * number + i, 200) for i in range(8)], max_tokens=128)
+                seen = engine.do(op="seen")
+                spent[name].append((seen["seconds"] - before["seconds"]) / (seen["steps"] - before["steps"]) * 1e6)
+        return {name: statistics.median(it) for name, it in spent.items()}
 
 
 def rows(figures: Figures) -> str:
@@ -169,7 +172,7 @@ def measure(venvs: Path, rounds: int) -> dict:
                 bench.round(i)
                 bench.decode(i)
             memory = shared_memory(it, bench)
-            spent = bench.scheduler()
+            spent = bench.scheduler(rounds)
             it.check()
         finally:
             bench.close()

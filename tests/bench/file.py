@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file tier beside fio, in one run: the same blocks to a file in the same folder and back, in turns. Then how long a
-first token takes from each tier, with kvlm.
+"""The file tier beside fio, in one run: the same blocks to a file in the same folder and back, in turns. Then how long
+blocks of a sequence take to come back from exact copies in memory, from exact copies in the file, and from the sketch
+alone; and a first token from each tier, with kvlm.
 
     python3 file.py --build BUILD [--dir DIR] [--mib N] [--block KIB] [--rounds N]
 
 Reads are what a client waits: from asking for all to all being resident. Writes are those of `kvctl evict --to file`, by
 the time that the file was busy with them (WRITTEN/S of `kvctl tiers`). fio writes and reads as many bytes in order, as
-large as a record of kvd's, at kvd's depth, past the cache of the kernel.
+large as a record of kvd's, at kvd's depth, past the cache of the kernel. Of a sequence's blocks it is the time from
+asking for all of them to the end of kvd_sequence_wait, and the processors' time of the daemon and its processes.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +38,10 @@ MIB = 1 << 20
 LENGTHS = 2000, 16000
 KVLM_BLOCK = 65536      # bytes of its model's blocks of 16 tokens
 FETCHED = 15360         # kvd_fetch: of the first so many tokens
+LAYER = 65536           # bytes of a block's layer with 8 heads of 128 numbers of two bytes
+IN_MEMORY = 8           # such a part of the copies memory has room for, where there is a file
+VOCAB = 50000
+REVIVED = "memory", "file", "sketch"
 
 
 def options() -> argparse.Namespace:
@@ -161,6 +168,101 @@ def show_speed(args: argparse.Namespace, seen: dict[str, list[float]]) -> None:
     print()
 
 
+# ---- copies of a sequence's blocks ---------------------------------------------------------------------------------
+
+
+def spent(pid: int) -> float:
+    """Seconds of the processors' time of a process and all that it started."""
+    ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return ticks / os.sysconf("SC_CLK_TCK") + sum(spent(int(child)) for child in children)
+
+
+class Copies:
+    """A daemon, and a sequence at a time whose blocks leave and come back."""
+
+    def __init__(self, args: argparse.Namespace, where: str, folder: str) -> None:
+        import instance
+        import kvd
+        self.where = where
+        self.layers = max(1, (args.block << 10) // LAYER)
+        self.block = self.layers * LAYER
+        self.n = max(1, args.mib * MIB // 4 // self.block)
+        size = self.n * self.block // MIB
+        file = "--set", f"daemon.file={folder}/copies", "--set", f"daemon.file_size={4 * size + 64}M"
+        spill = max(16, size // IN_MEMORY) if where == "file" else 4 * size
+        self.instance = instance.Instance(
+            "--pool", f"{2 * size + 64}M", "--backend", "host", "--set", f"daemon.spill={spill}M",
+            *(file if where == "file" else ()), kvd=args.build / "daemon/kvd", kvctl=args.build / "tools/kvctl/kvctl")
+        self.daemon = kvd.connect(self.instance.socket)
+        if where == "file":
+            until(lambda: self.tier()["state"] == "on")
+        self.space = self.daemon.space("s", kvd.Geometry(layers=self.layers, kv_heads=8, head_dim=128, vocab=VOCAB))
+        for name, value in ("kvreviver", 1), ("kvreviver.max_load", 1e9), ("pressure", 0):
+            self.space.set(name, value)
+        self.payload = array("H", [0x3000 + i % 1024 for i in range(self.block // 2)]).tobytes()
+
+    def tier(self) -> dict:
+        return self.instance.stat("tiers")["tiers"][0]
+
+    def leave(self, sequence) -> None:
+        tokens = [i % VOCAB for i in range(self.n * BLOCK_TOKENS)]
+        while (there := len(sequence)) < self.n:
+            blocks = self.space.alloc(min(CHAIN, self.n - there))
+            for block in blocks:
+                block.memoryview()[:] = self.payload
+            first = there * BLOCK_TOKENS
+            sequence.append(blocks, tokens[first:first + len(blocks) * BLOCK_TOKENS])
+        while there := [i for i, entry in enumerate(sequence.entries()) if entry.data]:
+            sequence.cool(there, "vague" if self.where == "sketch" else "spill")
+            with contextlib.suppress(TimeoutError):
+                sequence.wait(1)
+        if self.where == "file":
+            until(lambda: self.tier()["copies"] >= self.n * (IN_MEMORY - 1) // IN_MEMORY)
+
+    def come_back(self) -> tuple[float, float]:
+        """Seconds for all of them, and of the processors."""
+        pid = self.instance.process.pid
+        with self.space.sequence(self.n) as sequence:
+            self.leave(sequence)
+            busy, began = spent(pid), time.monotonic()
+            sequence.revive(range(self.n), "approx" if self.where == "sketch" else "exact")
+            sequence.wait(60)
+            took, busy = time.monotonic() - began, spent(pid) - busy
+            if (there := sum(entry.data != 0 for entry in sequence.entries())) < self.n:
+                raise SystemExit(f"{there} of {self.n} blocks came back: {self.where}")
+        return took, busy
+
+
+def come_back(args: argparse.Namespace, folder: str) -> tuple[Copies, dict[str, list[tuple[float, float]]]]:
+    with contextlib.ExitStack() as stack:
+        all_of_them = [Copies(args, where, folder) for where in REVIVED]
+        for copies in all_of_them:
+            stack.enter_context(copies.instance)
+        seen: dict[str, list[tuple[float, float]]] = {where: [] for where in REVIVED}
+        for number in range(args.rounds + 1):
+            for copies in all_of_them:
+                figures = copies.come_back()
+                if number:                      # the first one makes its memory
+                    seen[copies.where].append(figures)
+        for copies in all_of_them:
+            copies.space.close()
+            copies.daemon.close()
+        return all_of_them[0], seen
+
+
+def show_come_back(copies: Copies, seen: dict[str, list[tuple[float, float]]]) -> None:
+    print(f"{copies.n} blocks of a sequence, {copies.block >> 10} KiB and {BLOCK_TOKENS} tokens each, come back; of copies "
+          f"in the file, a part of {IN_MEMORY} is in memory. Medians (least, most)\n")
+    for where, values in seen.items():
+        took = sorted(1e3 * t for t, _ in values)
+        busy, all_tokens = statistics.median(1e3 * b for _, b in values), copies.n * BLOCK_TOKENS
+        print(f"  {where:7} {statistics.median(took):7.1f} ms ({took[0]:.1f}, {took[-1]:.1f})  "
+              f"{1e3 * statistics.median(took) / all_tokens:6.1f} us a token  "
+              f"{copies.n * copies.block / MIB / statistics.median(took) * 1e3:6.0f} MiB/s  {busy:5.0f} ms of processors")
+    print()
+
+
 # ---- the first token ---------------------------------------------------------------------------------------------
 
 
@@ -253,6 +355,7 @@ def main() -> int:
     os.environ["KVD_LIBRARY"] = str(args.build / "client/libkvd.so.0")
     with tempfile.TemporaryDirectory(prefix="kvd-bench-", dir=args.dir) as folder:
         show_speed(args, speed(args, folder))
+        show_come_back(*come_back(args, folder))
         with redis(folder) as port:
             show_first_tokens(first_tokens(args, folder, port))
     return 0

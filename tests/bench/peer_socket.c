@@ -144,6 +144,10 @@ struct echo_peer *echo_peer_free(struct echo_peer *peer) {
         return NULL;
 }
 
+uint64_t echo_peer_cpu_ns(const struct echo_peer *peer) {
+        return process_cpu_ns(&peer->process);
+}
+
 int echo_peer_tell(struct echo_peer *peer, size_t request_bytes, size_t answer_bytes) {
         uint32_t answer = (uint32_t)answer_bytes;
 

@@ -68,5 +68,6 @@ int echo_peer_ask(struct echo_peer *peer, size_t request_bytes, size_t answer_by
 /* Its two halves: one message that wakes the peer, and its answer. */
 int echo_peer_tell(struct echo_peer *peer, size_t request_bytes, size_t answer_bytes);
 int echo_peer_hear(struct echo_peer *peer, size_t answer_bytes);
+uint64_t echo_peer_cpu_ns(const struct echo_peer *peer);
 
 #endif

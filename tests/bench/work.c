@@ -49,13 +49,31 @@ int batch_post(void *ctx) {
         return r;
 }
 
+static int fill_blocks(const struct batch *b, struct kvd_block *blocks, uint32_t n) {
+        int r = take_blocks(b->kvd->space, n, blocks);
+
+        for (uint32_t i = 0; r >= 0 && b->data && i < n; i++)
+                kvd_copy(blocks[i].data, b->data, b->bytes);
+        return r;
+}
+
 int batch_put(void *ctx) {
         struct batch *b = ctx;
-        int r = take_blocks(b->kvd->space, b->n, b->blocks);
+        int r = fill_blocks(b, b->blocks, b->n);
 
-        for (uint32_t i = 0; r >= 0 && b->data && i < b->n; i++)
-                kvd_copy(b->blocks[i].data, b->data, b->bytes);
         return r < 0 ? r : batch_seal(b);
+}
+
+int batch_put_posted(void *ctx) {
+        struct batch *b = ctx;
+        int r = 0;
+
+        for (uint32_t i = 0; r >= 0 && i < b->n; i++) {
+                r = fill_blocks(b, b->blocks + i, 1);
+                r |= kvd_post(b->kvd->space, &b->pin, 1, b->blocks + i,
+                              b->tokens + i * BLOCK_TOKENS, BLOCK_TOKENS) != 1;
+        }
+        return r ?: kvd_flush(b->kvd->space);
 }
 
 int batch_unpin(void *ctx) {

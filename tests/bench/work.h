@@ -32,7 +32,8 @@ int batch_blocks(void *ctx, uint32_t item);
 int batch_take_singly(void *ctx);
 int batch_seal(void *ctx);
 int batch_post(void *ctx);
-int batch_put(void *ctx); /* takes, fills, seals */
+int batch_put(void *ctx);        /* takes, fills, seals */
+int batch_put_posted(void *ctx); /* ... one by one, posted, until the daemon has seen them all */
 
 /* finish: lets go of what was sealed; seals what was only taken; waits for what was posted */
 int batch_unpin(void *ctx);

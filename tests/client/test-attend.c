@@ -19,6 +19,7 @@
 
 #include "client/conn.h"
 #include "client/kvd_attend.h"
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/client/attend_reference.h"
 #include "tests/lib/instance.h"
@@ -470,6 +471,45 @@ START_TEST(threads_share_a_space) {
 }
 END_TEST
 
+static pthread_barrier_t all_in;
+
+static void *calloc_together(size_t n, size_t bytes) {
+        pthread_barrier_wait(&all_in);
+        return kvd_sys_real.calloc(n, bytes);
+}
+
+static void *attend_once(void *history) {
+        expect_attention(0, history, 4, 9, 2);
+        return NULL;
+}
+
+/* A space keeps scratch memory of four calls. */
+START_TEST(more_threads_than_scratches_share_a_space) {
+        struct kvd_sys table = kvd_sys_real;
+        pthread_t threads[6];
+        struct history h;
+
+        start_daemon();
+        open_space(&small);
+        start_sequence(0, 12);
+        h = new_history(12);
+        write_tokens(0, &h, 0, 12);
+        table.calloc = calloc_together;
+        pthread_barrier_init(&all_in, NULL, ARRAY_SIZE(threads));
+        sys = &table;
+        for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
+                ck_assert_int_eq(pthread_create(threads + i, NULL, attend_once, &h), 0);
+        for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
+                ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+        sys = &kvd_sys_real;
+        expect_attention(0, &h, 4, 9, 2);
+        end_sequence();
+        free_history(&h);
+        space = kvd_space_close(space);
+        stop_daemon();
+}
+END_TEST
+
 START_TEST(a_forked_child_is_refused) {
         struct kvd_table t;
         int status;
@@ -497,4 +537,4 @@ SUITE("attend",
            TESTS(what_has_no_place_is_refused, a_sealed_block_is_not_written_to,
                  other_contents_are_refused, a_table_outlives_its_daemon,
                  what_a_call_needs_serves_the_next_one, threads_share_a_space,
-                 a_forked_child_is_refused)))
+                 more_threads_than_scratches_share_a_space, a_forked_child_is_refused)))

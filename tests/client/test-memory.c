@@ -21,6 +21,7 @@
 #include "client/kvd_cuda.h"
 #include "client/kvd_methods.h"
 #include "ipc/base/util.h"
+#include "tests/lib/addresses.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/oracle.h"
 #include "tests/lib/sanitized.h"
@@ -693,6 +694,23 @@ START_TEST(whoever_goes_leaves_nothing_mapped) {
 }
 END_TEST
 
+/* Mappings without a file may become one. A sanitizer maps memory of its own all the time. */
+START_TEST(spaces_that_were_closed_take_no_addresses) {
+        long before = 0;
+
+        for (uint32_t i = 0; i < 204; i++) {
+                struct client c;
+
+                if (i == 4)
+                        before = address_space_pages();
+                c = client_open();
+                client_close(&c);
+        }
+        if (!SANITIZED)
+                ck_assert_int_le(address_space_pages(), before);
+}
+END_TEST
+
 /* As "kvctl client end" does, to every other client of this process. */
 static void end_own(void) {
         struct conn *conn = instance_connect(&server);
@@ -871,7 +889,7 @@ SUITE("memory",
             fixed_addresses_outlive_many_daemons, a_dead_daemons_memory_is_let_go,
             fixed_addresses_are_as_many_as_there_were,
             unknown_flags_are_refused, duplicates_are_kept, a_long_chain_is_kept_whole,
-            whoever_goes_leaves_nothing_mapped,
+            whoever_goes_leaves_nothing_mapped, spaces_that_were_closed_take_no_addresses,
             a_client_that_was_ended_connects_anew, what_is_freed_goes_back,
             what_is_freed_is_taken_again, a_seal_fills_the_stock, what_is_in_doubt_goes_back,
             what_a_late_answer_brings_goes_back))

@@ -7,6 +7,7 @@
 #include "tests/daemon/file_tier.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,7 +25,7 @@ const char *depth = "daemon.file_depth=0";
 kvd *handle;
 kvd_space *space;
 bool opaque;
-uint32_t max_blocks;
+uint32_t max_blocks, kind, n_tokens = BLOCKS * BLOCK_TOKENS;
 uint32_t tokens[BLOCKS * BLOCK_TOKENS];
 
 /* ---- a daemon with a file -------------------------------------------------------------------- */
@@ -81,7 +82,7 @@ void connect_to_it(void) {
                                                   .block_tokens = BLOCK_TOKENS,
                                                   .layout = "test.v1"};
         const struct kvd_geometry *geometry = opaque ? &bytes : &planes;
-        const struct kvd_space_options options = {.max_blocks = max_blocks};
+        const struct kvd_space_options options = {.max_blocks = max_blocks, .kind = kind};
 
         ck_assert_msg(kvd_open(in.socket, &handle) == 0, "%s", kvd_error());
         ck_assert_msg(kvd_space_open(handle, "s", geometry, &options, &space) == 0, "%s",
@@ -129,6 +130,12 @@ void restart(bool kill) {
 
 /* ---- chains ---------------------------------------------------------------------------------- */
 
+/* Of a block: in a bidirectional space all tokens of the prefix say what is in it. */
+static uint64_t seed_of(const uint32_t *of, uint32_t block) {
+        return kind == KVD_BIDIRECTIONAL ? oracle_seed(SEED + block, of, n_tokens) :
+                                           oracle_seed(SEED, of, (block + 1) * BLOCK_TOKENS);
+}
+
 void make_chain(const uint32_t *of) {
         struct kvd_block blocks[BLOCKS];
         struct kvd_pin pin = {0};
@@ -141,34 +148,32 @@ void make_chain(const uint32_t *of) {
                 n += (uint32_t)r;
         }
         for (uint32_t i = 0; i < BLOCKS; i++)
-                oracle_fill(blocks[i].data, BLOCK_BYTES,
-                            oracle_seed(SEED, of, (i + 1) * BLOCK_TOKENS));
-        ck_assert_msg(kvd_seal(space, &pin, BLOCKS, blocks, of, BLOCKS * BLOCK_TOKENS) >= 0, "%s",
-                      kvd_error());
+                oracle_fill(blocks[i].data, BLOCK_BYTES, seed_of(of, i));
+        ck_assert_msg(kvd_seal(space, &pin, BLOCKS, blocks, of, n_tokens) >= 0, "%s", kvd_error());
         kvd_unpin(space, &pin);
 }
 
 /* The blocks that are resident; all of them must be right. */
 uint32_t resident(const uint32_t *of) {
         struct kvd_pin pin = {0};
-        uint32_t ids[BLOCKS];
+        uint32_t ids[BLOCKS], n_blocks;
         int64_t n;
 
         kvd_catch_up(space);
-        n = kvd_lookup(space, 0, of, BLOCKS * BLOCK_TOKENS, ids, BLOCKS, &pin);
+        n = kvd_lookup(space, 0, of, n_tokens, ids, BLOCKS, &pin);
         ck_assert_int_ge(n, 0);
-        for (uint32_t i = 0; i < n / BLOCK_TOKENS; i++)
-                ck_assert_uint_eq(oracle_wrong(kvd_pin_block(&pin, ids[i]), BLOCK_BYTES,
-                                               oracle_seed(SEED, of, (i + 1) * BLOCK_TOKENS)),
-                                  0);
+        n_blocks = DIV_UP((uint32_t)n, BLOCK_TOKENS);
+        for (uint32_t i = 0; i < n_blocks; i++)
+                ck_assert_uint_eq(
+                        oracle_wrong(kvd_pin_block(&pin, ids[i]), BLOCK_BYTES, seed_of(of, i)), 0);
         kvd_unpin(space, &pin);
-        return (uint32_t)(n / BLOCK_TOKENS);
+        return n_blocks;
 }
 
 /* The tokens that were promised. Waits until it has ended. */
 int64_t fetch(const uint32_t *of) {
         struct pollfd p = {.events = POLLIN};
-        int64_t n = kvd_fetch(space, 0, 0, of, BLOCKS * BLOCK_TOKENS, &p.fd);
+        int64_t n = kvd_fetch(space, 0, 0, of, n_tokens, &p.fd);
 
         ck_assert_msg(n >= 0, "%s", kvd_error());
         if (p.fd < 0)
@@ -183,7 +188,7 @@ uint32_t below_salted(const uint32_t *of, uint64_t salt) {
         struct kvd_pin pin = {.salt = salt};
         uint32_t ids[BLOCKS], n;
 
-        ck_assert_int_ge(kvd_lookup(space, 0, of, BLOCKS * BLOCK_TOKENS, ids, BLOCKS, &pin), 0);
+        ck_assert_int_ge(kvd_lookup(space, 0, of, n_tokens, ids, BLOCKS, &pin), 0);
         n = pin.n_below;
         kvd_unpin(space, &pin);
         return n;
@@ -205,6 +210,24 @@ void write_chain(void) {
         make_chain(tokens);
         WAIT_UNTIL(tier().records == BLOCKS);
         WAIT_UNTIL(tier().written_bytes >= BLOCKS * (uint64_t)RECORD_BYTES);
+}
+
+void rot(const uint32_t *of, uint32_t block) {
+        int fd = open(file, O_RDWR | O_CLOEXEC);
+        uint8_t byte[4096];
+        uint32_t n = 0;
+
+        ck_assert_int_ge(fd, 0);
+        for (off_t at = 128 << 10; at < 4 << 20; at += 4096) {
+                ck_assert_int_eq(pread(fd, byte, sizeof byte, at), sizeof byte);
+                if (oracle_wrong(byte, sizeof byte, seed_of(of, block)))
+                        continue;
+                byte[77] ^= 1;
+                ck_assert_int_eq(pwrite(fd, byte, sizeof byte, at), sizeof byte);
+                n++;
+        }
+        close(fd);
+        ck_assert_uint_ge(n, 1); /* what was replaced lies there still */
 }
 
 bool is_erased(void) {

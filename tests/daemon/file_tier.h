@@ -23,6 +23,8 @@ extern kvd *handle;
 extern kvd_space *space;
 extern bool opaque;         /* are its blocks? */
 extern uint32_t max_blocks; /* of it; 0: as many as there are */
+extern uint32_t kind;       /* 0: causal */
+extern uint32_t n_tokens;   /* of chains: those of all BLOCKS, but perhaps some of the last one's */
 extern uint32_t tokens[BLOCKS * BLOCK_TOKENS];
 
 const char *const *settings(void);
@@ -50,6 +52,8 @@ uint32_t below(const uint32_t *of);
 void evict_all(void);
 /* tokens' chain, until all of it is in the file */
 void write_chain(void);
+/* Flips a bit of a block of that chain in the file. */
+void rot(const uint32_t *of, uint32_t block);
 /* Is the space deleted, and erased? */
 bool is_erased(void);
 

@@ -23,6 +23,11 @@ static bool is_state(uint32_t number, const char *state) {
         return t.state.size == strlen(state) && memcmp(t.state.data, state, t.state.size) == 0;
 }
 
+/* It is as it will be. */
+static bool is_settled(uint32_t number) {
+        return !is_state(number, "opening") && !is_state(number, "scanning");
+}
+
 /* "a", "b" or both, in that order. first: what becomes of the first one. */
 static void start_with(const char *which, const char *first) {
         size_t n = 0;
@@ -32,7 +37,7 @@ static void start_with(const char *which, const char *first) {
                                       *c == 'a' ? file : second);
         instance_again(&in, settings());
         watcher = peer_attach(in.socket);
-        WAIT_UNTIL(is_state(0, first));
+        WAIT_UNTIL(is_state(0, first) && (!which[1] || is_settled(1)));
         connect_to_it();
 }
 
@@ -321,10 +326,43 @@ START_TEST(a_file_is_named_once) {
 }
 END_TEST
 
+/* ---- bidirectional prefixes ------------------------------------------------------------------ */
+
+static void start_two_whole(void) {
+        kind = KVD_BIDIRECTIONAL;
+        start_two();
+}
+
+static void expect_nothing(void) {
+        WAIT_UNTIL(below(tokens) == 0);
+        ck_assert_int_eq(fetch(tokens), 0);
+        ck_assert_uint_eq(resident(tokens), 0);
+}
+
+/* Half of a prefix is as good as none, and is no part of it when it is written again. */
+START_TEST(a_prefix_is_in_both_or_missed) {
+        write_chain();
+        ck_assert_uint_eq(tier_of(0).records, BLOCKS / 2);
+        ck_assert_uint_eq(tier_of(1).records, BLOCKS / 2);
+        expect_all(BLOCKS);
+        ck_assert_uint_eq(tier_of(1).hits, BLOCKS / 2);
+        again_with("ba", true);
+        expect_all(BLOCKS);
+        again_with(_i ? "a" : "b", true);
+        ck_assert_uint_eq(tier().records, BLOCKS / 2);
+        expect_nothing();
+        write_again();
+        expect_all(BLOCKS);
+        again_with("ab", true);
+        expect_all(BLOCKS);
+}
+END_TEST
+
 SUITE("files", FIXTURE(start_two, stop_two),
       LOOPS(2, both_have_the_same_share, deleted_without_a_file_is_deleted_in_it,
             a_file_is_named_once, a_file_that_is_too_short_is_filled, a_file_of_another_kvd_stays,
             a_file_of_another_kvd_and_size_stays),
       LOOPS(4, what_is_not_kvds_is_neither_cut_nor_filled),
       TESTS(their_order_is_nothing, a_second_file_is_added, deleted_is_deleted_in_both,
-            a_copy_is_a_new_file, a_file_that_cannot_be_opened_is_off))
+            a_copy_is_a_new_file, a_file_that_cannot_be_opened_is_off),
+      CASE("whole"), FIXTURE(start_two_whole, stop_two), LOOPS(2, a_prefix_is_in_both_or_missed))

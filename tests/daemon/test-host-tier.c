@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "client/kvd_methods.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/file_tier.h"
 #include "tests/lib/suite.h"
@@ -426,6 +427,83 @@ START_TEST(a_space_that_is_deleted_on_its_way) {
 }
 END_TEST
 
+#define OWN 900u /* blocks of a sequence: most of the pool, and more than there is memory for copies of */
+
+/* How many of them have left for exact copies, when no more do. */
+static uint64_t spill_all(kvd_sequence *sequence) {
+        uint64_t n = 0, before;
+
+        do {
+                before = n;
+                for (uint32_t slot = 0; slot < OWN; slot++)
+                        kvd_sequence_cool(sequence, 1, &slot, KVD_COOL_SPILL);
+                ck_assert_int_ge(kvd_sequence_wait(sequence, UINT64_C(30000000000)), 0);
+                n = copies();
+        } while (n > before);
+        return n;
+}
+
+static void append_own(kvd_sequence *sequence) {
+        for (uint32_t i = 0; i < OWN; i++) {
+                struct kvd_block block;
+
+                ck_assert_int_eq(kvd_alloc(space, 1, &block), 1);
+                memset(block.data, (int)i, BLOCK_BYTES);
+                ck_assert_msg(kvd_sequence_append(sequence, 1, &block, chain(100 + i),
+                                                  BLOCK_TOKENS) >= 0,
+                              "%s", kvd_error());
+        }
+}
+
+/* From memory and from the file, byte by byte, as often as it must be asked for. */
+static void revive_all(kvd_sequence *sequence) {
+        const struct kvd_entry *entries;
+        uint32_t n, there = 0;
+
+        for (uint32_t tries = 0; there < OWN && tries < 100; tries++) {
+                for (uint32_t slot = 0; slot < OWN; slot++)
+                        kvd_sequence_revive(sequence, 1, &slot, KVD_REVIVE_EXACT);
+                ck_assert_int_ge(kvd_sequence_wait(sequence, UINT64_C(30000000000)), 0);
+                entries = kvd_sequence_entries(sequence, &n);
+                ck_assert_uint_eq(n, OWN);
+                there = 0;
+                for (uint32_t i = 0; i < OWN; i++) {
+                        const uint8_t *data = entries[i].data;
+
+                        for (uint32_t k = 0; data && k < BLOCK_BYTES; k++)
+                                ck_assert_uint_eq(data[k], (uint8_t)i);
+                        there += data != NULL;
+                }
+        }
+        ck_assert_uint_eq(there, OWN);
+}
+
+/* They took all memory there is for copies: nothing went to the file any more, or came from there. */
+START_TEST(copies_leave_room_on_the_way) {
+        kvd_sequence *sequence;
+        uint64_t spilled;
+
+        start_with_file("daemon.spill=16M"); /* the least there is */
+        WAIT_UNTIL(kvd_slice_is(tier_of(0).state, "on"));
+        ck_assert_int_eq(kvd_space_set(space, "kvreviver", 1), 0);
+        ck_assert_int_eq(kvd_sequence_open(space, OWN, &sequence), 0);
+        append_own(sequence);
+        spilled = spill_all(sequence);
+        ck_assert_uint_ge(spilled, 256);
+        ck_assert_uint_lt(spilled, OWN);
+        ck_assert_uint_gt(tier_of(0).copies, 0); /* ... of which some is given back to these */
+        make_chain(chain(1));
+        WAIT_UNTIL(tier_of(0).written_bytes >=
+                   (tier_of(0).copies_written + BLOCKS) * (uint64_t)RECORD_BYTES);
+        fetch_whole(1);
+        ck_assert_uint_eq(tier_of(0).hits, BLOCKS);
+        revive_all(sequence);
+        ck_assert_uint_eq(tier_of(0).copies, 0);
+        kvd_sequence_close(sequence);
+        end();
+}
+END_TEST
+
 /* By legacy handles a space is one segment, and is not deleted under its clients. */
 SUITE("host-tier",
       opaque = argc > 1,
@@ -434,4 +512,5 @@ SUITE("host-tier",
             a_file_is_behind_it, a_flipped_copy_is_read_from_the_file, nothing_stays_on_its_way),
       WHEN(strcmp(getenv("KVD_TEST_BACKEND"), "cuda") == 0,
            TESTS(a_deleted_space_leaves_nothing, a_worker_that_dies, a_worker_that_dies_before_a_file,
-                 a_space_that_is_deleted_on_its_way)))
+                 a_space_that_is_deleted_on_its_way),
+           WHEN(!opaque, TESTS(copies_leave_room_on_the_way))))

@@ -154,6 +154,58 @@ START_TEST(a_chain_keeps_its_salt) {
 }
 END_TEST
 
+/* ---- whole prefixes -------------------------------------------------------------------------- */
+
+static void seal_whole(kvd_space *space, const uint32_t *tokens, uint8_t fill) {
+        struct kvd_block blocks[CHAIN];
+        struct kvd_pin pin = {0};
+
+        for (uint32_t i = 0; i < CHAIN; i++) {
+                ck_assert_int_eq(kvd_alloc(space, 1, blocks + i), 1);
+                memset(blocks[i].data, fill, kvd_block_bytes(&(struct kvd_geometry)PLANES));
+        }
+        ck_assert_int_eq(kvd_seal(space, &pin, CHAIN, blocks, tokens, CHAIN * BT), CHAIN);
+        kvd_unpin(space, &pin);
+}
+
+/* What the blocks of the prefix were filled with; -1: it is not found. */
+static int find_whole(kvd_space *space, const uint32_t *tokens) {
+        struct kvd_pin pin = {0};
+        uint32_t ids[CHAIN];
+        int64_t n = kvd_lookup(space, 0, tokens, CHAIN * BT, ids, CHAIN, &pin);
+        int fill = n ? *kvd_pin_block(&pin, ids[0]) : -1;
+
+        ck_assert(n == 0 || n == CHAIN * BT);
+        for (uint32_t i = 0; i < n / BT; i++)
+                ck_assert_int_eq(*kvd_pin_block(&pin, ids[i]), fill);
+        kvd_unpin(space, &pin);
+        return fill;
+}
+
+/* What was left of it when its end had gone was found first, and the new one never. */
+START_TEST(a_prefix_that_was_made_again_is_found) {
+        static const struct kvd_geometry g = PLANES;
+        kvd_space *space = open_space("w", &g, KVD_BIDIRECTIONAL);
+        const struct kvd_msg evict_one = {.number = KVD_MSG_evict,
+                                          .evict = {.space = kvd_slice_of("w"), .blocks = 1}};
+        uint32_t tokens[CHAIN * BT];
+
+        for (uint32_t i = 0; i < CHAIN * BT; i++)
+                tokens[i] = i * 7 % 1000;
+        for (uint8_t round = 1; round < 4; round++) {
+                seal_whole(space, tokens, round);
+                ck_assert_int_eq(find_whole(space, tokens), round);
+                check_clean("w");
+                peer_ok(peer, evict_one); /* rests go first */
+                peer_ok(peer, evict_one);
+                ck_assert_int_eq(find_whole(space, tokens), round == 1 ? -1 : round);
+                while (find_whole(space, tokens) >= 0)
+                        peer_ok(peer, evict_one);
+        }
+        kvd_space_close(space);
+}
+END_TEST
+
 /* ---- keys ------------------------------------------------------------------------------------ */
 
 /* Full words and zeros among them; two keys that differ differ in the last byte, too. */
@@ -408,7 +460,8 @@ END_TEST
 
 SUITE("keys",
       FIXTURE(setup, teardown),
-      TESTS(chains_of_different_salts_never_share, a_chain_keeps_its_salt),
+      TESTS(chains_of_different_salts_never_share, a_chain_keeps_its_salt,
+            a_prefix_that_was_made_again_is_found),
       LOOPS(5, keys_find_their_objects),
       TESTS(an_object_is_found_whole_or_not, keys_need_a_space_for_them,
             an_opaque_space_refuses_the_methods, an_opaque_space_is_a_space,

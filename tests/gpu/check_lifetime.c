@@ -214,7 +214,37 @@ void check_users(void) {
 
 /* ---- T5 -------------------------------------------------------------------------------------- */
 
-void check_owner(void) {
+/* As the daemon does that takes over what one before it has made. */
+static void take_over(void) {
+        struct actor maker = actor_start(), next = actor_start(), onlooker = actor_start();
+        uint64_t bytes = check_bytes(1024 * MIB);
+        double before;
+        struct line l;
+        int r;
+
+        line_begin(&l, "T5",
+                   "can a process import and map a descriptor after cuInit alone, and what does it "
+                   "cost?");
+        r = ask(&onlooker, OPEN);
+        r = r ? r : ask(&maker, INIT);
+        r = r ? r : ask(&maker, CREATE, bytes);
+        r = r ? r : ask(&next, INIT);
+        if (cannot_ask(&l, r, "maker", &maker))
+                goto out;
+        actor_lend(&next, maker.fd);
+        before = free_mib(&onlooker);
+        r = ask(&next, IMPORT, bytes, CU_ACCESS_NONE);
+        line_number(&l, "import_us", us_of(next.note.n[0]));
+        line_number(&l, "map_us", us_of(next.note.n[2]));
+        line_number(&l, "costs_mib", before - free_mib(&onlooker));
+        line_answer(&l, r ? NO : YES, "import, reserve and map: %s", actor_word(r));
+out:
+        actor_stop(&maker);
+        actor_stop(&next);
+        actor_stop(&onlooker);
+}
+
+static void make_alone(void) {
         struct actor owner = actor_start(), onlooker = actor_start();
         uint64_t bytes = check_bytes(1024 * MIB);
         double before, init, made, context;
@@ -244,4 +274,9 @@ void check_owner(void) {
 out:
         actor_stop(&owner);
         actor_stop(&onlooker);
+}
+
+void check_owner(void) {
+        make_alone();
+        take_over();
 }

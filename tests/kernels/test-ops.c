@@ -55,15 +55,6 @@ static void plain_matmul(float *y, size_t ldy, const float *x, size_t ldx, uint3
                 }
 }
 
-static void plain_mix(float *y, size_t ldy, const float *p, size_t ldp, uint32_t rows,
-                      const struct kvd_rows *v, uint32_t n) {
-        for (uint32_t r = 0; r < rows; r++)
-                for (uint32_t t = 0; t < n; t++)
-                        for (uint32_t d = 0; d < v->dim; d++)
-                                y[r * ldy + d] = fmaf(p[r * ldp + t], kvd_rows_at(v, t)[d],
-                                                      y[r * ldy + d]);
-}
-
 static void plain_rmsnorm(float *y, const float *x, const float *w, uint32_t n, float eps) {
         float sum[KVD_PANEL] = {0}, scale;
 
@@ -104,7 +95,7 @@ END_TEST
 
 START_TEST(tables_have_no_holes) {
         for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
-                ck_assert((*v)->name && (*v)->works && (*v)->pack && (*v)->matmul && (*v)->mix &&
+                ck_assert((*v)->name && (*v)->works && (*v)->pack && (*v)->matmul &&
                           (*v)->rmsnorm);
                 ck_assert((*v)->rope && (*v)->swiglu && (*v)->add && (*v)->softmax && (*v)->widen &&
                           (*v)->narrow);
@@ -160,51 +151,6 @@ START_TEST(matmul_equals_the_reference_and_rows_are_independent) {
                         for (size_t i = 0; i < ARRAY_SIZE(sizes); i++)
                                 for (size_t o = 0; o < ARRAY_SIZE(sizes); o++)
                                         matmul_case(variants[v], rows, sizes[i], sizes[o]);
-}
-END_TEST
-
-/* Value rows in blocks of per_block rows that lie anywhere, offset floats from a block's start. */
-static struct kvd_rows scattered_rows(uint32_t n, uint32_t per_block, uint32_t dim, size_t stride,
-                                      size_t offset) {
-        uint32_t n_blocks = DIV_UP(n, per_block);
-        const uint8_t **blocks = buffer(n_blocks * sizeof *blocks);
-
-        for (uint32_t b = 0; b < n_blocks; b++) {
-                uint32_t rows = MIN(per_block, n - b * per_block);
-
-                blocks[b] = (const uint8_t *)random_floats(offset + (rows - 1) * stride + dim);
-        }
-        return (struct kvd_rows){blocks, offset * sizeof(float), stride, per_block, dim};
-}
-
-static void mix_case(const struct kvd_ops *v, uint32_t rows, uint32_t n, uint32_t per_block,
-                     uint32_t dim) {
-        struct kvd_rows values = scattered_rows(n, per_block, dim, dim + n % 3, rows % 2);
-        size_t ldp = n + 3, ldy = dim + n % 4, total = (rows - 1) * ldy + dim;
-        float *p = random_floats((rows - 1) * ldp + n), *start = random_floats(total);
-        float *expected = copy_floats(start, total), *got = copy_floats(start, total);
-        float *alone = copy_floats(start, total);
-
-        plain_mix(expected, ldy, p, ldp, rows, &values, n);
-        v->mix(got, ldy, p, ldp, rows, &values, 0, n / 3); /* in two steps: the chain goes on */
-        v->mix(got, ldy, p, ldp, rows, &values, n / 3, n);
-        assert_same_bits(expected, got, total, v->name);
-        for (uint32_t r = 0; r < rows; r++)
-                v->mix(alone + r * ldy, ldy, p + r * ldp, ldp, 1, &values, 0, n);
-        assert_same_bits(expected, alone, total, "rows one by one");
-        buffers_free();
-}
-
-START_TEST(mix_equals_the_reference_and_rows_are_independent) {
-        static const uint32_t counts[] = {1, 5, 16, 17, 50}, blocks[] = {1, 3, 16};
-
-        for (size_t v = 0; v < n_variants; v++)
-                for (uint32_t rows = 1; rows <= 11; rows++)
-                        for (size_t n = 0; n < ARRAY_SIZE(counts); n++)
-                                for (size_t b = 0; b < ARRAY_SIZE(blocks); b++)
-                                        for (uint32_t dim = 1; dim <= 66; dim += dim < 40 ? 1 : 13)
-                                                mix_case(variants[v], rows, counts[n], blocks[b],
-                                                         dim);
 }
 END_TEST
 
@@ -416,7 +362,7 @@ SUITE("kernels: operations",
       find_variants(),
       TESTS(pick_finds_by_name_and_rejects_the_unknown, tables_have_no_holes,
             pack_equals_the_reference, matmul_equals_the_reference_and_rows_are_independent,
-            mix_equals_the_reference_and_rows_are_independent, vectors_equal_the_reference,
+            vectors_equal_the_reference,
             rope_equals_the_reference, softmax_equals_the_reference, softmax_has_the_same_edges,
             softmax_is_the_exponential, swiglu_keeps_its_ends, sixteen_bit_numbers_convert_alike,
             narrowing_rounds_alike, copy_nt_copies_exactly, copy_nt_stops_at_the_guard_pages))

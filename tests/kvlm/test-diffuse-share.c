@@ -233,6 +233,63 @@ START_TEST(what_was_evicted_is_made_again) {
 }
 END_TEST
 
+/* ---- below the pool ---- */
+
+static void start_with_file(void) {
+        static char file[160];
+        const char *const settings[] = {"daemon.pool=16M",      "daemon.segment=4M", file,
+                                        "daemon.file_size=64M", "daemon.file_depth=0", NULL};
+
+        instance_kill(&server);
+        snprintf(file, sizeof file, "daemon.file=%s", folder_path("file"));
+        instance_start(&server, settings);
+}
+
+static bool file_is_on(struct conn *conn) {
+        struct kvd_msg_tier_info request = {0};
+        struct kvd_msg_tier_info_reply reply;
+
+        ck_assert_int_eq(conn_call(conn, KVD_MSG_tier_info, &request, &reply), 0);
+        return reply.state.size == 2 && memcmp(reply.state.data, "on", 2) == 0;
+}
+
+static void evict(struct conn *conn, uint32_t to) {
+        struct kvd_msg_evict request = {.space = kvd_slice_of("model"), .to = to};
+        struct kvd_msg_evict_reply reply = {.more = 1};
+
+        while (reply.more) {
+                ck_assert_int_eq(conn_call(conn, KVD_MSG_evict, &request, &reply), 0);
+                request.to = to ? 2 : 0;
+                usleep(1000);
+        }
+}
+
+/* Each layer is a chain of its own. Now and then one does not come in time, and is made again. */
+START_TEST(what_left_the_pool_comes_from_the_file) {
+        struct way w = {.depth = "4"};
+        struct answer alone = ask_alone(w), a;
+        uint64_t found = 0;
+        struct conn *conn;
+
+        start_with_file();
+        conn = instance_connect(&server);
+        while (!file_is_on(conn))
+                usleep(1000);
+        ck_assert_uint_eq(member(ask(w), "made_layers"), 4);
+        for (int i = 0; i < 50 && found < 4; i++) {
+                evict(conn, 1);
+                evict(conn, 0);
+                a = ask(w);
+                check_same(a, alone);
+                ck_assert_uint_eq(member(a, "found_layers") + member(a, "made_layers"), 4);
+                found = member(a, "found_layers");
+        }
+        ck_assert_uint_eq(found, 4);
+        conn_close(conn);
+        check_invariants();
+}
+END_TEST
+
 /* ---- single flight ---- */
 
 /* A process that has the right to compute the prefix and does nothing, until it is killed. */
@@ -584,7 +641,7 @@ SUITE("kvlm: BiCache in the pool",
       kvlm_program = argc > 1 ? argv[1] : "kvlm",
       FIXTURE(prepare, clean_up),
       TESTS(bits_are_those_of_private_memory, B10_boundary, a_prefix_is_found_whole_or_not_at_all,
-            what_was_evicted_is_made_again, B13_single_flight,
+            what_was_evicted_is_made_again, what_left_the_pool_comes_from_the_file, B13_single_flight,
             B13_single_flight_when_the_holder_is_killed, a_full_pool_is_not_an_error,
             the_daemons_death_is_not_an_error, without_a_daemon_it_works_and_says_so,
             B15_no_cross_kind_reuse, the_space_says_whether_and_how_often,

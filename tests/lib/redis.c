@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,14 +34,17 @@ bool redis_is_there(void) {
         return system("redis-server --version >/dev/null 2>&1") == 0;
 }
 
-static struct sockaddr_in address(uint16_t port) {
-        return (struct sockaddr_in){.sin_family = AF_INET,
-                                    .sin_port = htons(port),
-                                    .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+bool redis_has_tls(void) {
+        bool has = redis_is_there() && system("redis-server --tls-session-caching x 2>&1 | "
+                                              "grep -q \"'yes' or 'no'\"") == 0;
+
+        if (!has)
+                puts("there is no redis-server with TLS");
+        return has;
 }
 
 static uint16_t free_port(void) {
-        struct sockaddr_in a = address(0);
+        struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
         socklen_t n = sizeof a;
         int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
@@ -50,31 +54,64 @@ static uint16_t free_port(void) {
         return ntohs(a.sin_port);
 }
 
-static void run(struct redis *r, bool cluster) {
-        char port[8], bus[8], log[80];
-        const char *arguments[] = {"redis-server", "--port", port, "--bind", "127.0.0.1", "--save",
-                                   "", "--appendonly", "no", "--dir", r->dir, "--logfile", log,
-                                   "--cluster-enabled", "yes", "--cluster-port", bus,
-                                   "--cluster-node-timeout", "2000",
-                                   "--cluster-require-full-coverage", "no", NULL};
+/* What it is told besides, as many as there are. */
+struct words {
+        const char *all[48];
+        uint32_t n;
+};
+
+static void add_words(struct words *w, const char *const words[]) {
+        for (; *words; words++)
+                w->all[w->n++] = *words;
+}
+#define ADD(w, ...) add_words(w, (const char *const[]){__VA_ARGS__, NULL})
+
+static void add_cluster(struct words *w, const char *bus) {
+        ADD(w, "--cluster-enabled", "yes", "--cluster-port", bus, "--cluster-node-timeout", "2000",
+            "--cluster-require-full-coverage", "no");
+}
+
+static void add_tls(struct words *w, const struct redis_tls *tls, const char *port) {
+        static char ca[96], certificate[96], key[96];
+
+        snprintf(ca, sizeof ca, "%s/ca.pem", tls->folder);
+        snprintf(certificate, sizeof certificate, "%s/%s.pem", tls->folder, tls->name);
+        snprintf(key, sizeof key, "%s/%s.key", tls->folder, tls->name);
+        ADD(w, "--port", "0", "--tls-port", port, "--tls-cluster", "yes", "--tls-ca-cert-file", ca,
+            "--tls-cert-file", certificate, "--tls-key-file", key, "--tls-auth-clients",
+            tls->asks ? "yes" : "no");
+}
+
+static void run(struct redis *r, bool cluster, const struct redis_tls *tls) {
+        char port[8], bus[8], log[80], local[80];
+        struct words w = {.n = 0};
 
         snprintf(port, sizeof port, "%u", r->port);
         snprintf(bus, sizeof bus, "%u", r->bus);
         snprintf(log, sizeof log, "%s/log", r->dir);
-        if (!cluster)
-                arguments[13] = NULL;
+        snprintf(local, sizeof local, "%s/local", r->dir);
+        ADD(&w, "redis-server", "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir",
+            r->dir, "--logfile", log, "--unixsocket", local);
+        if (cluster)
+                add_cluster(&w, bus);
+        if (tls)
+                add_tls(&w, tls, port);
+        else
+                ADD(&w, "--port", port);
         r->pid = fork();
         if (r->pid == 0) {
                 prctl(PR_SET_PDEATHSIG, SIGKILL);
-                execvp("redis-server", (char *const *)arguments);
+                execvp("redis-server", (char *const *)w.all);
                 _exit(127);
         }
 }
 
+/* It listens there last. */
 static bool connected(struct redis *r) {
-        struct sockaddr_in a = address(r->port);
+        struct sockaddr_un a = {.sun_family = AF_UNIX};
 
-        r->fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        snprintf(a.sun_path, sizeof a.sun_path, "%s/local", r->dir);
+        r->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (connect(r->fd, (struct sockaddr *)&a, sizeof a) == 0)
                 return true;
         close(r->fd);
@@ -82,10 +119,9 @@ static bool connected(struct redis *r) {
         return false;
 }
 
-static bool try_to_start(struct redis *r, bool cluster) {
-        r->port = free_port();
-        r->bus = free_port();
-        run(r, cluster);
+/* False: it has ended, perhaps because somebody else has its port. */
+static bool try_to_start(struct redis *r, bool cluster, const struct redis_tls *tls) {
+        run(r, cluster, tls);
         for (int ms = 0; ms < PATIENCE_MS; ms += 10) {
                 if (connected(r))
                         return true;
@@ -96,18 +132,33 @@ static bool try_to_start(struct redis *r, bool cluster) {
         ck_abort_msg("redis-server does not listen");
 }
 
-static void start(struct redis *r, bool cluster) {
+static void start(struct redis *r, bool cluster, const struct redis_tls *tls) {
         int tries = 0;
 
         *r = (struct redis){.fd = -1, .dir = "/tmp/kvd-redis-XXXXXX"};
         ck_assert_ptr_nonnull(mkdtemp(r->dir));
-        while (!try_to_start(r, cluster))
-                ck_assert_int_lt(++tries, 10);
+        do {
+                ck_assert_int_lt(tries++, 10);
+                r->port = free_port();
+                r->bus = free_port();
+        } while (!try_to_start(r, cluster, tls));
         ck_assert_str_eq(REDIS(r, "PING"), "PONG");
 }
 
-void redis_start(struct redis *r) {
-        start(r, false);
+void redis_start(struct redis *r, const struct redis_tls *tls) {
+        start(r, false, tls);
+}
+
+void redis_again(struct redis *r, const struct redis_tls *tls) {
+        int tries = 0;
+
+        kill(r->pid, SIGKILL);
+        waitpid(r->pid, NULL, 0);
+        close(r->fd);
+        while (!try_to_start(r, false, tls)) {
+                ck_assert_int_lt(tries++, 100); /* connections that end hold the port for a while */
+                usleep(100000);
+        }
 }
 
 void redis_stop(struct redis *r) {
@@ -246,11 +297,11 @@ static bool is_ready(struct redis *r) {
                strstr(info, "cluster_size:3");
 }
 
-void redis_start_cluster(struct redis r[static REDIS_CLUSTER]) {
+void redis_start_cluster(struct redis r[static REDIS_CLUSTER], const struct redis_tls *tls) {
         for (uint32_t i = 0; i < REDIS_CLUSTER; i++) {
                 char first[8], last[8];
 
-                start(&r[i], true);
+                start(&r[i], true, tls);
                 snprintf(first, sizeof first, "%u", 16384 * i / REDIS_CLUSTER);
                 snprintf(last, sizeof last, "%u", 16384 * (i + 1) / REDIS_CLUSTER - 1);
                 ck_assert_str_eq(REDIS(&r[i], "CLUSTER", "ADDSLOTSRANGE", first, last), "OK");

@@ -17,14 +17,24 @@
 struct redis {
         pid_t pid;
         uint16_t port, bus; /* of a Cluster's server: where it speaks to the others */
-        int fd;             /* of redis_do */
+        int fd;             /* of redis_do, which goes through a Unix socket */
         char dir[64];
 };
 
-bool redis_is_there(void); /* the program is installed */
+/* With it the port is one of TLS. */
+struct redis_tls {
+        const char *folder, *name; /* of ca.pem, and of the server's certificate (certificates.h) */
+        bool asks;                 /* for clients' certificates */
+};
 
-void redis_start(struct redis *r);
-void redis_start_cluster(struct redis r[static REDIS_CLUSTER]); /* each has a third of the slots */
+bool redis_is_there(void);  /* the program is installed */
+bool redis_has_tls(void);   /* ... and was built with it; if not, a line says so */
+
+/* tls: NULL: without. */
+void redis_start(struct redis *r, const struct redis_tls *tls);
+void redis_again(struct redis *r, const struct redis_tls *tls); /* at the same port; it was killed */
+/* each has a third of the slots */
+void redis_start_cluster(struct redis r[static REDIS_CLUSTER], const struct redis_tls *tls);
 void redis_stop(struct redis *r); /* kills it, also one that was stopped by a signal */
 
 /* "SET", "name", ... The reply's text, number or first member, until the next call. */

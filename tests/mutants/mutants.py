@@ -3,7 +3,7 @@
 """Breaks store, client and ipc in many places, one at a time, and counts what the suite does not notice.
 
     mutants.py --build DIR [--seed N] [--count N] [--again FILE] [--only N,N...] [--seconds N] [--longest N]
-               [--jobs N] [--list]
+               [--jobs N] [--sanitized] [--list]
     mutants.py --self-test
 
     --build DIR  where the mutated sources, their build and results.json are kept
@@ -22,13 +22,16 @@ it at once afterwards, and fails with it again. It survives if none does. The te
 then the quick ones, and those that have caught others in its folder. Nothing hangs because the machine is busy: while a
 test's threads wait for a processor, its time stands still.
 
-What was judged is kept at once, with the sources that it was judged in: the same command goes on where a run was ended.
-Whoever was begun is judged anew. A run that was ended gives no figure, since who is caught quickly is judged first; its
-exit status is 3. Of a whole one it is 0 if 95 % are caught, and else 1.
+Each answer of a test is kept at once, and holds as long as the programs that gave it, and the test's scripts, are the same to
+the byte: the same command goes on where a run was ended, and after tests were added only these are asked. A run that was ended gives no
+figure, since who is caught quickly is judged first; its exit status is 3. Of a whole one it is 0 if 95 % are caught, and else 1.
+
+With --sanitized, whoever survives is run once more by the same tests in a build with the address and undefined behaviour
+sanitizers, as tools/test --full has one: it takes some hours, since it is asked by all that reach it.
 
 Not mutated are store/check (it judges the others), words for people (refusals, logs, describe.c) and what only makes
-things faster (prefetches, madvise, sizes of batches, alignments). A free() that is forgotten is found by the sanitized
-builds of tools/test --full, a lock that is by ThreadSanitizer. An int function's `return 0`, and the 0 of an `int r` that
+things faster (prefetches, madvise, sizes of batches, alignments). A free() that is forgotten is found by tools/test --full
+where leaks are looked for, a lock that is by ThreadSanitizer. An int function's `return 0`, and the 0 of an `int r` that
 it returns, becomes an error, not 1: callers ask whether it is less than 0.
 """
 from __future__ import annotations
@@ -63,10 +66,11 @@ NOT_MUTATED = ("store/check/", "store/refuse.c", "client/error.c", "ipc/describe
 SUITES = ("ipc", "fuzz", "store", "client", "daemon", "device", "inproc", "killpoints", "hostile", "soak", "kvctl",
           "python", "kvlm", "methods", "fakecuda", "systemd")
 NOT_RUN = ("bench-runs", "catches-no", "catches-look") # they judge speed, or broken copies
-NOTHING = "ninja: no work to do.\n"
 LONGEST = 240           # seconds: by default; a test that takes longer would be asked by every survivor
-NO_MATTER = (".md", "survivors.txt", "figures.json") # what is written there changes no verdict
+PRODUCT = ("daemon/kvd", "tools/kvctl/kvctl", "tools/kvlm/kvlm", "client/libkvd.so.0", "kernels/libkvd_kernels.so.0")
 SETUP = ["-Dcuda=disabled", "-Dbuildtype=debugoptimized", "-Dtests=enabled"]
+SANITIZED = ["-Db_sanitize=address,undefined", "-Db_lundef=false"]
+SLOWER = 5              # at most, with sanitizers
 
 
 class Mutant:
@@ -125,9 +129,8 @@ def read_again(sources: dict[str, str], file: Path) -> list[Mutant]:
     return [Mutant(n, place, sources[path], what, other) for n, (path, place, what, other) in enumerate(found)]
 
 
-def write_sources(root: Path, copy: Path, mutants: list[Mutant]) -> str:
-    """The tree with all of them in it. Files that stay the same keep their times. Returns what the tree is without them."""
-    digest = hashlib.sha256()
+def write_sources(root: Path, copy: Path, mutants: list[Mutant]) -> None:
+    """The tree with all of them in it. Files that stay the same keep their times."""
     files = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], check=True, text=True,
                            stdout=subprocess.PIPE).stdout.split("\n")
     by_path: dict[str, list] = {}
@@ -135,57 +138,53 @@ def write_sources(root: Path, copy: Path, mutants: list[Mutant]) -> str:
         by_path.setdefault(m.place.path, []).append((m.place, m.number, m.other))
     for name in filter(lambda f: f and (root / f).is_file(), files):
         text = (root / name).read_bytes()
-        if not name.endswith(NO_MATTER):
-            digest.update(f"{name} {len(text)}\n".encode() + text)
         if name in by_path:
             text = mutated(text.decode(), by_path[name]).encode()
         if not (copy / name).exists() or (copy / name).read_bytes() != text:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes(text)
             shutil.copymode(root / name, copy / name)
-    return digest.hexdigest()
 
 
-class Verdicts:
-    """What is known of mutants, in a file: which test caught each, or none, and in which sources."""
+class Answers:
+    """What tests said of mutants, in a file: for each mutant and test, what the test was made of (Test.made_of), and how it
+    failed; "": it passed."""
 
-    def __init__(self, file: Path, sources: str):
-        self.file, self.sources, self.lock = file, sources, threading.Lock()
-        self.known = json.loads(file.read_text()) if file.exists() else {}
+    def __init__(self, file: Path):
+        self.file, self.lock = file, threading.Lock()
+        self.known: dict[str, dict[str, list[str]]] = json.loads(file.read_text()) if file.exists() else {}
 
-    def recall(self, mutant: Mutant) -> bool:
-        known = self.known.get(mutant.key, {})
-        mutant.judged = known.get("sources") == self.sources
-        mutant.caught = f"{known['test']} ({known['how']})" if mutant.judged and known["test"] else ""
-        return mutant.judged
+    def of(self, mutant: Mutant, test: Test) -> str | None:
+        """None: it was not asked, or is another one by now."""
+        made_of, how = self.known.get(mutant.key, {}).get(test.name, ("", ""))
+        return how if made_of == test.made_of else None
 
-    def test_before(self, mutant: Mutant) -> str:
-        """Who caught it, here or in other sources."""
-        return self.known.get(mutant.key, {}).get("test", "")
+    def caught_before(self, mutant: Mutant, test: Test) -> bool:
+        """Here, or as it was made of something else."""
+        return bool(self.known.get(mutant.key, {}).get(test.name, ("", ""))[1])
 
-    def keep(self, mutant: Mutant, test: str, how: str) -> None:
+    def keep(self, mutant: Mutant, test: Test, how: str) -> None:
         with self.lock:
-            self.known[mutant.key] = {"test": test, "how": how, "sources": self.sources}
+            self.known.setdefault(mutant.key, {})[test.name] = [test.made_of, how]
             self.file.with_suffix(".new").write_text(json.dumps(self.known, indent=1) + "\n")
             self.file.with_suffix(".new").replace(self.file)
-            self.recall(mutant)
 
 
 class Build:
     """The mutated tree, built, and its tests."""
 
-    def __init__(self, folder: Path, jobs: int, longest: int):
-        self.source, self.build, self.scratch = folder / "source", folder / "build", folder / "scratch"
-        self.log, self.jobs, self.longest, self.tests = folder / "build.log", jobs, longest, []
+    def __init__(self, folder: Path, jobs: int, longest: int, name: str = "", options: list[str] | None = None):
+        self.source, self.build, self.scratch = folder / "source", folder / f"build{name}", folder / "scratch"
+        self.log, self.jobs, self.longest, self.tests = folder / f"build{name}.log", jobs, longest, []
         self.known, self.caught_in = folder / "known.json", collections.Counter()
-        self.verdicts = Verdicts(folder / "verdicts.json", "")
+        self.answers, self.options = Answers(folder / f"answers{name}.json"), [*SETUP, *(options or [])]
         for path in (self.source, self.scratch):
             path.mkdir(parents=True, exist_ok=True)
 
     def make(self) -> None:
         is_set_up = (self.build / "build.ninja").exists()
         set_up = ["ninja", "-C", self.build, "build.ninja"] if is_set_up else \
-            ["meson", "setup", *SETUP, self.build, self.source]
+            ["meson", "setup", *self.options, self.build, self.source]
         with open(self.log, "w") as log:
             subprocess.run(set_up, check=True, stdout=log, stderr=log) # before its tests are listed: some may be new
             known = json.loads(subprocess.run(["meson", "introspect", "--tests", "--targets", "-f", self.build], check=True,
@@ -195,6 +194,19 @@ class Build:
             wanted = sorted({os.path.relpath(file, self.build.resolve())
                              for t in self.tests for target in t.needs for file in files[target]})
             subprocess.run(["ninja", "-C", self.build, *wanted], check=True, stdout=log, stderr=log)
+        digests = {}
+        for test in self.tests:
+            test.made_of = self.digest([self.build / file for target in test.needs for file in files[target]], test, digests)
+
+    def digest(self, programs: list[Path], test: Test, digests: dict[Path, str]) -> str:
+        """Of its programs, of all that a daemon or a client runs, and of its scripts with those beside them."""
+        found = {path for path in (*programs, *(self.build / file for file in PRODUCT)) if path.is_file()}
+        for script in (Path(word) for word in test.command if word.endswith((".py", ".sh")) and Path(word).is_file()):
+            for folder in (script.parent, self.source / "tests/lib", self.source / "client/python"):
+                found |= {path for path in folder.rglob("*") if path.suffix in (".py", ".sh")}
+        for path in found - digests.keys():
+            digests[path] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256("".join(sorted(digests[path] for path in found)).encode()).hexdigest()[:16]
 
     @staticmethod
     def is_asked(known: dict) -> bool:
@@ -203,17 +215,16 @@ class Build:
             not any(part in known["name"] for part in NOT_RUN)
 
     def without_mutants(self) -> None:
-        """Which tests pass as they are, how long each takes, and what it reaches. As before, if nothing was built since."""
-        if not self.log.read_text().endswith(NOTHING):
-            self.known.unlink(missing_ok=True)
+        """Which tests pass as they are, how long each takes, and what it reaches. As before, if they are the same."""
         known = json.loads(self.known.read_text()) if self.known.exists() else {}
         for test in self.tests:
-            test.remember(known.get(test.name))
+            test.remember(known.get(f"{test.name} {test.made_of}"))
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
-            results = pool.map(lambda t: t.passes_as_it_is(self.scratch, self.longest + 1), self.tests)
-            for test, result in zip(self.tests, results):
+            asked = {pool.submit(t.passes_as_it_is, self.scratch, self.longest + 1): t for t in self.tests}
+            for future in concurrent.futures.as_completed(asked):
+                test, result = asked[future], future.result()
                 test.passes = not result
-                known[test.name] = [test.seconds, result, [n for n, seen in enumerate(test.seen) if seen]]
+                known[f"{test.name} {test.made_of}"] = [test.seconds, result, [n for n, seen in enumerate(test.seen) if seen]]
                 self.known.write_text(json.dumps(known))
                 if test.seconds > self.longest:
                     print(f"not asked: {test.name}, which takes more than {self.longest} s", flush=True)
@@ -223,26 +234,43 @@ class Build:
         print(f"{len(self.tests)} tests, {sum(t.seconds for t in self.tests):.0f} s without mutants; the longest: "
               + ", ".join(f"{t.name} {t.seconds:.0f} s" for t in self.tests[-8:]), flush=True)
 
+    def reaches_what(self, other: Build) -> None:
+        """... another build of the same sources does."""
+        known = {t.name: t for t in other.tests}
+        self.tests = [t for t in self.tests if t.name in known]
+        for test in self.tests:
+            test.seconds, test.seen = known[test.name].seconds * SLOWER, known[test.name].seen
+
     def order(self, mutant: Mutant) -> list[Test]:
         """Any would do; this one is quick."""
-        before, folder = self.verdicts.test_before(mutant), Path(mutant.place.path).parent
+        folder = Path(mutant.place.path).parent
         return sorted((t for t in self.tests if t.seen[mutant.number]),
-                      key=lambda t: (t.name != before, t.seconds / (1 + 3 * self.caught_in[t.name, folder])))
+                      key=lambda t: (not self.answers.caught_before(mutant, t),
+                                     t.seconds / (1 + 3 * self.caught_in[t.name, folder])))
+
+    def recall(self, mutant: Mutant) -> bool:
+        """Is it judged by what is known?"""
+        said = {t.name: self.answers.of(mutant, t) for t in self.order(mutant)}
+        mutant.caught = next((f"{name} ({how})" for name, how in said.items() if how), "")
+        mutant.judged = bool(mutant.caught) or None not in said.values()
+        return mutant.judged
 
     def judge(self, mutant: Mutant) -> Mutant:
         with contextlib.suppress(Stopped):
             for test in self.order(mutant):
                 Time.look()
-                how = test.notices(mutant.number, self.scratch)
+                how = self.answers.of(mutant, test)
+                if how is None:
+                    how = test.notices(mutant.number, self.scratch)
+                    self.answers.keep(mutant, test, how)
                 if how:
                     self.caught_in[test.name, Path(mutant.place.path).parent] += 1
-                    self.verdicts.keep(mutant, test.name, how)
-                    return mutant
-            self.verdicts.keep(mutant, "", "")
+                    break
+        self.recall(mutant)
         return mutant
 
     def judge_all(self, mutants: list[Mutant]) -> None:
-        anew = [m for m in mutants if not self.verdicts.recall(m)]
+        anew = [m for m in mutants if not self.recall(m)]
         print(f"{len(mutants) - len(anew)} of {len(mutants)} were judged before", flush=True)
         with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
             for future in concurrent.futures.as_completed([pool.submit(self.judge, m) for m in anew]):
@@ -250,6 +278,17 @@ class Build:
                 if m.judged:
                     print(f"{sum(one.judged for one in mutants)}/{len(mutants)} "
                           f"{'caught by ' + m.caught if m.caught else 'SURVIVES'}: {m}", flush=True)
+
+
+def judge_survivors(build: Build, sanitized: Build, survivors: list[Mutant]) -> None:
+    for m in survivors:
+        m.judged = False        # not yet, if the time is over
+    if survivors:
+        Time.look()
+        print(f"{len(survivors)} survive, and are judged with sanitizers", flush=True)
+        sanitized.make()
+        sanitized.reaches_what(build)
+        sanitized.judge_all(survivors)
 
 
 def report(build: Build, mutants: list[Mutant], seed: int) -> int:
@@ -298,10 +337,10 @@ static int g(struct s *s) {
 class Pretended:
     """A test that catches mutant 0, not 1, and is ended at 2."""
 
-    name, seconds, seen = "pretended", 1, b"\1\1\1"
+    seconds, seen = 1, b"\1\1\1"
 
-    def __init__(self):
-        self.asked = []
+    def __init__(self, name: str, made_of: str):
+        self.name, self.made_of, self.asked = name, made_of, []
 
     def notices(self, number: int, scratch: Path) -> str:
         self.asked.append(number)
@@ -312,29 +351,50 @@ class Pretended:
 
 
 def test_going_on(folder: Path) -> None:
-    """A run that is ended in its third mutant keeps two, gives no figure, and is gone on with; other sources begin anew."""
-    def run(sources: str) -> tuple[int, str, list[int]]:
+    """A run that is ended in its third mutant keeps two, gives no figure, and is gone on with; a test that is new is asked for
+    what survives, and one that has changed for everything."""
+    def run(*tests: Pretended) -> tuple[int, str]:
         build, said, place = Build(folder, 1, LONGEST), io.StringIO(), places_of("f.c", SAMPLE)[0]
-        build.verdicts.sources, build.tests = sources, [test]
+        build.tests = list(tests)
         mutants = [Mutant(n, place, SAMPLE, "1 is 2", f"n + {n}") for n in range(3)]
-        Time.deadline, test.asked = float("inf"), [n for n in test.asked if n == 2]
+        Time.deadline = float("inf")
         with contextlib.redirect_stdout(said):
             build.judge_all(mutants)
             status = report(build, mutants, 1)
-        return status, said.getvalue(), test.asked
+        return status, said.getvalue()
 
-    test = Pretended()
-    status, said, asked = run("these")
-    assert (status, asked) == (3, [0, 1, 2]) and "1 of 3 are left, 1 survive" in said and '"mutants"' not in said, said
-    status, said, asked = run("these")
-    assert (status, asked) == (1, [2, 2]) and "2 of 3 were judged before" in said, (asked, said)
+    test, new, changed = Pretended("one", "a"), Pretended("two", "a"), Pretended("one", "b")
+    status, said = run(test)
+    assert (status, test.asked) == (3, [0, 1, 2]) and "1 of 3 are left, 1 survive" in said and '"mutants"' not in said, said
+    status, said = run(test)
+    assert (status, test.asked) == (1, [0, 1, 2, 2]) and "2 of 3 were judged before" in said, (test.asked, said)
     assert '{"mutants": 3, "caught": 1,' in said and "caught by" not in said, said
-    assert run("others")[2] == [2, 2, 0, 1, 2]
+    new.asked.append(2)
+    assert run(test, new)[0] == 1 and (test.asked, new.asked) == ([0, 1, 2, 2], [2, 1, 2]), (test.asked, new.asked)
+    changed.asked.append(2)
+    assert run(changed)[0] == 1 and changed.asked == [2, 0, 1, 2], changed.asked
+
+
+class PretendedBuild(Build):
+    def make(self) -> None:
+        self.tests = [Pretended("one", "sanitized"), Pretended("two", "not asked in the other build")]
+
+
+def test_survivors(folder: Path) -> None:
+    """They are asked in the sanitized build, by the tests that the other one has asked."""
+    build, sanitized = Build(folder, 1, LONGEST), PretendedBuild(folder, 1, LONGEST, "-sanitized", SANITIZED)
+    build.tests, place = [Pretended("one", "plain")], places_of("f.c", SAMPLE)[0]
+    mutants = [Mutant(n, place, SAMPLE, "1 is 2", f"n + {n}") for n in range(2)]
+    with contextlib.redirect_stdout(io.StringIO()):
+        judge_survivors(build, sanitized, mutants)
+    assert [(m.judged, bool(m.caught)) for m in mutants] == [(True, True), (True, False)]
+    assert [(t.name, t.seconds, t.asked) for t in sanitized.tests] == [("one", SLOWER, [0, 1])]
 
 
 def self_test() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        test_going_on(Path(folder))
+    for test in (test_going_on, test_survivors):
+        with tempfile.TemporaryDirectory() as folder:
+            test(Path(folder))
     found = places_of("f.c", SAMPLE)
     assert [(p.kind, p.text) for p in found] == [
         ("value", "n + 1"), ("condition", 'n < s->n && "a < b"'), ("return", "-EINVAL"), ("condition", "i < n"),
@@ -365,6 +425,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=int)
     parser.add_argument("--longest", type=int, default=LONGEST)
     parser.add_argument("--jobs", type=int, default=4 * len(os.sched_getaffinity(0)))  # tests wait more than they compute
+    parser.add_argument("--sanitized", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--self-test", action="store_true")
     return parser.parse_args()
@@ -384,7 +445,7 @@ def main() -> int:
         sys.exit("--build wants a folder")
     began = time.monotonic()
     build = Build(o.build.resolve(), o.jobs, o.longest)
-    build.verdicts.sources = write_sources(ROOT, build.source, mutants) + f" {o.longest}"
+    write_sources(ROOT, build.source, mutants)
     build.make()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, Time.end)
@@ -395,6 +456,9 @@ def main() -> int:
         build.without_mutants()
         Time.deadline = min(Time.deadline, began + o.seconds) if o.seconds else Time.deadline
         build.judge_all(chosen)
+        if o.sanitized:
+            sanitized = Build(o.build.resolve(), o.jobs, o.longest, "-sanitized", SANITIZED)
+            judge_survivors(build, sanitized, [m for m in chosen if m.judged and not m.caught])
     return report(build, chosen, o.seed)
 
 

@@ -51,11 +51,16 @@ class Clock:
         found = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             if session_of(stat) == self.process.pid:
-                for thread in stat.parent.glob("task/*/schedstat"):
-                    try:
-                        found[str(thread)] = int(thread.read_text().split()[1]) / 1e9
-                    except (OSError, IndexError):
-                        pass
+                with contextlib.suppress(OSError):      # the process has gone
+                    found |= self.waits_of(stat.parent)
+        return found
+
+    @staticmethod
+    def waits_of(process: Path) -> dict[str, float]:
+        found = {}
+        for thread in os.listdir(process / "task"):
+            with contextlib.suppress(OSError, IndexError):
+                found[f"{process}/{thread}"] = int((process / "task" / thread / "schedstat").read_text().split()[1]) / 1e9
         return found
 
     def look(self) -> None:
@@ -82,6 +87,7 @@ class Test:
         self.name, self.command, self.needs = known["name"], known["cmd"], known["depends"]
         self.environment, self.folder = known["env"], known["workdir"] or build
         self.seconds, self.seen, self.passes, self.result = 0.0, bytes(SEEN), False, None
+        self.made_of = ""       # a digest of its programs and scripts
 
     def run(self, number: int, scratch: Path, limit: float, notes: bool = False) -> str:
         """"": it passed; otherwise how it did not. notes: which places it reaches."""

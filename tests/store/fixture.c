@@ -39,8 +39,8 @@ void fixture_close(void) {
         store = store_free(store);
 }
 
-struct space *fixture_space(const char *name, uint64_t max_blocks) {
-        struct space_spec spec = {.geometry = geometry, .options = {.max_blocks = max_blocks}};
+static struct space *space_with(const char *name, struct space_options options) {
+        struct space_spec spec = {.geometry = geometry, .options = options};
         struct space *space;
         bool created;
 
@@ -48,6 +48,14 @@ struct space *fixture_space(const char *name, uint64_t max_blocks) {
         ck_assert_msg(space_open(domain, &spec, true, &space, &created) == 0, "%s",
                       store_why(store));
         return space;
+}
+
+struct space *fixture_space(const char *name, uint64_t max_blocks) {
+        return space_with(name, (struct space_options){.max_blocks = max_blocks});
+}
+
+struct space *fixture_whole_space(const char *name) {
+        return space_with(name, (struct space_options){.kind = KVD_kind_bidirectional});
 }
 
 struct attachment *fixture_attach_as(struct space *space, uint64_t process) {
@@ -61,6 +69,19 @@ struct attachment *fixture_attach(struct space *space) {
         static uint64_t processes = 1000;
 
         return fixture_attach_as(space, processes++);
+}
+
+void fixture_super(struct file_super supers[], uint32_t file, uint32_t extents,
+                   uint64_t extent_bytes) {
+        supers[file] = (struct file_super){.serial = 1,
+                                           .bytes = FILE_HEAD + extents * extent_bytes,
+                                           .extent_bytes = extent_bytes,
+                                           .opening = 1,
+                                           .next_epoch = 1,
+                                           .secret = "not much of a secret",
+                                           .life = file,
+                                           .set = 1};
+        file_sector_seal(supers[file].secret, FILE_SUPER, &supers[file].mark);
 }
 
 void set(struct space *space, const char *key, const char *value) {
@@ -141,8 +162,8 @@ void fixture_write(struct space *space, kvd_ref ref, const void *from) {
 /* ---- client ---------------------------------------------------------------------------------- */
 
 static void pin(struct table *t, kvd_ref ref, int by) {
-        if (t->pins && ref)
-                atomic_fetch_add(&t->pins[kvd_ref_id(ref)], (uint32_t)by);
+        if (t->words && ref)
+                atomic_fetch_add(&t->words[kvd_ref_id(ref)].pins, (uint32_t)by);
 }
 
 void table_open(struct table *t, struct attachment *a, uint32_t max_blocks, bool pins) {
@@ -153,9 +174,16 @@ void table_open(struct table *t, struct attachment *a, uint32_t max_blocks, bool
                                      MAP_SHARED, attachment_pin_fd(a), 0);
 
                 ck_assert_ptr_ne(page, MAP_FAILED);
-                t->pins = (shm_u32 *)(page + KVD_PINS_OFF);
+                t->words = (struct kvd_pin_words *)(page + KVD_PINS_OFF);
         }
         ck_assert_msg(sequence_open(a, max_blocks, &t->number) == 0, "%s", store_why(store));
+}
+
+struct kvd_use *table_use(const struct table *t, kvd_ref ref) {
+        uint8_t *page = (uint8_t *)t->words - KVD_PINS_OFF;
+        uint32_t capacity = space_index(attachment_space(t->a))->capacity;
+
+        return (struct kvd_use *)(page + kvd_use_off(capacity)) + kvd_ref_id(ref);
 }
 
 static int fill(struct table *t, const uint32_t *tokens, uint32_t n, kvd_ref *ret) {
@@ -204,9 +232,9 @@ int table_append(struct table *t, uint32_t n_tokens, uint32_t first_token) {
 }
 
 static void unmap(struct table *t) {
-        if (t->pins)
-                munmap((uint8_t *)t->pins - KVD_PINS_OFF, attachment_pin_bytes(t->a));
-        t->pins = NULL;
+        if (t->words)
+                munmap((uint8_t *)t->words - KVD_PINS_OFF, attachment_pin_bytes(t->a));
+        t->words = NULL;
 }
 
 void table_forget(struct table *t) {

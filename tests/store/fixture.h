@@ -11,6 +11,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "store/file/record.h"
+#include "store/file/super.h"
 #include "store/methods/methods.h"
 #include "store/store.h"
 
@@ -23,8 +25,12 @@ extern struct domain *domain;
 void fixture_open(uint64_t pool_blocks, uint64_t spill_blocks);
 void fixture_close(void);
 struct space *fixture_space(const char *name, uint64_t max_blocks);
+struct space *fixture_whole_space(const char *name); /* bidirectional */
 struct attachment *fixture_attach(struct space *space); /* a process of its own */
 struct attachment *fixture_attach_as(struct space *space, uint64_t process);
+/* Of a file that there was: those that are new have larger extents. */
+void fixture_super(struct file_super supers[], uint32_t file, uint32_t extents,
+                   uint64_t extent_bytes);
 void set(struct space *space, const char *key, const char *value);
 void check_clean(struct space *space);
 void idle(void); /* until there is nothing more to do */
@@ -59,12 +65,14 @@ struct slot {
 struct table {
         struct attachment *a;
         uint32_t number, n, n_tokens;
-        shm_u32 *pins; /* NULL: this client pins nothing */
+        struct kvd_pin_words *words; /* NULL: this client pins nothing */
         struct slot slots[TABLE_MAX];
         uint32_t tokens[TABLE_MAX * BT];
 };
 
 void table_open(struct table *t, struct attachment *a, uint32_t max_blocks, bool pins);
+/* what its client's attention says of a block; of a client that pins */
+struct kvd_use *table_use(const struct table *t, kvd_ref ref);
 /* tokens count up from it; 0 or -errno */
 int table_append(struct table *t, uint32_t n_tokens, uint32_t first_token);
 void table_close(struct table *t);

@@ -112,8 +112,8 @@ static void hold_everything(struct world *w) {
                 for (uint32_t i = 0; i < ARRAY_SIZE(w->parties[party].users); i++) {
                         struct user *u = &w->parties[party].users[i];
 
-                        for (uint32_t k = 0; u->pins && k < POOL_BLOCKS; k++)
-                                u->pins[k] = MAX(u->pins[k], 1);
+                        for (uint32_t k = 0; u->words && k < POOL_BLOCKS; k++)
+                                u->words[k].pins = MAX(u->words[k].pins, 1);
                 }
 }
 

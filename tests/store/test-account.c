@@ -100,7 +100,7 @@ START_TEST(a4_sealing_and_pinning_everything) {
         for (uint32_t i = 0; i < n; i++)
                 seal(a, refs[i], i);
         for (uint32_t i = 0; i < space_index(space)->capacity; i++)
-                atomic_store(&a->pins[i], 1);
+                atomic_store(&a->words[i].pins, 1);
         ck_assert_uint_eq(n + take(a, refs), HALF);
         expect_guarantee();
 }

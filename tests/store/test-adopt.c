@@ -22,255 +22,13 @@
 
 #include "ipc/base/key.h"
 #include "ipc/base/sys.h"
-#include "store/cache/inside.h"
-#include "store/keep.h"
 #include "tests/lib/suite.h"
-#include "tests/store/fixture.h"
+#include "tests/store/adopting.h"
 
-/* ---- who keeps ------------------------------------------------------------------------------- */
-
-#define MOST 4096u
-
-static struct kept_file kept[MOST];
-static size_t n_kept;
-static unsigned long n_keeps, n_drops, n_unknown;
-static char last_said[512];
-
-static void keep(void *arg, const char *name, int fd) {
-        ck_assert_ptr_eq(arg, kept);
-        ck_assert_uint_lt(strlen(name), KEEP_NAME_MAX);
-        ck_assert_uint_eq(strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789.-"), strlen(name));
-        for (size_t i = 0; i < n_kept; i++)
-                ck_assert_str_ne(kept[i].name, name);
-        ck_assert_uint_lt(n_kept, MOST);
-        snprintf(kept[n_kept].name, KEEP_NAME_MAX, "%s", name);
-        kept[n_kept].fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-        ck_assert_int_ge(kept[n_kept++].fd, 0);
-        n_keeps++;
-}
-
-static void drop(void *arg, const char *name) {
-        for (size_t i = 0; i < n_kept; i++) {
-                if (strcmp(kept[i].name, name) != 0)
-                        continue;
-                close(kept[i].fd);
-                kept[i] = kept[--n_kept];
-                n_drops++;
-                return;
-        }
-        n_unknown++;
-}
-
-static void said(void *arg, const char *line) {
-        snprintf(last_said, sizeof last_said, "%s", line);
-}
-
-static const struct keep_ops ops = {.keep = keep, .drop = drop, .said = said};
-
-static void keep_nothing(void *arg, const char *name, int fd) {
-}
-
-static void drop_nothing(void *arg, const char *name) {
-}
-
-static const struct keep_ops no_ops = {
-        .keep = keep_nothing, .drop = drop_nothing, .said = said};
-
-static int pidfd_of(pid_t pid) {
-        int fd = sys->pidfd_open(pid);
-
-        ck_assert_int_ge(fd, 0);
-        return fd;
-}
-
-/* ---- daemons --------------------------------------------------------------------------------- */
-
-enum { POOL = 256, CHAIN = 40 };
-
-static bool arena;
-static uint64_t quota, pool = POOL;
-static uint32_t attachments = 8;
-static struct store *killed[64]; /* they are as they were when they were killed */
-static uint32_t n_killed;
-
-static void open_daemon(void) {
-        struct store_config c = {.pool_bytes = pool * BLOCK_BYTES,
-                                 .segment_bytes = 16 * BLOCK_BYTES,
-                                 .pages = STORE_PAGES_SMALL,
-                                 .max_attachments = attachments,
-                                 .overhead_bytes = UINT64_C(1) << 40,
-                                 .keep = &ops,
-                                 .keep_arg = kept};
-        struct domain_config d = {
-                .name = "d", .quota = quota, .client_quota = UINT64_MAX, .arena = arena};
-
-        ck_assert_int_eq(store_new(&c, &store), 0);
-        ck_assert_int_eq(store_domain(store, &d, &domain), 0);
-}
-
-/* The table as it is handed on: the one who keeps has his own descriptors. */
-static void adopt(void) {
-        struct kept_file *files = calloc(n_kept + 1, sizeof *files);
-        size_t n = n_kept;
-
-        memcpy(files, kept, n * sizeof *files);
-        for (size_t i = 0; i < n; i++)
-                files[i].fd = fcntl(kept[i].fd, F_DUPFD_CLOEXEC, 0);
-        store_adopt(store, files, n);
-        for (size_t i = 0; i < n; i++)
-                ck_assert_int_eq(files[i].fd, -1);
-        free(files);
-}
-
-static void kill_daemon(void) {
-        killed[n_killed++] = store;
-        store = NULL;
-}
-
-static void stop_daemon(void) {
-        store = store_free(store);
-}
-
-static void next_daemon(void) {
-        open_daemon();
-        adopt();
-}
-
-static struct space *space_again(const char *name) {
-        return space_by_name(domain, name);
-}
-
-static void set_up(void) {
-        arena = false;
-        quota = 0;
-        pool = POOL;
-        attachments = 8;
-        open_daemon();
-}
-
-/* What is kept for nobody goes, so that the next test begins with nothing. */
-static void tear_down(void) {
-        store = store_free(store);
-        while (n_kept)
-                close(kept[--n_kept].fd);
-        n_keeps = n_drops = n_unknown = 0;
-}
-
-/* ---- chains ---------------------------------------------------------------------------------- */
-
-struct chain {
-        uint64_t salt;
-        uint32_t n, tokens[CHAIN * BT];
-        kvd_ref refs[CHAIN];
-};
-
-static uint64_t mix(uint64_t h, uint64_t word) {
-        h = (h ^ word) * UINT64_C(0x9e3779b97f4a7c15);
-        return h ^ h >> 29;
-}
-
-static uint64_t prefix_of(uint64_t before, const uint32_t *tokens, uint32_t n) {
-        for (uint32_t i = 0; i < n; i++)
-                before = mix(before, tokens[i]);
-        return before;
-}
-
-static void bytes_of(uint64_t prefix, uint64_t ret[BLOCK_BYTES / 8]) {
-        for (uint32_t i = 0; i < BLOCK_BYTES / 8; i++)
-                ret[i] = mix(prefix, i);
-}
-
-/* n blocks that begin as those of another chain, up to block `same`. */
-static void make_chain(struct attachment *a, struct chain *c, uint32_t n, uint64_t salt,
-                       uint32_t seed, uint32_t same, uint32_t seed_before) {
-        struct space *space = attachment_space(a);
-        uint64_t prefix = mix(1, salt), bytes[BLOCK_BYTES / 8];
-        struct seal_request q = {.root = salt, .n_blocks = n, .tokens = c->tokens};
-        kvd_ref blocks[CHAIN];
-
-        c->salt = salt;
-        c->n = n;
-        for (uint32_t i = 0; i < n * BT; i++)
-                c->tokens[i] = ((i < same * BT ? seed_before : seed) * 7919 + i * 13) % 100000;
-        for (uint32_t i = 0; i < n; i++) {
-                ck_assert_int_eq(space_allocate(a, 1, &blocks[i]), 1);
-                prefix = prefix_of(prefix, c->tokens + i * BT, BT);
-                bytes_of(prefix, bytes);
-                fixture_write(space, blocks[i], bytes);
-        }
-        q.blocks = blocks;
-        q.n_tokens = n * BT;
-        ck_assert_msg(space_seal(a, &q, c->refs) == 0, "%s", store_why(store));
-        space_release(a, blocks, n); /* those that were there already */
-}
-
-static uint64_t check_block(struct space *space, uint32_t id) {
-        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
-        uint32_t parent = space->blocks[id].parent;
-        uint64_t prefix = parent == NONE ? mix(1, desc->root) : check_block(space, parent),
-                 want[BLOCK_BYTES / 8];
-        float have[BLOCK_BYTES / 4];
-
-        prefix = prefix_of(prefix, desc->tokens, desc->n_tokens);
-        bytes_of(prefix, want);
-        block_floats(space, block_ref(space, id), have);
-        ck_assert_msg(memcmp(have, want, sizeof want) == 0, "block %u has wrong bytes", id);
-        return prefix;
-}
-
-/* Every sealed block has the bytes of its tokens. Returns how many there are. */
-static uint32_t check_all(struct space *space) {
-        uint32_t n = 0;
-
-        check_clean(space);
-        for (uint32_t id = 0; id < space_ids(space); id++)
-                if (space->blocks[id].state == KVD_SEALED) {
-                        check_block(space, id);
-                        n++;
-                }
-        return n;
-}
-
-/* How many blocks of it, from the first on, a lookup would find: each in the same place as before. */
-static uint32_t found(struct space *space, const struct chain *c) {
-        struct kvd_desc want = {.root = c->salt, .n_tokens = BT};
-        struct kvd_key key = kvd_key_root(space->ix, 0, c->salt);
-
-        for (uint32_t i = 0; i < c->n; i++) {
-                uint32_t id;
-
-                want.key = key = kvd_key_block(space->ix, key, c->tokens + i * BT, BT);
-                id = index_find(space, &want, c->tokens + i * BT);
-                if (id == NONE)
-                        return i;
-                ck_assert_uint_eq(block_ref(space, id), c->refs[i]);
-                want.parent = c->refs[i];
-                want.depth = i + 1;
-        }
-        return c->n;
-}
-
-static shm_u32 *map_pins(struct attachment *a) {
-        uint8_t *at = mmap(NULL, attachment_pin_bytes(a), PROT_READ | PROT_WRITE, MAP_SHARED,
-                           attachment_pin_fd(a), 0);
-
-        ck_assert_ptr_ne(at, MAP_FAILED);
-        return (shm_u32 *)(at + KVD_PINS_OFF);
-}
-
-static struct kvd_pinpage *page_of(shm_u32 *pins) {
-        return (struct kvd_pinpage *)((uint8_t *)pins - KVD_PINS_OFF);
-}
-
-/* A client of this process, or of another. */
-static struct attachment *attach_kept(struct space *space, pid_t pid) {
-        struct attachment *a = fixture_attach(space);
-        int fd = pidfd_of(pid);
-
-        attachment_keep(a, fd);
-        close(fd);
-        return a;
-}
+/* Kept for a space, whoever uses it: its index, and on a GPU its semaphores. */
+#define OF_SPACE (on_gpu() ? 2u : 1u)
+/* ... and what a client of then writes and waits in */
+#define OF_BEFORE (on_gpu() ? 1u : 0u)
 
 /* ---- the seam -------------------------------------------------------------------------------- */
 
@@ -279,11 +37,11 @@ START_TEST(what_is_kept_is_dropped_when_it_goes) {
         struct attachment *a;
         kvd_ref refs[64];
 
-        ck_assert_uint_eq(n_keeps, 1);
+        ck_assert_uint_eq(n_keeps, OF_SPACE);
         a = attach_kept(space, getpid());
-        ck_assert_uint_eq(n_keeps, 3);
+        ck_assert_uint_eq(n_keeps, OF_SPACE + 2);
         ck_assert_int_eq(space_allocate(a, 16, refs), 16);
-        ck_assert_uint_eq(n_keeps, 4);
+        ck_assert_uint_eq(n_keeps, OF_SPACE + 3);
         ck_assert_uint_eq(n_drops, 0);
         attachment_free(a, false);
         idle();
@@ -297,14 +55,6 @@ START_TEST(what_is_kept_is_dropped_when_it_goes) {
 END_TEST
 
 /* ---- restarts -------------------------------------------------------------------------------- */
-
-static void restart(int how) {
-        if (how)
-                stop_daemon();
-        else
-                kill_daemon();
-        next_daemon();
-}
 
 START_TEST(sealed_chains_come_back) {
         struct space *space = fixture_space("s", POOL);
@@ -327,7 +77,7 @@ START_TEST(sealed_chains_come_back) {
                 ck_assert_uint_eq(found(space, &two), CHAIN);
                 ck_assert_uint_eq(found(space, &three), 3);
                 ck_assert_uint_eq(space_index(space)->life, 2 + (uint32_t)i);
-                ck_assert_uint_eq(n_kept, 1 + 2 + space_index(space)->n_segments);
+                ck_assert_uint_eq(n_kept, OF_BEFORE + OF_SPACE + 2 + space_index(space)->n_segments);
         }
 }
 END_TEST
@@ -361,7 +111,8 @@ START_TEST(under_arenas_too) {
         tear_down();
         arena = true;
         open_daemon();
-        space = fixture_space("s", POOL);
+        make_memory();
+        space = fixture_space("s", on_gpu() ? 0 : POOL); /* each writer has segments of its own */
         make_chain(attach_kept(space, getpid()), &one, CHAIN, 0, 1, 0, 0);
         make_chain(attach_kept(space, getpid()), &two, CHAIN, 0, 2, 20, 1);
         restart(_i);
@@ -378,38 +129,16 @@ START_TEST(under_arenas_too) {
 }
 END_TEST
 
-/* Everything that there is is asked for, again and again. */
-static void squeeze(struct space *space) {
-        struct attachment *a = attach_kept(space, getpid());
-        kvd_ref refs[POOL];
-        uint32_t n = 0;
-        int r;
-
-        do {
-                r = space_allocate(a, POOL - n, refs + n);
-                n += r > 0 ? (uint32_t)r : 0;
-        } while (r >= 0 && n < POOL);
-        space_release(a, refs, n);
-        attachment_free(a, false);
-        idle();
-}
-
-static void look(void) {
-        for (int i = 0; i < 4; i++)
-                store_look_at_pins(store);
-        idle();
-}
-
 START_TEST(pins_of_old_clients_hold) {
         struct space *space = fixture_space("s", POOL);
         struct attachment *a = attach_kept(space, getpid());
         uint64_t bytes = attachment_pin_bytes(a);
-        shm_u32 *pins = map_pins(a);
+        struct kvd_pin_words *pins = map_pins(a);
         static struct chain one, two;
 
         make_chain(a, &one, CHAIN, 0, 1, 0, 0);
         make_chain(a, &two, CHAIN, 0, 2, 0, 0);
-        atomic_store(&pins[kvd_ref_id(one.refs[9])], 1);
+        atomic_store(&pins[kvd_ref_id(one.refs[9])].pins, 1);
         ck_assert_uint_eq(atomic_load(&page_of(pins)->epoch), 1);
         for (int i = 0; i < 2; i++) {
                 restart(_i);
@@ -456,7 +185,7 @@ START_TEST(blocks_that_may_be_written_are_left_alone) {
         ck_assert_int_ne(store_look_at_pins(store), STORE_DONE); /* what it had is still there */
         idle();
         ck_assert_uint_eq(usage_of(space).limbo, 0);
-        ck_assert_uint_eq(n_kept, 1 + space_index(space)->n_segments);
+        ck_assert_uint_eq(n_kept, OF_SPACE + space_index(space)->n_segments);
         check_clean(space);
         waitpid(child, NULL, 0);
 }
@@ -491,16 +220,6 @@ START_TEST(many_old_clients_are_looked_at_a_few_at_a_time) {
 END_TEST
 
 /* ---- what cannot be taken over --------------------------------------------------------------- */
-
-static void forget(const char *what) {
-        for (size_t i = 0; i < n_kept; i++)
-                if (strstr(kept[i].name, what)) {
-                        close(kept[i].fd);
-                        kept[i] = kept[--n_kept];
-                        return;
-                }
-        ck_abort_msg("nothing like %s is kept", what);
-}
 
 START_TEST(what_nobody_wants_is_closed) {
         int next;
@@ -614,7 +333,8 @@ static void change_field(const struct kvd_index *sound) {
 static void change(const struct kvd_index *sound) {
         struct kvd_desc *desc = any_desc(sound), *other = any_desc(sound);
 
-        switch (draw(10)) {
+        switch (draw(sound->proof_off ? 11 : 10)) {
+        case 10: flip_bit(sound->proof_off, sound->capacity * UINT64_C(8)); break;
         case 0: flip_bit(0, 1024); break;
         case 1: flip_bit(sound->table_off, sound->desc_off - sound->table_off); break;
         case 2: flip_bit((uint64_t)((uint8_t *)desc - (uint8_t *)image), sound->desc_stride); break;
@@ -626,6 +346,11 @@ static void change(const struct kvd_index *sound) {
         case 8: flip_bit(sound->memory_off, 64); break;
         default: change_field(sound); break;
         }
+}
+
+static uint64_t *proof_in(const struct kvd_index *sound, struct kvd_desc *desc, uint32_t id) {
+        return sound->proof_off ? (uint64_t *)((uint8_t *)image + sound->proof_off) + id :
+                                  &desc->semaphore_value;
 }
 
 /* All links and depths anew, in rings and rows, with proofs as a daemon would write them. */
@@ -647,7 +372,7 @@ static void change_links(const struct kvd_index *sound) {
                 desc->depth = draw(2) ? other->depth + 1 : (uint32_t)draw(ids);
                 if (draw(2))
                         desc->key = other->key;
-                desc->semaphore_value = block_proof(sound, ref, desc);
+                *proof_in(sound, desc, kvd_ref_id(ref)) = block_proof(sound, ref, desc);
         }
 }
 
@@ -815,13 +540,13 @@ END_TEST
 
 SUITE("adopt",
       FIXTURE(set_up, tear_down),
-      TESTS(what_is_kept_is_dropped_when_it_goes,
-            large_pages_that_are_free_by_now_are_left_alone,
-            many_old_clients_are_looked_at_a_few_at_a_time, what_nobody_wants_is_closed),
+      TESTS(what_is_kept_is_dropped_when_it_goes, what_nobody_wants_is_closed),
       LOOPS(2, sealed_chains_come_back, under_arenas_too, pins_of_old_clients_hold,
             blocks_that_may_be_written_are_left_alone, without_a_page_the_space_begins_empty),
-      TESTS(without_a_segment_its_blocks_are_lost, a_smaller_quota_keeps_what_fits,
-            another_isolation_begins_empty),
+      TESTS(another_isolation_begins_empty),
       /* a key of 8 bits is that of another parent's child, once in 256 */
       WHEN(KVD_HASH_BITS == 128, TESTS(a_changed_index_loses_blocks_and_gives_no_wrong_one)),
-      TESTS(many_blocks))
+      WHEN(!on_gpu(), TESTS(large_pages_that_are_free_by_now_are_left_alone,
+                            many_old_clients_are_looked_at_a_few_at_a_time,
+                            without_a_segment_its_blocks_are_lost, a_smaller_quota_keeps_what_fits,
+                            many_blocks)))

@@ -16,10 +16,13 @@
 
 #include "client/kvd.h"
 #include "client/kvd_methods.h"
-#include "ipc/base/util.h"
 #include "ipc/base/job.h"
+#include "ipc/base/sys.h"
+#include "ipc/base/util.h"
 #include "store/cache/cache.h"
 #include "store/device/device.h"
+#include "store/sequence/sequence.h"
+#include "store/tier/tier.h"
 #include "tests/lib/sanitized.h"
 #include "tests/lib/suite.h"
 
@@ -87,11 +90,14 @@ static void close_store(void) {
                 close(to_close[--n_to_close]);
 }
 
+static uint64_t spill_bytes; /* of the next store */
+
 static void open_store(uint64_t pool_bytes, uint64_t segment_bytes) {
         struct store_config c = {.pool_bytes = pool_bytes,
                                  .segment_bytes = segment_bytes,
                                  .pages = STORE_PAGES_SMALL,
                                  .overhead_bytes = UINT64_C(64) << 30,
+                                 .spill_bytes = spill_bytes,
                                  .max_attachments = 256};
 
         ck_assert_int_eq(store_new(&c, &store), 0);
@@ -103,10 +109,11 @@ static void open_store(uint64_t pool_bytes, uint64_t segment_bytes) {
                          0);
 }
 
-static struct space *make_space(const char *name, uint64_t max_blocks) {
-        struct space_spec spec = {.geometry = {.layers = 1,
+static struct space *make_space_of(const char *name, uint64_t max_blocks, uint32_t layers,
+                                   uint32_t head_dim) {
+        struct space_spec spec = {.geometry = {.layers = layers,
                                                .kv_heads = 1,
-                                               .head_dim = TINY / 8,
+                                               .head_dim = head_dim,
                                                .block_tokens = 1,
                                                .dtype = KVD_F32,
                                                .vocab = UINT32_MAX},
@@ -118,6 +125,10 @@ static struct space *make_space(const char *name, uint64_t max_blocks) {
         ck_assert_msg(space_open(domain, &spec, true, &space, &created) == 0, "%s",
                       store_why(store));
         return space;
+}
+
+static struct space *make_space(const char *name, uint64_t max_blocks) {
+        return make_space_of(name, max_blocks, 1, TINY / 8);
 }
 
 static struct attachment *attach(struct space *space) {
@@ -499,6 +510,65 @@ START_TEST(room_is_looked_for_in_4096_spaces) {
 }
 END_TEST
 
+/* ---- memory of copies ------------------------------------------------------------------------ */
+
+#define LARGE (UINT64_C(1) << 20)
+#define COPIES 60u
+
+static const struct kvd_sys *real;
+static struct kvd_sys counting;
+static uint64_t given_back;
+
+static int counting_fallocate(int fd, int mode, off_t from, off_t bytes) {
+        given_back += (uint64_t)bytes;
+        return real->fallocate(fd, mode, from, bytes);
+}
+
+/* A sequence of large blocks, all of which are there, and have copies that are as good as none. */
+static void open_with_clean_copies(void) {
+        static const uint32_t tokens[COPIES];
+        struct append_request q = {.own = true, .tokens = tokens};
+        uint32_t first;
+
+        open_store(2 * COPIES * LARGE, COPIES * LARGE);
+        space = make_space_of("large", COPIES, 128, 1024);
+        ck_assert_uint_eq(space_index(space)->block_bytes, LARGE);
+        a = attach(space);
+        ck_assert_int_eq(sequence_open(a, COPIES, &sequence), 0);
+        q.n_blocks = q.n_tokens = fill(a, COPIES);
+        ck_assert_uint_eq(q.n_blocks, COPIES);
+        q.blocks = refs;
+        ck_assert_int_eq(sequence_append(a, sequence, &q, &first), 0);
+        for (uint32_t i = 0; i < COPIES; i++) {
+                struct entry *e = &sequence_find(a, sequence)->entries[i];
+
+                e->place = place_take(space);
+                ck_assert_uint_ne(e->place, KVD_NOWHERE);
+                sequence_find(a, sequence)->n_copies++;
+        }
+        copies_clean(space);
+}
+
+/* All 60 MiB went in one turn once, as often as a copy was read from a file. */
+START_TEST(memory_of_copies_is_given_back_in_pieces) {
+        uint64_t offset;
+
+        spill_bytes = COPIES * LARGE;
+        open_with_clean_copies();
+        ck_assert(!place_available(space));
+        ck_assert_int_ge(place_memory(space, 0, &offset), 0);
+        real = sys;
+        counting = *sys;
+        counting.fallocate = counting_fallocate;
+        sys = &counting;
+        ck_assert(copies_have_room(space));
+        sys = real;
+        ck_assert_uint_gt(given_back, 0);
+        ck_assert_uint_le(given_back, 2 * LARGE);
+        close_store();
+}
+END_TEST
+
 SUITE("bounds", TESTS(a_segment_of_tiny_blocks_changes_hands_in_pieces,
                       memory_of_a_deleted_space_is_had_in_pieces,
                       a_segment_of_a_deep_chain_is_emptied_in_pieces,
@@ -506,4 +576,4 @@ SUITE("bounds", TESTS(a_segment_of_tiny_blocks_changes_hands_in_pieces,
                       a_long_sequence_is_asked_about_in_pieces, offers_are_withdrawn_in_pieces,
                       marks_of_blocks_that_are_gone_are_passed_in_pieces,
                       data_that_never_comes_is_given_up_in_pieces, a_crowd_leaves,
-                      room_is_looked_for_in_4096_spaces))
+                      memory_of_copies_is_given_back_in_pieces, room_is_looked_for_in_4096_spaces))

@@ -6,62 +6,95 @@
  */
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "ipc/base/key.h"
 #include "store/disk.h"
 #include "store/file/volume.h"
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
-#define EPOCH 7u
 #define N 3u /* blocks of a chain */
 #define SLOT file_slot_bytes(BLOCK_BYTES)
 #define EXTENT_BYTES(slots) ((uint64_t)DISK_SECTOR + (slots) * SLOT)
 
-static const uint8_t secret[KVD_SECRET_BYTES] = "not much of a secret";
-static struct kvd_disk_namespace known; /* by the file; epoch 0: nothing is */
+#define MOST_FILES 2u
+
+/* What each file has for a superblock, and how many it was told of. */
+static struct file_super supers[MOST_FILES];
+static uint32_t told[MOST_FILES];
 static struct kvd_disk_found records[N];
 static uint32_t n_records;
-static uint64_t opening;
+static uint32_t n_files;
+static bool whole; /* bidirectional, of two files */
 static uint32_t tokens[N * BT];
 static struct space *space;
 static struct attachment *attachment;
 
 /* ---- a disk process -------------------------------------------------------------------------- */
 
-static struct store_disk_opened file_of(uint32_t extents, uint64_t extent_bytes) {
-        static struct kvd_disk_file file;
+/* As its process does, when it has opened it. */
+static void look(uint32_t file) {
+        struct file_super copies[FILE_COPIES] = {supers[file], supers[file]};
 
-        file = (struct kvd_disk_file){.extent_bytes = extent_bytes, .extents = extents};
-        return (struct store_disk_opened){.opening = ++opening,
-                                          .n_files = 1,
-                                          .files = &file,
-                                          .n_namespaces = known.epoch != 0,
-                                          .namespaces = &known,
-                                          .secret = secret};
+        store_disk_looked(store, file, 0, copies, sizeof copies);
+}
+
+/* Each with so many extents. */
+static void open_files(uint32_t n, uint32_t extents, uint64_t extent_bytes) {
+        struct store_disk_config config = {.n_files = n};
+
+        n_files = n;
+        for (uint32_t i = 0; i < n; i++)
+                config.bytes[i] = FILE_HEAD + extents * extent_bytes;
+        fixture_open(64, 0);
+        ck_assert_int_eq(store_disk_begin(store, &config), 0);
+        for (uint32_t i = 0; i < n; i++)
+                look(i);
 }
 
 static void open_file(uint32_t extents, uint64_t extent_bytes) {
-        struct store_disk_config config = {.n_files = 1,
-                                           .bytes = {(extents + 1) * extent_bytes}};
-        struct store_disk_opened opened = file_of(extents, extent_bytes);
-
-        fixture_open(64, 0);
-        ck_assert_int_eq(store_disk_begin(store, &config), 0);
-        ck_assert_int_eq(store_disk_opened(store, &opened), 0);
+        if (!supers[0].serial)
+                fixture_super(supers, 0, extents, extent_bytes);
+        open_files(1, extents, extent_bytes);
 }
 
-static const struct store_disk_question *asked(enum store_disk_ask what) {
+/* Of a file, or NULL: nothing is asked. Superblocks are taken as they come. */
+static const struct store_disk_question *asked_of(uint32_t file) {
+        const struct store_disk_question *q;
+        bool later;
+
+        while ((q = store_disk_next(store, file, &later)) && q->what == STORE_DISK_SUPER) {
+                memcpy(&supers[file], q->super, sizeof supers[file]);
+                told[file]++;
+                store_disk_told(store, file, 0);
+        }
+        return q;
+}
+
+static const struct store_disk_question *asked_from(uint32_t file, enum store_disk_ask what) {
         const struct store_disk_question *q = NULL;
-        bool later = true;
 
         for (uint32_t i = 0; !q && i < 1000; i++) {
                 idle();
-                q = store_disk_next(store, &later);
+                for (uint32_t other = 0; other < n_files; other++)
+                        if (other != file && what != STORE_DISK_SCAN)
+                                ck_assert_ptr_null(asked_of(other));
+                q = asked_of(file);
         }
         ck_assert_msg(q && q->what == what, "%d is asked instead of %d", q ? (int)q->what : -1,
                       what);
         return q;
+}
+
+static const struct store_disk_question *asked(enum store_disk_ask what) {
+        return asked_from(0, what);
+}
+
+static uint64_t epoch_of_first(void) {
+        return supers[0].namespaces[0].epoch;
 }
 
 /* What was written is what a scan finds in the next life. */
@@ -73,14 +106,9 @@ static void moved(const struct store_disk_question *q, uint32_t fails) {
         for (uint32_t i = 0; q->what == STORE_DISK_WRITE && i < q->n && n_records < N; i++)
                 records[n_records++] = (struct kvd_disk_found){
                         .label = q->items[i].label,
-                        .key = file_key(secret, &q->items[i].label, q->items[i].tokens),
+                        .key = file_key(supers[0].secret, &q->items[i].label, q->items[i].tokens),
                         .place = q->items[i].place};
-        store_disk_moved(store, errors, NULL, q->n);
-}
-
-static void name(void) {
-        known = (struct kvd_disk_namespace){asked(STORE_DISK_NAMESPACE)->id, EPOCH};
-        store_disk_named(store, 0, EPOCH);
+        store_disk_moved(store, 0, errors, NULL, q->n);
 }
 
 static struct store_disk_info info(void) {
@@ -92,15 +120,23 @@ static struct store_disk_info info(void) {
 
 static void scan_one_extent(void) {
         asked(STORE_DISK_SCAN);
-        store_disk_scanned(store, 0, n_records ? SLOT : 0, records, n_records);
+        store_disk_scanned(store, 0, 0, n_records ? SLOT : 0, records, n_records);
         ck_assert_int_eq(info().state, STORE_DISK_ON);
         space = fixture_space("s", 0);
         attachment = fixture_attach(space);
 }
 
+/* The disk does not matter any more. */
 static void close_file(void) {
         attachment = attachment_free(attachment, false);
         fixture_close();
+}
+
+static void forget_files(void) {
+        memset(supers, 0, sizeof supers);
+        memset(told, 0, sizeof told);
+        n_records = 0;
+        whole = false;
 }
 
 /* ---- chains ---------------------------------------------------------------------------------- */
@@ -115,6 +151,10 @@ static void make_chain(uint32_t n, uint32_t first) {
 
         for (uint32_t i = 0; i < ARRAY_SIZE(tokens); i++)
                 tokens[i] = first + i;
+        if (whole) {
+                q.root = q.n_tokens;
+                q.prefix_key = kvd_key_prefix(space_index(space), tokens, q.n_tokens);
+        }
         ck_assert_int_eq(space_allocate(attachment, n, refs), (int)n);
         ck_assert_int_eq(space_seal(attachment, &q, refs), 0);
 }
@@ -145,10 +185,9 @@ START_TEST(what_the_disk_did_not_take_is_said) {
         make_chain(1, 1000);
         make_chain(1, 2000);
         ck_assert_int_eq(space_demote(space), 1);
-        name();
         moved(asked(STORE_DISK_WRITE), 1);
         for (uint32_t i = 0; i < 1000 && space_demoted(space) == 1; i++)
-                ck_assert_ptr_null(store_disk_next(store, &(bool){false}));
+                ck_assert_ptr_null(asked_of(0));
         ck_assert_int_eq(space_demoted(space), -ENOSPC);
         ck_assert_ptr_nonnull(strstr(store_why(store), "1 blocks did not go"));
         ck_assert_uint_eq(info().records, 1);
@@ -158,10 +197,21 @@ END_TEST
 
 /* Another process opens the file anew, and is asked what the one before it did not answer. */
 static void lose_process(void) {
-        struct store_disk_opened opened = file_of(1, EXTENT_BYTES(4));
+        store_disk_lost(store, 0);
+        ck_assert_ptr_null(asked_of(0));
+        look(0);
+}
 
-        store_disk_lost(store);
-        ck_assert_int_eq(store_disk_opened(store, &opened), 0);
+/* The next thing that is asked, which is a superblock: it is not answered. */
+static void expect_super(void) {
+        const struct store_disk_question *q = NULL;
+        bool later;
+
+        for (uint32_t i = 0; !q && i < 1000; i++) {
+                idle();
+                q = store_disk_next(store, 0, &later);
+        }
+        ck_assert(q && q->what == STORE_DISK_SUPER);
 }
 
 START_TEST(a_name_that_was_not_answered_is_asked_again) {
@@ -169,10 +219,11 @@ START_TEST(a_name_that_was_not_answered_is_asked_again) {
         scan_one_extent();
         make_chain(N, 1000);
         space_demote(space);
-        asked(STORE_DISK_NAMESPACE);
+        expect_super();
         lose_process();
-        name();
+        ck_assert_uint_eq(epoch_of_first(), 0);
         moved(asked(STORE_DISK_WRITE), 0);
+        ck_assert_uint_ne(epoch_of_first(), 0);
         ck_assert_uint_eq(info().records, N);
         close_file();
 }
@@ -183,15 +234,15 @@ START_TEST(what_was_deleted_is_erased_by_the_next_process) {
         scan_one_extent();
         make_chain(N, 1000);
         space_demote(space);
-        name();
         moved(asked(STORE_DISK_WRITE), 0);
+        ck_assert_uint_eq(supers[0].n_namespaces, 1);
         attachment = attachment_free(attachment, false);
         ck_assert_int_eq(space_delete(space, true), 0);
-        asked(STORE_DISK_FORGET);
+        expect_super();
         lose_process();
         ck_assert(store_disk_erasing(store, "d", "s"));
-        ck_assert(kvd_key_equal(asked(STORE_DISK_FORGET)->id, known.id));
-        store_disk_forgotten(store, 0);
+        ck_assert_ptr_null(asked_of(0));
+        ck_assert_uint_eq(supers[0].n_namespaces, 0);
         ck_assert(!store_disk_erasing(store, "d", "s"));
         close_file();
 }
@@ -200,16 +251,18 @@ END_TEST
 /* Of each there is a list of extents with room, and there are 16. */
 START_TEST(records_of_too_many_sizes_are_left_alone) {
         const uint32_t sizes = 17;
-        struct kvd_disk_found found = {.label = {.sequence = 1, .epoch = EPOCH, .n_tokens = BT}};
+        struct kvd_disk_found found = {.label = {.sequence = 1, .epoch = 7, .n_tokens = BT}};
 
-        known = (struct kvd_disk_namespace){{1, 2}, EPOCH};
+        fixture_super(supers, 0, sizes, EXTENT_BYTES(64));
+        supers[0].namespaces[supers[0].n_namespaces++] = (struct kvd_disk_namespace){{1, 2}, 7};
+        file_sector_seal(supers[0].secret, FILE_SUPER, &supers[0].mark);
         open_file(sizes, EXTENT_BYTES(64));
         for (uint32_t i = 0; i < sizes; i++) {
                 ck_assert_uint_eq(asked(STORE_DISK_SCAN)->extent, i);
                 found.label.sequence++;
                 found.key.tag = found.label.sequence << 32;
                 found.place = i * (uint64_t)FILE_SLOTS;
-                store_disk_scanned(store, 0, (2 + i) * DISK_SECTOR, &found, 1);
+                store_disk_scanned(store, 0, 0, (2 + i) * DISK_SECTOR, &found, 1);
         }
         ck_assert_int_eq(info().state, STORE_DISK_ON);
         ck_assert_uint_eq(info().records, sizes - 1);
@@ -223,7 +276,6 @@ START_TEST(chains_go_from_their_ends_after_a_restart) {
         scan_one_extent();
         make_chain(N, 1000);
         space_demote(space);
-        name();
         moved(asked(STORE_DISK_WRITE), 0);
         close_file();
         open_file(1, EXTENT_BYTES(N));
@@ -243,16 +295,14 @@ START_TEST(chains_go_from_their_ends_after_a_restart) {
 END_TEST
 
 /* Writes all of the space that can go. Returns what space_demoted says at the end. */
-static int demote_all(uint64_t epoch) {
+static int demote_all(void) {
         const struct store_disk_question *q;
         int r = space_demote(space);
 
         ck_assert_int_eq(r, 1);
-        asked(STORE_DISK_NAMESPACE);
-        store_disk_named(store, 0, epoch);
         for (uint32_t i = 0; r == 1 && i < 1000; i++) {
                 idle();
-                q = store_disk_next(store, &(bool){false});
+                q = asked_of(0);
                 if (q)
                         moved(q, 0);
                 r = space_demoted(space);
@@ -270,7 +320,7 @@ START_TEST(evict_to_file_takes_no_more_than_a_domains_share) {
         open_file(1, EXTENT_BYTES(14));
         scan_one_extent();
         make_chain(N, 1000);
-        ck_assert_int_eq(demote_all(EPOCH), 0);
+        ck_assert_int_eq(demote_all(), 0);
         neighbours = space;
         neighbour = attachment;
 
@@ -279,7 +329,7 @@ START_TEST(evict_to_file_takes_no_more_than_a_domains_share) {
         attachment = fixture_attach(space);
         for (uint32_t i = 2; i < 5; i++)
                 make_chain(N, i * 1000);
-        ck_assert_int_eq(demote_all(EPOCH + 1), -ENOSPC);
+        ck_assert_int_eq(demote_all(), -ENOSPC);
         ck_assert_ptr_nonnull(strstr(store_why(store), "2 blocks did not go"));
         ck_assert_uint_eq(info().records, N + 7);
         ck_assert_uint_eq(info().evicted, 0);
@@ -295,8 +345,347 @@ START_TEST(evict_to_file_takes_no_more_than_a_domains_share) {
 }
 END_TEST
 
-SUITE("disk-answers",
+/* ---- two files ------------------------------------------------------------------------------- */
+
+static enum store_disk_state state_of(uint32_t file) {
+        struct store_disk_info i;
+
+        store_disk_get_info(store, file, &i);
+        return i.state;
+}
+
+static void scan(uint32_t file) {
+        asked_from(file, STORE_DISK_SCAN);
+        store_disk_scanned(store, file, 0, 0, NULL, 0);
+}
+
+static void open_two(void) {
+        for (uint32_t i = 0; i < 2; i++)
+                fixture_super(supers, i, 1, EXTENT_BYTES(8));
+        open_files(2, 1, EXTENT_BYTES(8));
+        scan(0);
+        ck_assert_int_eq(state_of(0), STORE_DISK_SCANNING); /* the other may have more of it */
+        scan(1);
+        ck_assert_int_eq(state_of(0), STORE_DISK_ON);
+        ck_assert_int_eq(state_of(1), STORE_DISK_ON);
+        space = whole ? fixture_whole_space("s") : fixture_space("s", 0);
+        attachment = fixture_attach(space);
+}
+
+/* So many blocks are to be written, or read. */
+static const struct store_disk_question *expect(uint32_t file, enum store_disk_ask what,
+                                                uint32_t n) {
+        const struct store_disk_question *q = NULL;
+
+        for (uint32_t i = 0; !q && i < 1000; i++) {
+                idle();
+                q = asked_of(file);
+        }
+        ck_assert_msg(q && q->what == what && q->n == n, "file %u: %d of %u, not %d of %u", file,
+                      q ? (int)q->what : -1, q ? q->n : 0, what, n);
+        return q;
+}
+
+static void answer(uint32_t file, uint32_t n, int error) {
+        int32_t errors[N] = {error, error, error};
+
+        store_disk_moved(store, file, errors, NULL, n);
+}
+
+/* Its first and last block are in the first file, the other one in the second. */
+static void write_chain_to_both(void) {
+        make_chain(N, 1000);
+        space_demote(space);
+        ck_assert_ptr_null(asked_of(0)); /* it waits for the other one to be told, too */
+        expect(1, STORE_DISK_WRITE, 1);
+        expect(0, STORE_DISK_WRITE, 2);
+        answer(1, 1, 0);
+        answer(0, 2, 0);
+        evict();
+}
+
+static int begin_fetch(void) {
+        struct fetch_request q = {.n_tokens = N * BT, .tokens = tokens};
+        int fd;
+
+        ck_assert_int_eq(space_fetch(attachment, &q, &fd), N * BT);
+        return fd;
+}
+
+static bool has_ended(int fd) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+
+        return poll(&p, 1, 0) == 1;
+}
+
+static uint64_t resident(void) {
+        return usage_of(space).sealed;
+}
+
+START_TEST(both_are_asked_at_once_and_answer_in_any_order) {
+        int fd;
+
+        open_two();
+        write_chain_to_both();
+        fd = begin_fetch();
+        expect(0, STORE_DISK_READ, 2);
+        expect(1, STORE_DISK_READ, 1);
+        for (uint32_t i = 0; i < 2; i++)
+                answer((uint32_t)_i ^ i, (_i ^ (int)i) ? 1 : 2, 0);
+        ck_assert(has_ended(fd));
+        ck_assert_uint_eq(resident(), N);
+        close(fd);
+        check_clean(space);
+        close_file();
+}
+END_TEST
+
+/* Its answer comes late, or never: what is before it is there, and who waits is told. */
+START_TEST(a_chain_ends_where_a_file_hangs) {
+        int fd;
+
+        open_two();
+        write_chain_to_both();
+        fd = begin_fetch();
+        expect(0, STORE_DISK_READ, 2);
+        expect(1, STORE_DISK_READ, 1);
+        if (_i)
+                answer(0, 2, 0);
+        store_disk_hangs(store, 1);
+        ck_assert_int_eq(state_of(1), STORE_DISK_HANGS);
+        ck_assert_int_eq(state_of(0), STORE_DISK_ON);
+        ck_assert_uint_eq(store_disk_files_off(store), 1);
+        if (!_i)
+                answer(0, 2, 0);
+        ck_assert(has_ended(fd));
+        ck_assert_uint_eq(resident(), 1);
+        close(fd);
+        check_clean(space);
+        store_disk_lost(store, 1);
+        ck_assert_int_eq(state_of(1), STORE_DISK_HANGS); /* the next one may, too */
+        look(1);
+        ck_assert_ptr_null(asked_of(1));
+        ck_assert_int_eq(state_of(1), STORE_DISK_ON);
+        check_clean(space);
+        close_file();
+}
+END_TEST
+
+/* Not a file is closed meanwhile: the other one takes what there is. */
+START_TEST(one_hangs_and_the_other_is_written_to) {
+        open_two();
+        write_chain_to_both();
+        store_disk_hangs(store, 1);
+        for (uint32_t round = 2; round < 4; round++) {
+                make_chain(1, round * 1000);
+                space_demote(space);
+                expect(0, STORE_DISK_WRITE, 1);
+                answer(0, 1, 0);
+        }
+        close_file();
+}
+END_TEST
+
+/* Found by UBSan: index -1 of the namespaces. */
+START_TEST(what_no_file_knows_is_erased_at_once) {
+        open_file(1, EXTENT_BYTES(4));
+        scan_one_extent();
+        attachment = attachment_free(attachment, false);
+        ck_assert_int_eq(space_delete(space, true), 0);
+        ck_assert(!store_disk_erasing(store, "d", "s"));
+        ck_assert_ptr_null(asked_of(0));
+        close_file();
+}
+END_TEST
+
+/*
+ * A file gets no record whose epoch its superblock does not name, and nothing is erased before
+ * both say so.
+ */
+START_TEST(what_is_deleted_is_deleted_in_both) {
+        open_two();
+        write_chain_to_both();
+        ck_assert_uint_eq(supers[0].n_namespaces, 1);
+        ck_assert_uint_eq(supers[1].n_namespaces, 1);
+        attachment = attachment_free(attachment, false);
+        ck_assert_int_eq(space_delete(space, true), 0);
+        ck_assert_ptr_null(asked_of(_i));
+        ck_assert(store_disk_erasing(store, "d", "s"));
+        ck_assert_ptr_null(asked_of(!_i));
+        ck_assert(!store_disk_erasing(store, "d", "s"));
+        ck_assert_uint_eq(supers[0].n_namespaces, 0);
+        ck_assert_uint_eq(supers[1].n_namespaces, 0);
+        fixture_close();
+}
+END_TEST
+
+/* It may have it, and is erased when it is heard of again; one that is off is not waited for. */
+START_TEST(a_deletion_waits_for_a_file_that_hangs) {
+        open_two();
+        write_chain_to_both();
+        attachment = attachment_free(attachment, false);
+        store_disk_hangs(store, 1);
+        ck_assert_int_eq(space_delete(space, true), 0);
+        ck_assert_ptr_null(asked_of(0));
+        ck_assert(store_disk_erasing(store, "d", "s"));
+        store_disk_lost(store, 1);
+        if (_i)
+                store_disk_file_off(store, 1, "the test");
+        else
+                look(1);
+        ck_assert_ptr_null(asked_of(1));
+        ck_assert(!store_disk_erasing(store, "d", "s"));
+        ck_assert_uint_eq(supers[1].n_namespaces, (unsigned)_i);
+        fixture_close();
+}
+END_TEST
+
+/* What a process has open that was not there before is not the file any more. */
+START_TEST(another_file_is_off) {
+        open_two();
+        store_disk_lost(store, 1);
+        fixture_super(supers, 1, 1, EXTENT_BYTES(8));
+        supers[1].life = 77;
+        file_sector_seal(supers[1].secret, FILE_SUPER, &supers[1].mark);
+        look(1);
+        ck_assert_int_eq(state_of(1), STORE_DISK_OFF);
+        ck_assert_int_eq(state_of(0), STORE_DISK_ON);
+        close_file();
+}
+END_TEST
+
+/* ---- a bidirectional prefix in two files ----------------------------------------------------- */
+
+static void open_two_for_prefixes(void) {
+        whole = true;
+        open_two();
+        write_chain_to_both();
+}
+
+/* Blocks of the prefix that are found; only all of them are. */
+static int64_t found(void) {
+        struct fetch_request q = {.n_tokens = N * BT, .tokens = tokens};
+        int fd = -1;
+        int64_t n;
+
+        store_disk_hangs(store, 0); /* so that nothing can come */
+        n = space_fetch(attachment, &q, &fd);
+        ck_assert_int_eq(fd, -1);
+        store_disk_lost(store, 0);
+        look(0);
+        ck_assert_ptr_null(asked_of(0));
+        return n / BT;
+}
+
+static void answer_all(uint32_t first) {
+        answer(first, first ? 1 : 2, 0);
+        answer(!first, first ? 2 : 1, 0);
+}
+
+static int ask_for_prefix(void) {
+        int fd = begin_fetch();
+
+        expect(0, STORE_DISK_READ, 2);
+        expect(1, STORE_DISK_READ, 1);
+        return fd;
+}
+
+START_TEST(a_prefix_comes_from_both_whole) {
+        int fd;
+
+        open_two_for_prefixes();
+        ck_assert_int_eq(found(), 0);
+        fd = ask_for_prefix();
+        answer_all((uint32_t)_i);
+        ck_assert(has_ended(fd));
+        ck_assert_int_eq(found(), N);
+        close(fd);
+        check_clean(space);
+        close_file();
+}
+END_TEST
+
+static void second_fails(uint32_t how) {
+        if (how == 0)
+                answer(1, 1, -EBADMSG);
+        else if (how == 1)
+                store_disk_hangs(store, 1);
+        else
+                store_disk_file_off(store, 1, "the test");
+}
+
+/* Of what the other one has brought nothing is found, and it goes first. */
+START_TEST(a_prefix_is_missed_where_one_of_two_fails) {
+        bool first = _i % 2;
+        int fd;
+
+        open_two_for_prefixes();
+        fd = ask_for_prefix();
+        if (first)
+                answer(0, 2, 0);
+        second_fails((uint32_t)_i / 2);
+        if (!first && _i / 2) {
+                ck_assert(has_ended(fd)); /* and nobody waits for the rest */
+                answer(0, 2, 0);
+        } else if (!first) {
+                answer(0, 2, 0);
+        }
+        ck_assert(has_ended(fd));
+        ck_assert_int_eq(found(), 0);
+        ck_assert_uint_eq(resident(), first);
+        close(fd);
+        check_clean(space);
+        if (_i / 2 == 2)
+                answer(1, 1, -EIO); /* what was out */
+        check_clean(space);
+        close_file();
+}
+END_TEST
+
+/* What did not get there is written again, behind what did; the prefix is missed until then. */
+START_TEST(what_a_prefix_lacks_is_written_again) {
+        struct fetch_request q = {.n_tokens = N * BT, .tokens = tokens};
+        int fd;
+
+        whole = true;
+        open_two();
+        make_chain(N, 1000);
+        space_demote(space);
+        ck_assert_ptr_null(asked_of(0));
+        expect(1, STORE_DISK_WRITE, 1);
+        expect(0, STORE_DISK_WRITE, 2);
+        answer(0, 2, 0);
+        answer(1, 1, -EIO);
+        evict();
+        ck_assert_int_eq(space_fetch(attachment, &q, &fd), 0);
+        ck_assert_int_eq(fd, -1);
+        make_chain(N, 1000);
+        space_demote(space);
+        for (uint32_t i = 0; i < 1000 && space_demoted(space) == 1; i++)
+                for (uint32_t file = 0; file < 2; file++) {
+                        const struct store_disk_question *w = asked_of(file);
+
+                        idle();
+                        if (w)
+                                answer(file, w->n, 0);
+                }
+        ck_assert_int_eq(space_demoted(space), 0);
+        evict();
+        close(begin_fetch());
+        check_clean(space);
+        close_file();
+}
+END_TEST
+
+SUITE("disk-answers", FIXTURE(forget_files, forget_files),
+      LOOPS(2, both_are_asked_at_once_and_answer_in_any_order, a_chain_ends_where_a_file_hangs,
+            what_is_deleted_is_deleted_in_both, a_deletion_waits_for_a_file_that_hangs),
+      TESTS(one_hangs_and_the_other_is_written_to, another_file_is_off,
+            what_a_prefix_lacks_is_written_again),
+      LOOPS(2, a_prefix_comes_from_both_whole),
+      LOOPS(6, a_prefix_is_missed_where_one_of_two_fails),
       TESTS(what_the_disk_did_not_take_is_said, a_name_that_was_not_answered_is_asked_again,
             what_was_deleted_is_erased_by_the_next_process,
+            what_no_file_knows_is_erased_at_once,
             records_of_too_many_sizes_are_left_alone, chains_go_from_their_ends_after_a_restart,
             evict_to_file_takes_no_more_than_a_domains_share))

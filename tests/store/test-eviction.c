@@ -175,19 +175,19 @@ END_TEST
 #define CLIENTS 240u
 #define READS (1u << 13) /* KVD_PIN_READS */
 
-static shm_u32 *pins_of(struct attachment *a) {
+static struct kvd_pin_words *words_of(struct attachment *a) {
         uint8_t *page = mmap(NULL, attachment_pin_bytes(a), PROT_READ | PROT_WRITE, MAP_SHARED,
                              attachment_pin_fd(a), 0);
 
         ck_assert_ptr_ne(page, MAP_FAILED);
-        return (shm_u32 *)(page + KVD_PINS_OFF);
+        return (struct kvd_pin_words *)(page + KVD_PINS_OFF);
 }
 
-/* A full pool of leaves, and 240 clients of which the last one pins them all. Returns its pins. */
-static shm_u32 *plant_forest(struct space *space, struct attachment **first, kvd_ref *refs) {
+/* A full pool of leaves, and 240 clients of which the last one pins them all. Returns its words. */
+static struct kvd_pin_words *plant_forest(struct space *space, struct attachment **first, kvd_ref *refs) {
         uint32_t *tokens = calloc(LEAVES, BT * sizeof *tokens);
         struct attachment *a = NULL;
-        shm_u32 *pins;
+        struct kvd_pin_words *words;
 
         for (uint32_t i = 0; i < LEAVES; i++)
                 tokens[i * BT] = i;
@@ -196,10 +196,10 @@ static shm_u32 *plant_forest(struct space *space, struct attachment **first, kvd
         free(tokens);
         for (uint32_t i = 1; i < CLIENTS; i++)
                 a = fixture_attach(space);
-        pins = pins_of(a);
+        words = words_of(a);
         for (uint32_t i = 0; i < LEAVES; i++)
-                atomic_store(&pins[kvd_ref_id(refs[i])], 1);
-        return pins;
+                atomic_store(&words[kvd_ref_id(refs[i])].pins, 1);
+        return words;
 }
 
 /* As libkvd asks. Returns how often, until there was an answer: how many blocks, or an error. */
@@ -220,7 +220,7 @@ START_TEST(A3_a_forest_of_pins_is_looked_at_in_pieces) {
         struct space *space = make_space(LEAVES);
         kvd_ref *refs = calloc(LEAVES, sizeof *refs), *more = calloc(PIECE, sizeof *more);
         struct attachment *a;
-        shm_u32 *pins = plant_forest(space, &a, refs);
+        struct kvd_pin_words *words = plant_forest(space, &a, refs);
         uint32_t asked;
         int r;
 
@@ -232,7 +232,7 @@ START_TEST(A3_a_forest_of_pins_is_looked_at_in_pieces) {
         ck_assert_int_eq(r, -ENOBUFS);
         check_clean(space);
 
-        atomic_store(&pins[kvd_ref_id(refs[LEAVES / 2])], 0);
+        atomic_store(&words[kvd_ref_id(refs[LEAVES / 2])].pins, 0);
         for (asked = 0; asked < 2 * LEAVES && space_allocate(a, 1, more) != 1; asked++)
                 ;
         ck_assert_uint_lt(asked, 8); /* without a word of its client that something changed */
@@ -248,12 +248,12 @@ START_TEST(A3_evictions_among_many_clients_come_in_pieces) {
         struct space *space = make_space(LEAVES);
         kvd_ref *refs = calloc(LEAVES, sizeof *refs), *more = calloc(PIECE, sizeof *more);
         struct attachment *a;
-        shm_u32 *pins = plant_forest(space, &a, refs);
+        struct kvd_pin_words *words = plant_forest(space, &a, refs);
         uint32_t got = 0, n = 0;
         bool again = true;
 
         for (uint32_t i = 0; i < LEAVES; i++)
-                atomic_store(&pins[kvd_ref_id(refs[i])], i % 2);
+                atomic_store(&words[kvd_ref_id(refs[i])].pins, i % 2);
         while (got < PIECE) {
                 int r = space_allocate(a, PIECE - got, more + got);
 
@@ -280,7 +280,7 @@ START_TEST(A3_a_chain_of_pinned_leaves_is_gone_through) {
         uint32_t tokens[BT] = {0}, n = 0;
         int64_t got = 0;
         bool more = true;
-        shm_u32 *pins;
+        struct kvd_pin_words *words;
 
         for (uint32_t i = 0; i < LEAVES - 1; i++) {
                 struct seal_request q = {.n_blocks = 1, .blocks = &refs[i], .n_tokens = BT,
@@ -293,9 +293,9 @@ START_TEST(A3_a_chain_of_pinned_leaves_is_gone_through) {
         }
         for (uint32_t i = 0; i < CLIENTS; i++)
                 holder = fixture_attach(space);
-        pins = pins_of(holder);
+        words = words_of(holder);
         for (uint32_t i = 1; i < LEAVES - 1; i += 2)
-                atomic_store(&pins[kvd_ref_id(refs[i])], 1);
+                atomic_store(&words[kvd_ref_id(refs[i])].pins, 1);
         for (; more && n < LEAVES; n++) {
                 int64_t r = space_evict(space, 0, root, &more);
 

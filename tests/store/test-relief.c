@@ -33,10 +33,7 @@ static void teardown(void) {
 
 /* What the client's attention says of an entry. */
 static void use(uint32_t slot, uint16_t mass, uint16_t hits) {
-        uint8_t *page = (uint8_t *)t.pins - KVD_PINS_OFF;
-        struct kvd_use *at = (struct kvd_use *)(page + kvd_use_off(space_index(space)->capacity));
-
-        at[kvd_ref_id(t.slots[slot].ref)] = (struct kvd_use){mass, hits};
+        *table_use(&t, t.slots[slot].ref) = (struct kvd_use){mass, hits};
 }
 
 /* The loop's turns: relief, jobs, and the client at a safe point. */
@@ -299,10 +296,7 @@ static void seal_chain(uint32_t n, uint32_t token, kvd_ref *ret) {
 }
 
 static void attend(kvd_ref ref, uint16_t mass) {
-        uint8_t *page = (uint8_t *)t.pins - KVD_PINS_OFF;
-        struct kvd_use *at = (struct kvd_use *)(page + kvd_use_off(space_index(space)->capacity));
-
-        at[kvd_ref_id(ref)].mass = mass;
+        table_use(&t, ref)->mass = mass;
 }
 
 START_TEST(policy_priority_evicts_what_is_worth_least) {

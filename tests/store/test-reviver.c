@@ -501,10 +501,7 @@ END_TEST
 /* ---- changing places ------------------------------------------------------------------------- */
 
 static void attend(uint32_t slot, uint16_t mass) {
-        uint8_t *page = (uint8_t *)t.pins - KVD_PINS_OFF;
-        struct kvd_use *at = (struct kvd_use *)(page + kvd_use_off(space_index(space)->capacity));
-
-        at[kvd_ref_id(t.slots[slot].ref)] = (struct kvd_use){.mass = mass};
+        *table_use(&t, t.slots[slot].ref) = (struct kvd_use){.mass = mass};
 }
 
 /* A pool of 32 blocks, all of them in use; entries 0 to 7 have left. */

@@ -21,6 +21,10 @@ static struct space *space;
 static struct attachment *a, *b;
 static uint32_t next_token;
 
+static shm_u64 *semaphore_words(const struct space *s) {
+        return s->parts.semaphores->page.at;
+}
+
 static struct space *ordered_space(const char *name) {
         struct space *s = fixture_space(name, 64);
 
@@ -80,10 +84,6 @@ static bool is_poisoned(kvd_ref ref) {
         return desc_of(ref)->flags & KVD_DESC_POISONED;
 }
 
-static shm_u32 *pins_of(struct attachment *of) {
-        return of->pins;
-}
-
 START_TEST(data_arrives) {
         kvd_ref first = seal(a, KVD_ROOT, 3, 7), second = seal(a, first, 3, 8);
 
@@ -130,12 +130,12 @@ START_TEST(values_out_of_order) {
         store_look_at_semaphores(store);
         ck_assert_uint_ne(desc_of(late)->semaphore, 0);
         check_clean(space);
-        pins_of(b)[kvd_ref_id(late)]++;
+        b->words[kvd_ref_id(late)].pins++;
         attachment_free(a, true);
         ck_assert(is_poisoned(late) && !is_poisoned(early));
         ck_assert_uint_eq(desc_of(early)->semaphore, 0);
         ck_assert_uint_eq(semaphore_words(space)[0], 6);
-        pins_of(b)[kvd_ref_id(late)]--;
+        b->words[kvd_ref_id(late)].pins--;
         store_look_at_semaphores(store);
 }
 END_TEST
@@ -202,14 +202,13 @@ END_TEST
 
 START_TEST(death_before_the_write) {
         kvd_ref there = seal(a, KVD_ROOT, 1, 1), never, behind, other;
-        shm_u32 *pins = pins_of(b);
         bool more;
 
         never = seal(a, there, 1, 2);
         behind = seal(b, never, 0, 0);
         other = seal(b, there, 0, 0);
         *word_of(a, 1) = 1;
-        pins[kvd_ref_id(behind)]++;
+        b->words[kvd_ref_id(behind)].pins++;
         attachment_orphan(a);
         ck_assert_uint_eq(*word_of(a, 1), 1); /* its GPU work may go on */
         ck_assert(!is_poisoned(never));
@@ -228,7 +227,7 @@ START_TEST(death_before_the_write) {
         check_clean(space);
         idle();
         check_clean(space);
-        pins[kvd_ref_id(behind)]--;
+        b->words[kvd_ref_id(behind)].pins--;
         store_look_at_semaphores(store);
         ck_assert(!store_look_at_semaphores(store));
         ck_assert_uint_eq(space->blocks[kvd_ref_id(never)].state, KVD_FREE);
@@ -240,10 +239,10 @@ END_TEST
 START_TEST(nothing_behind_poison) {
         kvd_ref never = seal(a, KVD_ROOT, 1, 1), ret;
 
-        pins_of(b)[kvd_ref_id(never)]++;
+        b->words[kvd_ref_id(never)].pins++;
         attachment_free(a, true);
         ck_assert_int_eq(seal_n(b, never, 1, 0, 0, &ret), -ESTALE);
-        pins_of(b)[kvd_ref_id(never)]--;
+        b->words[kvd_ref_id(never)].pins--;
         store_look_at_semaphores(store);
 }
 END_TEST
@@ -292,6 +291,20 @@ START_TEST(both_die) {
 END_TEST
 
 /* Values of a row go on where the one before ended. */
+/* What is little is cleared up with the end itself: there is no idle work in between. */
+START_TEST(what_a_producer_was_filling_is_free_when_it_ends) {
+        kvd_ref blocks[4], never = seal(a, KVD_ROOT, 1, 2);
+
+        ck_assert_int_eq(space_allocate(a, 4, blocks), 4);
+        ck_assert_uint_eq(usage_of(space).filling, 4);
+        attachment_free(a, true);
+        ck_assert(is_poisoned(never));
+        ck_assert_uint_eq(usage_of(space).filling + usage_of(space).limbo, 0);
+        idle();
+        ck_assert_uint_eq(usage_of(space).sealed, 0);
+}
+END_TEST
+
 START_TEST(row_is_used_again) {
         uint32_t row = attachment_semaphore_row(a);
         kvd_ref ret;
@@ -432,6 +445,7 @@ SUITE("semaphore",
             pending_is_not_evicted, segment_with_pending_stays, pending_is_not_borrowed,
             worker_gets_it_later, method_turned_on_meanwhile, death_before_the_write,
             nothing_behind_poison, poison_in_the_middle_of_a_run, pending_behind_poison, both_die,
+            what_a_producer_was_filling_is_free_when_it_ends,
             row_is_used_again, row_waits_for_the_wake, no_wake_where_nobody_waits,
             space_deleted_meanwhile),
       LOOPS(20, at_random))

@@ -45,21 +45,21 @@ START_TEST(private_blocks_live_and_die_with_their_sequence) {
 END_TEST
 
 START_TEST(a_pin_outlives_the_sequence) {
-        shm_u32 *pins;
+        struct kvd_pin_words *words;
         kvd_ref ref;
 
         table_open(&t, a, 32, true);
         ck_assert_int_eq(table_append(&t, 2 * BT, 10), 0);
-        pins = t.pins;
+        words = t.words;
         ref = t.slots[0].ref;
-        atomic_fetch_add(&pins[kvd_ref_id(ref)], 1);
+        atomic_fetch_add(&words[kvd_ref_id(ref)].pins, 1);
         ck_assert_int_eq(sequence_close(a, t.number), 0);
-        atomic_store(&pins[kvd_ref_id(t.slots[1].ref)], 0);
+        atomic_store(&words[kvd_ref_id(t.slots[1].ref)].pins, 0);
         idle();
         check_clean(space);
         ck_assert_uint_eq(usage_of(space).private, 1);
         ck_assert(block_current(space, ref));
-        atomic_store(&pins[kvd_ref_id(ref)], 0);
+        atomic_store(&words[kvd_ref_id(ref)].pins, 0);
         idle();
         ck_assert_uint_eq(usage_of(space).private, 0);
 }
@@ -251,6 +251,37 @@ START_TEST(summaries_are_made_only_for_who_reads_them) {
         ck_assert_uint_eq(work(), 1);
         ck_assert_uint_eq(counter(space, KVD_SPACE_SUMMARISED), 5);
         ck_assert_uint_eq(counter(space, KVD_SPACE_JOBS_LOST), 1);
+}
+END_TEST
+
+static bool pending(const struct table *of) {
+        struct sequence_report report;
+
+        sequence_report(a, of->number, &report);
+        return report.pending;
+}
+
+/* The worker is busy with the space all along, and yet a sequence is told that its part is done. */
+START_TEST(only_who_has_blocks_without_a_summary_waits_for_one) {
+        static struct table other;
+
+        table_open(&t, a, 32, false);
+        table_open(&other, a, 32, false);
+        set(space, "keydiff", "on");
+        ck_assert_int_eq(table_append(&t, 5 * BT, 1), 0);
+        ck_assert(pending(&t));
+        idle();
+        ck_assert_uint_gt(work(), 0);
+        ck_assert(!pending(&t));
+        ck_assert_int_eq(table_append(&other, 2 * BT, 50), 0);
+        ck_assert(worker_take());
+        ck_assert_uint_eq(worker_job->kind, KVD_JOB_SUMMARISE);
+        for (uint32_t i = 0; i < 3; i++) {
+                ck_assert(!pending(&t));
+                ck_assert(pending(&other));
+        }
+        worker_do();
+        ck_assert(!pending(&other));
 }
 END_TEST
 
@@ -530,7 +561,8 @@ SUITE("sequence",
             nobody_evicts_what_a_sequence_names, a_client_that_is_lost_leaves_nothing,
             nonsense_is_refused_and_changes_nothing, sequences_of_a_space_are_counted,
             a_prefix_is_borrowed_as_it_is_or_not_at_all, a_private_block_is_not_borrowed,
-            summaries_are_made_only_for_who_reads_them, a_worker_holds_what_it_reads,
+            summaries_are_made_only_for_who_reads_them,
+            only_who_has_blocks_without_a_summary_waits_for_one, a_worker_holds_what_it_reads,
             answers_to_nothing_are_ignored, a_space_may_go_while_a_worker_reads_it,
             a10_one_job_of_another_domain_is_before_mine,
             a10_one_piece_of_a_long_job_is_before_mine,

@@ -241,21 +241,8 @@ END_TEST
 
 /* ---- eviction -------------------------------------------------------------------------------- */
 
-/* The client's side of a pin page, as libkvd would map it. */
-static shm_u32 *pin_counter(struct attachment *a, uint32_t id) {
-        uint8_t *at = mmap(NULL, attachment_pin_bytes(a), PROT_READ | PROT_WRITE, MAP_SHARED,
-                           attachment_pin_fd(a), 0);
-
-        ck_assert_ptr_ne(at, MAP_FAILED);
-        return (shm_u32 *)(at + KVD_PINS_OFF) + id;
-}
-
 static void touch_now(struct attachment *a, uint32_t id) {
-        uint32_t capacity = space_index(attachment_space(a))->capacity;
-        shm_u32 *touch = pin_counter(a, id) +
-                         (kvd_touch_off(capacity) - KVD_PINS_OFF) / sizeof(uint32_t);
-
-        *touch = ((struct kvd_index *)space_index(attachment_space(a)))->clock;
+        a->words[id].touch = ((struct kvd_index *)space_index(attachment_space(a)))->clock;
 }
 
 static bool is_sealed(struct space *space, kvd_ref ref) {
@@ -334,7 +321,7 @@ START_TEST(pinned_leaf_keeps_its_whole_chain) {
 
         ck_assert_int_eq(seal_run(a, KVD_ROOT, 20, 1, chain), 0);
         ck_assert_int_eq(seal_run(a, KVD_ROOT, 30, 2, other), 0);
-        pin = pin_counter(reader, kvd_ref_id(chain[19]));
+        pin = &reader->words[kvd_ref_id(chain[19])].pins;
         *pin = 1;
         for (uint32_t i = 3; i < 40; i++)
                 ck_assert_int_eq(seal_run(a, KVD_ROOT, 10, i, more), 0);
@@ -357,10 +344,10 @@ START_TEST(full_of_pins_is_refused_not_stalled) {
 
         for (uint32_t i = 0; i < 64; i++) {
                 ck_assert_int_eq(seal_run(a, KVD_ROOT, 1, i, &chain[i]), 0);
-                *pin_counter(a, kvd_ref_id(chain[i])) = 1;
+                a->words[kvd_ref_id(chain[i])].pins = 1;
         }
         ck_assert_int_eq(space_allocate(a, 1, &one), -ENOBUFS);
-        *pin_counter(a, kvd_ref_id(chain[40])) = 0;
+        a->words[kvd_ref_id(chain[40])].pins = 0;
         ck_assert_int_eq(space_allocate(a, 1, &one), 1);
         ck_assert_uint_eq(kvd_ref_id(one), kvd_ref_id(chain[40]));
         ck_assert_uint_ne(one, chain[40]); /* another generation */
@@ -395,7 +382,7 @@ START_TEST(chain_eviction_leaves_only_what_is_used) {
         ck_assert_int_eq(seal_run(a, KVD_ROOT, 4, 1, trunk), 0);
         ck_assert_int_eq(seal_run(a, trunk[3], 5, 2, unused), 0);
         ck_assert_int_eq(seal_run(a, trunk[3], 3, 3, used), 0);
-        *pin_counter(a, kvd_ref_id(used[1])) = 1;
+        a->words[kvd_ref_id(used[1])].pins = 1;
         ck_assert_int_eq(space_evict(space, 0, trunk[0], &more), 6);
         ck_assert(!more && is_sealed(space, used[1]) && is_sealed(space, trunk[0]));
         ck_assert(!is_sealed(space, used[2]) && !is_sealed(space, unused[0]));
@@ -532,7 +519,7 @@ START_TEST(death_discards_what_was_being_filled) {
         int n;
 
         ck_assert_int_eq(seal_run(a, KVD_ROOT, 8, 1, chain), 0);
-        *pin_counter(a, kvd_ref_id(chain[7])) = 1;
+        a->words[kvd_ref_id(chain[7])].pins = 1;
         n = space_allocate(a, 16, refs);
         ck_assert_int_gt(n, 0);
         attachment_orphan(a);
@@ -710,8 +697,8 @@ START_TEST(chains_and_clients_are_told_of) {
         kvd_ref refs[5];
 
         ck_assert_int_eq(seal_run(a, KVD_ROOT, 5, 7, refs), 0);
-        atomic_fetch_add(&a->pins[kvd_ref_id(refs[4])], 2);
-        atomic_fetch_add(&b->pins[kvd_ref_id(refs[4])], 1);
+        atomic_fetch_add(&a->words[kvd_ref_id(refs[4])].pins, 2);
+        atomic_fetch_add(&b->words[kvd_ref_id(refs[4])].pins, 1);
         do
                 ck_assert_int_eq(space_next_chain(space, &cursor, &above, &chain), 0);
         while (!chain.leaf);
@@ -723,8 +710,8 @@ START_TEST(chains_and_clients_are_told_of) {
         atomic_store(&a->page->counters[KVD_CLIENT_HITS], 3);
         atomic_store(&b->page->counters[KVD_CLIENT_HITS], 4);
         ck_assert_uint_eq(usage_of(space).client_counters[KVD_CLIENT_HITS], 7);
-        atomic_store(&a->pins[kvd_ref_id(refs[4])], 0);
-        atomic_store(&b->pins[kvd_ref_id(refs[4])], 0);
+        atomic_store(&a->words[kvd_ref_id(refs[4])].pins, 0);
+        atomic_store(&b->words[kvd_ref_id(refs[4])].pins, 0);
 }
 END_TEST
 

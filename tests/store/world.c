@@ -125,7 +125,7 @@ static bool is_sealed(const struct user *u, kvd_ref ref) {
 
 static void unpin(struct user *u, struct chain *c) {
         if (c->pinned)
-                u->pins[kvd_ref_id(c->leaf)]--;
+                u->words[kvd_ref_id(c->leaf)].pins--;
         c->pinned = false;
 }
 
@@ -138,7 +138,7 @@ static void pin(struct world *w, struct user *u, struct chain *c) {
         if (!c->leaf || c->pinned)
                 return;
         c->pinned = true;
-        u->pins[kvd_ref_id(c->leaf)]++;
+        u->words[kvd_ref_id(c->leaf)].pins++;
         note(w->turn, is_sealed(u, c->leaf));
         if (!is_sealed(u, c->leaf))
                 let_go(u, c);
@@ -149,8 +149,8 @@ static void pin(struct world *w, struct user *u, struct chain *c) {
 /* ---- coming and going ------------------------------------------------------------------------ */
 
 static void forget(struct user *u) {
-        if (u->pins)
-                munmap((uint8_t *)u->pins - KVD_PINS_OFF, u->pin_bytes);
+        if (u->words)
+                munmap((uint8_t *)u->words - KVD_PINS_OFF, u->pin_bytes);
         *u = (struct user){0};
 }
 
@@ -173,7 +173,7 @@ static void attach(struct world *w, struct user *u, struct space *space) {
                     attachment_pin_fd(u->attachment), 0);
         if (page == MAP_FAILED)
                 die("mmap: %s", strerror(errno));
-        u->pins = (_Atomic uint32_t *)(page + KVD_PINS_OFF);
+        u->words = (struct kvd_pin_words *)(page + KVD_PINS_OFF);
 }
 
 int world_space(struct world *w, uint32_t number, struct space **ret) {

@@ -29,7 +29,7 @@ struct chain {
 
 struct user {
         struct attachment *attachment;
-        _Atomic uint32_t *pins;
+        struct kvd_pin_words *words;
         uint64_t pin_bytes;
         uint32_t n_filling, sequence; /* sequence 0: none */
         kvd_ref filling[WORLD_FILLING];

@@ -25,6 +25,10 @@ static const struct column tier_columns[] = {
         {"written_per_second", "WRITTEN/S", UNIT_BYTES},
         {"age_ms", "AGE", UNIT_MS},
         {"evicted", "EVICTED", UNIT_COUNT},
+        {"copies", "COPIES", UNIT_COUNT},
+        {"copies_written", NULL, UNIT_COUNT},
+        {"copies_read", NULL, UNIT_COUNT},
+        {"copies_lost", "LOST", UNIT_COUNT},
         {"errors", "ERRORS", UNIT_COUNT},
         {"servers", "SERVERS", UNIT_COUNT},
         {"away", "AWAY", UNIT_COUNT},
@@ -65,6 +69,10 @@ static void fill_tier(struct table *t, const struct kvd_msg_tier_info_reply *m,
         else
                 table_none(t);
         table_number(t, m->evicted);
+        table_number(t, m->copies);
+        table_number(t, m->copies_written);
+        table_number(t, m->copies_read);
+        table_number(t, m->copies_lost);
         table_number(t, m->errors);
         table_number(t, m->servers);
         table_number(t, m->away);

@@ -84,16 +84,31 @@ static void drop(struct entry *e, uint32_t layer) {
 
 /* ---- finding ---- */
 
-static bool find(struct entry *e, uint32_t layer) {
-        _cleanup_(freep) uint32_t *ids = calloc(e->context.n_blocks, sizeof *ids);
+/* The layer's blocks, pinned. *below: they are not there, but may come. */
+static bool look_up(struct entry *e, uint32_t layer, uint32_t *ids, bool *below) {
         struct kvd_pin *pin = e->pins + layer;
+        bool found;
 
         kvd_catch_up(e->space);
-        if (!ids || kvd_lookup(e->space, layer, e->tokens, e->context.n_tokens, ids,
-                               e->context.n_blocks, pin) != e->context.n_tokens) {
+        found = kvd_lookup(e->space, layer, e->tokens, e->context.n_tokens, ids,
+                           e->context.n_blocks, pin) == e->context.n_tokens;
+        *below = pin->n_below;
+        if (!found)
                 kvd_unpin(e->space, pin);
-                return false;
+        return found;
+}
+
+static bool find(struct entry *e, uint32_t layer) {
+        _cleanup_(freep) uint32_t *ids = calloc(e->context.n_blocks, sizeof *ids);
+        const struct kvd_pin *pin = e->pins + layer;
+        bool below = false, found = ids && look_up(e, layer, ids, &below);
+
+        if (!found && below) {
+                cache_fetch(e->space, layer, e->tokens, e->context.n_tokens);
+                found = look_up(e, layer, ids, &below);
         }
+        if (!found)
+                return false;
         for (uint32_t i = 0; i < e->context.n_blocks; i++)
                 blocks_of(e, layer)[i] = kvd_pin_block(pin, ids[i]);
         e->kinds[layer] = ENTRY_REUSED;

@@ -8,10 +8,13 @@
 #include "tools/kvlm/cache_internal.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/kvd_methods.h"
+#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tools/kvlm/refuse.h"
 
@@ -172,4 +175,32 @@ void cache_give(struct cache *c, uint8_t *block) {
                 c->room = room;
         }
         c->spare[c->n_spare++] = block;
+}
+
+/* ---- what is below the pool ---- */
+
+#define FETCH_MS 1000.0 /* that it is worth to wait for it */
+
+/* False: nothing comes, or not in time. */
+static bool fetch_some(kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens,
+                       double until_ms, int64_t *there) {
+        struct pollfd p = {.fd = -1, .events = POLLIN};
+        int64_t n = kvd_fetch(space, group, 0, tokens, n_tokens, &p.fd);
+        bool more = p.fd >= 0 && n > *there;
+
+        *there = n;
+        if (more)
+                more = poll(&p, 1, (int)MAX(until_ms - sys_now_ms(), 0)) == 1;
+        if (p.fd >= 0)
+                close(p.fd);
+        return more;
+}
+
+/* One call brings a bounded piece; the next one says whether there is more. */
+void cache_fetch(kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens) {
+        double until_ms = sys_now_ms() + FETCH_MS;
+        int64_t there = -1;
+
+        while (fetch_some(space, group, tokens, n_tokens, until_ms, &there))
+                ;
 }

@@ -33,6 +33,9 @@ struct cache *cache_free(struct cache *);
 const struct cache_options *cache_options(const struct cache *);
 kvd_space *cache_space(struct cache *); /* the space, or NULL: not shared, or the daemon is away */
 
+/* Waits for what the daemon has below its pool of these tokens, as long as that is worth it. */
+void cache_fetch(kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens);
+
 enum block_kind {
         BLOCK_PRIVATE, /* our own memory */
         BLOCK_FILLING, /* of the pool, ours to write */

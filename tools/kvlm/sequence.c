@@ -7,11 +7,8 @@
  */
 
 #include <errno.h>
-#include <poll.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tools/kvlm/cache_internal.h"
 #include "tools/kvlm/refuse.h"
@@ -53,32 +50,6 @@ static void adopt(struct sequence *s, const struct kvd_pin *pin, const uint32_t 
         s->n_computed = n * block_tokens(s);
 }
 
-#define FETCH_MS 1000.0 /* that it is worth to wait for what the daemon has below its pool */
-
-/* False: nothing comes, or not in time. */
-static bool fetch_some(struct sequence *s, uint32_t n_tokens, double until_ms, int64_t *there) {
-        struct pollfd p = {.fd = -1, .events = POLLIN};
-        int64_t n = kvd_fetch(s->cache->space, 0, 0, s->tokens, n_tokens, &p.fd);
-        bool more = p.fd >= 0 && n > *there;
-
-        *there = n;
-        if (more)
-                more = poll(&p, 1, (int)MAX(until_ms - sys_now_ms(), 0)) == 1;
-        if (p.fd >= 0)
-                close(p.fd);
-        return more;
-}
-
-/* One call brings a bounded piece; the next one says whether there is more. */
-static void fetch(struct sequence *s, uint32_t n_tokens) {
-        double until_ms = sys_now_ms() + FETCH_MS;
-        int64_t there = -1;
-
-        s->fetched = true;
-        while (fetch_some(s, n_tokens, until_ms, &there))
-                ;
-}
-
 static int64_t look_up(struct sequence *s, uint32_t whole, uint32_t *ids, struct kvd_pin *pin) {
         kvd_catch_up(s->cache->space);
         return kvd_lookup(s->cache->space, 0, s->tokens, whole * block_tokens(s), ids, whole, pin);
@@ -98,7 +69,8 @@ void sequence_find(struct sequence *s) {
         found = look_up(s, whole, ids, &pin);
         if (found >= 0 && pin.n_below && !s->fetched) {
                 kvd_unpin(s->cache->space, &pin);
-                fetch(s, whole * block_tokens(s));
+                s->fetched = true;
+                cache_fetch(s->cache->space, 0, s->tokens, whole * block_tokens(s));
                 found = look_up(s, whole, ids, &pin);
         }
         if (found > 0 && !cache_is_here(s->cache))

@@ -137,9 +137,10 @@ class Pin:
     def post(self, blocks: Sequence[Block], tokens: Tokens) -> None:
         """seal() without an answer, for blocks that fill one by one: full ones, in a causal space.
 
-        Others find them within microseconds, and mostly no system call is made. The blocks stay the caller's to read
-        (block.posted is true) until Space.free(), also where somebody else was first with their content; the pin holds
-        what it held. What follows goes behind them, by post() or seal(), as long as the last one was not freed.
+        Others find them within microseconds, or 2 ms where many post, and mostly no system call is made. The blocks stay
+        the caller's to read (block.posted is true) until Space.free(), also where somebody else was first with their
+        content; the pin holds what it held. What follows goes behind them, by post() or seal(), as long as the last one
+        was not freed.
 
         What is wrong is told once, by the next post(), which then posts nothing, or by Space.flush(): kvd.Refused, some
         blocks that were posted in the space are not published; kvd.ConnectionLost, the daemon ended before it had seen

@@ -33,6 +33,10 @@ holds fill
 lives fill
 holds semaphore
 lives semaphore
+holds outlive
+lives outlive
+holds post
+lives post
 wrong pins    NO_CFENCE
 wrong pins    NO_DFENCE
 wrong pins    NO_RECHECK
@@ -78,6 +82,16 @@ wrong lease   NO_WAIT
 hangs lease   LEASE_OUTLIVES_HOLDER
 hangs lease   NO_DEADLINE
 hangs lease   NO_WAKE
+wrong outlive TAKE_ALL
+wrong outlive PLAIN_RELEASE
+wrong outlive END_EARLY
+wrong outlive NO_LIMBO
+wrong outlive NO_MARK
+hangs outlive NO_END
+hangs post    NO_R4
+hangs post    NO_R5
+hangs post    NO_R7
+hangs post    STAY_TOLD
 END
 }
 

@@ -354,18 +354,48 @@ static void hang(struct fault_state *s, enum fault_call call, uint32_t nth, bool
         printf("hangs%s: %s\n", forever ? " for good" : "", forever ? "off" : "on again");
 }
 
-/* The disk process, as the only child that the daemon has. */
-static pid_t disk_of(const struct run *r) {
-        pid_t pid = child_of(r->d.in.pid, NULL);
+static bool has_open(pid_t pid, const char *path) {
+        char link[64], target[128];
+
+        for (int fd = 3; fd < 64; fd++) {
+                ssize_t n;
+
+                snprintf(link, sizeof link, "/proc/%d/fd/%d", pid, fd);
+                n = readlink(link, target, sizeof target - 1);
+                target[MAX(n, 0)] = 0;
+                if (strcmp(target, path) == 0)
+                        return true;
+        }
+        return false;
+}
+
+/* The process of a file; 0: it has not been started, or has not opened it yet. */
+static pid_t process_of(const struct run *r, const char *path) {
+        char children[64];
+        int pid, found = 0;
+        FILE *f;
+
+        snprintf(children, sizeof children, "/proc/%d/task/%d/children", r->d.in.pid, r->d.in.pid);
+        f = fopen(children, "re");
+        while (f && !found && fscanf(f, "%d", &pid) == 1)
+                if (has_open(pid, path))
+                        found = pid;
+        if (f)
+                fclose(f);
+        return found;
+}
+
+static pid_t disk_of(const struct run *r, const char *path) {
+        pid_t pid = process_of(r, path);
 
         if (!pid)
-                die("the daemon has no child");
+                die("%s has no process", path);
         return pid;
 }
 
 /* Stopped, and held on its way out, as one whose disk does not even let the kernel end it. */
-static pid_t hold(const struct run *r) {
-        pid_t pid = disk_of(r);
+static pid_t hold(const struct run *r, const char *path) {
+        pid_t pid = disk_of(r, path);
 
         if (ptrace(PTRACE_SEIZE, pid, 0, PTRACE_O_TRACEEXIT) < 0 || kill(pid, SIGSTOP) < 0 ||
             waitpid(pid, NULL, __WALL) != pid)
@@ -373,28 +403,39 @@ static pid_t hold(const struct run *r) {
         return pid;
 }
 
+/* With a chain in its file. A disk may take a second for that, and then kvd takes it for one that hangs. */
+static void start_written(struct run *r) {
+        struct kvd_msg_tier_info_reply t;
+
+        for (;; end(r)) {
+                unlink(file);
+                start(r);
+                make_chain(r, 1);
+                WAIT_UNTIL((t = tier(r), is_written(&t)) || !is(r, "on"));
+                if (is_written(&t) && is(r, "on"))
+                        return;
+        }
+}
+
 static void hang_in_the_kernel(struct fault_state *s) {
         struct fault fault = {N_FAULT_CALLS, 0, 0, false};
-        struct kvd_msg_tier_info_reply t;
         struct run r = {.s = s};
         pid_t pid;
 
-        unlink(file);
         fault_set(s, &fault);
-        start(&r);
-        make_chain(&r, 1);
-        WAIT_UNTIL((t = tier(&r), is_written(&t)));
+        start_written(&r);
         evict_all(&r);
-        pid = hold(&r);
+        pid = hold(&r, file);
         fetch(&r, 1);
         WAIT_UNTIL(is(&r, "hanging") && is_degraded(&r));
         for (uint32_t i = 10; i < 20; i++) {
                 make_chain(&r, i);
                 fetch(&r, 1);
         }
-        if (!is(&r, "hanging") || tier(&r).queue > 1 || disk_of(&r) != pid)
-                die("hanging %d, %llu fetches wait, its process is %d, not %d", is(&r, "hanging"),
-                    (unsigned long long)tier(&r).queue, disk_of(&r), pid);
+        if (!is(&r, "hanging") || tier(&r).queue > 1 || kill(pid, 0) < 0)
+                die("hanging %d, %llu fetches wait, process %d is %s", is(&r, "hanging"),
+                    (unsigned long long)tier(&r).queue, pid,
+                    kill(pid, 0) < 0 ? "gone" : "there");
         ptrace(PTRACE_DETACH, pid, 0, 0);
         WAIT_UNTIL(is(&r, "on") && !is_degraded(&r));
         WAIT_UNTIL((fetch(&r, 1), resident(&r, 1) == BLOCKS));
@@ -428,10 +469,11 @@ static void one_of_two_dies(struct fault_state *s) {
         unlink(second);
         fault_set(s, &fault);
         start(&r);
+        WAIT_UNTIL(file_is(&r, 0, "on") && file_is(&r, 1, "on"));
         session(&r);
         if (!file_is(&r, 1, "on") || is_degraded(&r))
                 die("two files are not on");
-        kill(disk_of(&r), SIGUSR1);
+        kill(disk_of(&r, second), SIGUSR1);
         for (uint32_t i = 30; i < 90 && !file_is(&r, 1, "off"); i++) {
                 make_chain(&r, i);
                 usleep(50000);
@@ -448,6 +490,24 @@ static void one_of_two_dies(struct fault_state *s) {
         make_chain(&r, 96);
         end(&r);
         printf("one of two dies: off, the other is on\n");
+}
+
+/* Files are on one by one: what is written before both are is in one. */
+static void start_well(struct run *r, struct fault fault) {
+        struct kvd_msg_tier_info_reply t;
+
+        unlink(file);
+        unlink(second);
+        fault_set(r->s, &fault);
+        start(r);
+        WAIT_UNTIL(is_a_file_off(r) || (file_is(r, 0, "on") && file_is(r, 1, "on")));
+        if (is_a_file_off(r))
+                die("a file is off before anything was done to it");
+        make_chain(r, 1);
+        WAIT_UNTIL((t = tier(r), is_written(&t)));
+        if (!tier_of(r, 0).records || !tier_of(r, 1).records)
+                die("a chain is in one of the files");
+        evict_all(r);
 }
 
 /* ---- one that hangs -------------------------------------------------------------------------- */
@@ -492,13 +552,8 @@ static void one_of_two_hangs(struct fault_state *s) {
         struct run r = {.s = s};
         struct kvd_slice why;
 
-        unlink(file);
-        unlink(second);
-        fault_set(s, &fault);
-        start(&r);
-        session(&r);
+        start_well(&r, fault);
         s->on = true;
-        evict_all(&r);
         fetch(&r, 1);
         WAIT_UNTIL(file_is(&r, 1, "off") && is(&r, "on") && is_degraded(&r));
         why = tier_of(&r, 1).why;
@@ -512,6 +567,65 @@ static void one_of_two_hangs(struct fault_state *s) {
         printf("one of two hangs: off, the other is on\n");
 }
 
+/* A whole chain goes to what is there, and comes back. */
+static bool goes_on(struct run *r, uint32_t chain) {
+        make_chain(r, chain);
+        usleep(20000);
+        evict_all(r);
+        fetch(r, chain);
+        return resident(r, chain) == BLOCKS;
+}
+
+/* Once it was the process of all files, and all hung. */
+static void one_of_two_hangs_in_the_kernel(struct fault_state *s) {
+        struct run r = {.s = s};
+        pid_t pid, other;
+
+        start_well(&r, (struct fault){N_FAULT_CALLS, 0, 0, false});
+        other = disk_of(&r, file);
+        pid = hold(&r, second);
+        fetch(&r, 1);
+        WAIT_UNTIL(file_is(&r, 1, "hanging") && is_degraded(&r));
+        if (resident(&r, 1) > 1)
+                die("blocks came of a file that hangs");
+        for (uint32_t i = 10; i < 20; i++)
+                WAIT_UNTIL(goes_on(&r, i));
+        if (!file_is(&r, 1, "hanging") || !file_is(&r, 0, "on") || disk_of(&r, file) != other)
+                die("the other one was touched");
+        ptrace(PTRACE_DETACH, pid, 0, 0);
+        WAIT_UNTIL(file_is(&r, 1, "on") && !is_degraded(&r));
+        WAIT_UNTIL(goes_on(&r, 30));
+        if (!erase(&r))
+                die("nothing can be erased");
+        end(&r);
+        printf("one of two hangs in the kernel: hanging, the other is on\n");
+}
+
+/* kill -9, at any moment: that one is replaced, the other one goes on, and nothing is lost. */
+static void one_of_two_is_killed(struct fault_state *s, const char *path, const char *other) {
+        struct run r = {.s = s};
+        pid_t pid, stays;
+
+        start_well(&r, (struct fault){N_FAULT_CALLS, 0, 0, false});
+        stays = disk_of(&r, other);
+        for (uint32_t i = 0; i < 10; i++) {
+                pid = disk_of(&r, path);
+                make_chain(&r, 40 + i);
+                usleep(i * 100);
+                kill(pid, SIGKILL);
+                fetch(&r, 1);
+                WAIT_UNTIL(process_of(&r, path) && process_of(&r, path) != pid);
+                WAIT_UNTIL((fetch(&r, 1), resident(&r, 1) == BLOCKS));
+                evict_all(&r);
+        }
+        if (disk_of(&r, other) != stays)
+                die("the other one was replaced, too");
+        if (is_a_file_off(&r) || !erase(&r))
+                die("a file is off");
+        end(&r);
+        printf("one of two is killed: replaced\n");
+}
+
 static void test_one(struct fault_state *s) {
         hang_in_the_kernel(s);
         break_for_good(s, EIO);
@@ -523,9 +637,12 @@ static void test_one(struct fault_state *s) {
 
 static void test_two(struct fault_state *s) {
         snprintf(second, sizeof second, "%s-b", file);
+        one_of_two_is_killed(s, file, second);
+        one_of_two_is_killed(s, second, file);
+        one_of_two_hangs_in_the_kernel(s);
         one_of_two_dies(s);
         one_of_two_hangs(s);
-        fault_sweep(s, "disk process, two files", 4, run, NULL);
+        fault_sweep(s, "disk processes of two files", 8, run, NULL);
 }
 
 int main(int argc, char **argv) {

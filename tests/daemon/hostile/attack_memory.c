@@ -129,17 +129,22 @@ static void fill_with_noise(const struct hostile *h) {
                                  __ATOMIC_RELAXED);
 }
 
+static bool is_pin(uint64_t at, uint32_t capacity) {
+        return at < kvd_use_off(capacity) &&
+               (at - KVD_PINS_OFF) % sizeof(struct kvd_pin_words) == 0;
+}
+
 static void noise_in_touch_and_counters(const struct hostile *h) {
         struct random random = {78};
         struct mapped m;
-        uint64_t from;
 
         map_victim_space(h, &m);
-        from = kvd_touch_off(m.index->capacity);
         for (int round = 0; round < 300; round++) {
-                for (uint64_t i = from; i < m.pin_bytes; i += 4)
-                        __atomic_store_n((uint32_t *)(void *)(m.pins + i),
-                                         random_below(&random, UINT32_MAX), __ATOMIC_RELAXED);
+                for (uint64_t i = KVD_PINS_OFF; i < m.pin_bytes; i += 4)
+                        if (!is_pin(i, m.index->capacity))
+                                __atomic_store_n((uint32_t *)(void *)(m.pins + i),
+                                                 random_below(&random, UINT32_MAX),
+                                                 __ATOMIC_RELAXED);
                 /* header and counters */
                 memset(m.pins, (int)random_below(&random, 256), KVD_PINS_OFF);
                 usleep(1000);

@@ -47,6 +47,7 @@
 #define CHAIN 8u         /* blocks of a short chain */
 #define PART 2048u       /* blocks that are put behind a sequence at once */
 #define NAMED (4 * PART) /* entries that a message may name */
+#define RANGES 4u        /* of so many, which are more than there is room for copies of */
 
 struct scale {
         uint32_t peers, spaces, blocks;
@@ -59,7 +60,7 @@ static uint32_t handles[256];            /* of space "big", of each */
 static const char *target = "big";       /* the space that requests are about, */
 static uint32_t mine;                    /* ... its handle, of me */
 static const struct kvd_index *index_of; /* ... mapped where it matters, or NULL */
-static uint32_t *pins, *touch;           /* of the last one */
+static struct kvd_pin_words *words;      /* of the last one */
 static struct kvd_pinpage *my_page;      /* of "big" */
 static uint32_t holder;                  /* number of a client that has pins there */
 static uint64_t tokens_used = 1;
@@ -583,8 +584,7 @@ static void connect_all(void) {
                                      .space_reply.space;
                 page = map_pins(peers[i]);
                 my_page = i ? my_page : page;
-                pins = (uint32_t *)((uint8_t *)page + KVD_PINS_OFF);
-                touch = (uint32_t *)((uint8_t *)page + kvd_touch_off(page->capacity));
+                words = (struct kvd_pin_words *)((uint8_t *)page + KVD_PINS_OFF);
         }
         me = peers[0];
         mine = handles[0];
@@ -707,27 +707,31 @@ static void open_more_sequences(void) {
 static void pin_everything(void) {
         take(mine, MANY);
         for (uint32_t id = 0; id < scale.blocks + MANY * 3 / 2; id++) {
-                pins[id] = 1;
-                touch[id] = 1;
+                words[id].pins = 1;
+                words[id].touch = 1;
         }
         for (uint32_t i = 0; i < n_refs; i++)
-                pins[kvd_ref_id(refs[i])] = 0;
+                words[kvd_ref_id(refs[i])].pins = 0;
 }
 
-/* Copies fill all room there is; then a request asks for as many as it can name. */
+/*
+ * Copies fill all memory and files that they may have; then a request asks for as many as it can
+ * name.
+ */
 static void no_room_for_copies(void) {
-        uint32_t first = n_entries, cooling = 1;
+        uint32_t first = n_entries, full = 0;
         uint64_t least = UINT64_MAX;
         struct kvd_msg reply;
 
-        for (uint32_t i = 0; i < 3 * NAMED / PART; i++) {
+        for (uint32_t i = 0; i < (RANGES + 1) * NAMED / PART; i++) {
                 reply = peer_ok(me, send_append());
                 forget(&reply);
         }
-        for (uint32_t i = 0; cooling && i < 20; i++) {
+        for (uint32_t i = 0; full < RANGES && i < 400; i++) {
                 settle();
-                cooling = peer_ok(me, cool_message(first + i % 2 * NAMED, NAMED))
-                                  .cool_reply.cooling;
+                instance_rest(&d);
+                reply = peer_ok(me, cool_message(first + i % RANGES * NAMED, NAMED));
+                full = reply.cool_reply.cooling ? 0 : full + 1;
         }
         for (int i = 0; i < REPEATED; i++) {
                 uint64_t began;
@@ -735,7 +739,7 @@ static void no_room_for_copies(void) {
                 settle();
                 instance_rest(&d);
                 began = instance_cpu_ns(&d);
-                reply = peer_ok(me, cool_message(first + 2 * NAMED, NAMED));
+                reply = peer_ok(me, cool_message(first + RANGES * NAMED, NAMED));
                 least = MIN(least, since(began));
         }
         judge("cool", "no room", least, REQUEST_US, 0);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/gpu/fakecuda/driver.h"
 
+#include <linux/futex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "ipc/base/util.h"
@@ -27,6 +29,7 @@ void fake_break(struct device *device, cu_result error) {
         if (!device->broken)
                 device->broken = error;
         pthread_cond_broadcast(&fake.changed);
+        syscall(SYS_futex, &device->broken, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0); /* see run_wait */
 }
 
 /* ---- start ----------------------------------------------------------------------------------- */

@@ -283,6 +283,33 @@ START_TEST(only_its_descriptors_are_imported) {
 }
 END_TEST
 
+/* Whoever imports one knows where it is, and by mapping it, without a context, how large. */
+START_TEST(an_import_says_what_it_is) {
+        struct cu_allocation is = {.location.id = 7};
+        cu_memory memory, imported;
+        cu_address at;
+        int fd;
+
+        load();
+        OK(cuInit(0));
+        OK(cuMemCreate(&memory, SEGMENT, &shareable, 0));
+        OK(cuMemExportToShareableHandle(&fd, memory, CU_HANDLE_POSIX_FD, 0));
+        OK(cuMemRelease(memory));
+        OK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, CU_HANDLE_POSIX_FD));
+        OK(cuMemGetAllocationPropertiesFromHandle(&is, imported));
+        ck_assert_int_eq(is.location.type, CU_LOCATION_DEVICE);
+        ck_assert_int_eq(is.location.id, 0);
+        OK(cuMemAddressReserve(&at, 2 * SEGMENT, 0, 0, 0));
+        FAILS(CU_INVALID_VALUE, cuMemMap(at, 2 * SEGMENT, 0, imported, 0));
+        OK(cuMemMap(at, SEGMENT, 0, imported, 0));
+        OK(cuMemUnmap(at, SEGMENT));
+        OK(cuMemAddressFree(at, 2 * SEGMENT));
+        OK(cuMemRelease(imported));
+        FAILS(CU_INVALID_VALUE, cuMemGetAllocationPropertiesFromHandle(&is, imported));
+        close(fd);
+}
+END_TEST
+
 START_TEST(mappings_are_whole) {
         const struct cu_access write = {.location = {CU_LOCATION_DEVICE, 0},
                                         .flags = CU_ACCESS_READ_WRITE};
@@ -582,7 +609,8 @@ SUITE("fakecuda",
             an_old_driver_is_refused, errors_in_words, no_device, devices_differ),
       LOOPS(8, visible_devices),
       TESTS(contexts, the_last_release_frees, memory_needs_no_context, wrong_sizes_and_handles,
-            only_its_descriptors_are_imported, mappings_are_whole, access_is_enforced,
+            only_its_descriptors_are_imported, an_import_says_what_it_is, mappings_are_whole,
+            access_is_enforced,
             memory_lives_while_anything_holds_it, a_context_takes_memory, a_descriptor_keeps_memory,
             memory_ends,
             without_descriptors, allocations, without_legacy_handles, memory_of_two_devices,

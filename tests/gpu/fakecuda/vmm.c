@@ -191,6 +191,21 @@ cu_result cuMemImportFromShareableHandle(cu_memory *ret, void *handle, int type)
         return CU_OK;
 }
 
+cu_result cuMemGetAllocationPropertiesFromHandle(struct cu_allocation *ret, cu_memory handle) {
+        const struct memory *memory;
+
+        ENTER(cuMemGetAllocationPropertiesFromHandle, NEEDS_INIT);
+        pthread_mutex_lock(&fake.lock);
+        memory = memory_of(handle);
+        if (memory && ret)
+                *ret = (struct cu_allocation){
+                        .type = CU_ALLOCATION_PINNED,
+                        .handle_types = memory->exportable ? CU_HANDLE_POSIX_FD : CU_HANDLE_NONE,
+                        .location = {CU_LOCATION_DEVICE, (int)(memory->device - fake.devices)}};
+        pthread_mutex_unlock(&fake.lock);
+        return memory && ret ? CU_OK : CU_INVALID_VALUE;
+}
+
 /* ---- addresses ------------------------------------------------------------------------------- */
 
 /* Aligned, by reserving more and letting go of both ends. */

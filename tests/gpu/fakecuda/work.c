@@ -150,9 +150,10 @@ bool fakecuda_allows(cu_address at, size_t bytes, int access) {
 /*
  * A waiting stream sleeps on the word's low half, in any process that maps it, and a stream write
  * wakes whoever sleeps there. Sleepers that shall notice a plain store, too, look again every now
- * and then.
+ * and then; others sleep until they are woken, also by their context's end: between two sleeps a
+ * write would be missed.
  */
-enum { LOOK_AGAIN_US = 200, LOOK_FOR_THE_END_US = 500000 };
+enum { LOOK_AGAIN_US = 200 };
 
 static uint32_t *low_half(cu_address at) {
         return (uint32_t *)pointer(at) + (__BYTE_ORDER__ == __ORDER_BIG_ENDIAN__);
@@ -183,35 +184,33 @@ static bool look_at(cu_address at, uint64_t *ret) {
         return there;
 }
 
-/*
- * Returns whether it was woken, or the word had changed. Where nobody may reach the word
- * (FAKECUDA_STRICT), it naps.
- */
-static bool sleep_on(cu_address at, uint64_t seen, const struct timespec *most) {
-        if (syscall(SYS_futex, low_half(at), FUTEX_WAIT, (uint32_t)seen, most, NULL, 0) == 0)
-                return true;
-        if (errno == EFAULT)
-                nanosleep(&(struct timespec){.tv_nsec = 1000L * LOOK_AGAIN_US}, NULL);
-        return errno != ETIMEDOUT;
+static long sleep_on(cu_address at, uint64_t seen, _Atomic cu_result *broken) {
+        struct futex_waitv either[] = {
+                {.uaddr = (uintptr_t)low_half(at), .val = (uint32_t)seen, .flags = FUTEX_32},
+                {.uaddr = (uintptr_t)broken, .val = CU_OK, .flags = FUTEX_32},
+        };
+
+        if (fake_settings.only_writes_wake)
+                return syscall(SYS_futex_waitv, either, ARRAY_SIZE(either), 0, NULL, 0);
+        return syscall(SYS_futex, low_half(at), FUTEX_WAIT, (uint32_t)seen,
+                       &(struct timespec){.tv_nsec = 1000L * LOOK_AGAIN_US}, NULL, 0);
 }
 
 static bool is_reached(uint64_t word, uint64_t value, unsigned flags) {
         return flags == CU_WAIT_GEQ ? (int64_t)(word - value) >= 0 : word == value;
 }
 
+/* Where nobody may reach the word (FAKECUDA_STRICT), it naps. */
 static cu_result run_wait(struct work *work, struct stream *stream) {
-        bool write_only = fake_settings.only_writes_wake, look = true;
-        const struct timespec most = {
-                .tv_nsec = 1000L * (write_only ? LOOK_FOR_THE_END_US : LOOK_AGAIN_US)};
-
         while (!stream->device->broken) {
                 uint64_t word;
 
                 if (!look_at(work->word.at, &word))
                         return CU_ILLEGAL_ADDRESS;
-                if (look && is_reached(word, work->word.value, work->word.flags))
+                if (is_reached(word, work->word.value, work->word.flags))
                         return CU_OK;
-                look = sleep_on(work->word.at, word, &most) || !write_only;
+                if (sleep_on(work->word.at, word, &stream->device->broken) < 0 && errno == EFAULT)
+                        nanosleep(&(struct timespec){.tv_nsec = 1000L * LOOK_AGAIN_US}, NULL);
         }
         return CU_OK;
 }

@@ -189,8 +189,20 @@ START_TEST(bounds_are_asked_once) {
 }
 END_TEST
 
+/* A word has no room for more, and three slots an entry would be more. */
+START_TEST(a_table_has_so_many_slots_at_most) {
+        uint32_t most = UINT32_C(1) << 31;
+
+        ck_assert_uint_eq(kvd_table_slots(1), 64);
+        ck_assert_uint_eq(kvd_table_slots(1000), 3000);
+        ck_assert_uint_eq(kvd_table_slots(most / 4 * 3), most);
+        ck_assert_uint_eq(kvd_table_slots(most), most);
+        ck_assert_uint_eq(kvd_table_slots(UINT64_C(1) << 33), most);
+}
+END_TEST
+
 SUITE("base", TESTS(hash_variants_are_equal, bounds_are_asked_once),
       WHEN(KVD_HASH_BITS == 128, TESTS(paper_keys_are_xxh64_of_the_ids, B1_hash_vectors,
                                        keys_depend_on_all_that_they_should)),
       TESTS(every_changed_header_field_is_refused, impossible_geometries_are_refused,
-            a_place_knows_its_tier))
+            a_place_knows_its_tier, a_table_has_so_many_slots_at_most))

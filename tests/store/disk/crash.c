@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Power cuts, over the file tier's own code. A volume on a simulated disk stores, reads, erases and
- * forgets at random; then the power goes, and each of many images of what may be left is opened,
- * scanned and read. What is read must be what its tokens stand for, and what was erased must not be
- * there.
+ * Power cuts, over the file tier's own code. A volume on a simulated disk stores, reads, erases
+ * and forgets at random; then the power goes, and each of many images of what may be left is
+ * opened, scanned and read. What is read must be what its tokens stand for, and what was erased
+ * must not be there.
  *
- * With several files, one of them may die, be missing for a while, or be where another was.
+ * With several files, each with a volume of its own, one of them may die, hang and be opened by
+ * another process, be missing for a while, be as it was some generations ago, or be where another
+ * was.
  *
  *      crash [--images N] [--seconds N] [--seed N] [--files N] [--mutant]
  *
- * The last line is its figures. --mutant: the code is broken on purpose, and the run ends well if
- * that is seen.
+ * Without --files the seed says how many there are. The last line is its figures. --mutant: the
+ * code is broken on purpose, and the run ends well if that is seen.
  */
 
 #include <errno.h>
@@ -20,28 +22,30 @@
 #include <string.h>
 #include <time.h>
 
-#include "store/file/volume.h"
-#include "tests/store/disk/simulated.h"
+#include "tests/store/disk/volumes.h"
 
-#define NAMESPACES 2u
+#define NAMESPACES 3u /* the last one has blocks as large as those of the first */
 #define NODES 6u      /* of a namespace: two roots, two blocks behind each, with the same tokens */
 #define BYTES_MOST 5000u
 #define EXTENTS 2u    /* of a file */
-#define FILES 3u      /* most */
-#define EXTENT_BYTES (DISK_SECTOR + 4u * 2 * DISK_SECTOR)
+#define FILES VOLUMES /* most */
+#define SLOTS 4u      /* of an extent */
+#define EXTENT_BYTES (DISK_SECTOR + SLOTS * 2 * DISK_SECTOR)
 #define STAGING (16u * DISK_SECTOR)
-#define PLACES (FILES * EXTENTS * 4u)
+#define OF_ONE (EXTENTS * SLOTS) /* places of a file */
+#define PLACES (FILES * OF_ONE)
 #define IMAGES 16u    /* of one power cut */
 #define ERASED 4096u
 
-static const uint32_t payload_bytes[NAMESPACES] = {4096, BYTES_MOST};
+static const uint32_t payload_bytes[NAMESPACES] = {4096, BYTES_MOST, 4096};
 static const uint32_t parent_of[NODES] = {NODES, NODES, 0, 0, 1, 1};
 static const uint32_t token_of[NODES] = {100, 101, 7, 8, 7, 8};
 static uint8_t contents[NAMESPACES][NODES][BYTES_MOST];
 
 struct record { /* that somebody knows */
         bool known;
-        uint64_t place;
+        uint32_t place;       /* from the first file on */
+        uint32_t disk;        /* of what was erased: of its file */
         uint32_t space, node;
         struct kvd_label label;
 };
@@ -58,16 +62,25 @@ struct erased {
 struct run {
         struct dice dice;
         uint32_t files;
-        struct simulated disk, image;
-        struct volume volume;
+        struct simulated disks[FILES], images[FILES];
+        uint8_t (*old[FILES])[DISK_SECTOR]; /* what a disk had some generations ago */
+        struct volumes open;
+        uint32_t at[FILES];   /* file: which of them it is */
+        bool hangs[FILES];
+        uint64_t told[FILES]; /* serial of the superblock that it has */
+        uint64_t named[NAMESPACES]; /* ... of the first that names it */
         uint64_t sequence;
         struct record records[PLACES];
         struct erased erased;
-        uint64_t images, wrong, back, read, missed, lost, refused, left;
+        uint64_t images_n, wrong, back, read, missed, lost, refused, left, aged, hung;
 };
 
-static uint64_t place_of(uint32_t i) {
-        return i / 4 * (uint64_t)FILE_SLOTS + i % 4;
+static uint64_t place_of(uint32_t place) {
+        return place % OF_ONE / SLOTS * (uint64_t)FILE_SLOTS + place % SLOTS;
+}
+
+static uint32_t file_of(uint32_t place) {
+        return place / OF_ONE;
 }
 
 static struct kvd_key id_of(uint32_t space) {
@@ -91,22 +104,52 @@ static struct record *find(struct record *records, uint32_t space, uint32_t node
 }
 
 static struct volume_item item_of(const struct record *r, void *payload) {
-        return (struct volume_item){.place = r->place,
+        return (struct volume_item){.place = place_of(r->place),
                                     .label = &r->label,
                                     .tokens = &token_of[r->node],
                                     .payload = payload,
                                     .bytes = payload_bytes[r->space]};
 }
 
+/* Can it be asked? */
+static bool is_used(const struct run *run, uint32_t file) {
+        return file < run->files && !run->open.set.files[file].error && !run->hangs[file];
+}
+
+static void tell(struct run *run, uint32_t file) {
+        if (volumes_tell(&run->open, file) == 0)
+                run->told[file] = run->open.set.super.serial;
+}
+
+static void tell_all(struct run *run) {
+        for (uint32_t i = 0; i < run->files; i++)
+                if (is_used(run, i))
+                        tell(run, i);
+}
+
+/* The epoch of a namespace, which all files that can be asked are told of. */
+static uint64_t epoch_of(struct run *run, uint32_t space) {
+        uint64_t serial = run->open.set.super.serial, epoch = 0;
+
+        if (set_name(&run->open.set, id_of(space), &epoch) < 0)
+                return 0;
+        if (run->open.set.super.serial == serial)
+                return epoch;
+        run->named[space] = run->open.set.super.serial;
+        tell_all(run);
+        return epoch;
+}
+
 /* The record of a block at a place, behind its parent's. False: that is not there. */
-static bool plan(struct run *run, uint32_t space, uint32_t node, uint64_t place,
+static bool plan(struct run *run, uint32_t space, uint32_t node, uint32_t place,
                  struct record *ret) {
         const struct record *parent = NULL;
         uint64_t epoch;
 
         if (parent_of[node] != NODES && !(parent = find(run->records, space, parent_of[node])))
                 return false;
-        if (volume_namespace(&run->volume, id_of(space), &epoch) < 0)
+        epoch = epoch_of(run, space);
+        if (!epoch)
                 return false;
         *ret = (struct record){.known = true, .place = place, .space = space, .node = node};
         ret->label = (struct kvd_label){.sequence = ++run->sequence,
@@ -120,42 +163,47 @@ static bool plan(struct run *run, uint32_t space, uint32_t node, uint64_t place,
 /* An extent holds records of one size. */
 static void drop_others(struct run *run, uint32_t place, uint32_t space) {
         run->records[place].known = false;
-        for (uint32_t i = place / 4 * 4; i < place / 4 * 4 + 4; i++)
+        for (uint32_t i = place / SLOTS * SLOTS; i < (place / SLOTS + 1) * SLOTS; i++)
                 if (run->records[i].space != space)
                         run->records[i].known = false;
 }
 
+/* Up to three, of a file that has been told of their namespace. */
 static void write_some(struct run *run) {
+        uint32_t at[3], n = 0, file = (uint32_t)roll(&run->dice) % run->files;
         struct volume_item items[3];
-        uint32_t at[3], n = 0;
 
         for (uint32_t i = 0; i < ARRAY_SIZE(items); i++) {
                 uint32_t space = (uint32_t)roll(&run->dice) % NAMESPACES;
                 uint32_t node = (uint32_t)roll(&run->dice) % NODES;
-                uint32_t place = (uint32_t)roll(&run->dice) % PLACES;
+                uint32_t place = file * OF_ONE + (uint32_t)roll(&run->dice) % OF_ONE;
                 struct record *r = &run->records[place], planned;
 
-                if (find(run->records, space, node) || (space == 1 && place % 4 == 3) ||
+                if (find(run->records, space, node) || (space == 1 && place % SLOTS == 3) ||
                     (n && (run->records[at[0]].space != space || at[0] == place ||
                            (n > 1 && at[1] == place))) ||
-                    !plan(run, space, node, place_of(place), &planned))
+                    !plan(run, space, node, place, &planned) || !is_used(run, file) ||
+                    run->told[file] < run->named[space])
                         continue;
                 drop_others(run, place, space);
                 *r = planned;
                 at[n] = place;
                 items[n++] = item_of(r, contents[space][node]);
         }
-        volume_write(&run->volume, items, n);
+        if (n)
+                volume_write(&run->open.volumes[file], items, n);
         for (uint32_t i = 0; i < n; i++)
                 run->records[at[i]].known &= !items[i].error;
 }
 
 /* True: the record was there. */
-static bool read_one(struct run *run, struct volume *v, const struct record *r) {
+static bool read_one(struct run *run, const struct record *r) {
         static uint8_t payload[BYTES_MOST];
         struct volume_item item = item_of(r, payload);
 
-        volume_read(v, &item, 1);
+        if (!is_used(run, file_of(r->place)))
+                return false;
+        volume_read(&run->open.volumes[file_of(r->place)], &item, 1);
         if (item.error) {
                 run->missed++;
                 return false;
@@ -168,39 +216,82 @@ static bool read_one(struct run *run, struct volume *v, const struct record *r) 
 
 static void erase_one(struct run *run) {
         struct record *r = &run->records[roll(&run->dice) % PLACES];
+        uint64_t place;
 
-        if (!r->known || run->erased.n == ERASED)
+        if (!r->known || run->erased.n == ERASED || !is_used(run, file_of(r->place)))
                 return;
         r->known = false;
-        if (volume_erase(&run->volume, &r->place, 1) == 0)
-                run->erased.records[run->erased.n++] = *r;
+        place = place_of(r->place);
+        if (volume_erase(&run->open.volumes[file_of(r->place)], &place, 1) < 0)
+                return;
+        r->disk = run->at[file_of(r->place)];
+        run->erased.records[run->erased.n++] = *r;
 }
 
-/* Which of the disk's files are used as they were found, or are not used. */
-static uint32_t files_that(const struct run *run, const struct simulated *disk, bool found) {
-        const struct volume_file *f = run->volume.files;
+/* Which of the disks are used as they were found, or are not used. */
+static uint32_t files_that(const struct run *run, bool found) {
+        const struct set_file *f = run->open.set.files;
         uint32_t bits = 0;
 
         for (uint32_t i = 0; i < run->files; i++)
-                if (found ? !f[i].error && f[i].state == VOLUME_FOUND : f[i].error != 0)
-                        bits |= 1u << disk->at[i];
+                if (found ? !f[i].error && f[i].state == SET_FOUND : f[i].error != 0)
+                        bits |= 1u << run->at[i];
         return bits;
+}
+
+/* Another process opens the file of one that hung. */
+static void reopen(struct run *run, uint32_t file) {
+        static uint8_t copies[FILE_COPIES * DISK_SECTOR];
+        struct volume *v = &run->open.volumes[file];
+        int r;
+
+        run->hangs[file] = false;
+        volume_close(v);
+        r = volume_begin(v, &run->open.disks[file]->disk, STAGING) ?:
+                    volume_look(v, copies) ?: set_see_again(&run->open.set, file, copies);
+        run->open.set.files[file].error = run->open.set.files[file].error ?: r;
+        if (!run->open.set.files[file].error)
+                tell(run, file);
+}
+
+/* A file that hangs is waited for; until it is heard of, or is off. */
+static bool is_answered(struct run *run) {
+        for (uint32_t i = 0; i < run->files; i++)
+                if (run->hangs[i] && one_in(&run->dice, 2))
+                        reopen(run, i);
+                else if (run->hangs[i] && one_in(&run->dice, 2))
+                        run->open.set.files[i].error = -ETIMEDOUT;
+        for (uint32_t i = 0; i < run->files; i++)
+                if (!run->open.set.files[i].error &&
+                    run->told[i] < run->open.set.super.serial)
+                        return false;
+        return files_that(run, false) != (1u << run->files) - 1;
 }
 
 static void forget_one(struct run *run) {
         uint32_t space = (uint32_t)roll(&run->dice) % NAMESPACES;
-        uint64_t epoch;
+        uint64_t epoch = run->erased.n_epochs == ERASED ? 0 : epoch_of(run, space);
 
-        if (run->erased.n_epochs == ERASED ||
-            volume_namespace(&run->volume, id_of(space), &epoch) < 0)
+        if (!epoch)
                 return;
         for (uint32_t i = 0; i < PLACES; i++)
                 if (run->records[i].space == space)
                         run->records[i].known = false;
-        if (volume_forget(&run->volume, id_of(space)) != 0)
+        set_forget(&run->open.set, id_of(space));
+        tell_all(run);
+        if (!is_answered(run))
                 return;
-        run->erased.knowing &= ~files_that(run, &run->disk, false);
+        run->erased.knowing &= ~files_that(run, false);
         run->erased.epochs[run->erased.n_epochs++] = epoch;
+}
+
+static void hang(struct run *run, uint32_t file) {
+        if (run->hangs[file]) {
+                reopen(run, file);
+        } else if (run->files > 1 && is_used(run, file)) {
+                run->hangs[file] = true;
+                run->hung++;
+        }
 }
 
 static void step(struct run *run) {
@@ -211,13 +302,15 @@ static void step(struct run *run) {
         if (what < 8)
                 write_some(run);
         else if (what < 11 && r->known)
-                read_one(run, &run->volume, r);
+                read_one(run, r);
         else if (what < 13)
-                run->disk.disk.flush(&run->disk.disk, file); /* as disks do when they like */
+                run->disks[file].disk.flush(&run->disks[file].disk); /* as disks do at will */
         else if (what < 15)
                 erase_one(run);
         else if (one_in(&run->dice, 3))
                 forget_one(run);
+        else if (one_in(&run->dice, 2))
+                hang(run, file);
 }
 
 /* ---- what is left ---------------------------------------------------------------------------- */
@@ -232,7 +325,8 @@ static bool was_erased(const struct erased *erased, const struct kvd_label *labe
         return false;
 }
 
-static uint32_t scan(struct run *run, struct volume *v, struct kvd_disk_found *found) {
+static uint32_t scan_one(struct run *run, uint32_t file, struct kvd_disk_found *found) {
+        struct volume *v = &run->open.volumes[file];
         uint32_t n = 0;
 
         for (uint32_t extent = 0; extent < v->n_extents; extent++) {
@@ -241,29 +335,39 @@ static uint32_t scan(struct run *run, struct volume *v, struct kvd_disk_found *f
                 n += r > 0 ? (uint32_t)r : 0;
         }
         for (uint32_t i = 0; i < n; i++)
+                found[i].place = file * OF_ONE + found[i].place / FILE_SLOTS * SLOTS +
+                                 found[i].place % FILE_SLOTS;
+        return n;
+}
+
+/* Places are those of records. */
+static uint32_t scan(struct run *run, struct kvd_disk_found *found) {
+        uint32_t n = 0;
+
+        for (uint32_t file = 0; file < run->files; file++)
+                if (is_used(run, file))
+                        n += scan_one(run, file, found + n);
+        for (uint32_t i = 0; i < n; i++)
                 run->back += was_erased(&run->erased, &found[i].label);
         return n;
 }
 
 /* As the daemon does: by the key of what is looked for, behind what was found before it. */
-static void find_node(struct run *run, struct volume *v, const struct kvd_disk_found *found,
-                      uint32_t n, struct record *records, uint32_t space, uint32_t node) {
+static void find_node(struct run *run, const struct kvd_disk_found *found, uint32_t n,
+                      struct record *records, uint32_t space, uint32_t node) {
         struct record want = {.known = true, .space = space, .node = node};
         uint64_t tag;
 
         if (!plan(run, space, node, 0, &want))
                 return;
-        tag = file_tag(v->super->secret, &want.label, &token_of[node]);
+        tag = file_tag(run->open.set.super.secret, &want.label, &token_of[node]);
         for (uint32_t i = 0; i < n; i++) {
-                uint32_t at = (uint32_t)(found[i].place / FILE_SLOTS * 4 +
-                                         found[i].place % FILE_SLOTS);
-
                 if (tag != found[i].key.tag)
                         continue;
-                want.place = found[i].place;
+                want.place = (uint32_t)found[i].place;
                 want.label.sequence = found[i].label.sequence;
-                if (read_one(run, v, &want))
-                        records[at] = want;
+                if (read_one(run, &want))
+                        records[want.place] = want;
                 return;
         }
 }
@@ -271,97 +375,137 @@ static void find_node(struct run *run, struct volume *v, const struct kvd_disk_f
 /* Also what was known before the cut: a place that is asked for wrongly is a miss. */
 static void look_around(struct run *run, const struct record *before) {
         static struct kvd_disk_found found[PLACES];
-        struct volume *v = &run->volume;
-        uint32_t n = scan(run, v, found);
+        uint32_t n = scan(run, found);
 
         memset(run->records, 0, sizeof run->records);
         for (uint32_t space = 0; space < NAMESPACES; space++)
                 for (uint32_t node = 0; node < NODES; node++)
-                        find_node(run, v, found, n, run->records, space, node);
+                        find_node(run, found, n, run->records, space, node);
         for (uint32_t i = 0; i < PLACES; i++)
                 if (before[i].known)
-                        read_one(run, v, &before[i]);
+                        read_one(run, &before[i]);
         for (uint32_t i = run->erased.n - MIN(run->erased.n, 8); i < run->erased.n; i++)
-                run->back += read_one(run, v, &run->erased.records[i]);
+                run->back += read_one(run, &run->erased.records[i]);
 }
 
 /*
  * A file that was not used for a while learns of what was erased meanwhile from one that was; alone
  * it knows nothing of it, and gives the same numbers to something else.
  */
-static void note_who_knows(struct run *run, const struct simulated *disk) {
-        if (!(files_that(run, disk, true) & run->erased.knowing))
+static void note_who_knows(struct run *run) {
+        if (!(files_that(run, true) & run->erased.knowing))
                 run->erased.n = run->erased.n_epochs = 0;
-        run->erased.knowing = ~files_that(run, disk, false);
+        run->erased.knowing = ~files_that(run, false);
 }
 
-static int open_volume(struct run *run, struct simulated *disk) {
-        int r = volume_judge(&run->volume, &disk->disk, EXTENT_BYTES, STAGING) ?:
-                volume_open(&run->volume);
+static int open_files(struct run *run, struct simulated *disks) {
+        struct set *set = &run->open.set;
+        int r;
 
-        if (r >= 0)
-                note_who_knows(run, disk);
+        run->open.n = run->files;
         for (uint32_t i = 0; i < run->files; i++)
-                run->left += !run->volume.files[i].error &&
-                             run->volume.files[i].state == VOLUME_LEFT;
-        run->lost += r == VOLUME_LOST;
+                run->open.disks[i] = &disks[run->at[i]];
+        r = volumes_open(&run->open, EXTENT_BYTES, STAGING);
+        if (r >= 0)
+                note_who_knows(run);
+        for (uint32_t i = 0; i < run->files; i++) {
+                run->left += !set->files[i].error && set->files[i].state == SET_LEFT;
+                run->told[i] = set->files[i].error ? 0 : set->super.serial;
+                run->hangs[i] = false;
+        }
+        for (uint32_t i = 0; i < NAMESPACES; i++)
+                run->named[i] = set->super.serial;
+        run->lost += r == SET_LOST;
         run->refused += r == -EMEDIUMTYPE;
-        run->sequence = r < 0 ? 0 : file_sequence_of(run->volume.super->opening);
+        run->sequence = r < 0 ? 0 : file_sequence_of(set->super.opening);
         return r;
 }
 
 /* One may be missing, and two may have changed places. */
-static void move_files(struct run *run, struct simulated *disk) {
+static void move_files(struct run *run) {
         uint32_t a = (uint32_t)roll(&run->dice) % run->files;
-        uint32_t b = (uint32_t)roll(&run->dice) % run->files, was = disk->at[a];
+        uint32_t b = (uint32_t)roll(&run->dice) % run->files, was = run->at[a];
 
-        disk->at[a] = disk->at[b];
-        disk->at[b] = was;
-        for (uint32_t i = 0; i < run->files; i++)
-                disk->disk.error[i] = 0;
+        run->at[a] = run->at[b];
+        run->at[b] = was;
+        memset(run->open.missing, 0, sizeof run->open.missing);
         if (run->files > 1 && one_in(&run->dice, 4))
-                disk->disk.error[a] = -ENODEV;
+                run->open.missing[a] = -ENODEV;
 }
 
-/* Returns what volume_open did. One that begins anew has another secret, and counts from 1. */
+/*
+ * It is as it was some generations ago: what was erased of it since may be there again, and only
+ * there.
+ */
+static void age(struct run *run, uint32_t disk) {
+        struct simulated *image = &run->images[disk];
+        struct erased *e = &run->erased;
+        uint32_t n = 0;
+
+        memcpy(image->stable, run->old[disk], image->n_sectors * DISK_SECTOR);
+        memcpy(image->seen, run->old[disk], image->n_sectors * DISK_SECTOR);
+        e->knowing &= ~(1u << disk);
+        for (uint32_t i = 0; i < e->n; i++)
+                if (e->records[i].disk != disk)
+                        e->records[n++] = e->records[i];
+        e->n = n;
+        run->aged++;
+}
+
+static void make_image(struct run *run) {
+        bool ages = run->files > 1 && one_in(&run->dice, 8);
+
+        for (uint32_t i = 0; i < run->files; i++)
+                simulated_cut(&run->disks[i],
+                              one_in(&run->dice, 4) ? 1 + (uint32_t)roll(&run->dice) % 3 : 0,
+                              one_in(&run->dice, 8), &run->images[i]);
+        if (ages)
+                age(run, (uint32_t)roll(&run->dice) % run->files);
+        move_files(run);
+}
+
+static void misread(struct run *run, bool misreads) {
+        for (uint32_t i = 0; i < run->files; i++)
+                run->images[i].misreads = misreads;
+}
+
+/* Returns what opening did. One that begins anew has another secret, and counts from 1. */
 static int try_image(struct run *run, const struct record *before, bool last) {
+        static struct erased erased;
         bool misreads = one_in(&run->dice, 8);
-        uint32_t n = run->erased.n, n_epochs = run->erased.n_epochs, knowing = run->erased.knowing;
         int state;
 
-        simulated_cut(&run->disk, one_in(&run->dice, 4) ? 1 + (uint32_t)roll(&run->dice) % 3 : 0,
-                      one_in(&run->dice, 8), &run->image);
-        move_files(run, &run->image);
-        state = open_volume(run, &run->image);
-        run->image.misreads = misreads;
-        if (state == VOLUME_FOUND)
+        memcpy(&erased, &run->erased, sizeof erased);
+        make_image(run);
+        state = open_files(run, run->images);
+        misread(run, misreads);
+        if (state == SET_FOUND)
                 look_around(run, before);
-        run->image.misreads = false;
-        volume_close(&run->volume);
-        run->images++;
-        if (!last) {
-                run->erased.n = n;
-                run->erased.n_epochs = n_epochs;
-                run->erased.knowing = knowing;
-        }
+        misread(run, false);
+        volumes_close(&run->open);
+        run->images_n++;
+        if (!last)
+                memcpy(&run->erased, &erased, sizeof erased);
         return state;
 }
 
 /* ---- generations ----------------------------------------------------------------------------- */
 
-static void break_disk(struct run *run) {
-        run->disk.calls = 0;
-        run->disk.fail_at = one_in(&run->dice, 4) ? 1 + (uint32_t)roll(&run->dice) % 40 : 0;
-        run->disk.fails = SIMULATED_READ | SIMULATED_WRITE | SIMULATED_FLUSH;
-        run->disk.forever = one_in(&run->dice, 2);
-        run->disk.dies = (uint32_t)roll(&run->dice) % run->files;
-        run->disk.dies_at = run->files > 1 && one_in(&run->dice, 4) ?
-                                    2 + (uint32_t)roll(&run->dice) % 100 :
-                                    0;
+static void break_disk(struct run *run, struct simulated *disk) {
+        disk->calls = 0;
+        disk->fail_at = one_in(&run->dice, 4) ? 1 + (uint32_t)roll(&run->dice) % 40 : 0;
+        disk->fails = SIMULATED_READ | SIMULATED_WRITE | SIMULATED_FLUSH;
+        disk->forever = one_in(&run->dice, 2);
+        disk->dies_at = run->files > 1 && one_in(&run->dice, 8) ?
+                                2 + (uint32_t)roll(&run->dice) % 100 :
+                                0;
 }
 
 static void begin_anew(struct run *run) {
-        simulated_clear(&run->disk);
+        for (uint32_t i = 0; i < run->files; i++) {
+                simulated_clear(&run->disks[i]);
+                memset(run->old[i], 0, run->disks[i].n_sectors * DISK_SECTOR);
+        }
         memset(run->records, 0, sizeof run->records);
         run->erased.n = run->erased.n_epochs = 0;
 }
@@ -372,14 +516,19 @@ static void live(struct run *run) {
 
         if (one_in(&run->dice, 64) || run->erased.n == ERASED)
                 begin_anew(run);
-        break_disk(run);
-        state = open_volume(run, &run->disk);
+        for (uint32_t i = 0; i < run->files; i++) {
+                break_disk(run, &run->disks[i]);
+                if (one_in(&run->dice, 4))
+                        memcpy(run->old[i], run->disks[i].stable,
+                               run->disks[i].n_sectors * DISK_SECTOR);
+        }
+        state = open_files(run, run->disks);
         if (state >= 0) {
-                scan(run, &run->volume, found);
+                scan(run, found);
                 for (uint64_t n = roll(&run->dice) % 32; n; n--)
                         step(run);
         }
-        volume_close(&run->volume);
+        volumes_close(&run->open);
 }
 
 /* What the last image was is what the next generation begins with. */
@@ -391,12 +540,14 @@ static void generation(struct run *run) {
         memcpy(before, run->records, sizeof before);
         for (uint32_t i = 0; i < IMAGES; i++)
                 state = try_image(run, before, i + 1 == IMAGES);
-        memcpy(run->disk.stable, run->image.seen, run->disk.n_sectors * DISK_SECTOR);
-        memcpy(run->disk.seen, run->image.seen, run->disk.n_sectors * DISK_SECTOR);
-        run->disk.n_pending = 0;
-        memcpy(run->disk.at, run->image.at, sizeof run->disk.at);
-        memcpy(run->disk.disk.error, run->image.disk.error, sizeof run->disk.disk.error);
-        if (state != VOLUME_FOUND)
+        for (uint32_t i = 0; i < run->files; i++) {
+                struct simulated *to = &run->disks[i];
+
+                memcpy(to->stable, run->images[i].seen, to->n_sectors * DISK_SECTOR);
+                memcpy(to->seen, run->images[i].seen, to->n_sectors * DISK_SECTOR);
+                to->n_pending = 0;
+        }
+        if (state != SET_FOUND)
                 begin_anew(run);
 }
 
@@ -409,9 +560,9 @@ struct limits {
 static bool goes_on(const struct run *run, const struct limits *limits) {
         if (limits->mutant && (run->wrong || run->back))
                 return false;
-        if (limits->images && run->images >= limits->images)
+        if (limits->images && run->images_n >= limits->images)
                 return false;
-        return !limits->end || run->images % 1024 || time(NULL) < limits->end;
+        return !limits->end || run->images_n % 1024 || time(NULL) < limits->end;
 }
 
 static struct limits read_options(int argc, char **argv, uint64_t *seed, uint32_t *files) {
@@ -443,29 +594,47 @@ static struct limits read_options(int argc, char **argv, uint64_t *seed, uint32_
         return limits;
 }
 
+static void open_disk(struct run *run, uint32_t i) {
+        simulated_open(&run->disks[i], EXTENTS, EXTENT_BYTES, &run->dice);
+        simulated_open(&run->images[i], EXTENTS, EXTENT_BYTES, &run->dice);
+        run->old[i] = calloc(run->disks[i].n_sectors, DISK_SECTOR) ?: (abort(), NULL);
+        run->at[i] = i;
+}
+
+static void close_disk(struct run *run, uint32_t i) {
+        simulated_close(&run->disks[i]);
+        simulated_close(&run->images[i]);
+        free(run->old[i]);
+}
+
 int main(int argc, char **argv) {
-        static struct run run = {.files = 1};
+        static struct run run;
         uint64_t seed = 1;
         struct limits limits = read_options(argc, argv, &seed, &run.files);
         bool found;
 
+        if (!run.files)
+                run.files = 1 + (uint32_t)(seed % FILES);
+
         run.dice.state = seed * UINT64_C(0x9e3779b97f4a7c15) | 1;
         fill_contents();
-        simulated_open_several(&run.disk, run.files, EXTENTS, EXTENT_BYTES, &run.dice);
-        simulated_open_several(&run.image, run.files, EXTENTS, EXTENT_BYTES, &run.dice);
+        for (uint32_t i = 0; i < run.files; i++)
+                open_disk(&run, i);
         while (goes_on(&run, &limits))
                 generation(&run);
-        simulated_close(&run.disk);
-        simulated_close(&run.image);
+        for (uint32_t i = 0; i < run.files; i++)
+                close_disk(&run, i);
         found = run.wrong || run.back;
         printf("{\"seed\": %llu, \"images\": %llu, \"records_read\": %llu, "
                "\"records_missed\": %llu, \"volumes_lost\": %llu, \"volumes_refused\": %llu, "
-               "\"files_left\": %llu, \"records_wrong\": %llu, "
+               "\"files_left\": %llu, \"files_aged\": %llu, \"files_hung\": %llu, "
+               "\"records_wrong\": %llu, "
                "\"records_back\": %llu}\n",
-               (unsigned long long)seed, (unsigned long long)run.images,
+               (unsigned long long)seed, (unsigned long long)run.images_n,
                (unsigned long long)run.read, (unsigned long long)run.missed,
                (unsigned long long)run.lost, (unsigned long long)run.refused,
-               (unsigned long long)run.left,
+               (unsigned long long)run.left, (unsigned long long)run.aged,
+               (unsigned long long)run.hung,
                (unsigned long long)run.wrong, (unsigned long long)run.back);
         return found != limits.mutant;
 }

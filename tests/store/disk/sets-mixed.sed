@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # Files count together that were opened without each other meanwhile.
-s/seen->newest->set != newest->set ? VOLUME_LEFT : VOLUME_FOUND;/VOLUME_FOUND;/
+s/s->set != newest->set ? SET_LEFT : SET_FOUND;/SET_FOUND;/

@@ -16,22 +16,18 @@
 
 #define UNIT 512u
 
-static uint32_t sector_in_file(uint64_t at) {
+static uint32_t sector_at(uint64_t at) {
         if (at < SIMULATED_HEAD)
                 return at < SIMULATED_HEAD / 2 ? 0 : 1;
         return (uint32_t)(2 + (at - SIMULATED_HEAD) / DISK_SECTOR);
 }
 
-static uint32_t sector_of(const struct simulated *s, const struct disk_io *io) {
-        return s->at[io->file] * s->of_one + sector_in_file(io->at);
-}
-
 /* ---- calls ----------------------------------------------------------------------------------- */
 
-static bool fails(struct simulated *s, uint32_t file, enum simulated_call call) {
-        if (s->dies_at && s->at[file] == s->dies && !--s->dies_at)
-                s->dies_at = 1;
-        if (s->dies_at == 1 && s->at[file] == s->dies)
+static bool fails(struct simulated *s, enum simulated_call call) {
+        if (s->dies_at > 1)
+                s->dies_at--;
+        if (s->dies_at == 1)
                 return true;
         if (!(s->fails & call) || !s->fail_at)
                 return false;
@@ -40,9 +36,9 @@ static bool fails(struct simulated *s, uint32_t file, enum simulated_call call) 
 }
 
 static void read_sectors(struct simulated *s, struct disk_io *io) {
-        uint32_t first = sector_of(s, io), sectors = io->bytes / DISK_SECTOR;
+        uint32_t first = sector_at(io->at), sectors = io->bytes / DISK_SECTOR;
 
-        io->error = fails(s, io->file, SIMULATED_READ) ? -EIO : 0;
+        io->error = fails(s, SIMULATED_READ) ? -EIO : 0;
         if (io->error)
                 return;
         if (s->misreads && one_in(s->dice, 4))
@@ -62,9 +58,9 @@ static void keep(struct simulated *s, uint32_t sector, const uint8_t *data) {
 }
 
 static void write_sectors(struct simulated *s, struct disk_io *io) {
-        uint32_t first = sector_of(s, io), sectors = io->bytes / DISK_SECTOR;
+        uint32_t first = sector_at(io->at), sectors = io->bytes / DISK_SECTOR;
 
-        io->error = fails(s, io->file, SIMULATED_WRITE) ? -EIO : 0;
+        io->error = fails(s, SIMULATED_WRITE) ? -EIO : 0;
         /* one that failed may have written some of it */
         if (io->error)
                 sectors = (uint32_t)(roll(s->dice) % (sectors + 1));
@@ -92,20 +88,14 @@ static struct disk_io *end(struct disk *disk) {
 }
 
 /* One that fails has written what it will, and the rest is lost. */
-static int flush(struct disk *disk, uint32_t file) {
+static int flush(struct disk *disk) {
         struct simulated *s = container_of(disk, struct simulated, disk);
-        bool failed = fails(s, file, SIMULATED_FLUSH);
-        uint32_t others = 0;
+        bool failed = fails(s, SIMULATED_FLUSH);
 
-        for (uint32_t i = 0; i < s->n_pending; i++) {
-                const struct pending *p = &s->pending[i];
-
-                if (p->sector / s->of_one != s->at[file])
-                        s->pending[others++] = *p;
-                else if (!failed || one_in(s->dice, 2))
-                        memcpy(s->stable[p->sector], p->data, DISK_SECTOR);
-        }
-        s->n_pending = others;
+        for (uint32_t i = 0; i < s->n_pending; i++)
+                if (!failed || one_in(s->dice, 2))
+                        memcpy(s->stable[s->pending[i].sector], s->pending[i].data, DISK_SECTOR);
+        s->n_pending = 0;
         return failed ? -EIO : 0;
 }
 
@@ -164,17 +154,12 @@ static void *room(size_t n, size_t bytes) {
         return calloc(n, bytes) ?: (abort(), NULL);
 }
 
-void simulated_open_several(struct simulated *s, uint32_t files, uint32_t extents,
-                            uint64_t extent_bytes, struct dice *dice) {
+void simulated_open(struct simulated *s, uint32_t extents, uint64_t extent_bytes,
+                    struct dice *dice) {
         uint64_t bytes = SIMULATED_HEAD + extents * extent_bytes;
 
-        *s = (struct simulated){.dice = dice, .of_one = sector_in_file(bytes)};
-        s->disk = (struct disk){.n_files = files, .begin = begin, .end = end, .flush = flush};
-        for (uint32_t i = 0; i < files; i++) {
-                s->disk.bytes[i] = bytes;
-                s->at[i] = i;
-        }
-        s->n_sectors = files * s->of_one;
+        *s = (struct simulated){.dice = dice, .n_sectors = sector_at(bytes)};
+        s->disk = (struct disk){.bytes = bytes, .begin = begin, .end = end, .flush = flush};
         s->stable = room(s->n_sectors, DISK_SECTOR);
         s->seen = room(s->n_sectors, DISK_SECTOR);
         s->pending = room(SIMULATED_PENDING, sizeof *s->pending);

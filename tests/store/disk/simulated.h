@@ -3,9 +3,9 @@
 #define KVD_TESTS_STORE_DISK_SIMULATED_H
 
 /*
- * A small disk in memory with a volatile cache, or several. What was written since the last flush may be
- * there after a power cut, or not, or in pieces of 512 bytes, in any order; and a disk may flip bits,
- * write to another place, or read from one.
+ * A small disk in memory with a volatile cache, with one file. What was written since the last
+ * flush may be there after a power cut, or not, or in pieces of 512 bytes, in any order; and a
+ * disk may flip bits, write to another place, or read from one.
  */
 
 #include <stdbool.h>
@@ -35,8 +35,7 @@ enum simulated_call { SIMULATED_READ = 1, SIMULATED_WRITE = 2, SIMULATED_FLUSH =
 
 struct simulated {
         struct disk disk;
-        uint32_t n_sectors, of_one;     /* of all files, and of each */
-        uint32_t at[DISK_FILES];        /* file: which of them it is */
+        uint32_t n_sectors;
         uint8_t (*stable)[DISK_SECTOR]; /* owned */
         uint8_t (*seen)[DISK_SECTOR];   /* owned; with what is in the cache */
         struct pending {
@@ -51,17 +50,13 @@ struct simulated {
         uint32_t calls, fail_at;        /* of the kinds that fail; 0: none does */
         unsigned fails;                 /* enum simulated_call */
         bool forever;
-        uint32_t dies_at, dies;         /* calls, from which on a file fails; 0: none does */
+        uint32_t dies_at;               /* calls, from which on all fail; 0: none does */
         bool misreads;                  /* the next read may be of another sector */
 };
 
-/* extents: of so many bytes, in each file */
-void simulated_open_several(struct simulated *s, uint32_t files, uint32_t extents,
-                            uint64_t extent_bytes, struct dice *dice);
-static inline void simulated_open(struct simulated *s, uint32_t extents, uint64_t extent_bytes,
-                                  struct dice *dice) {
-        simulated_open_several(s, 1, extents, extent_bytes, dice);
-}
+/* extents: of so many bytes */
+void simulated_open(struct simulated *s, uint32_t extents, uint64_t extent_bytes,
+                    struct dice *dice);
 void simulated_close(struct simulated *s);
 void simulated_clear(struct simulated *s);
 

@@ -8,23 +8,22 @@
 #include <errno.h>
 #include <string.h>
 
-#include "store/file/super.h"
 #include "tests/lib/suite.h"
-#include "tests/store/disk/simulated.h"
+#include "tests/store/disk/volumes.h"
 
-#define FILES 3u
+#define FILES VOLUMES
 #define EXTENTS 2u
 #define EXTENT_BYTES (DISK_SECTOR + 4u * 2 * DISK_SECTOR)
 #define STAGING (8u * DISK_SECTOR)
 #define UNIT 512u /* that a disk writes whole */
 
 static struct dice dice = {1};
-static struct simulated disk;
-static struct volume volume;
+static struct simulated disks[FILES];
+static struct volumes all;
 
 /* As it lies on the disk, in a file of the simulated ones. */
 static uint8_t *copy_of(uint32_t file, uint32_t copy) {
-        return disk.seen[file * disk.of_one + copy];
+        return disks[file].seen[copy];
 }
 
 static struct file_super *super_of(uint32_t file, uint32_t copy) {
@@ -39,33 +38,48 @@ static void seal(uint32_t file, uint32_t copy) {
 }
 
 static int judge(void) {
-        volume_close(&volume);
-        disk.n_ios = 0;
-        return volume_judge(&volume, &disk.disk, EXTENT_BYTES, STAGING);
+        volumes_close(&all);
+        for (uint32_t i = 0; i < FILES; i++)
+                disks[i].n_ios = 0;
+        return volumes_judge(&all, EXTENT_BYTES, STAGING);
 }
 
 static int judge_and_open(void) {
-        return judge() ?: volume_open(&volume);
+        volumes_close(&all);
+        return volumes_open(&all, EXTENT_BYTES, STAGING);
 }
 
-static enum volume_state state_of(uint32_t file) {
-        ck_assert_int_eq(volume.files[file].error, 0);
-        return volume.files[file].state;
+static uint32_t writes(void) {
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < FILES; i++)
+                n += disks[i].n_ios;
+        return n;
 }
 
-static void expect_all(enum volume_state state) {
+static enum set_state state_of(uint32_t file) {
+        ck_assert_int_eq(all.set.files[file].error, 0);
+        return all.set.files[file].state;
+}
+
+static void expect_all(enum set_state state) {
         for (uint32_t i = 0; i < FILES; i++)
                 ck_assert_int_eq(state_of(i), state);
 }
 
 static void set_up(void) {
-        simulated_open_several(&disk, FILES, EXTENTS, EXTENT_BYTES, &dice);
-        ck_assert_int_eq(judge_and_open(), VOLUME_NEW);
+        all = (struct volumes){.n = FILES};
+        for (uint32_t i = 0; i < FILES; i++) {
+                simulated_open(&disks[i], EXTENTS, EXTENT_BYTES, &dice);
+                all.disks[i] = &disks[i];
+        }
+        ck_assert_int_eq(judge_and_open(), SET_NEW);
 }
 
 static void tear_down(void) {
-        volume_close(&volume);
-        simulated_close(&disk);
+        volumes_close(&all);
+        for (uint32_t i = 0; i < FILES; i++)
+                simulated_close(&disks[i]);
 }
 
 /* ---- one file -------------------------------------------------------------------------------- */
@@ -74,11 +88,11 @@ START_TEST(all_files_have_both_copies) {
         for (uint32_t file = 0; file < FILES; file++)
                 ck_assert_mem_eq(copy_of(file, 0), copy_of(file, 1), DISK_SECTOR);
         ck_assert_int_eq(judge(), 0);
-        ck_assert_uint_eq(disk.n_ios, 0);
-        expect_all(VOLUME_FOUND);
+        ck_assert_uint_eq(writes(), 0);
+        expect_all(SET_FOUND);
         for (uint32_t file = 0; file < FILES; file++)
                 for (uint32_t other = 0; other < file; other++)
-                        ck_assert_uint_ne(volume.files[file].life, volume.files[other].life);
+                        ck_assert_uint_ne(all.set.files[file].life, all.set.files[other].life);
 }
 END_TEST
 
@@ -87,11 +101,11 @@ START_TEST(another_version_is_left_alone) {
         for (uint32_t copy = 0; copy < FILE_COPIES; copy++) {
                 super_of(1, copy)->mark.version += 1 + (uint32_t)_i;
                 ck_assert_int_eq(judge(), 0);
-                ck_assert_int_eq(volume.files[1].error, copy ? -EMEDIUMTYPE : 0);
+                ck_assert_int_eq(all.set.files[1].error, copy ? -EMEDIUMTYPE : 0);
         }
-        ck_assert_int_eq(state_of(0), VOLUME_FOUND);
-        ck_assert_int_eq(state_of(2), VOLUME_FOUND);
-        ck_assert_int_eq(volume_open(&volume), VOLUME_FOUND);
+        ck_assert_int_eq(state_of(0), SET_FOUND);
+        ck_assert_int_eq(state_of(2), SET_FOUND);
+        ck_assert_int_eq(volumes_tell_all(&all), 0);
         ck_assert_uint_eq(super_of(1, 0)->mark.version, FILE_VERSION + 1 + (uint32_t)_i);
 }
 END_TEST
@@ -102,12 +116,12 @@ START_TEST(a_checksum_is_of_every_byte) {
 
         copy_of(2, 0)[at] ^= 1;
         ck_assert_int_eq(judge(), 0);
-        expect_all(VOLUME_FOUND);
+        expect_all(SET_FOUND);
         copy_of(2, 1)[at] ^= 1;
         ck_assert_int_eq(judge(), 0);
-        ck_assert_int_eq(state_of(0), VOLUME_FOUND);
-        ck_assert_int_eq(state_of(2), VOLUME_LOST);
-        ck_assert_uint_ne(volume.files[2].life, super_of(2, 0)->life);
+        ck_assert_int_eq(state_of(0), SET_FOUND);
+        ck_assert_int_eq(state_of(2), SET_LOST);
+        ck_assert_uint_ne(all.set.files[2].life, super_of(2, 0)->life);
 }
 END_TEST
 
@@ -120,8 +134,9 @@ START_TEST(a_torn_copy_does_not_count) {
         uint64_t serial = super_of(0, 0)->serial;
 
         memcpy(before, copy_of(0, 0), DISK_SECTOR);
-        volume.super->rest[0] = 1; /* in its last unit */
-        ck_assert_int_eq(super_write(&volume), 0);
+        all.set.super.rest[0] = 1; /* in its last unit */
+        all.set.super.serial++;
+        ck_assert_int_eq(volumes_tell_all(&all), 0);
         memcpy(after, copy_of(0, 0), DISK_SECTOR);
         for (uint32_t copy = 0; copy < FILE_COPIES; copy++) {
                 memcpy(copy_of(0, 0), copy == 0 ? before : after, DISK_SECTOR);
@@ -132,25 +147,24 @@ START_TEST(a_torn_copy_does_not_count) {
                 for (uint32_t file = 1; file < FILES; file++)
                         memset(copy_of(file, 0), 0, 2 * DISK_SECTOR);
                 ck_assert_int_eq(judge(), 0);
-                ck_assert_int_eq(state_of(0), VOLUME_FOUND);
-                ck_assert_uint_eq(volume.super->serial, serial + copy);
+                ck_assert_int_eq(state_of(0), SET_FOUND);
+                ck_assert_uint_eq(all.set.super.serial, serial + copy + 1); /* this opening's */
         }
 }
 END_TEST
 
 /* Also the only one, and also if a copy of it is torn: it may be another kvd's. */
 START_TEST(one_of_another_size_is_left_alone) {
-        disk.disk.bytes[0] = _i ? disk.disk.bytes[0] - DISK_SECTOR :
-                                  disk.disk.bytes[0] + DISK_SECTOR;
+        disks[0].disk.bytes += _i ? -DISK_SECTOR : DISK_SECTOR;
         ck_assert_int_eq(judge(), 0);
-        ck_assert_int_eq(volume.files[0].error, -ERANGE);
-        ck_assert_int_eq(state_of(1), VOLUME_FOUND);
+        ck_assert_int_eq(all.set.files[0].error, -ERANGE);
+        ck_assert_int_eq(state_of(1), SET_FOUND);
         copy_of(0, 0)[300] ^= 1;
-        disk.disk.n_files = 1;
+        all.n = 1;
         ck_assert_int_eq(judge_and_open(), -ERANGE);
-        ck_assert_ptr_nonnull(strstr(volume.why.line, "another file_size"));
-        ck_assert_uint_eq(disk.n_ios, 0);
-        disk.disk.n_files = FILES;
+        ck_assert_ptr_nonnull(strstr(all.set.why.line, "another file_size"));
+        ck_assert_uint_eq(writes(), 0);
+        all.n = FILES;
 }
 END_TEST
 
@@ -167,7 +181,7 @@ START_TEST(what_makes_no_sense_is_no_superblock) {
                 seal(1, copy);
         }
         ck_assert_int_eq(judge(), 0);
-        ck_assert_int_eq(state_of(1), VOLUME_LOST);
+        ck_assert_int_eq(state_of(1), SET_LOST);
 }
 END_TEST
 
@@ -179,14 +193,14 @@ START_TEST(a_files_place_in_the_list_is_nothing) {
 
         for (uint32_t i = 0; i < FILES; i++)
                 lives[i] = super_of(i, 0)->life;
+        volumes_close(&all);
         for (uint32_t i = 0; i < FILES; i++)
-                disk.at[i] = (i + 1 + (uint32_t)_i) % FILES;
-        ck_assert_int_eq(judge_and_open(), VOLUME_FOUND);
-        expect_all(VOLUME_FOUND);
+                all.disks[i] = &disks[(i + 1 + (uint32_t)_i) % FILES];
+        ck_assert_int_eq(judge_and_open(), SET_FOUND);
+        expect_all(SET_FOUND);
         for (uint32_t i = 0; i < FILES; i++) {
-                ck_assert_uint_eq(volume.files[i].life, lives[disk.at[i]]);
-                ck_assert_uint_eq(volume.files[i].first, i * EXTENTS);
-                ck_assert_uint_eq(volume_file_of(&volume, i * EXTENTS + EXTENTS - 1), i);
+                ck_assert_uint_eq(all.set.files[i].life, lives[all.disks[i] - disks]);
+                ck_assert_uint_eq(all.volumes[i].n_extents, EXTENTS);
         }
 }
 END_TEST
@@ -197,15 +211,16 @@ START_TEST(the_newest_of_a_set_counts) {
         uint64_t epoch, life = super_of((alone + 1) % FILES, 0)->life;
 
         for (uint32_t i = 0; i < FILES; i++)
-                disk.disk.error[i] = i == alone ? 0 : -ENODEV;
-        ck_assert_int_eq(judge_and_open(), VOLUME_FOUND);
-        ck_assert_int_eq(volume_namespace(&volume, (struct kvd_key){1, 2}, &epoch), 0);
-        memset(disk.disk.error, 0, sizeof disk.disk.error);
-        ck_assert_int_eq(judge_and_open(), VOLUME_FOUND);
-        ck_assert_uint_eq(volume.super->n_namespaces, 1);
+                all.missing[i] = i == alone ? 0 : -ENODEV;
+        ck_assert_int_eq(judge_and_open(), SET_FOUND);
+        ck_assert_int_eq(set_name(&all.set, (struct kvd_key){1, 2}, &epoch), 0);
+        ck_assert_int_eq(volumes_tell_all(&all), 0);
+        memset(all.missing, 0, sizeof all.missing);
+        ck_assert_int_eq(judge_and_open(), SET_FOUND);
+        ck_assert_uint_eq(all.set.super.n_namespaces, 1);
         for (uint32_t i = 0; i < FILES; i++)
-                ck_assert_int_eq(state_of(i), i == alone ? VOLUME_FOUND : VOLUME_LEFT);
-        ck_assert_uint_ne(volume.files[(alone + 1) % FILES].life, life);
+                ck_assert_int_eq(state_of(i), i == alone ? SET_FOUND : SET_LEFT);
+        ck_assert_uint_ne(all.set.files[(alone + 1) % FILES].life, life);
         for (uint32_t i = 0; i < FILES; i++)
                 ck_assert_uint_eq(super_of(i, 0)->n_namespaces, 1);
 }
@@ -216,9 +231,9 @@ START_TEST(of_a_file_and_its_copy_the_second_begins_anew) {
         for (uint32_t copy = 0; copy < FILE_COPIES; copy++)
                 memcpy(copy_of(2, copy), copy_of(1, copy), DISK_SECTOR);
         ck_assert_int_eq(judge(), 0);
-        ck_assert_int_eq(state_of(1), VOLUME_FOUND);
-        ck_assert_int_eq(state_of(2), VOLUME_LEFT);
-        ck_assert_uint_ne(volume.files[2].life, volume.files[1].life);
+        ck_assert_int_eq(state_of(1), SET_FOUND);
+        ck_assert_int_eq(state_of(2), SET_LEFT);
+        ck_assert_uint_ne(all.set.files[2].life, all.set.files[1].life);
 }
 END_TEST
 
@@ -231,23 +246,23 @@ START_TEST(files_of_two_volumes_are_all_left_alone) {
                 seal(stranger, copy);
         }
         ck_assert_int_eq(judge(), -EXDEV);
-        ck_assert_ptr_nonnull(strstr(volume.why.line, stranger == 2 ? "files 1 and 3 of" :
+        ck_assert_ptr_nonnull(strstr(all.set.why.line, stranger == 2 ? "files 1 and 3 of" :
                                                                       "files 1 and 2 of"));
-        ck_assert_uint_eq(disk.n_ios, 0);
-        disk.disk.error[stranger] = -ENODEV;
-        ck_assert_int_eq(judge_and_open(), VOLUME_FOUND);
+        ck_assert_uint_eq(writes(), 0);
+        all.missing[stranger] = -ENODEV;
+        ck_assert_int_eq(judge_and_open(), SET_FOUND);
 }
 END_TEST
 
 START_TEST(a_new_file_joins) {
         for (uint32_t copy = 0; copy < FILE_COPIES; copy++)
                 memset(copy_of(0, copy), 0, DISK_SECTOR);
-        ck_assert_int_eq(judge_and_open(), VOLUME_FOUND);
-        ck_assert_int_eq(state_of(0), VOLUME_NEW);
+        ck_assert_int_eq(judge_and_open(), SET_FOUND);
+        ck_assert_int_eq(state_of(0), SET_NEW);
         ck_assert_mem_eq(super_of(0, 0)->secret, super_of(1, 0)->secret, KVD_SECRET_BYTES);
         ck_assert_uint_eq(super_of(0, 0)->set, super_of(1, 0)->set);
         ck_assert_int_eq(judge(), 0);
-        expect_all(VOLUME_FOUND);
+        expect_all(SET_FOUND);
 }
 END_TEST
 
@@ -255,40 +270,43 @@ END_TEST
 
 /* The file is off, the others have it; of the file's own copies one is whole. */
 START_TEST(a_file_that_does_not_take_it_is_off) {
-        uint64_t serial = volume.super->serial;
+        uint64_t serial = all.set.super.serial;
 
-        disk.dies = 1;
-        disk.dies_at = 2 + (uint32_t)_i;
-        ck_assert_int_eq(super_write(&volume), 0);
-        ck_assert_int_eq(volume.files[1].error, -EIO);
-        disk.dies_at = 0;
+        all.set.super.serial++;
+        disks[1].dies_at = 2 + (uint32_t)_i;
+        ck_assert_int_eq(volumes_tell_all(&all), 0);
+        ck_assert_int_eq(all.set.files[1].error, -EIO);
+        disks[1].dies_at = 0;
         ck_assert_uint_eq(super_of(0, 1)->serial, serial + 1);
         ck_assert_uint_eq(super_of(2, 1)->serial, serial + 1);
         ck_assert_int_eq(judge(), 0);
-        expect_all(VOLUME_FOUND);
-        ck_assert_uint_eq(volume.super->serial, serial + 1);
+        expect_all(SET_FOUND);
+        ck_assert_uint_eq(all.set.super.serial, serial + 2); /* this opening's */
 }
 END_TEST
 
 /* One copy is whole at any time. */
 START_TEST(behind_a_copy_that_failed_the_other_stays) {
-        uint64_t serial = volume.super->serial;
+        uint64_t serial = all.set.super.serial;
 
-        disk.fails = SIMULATED_WRITE;
-        disk.fail_at = 1 + FILE_COPIES;
-        ck_assert_int_eq(super_write(&volume), 0);
-        ck_assert_int_eq(volume.files[1].error, -EIO);
+        all.set.super.serial++;
+        disks[1].fails = SIMULATED_WRITE;
+        disks[1].fail_at = 1;
+        ck_assert_int_eq(volumes_tell_all(&all), 0);
+        ck_assert_int_eq(all.set.files[1].error, -EIO);
         ck_assert_uint_eq(super_of(1, 1)->serial, serial);
         ck_assert_uint_eq(super_of(2, 1)->serial, serial + 1);
 }
 END_TEST
 
 START_TEST(without_any_file_nothing_is_there_to_stay) {
-        disk.fails = SIMULATED_FLUSH;
-        disk.fail_at = 1;
-        disk.forever = true;
-        ck_assert_int_eq(super_write(&volume), -EIO);
-        ck_assert_int_eq(volume_broken(&volume), -EIO);
+        for (uint32_t i = 0; i < FILES; i++) {
+                disks[i].fails = SIMULATED_FLUSH;
+                disks[i].fail_at = 1;
+        }
+        ck_assert_int_eq(volumes_tell_all(&all), -EIO);
+        for (uint32_t i = 0; i < FILES; i++)
+                ck_assert(all.volumes[i].broken);
 }
 END_TEST
 

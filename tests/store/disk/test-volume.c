@@ -12,9 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "store/file/volume.h"
 #include "tests/lib/suite.h"
-#include "tests/store/disk/simulated.h"
+#include "tests/store/disk/volumes.h"
 
 #define BYTES 5000u
 #define N 5u /* records, one behind the other */
@@ -26,7 +25,8 @@
 static uint64_t extent_bytes;
 static struct dice dice = {1};
 static struct simulated disk;
-static struct volume volume;
+static struct volumes all = {.n = 1, .disks = {&disk}};
+#define volume (all.volumes[0])
 static struct volume_item items[N];
 static struct kvd_label labels[N];
 static uint32_t tokens[N][16];
@@ -38,7 +38,7 @@ static void fill(uint8_t *payload, uint32_t i) {
 }
 
 static int open_volume(void) {
-        return volume_judge(&volume, &disk.disk, extent_bytes, STAGING) ?: volume_open(&volume);
+        return volumes_open(&all, extent_bytes, STAGING);
 }
 
 static uint64_t place_of(uint32_t i) {
@@ -71,8 +71,14 @@ static void plan(uint64_t epoch) {
 static uint64_t epoch_of_space(void) {
         uint64_t epoch = 0;
 
-        volume_namespace(&volume, SPACE, &epoch);
+        if (set_name(&all.set, SPACE, &epoch) == 0)
+                volumes_tell_all(&all);
         return epoch;
+}
+
+static int forget(struct kvd_key id) {
+        set_forget(&all.set, id);
+        return volumes_tell_all(&all);
 }
 
 /* How many of them are there; none is another. */
@@ -114,7 +120,7 @@ static void set_up(void) {
 }
 
 static void tear_down(void) {
-        volume_close(&volume);
+        volumes_close(&all);
         simulated_close(&disk);
 }
 
@@ -123,11 +129,11 @@ static void tear_down(void) {
 static struct kvd_disk_found found[2 * FILE_SLOTS];
 
 START_TEST(what_is_written_is_read) {
-        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        ck_assert_int_eq(open_volume(), SET_NEW);
         write_all();
         ck_assert_uint_eq(read_all(), N);
-        volume_close(&volume);
-        ck_assert_int_eq(open_volume(), VOLUME_FOUND);
+        volumes_close(&all);
+        ck_assert_int_eq(open_volume(), SET_FOUND);
         ck_assert_uint_eq(scan_all(found), N);
         ck_assert_uint_eq(read_all(), N);
         for (uint32_t i = 0; i < N; i++) {
@@ -148,13 +154,13 @@ START_TEST(many_are_found_in_pieces) {
         simulated_close(&disk);
         extent_bytes = DISK_SECTOR + 3u * DISK_SECTOR * (STAGING / DISK_SECTOR + 4);
         simulated_open(&disk, 2, extent_bytes, &dice);
-        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        ck_assert_int_eq(open_volume(), SET_NEW);
         plan(epoch_of_space());
         for (uint32_t i = 0; i < N; i++)
                 items[i].place = places[i];
         volume_write(&volume, items, N);
-        volume_close(&volume);
-        ck_assert_int_eq(open_volume(), VOLUME_FOUND);
+        volumes_close(&all);
+        ck_assert_int_eq(open_volume(), SET_FOUND);
         ck_assert_uint_eq(scan_all(found), N);
         for (uint32_t i = 0; i < N; i++)
                 ck_assert_uint_eq(found[i].place, places[i]);
@@ -162,16 +168,33 @@ START_TEST(many_are_found_in_pieces) {
 END_TEST
 
 START_TEST(erased_is_erased) {
-        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        ck_assert_int_eq(open_volume(), SET_NEW);
         write_all();
         ck_assert_int_eq(volume_erase(&volume, (uint64_t[]){place_of(1), place_of(4)}, 2), 0);
         ck_assert_uint_eq(read_all(), N - 2);
         ck_assert_int_eq(items[1].error, -EBADMSG);
-        ck_assert_int_eq(volume_forget(&volume, SPACE), 0);
-        volume_close(&volume);
-        ck_assert_int_eq(open_volume(), VOLUME_FOUND);
+        ck_assert_int_eq(forget(SPACE), 0);
+        volumes_close(&all);
+        ck_assert_int_eq(open_volume(), SET_FOUND);
         ck_assert_uint_eq(scan_all(found), 0);
         ck_assert_uint_ne(epoch_of_space(), labels[0].epoch);
+        ck_assert_uint_eq(scan_all(found), 0);
+}
+END_TEST
+
+/* Exact copies: who wrote one reads it, without tokens, and a scan finds none. */
+START_TEST(what_has_no_epoch_is_its_writers_alone) {
+        ck_assert_int_eq(open_volume(), SET_NEW);
+        epoch_of_space();
+        plan(FILE_NO_EPOCH);
+        for (uint32_t i = 0; i < N; i++)
+                labels[i] = (struct kvd_label){.sequence = labels[i].sequence};
+        volume_write(&volume, items, N);
+        ck_assert_uint_eq(read_all(), N);
+        labels[2].sequence++;
+        ck_assert_uint_eq(read_all(), N - 1);
+        volumes_close(&all);
+        ck_assert_int_eq(open_volume(), SET_FOUND);
         ck_assert_uint_eq(scan_all(found), 0);
 }
 END_TEST
@@ -180,7 +203,7 @@ END_TEST
 START_TEST(many_are_erased_in_pieces) {
         uint64_t places[STAGING / DISK_SECTOR + 2];
 
-        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        ck_assert_int_eq(open_volume(), SET_NEW);
         write_all();
         for (uint32_t i = 0; i < ARRAY_SIZE(places); i++)
                 places[i] = place_of(i < STAGING / DISK_SECTOR ? 0 : i % 2 ? 1 : 4);
@@ -190,7 +213,7 @@ START_TEST(many_are_erased_in_pieces) {
 END_TEST
 
 START_TEST(what_does_not_fit_is_refused) {
-        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        ck_assert_int_eq(open_volume(), SET_NEW);
         write_all();
         items[0].place = 3;
         items[1].place = 2 * (uint64_t)FILE_SLOTS;
@@ -207,12 +230,12 @@ END_TEST
 START_TEST(there_are_so_many_spaces) {
         uint64_t epoch;
 
-        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        ck_assert_int_eq(open_volume(), SET_NEW);
         for (uint64_t i = 0; i < FILE_NAMESPACES; i++)
-                ck_assert_int_eq(volume_namespace(&volume, (struct kvd_key){i, 0}, &epoch), 0);
-        ck_assert_int_eq(volume_namespace(&volume, SPACE, &epoch), -ENOSPC);
-        ck_assert_int_eq(volume_forget(&volume, (struct kvd_key){7, 0}), 0);
-        ck_assert_int_eq(volume_namespace(&volume, SPACE, &epoch), 0);
+                ck_assert_int_eq(set_name(&all.set, (struct kvd_key){i, 0}, &epoch), 0);
+        ck_assert_int_eq(set_name(&all.set, SPACE, &epoch), -ENOSPC);
+        ck_assert_int_eq(forget((struct kvd_key){7, 0}), 0);
+        ck_assert_int_eq(set_name(&all.set, SPACE, &epoch), 0);
         ck_assert_uint_eq(epoch, FILE_NAMESPACES + 1);
 }
 END_TEST
@@ -238,15 +261,15 @@ START_TEST(data_behind_zeros_stays) {
         ck_assert_int_eq(open_volume(), -EMEDIUMTYPE);
         ck_assert_uint_eq(disk.n_ios, 0);
         ck_assert_uint_eq(sector[7], 1);
-        volume_close(&volume);
+        volumes_close(&all);
         disk.stable[sectors[_i]][7] = sector[7] = 0;
-        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        ck_assert_int_eq(open_volume(), SET_NEW);
 }
 END_TEST
 
 START_TEST(another_version_stays) {
-        ck_assert_int_eq(open_volume(), VOLUME_NEW);
-        volume_close(&volume);
+        ck_assert_int_eq(open_volume(), SET_NEW);
+        volumes_close(&all);
         for (uint32_t copy = 0; copy < FILE_COPIES; copy++)
                 ((struct file_mark *)disk.seen[copy])->version++;
         disk.n_ios = 0;
@@ -257,26 +280,25 @@ END_TEST
 
 /* One of them is enough, and both are whole again afterwards. */
 START_TEST(a_superblock_rots) {
-        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        ck_assert_int_eq(open_volume(), SET_NEW);
         write_all();
         for (uint32_t copy = 0; copy < FILE_COPIES; copy++) {
-                volume_close(&volume);
+                volumes_close(&all);
                 disk.seen[copy][300] ^= 4;
-                ck_assert_int_eq(open_volume(), VOLUME_FOUND);
+                ck_assert_int_eq(open_volume(), SET_FOUND);
                 ck_assert_uint_eq(scan_all(found), N);
                 ck_assert_mem_eq(disk.seen[0], disk.seen[1], DISK_SECTOR);
         }
-        volume_close(&volume);
+        volumes_close(&all);
         disk.seen[0][300] ^= 4;
         disk.seen[1][300] ^= 4;
-        ck_assert_int_eq(open_volume(), VOLUME_LOST);
+        ck_assert_int_eq(open_volume(), SET_LOST);
         ck_assert_uint_eq(scan_all(found), 0);
 }
 END_TEST
 
 START_TEST(a_staging_that_cannot_be_had_is_said) {
-        ck_assert_int_eq(volume_judge(&volume, &disk.disk, EXTENT_BYTES, UINT64_C(1) << 60),
-                         -ENOMEM);
+        ck_assert_int_eq(volume_begin(&volume, &disk.disk, UINT64_C(1) << 60), -ENOMEM);
 }
 END_TEST
 
@@ -284,12 +306,26 @@ END_TEST
 
 /* That nothing is read where something was is not yet that it is gone. */
 START_TEST(a_disk_that_does_nothing_has_erased_nothing) {
-        ck_assert_int_eq(open_volume(), VOLUME_NEW);
+        ck_assert_int_eq(open_volume(), SET_NEW);
         write_all();
         disk.fails = SIMULATED_READ | SIMULATED_WRITE;
         disk.fail_at = 1;
         disk.forever = true;
         ck_assert_int_eq(volume_erase(&volume, (uint64_t[]){place_of(2)}, 1), -EIO);
+}
+END_TEST
+
+/* Whoever takes that for an extent without records has lost what is there. */
+START_TEST(an_extent_that_cannot_be_read_is_said) {
+        ck_assert_int_eq(open_volume(), SET_NEW);
+        write_all();
+        volumes_close(&all);
+        ck_assert_int_eq(open_volume(), SET_FOUND);
+        disk.fails = SIMULATED_READ;
+        disk.calls = 0;
+        disk.fail_at = 1;
+        ck_assert_int_eq(volume_scan(&volume, 0, 0, FILE_SLOTS, found), -EIO);
+        ck_assert_int_eq(volume_scan(&volume, 0, 0, FILE_SLOTS, found), 3);
 }
 END_TEST
 
@@ -304,13 +340,13 @@ static void one_life(void) {
                 erased = volume_erase(&volume, (uint64_t[]){place_of(2)}, 1) == 0;
                 if (erased)
                         ck_assert_uint_lt(read_all(), N);
-                forgotten = volume_forget(&volume, SPACE) == 0;
+                forgotten = forget(SPACE) == 0;
         }
-        volume_close(&volume);
+        volumes_close(&all);
         disk.fail_at = 0;
         ck_assert_int_ge(open_volume(), 0);
         ck_assert(!forgotten || scan_all(found) == 0);
-        volume_close(&volume);
+        volumes_close(&all);
 }
 
 START_TEST(each_call_fails) {
@@ -351,7 +387,7 @@ static void print_file(void) {
 
 static void write_golden(void) {
         set_up();
-        if (open_volume() != VOLUME_NEW)
+        if (open_volume() != SET_NEW)
                 abort();
         write_all();
         print_file();
@@ -378,8 +414,8 @@ START_TEST(version_1_is_read) {
         uint64_t epoch;
 
         read_golden(golden);
-        ck_assert_int_eq(open_volume(), VOLUME_FOUND);
-        ck_assert_int_eq(volume_namespace(&volume, SPACE, &epoch), 0);
+        ck_assert_int_eq(open_volume(), SET_FOUND);
+        ck_assert_int_eq(set_name(&all.set, SPACE, &epoch), 0);
         ck_assert_uint_eq(epoch, 1);
         ck_assert_uint_eq(scan_all(found), N);
         volume.super->opening--;
@@ -394,8 +430,10 @@ SUITE("volume",
       golden = argc > 1 ? argv[1] : "version-1.txt",
       FIXTURE(set_up, tear_down),
       TESTS(what_is_written_is_read, many_are_found_in_pieces, erased_is_erased,
+            what_has_no_epoch_is_its_writers_alone,
             many_are_erased_in_pieces,
             what_does_not_fit_is_refused, there_are_so_many_spaces, what_is_not_ours_stays,
             another_version_stays, a_superblock_rots, a_staging_that_cannot_be_had_is_said,
-            a_disk_that_does_nothing_has_erased_nothing, version_1_is_read),
+            a_disk_that_does_nothing_has_erased_nothing, an_extent_that_cannot_be_read_is_said,
+            version_1_is_read),
       LOOPS(4, data_behind_zeros_stays), LOOPS(6, each_call_fails))

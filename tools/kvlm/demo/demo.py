@@ -76,9 +76,11 @@ class Demo:
         self.dir = Path(tempfile.mkdtemp(prefix="kvd-demo-"))
         self.env = dict(os.environ, KVD_SOCKET=str(self.dir / "kvd.sock"))
         self.daemon: subprocess.Popen | None = None
+        self.documents = {number: load_document(number) for number in (1, 2)}
         self.engines = share_out()
         self.killed_after = 0           # questions; 0: not yet
         self.before: list[int] = []     # then: answers of each process
+        self.turn = threading.Lock()    # of threads: no question is asked while the daemon is killed
 
     # ---- processes ---------------------------------------------------------------------------------------------
 
@@ -139,12 +141,12 @@ class Demo:
         return space
 
     def prompts_file(self, name: str, questions: list[Question]) -> Path:
-        documents = {1: load_document(1), 2: load_document(2)}
         path = self.dir / name
-        with open(path, "w") as f:
-            for q in questions:
-                f.write(json.dumps({"prompt": documents[q.document] + q.text}) + "\n")
+        path.write_text("".join(map(self.prompt, questions)))
         return path
+
+    def prompt(self, question: Question) -> str:
+        return json.dumps({"prompt": self.documents[question.document] + question.text}) + "\n"
 
     def kvlm(self, *arguments: object) -> list[str]:
         return [str(a) for a in (self.bin["kvlm"], "--model", MODEL, "--json", "--max-tokens", 8, *arguments)]
@@ -152,31 +154,51 @@ class Demo:
     # ---- the four processes ------------------------------------------------------------------------------------
 
     def run_engine(self, engine: Engine) -> None:
-        prompts = self.prompts_file(f"prompts-{engine.number}.jsonl", engine.questions)
-        engine.process = subprocess.Popen(self.kvlm("--prompts", prompts), env=self.env, text=True,
-                                          stdout=subprocess.PIPE)
-        for line in engine.process.stdout:
-            engine.results.append(json.loads(line))
-        engine.process.wait()
+        engine.process = subprocess.Popen(self.kvlm("--prompts", "-"), env=self.env, text=True,
+                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for question in engine.questions:
+            if not self.ask(engine, question):
+                break
+        engine.process.communicate()
+
+    def ask(self, engine: Engine, question: Question) -> bool:
+        """One question at a time: the daemon is killed between two answers, however fast they come."""
+        try:
+            with self.turn:
+                engine.process.stdin.write(self.prompt(question))
+                engine.process.stdin.flush()
+        except BrokenPipeError:
+            return False
+        answer = engine.process.stdout.readline()
+        if not answer:
+            return False
+        with self.turn:
+            engine.results.append(json.loads(answer))
+            if not self.killed_after and self.answers() > self.questions() // 2:
+                self.kill_daemon()
+        return True
+
+    def questions(self) -> int:
+        return sum(len(e.questions) for e in self.engines)
+
+    def answers(self) -> int:
+        return sum(len(e.results) for e in self.engines)
 
     def run_all(self) -> None:
         """The first two processes meet empty caches, one for each document; the others come while they work."""
         threads = [threading.Thread(target=self.run_engine, args=(e,)) for e in self.engines]
-        total = sum(len(e.questions) for e in self.engines)
         for i, thread in enumerate(threads):
             thread.start()
             while i == 1 and not all(e.results for e in self.engines[:2]) and threads[0].is_alive():
-                self.progress(total)
+                self.progress()
         while any(t.is_alive() for t in threads):
-            self.progress(total)
-        self.progress(total, end="\n")
+            self.progress()
+        self.progress(end="\n")
         if any(e.process.returncode for e in self.engines):
             raise Stop("a kvlm process failed")
 
-    def progress(self, total: int, end: str = "") -> None:
-        done = sum(len(e.results) for e in self.engines)
-        if not self.killed_after and done > total // 2:
-            self.kill_daemon()
+    def progress(self, end: str = "") -> None:
+        done, total = self.answers(), self.questions()
         if sys.stderr.isatty() or end:
             bar = "#" * (done * 40 // total)
             print(f"\r   [{bar:40}] {done}/{total} questions", end=end, file=sys.stderr, flush=True)

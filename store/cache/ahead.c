@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What eviction looks at has gone cold: who goes was not used for long. So it guesses who goes next,
+ * and asks for all that looking at them will touch, several at once. Nothing follows from a guess.
+ */
+
+#include "store/cache/inside.h"
+
+#define GUESSES 16u
+#define LINES 256u /* asked for at once: half of a first-level cache */
+
+/* Of a chain that goes from its end, as most do, the block before; or else who stands next in the heap. */
+static uint32_t guess_next(const struct space *space, const struct arena *arena, uint32_t id,
+                           uint32_t *at) {
+        const struct block *b = &space->blocks[id];
+
+        if (b->parent != NONE && b->sib_prev == NONE && b->sib_next == NONE)
+                return b->parent;
+        return ++*at < arena->n_heap ? arena->heap[*at] : NONE;
+}
+
+/* Its descriptor, and what clients say of it. */
+static void fetch_words(const struct space *space, uint32_t id) {
+        __builtin_prefetch(kvd_index_desc(space->ix, id), 1);
+        for (uint32_t i = 0; i < space->n_attachments; i++) {
+                const struct attachment *a = space->attachments[i];
+
+                if (a)
+                        __builtin_prefetch(&a->words[id]);
+        }
+}
+
+uint32_t evict_ahead(const struct space *space, const struct arena *arena, uint32_t n_wanted) {
+        uint32_t most = MIN(n_wanted, 1 + LINES / (3 + space->n_attachments)), n = 0, at = 0;
+        uint32_t ids[GUESSES];
+
+        most = MIN(most, GUESSES);
+        for (uint32_t id = arena->heap[0]; id != NONE && n < most;
+             id = guess_next(space, arena, id, &at)) {
+                fetch_words(space, id);
+                ids[n++] = id;
+        }
+        for (uint32_t i = 0; i < n; i++)
+                index_fetch_entry(space, ids[i]);
+        return n;
+}

@@ -1,0 +1,444 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Exact copies in the files: where memory for copies is short, the bytes of cold ones go to a slot
+ * each, and come back when they are wanted. A copy's place stays what it is (tier/tier.h); only its
+ * memory is given back once the slot is written.
+ *
+ * A slot's record has FILE_NO_EPOCH, which no namespace has, so that after a restart it is nobody's
+ * and its slot is free, whoever looks at it: nothing need be erased, and other versions see nothing
+ * there. In this life its sequence, which was never given before, says whose it is.
+ */
+
+#include <errno.h>
+
+#include "ipc/base/sys.h"
+#include "store/file/file.h"
+#include "store/hooks.h"
+#include "store/tier/tier.h"
+
+#define FREE_PART 4u  /* of what a domain may have in memory: with less for new ones it is short */
+#define SPACES 64u    /* looked at in one call */
+#define LOOKS 4096u   /* at what might go, in one call */
+#define WAITING 4u    /* spaces that are given memory in one call */
+#define ONCE_BYTES (UINT64_C(2) << 20) /* of one question: so much memory is given back at once */
+#define MISSES 256u   /* copies that are said to be missed in one call */
+#define TRIES 3u      /* to read one, where its process is lost */
+#define PATIENCE_NS UINT64_C(1000000000) /* without memory to read into */
+
+static const uint32_t no_tokens[1];
+
+static struct kvd_label label_of(const struct file *file, uint32_t record) {
+        return (struct kvd_label){.epoch = FILE_NO_EPOCH,
+                                  .sequence = file->catalog.entries[record].sequence};
+}
+
+static uint64_t bytes_of(const struct file *file, uint32_t record) {
+        return file->catalog.extents[record / FILE_SLOTS].slot_bytes;
+}
+
+static struct copy_owner owner_of(const struct space *space, uint32_t place) {
+        const struct place *p = place_moved(space, place);
+
+        return (struct copy_owner){.place = place, .sequence = p->sequence, .entry = p->entry};
+}
+
+static void add(struct file *file, uint32_t disk, uint32_t record, uint32_t place) {
+        file_question_add(file, disk,
+                          &(struct store_disk_item){.place = record,
+                                                    .label = label_of(file, record),
+                                                    .tokens = no_tokens,
+                                                    .copy = place});
+}
+
+static struct store_disk_question *begin(struct file *file, uint32_t disk,
+                                         enum store_disk_ask what, struct space *space) {
+        file_begin_question(file, disk, what, space);
+        file->disks[disk].question.copies = true;
+        return &file->disks[disk].question;
+}
+
+static void end(struct file *file, uint32_t disk) {
+        if (!file->disks[disk].question.n)
+                return;
+        file->disks[disk].copies_last = true;
+        file_question_ready(file, disk);
+}
+
+static bool is_full(const struct file *file, uint32_t disk) {
+        const struct store_disk_question *q = &file->disks[disk].question;
+
+        return q->n && ((q->n + 1) * q->space->ix->block_bytes > ONCE_BYTES ||
+                        file_question_is_full(file, disk));
+}
+
+/* ---- going ----------------------------------------------------------------------------------- */
+
+/* There is less than that part for new copies, what is on its way out included. */
+static bool is_short(const struct file *file, const struct space *space) {
+        uint64_t part = MAX(domain_most(space->domain, KVD_COST_spill) / FREE_PART,
+                            space->ix->block_bytes);
+
+        return !carry_spares(space, part - MIN(part, file->copies_go));
+}
+
+/* The number of its namespace, which the superblock need not have. -1: there are too many. */
+static int number_of(struct file *file, struct space *space) {
+        int number = file_space_number(file, space);
+
+        if (number < 0 && catalog_space(&file->catalog, file_space_of(space)->id, true) >= 0)
+                number = file_space_number(file, space);
+        if (number >= 0)
+                file->catalog.spaces[number].owner = space->domain;
+        return number;
+}
+
+/* A slot in that disk. */
+static uint32_t take_slot(struct file *file, uint32_t disk, struct space *space) {
+        uint32_t slot_bytes = file_slot_bytes(space->ix->block_bytes);
+        int number = number_of(file, space);
+
+        if (number < 0)
+                return CATALOG_NOWHERE;
+        for (uint32_t i = 0; i < file->config.n_files; i++)
+                file->catalog.files[i].closed = i != disk;
+        return catalog_take_copy(&file->catalog, slot_bytes, number, demote_most(file, space),
+                                 ++file->sequence);
+}
+
+/* 1; 0: none of the space can go there; -EAGAIN: they have not all been looked at. */
+static int write_one(struct file *file, uint32_t disk, struct space *space, uint32_t *looks) {
+        struct copy_owner owner;
+        int r = hooks_copy_cold(space, looks, &owner);
+        uint32_t record;
+
+        if (r <= 0)
+                return r;
+        record = take_slot(file, disk, space);
+        if (record == CATALOG_NOWHERE)
+                return 0;
+        if (place_goes(space, owner.place, record) < 0) {
+                catalog_drop(&file->catalog, record);
+                return 0;
+        }
+        place_moved(space, owner.place)->sequence = owner.sequence;
+        place_moved(space, owner.place)->entry = owner.entry;
+        file->copies_go += bytes_of(file, record);
+        add(file, disk, record, owner.place);
+        return 1;
+}
+
+/* True: the disk is asked. */
+static bool write_some(struct file *file, uint32_t disk, struct space *space, uint32_t *looks) {
+        const struct store_disk_question *q = begin(file, disk, STORE_DISK_WRITE, space);
+        int r = 1;
+
+        while (r == 1 && is_short(file, space) && !is_full(file, disk))
+                r = write_one(file, disk, space, looks);
+        if (r == -EAGAIN)
+                file_want(file, true);
+        end(file, disk);
+        return q->n > 0;
+}
+
+static void write_next(struct file *file, uint32_t disk, bool *later) {
+        uint32_t n = MIN(store_spaces(file->store), SPACES), looks = LOOKS;
+
+        for (uint32_t i = 0; i < n; i++) {
+                struct space *space = store_next_space(file->store, file->copies_turn);
+
+                if (!space)
+                        space = store_next_space(file->store, 0);
+                file->copies_turn = space_number(space) + 1;
+                if (file_for(space) != file || !is_short(file, space) ||
+                    places_used(space, KVD_TIER_memory) == tiers_of(space)->n_below)
+                        continue;
+                *later = true;
+                if (write_some(file, disk, space, &looks))
+                        return;
+        }
+}
+
+static void copy_made(struct space *space) {
+        struct file *file = file_for(space);
+
+        if (file && !host_is_all(file) && is_short(file, space))
+                file_want(file, true);
+}
+
+/* Somebody wanted it meanwhile, or it is not written: then it is as it was. */
+static void written(struct file *file, struct space *space, const struct store_disk_item *item,
+                    int error, bool answered) {
+        struct file_count *count = file_count(file, item->place);
+        uint32_t record = (uint32_t)item->place;
+        struct copy_owner owner;
+
+        count->errors += error != 0;
+        if (!error)
+                count->written_bytes += bytes_of(file, record);
+        owner = space ? owner_of(space, item->copy) : (struct copy_owner){0};
+        if (space && !error && hooks_copy_is_cold(space, &owner)) {
+                count->copies_written++;
+                place_ends(space, item->copy, PLACE_BELOW);
+                return;
+        }
+        if (space)
+                place_ends(space, item->copy, PLACE_HERE);
+        (error && answered ? catalog_spoil : catalog_drop)(&file->catalog, record);
+}
+
+/* ---- coming ---------------------------------------------------------------------------------- */
+
+/* 0, or why it cannot be read. */
+static int readable(const struct file *file, uint32_t record) {
+        const struct catalog_file *f = &file->catalog.files[file_disk_of(file, record)];
+
+        return f->off ? -EIO : f->hangs ? -ETIMEDOUT : 0;
+}
+
+static void push(struct file *file, struct space *space, uint32_t place) {
+        struct place *p = place_moved(space, place);
+        uint32_t disk = file_disk_of(file, p->record);
+        struct file_wanted *w = &file_space_of(space)->wanted[disk];
+
+        if (w->first == KVD_NOWHERE)
+                kvd_list_insert(&file->disks[disk].wanted, NULL, &w->node);
+        *(w->first == KVD_NOWHERE ? &w->first : &place_moved(space, w->last)->next) = place;
+        w->last = place;
+        p->next = KVD_NOWHERE;
+        p->state = PLACE_WANTED;
+}
+
+/* There is one. */
+static uint32_t pop(struct file_wanted *w) {
+        uint32_t place = w->first;
+
+        w->first = place_moved(w->space, place)->next;
+        if (w->first == KVD_NOWHERE)
+                kvd_list_remove(&w->node);
+        return place;
+}
+
+/* To whom it belongs: -EIO and -EBADMSG: it is lost. */
+static int said(struct file *file, uint32_t record, int error) {
+        file_count(file, record)->copies_lost += error == -EIO || error == -EBADMSG;
+        return error;
+}
+
+/* One that is read already, for nobody, is not there. */
+static int copy_wanted(struct space *space, const struct copy_owner *owner) {
+        struct file *file = space_store(space)->file;
+        struct place *p = place_moved(space, owner->place);
+        int r = readable(file, p->record);
+
+        if (r == 0 && p->state != PLACE_BELOW)
+                r = -ETIMEDOUT;
+        if (r < 0)
+                return said(file, p->record, r);
+        p->sequence = owner->sequence;
+        p->entry = owner->entry;
+        p->tries = 0;
+        push(file, space, owner->place);
+        file_want(file, true);
+        return 0;
+}
+
+/* Its bytes are in the file, if anywhere. */
+static void not_come(struct file *file, struct space *space, uint32_t place, int error) {
+        uint32_t record = place_moved(space, place)->record;
+        struct copy_owner owner = owner_of(space, place);
+
+        if (place_ends(space, place, PLACE_BELOW) && owner.sequence)
+                hooks_copy_came(space, &owner, said(file, record, error));
+}
+
+/* So many of those that wait; whoever waited may ask again. */
+static void miss_some(struct file *file, struct file_wanted *w, int error) {
+        for (uint32_t i = 0; i < MISSES && w->first != KVD_NOWHERE; i++)
+                not_come(file, w->space, pop(w), error);
+}
+
+/* Memory, if need be of copies that can be done without. */
+static bool find_memory(struct space *space, uint32_t place) {
+        if (place_comes(space, place))
+                return true;
+        hooks_copies_give(space);
+        return place_comes(space, place);
+}
+
+/* They go without, if they have waited long for others to give up some. */
+static void wait_for_memory(struct file *file, struct file_wanted *w) {
+        uint64_t now = sys_now_ns();
+
+        w->since_ns = w->since_ns ?: now;
+        if (now - w->since_ns < PATIENCE_NS)
+                return;
+        miss_some(file, w, -ENOSPC);
+        w->since_ns = 0;
+}
+
+/* The disk is asked for some, as far as there is memory. */
+static void read_some(struct file *file, uint32_t disk, struct file_wanted *w) {
+        const struct store_disk_question *q = begin(file, disk, STORE_DISK_READ, w->space);
+        uint32_t looks = 0;
+        bool room = true;
+
+        for (; looks < MISSES && w->first != KVD_NOWHERE; looks++) {
+                uint32_t place = w->first;
+
+                if (is_full(file, disk))
+                        break;
+                if (place_moved(w->space, place)->erased) {
+                        not_come(file, w->space, pop(w), 0);
+                        continue;
+                }
+                room = find_memory(w->space, place);
+                if (!room)
+                        break;
+                add(file, disk, place_moved(w->space, place)->record, pop(w));
+        }
+        if (w->first != KVD_NOWHERE && kvd_list_remove(&w->node)) /* others are next */
+                kvd_list_insert(&file->disks[disk].wanted, NULL, &w->node);
+        if (q->n || room)
+                w->since_ns = 0;
+        else
+                wait_for_memory(file, w);
+        end(file, disk);
+}
+
+/* Its record goes: it has memory again. What is not what it was is lost. */
+static void came(struct file *file, struct space *space, const struct store_disk_item *item) {
+        struct copy_owner owner = owner_of(space, item->copy);
+        bool there = place_ends(space, item->copy, PLACE_HERE);
+
+        catalog_drop(&file->catalog, (uint32_t)item->place);
+        if (there && owner.sequence)
+                hooks_copy_came(space, &owner, 0);
+}
+
+/* Its process was lost, not the copy. True: it is asked for again. */
+static bool again(struct file *file, struct space *space, uint32_t place) {
+        struct place *p = place_moved(space, place);
+        struct copy_owner owner = owner_of(space, place);
+        uint8_t tries = (uint8_t)(p->tries + 1);
+
+        if (p->erased || !owner.sequence || tries == TRIES || readable(file, p->record) < 0)
+                return false;
+        place_ends(space, place, PLACE_BELOW);
+        copy_wanted(space, &owner);
+        p->tries = tries;
+        return true;
+}
+
+/* What an answer says of one that could not be read; without memory to read it into it stays. */
+static int judged(int error) {
+        return error == -EBADMSG || error == -ENOMEM ? error : -EIO;
+}
+
+static void has_read(struct file *file, struct space *space, const struct store_disk_item *item,
+                     int error, bool answered) {
+        struct file_count *count = file_count(file, item->place);
+        int off = readable(file, (uint32_t)item->place);
+
+        count->copies_read += !error;
+        count->wrong += error == -EBADMSG;
+        count->errors += error && error != -EBADMSG;
+        if (!error)
+                count->read_bytes += bytes_of(file, (uint32_t)item->place);
+        if (!space)
+                catalog_drop(&file->catalog, (uint32_t)item->place);
+        else if (!error)
+                came(file, space, item);
+        else if (answered || !again(file, space, item->copy))
+                not_come(file, space, item->copy, answered ? judged(error) : off ?: error);
+}
+
+/* ---- questions ------------------------------------------------------------------------------- */
+
+/* What somebody waits for comes first; where there is no memory for it, others make some. */
+static void next(struct file *file, uint32_t disk, bool *later) {
+        const struct kvd_list *wanted = &file->disks[disk].wanted;
+        const struct kvd_list_node *last = wanted->last, *node = NULL;
+
+        if (host_is_all(file))
+                return;
+        for (uint32_t i = 0; i < WAITING && node != last && file_is_idle(file, disk); i++) {
+                node = wanted->first;
+                read_some(file, disk, kvd_list_first(wanted, struct file_wanted, node));
+        }
+        if (file_is_idle(file, disk))
+                write_next(file, disk, later);
+        *later |= wanted->first != NULL;
+}
+
+static void done(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n) {
+        struct store_disk_question *q = &file->disks[disk].question;
+        bool writes = q->what == STORE_DISK_WRITE;
+
+        for (uint32_t i = 0; i < q->n; i++) {
+                int error = i < n ? errors[i] : -ECANCELED;
+
+                file->copies_go -= writes ? bytes_of(file, (uint32_t)q->items[i].place) : 0;
+                (writes ? written : has_read)(file, q->space, &q->items[i], error, i < n);
+        }
+        if (writes && q->space)
+                hooks_copies_went(q->space);
+}
+
+/* Whoever waits for an answer is told that none comes; what is being read keeps its memory. */
+static void miss_question(struct file *file, uint32_t disk) {
+        const struct store_disk_question *q = &file->disks[disk].question;
+        bool reads = q->copies && q->space && q->what == STORE_DISK_READ;
+
+        for (uint32_t i = 0; reads && i < q->n; i++) {
+                struct place *p = place_moved(q->space, q->items[i].copy);
+                struct copy_owner owner = owner_of(q->space, q->items[i].copy);
+
+                p->sequence = 0;
+                if (owner.sequence && !p->erased)
+                        hooks_copy_came(q->space, &owner,
+                                        said(file, p->record, readable(file, p->record)));
+        }
+}
+
+/* Those that wait are told a piece at a time. */
+static void miss(struct file *file, uint32_t disk) {
+        struct kvd_list_node *node = file->disks[disk].wanted.first;
+
+        miss_question(file, disk);
+        for (; node; node = node->next)
+                space_is_busy(container_of(node, struct file_wanted, node)->space);
+}
+
+const struct file_copies file_copies = {.next = next, .done = done, .miss = miss};
+
+bool copies_miss_some(struct file *file, struct space *space) {
+        bool more = false;
+
+        for (uint32_t i = 0; i < file->config.n_files; i++) {
+                const struct catalog_file *f = &file->catalog.files[i];
+                struct file_wanted *w = &file_space_of(space)->wanted[i];
+
+                if (!f->off && !f->hangs)
+                        continue;
+                miss_some(file, w, f->off ? -EIO : -ETIMEDOUT);
+                more |= w->first != KVD_NOWHERE;
+        }
+        return more;
+}
+
+/* ---- spaces ---------------------------------------------------------------------------------- */
+
+/* Their slots are given back with their places (tier/tier.c). */
+void copies_space_leaves(struct file *file, struct space *space) {
+        for (uint32_t i = 0; i < file->config.n_files; i++)
+                kvd_list_remove(&file_space_of(space)->wanted[i].node);
+}
+
+static void copy_erased(struct space *space, uint32_t record) {
+        if (space_store(space)->file)
+                catalog_drop(&space_store(space)->file->catalog, record);
+}
+
+const struct hooks copies_hooks = {
+        .copy_made = copy_made, .copy_wanted = copy_wanted, .copy_erased = copy_erased};

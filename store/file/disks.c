@@ -1,0 +1,521 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The disks of the file tier: what each one's process is asked next, and what becomes of its
+ * answers. What is urgent comes first: the superblock, which erases, then what somebody waits
+ * for, then what is written ahead.
+ */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/sys.h"
+#include "store/cache/inside.h"
+#include "store/file/file.h"
+#include "store/tier/tier.h"
+
+/* ---- on and off ------------------------------------------------------------------------------ */
+
+/* Nothing is found before all of them have been scanned that may have something. */
+static bool is_waited_for(const struct file *file, uint32_t i) {
+        const struct file_disk *d = &file->disks[i];
+
+        return (d->state == STORE_DISK_OPENING || d->state == STORE_DISK_SCANNING) && !d->hangs &&
+               file->set.files[i].state == SET_FOUND;
+}
+
+static void try_on(struct file *file) {
+        bool on = false;
+
+        if (file->state != STORE_DISK_SCANNING)
+                return;
+        for (uint32_t i = 0; i < file->config.n_files; i++) {
+                if (is_waited_for(file, i))
+                        return;
+                on = on || file->disks[i].state == STORE_DISK_ON;
+        }
+        if (on)
+                file->state = STORE_DISK_ON;
+        if (on)
+                file_changes(file);
+}
+
+static void lose_question(struct file *file, uint32_t i) {
+        if (file->disks[i].ready)
+                store_disk_moved(file->store, i, NULL, NULL, 0);
+}
+
+void store_disk_off(struct store *store, const char *why) {
+        struct file *file = store->file;
+
+        if (file->state == STORE_DISK_OFF)
+                return;
+        snprintf(file->info.why, sizeof file->info.why, "%s", why);
+        file->state = STORE_DISK_OFF;
+        for (uint32_t i = 0; i < file->config.n_files; i++) {
+                file->disks[i].state = STORE_DISK_OFF;
+                file->disks[i].hangs = false;
+                file->catalog.files[i].off = true;
+                lose_question(file, i);
+                file->copies->miss(file, i);
+        }
+        file_changes(file);
+        fetches_end_all(file);
+}
+
+static bool is_any_used(const struct file *file) {
+        for (uint32_t i = 0; i < file->config.n_files; i++)
+                if (file->disks[i].state != STORE_DISK_OFF)
+                        return true;
+        return false;
+}
+
+static void look_at_set(struct file *file);
+
+/* What it had is missed, and goes to others; its records are dropped a piece at a time. */
+void store_disk_file_off(struct store *store, uint32_t i, const char *why) {
+        struct file *file = store->file;
+        struct file_disk *d = &file->disks[i];
+
+        if (d->state == STORE_DISK_OFF)
+                return;
+        snprintf(d->count.why, sizeof d->count.why, "%s", why);
+        d->state = STORE_DISK_OFF;
+        d->hangs = false;
+        file->catalog.files[i].off = true;
+        lose_question(file, i);
+        if (!is_any_used(file)) {
+                store_disk_off(store, why);
+                return;
+        }
+        if (!file->set.files[i].seen) {
+                set_see(&file->set, i, -EIO, NULL);
+                look_at_set(file);
+                return;
+        }
+        file->sweep = 0;
+        fetches_miss(file, i);
+        file->copies->miss(file, i);
+        file_changes(file);
+        file_erase(file);
+        try_on(file);
+        file_want(file, true);
+}
+
+static void file_off(struct file *file, uint32_t i, int error) {
+        store_disk_file_off(file->store, i, set_why(error));
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+static int take_catalog(struct file *file) {
+        struct catalog_size sizes[DISK_FILES] = {0};
+        const struct file_super *s = &file->set.super;
+        int r;
+
+        for (uint32_t i = 0; i < file->set.n_files; i++) {
+                const struct set_file *f = &file->set.files[i];
+
+                if (!f->error)
+                        sizes[i] = (struct catalog_size){
+                                f->extent_bytes, file_extents(f->bytes, f->extent_bytes)};
+        }
+        r = catalog_open(&file->catalog, sizes, file->set.n_files);
+        for (uint32_t i = 0; r == 0 && i < s->n_namespaces; i++) {
+                int number = catalog_space(&file->catalog, s->namespaces[i].id, true);
+
+                if (number >= 0)
+                        file->catalog.spaces[number].epoch = s->namespaces[i].epoch;
+                if (number >= 0)
+                        file->catalog.spaces[number].serial = s->serial;
+        }
+        return r;
+}
+
+/* Sequences begin with the opening, of which there is room for so many. */
+static int judge(struct file *file) {
+        int r = set_judge(&file->set, 0);
+
+        if (r == 0 && file->set.super.opening >> 24)
+                r = kvd_refuse(&file->set.why, -EPROTO, "what the file says makes no sense");
+        if (r == 0)
+                r = take_catalog(file);
+        if (r == 0)
+                r = host_opened(file);
+        if (r < 0 && !file->set.why.line[0])
+                kvd_refuse(&file->set.why, r, "what is below the pool cannot be made: %s",
+                           strerror(-r));
+        return r;
+}
+
+static void look_at_set(struct file *file) {
+        int r;
+
+        if (!set_is_seen(&file->set))
+                return;
+        file->set.why.line[0] = 0;
+        r = judge(file);
+        for (uint32_t i = 0; i < file->set.n_files; i++)
+                if (file->set.files[i].error)
+                        file_off(file, i, file->set.files[i].error);
+        if (r < 0) {
+                store_disk_off(file->store, file->set.why.line);
+                return;
+        }
+        file->sequence = file_sequence_of(file->set.super.opening);
+        file->state = STORE_DISK_SCANNING;
+        file_erase(file);
+        file_want(file, true);
+}
+
+/* By another process: what is where is known already. A file that has changed is off. */
+static void look_again(struct file *file, uint32_t i, int error, const void *copies) {
+        int r = error ?: set_see_again(&file->set, i, copies);
+
+        file->disks[i].open = r == 0;
+        if (r < 0)
+                file_off(file, i, r);
+        else
+                file_want(file, true);
+}
+
+void store_disk_looked(struct store *store, uint32_t i, int error, const void *copies,
+                       uint64_t bytes) {
+        struct file *file = store->file;
+
+        if (!error && bytes != FILE_COPIES * DISK_SECTOR)
+                error = -EPROTO;
+        if (file->state == STORE_DISK_OFF || file->disks[i].state == STORE_DISK_OFF)
+                return;
+        if (file->set.files[i].seen) {
+                look_again(file, i, error, copies);
+                return;
+        }
+        file->disks[i].open = error == 0;
+        set_see(&file->set, i, error, copies);
+        look_at_set(file);
+}
+
+/* ---- questions ------------------------------------------------------------------------------- */
+
+bool file_is_idle(const struct file *file, uint32_t i) {
+        const struct file_disk *d = &file->disks[i];
+
+        return d->state == STORE_DISK_ON && !d->hangs && d->open && !d->asked && !d->ready &&
+               d->told == file->set.super.serial;
+}
+
+bool file_any_idle(const struct file *file) {
+        for (uint32_t i = 0; i < file->config.n_files; i++)
+                if (file_is_idle(file, i))
+                        return true;
+        return false;
+}
+
+void file_begin_question(struct file *file, uint32_t i, enum store_disk_ask what,
+                         struct space *space) {
+        struct store_disk_question *q = &file->disks[i].question;
+
+        q->what = what;
+        q->space = space;
+        q->n = q->n_segments = 0;
+        q->copies = false;
+        q->checksums = file->host && what == STORE_DISK_READ;
+}
+
+/* What is between a GPU and its files is shared by these. */
+static uint64_t most_bytes(const struct file *file) {
+        return file->host ? STORE_CARRY_BYTES / file->config.n_files : KVD_DISK_BYTES;
+}
+
+bool file_question_is_full(const struct file *file, uint32_t i) {
+        const struct store_disk_question *q = &file->disks[i].question;
+        const struct kvd_index *ix = q->space->ix;
+
+        return q->n == KVD_DISK_ITEMS || q->n_segments == KVD_DISK_FILES ||
+               (q->n + 1) * ix->geometry.block_tokens > KVD_DISK_TOKENS ||
+               (q->n && (q->n + 1) * ix->block_bytes > most_bytes(file));
+}
+
+void file_question_add(struct file *file, uint32_t i, const struct store_disk_item *item) {
+        struct store_disk_question *q = &file->disks[i].question;
+        const struct kvd_index *ix = q->space->ix;
+        uint32_t segment = kvd_segment_of(ix, kvd_ref_id(item->block));
+        bool new = true;
+
+        for (uint32_t k = q->n; new && k > 0; k--)
+                new = kvd_segment_of(ix, kvd_ref_id(q->items[k - 1].block)) != segment;
+        q->n_segments += new;
+        q->items[q->n] = *item;
+        if (!q->copies)
+                host_add(file, i, &q->items[q->n]);
+        q->n++;
+}
+
+void file_question_ready(struct file *file, uint32_t i) {
+        struct file_disk *d = &file->disks[i];
+
+        d->asked_ns = sys_now_ns();
+        d->asked = host_asks_first(file, i);
+        d->ready = !d->asked;
+        if (d->ready)
+                file_want(file, true);
+}
+
+void file_is_ready(struct file *file, uint32_t i) {
+        file->disks[i].asked = false;
+        file->disks[i].ready = true;
+        file_want(file, true);
+}
+
+static void scan_next(struct file *file, uint32_t i) {
+        struct file_disk *d = &file->disks[i];
+
+        file_begin_question(file, i, STORE_DISK_SCAN, NULL);
+        d->question.extent = d->extent;
+        d->question.first = d->slot;
+        d->ready = true;
+}
+
+static void plan(struct file *file, uint32_t i, bool *later) {
+        struct file_disk *d = &file->disks[i];
+
+        if (d->state == STORE_DISK_SCANNING)
+                scan_next(file, i);
+        if (d->state != STORE_DISK_ON || file->state != STORE_DISK_ON)
+                return;
+        *later |= file_sweep_dead(file);
+        if (!d->copies_last)
+                file->copies->next(file, i, later);
+        d->copies_last &= d->ready; /* now */
+        if (fetch_next(file, later))
+                demote_next(file, later);
+        file->copies->next(file, i, later);
+        if (!d->ready && !d->asked)
+                *later |= host_shrinks(file, i);
+}
+
+static const struct store_disk_question *tell(struct file *file, uint32_t i) {
+        struct file_disk *d = &file->disks[i];
+
+        set_tell(&file->set, i, &file->super);
+        file->tell = (struct store_disk_question){.what = STORE_DISK_SUPER,
+                                                  .super = &file->super,
+                                                  .super_bytes = sizeof file->super};
+        d->telling = file->set.super.serial;
+        d->asked = true;
+        return &file->tell;
+}
+
+/* A question that waits was begun when its disk had been told all that it needs. */
+const struct store_disk_question *store_disk_next(struct store *store, uint32_t i, bool *later) {
+        struct file *file = store->file;
+        struct file_disk *d = &file->disks[i];
+
+        *later = false;
+        if (d->asked || !d->open || d->state == STORE_DISK_OFF || file->state == STORE_DISK_OPENING)
+                return NULL;
+        if (!d->ready && d->told == file->set.super.serial)
+                plan(file, i, later);
+        if (d->asked)
+                return NULL;
+        if (d->told != file->set.super.serial)
+                return tell(file, i);
+        if (!d->ready)
+                return NULL;
+        d->ready = false;
+        d->asked = true;
+        if (!file->host)
+                d->asked_ns = sys_now_ns();
+        return &d->question;
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+/* It hangs no more. */
+static void heard(struct file *file, uint32_t i) {
+        if (!file->disks[i].hangs)
+                return;
+        file->disks[i].hangs = file->catalog.files[i].hangs = false;
+        file_changes(file);
+}
+
+void store_disk_told(struct store *store, uint32_t i, int error) {
+        struct file *file = store->file;
+        struct file_disk *d = &file->disks[i];
+
+        d->asked = false;
+        if (error == -EAGAIN) {
+                d->telling = 0;
+                return;
+        }
+        if (error) {
+                d->count.errors++;
+                file_off(file, i, error);
+                return;
+        }
+        d->told = d->telling;
+        d->telling = 0;
+        file->set.files[i].told = true;
+        if (d->state == STORE_DISK_OPENING)
+                d->state = STORE_DISK_SCANNING;
+        heard(file, i);
+        file_erase(file);
+        file_want(file, true); /* others may have waited for it */
+}
+
+/* With its place among all files'. False: that is not in the extent that begins there. */
+static bool take_found(struct catalog *c, uint64_t begin, const struct kvd_disk_found *found,
+                       struct kvd_disk_found *ret) {
+        uint64_t first = catalog_file(c, begin)->first * (uint64_t)FILE_SLOTS;
+
+        *ret = *found;
+        ret->place += first;
+        return found->place < c->n_extents * (uint64_t)FILE_SLOTS &&
+               ret->place / FILE_SLOTS == begin / FILE_SLOTS;
+}
+
+static void take_all_found(struct file *file, uint32_t i, uint32_t slot_bytes,
+                           const struct kvd_disk_found *found, uint32_t n) {
+        struct catalog *c = &file->catalog;
+        uint64_t begin = (c->files[i].first + file->disks[i].extent) * (uint64_t)FILE_SLOTS;
+        struct kvd_disk_found at;
+
+        for (uint32_t k = 0; k < n; k++)
+                if (take_found(c, begin, &found[k], &at))
+                        catalog_found(c, slot_bytes, &at);
+}
+
+void store_disk_scanned(struct store *store, uint32_t i, int error, uint32_t slot_bytes,
+                        const struct kvd_disk_found *found, uint32_t n) {
+        struct file *file = store->file;
+        const struct catalog_file *f = &file->catalog.files[i];
+        struct file_disk *d = &file->disks[i];
+
+        d->asked = false;
+        d->count.errors += error != 0;
+        if (!error)
+                take_all_found(file, i, slot_bytes, found, n);
+        d->slot += KVD_DISK_FOUND;
+        if (!error && d->slot < (slot_bytes ? file_slots(f->extent_bytes, slot_bytes) : 0))
+                return;
+        d->slot = 0;
+        d->extent++;
+        if (d->extent < f->n_extents || d->state != STORE_DISK_SCANNING)
+                return;
+        d->state = STORE_DISK_ON;
+        file_changes(file);
+        try_on(file);
+}
+
+#define MOST_FAILING 8u
+
+/* Where one extent is bad, others are not; a file that takes nothing any more is left alone. */
+static void judge_disk(struct file *file, uint32_t i, int error) {
+        const struct catalog_file *f = &file->catalog.files[i];
+        struct file_count *count = &file->disks[i].count;
+
+        count->failing = error ? count->failing + 1 : 0;
+        if (error && (count->failing >= MOST_FAILING || f->n_bad > f->n_extents / 2))
+                file_off(file, i, error);
+}
+
+/* A file fails if all does that it was asked for. */
+static void judge_answer(struct file *file, uint32_t i, const int32_t *errors, uint32_t n) {
+        int error = 0;
+
+        for (uint32_t k = 0; k < n; k++) {
+                if (!errors[k] || errors[k] == -EBADMSG) {
+                        judge_disk(file, i, 0);
+                        return;
+                }
+                error = errors[k];
+        }
+        if (error)
+                judge_disk(file, i, error);
+}
+
+static void settle(struct file *file, uint32_t i, const int32_t *errors, uint32_t n) {
+        struct file_disk *d = &file->disks[i];
+        bool reads = d->question.what == STORE_DISK_READ;
+
+        d->asked = d->ready = false;
+        *(reads ? &d->read_ns : &d->write_ns) += sys_now_ns() - d->asked_ns;
+        if (d->question.copies)
+                file->copies->done(file, i, errors, n);
+        else if (reads)
+                fetch_done(file, i, errors, n);
+        else
+                demote_done(file, i, errors, n);
+}
+
+void file_settle(struct file *file, uint32_t i, const int32_t *errors, uint32_t n) {
+        settle(file, i, errors, n);
+        file->disks[i].question.n = 0;
+}
+
+void store_disk_moved(struct store *store, uint32_t i, const int32_t *errors,
+                      const uint64_t *checksums, uint32_t n) {
+        struct file *file = store->file;
+        uint32_t asked = MIN(n, file->disks[i].question.n);
+
+        if (!host_asks_then(file, i, errors, checksums, n))
+                file_settle(file, i, errors, n);
+        judge_answer(file, i, errors, asked);
+}
+
+/* ---- no answer ------------------------------------------------------------------------------- */
+
+/* One that was never looked at is off: which of them belong together is known without it. */
+void store_disk_hangs(struct store *store, uint32_t i) {
+        struct file *file = store->file;
+
+        if (!file->set.files[i].seen) {
+                store_disk_looked(store, i, -ETIMEDOUT, NULL, 0);
+                return;
+        }
+        if (file->disks[i].state == STORE_DISK_OFF)
+                return;
+        file->disks[i].hangs = file->catalog.files[i].hangs = true;
+        fetches_miss(file, i);
+        file->copies->miss(file, i);
+        file_changes(file);
+        try_on(file);
+        file_want(file, true);
+}
+
+void store_disk_lost(struct store *store, uint32_t i) {
+        struct file *file = store->file;
+        struct file_disk *d = &file->disks[i];
+
+        d->open = false;
+        d->told = 0;
+        if (!d->asked || host_has_question(file, i))
+                return;
+        d->count.errors++;
+        if (d->telling)
+                d->telling = d->asked = 0;
+        else if (d->question.what == STORE_DISK_SCAN)
+                store_disk_scanned(store, i, -EIO, 0, NULL, 0);
+        else
+                store_disk_moved(store, i, NULL, NULL, 0);
+        file_want(file, true);
+}
+
+/* ---- what is asked for ----------------------------------------------------------------------- */
+
+uint64_t store_disk_place(const struct store *store, uint64_t place) {
+        const struct catalog *c = &store->file->catalog;
+
+        return place - c->files[catalog_file_of(c, place)].first * (uint64_t)FILE_SLOTS;
+}
+
+int store_disk_memory(struct store *store, uint32_t i, uint32_t item, uint64_t *offset) {
+        const struct store_disk_question *q = &store->file->disks[i].question;
+
+        if (q->copies)
+                return place_memory(q->space, q->items[item].copy, offset);
+        return carry_memory(host_carry(store->file, i), item, q->space, q->items[item].block,
+                            offset);
+}

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Exact copies of sequences' blocks, while the disk that they go to fails, is full, hangs, or a
+ * domain may have no more there. This program is the disk process, too, as test-disk-faults is.
+ * Whatever happens, no byte is wrong, what is lost is said to be and approximated where the sketch
+ * has it, and nothing else is lost: neither what has memory, nor what was published.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "daemon/disk/main.h"
+#include "ipc/base/degraded.h"
+#include "ipc/base/layout.h"
+#include "ipc/base/util.h"
+#include "tests/daemon/blocks.h"
+#include "tests/lib/daemon_process.h"
+#include "tests/lib/suite.h"
+
+#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
+#define WAIT_NS UINT64_C(120000000000) /* more than a test may take */
+#define IN_MEMORY 16u                  /* copies that spill has room for */
+
+static struct fault_state *s; /* of the disk process */
+static struct daemon_process d;
+static struct user u;
+static char self[256], file[64];
+
+/* ---- this program as another ----------------------------------------------------------------- */
+
+static void be_child(int argc, char **argv) {
+        char path[64];
+        int fd;
+
+        if (argc > 1 && strcmp(argv[1], "--worker") == 0) {
+                execv(getenv("KVD"), argv);
+                exit(127);
+        }
+        if (argc > 1 && strcmp(argv[1], "--disk") == 0) {
+                fd = open(getenv("KVD_TEST_FAULTS"), O_RDWR | O_CLOEXEC);
+                s = fault_state_of(fd);
+                close(fd);
+                fault_install(s);
+                exit(disk_main());
+        }
+        signal(SIGPIPE, SIG_IGN);
+        fd = memfd_create("faults", MFD_CLOEXEC);
+        if (fd < 0 || ftruncate(fd, sizeof *s) < 0 || !(s = fault_state_of(fd)) ||
+            readlink("/proc/self/exe", self, sizeof self - 1) < 0)
+                exit(1);
+        snprintf(path, sizeof path, "/proc/%d/fd/%d", getpid(), fd);
+        setenv("KVD_TEST_FAULTS", path, 1);
+}
+
+/* ---- a daemon with that disk ----------------------------------------------------------------- */
+
+static struct kvd_msg_tier_info_reply tier(void) {
+        return peer_ok(u.peer, MSG(tier_info)).tier_info_reply;
+}
+
+static bool is(const char *state) {
+        struct kvd_slice now = tier().state;
+
+        return now.size == strlen(state) && memcmp(now.data, state, now.size) == 0;
+}
+
+static bool is_degraded(void) {
+        struct kvd_slice all = user_info(&u).degraded;
+        uint64_t n[KVD_N_DEGRADED] = {0};
+
+        memcpy(n, all.data, MIN(all.size, sizeof n));
+        return n[KVD_DEGRADED_file_tier] != 0;
+}
+
+static void start(struct fault fault, const char *timeout, const char *quota) {
+        static const struct fault none = {.call = N_FAULT_CALLS};
+        static struct fault_state well;
+        static char setting[96], user[48];
+
+        fault_set(&well, &none);
+        fault_set(s, &fault);
+        snprintf(file, sizeof file, "/var/tmp/kvd-copies-faults-%d", getpid());
+        snprintf(setting, sizeof setting, "daemon.file=%s", file);
+        snprintf(user, sizeof user, "domain d.users=%u", getuid());
+        unlink(file);
+        d = (struct daemon_process){
+                .worker = self,
+                .settings = SETTINGS("daemon.pool=4M", "daemon.segment=1M", "daemon.spill=256K",
+                                     setting, "daemon.file_size=4M", "daemon.file_depth=0",
+                                     timeout, user, quota)};
+        ck_assert(daemon_process_start(&d, &well));
+        user_open(&u, d.in.socket,
+                  (const char *const[]){"kvreviver=on", "kvreviver.max_load=1000000",
+                                        "pressure=off", NULL});
+        WAIT_UNTIL(is("on"));
+}
+
+static void stop(void) {
+        user_check(&u);
+        user_close(&u);
+        daemon_process_stop(&d);
+        unlink(file);
+}
+
+static pid_t disk_process(void) {
+        pid_t pid;
+
+        WAIT_UNTIL((pid = child_of(d.in.pid, "kvd-disk")) > 0);
+        return pid;
+}
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+static void wait_for_it(void) {
+        int r = kvd_sequence_wait(u.sequence, WAIT_NS);
+
+        ck_assert_msg(r >= 0, "%s", kvd_error());
+        user_check(&u);
+}
+
+static void ask(enum kvd_revive how) {
+        uint32_t slots[USER_BLOCKS];
+
+        for (uint32_t i = 0; i < USER_BLOCKS; i++)
+                slots[i] = i;
+        ck_assert_int_ge(kvd_sequence_revive(u.sequence, USER_BLOCKS, slots, how), 0);
+}
+
+/* As many as are taken leave: those with a copy, and all in a sketch. */
+static void cool_once(void) {
+        uint32_t slots[USER_BLOCKS];
+
+        for (uint32_t i = 0; i < USER_BLOCKS; i++)
+                slots[i] = i;
+        ck_assert_int_ge(kvd_sequence_cool(u.sequence, USER_BLOCKS, slots, KVD_COOL_VAGUE), 0);
+        user_sync(&u);
+        user_resident(&u);
+        usleep(1000);
+}
+
+/* Most of them are in the file. */
+static void spill(void) {
+        user_append(&u, USER_BLOCKS);
+        while (user_resident(&u))
+                cool_once();
+        WAIT_UNTIL(tier().copies >= USER_BLOCKS - IN_MEMORY &&
+                   tier().copies_written == tier().copies);
+        user_check(&u);
+}
+
+static uint32_t approximate(void) {
+        return user_flags(&u, KVD_ENTRY_APPROX);
+}
+
+static const struct fault nothing = {N_FAULT_CALLS, 0, 0, false};
+
+/* Whoever asks for both has all: exactly what the disk does not have to give, the rest about so. */
+START_TEST(what_cannot_be_read_is_approximated) {
+        start((struct fault){FAULT_completion, EIO, 1, _i}, "daemon.file_timeout=60", NULL);
+        spill();
+        s->on = true;
+        ask(KVD_REVIVE_BOTH);
+        wait_for_it();
+        ck_assert_uint_gt(s->injected, 0);
+        ck_assert_uint_eq(user_resident(&u), USER_BLOCKS);
+        ck_assert_uint_eq(approximate(), tier().copies_lost);
+        ck_assert_uint_eq(user_counter(&u, KVD_SPACE_REVIVE_BROKEN), tier().copies_lost);
+        if (_i)
+                ck_assert_uint_ge(approximate(), USER_BLOCKS - IN_MEMORY);
+        else
+                ck_assert_uint_lt(approximate(), USER_BLOCKS - IN_MEMORY);
+        s->on = false;
+        WAIT_UNTIL(tier().copies == 0);
+        stop();
+}
+END_TEST
+
+/* ... and who asks for exact copies alone is told of those that are no more. */
+START_TEST(who_wants_exact_copies_is_told_what_is_lost) {
+        start((struct fault){FAULT_completion, EIO, 1, true}, "daemon.file_timeout=60", NULL);
+        spill();
+        s->on = true;
+        ask(KVD_REVIVE_EXACT);
+        wait_for_it();
+        ck_assert_uint_ge(tier().copies_lost, USER_BLOCKS - IN_MEMORY);
+        ck_assert_uint_eq(user_resident(&u), USER_BLOCKS - tier().copies_lost);
+        ck_assert_uint_eq(user_flags(&u, KVD_ENTRY_VAGUE), tier().copies_lost);
+        ck_assert_uint_eq(approximate(), 0);
+        ask(KVD_REVIVE_APPROX);
+        wait_for_it();
+        ck_assert_uint_eq(user_resident(&u), USER_BLOCKS);
+        stop();
+}
+END_TEST
+
+/* A disk that is full, or fails, from some write on: what does not go there stays where it is. */
+START_TEST(what_cannot_be_written_is_not_lost) {
+        static const int errors[] = {ENOSPC, EIO};
+
+        start((struct fault){FAULT_completion, errors[_i % 2], 1 + 2 * (uint32_t)(_i / 2), true},
+              "daemon.file_timeout=60", NULL);
+        s->on = true;
+        user_append(&u, USER_BLOCKS);
+        for (uint32_t i = 0; i < 300 || !s->injected; i++)
+                cool_once();
+        WAIT_UNTIL(is("off") || is("on"));
+        ck_assert(is_degraded() == is("off"));
+        for (uint32_t i = 0; user_resident(&u) < USER_BLOCKS - tier().copies_lost; i++) {
+                ck_assert_uint_lt(i, 100);
+                ask(KVD_REVIVE_EXACT);
+                wait_for_it();
+        }
+        ck_assert_uint_eq(user_counter(&u, KVD_SPACE_REVIVE_BROKEN), tier().copies_lost);
+        ck_assert_uint_eq(approximate(), 0);
+        if (_i < 2)
+                ck_assert_uint_eq(tier().copies_lost, 0);
+        s->on = false;
+        stop();
+}
+END_TEST
+
+/* Its process is ended after a second, and the next one has them. */
+START_TEST(what_a_disk_that_hangs_has_comes_later) {
+        start((struct fault){FAULT_completion, FAULT_HANG, 1, false}, "daemon.file_timeout=1",
+              NULL);
+        spill();
+        s->on = true;
+        ask(KVD_REVIVE_BOTH);
+        wait_for_it();
+        ck_assert_uint_eq(user_resident(&u), USER_BLOCKS);
+        WAIT_UNTIL(is("on"));
+        for (uint32_t i = 0; approximate(); i++) {
+                ck_assert_uint_lt(i, 100);
+                ask(KVD_REVIVE_EXACT);
+                wait_for_it();
+        }
+        ck_assert_uint_gt(s->injected, 0);
+        ck_assert_uint_eq(user_resident(&u), USER_BLOCKS);
+        ck_assert_uint_eq(tier().copies_lost, 0);
+        stop();
+}
+END_TEST
+
+/* Stopped, and held on its way out, as one whose disk does not even let the kernel end it. */
+static pid_t hold(void) {
+        pid_t pid = disk_process();
+
+        ck_assert_int_eq(ptrace(PTRACE_SEIZE, pid, 0, PTRACE_O_TRACEEXIT), 0);
+        ck_assert_int_eq(kill(pid, SIGSTOP), 0);
+        ck_assert_int_eq(waitpid(pid, NULL, __WALL), pid);
+        return pid;
+}
+
+/* Nobody waits for it, and what it has is what it was when it is there again. */
+START_TEST(nobody_waits_for_a_disk_that_hangs_in_the_kernel) {
+        pid_t pid;
+
+        start(nothing, "daemon.file_timeout=1", NULL);
+        spill();
+        pid = hold();
+        ask(KVD_REVIVE_BOTH);
+        wait_for_it();
+        WAIT_UNTIL(is("hanging") && is_degraded());
+        ck_assert_uint_eq(user_resident(&u), USER_BLOCKS);
+        ck_assert_uint_ge(approximate(), USER_BLOCKS - IN_MEMORY);
+        ask(KVD_REVIVE_EXACT); /* is refused at once */
+        wait_for_it();
+        ck_assert_uint_ge(approximate(), USER_BLOCKS - IN_MEMORY);
+        ck_assert_uint_eq(tier().copies_lost, 0);
+        ptrace(PTRACE_DETACH, pid, 0, 0);
+        WAIT_UNTIL(is("on") && !is_degraded());
+        for (uint32_t i = 0; approximate(); i++) {
+                ck_assert_uint_lt(i, 100);
+                ask(KVD_REVIVE_EXACT);
+                wait_for_it();
+        }
+        ck_assert_uint_eq(user_resident(&u), USER_BLOCKS);
+        stop();
+}
+END_TEST
+
+/* A pool of 4 MiB, and a file as large: what the domain may have of one it may have of the other. */
+START_TEST(a_domain_has_its_share_and_no_more) {
+        uint64_t most = (UINT64_C(5) << 20) / 4 / 2;
+
+        start(nothing, "daemon.file_timeout=60", "domain d.quota=1280K");
+        user_append(&u, USER_BLOCKS / 2);
+        user_append(&u, USER_BLOCKS / 2);
+        for (uint32_t i = 0; i < 1000; i++)
+                cool_once();
+        ck_assert_uint_gt(tier().copies, 0);
+        ck_assert_uint_le(tier().used, most);
+        ck_assert_uint_gt(user_resident(&u), 0);
+        ck_assert(!is_degraded());
+        user_revive(&u);
+        ck_assert_uint_eq(tier().copies_lost, 0);
+        stop();
+}
+END_TEST
+
+SUITE("copies-faults", be_child(argc, argv),
+      TESTS(who_wants_exact_copies_is_told_what_is_lost, what_a_disk_that_hangs_has_comes_later,
+            nobody_waits_for_a_disk_that_hangs_in_the_kernel, a_domain_has_its_share_and_no_more),
+      LOOPS(2, what_cannot_be_read_is_approximated), LOOPS(6, what_cannot_be_written_is_not_lost))

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Exact copies of a sequence's blocks in a file: more than memory for copies takes leave and come
+ * back byte by byte, and whoever dies meanwhile costs nothing else and leaves no slot behind.
+ */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ipc/base/layout.h"
+#include "tests/daemon/blocks.h"
+#include "tests/lib/oracle.h"
+#include "tests/lib/suite.h"
+
+#define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
+#define MEMORY_BYTES (UINT64_C(256) << 10)
+#define BLOCK_BYTES UINT64_C(16384)
+#define RECORD_BYTES (BLOCK_BYTES + 4096)
+#define CHAIN 4u
+#define WAIT_NS UINT64_C(60000000000) /* more than a test may take */
+
+static struct instance in;
+static struct user u;
+static char file[64], file_setting[96];
+
+static const char *const *settings(void) {
+        static const char *list[7];
+
+        snprintf(file_setting, sizeof file_setting, "daemon.file=%s", file);
+        memcpy(list,
+               SETTINGS("daemon.pool=4M", "daemon.segment=1M", "daemon.spill=256K", file_setting,
+                        "daemon.file_size=16M", "daemon.file_depth=0"),
+               sizeof list);
+        return list;
+}
+
+static struct kvd_msg_tier_info_reply tier(void) {
+        return peer_ok(u.peer, MSG(tier_info)).tier_info_reply;
+}
+
+static bool is_on(void) {
+        struct kvd_slice state = tier().state;
+
+        return state.size == 2 && memcmp(state.data, "on", 2) == 0;
+}
+
+static void connect_to_it(void) {
+        user_open(&u, in.socket, (const char *const[]){"kvreviver=on", "pressure=off", NULL});
+        WAIT_UNTIL(is_on());
+}
+
+static void start(void) {
+        instance_make_dir(&in);
+        snprintf(file, sizeof file, "/var/tmp/kvd-test-copies-%d", getpid());
+        unlink(file);
+        instance_again(&in, settings());
+        connect_to_it();
+}
+
+static void stop(void) {
+        user_check(&u);
+        user_close(&u);
+        instance_end(&in);
+        unlink(file);
+}
+
+static void expect_no_copy(void) {
+        WAIT_UNTIL(tier().copies == 0);
+        ck_assert_uint_eq(tier().used, tier().records * RECORD_BYTES);
+}
+
+/* Most of them are in the file then. */
+static void spill(void) {
+        user_append(&u, USER_BLOCKS);
+        user_spill(&u);
+        WAIT_UNTIL(tier().copies >= USER_BLOCKS - MEMORY_BYTES / BLOCK_BYTES);
+        user_check(&u);
+}
+
+static void ask_for_all(void) {
+        uint32_t slots[USER_BLOCKS];
+
+        for (uint32_t i = 0; i < USER_BLOCKS; i++)
+                slots[i] = i;
+        ck_assert_int_ge(kvd_sequence_revive(u.sequence, USER_BLOCKS, slots, KVD_REVIVE_EXACT), 0);
+}
+
+START_TEST(more_than_memory_takes_leaves_and_comes_back) {
+        uint64_t in_memory;
+
+        spill();
+        in_memory = peer_ok(u.peer, MSG(space_info)).space_info_reply.copy_bytes;
+        ck_assert_uint_le(in_memory, MEMORY_BYTES);
+        WAIT_UNTIL(tier().copies_written >= tier().copies);
+        user_revive(&u);
+        ck_assert_uint_eq(user_counter(&u, KVD_SPACE_REVIVE_BROKEN), 0);
+        ck_assert_uint_eq(tier().copies_lost, 0);
+        expect_no_copy();
+        for (int round = 0; round < 5; round++) {
+                user_spill(&u);
+                user_revive(&u);
+        }
+        user_check(&u);
+        stop();
+}
+END_TEST
+
+/* Who waits has all of it, without asking again: what memory has no room for yet is waited for. */
+START_TEST(who_waits_has_all_of_it) {
+        spill();
+        ask_for_all();
+        ck_assert_int_eq(kvd_sequence_wait(u.sequence, WAIT_NS), USER_BLOCKS);
+        ck_assert_uint_eq(user_resident(&u), USER_BLOCKS);
+        stop();
+}
+END_TEST
+
+/* 0: its sequence is closed; 1: its process ends. */
+START_TEST(what_ends_leaves_no_slot) {
+        pid_t pid;
+
+        if (_i == 1) {
+                pid = fork();
+                if (pid == 0) {
+                        connect_to_it();
+                        spill();
+                        kill(getpid(), SIGKILL);
+                }
+                waitpid(pid, NULL, 0);
+        } else {
+                spill();
+                user_close(&u);
+                connect_to_it();
+        }
+        expect_no_copy();
+        stop();
+}
+END_TEST
+
+static pid_t disk_process(void) {
+        pid_t pid;
+
+        WAIT_UNTIL((pid = child_of(in.pid, "kvd-disk")) > 0);
+        return pid;
+}
+
+/* So that something is under way when it dies. 0: it was to read; 1: to write. */
+START_TEST(a_disk_process_that_dies_costs_no_copy) {
+        pid_t pid = disk_process();
+
+        if (_i == 0)
+                spill();
+        ck_assert_int_eq(kill(pid, SIGSTOP), 0);
+        if (_i == 0) {
+                ask_for_all();
+        } else {
+                user_append(&u, 16);
+                for (uint32_t i = 0; i < 15; i++)
+                        ck_assert_int_eq(kvd_sequence_cool(u.sequence, 1, &i, KVD_COOL_SPILL), 1);
+                WAIT_UNTIL((user_sync(&u), user_resident(&u)) <= 4);
+        }
+        usleep(50000);
+        ck_assert_int_eq(kill(pid, SIGKILL), 0);
+        WAIT_UNTIL(disk_process() != pid && is_on());
+        user_revive(&u);
+        ck_assert_uint_eq(user_counter(&u, KVD_SPACE_REVIVE_BROKEN), 0);
+        user_spill(&u);
+        user_revive(&u);
+        stop();
+}
+END_TEST
+
+static _Noreturn void kill_disks(pid_t parent) {
+        uint32_t random = 12345;
+
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        while (getppid() == parent) {
+                pid_t pid = child_of(in.pid, "kvd-disk");
+
+                random = random * 1103515245 + 12345;
+                usleep(20000 + random % 100000);
+                if (pid > 0)
+                        kill(pid, SIGKILL);
+        }
+        _exit(0);
+}
+
+/* Whatever is asked again and again comes, and every byte is right at every moment. */
+START_TEST(no_byte_is_lost_with_disk_processes_that_die_at_random) {
+        pid_t killer, parent = getpid(), first = disk_process();
+
+        user_append(&u, USER_BLOCKS);
+        killer = fork();
+        if (killer == 0)
+                kill_disks(parent);
+        for (int round = 0; round < 5 || child_of(in.pid, "kvd-disk") == first; round++) {
+                user_spill(&u);
+                user_revive(&u);
+        }
+        kill(killer, SIGKILL);
+        waitpid(killer, NULL, 0);
+        ck_assert_uint_eq(user_counter(&u, KVD_SPACE_REVIVE_BROKEN), 0);
+        user_spill(&u);
+        user_revive(&u);
+        stop();
+}
+END_TEST
+
+static uint64_t copy_bytes(void) {
+        return peer_ok(u.peer, MSG(space_info)).space_info_reply.copy_bytes;
+}
+
+/* Until its end by kill -9. read: copies come back, or go. */
+static _Noreturn void move_copies(bool read) {
+        connect_to_it();
+        if (read) {
+                spill();
+                WAIT_UNTIL(tier().copies_written == tier().copies);
+                ck_assert_int_eq(kill(child_of(in.pid, "kvd-disk"), SIGSTOP), 0);
+                ask_for_all();
+        } else {
+                ck_assert_int_eq(kill(child_of(in.pid, "kvd-disk"), SIGSTOP), 0);
+                user_append(&u, USER_BLOCKS);
+                for (uint32_t i = 0; i < USER_BLOCKS; i++)
+                        ck_assert_int_ge(kvd_sequence_cool(u.sequence, 1, &i, KVD_COOL_SPILL), 0);
+        }
+        for (;; usleep(1000))
+                user_sync(&u);
+}
+
+/* Its copies are on their way, to where memory is its space's still, when it is killed. */
+START_TEST(a_client_that_is_killed_meanwhile_leaves_no_slot) {
+        pid_t disk = disk_process(), pid = fork();
+
+        if (pid == 0)
+                move_copies(_i == 0);
+        if (_i == 0) {
+                WAIT_UNTIL(tier().copies >= USER_BLOCKS - MEMORY_BYTES / BLOCK_BYTES);
+                WAIT_UNTIL(copy_bytes() == MEMORY_BYTES);
+        } else {
+                WAIT_UNTIL(tier().copies > 0);
+                ck_assert_uint_eq(tier().copies_written, 0);
+        }
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+        user_check(&u);
+        ck_assert_int_eq(kill(disk, SIGCONT), 0);
+        expect_no_copy();
+        WAIT_UNTIL(copy_bytes() == 0);
+        user_check(&u);
+        spill();
+        user_revive(&u);
+        stop();
+}
+END_TEST
+
+static void publish(uint32_t *tokens) {
+        struct kvd_block blocks[CHAIN];
+        struct kvd_pin pin = {0};
+
+        for (uint32_t i = 0; i < CHAIN * 16; i++)
+                tokens[i] = 500 + i;
+        for (uint32_t n = 0; n < CHAIN;) {
+                int r = kvd_alloc(u.space, CHAIN - n, blocks + n);
+
+                ck_assert_msg(r > 0, "%s", kvd_error());
+                n += (uint32_t)r;
+        }
+        for (uint32_t i = 0; i < CHAIN; i++)
+                oracle_fill(blocks[i].data, BLOCK_BYTES, i);
+        ck_assert_int_ge(kvd_seal(u.space, &pin, CHAIN, blocks, tokens, CHAIN * 16), 0);
+        kvd_unpin(u.space, &pin);
+        WAIT_UNTIL(tier().records == CHAIN && tier().written_bytes >= CHAIN * RECORD_BYTES);
+}
+
+/* The sequence is gone with the daemon, and its copies; a chain that was published is not. */
+START_TEST(a_daemon_that_dies_leaves_no_slot_and_loses_no_record) {
+        uint32_t tokens[CHAIN * 16];
+        uint64_t used;
+        int fd;
+
+        publish(tokens);
+        used = tier().used;
+        spill();
+        ck_assert_uint_gt(tier().used, used);
+        if (_i) { /* in the middle of it */
+                ask_for_all();
+                usleep((useconds_t)_i * 1000);
+        }
+        instance_kill(&in);
+        user_close(&u);
+        instance_again(&in, settings());
+        connect_to_it();
+        ck_assert_uint_eq(tier().copies, 0);
+        ck_assert_uint_eq(tier().records, CHAIN);
+        ck_assert_uint_eq(tier().used, used);
+        ck_assert_int_eq(kvd_fetch(u.space, 0, 0, tokens, CHAIN * 16, &fd), CHAIN * 16);
+        close(fd);
+        spill();
+        user_revive(&u);
+        stop();
+}
+END_TEST
+
+/* A bit of each sector: of what is there, nothing is as it was. */
+static void rot(void) {
+        int fd = open(file, O_RDWR | O_CLOEXEC);
+        uint8_t byte;
+
+        ck_assert_int_ge(fd, 0);
+        for (off_t at = (256 << 10) + 77; pread(fd, &byte, 1, at) == 1; at += 4096) {
+                byte ^= 1;
+                ck_assert_int_eq(pwrite(fd, &byte, 1, at), 1);
+        }
+        close(fd);
+}
+
+START_TEST(what_rots_is_lost_and_never_shown) {
+        uint64_t lost;
+
+        spill();
+        WAIT_UNTIL(tier().copies_written == tier().copies); /* none is under way */
+        rot();
+        ask_for_all();
+        ck_assert_int_ge(kvd_sequence_wait(u.sequence, WAIT_NS), 1);
+        lost = tier().copies_lost;
+        ck_assert_uint_gt(lost, 0);
+        ck_assert_uint_eq(user_counter(&u, KVD_SPACE_REVIVE_BROKEN), lost);
+        ck_assert_uint_eq(tier().wrong, lost);
+        ck_assert_uint_eq(user_flags(&u, KVD_ENTRY_DROPPED), lost);
+        ck_assert_uint_eq(user_resident(&u), USER_BLOCKS - lost);
+        expect_no_copy();
+        stop();
+}
+END_TEST
+
+SUITE("copies-in-files", FIXTURE(start, NULL),
+      TESTS(more_than_memory_takes_leaves_and_comes_back, who_waits_has_all_of_it,
+            no_byte_is_lost_with_disk_processes_that_die_at_random,
+            what_rots_is_lost_and_never_shown),
+      LOOPS(2, what_ends_leaves_no_slot, a_client_that_is_killed_meanwhile_leaves_no_slot,
+            a_disk_process_that_dies_costs_no_copy),
+      LOOPS(3, a_daemon_that_dies_leaves_no_slot_and_loses_no_record))

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What a client may expect of an allocation, while pins hold some of the blocks: one pin on the end
+ * of a chain holds all of it, and what several clients hold counts once.
+ */
+
+#include "store/cache/cache.h"
+#include "tests/lib/suite.h"
+#include "tests/store/fixture.h"
+
+#define BLOCKS 64u
+#define N 7u /* blocks of a chain */
+
+static struct space *space;
+static struct attachment *a, *b;
+static kvd_ref chain[N];
+
+static void seal_chain(void) {
+        uint32_t tokens[N * BT];
+        struct seal_request q = {
+                .n_blocks = N, .blocks = chain, .n_tokens = N * BT, .tokens = tokens};
+
+        for (uint32_t i = 0; i < N * BT; i++)
+                tokens[i] = 100 + i;
+        ck_assert_int_eq(space_allocate(a, N, chain), N);
+        ck_assert_int_eq(space_seal(a, &q, chain), 0);
+}
+
+static void set_up(void) {
+        fixture_open(BLOCKS, 0);
+        space = fixture_space("s", BLOCKS);
+        a = fixture_attach(space);
+        b = fixture_attach(space);
+        seal_chain();
+}
+
+static void tear_down(void) {
+        check_clean(space);
+        fixture_close();
+}
+
+/* As kvd_lookup does that found n blocks, and kvd_unpin with -1. */
+static void pin(struct attachment *by, uint32_t n, int sign) {
+        by->words[kvd_ref_id(chain[n - 1])].pins += (uint32_t)sign;
+        by->page->held += (uint64_t)(int64_t)(sign * (int)n);
+}
+
+/* The daemon looks, until there is nothing left to look at. */
+static void expect(uint32_t held, uint32_t alone_a, uint32_t alone_b) {
+        store_look_at_pins(store);
+        idle();
+        ck_assert_uint_eq(a->page->available, BLOCKS - held);
+        ck_assert_uint_eq(b->page->available, BLOCKS - held);
+        ck_assert_uint_eq(a->page->held_alone, alone_a);
+        ck_assert_uint_eq(b->page->held_alone, alone_b);
+        ck_assert_uint_eq(a->page->held_seen, a->page->held);
+}
+
+START_TEST(one_pin_holds_the_chain) {
+        expect(0, 0, 0);
+        pin(a, N, 1);
+        expect(N, N, 0);
+        pin(a, N - 2, 1); /* in the same chain: holds nothing more */
+        expect(N, N, 0);
+        pin(a, N, -1);
+        expect(N - 2, N - 2, 0);
+        pin(a, N - 2, -1);
+        expect(0, 0, 0);
+}
+END_TEST
+
+START_TEST(what_two_hold_nobody_holds_alone) {
+        pin(a, N, 1);
+        pin(b, N - 3, 1);
+        expect(N, 3, 0);
+        pin(b, N, 1);
+        expect(N, 0, 0);
+        pin(a, N, -1);
+        expect(N, 0, N);
+        pin(b, N, -1);
+        expect(N - 3, 0, N - 3);
+        pin(b, N - 3, -1);
+        expect(0, 0, 0);
+}
+END_TEST
+
+SUITE("available",
+      FIXTURE(set_up, tear_down),
+      TESTS(one_pin_holds_the_chain, what_two_hold_nobody_holds_alone))

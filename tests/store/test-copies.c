@@ -1,0 +1,626 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Exact copies whose bytes go to files and come back, with a disk process that the test plays: it
+ * moves the bytes, and every block that is brought back is compared.
+ */
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "store/disk.h"
+#include "store/file/file.h"
+#include "tests/lib/suite.h"
+#include "tests/store/fixture.h"
+
+#define SLOT file_slot_bytes(BLOCK_BYTES)
+#define SLOTS 64u
+#define EXTENT_BYTES(slots) ((uint64_t)DISK_SECTOR + (slots) * SLOT)
+#define MEMORY 16u /* copies that memory has room for */
+/* ... before some go; one place is for those that come back */
+#define FEW (MEMORY - MEMORY / 4 - 1)
+#define BLOCKS 40u
+#define MOST_FILES 2u
+
+struct written {
+        struct kvd_label label;
+        uint8_t block[BLOCK_BYTES];
+};
+
+static struct written slots[MOST_FILES][FILE_SLOTS]; /* there is one extent */
+static struct file_super supers[MOST_FILES];
+static const int32_t no_errors[KVD_DISK_ITEMS];
+static uint32_t n_files;
+static struct space *space;
+static struct attachment *a;
+static struct table t;
+
+/* ---- a disk process -------------------------------------------------------------------------- */
+
+static void look(uint32_t file) {
+        struct file_super copies[FILE_COPIES] = {supers[file], supers[file]};
+
+        store_disk_looked(store, file, 0, copies, sizeof copies);
+}
+
+static const struct store_disk_question *asked_of(uint32_t file) {
+        const struct store_disk_question *q;
+        bool later;
+
+        while ((q = store_disk_next(store, file, &later)) && q->what == STORE_DISK_SUPER) {
+                memcpy(&supers[file], q->super, sizeof supers[file]);
+                store_disk_told(store, file, 0);
+        }
+        return q;
+}
+
+/* Each with so many slots. */
+static void open_files(uint32_t n, uint32_t n_slots) {
+        struct store_disk_config config = {.n_files = n};
+
+        n_files = n;
+        for (uint32_t i = 0; i < n; i++)
+                config.bytes[i] = FILE_HEAD + EXTENT_BYTES(n_slots);
+        fixture_open(64, MEMORY);
+        ck_assert_int_eq(store_disk_begin(store, &config), 0);
+        for (uint32_t i = 0; i < n; i++)
+                fixture_super(supers, i, 1, EXTENT_BYTES(n_slots));
+        for (uint32_t i = 0; i < n; i++)
+                look(i);
+        for (uint32_t i = 0; i < n; i++) {
+                ck_assert_int_eq(asked_of(i)->what, STORE_DISK_SCAN);
+                store_disk_scanned(store, i, 0, 0, NULL, 0);
+        }
+        space = fixture_space("s", 0);
+        a = fixture_attach(space);
+        set(space, "kvreviver", "on");
+        set(space, "pressure", "off");
+        table_open(&t, a, 64, true);
+}
+
+static void close_files(void) {
+        check_clean(space);
+        fixture_close();
+}
+
+static struct store_disk_info info_of(uint32_t file) {
+        struct store_disk_info ret;
+
+        store_disk_get_info(store, file, &ret);
+        return ret;
+}
+
+static struct store_disk_info info(void) {
+        return info_of(0);
+}
+
+static void move(uint32_t file, const struct store_disk_question *q, int32_t *errors) {
+        for (uint32_t i = 0; i < q->n; i++) {
+                uint64_t place = store_disk_place(store, q->items[i].place), offset;
+                struct written *s = &slots[file][place % FILE_SLOTS];
+                int fd = store_disk_memory(store, file, i, &offset);
+
+                ck_assert_int_ge(fd, 0);
+                if (q->what == STORE_DISK_WRITE) {
+                        s->label = q->items[i].label;
+                        ck_assert_int_eq(pread(fd, s->block, BLOCK_BYTES, (off_t)offset),
+                                         BLOCK_BYTES);
+                } else if (memcmp(&s->label, &q->items[i].label, sizeof s->label) == 0) {
+                        ck_assert_int_eq(pwrite(fd, s->block, BLOCK_BYTES, (off_t)offset),
+                                         BLOCK_BYTES);
+                } else {
+                        errors[i] = -EBADMSG;
+                }
+        }
+}
+
+static void answer(uint32_t file, const struct store_disk_question *q) {
+        int32_t errors[KVD_DISK_ITEMS] = {0};
+
+        move(file, q, errors);
+        store_disk_moved(store, file, errors, NULL, q->n);
+}
+
+/* The next question of copies of a file, or NULL. */
+static const struct store_disk_question *asked(uint32_t file) {
+        const struct store_disk_question *q = NULL;
+
+        for (uint32_t i = 0; !q && i < 100; i++) {
+                idle();
+                work();
+                q = asked_of(file);
+        }
+        ck_assert(!q || q->copies);
+        return q;
+}
+
+/* All that there is to do is done, and what comes of it is taken. */
+static void play(void) {
+        for (uint32_t quiet = 0; quiet < 4; quiet++) {
+                idle();
+                for (uint32_t i = 0; i < n_files; i++) {
+                        const struct store_disk_question *q = asked_of(i);
+
+                        if (q)
+                                answer(i, q);
+                        quiet = q ? 0 : quiet;
+                }
+                quiet = work() ? 0 : quiet;
+                table_sync(&t, NULL);
+                table_check(&t);
+        }
+        check_clean(space);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------- */
+
+static uint32_t cool_some(uint32_t from, uint32_t n) {
+        uint32_t entries[BLOCKS];
+
+        for (uint32_t i = 0; i < n; i++)
+                entries[i] = from + i;
+        return (uint32_t)sequence_cool(a, t.number, KVD_COOL_SPILL, entries, n);
+}
+
+/* n blocks of the sequence leave, as many at once as memory takes. */
+static void spill(uint32_t n) {
+        ck_assert_int_eq(table_append(&t, n * BT, 10), 0);
+        for (uint32_t i = 0; i < n; i += 4) {
+                ck_assert_uint_eq(cool_some(i, 4), 4);
+                play();
+        }
+        ck_assert_uint_eq(usage_of(space).spilled, n);
+        ck_assert_uint_eq(usage_of(space).private, 0);
+}
+
+static void want(uint32_t from, uint32_t n) {
+        uint32_t entries[BLOCKS], exact, approx;
+
+        for (uint32_t i = 0; i < n; i++)
+                entries[i] = from + i;
+        ck_assert_int_eq(
+                sequence_revive(a, t.number, KVD_REVIVE_EXACT, entries, n, &exact, &approx), 0);
+}
+
+static uint32_t resident(void) {
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < t.n; i++)
+                n += t.slots[i].ref != 0;
+        return n;
+}
+
+static bool is_below(uint32_t entry) {
+        const struct entry *e = &sequence_find(a, t.number)->entries[entry];
+
+        return e->place != KVD_NOWHERE && !place_is_here(space, e->place);
+}
+
+static uint32_t first_below(void) {
+        uint32_t i = 0;
+
+        while (!is_below(i))
+                i++;
+        return i;
+}
+
+static void expect_no_slot(void) {
+        for (uint32_t i = 0; i < n_files; i++) {
+                ck_assert_uint_eq(info_of(i).copies, 0);
+                ck_assert_uint_eq(info_of(i).used, 0);
+        }
+}
+
+START_TEST(what_memory_has_no_room_for_goes_to_the_files_and_comes_back) {
+        open_files(1 + (uint32_t)_i, 2 * SLOTS);
+        spill(BLOCKS);
+        ck_assert_uint_ge(info().copies + info_of(1).copies, BLOCKS - MEMORY + MEMORY / 4);
+        ck_assert_uint_le(usage_of(space).copy_bytes, FEW * BLOCK_BYTES);
+        ck_assert_uint_eq(info().records, 0);
+        if (_i)
+                ck_assert_uint_ge(info_of(1).copies, BLOCKS / 4);
+        want(0, BLOCKS);
+        play();
+        ck_assert_uint_eq(resident(), BLOCKS);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVED_EXACT), BLOCKS);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_BROKEN), 0);
+        expect_no_slot();
+        table_close(&t);
+        idle();
+        close_files();
+}
+END_TEST
+
+/* What memory has room for is not touched. */
+START_TEST(few_copies_stay_in_memory) {
+        open_files(1, 2 * SLOTS);
+        spill(FEW - FEW % 4);
+        expect_no_slot();
+        ck_assert_uint_eq(info().copies_written, 0);
+        close_files();
+}
+END_TEST
+
+/* A client cools and revives again and again, more than memory takes. */
+START_TEST(round_and_round) {
+        open_files(2, 2 * SLOTS);
+        spill(BLOCKS);
+        for (uint32_t round = 0; round < 20; round++) {
+                want(round % 3 * 8, 24);
+                play();
+                ck_assert_uint_eq(resident(), 24);
+                for (uint32_t i = 0; i < 24; i += 4) {
+                        ck_assert_uint_eq(cool_some(round % 3 * 8 + i, 4), 4);
+                        play();
+                }
+                ck_assert_uint_eq(resident(), 0);
+        }
+        want(0, BLOCKS);
+        play();
+        ck_assert_uint_eq(resident(), BLOCKS);
+        expect_no_slot();
+        close_files();
+}
+END_TEST
+
+/* ---- their end ------------------------------------------------------------------------------- */
+
+/* 0: nothing is under way; 1: some are being read; 2: some are being written. */
+static const struct store_disk_question *leave_one_out(uint32_t how) {
+        const struct store_disk_question *q = NULL;
+
+        spill(BLOCKS - 8);
+        if (how == 1)
+                want(0, BLOCKS - 8);
+        if (how == 2) {
+                ck_assert_int_eq(table_append(&t, 4 * BT, 10), 0);
+                ck_assert_uint_eq(cool_some(BLOCKS - 8, 4), 4);
+                work();
+                table_sync(&t, NULL);
+        }
+        if (how)
+                q = asked(0);
+        ck_assert(!how || q);
+        if (how)
+                ck_assert_int_eq(q->what, how == 1 ? STORE_DISK_READ : STORE_DISK_WRITE);
+        check_clean(space);
+        return q;
+}
+
+START_TEST(a_sequence_that_ends_leaves_no_slot) {
+        const struct store_disk_question *q;
+
+        open_files(1, 2 * SLOTS);
+        q = leave_one_out((uint32_t)_i);
+        table_close(&t);
+        idle();
+        check_clean(space);
+        ck_assert_uint_ge(info().copies, q ? q->n : 0);
+        ck_assert(q || !info().copies);
+        if (q)
+                answer(0, q);
+        ck_assert_ptr_null(asked_of(0)); /* nobody waits any more */
+        expect_no_slot();
+        ck_assert_uint_eq(usage_of(space).copy_bytes, 0);
+        table_open(&t, a, 64, true);
+        spill(BLOCKS);
+        want(0, BLOCKS);
+        play();
+        ck_assert_uint_eq(resident(), BLOCKS);
+        close_files();
+}
+END_TEST
+
+START_TEST(a_deleted_space_leaves_no_slot) {
+        const struct store_disk_question *q;
+
+        open_files(1, 2 * SLOTS);
+        q = leave_one_out((uint32_t)_i);
+        attachment_free(a, false);
+        ck_assert_int_eq(space_delete(space, true), 0);
+        idle();
+        if (q)
+                store_disk_moved(store, 0, no_errors, NULL, q->n); /* it had the descriptors */
+        ck_assert_ptr_null(asked_of(0));
+        idle();
+        expect_no_slot();
+        space = fixture_space("s", 0);
+        a = fixture_attach(space);
+        set(space, "kvreviver", "on");
+        set(space, "pressure", "off");
+        table_open(&t, a, 64, true);
+        spill(BLOCKS);
+        want(0, BLOCKS);
+        play();
+        ck_assert_uint_eq(resident(), BLOCKS);
+        close_files();
+}
+END_TEST
+
+/* ---- what disks do --------------------------------------------------------------------------- */
+
+START_TEST(one_that_rotted_is_lost_and_never_shown) {
+        uint32_t lost;
+
+        open_files(1, 2 * SLOTS);
+        spill(BLOCKS);
+        lost = first_below();
+        for (uint32_t i = 0; i < SLOTS; i++) /* the disk process says so, and a worker would, too */
+                if (_i == 0)
+                        slots[0][i].label.sequence ^= slots[0][i].label.sequence == 0 ? 0 : 1;
+                else
+                        slots[0][i].block[7] ^= 1;
+        want(lost, 1);
+        play();
+        ck_assert_uint_eq(resident(), 0);
+        ck_assert_uint_eq(t.slots[lost].flags, KVD_ENTRY_OWN | KVD_ENTRY_DROPPED);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_BROKEN), 1);
+        ck_assert_uint_eq(info().copies_lost, _i == 0);
+        ck_assert_uint_eq(info().wrong, _i == 0);
+        table_close(&t);
+        idle();
+        expect_no_slot();
+        close_files();
+}
+END_TEST
+
+static void lose_process(void) {
+        store_disk_lost(store, 0);
+        look(0);
+}
+
+/* 1: while some are read, 2: or written, as leave_one_out has it. */
+START_TEST(a_process_that_dies_costs_no_copy) {
+        open_files(1, 2 * SLOTS);
+        leave_one_out((uint32_t)_i);
+        lose_process();
+        check_clean(space);
+        play();
+        want(0, t.n);
+        play();
+        ck_assert_uint_eq(resident(), t.n);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_BROKEN), 0);
+        close_files();
+}
+END_TEST
+
+/* Nobody waits for ever, and what is there is there still. */
+START_TEST(processes_that_die_and_die_are_a_refusal) {
+        uint32_t one;
+
+        open_files(1, 2 * SLOTS);
+        spill(BLOCKS);
+        one = first_below();
+        want(one, 1);
+        for (uint32_t i = 0; i < 3; i++) {
+                ck_assert_int_eq(asked(0)->what, STORE_DISK_READ);
+                lose_process();
+        }
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_REFUSED), 1);
+        play();
+        ck_assert_uint_eq(resident(), 0);
+        want(one, 1);
+        play();
+        ck_assert_uint_eq(resident(), 1);
+        close_files();
+}
+END_TEST
+
+/* It keeps nobody waiting; when it is well again, what it has is there. */
+START_TEST(a_file_that_hangs_is_not_waited_for) {
+        const struct store_disk_question *q;
+
+        open_files(1, 2 * SLOTS);
+        spill(BLOCKS);
+        want(0, BLOCKS);
+        q = asked(0);
+        ck_assert_int_eq(q->what, STORE_DISK_READ);
+        store_disk_hangs(store, 0);
+        check_clean(space);
+        play();
+        ck_assert_uint_eq(sequence_find(a, t.number)->n_fetching, 0);
+        ck_assert_uint_lt(resident(), BLOCKS);
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_BROKEN), 0);
+        want(0, BLOCKS);
+        play();
+        ck_assert_uint_lt(resident(), BLOCKS);
+        if (_i == 0)
+                answer(0, q);
+        lose_process();
+        play();
+        want(0, BLOCKS);
+        play();
+        want(0, BLOCKS); /* those that came meanwhile, for nobody */
+        play();
+        ck_assert_uint_eq(resident(), BLOCKS);
+        close_files();
+}
+END_TEST
+
+/* What it has is lost, whether somebody waits for it or asks later; the rest is not. */
+START_TEST(a_file_that_is_off_costs_what_it_has) {
+        uint32_t below = 0;
+
+        open_files(2, 2 * SLOTS);
+        spill(BLOCKS);
+        below = (uint32_t)info_of(1).copies;
+        if (_i) {
+                want(0, BLOCKS);
+                asked(1);
+        }
+        store_disk_file_off(store, 1, "a test");
+        check_clean(space);
+        want(0, BLOCKS);
+        play();
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_BROKEN), below);
+        ck_assert_uint_eq(info_of(1).copies_lost, below);
+        ck_assert_uint_eq(resident(), BLOCKS - below);
+        ck_assert_uint_gt(below, 0);
+        table_close(&t);
+        idle();
+        if (_i)
+                store_disk_lost(store, 1);
+        expect_no_slot();
+        close_files();
+}
+END_TEST
+
+/* Copies have half of it. What does not go stays in memory, and then in the pool. */
+START_TEST(a_full_file_takes_no_more) {
+        uint64_t cooled;
+
+        open_files(1, 20);
+        ck_assert_int_eq(table_append(&t, BLOCKS * BT, 10), 0);
+        for (uint32_t i = 0; i < BLOCKS; i += 2) {
+                cool_some(i, 2);
+                play();
+        }
+        cooled = usage_of(space).spilled;
+        ck_assert_uint_eq(info().copies, 10);
+        ck_assert_uint_eq(cooled, MEMORY - 1 + 10); /* one place is for those that come back */
+        ck_assert_uint_eq(resident(), BLOCKS - cooled);
+        for (uint32_t i = 0; i < BLOCKS; i++) {
+                want(i, 1);
+                play();
+        }
+        ck_assert_uint_eq(resident(), BLOCKS);
+        expect_no_slot();
+        close_files();
+}
+END_TEST
+
+/* Where nobody makes room, nobody waits for ever. */
+START_TEST(without_memory_nothing_comes) {
+        uint64_t refused;
+
+        open_files(1, 20);
+        for (uint32_t i = 0; i < FEW + 10; i++) {
+                ck_assert_int_eq(table_append(&t, BT, 10 + i * BT), 0);
+                ck_assert_uint_eq(cool_some(i, 1), 1);
+                play();
+        }
+        refused = counter(space, KVD_SPACE_REVIVE_REFUSED);
+        while (spill_charge(space, BLOCK_BYTES))
+                ;
+        want(first_below(), 1);
+        while (counter(space, KVD_SPACE_REVIVE_REFUSED) == refused) {
+                work();
+                ck_assert_ptr_null(asked_of(0));
+        }
+        spill_discharge(space, usage_of(space).sketch_bytes);
+        check_clean(space);
+        want(0, t.n);
+        play();
+        ck_assert_uint_eq(resident(), t.n);
+        close_files();
+}
+END_TEST
+
+/* A write that fails leaves the copy where it was. */
+START_TEST(what_the_disk_did_not_take_stays_in_memory) {
+        const struct store_disk_question *q;
+        int32_t errors[KVD_DISK_ITEMS];
+
+        open_files(2, 2 * SLOTS);
+        q = NULL;
+        ck_assert_int_eq(table_append(&t, 16 * BT, 10), 0);
+        ck_assert_uint_eq(cool_some(0, 14), 14);
+        work();
+        table_sync(&t, NULL);
+        q = asked(0);
+        ck_assert_int_eq(q->what, STORE_DISK_WRITE);
+        for (uint32_t i = 0; i < KVD_DISK_ITEMS; i++)
+                errors[i] = -EIO;
+        store_disk_moved(store, 0, errors, NULL, q->n);
+        ck_assert_uint_eq(info().copies, 0);
+        check_clean(space);
+        play();
+        want(0, 14);
+        play();
+        ck_assert_uint_eq(resident(), 16);
+        close_files();
+}
+END_TEST
+
+/*
+ * Who wants it while it is written has it from memory, and it stays there. 1: also if a worker is
+ * about to read it when the disk has it.
+ */
+START_TEST(one_that_is_wanted_while_it_goes_stays) {
+        const struct store_disk_question *q;
+
+        open_files(1, 2 * SLOTS);
+        q = leave_one_out(2);
+        want(0, t.n);
+        if (_i)
+                ck_assert(worker_take());
+        else
+                work();
+        check_clean(space);
+        answer(0, q);
+        check_clean(space);
+        if (_i)
+                worker_do();
+        ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVE_BROKEN), 0);
+        play();
+        ck_assert_uint_eq(resident(), t.n);
+        close_files();
+}
+END_TEST
+
+/* A quarter of the pool is a quarter of the file, of which copies have half. */
+START_TEST(a_domain_has_no_more_than_its_share) {
+        struct domain_config q = {
+                .name = "q", .quota = 16 * BLOCK_BYTES, .client_quota = UINT64_MAX};
+
+        open_files(1, 64);
+        ck_assert_int_eq(store_domain(store, &q, &domain), 0);
+        space = fixture_space("s", 0);
+        a = fixture_attach(space);
+        set(space, "kvreviver", "on");
+        set(space, "pressure", "off");
+        table_open(&t, a, 64, true);
+        for (uint32_t i = 0; i < BLOCKS; i++) {
+                ck_assert_int_eq(table_append(&t, BT, 10 + i), 0);
+                cool_some(i, 1);
+                play();
+                if (resident())
+                        break;
+        }
+        ck_assert_uint_eq(info().copies, (FILE_HEAD + EXTENT_BYTES(64)) / 4 / 2 / SLOT);
+        ck_assert_uint_eq(usage_of(space).copy_bytes, (MEMORY / 4 - 1) * BLOCK_BYTES);
+        close_files();
+}
+END_TEST
+
+/* Records go for copies, and copies for nothing. */
+START_TEST(copies_are_no_records) {
+        struct kvd_label none = {0};
+
+        open_files(1, 2 * SLOTS);
+        spill(BLOCKS);
+        for (uint32_t i = 0; i < SLOTS; i++) {
+                ck_assert_uint_eq(slots[0][i].label.epoch, 0);
+                none.sequence = slots[0][i].label.sequence;
+                ck_assert_mem_eq(&slots[0][i].label, &none, sizeof none);
+        }
+        close_files();
+}
+END_TEST
+
+static void forget(void) {
+        memset(slots, 0, sizeof slots);
+        memset(supers, 0, sizeof supers);
+}
+
+SUITE("copies", FIXTURE(forget, forget),
+      LOOPS(2, what_memory_has_no_room_for_goes_to_the_files_and_comes_back,
+            one_that_rotted_is_lost_and_never_shown, a_file_that_hangs_is_not_waited_for,
+            a_file_that_is_off_costs_what_it_has, one_that_is_wanted_while_it_goes_stays),
+      LOOPS(3, a_sequence_that_ends_leaves_no_slot, a_deleted_space_leaves_no_slot,
+            a_process_that_dies_costs_no_copy),
+      TESTS(few_copies_stay_in_memory, round_and_round, processes_that_die_and_die_are_a_refusal,
+            a_full_file_takes_no_more, without_memory_nothing_comes,
+            what_the_disk_did_not_take_stays_in_memory, a_domain_has_no_more_than_its_share,
+            copies_are_no_records))
