@@ -87,7 +87,7 @@ static void start(struct fault fault, const char *timeout, const char *quota) {
 
         fault_set(&well, &none);
         fault_set(s, &fault);
-        snprintf(file, sizeof file, "/var/tmp/kvd-copies-faults-%d", getpid());
+        snprintf(file, sizeof file, "/dev/shm/kvd-copies-faults-%d", getpid());
         snprintf(setting, sizeof setting, "daemon.file=%s", file);
         snprintf(user, sizeof user, "domain d.users=%u", getuid());
         unlink(file);

@@ -5,7 +5,8 @@
  * the disk process, too (kvd --disk), with a table of system calls that is told what to do by
  * memory that it shares with the test. Whatever happens there, what is found is right, whoever
  * fetches is told in time, clients allocate and publish, what was said to be erased does not come
- * back, and the daemon says that its file tier is off if it is.
+ * back, and the daemon says that its file tier is off if it is. The file is in memory: no real disk
+ * is slow here.
  */
 
 #include <errno.h>
@@ -403,7 +404,10 @@ static pid_t hold(const struct run *r, const char *path) {
         return pid;
 }
 
-/* With a chain in its file. A disk may take a second for that, and then kvd takes it for one that hangs. */
+/*
+ * With a chain in its file. A busy machine may take a second for that, and kvd takes it for a disk
+ * that hangs.
+ */
 static void start_written(struct run *r) {
         struct kvd_msg_tier_info_reply t;
 
@@ -666,7 +670,7 @@ int main(int argc, char **argv) {
                 die("setup: %s", strerror(errno));
         snprintf(path, sizeof path, "/proc/%d/fd/%d", getpid(), fd);
         setenv("KVD_TEST_FAULTS", path, 1);
-        snprintf(file, sizeof file, "/var/tmp/kvd-disk-faults-%d", getpid());
+        snprintf(file, sizeof file, "/dev/shm/kvd-disk-faults-%d", getpid());
         if (argc == 2 && strcmp(argv[1], "--two") == 0)
                 test_two(s);
         else
