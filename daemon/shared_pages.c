@@ -3,7 +3,8 @@
 /*
  * No event tells that a stream has passed, or that a client pinned a block. Readers wait by
  * themselves, in their streams: looking only spares them that later on, and lets blocks be evicted,
- * so it is done rarely when little changes.
+ * so it is done rarely when little changes. Pins are looked at when the clock is a multiple of
+ * PINS_NS, whoever has asked for it first: that must not show in when another domain's are.
  */
 
 #include "daemon/shared_pages.h"
@@ -29,6 +30,10 @@ static void look_at_semaphores(struct loop_timer *timer) {
                        sys_now_ns() + (again == STORE_SOON ? SOON_NS : p->pause_ns));
 }
 
+static uint64_t next_look_ns(void) {
+        return (sys_now_ns() / PINS_NS + 1) * PINS_NS;
+}
+
 /* Clients want to know what others' pins leave them. */
 static void look_at_pins(struct loop_timer *timer) {
         struct shared_pages *p = container_of(timer, struct shared_pages, pins);
@@ -38,7 +43,7 @@ static void look_at_pins(struct loop_timer *timer) {
         if (again == STORE_DONE)
                 return;
         loop_want_idle(p->loop);
-        loop_timer_set(p->loop, timer, sys_now_ns() + (again == STORE_SOON ? SOON_NS : PINS_NS));
+        loop_timer_set(p->loop, timer, again == STORE_SOON ? sys_now_ns() + SOON_NS : next_look_ns());
 }
 
 void shared_pages_init(struct shared_pages *p, struct loop *loop, struct store *store) {
@@ -54,7 +59,7 @@ void shared_pages_stop(struct shared_pages *p) {
 
 void shared_pages_watch_pins(struct shared_pages *p) {
         if (!loop_timer_is_set(&p->pins))
-                loop_timer_set(p->loop, &p->pins, sys_now_ns() + PINS_NS);
+                loop_timer_set(p->loop, &p->pins, next_look_ns());
 }
 
 void shared_pages_watch_semaphores(struct shared_pages *p) {

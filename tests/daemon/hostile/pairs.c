@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Pairs of runs of a whole daemon, from a seed. In both, domain B does the same; in one of them
- * users of domain A work beside it, in spaces of the same names, and are killed. Both domains have
- * a guarantee, and arenas. Whatever B is told must be the same to the byte: results and reasons,
- * what is found, ids of blocks, all figures but times.
+ * Pairs of runs of a whole daemon, from a seed. In both, domain B does the same at the same times,
+ * which are the daemon's (tests/lib/clocked.h); in one of them users of domain A work beside it, in
+ * spaces of the same names, and are killed. Both domains have a guarantee, and arenas. Whatever B
+ * is told must be the same to the byte: results and reasons, what is found, ids of blocks, all
+ * figures. How long it waits in real time is not compared.
  *
  *      pairs [--seconds N] [--rounds N] [--seed N] [--together]
  *
@@ -30,6 +31,7 @@
 #include "client/kvd_methods.h"
 #include "ipc/base/util.h"
 #include "tests/client/killpoints/chains.h"
+#include "tests/lib/clocked.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/oracle.h"
 
@@ -90,18 +92,9 @@ static void note_ids(struct tenant *t, uint32_t n, const uint32_t *ids) {
         note(t, "\n");
 }
 
-/*
- * Figures that follow from time: pinned is what the daemon saw when it last looked, which it does
- * when it has time; and libkvd asks once more if memory is not ready yet.
- */
-static bool follows_from_time(const char *field) {
-        static const char *const times[] = {"pid", "uptime_ms", "turn_max_us", "turn_recent_us",
-                                            "age_ms", "client_counters", "pinned", "requests"};
-
-        for (size_t i = 0; i < ARRAY_SIZE(times); i++)
-                if (strcmp(field, times[i]) == 0)
-                        return true;
-        return false;
+/* Who asks, and how long clients took by their own clocks. */
+static bool differs_in_any_run(const char *field) {
+        return strcmp(field, "pid") == 0 || strcmp(field, "client_counters") == 0;
 }
 
 static void note_field(struct tenant *t, const struct kvd_msg *reply, const struct kvd_field *f) {
@@ -120,14 +113,14 @@ static void note_field(struct tenant *t, const struct kvd_msg *reply, const stru
                         note(t, i ? "%02x" : " bytes %02x", ((const uint8_t *)slice->data)[i]);
 }
 
-/* Asks, and notes all of the answer that is no time. */
+/* Asks, and notes all of the answer. */
 static int ask(struct tenant *t, uint32_t number, const void *request, struct kvd_msg *reply) {
         const struct kvd_msg_info *info = kvd_msg_info(number + KVD_REPLY);
         int r = conn_call(t->conn, number, request, &reply->attach);
 
         note_result(t, kvd_msg_info(number)->name, r);
         for (uint32_t i = 0; r == 0 && i < info->n_fields; i++)
-                if (!follows_from_time(info->fields[i].name))
+                if (!differs_in_any_run(info->fields[i].name))
                         note_field(t, reply, &info->fields[i]);
         note(t, "\n");
         return r;
@@ -348,10 +341,15 @@ static struct process employ(const struct instance *in, uid_t user, uint64_t see
         return p;
 }
 
-static void let_step(const struct process *p) {
+#define WINDOW_NS UINT64_C(5000000) /* of the daemon's time, for those who wait in a step */
+
+static void let_step(struct clocked *c, const struct process *p) {
         char word = STEP;
 
-        if (write(p->fd, &word, 1) != 1 || read(p->fd, &word, 1) != 1)
+        if (write(p->fd, &word, 1) != 1)
+                die("a tenant ended");
+        clocked_give(c, WINDOW_NS);
+        if (read(p->fd, &word, 1) != 1)
                 die("a tenant ended");
 }
 
@@ -363,11 +361,12 @@ static void expect_end(const struct process *p, int wanted) {
                 die("a tenant ended with status %d", status);
 }
 
-static void dismiss(const struct process *p) {
+static void dismiss(struct clocked *c, const struct process *p) {
         char word = END;
 
         if (write(p->fd, &word, 1) != 1)
                 die("a tenant ended");
+        clocked_give(c, WINDOW_NS);
         expect_end(p, 0);
 }
 
@@ -378,28 +377,38 @@ static void murder(const struct process *p) {
 
 /* ---- pairs ----------------------------------------------------------------------------------- */
 
+enum { A, B = 2 }; /* numbers of clients: A has two */
+
 struct neighbours {
         struct process at[2];
         struct random random;
         uid_t user;
 };
 
-static void neighbours_work(struct neighbours *n, const struct instance *in) {
-        uint32_t i = random_below(&n->random, ARRAY_SIZE(n->at));
+static void hire(struct neighbours *n, uint32_t i, struct clocked *c, uint64_t seed) {
+        n->at[i] = employ(&c->process.in, n->user, seed, NULL);
+        clocked_client(c, A + i, n->at[i].pid);
+}
 
-        for (uint32_t k = random_below(&n->random, 4); k; k--)
-                let_step(&n->at[i]);
+#define WINDOWS 3u /* at most as many steps between two of B's */
+
+static void neighbours_work(struct neighbours *n, struct clocked *c) {
+        uint32_t i = random_below(&n->random, ARRAY_SIZE(n->at)),
+                 steps = random_below(&n->random, WINDOWS + 1);
+
+        for (uint32_t k = 0; k < steps; k++)
+                let_step(c, &n->at[i]);
+        clocked_give(c, (WINDOWS - steps) * WINDOW_NS);
         if (random_below(&n->random, 12) == 0) {
                 murder(&n->at[i]);
-                n->at[i] = employ(in, n->user, n->random.state, NULL);
+                hire(n, i, c, n->random.state);
         }
 }
 
 static const char *const *settings(bool together) {
         static char a[64], b[64];
         static const char *const all[] = {
-                "daemon.pool=4M", "daemon.segment=256K", "daemon.pages=small", "daemon.log=error",
-                a, "domain a.isolation=arena", "domain a.quota=2M", "domain a.guarantee=2M",
+                "daemon.socket_mode=0666", "daemon.quarantine_ms=20", a, "domain a.isolation=arena", "domain a.quota=2M", "domain a.guarantee=2M",
                 "domain a.client_quota=2M", b, "domain b.isolation=arena", "domain b.quota=2M",
                 "domain b.guarantee=2M", "domain b.client_quota=2M", NULL};
 
@@ -409,28 +418,39 @@ static const char *const *settings(bool together) {
         return all;
 }
 
-/* B goes on when the daemon rests: what it does ahead of need, or behind an answer, takes time. */
+/* Until B's next step: often none of the daemon's clocks ticks meanwhile. */
+static uint64_t some_time(struct random *random) {
+        static const uint64_t ms[] = {0, 0, 0, 10, 50, 200, 2000};
+
+        return ms[random_below(random, ARRAY_SIZE(ms))] * 1000000;
+}
+
 static void run(uint64_t seed, bool beside, bool together, char *told) {
         struct neighbours n = {.random = {seed + 1}, .user = USER_A};
+        struct random times = {seed + 4};
         struct process b;
-        struct instance in;
+        struct clocked c;
 
         memset(told, 0, TRANSCRIPT);
-        instance_start_public(&in, settings(together));
-        for (size_t i = 0; beside && i < ARRAY_SIZE(n.at); i++)
-                n.at[i] = employ(&in, n.user, seed + 2 + i, NULL);
-        b = employ(&in, USER_B, seed, told);
+        clocked_start(&c, settings(together));
+        for (uint32_t i = 0; beside && i < ARRAY_SIZE(n.at); i++)
+                hire(&n, i, &c, seed + 2 + i);
+        b = employ(&c.process.in, USER_B, seed, told);
+        clocked_client(&c, B, b.pid);
         for (uint32_t i = 0; i < STEPS; i++) {
                 if (beside)
-                        neighbours_work(&n, &in);
-                instance_rest(&in);
-                let_step(&b);
-                instance_rest(&in);
+                        neighbours_work(&n, &c);
+                else
+                        clocked_give(&c, WINDOWS * WINDOW_NS);
+                clocked_rest(&c);
+                let_step(&c, &b);
+                clocked_give(&c, some_time(&times));
+                clocked_rest(&c);
         }
-        dismiss(&b);
-        for (size_t i = 0; beside && i < ARRAY_SIZE(n.at); i++)
+        dismiss(&c, &b);
+        for (uint32_t i = 0; beside && i < ARRAY_SIZE(n.at); i++)
                 murder(&n.at[i]);
-        instance_end_clean(&in);
+        clocked_end_clean(&c);
 }
 
 static void say_where(uint64_t seed, const char *alone, const char *beside) {
