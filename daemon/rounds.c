@@ -13,7 +13,9 @@
 #include "ipc/base/util.h"
 
 #define MANY 4u    /* messages within ROUND_NS, for which rounds begin */
-#define ROUNDS 16u /* they go on while in so many as many rings have something in them */
+#define ROUNDS 16u /* they go on while in so many as many rings have something in them, MANY posts each */
+#define REST_FIRST_NS UINT64_C(32000000) /* as long as so many take */
+#define REST_MOST_NS UINT64_C(1024000000)
 
 static struct client *client_of(struct kvd_list_node *node) {
         return node ? container_of(node, struct client, round) : NULL;
@@ -25,20 +27,26 @@ static void set_timer(struct rounds *r) {
 }
 
 /* R5. Only who has posted something needs a turn. */
-static bool has_posted(struct client *c) {
-        uint64_t rings = c->rings;
+static uint32_t posts_of(struct client *c) {
+        uint32_t posts = 0;
 
-        for (uint64_t left = c->told; left; left &= left - 1)
-                if (attachment_has_posts(c->spaces[__builtin_ctzll(left)].attachment))
-                        c->rings |= left & -left;
-        return c->rings != rings;
+        for (uint64_t left = c->told; left; left &= left - 1) {
+                uint32_t n = attachment_posts(c->spaces[__builtin_ctzll(left)].attachment);
+
+                c->rings |= n ? left & -left : 0;
+                posts += n;
+        }
+        return posts;
 }
 
 static void look_at(struct rounds *r, struct client *c) {
-        if (!has_posted(c))
+        uint32_t posts = posts_of(c);
+
+        if (!posts)
                 return;
         c->posted = true;
         r->found++;
+        r->posts += posts;
         turns_add(r->turns, &c->place);
 }
 
@@ -54,9 +62,26 @@ static void send_away(struct rounds *r, struct client *c) {
         turns_add(r->turns, &c->place);
 }
 
-/* Who has posted nothing for so long, or everybody, if it takes fewer messages than rounds. */
+/* Clients would post more if they did not wait for it: for a while, they say what they post. */
+static void rest(struct rounds *r) {
+        r->rest_ns = MIN(MAX(2 * r->rest_ns, REST_FIRST_NS), REST_MOST_NS);
+        r->again_ns = sys_now_ns() + r->rest_ns;
+}
+
+/* True: they take as few messages as rounds, or as few posts. */
+static bool are_too_few(struct rounds *r) {
+        if (r->found < ROUNDS)
+                return true;
+        if (r->posts < MANY * ROUNDS)
+                rest(r);
+        else
+                r->rest_ns = 0;
+        return r->rest_ns > 0;
+}
+
+/* Who has posted nothing for so long, or everybody. */
 static void end_some(struct rounds *r) {
-        bool all = r->found < ROUNDS;
+        bool all = are_too_few(r);
 
         for (struct client *c = client_of(r->clients.first), *next; c; c = next) {
                 next = client_of(c->round.next);
@@ -64,7 +89,7 @@ static void end_some(struct rounds *r) {
                         send_away(r, c);
                 c->posted = false;
         }
-        r->n = r->found = 0;
+        r->n = r->found = r->posts = 0;
 }
 
 static void begin_round(struct loop_timer *timer) {
@@ -84,7 +109,7 @@ void rounds_kicked(struct rounds *r, struct client *c) {
                 r->since_ns = now;
                 r->kicks = 0;
         }
-        if (c->round.in || (++r->kicks < MANY && !r->clients.first))
+        if (c->round.in || (!r->clients.first && (++r->kicks < MANY || now < r->again_ns)))
                 return;
         c->posted = true;
         kvd_list_insert(&r->clients, NULL, &c->round);

@@ -5,7 +5,8 @@
 /*
  * A client that posts says so once, and the daemon wakes. Where so many do that it would wake more
  * often than every ROUND_NS, it leaves them told, and looks at their rings by itself that often:
- * they post without a message, and it sleeps meanwhile. When little is posted, it is woken again.
+ * they post without a message, and it sleeps meanwhile. When little is posted, it is woken again,
+ * and for longer each time that it is so: whoever posts little but often waits for what he posts.
  */
 
 #include "daemon/loop.h"
@@ -22,7 +23,8 @@ struct rounds {
         struct kvd_list clients;     /* whose rings are looked at */
         uint64_t since_ns;           /* clients said that they posted, since then: */
         uint32_t kicks;
-        uint32_t n, found;           /* rounds since clients last left, and rings with something in them */
+        uint32_t n, found, posts;    /* rounds since clients last left, rings with something, and how much */
+        uint64_t rest_ns, again_ns;  /* how long none began after such rounds, and until when */
 };
 
 void rounds_init(struct rounds *rounds, struct loop *loop, struct turns *turns);

@@ -316,7 +316,7 @@ int space_seal(struct attachment *attachment, const struct seal_request *request
  */
 bool attachment_was_kicked(struct attachment *attachment);
 bool attachment_take_posts(struct attachment *attachment);
-bool attachment_has_posts(const struct attachment *attachment);
+uint32_t attachment_posts(const struct attachment *attachment); /* that were not taken */
 
 /* ---- semaphores of spaces on a GPU, see device/semaphore.c ----------------------------------- */
 

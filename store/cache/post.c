@@ -134,14 +134,15 @@ static void take_window(struct attachment *a, uint32_t n) {
                 take_one(a, &w.posts[i].post, &w.keys[i]);
 }
 
-bool attachment_has_posts(const struct attachment *a) {
-        return atomic_load_explicit(&a->page->posted, memory_order_relaxed) != a->posts_taken;
+/* As many as a ring holds: a client that says more cannot have meant them. */
+uint32_t attachment_posts(const struct attachment *a) {
+        uint64_t posted = atomic_load_explicit(&a->page->posted, memory_order_acquire);
+
+        return (uint32_t)MIN(posted - a->posts_taken, KVD_POSTS);
 }
 
-/* As many as a ring holds: a client that says more cannot have meant them. */
 bool attachment_take_posts(struct attachment *a) {
-        uint64_t posted = atomic_load_explicit(&a->page->posted, memory_order_acquire);
-        uint32_t n = (uint32_t)MIN(posted - a->posts_taken, KVD_POSTS);
+        uint32_t n = attachment_posts(a);
 
         for (uint32_t left = n; left; left -= MIN(left, WINDOW))
                 take_window(a, MIN(left, WINDOW));

@@ -8,6 +8,7 @@
  *      seal-N        N blocks that are taken already, as one chain; beside a SEQPACKET ping-pong of the same size
  *      post-N        N blocks, posted one at a time in a row, as a step of an engine fills them; beside nothing but a
  *                    message that wakes a peer on the same kind of socket
+ *      post-1-found  a block is posted, and looked for until it is found; beside a ping-pong of such a message
  *      publish-N     take and seal N blocks; beside N keys of 16 bytes put in one transaction, or set in one pipeline
  *      owner-cpu     processor time of the daemon per block taken and sealed, in batches of 16: 500 ns are 5 % of a
  *                    processor at 100 clients with 1,000 blocks a second each
@@ -94,6 +95,12 @@ static int hear_echo(void *ctx) {
         return echo_peer_hear(w->echo, WAKE_BYTES);
 }
 
+static int ask_echo(void *ctx) {
+        struct world *w = ctx;
+
+        return echo_peer_ask(w->echo, WAKE_BYTES, WAKE_BYTES);
+}
+
 /* ---- contests -------------------------------------------------------------------------------- */
 
 static struct contest contest_of(const struct bench *bench, struct world *w, const char *name,
@@ -129,6 +136,15 @@ static int run_post(const struct bench *bench, struct world *w, const char *name
         contest_add(&contest, (struct contender){"kvd", batch_blocks, batch_post, batch_let_go,
                                                  &w->batch});
         contest_add(&contest, (struct contender){"wake", NULL, wake_echo, hear_echo, w});
+        return bench_run(bench, &contest);
+}
+
+static int run_found(const struct bench *bench, struct world *w) {
+        struct contest contest = contest_of(bench, w, "post-1-found", 1);
+
+        contest_add(&contest, (struct contender){"kvd", batch_blocks, batch_post_and_find,
+                                                 batch_let_go, &w->batch});
+        contest_add(&contest, (struct contender){"wake", NULL, ask_echo, NULL, w});
         return bench_run(bench, &contest);
 }
 
@@ -209,6 +225,8 @@ static int run_all(const struct bench *bench, struct world *w) {
         if (r >= 0)
                 r = run_post(bench, w, "post-16", 16);
         if (r >= 0)
+                r = run_found(bench, w);
+        if (r >= 0)
                 r = run_publish(bench, w, "publish-1", 1);
         if (r >= 0)
                 r = run_publish(bench, w, "publish-16", 16);
@@ -240,8 +258,8 @@ static int start(struct world *w, const struct bench *bench, const char *dir) {
 
 int cases_publish(const struct bench *bench) {
         static const char *const names[] = {"owner-cpu", "alloc",     "seal-1",     "seal-16",
-                                            "seal-64",   "post-1",    "post-16",    "publish-1",
-                                            "publish-16", "publish-64", NULL};
+                                            "seal-64",   "post-1",    "post-16",    "post-1-found",
+                                            "publish-1", "publish-16", "publish-64", NULL};
         static struct world w = {.kvd = {.daemon = NO_PROCESS}, .batch = {.kvd = &w.kvd}};
         char dir[256];
         int r;

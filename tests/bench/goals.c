@@ -33,6 +33,7 @@ static const struct goal goals[] = {
         {"alloc", NULL, AT_MOST, 200, 60},
         {"post-1", NULL, AT_MOST, 3000, 1000},
         {"post-16", NULL, AT_MOST, 1000, 300},
+        {"post-1-found", NULL, AT_MOST, 100000, 20000},
         {"crowd-1-seen", NULL, AT_MOST, 100000, 20000},
         {"crowd-20", NULL, AT_MOST, 10, 5},
         {"crowd-100", NULL, AT_MOST, 50, 25},

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 #include <errno.h>
+#include <sched.h>
 
 #include "tests/bench/work.h"
 
@@ -46,6 +47,22 @@ int batch_post(void *ctx) {
         for (uint32_t i = 0; i < b->n; i++)
                 r |= kvd_post(b->kvd->space, &b->pin, 1, b->blocks + i,
                               b->tokens + i * BLOCK_TOKENS, BLOCK_TOKENS) != 1;
+        return r;
+}
+
+/* Lets the daemon have the processor as long as it has not published them. */
+int batch_post_and_find(void *ctx) {
+        struct batch *b = ctx;
+        int r = batch_post(ctx);
+
+        for (int64_t found = 0; r == 0 && found < BLOCK_TOKENS; sched_yield()) {
+                struct kvd_pin pin = {0};
+                uint32_t id;
+
+                found = kvd_lookup(b->kvd->space, 0, b->tokens, BLOCK_TOKENS, &id, 1, &pin);
+                kvd_unpin(b->kvd->space, &pin);
+                r = found < 0 ? (int)found : 0;
+        }
         return r;
 }
 

@@ -32,6 +32,7 @@ int batch_blocks(void *ctx, uint32_t item);
 int batch_take_singly(void *ctx);
 int batch_seal(void *ctx);
 int batch_post(void *ctx);
+int batch_post_and_find(void *ctx); /* ... looks for the first of them until it is there */
 int batch_put(void *ctx);        /* takes, fills, seals */
 int batch_put_posted(void *ctx); /* ... one by one, posted, until the daemon has seen them all */
 

@@ -68,8 +68,8 @@ static void tear_down(void) {
         sys = &kvd_sys_real;
 }
 
-static void post(uint32_t i) {
-        atomic_fetch_add(&all[i].page.posted, 1);
+static void post(uint32_t i, uint32_t n) {
+        atomic_fetch_add(&all[i].page.posted, n);
 }
 
 /* A message, which brings what was posted to the daemon. */
@@ -115,28 +115,28 @@ END_TEST
 START_TEST(only_who_posted_gets_a_turn) {
         begin(4);
         kick(5);
-        post(3);
+        post(3, 1);
         next_round();
         ck_assert_uint_eq(all[3].served, 1);
         ck_assert_uint_eq(all[5].served, 0);
-        ck_assert(!attachment_has_posts(&all[3].attachment));
+        ck_assert_uint_eq(attachment_posts(&all[3].attachment), 0);
         next_round();
         ck_assert_uint_eq(all[3].served, 1);
-        post(5); /* what is not told is not looked at */
+        post(5, 1); /* what is not told is not looked at */
         all[5].client.told = 0;
         next_round();
         ck_assert_uint_eq(all[5].served, 0);
 }
 END_TEST
 
-/* Each round finds two, so they go on; who posts nothing is let go of, and all its rings are looked at. */
+/* Each round finds four, so they go on; who posts nothing is let go of, and all its rings are looked at. */
 START_TEST(who_posts_nothing_leaves) {
         begin(4);
         kick(5);
         kick(6);
         for (uint32_t i = 0; i < 32; i++) {
-                post(3);
-                post(5);
+                post(3, 2);
+                post(5, 2);
                 next_round();
         }
         ck_assert(all[3].client.round.in && all[5].client.round.in);
@@ -152,14 +152,44 @@ START_TEST(when_little_is_posted_they_end) {
         kick(5);
         for (uint32_t i = 0; i < 32 && rounds.clients.first; i++) {
                 if (i % 2)
-                        post(5);
+                        post(5, 8);
                 next_round();
         }
         ck_assert_ptr_null(rounds.clients.first);
         ck_assert(!loop_timer_is_set(&rounds.timer));
-        ck_assert(!attachment_has_posts(&all[5].attachment));
+        ck_assert_uint_eq(attachment_posts(&all[5].attachment), 0);
         kick(5);
         ck_assert_ptr_null(rounds.clients.first);
+}
+END_TEST
+
+static void play_rounds(uint32_t posts) {
+        begin(4);
+        for (uint32_t i = 0; i < 16; i++) {
+                post(3, posts);
+                next_round();
+        }
+}
+
+/* As one that posts a block, and the next one when it has been found. */
+START_TEST(who_waits_for_each_post_is_woken_for) {
+        for (uint64_t rest = 16; rest <= 512; rest *= 2) {
+                play_rounds(1);
+                ck_assert_ptr_null(rounds.clients.first);
+                clock_now += (rest - 1) * ROUND_NS;
+                for (uint32_t i = 0; i < CLIENTS; i++)
+                        kick(i);
+                ck_assert_ptr_null(rounds.clients.first);
+                clock_now += 2 * ROUND_NS;
+        }
+        play_rounds(4);
+        ck_assert_ptr_eq(rounds.clients.first, &all[3].client.round);
+        rounds_leave(&all[3].client);
+        loop_timer_stop(&rounds.timer);
+        clock_now += 2 * ROUND_NS;
+        play_rounds(1); /* and it begins anew */
+        clock_now += 18 * ROUND_NS;
+        begin(4);
 }
 END_TEST
 
@@ -182,4 +212,4 @@ END_TEST
 SUITE("rounds", FIXTURE(set_up, tear_down),
       TESTS(four_messages_begin_them_and_three_do_not, only_who_posted_gets_a_turn,
             who_posts_nothing_leaves, when_little_is_posted_they_end,
-            who_leaves_has_all_rings_looked_at))
+            who_waits_for_each_post_is_woken_for, who_leaves_has_all_rings_looked_at))
