@@ -24,6 +24,8 @@ struct clocked {
 void clocked_start(struct clocked *c, const char *const *settings);
 void clocked_end_clean(struct clocked *c); /* with the ends of instance_expect_clean */
 
+/* The caller is a client's process, and has the daemon's time. */
+void clocked_be_client(const struct clocked *c);
 /* Process pid is the client of that number: it may run. */
 void clocked_client(struct clocked *c, uint32_t number, pid_t pid);
 

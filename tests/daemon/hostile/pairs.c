@@ -92,11 +92,6 @@ static void note_ids(struct tenant *t, uint32_t n, const uint32_t *ids) {
         note(t, "\n");
 }
 
-/* Who asks, and how long clients took by their own clocks. */
-static bool differs_in_any_run(const char *field) {
-        return strcmp(field, "pid") == 0 || strcmp(field, "client_counters") == 0;
-}
-
 static void note_field(struct tenant *t, const struct kvd_msg *reply, const struct kvd_field *f) {
         const void *at = (const uint8_t *)reply + f->offset;
         const struct kvd_slice *slice = at;
@@ -113,14 +108,14 @@ static void note_field(struct tenant *t, const struct kvd_msg *reply, const stru
                         note(t, i ? "%02x" : " bytes %02x", ((const uint8_t *)slice->data)[i]);
 }
 
-/* Asks, and notes all of the answer. */
+/* Asks, and notes all of the answer but who asks. */
 static int ask(struct tenant *t, uint32_t number, const void *request, struct kvd_msg *reply) {
         const struct kvd_msg_info *info = kvd_msg_info(number + KVD_REPLY);
         int r = conn_call(t->conn, number, request, &reply->attach);
 
         note_result(t, kvd_msg_info(number)->name, r);
         for (uint32_t i = 0; r == 0 && i < info->n_fields; i++)
-                if (!differs_in_any_run(info->fields[i].name))
+                if (strcmp(info->fields[i].name, "pid") != 0)
                         note_field(t, reply, &info->fields[i]);
         note(t, "\n");
         return r;
@@ -325,8 +320,8 @@ static _Noreturn void obey(int fd, uid_t user, struct tenant *t) {
         _exit(0);
 }
 
-static struct process employ(const struct instance *in, uid_t user, uint64_t seed, char *told) {
-        struct tenant t = {.socket = in->socket, .told = told, .random = {seed}};
+static struct process employ(const struct clocked *c, uid_t user, uint64_t seed, char *told) {
+        struct tenant t = {.socket = c->process.in.socket, .told = told, .random = {seed}};
         struct process p;
         int ends[2];
 
@@ -335,6 +330,7 @@ static struct process employ(const struct instance *in, uid_t user, uint64_t see
         p = (struct process){fork(), ends[0]};
         if (p.pid == 0) {
                 close(ends[0]);
+                clocked_be_client(c);
                 obey(ends[1], user, &t);
         }
         close(ends[1]);
@@ -386,7 +382,7 @@ struct neighbours {
 };
 
 static void hire(struct neighbours *n, uint32_t i, struct clocked *c, uint64_t seed) {
-        n->at[i] = employ(&c->process.in, n->user, seed, NULL);
+        n->at[i] = employ(c, n->user, seed, NULL);
         clocked_client(c, A + i, n->at[i].pid);
 }
 
@@ -435,7 +431,7 @@ static void run(uint64_t seed, bool beside, bool together, char *told) {
         clocked_start(&c, settings(together));
         for (uint32_t i = 0; beside && i < ARRAY_SIZE(n.at); i++)
                 hire(&n, i, &c, seed + 2 + i);
-        b = employ(&c.process.in, USER_B, seed, told);
+        b = employ(&c, USER_B, seed, told);
         clocked_client(&c, B, b.pid);
         for (uint32_t i = 0; i < STEPS; i++) {
                 if (beside)
@@ -453,15 +449,19 @@ static void run(uint64_t seed, bool beside, bool together, char *told) {
         clocked_end_clean(&c);
 }
 
-static void say_where(uint64_t seed, const char *alone, const char *beside) {
-        size_t i = 0;
+#define SHOWN 240
 
-        while (alone[i] && alone[i] == beside[i])
-                i++;
-        while (i && alone[i - 1] != '\n')
-                i--;
-        die("seed %llu: B is told alone:\n%.*s\nand beside A:\n%.*s", (unsigned long long)seed,
-            (int)strcspn(alone + i, "\n"), alone + i, (int)strcspn(beside + i, "\n"), beside + i);
+/* From a little before the difference on. */
+static void say_where(uint64_t seed, const char *alone, const char *beside) {
+        size_t i = 0, line = 0, from;
+
+        for (; alone[i] && alone[i] == beside[i]; i++)
+                line = alone[i] == '\n' ? i + 1 : line;
+        from = MAX(line, i - MIN(i, SHOWN / 2));
+        die("seed %llu: B is told alone, byte %zu of a line that begins with \"%.40s\":\n%.*s\nand beside A:\n%.*s",
+            (unsigned long long)seed, i - line, alone + line,
+            (int)MIN(strcspn(alone + from, "\n"), SHOWN), alone + from,
+            (int)MIN(strcspn(beside + from, "\n"), SHOWN), beside + from);
 }
 
 struct options {
