@@ -135,7 +135,7 @@ void user_spill(struct user *u) {
         uint32_t slots[USER_BLOCKS], n = all_slots(u, slots);
 
         for (int i = 0; user_resident(u); i++) {
-                ck_assert_msg(i < 10000, "%u entries do not leave", user_resident(u));
+                ck_assert_msg(i < PATIENCE_MS, "%u entries do not leave", user_resident(u));
                 if (i % 50 == 0)
                         OK(kvd_sequence_cool(u->sequence, n, slots, KVD_COOL_SPILL));
                 usleep(1000);
@@ -147,7 +147,7 @@ void user_revive(struct user *u) {
         uint32_t slots[USER_BLOCKS], n = all_slots(u, slots);
 
         for (int i = 0; user_resident(u) < n; i++) {
-                ck_assert_msg(i < 10000, "%u of %u entries do not come back", n - user_resident(u),
+                ck_assert_msg(i < PATIENCE_MS, "%u of %u entries do not come back", n - user_resident(u),
                               n);
                 if (i % 50 == 0)
                         OK(kvd_sequence_revive(u->sequence, n, slots, KVD_REVIVE_EXACT));
