@@ -60,6 +60,23 @@ static int find_needs(struct client *c, const struct handler *h, const struct kv
         return r == 0 && h->worker_for ? client_needs_worker(c, h->worker_for) : r;
 }
 
+/*
+ * What no idle work is wanted for waits: others who want some must not be what has it done, or it
+ * showed when they do.
+ */
+static int handle(struct client *c, const struct handler *h, const struct kvd_msg *request,
+                  struct call *call) {
+        struct space *quiet = h->wants_idle ? NULL : call->space;
+        int r;
+
+        if (quiet)
+                space_be_quiet(quiet, true);
+        r = h->handle(c, request, call);
+        if (quiet)
+                space_be_quiet(quiet, false);
+        return r;
+}
+
 static int call_handler(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct handler *h = &handlers[request->number];
         int r;
@@ -75,7 +92,7 @@ static int call_handler(struct client *c, const struct kvd_msg *request, struct 
         if (h->wants_idle && call->space)
                 space_wants_idle(call->space);
         call->reply.number = request->number + KVD_REPLY;
-        return h->handle(c, request, call);
+        return handle(c, h, request, call);
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */

@@ -18,6 +18,10 @@ void space_wants_idle(struct space *space) {
         space_is_busy(space);
 }
 
+void space_be_quiet(struct space *space, bool quiet) {
+        space->quiet = quiet;
+}
+
 static bool space_idle(struct space *space) {
         return hooks_idle(space) ||
                garbage_sweep(space, SWEEP / (1 + space->n_attachments / 8)) ||

@@ -112,8 +112,12 @@ uint64_t store_most_used(const struct store *store);
  */
 bool store_idle(struct store *store);
 
-/* The space may have such work: somebody asked something of it, or changed it. */
+/*
+ * The space may have such work: somebody asked something of it, or changed it. As long as it is to
+ * be quiet, changes alone do not give it some before the next look at pins.
+ */
 void space_wants_idle(struct space *space);
+void space_be_quiet(struct space *space, bool quiet);
 
 /* What timers ask for is done in pieces, too. */
 enum store_again { STORE_DONE, STORE_LATER, STORE_SOON }; /* SOON: the round is not over */

@@ -309,6 +309,8 @@ struct space {
 
         /* a part wants to be told of readable blocks: one load on the way of a seal */
         bool watched;
+        /* what changes can wait for the next look at pins, or for somebody who asks for more; some has */
+        bool quiet, changed;
         struct space_parts parts;
 };
 
@@ -376,7 +378,10 @@ static inline void space_is_busy(struct space *s) {
 
 static inline void space_changes(struct space *s) {
         s->audit.changes++;
-        space_is_busy(s);
+        if (s->quiet)
+                s->changed = true;
+        else
+                space_is_busy(s);
 }
 
 /* record: place in the file plus 1; handle: what clients call it. All 0: it has none. */
