@@ -19,7 +19,7 @@ void space_wants_idle(struct space *space) {
 }
 
 void space_be_quiet(struct space *space, bool quiet) {
-        space->quiet = quiet;
+        space->listed.quiet = quiet;
 }
 
 static bool space_idle(struct space *space) {

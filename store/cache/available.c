@@ -230,11 +230,11 @@ uint32_t available_round(struct space *space) {
         else if (!space->look.under_way && state != space->look.state)
                 begin(space, state);
         /* pins may have gone, and pages come where there are no blocks */
-        if (space->changed || space->private.garbage.n || n > space->memory.n_with_memory ||
+        if (space->listed.changed || space->private.garbage.n || n > space->memory.n_with_memory ||
             space_has_too_much(space))
                 space_is_busy(space);
         tell_all(space);
         space->memory.tidy = 0;
-        space->changed = false;
+        space->listed.changed = false;
         return space_users(space) + is_unsettled(space);
 }

@@ -260,6 +260,8 @@ struct listed { /* while it lives */
         struct space *same;       /* next of the same hash there */
         uint32_t place;           /* its number in domain->spaces */
         bool in;
+        /* what changes can wait for the next look at pins, or for somebody who asks for more; some has */
+        bool quiet, changed;
 };
 
 /* What one process has of a space, by all its attachments. */
@@ -309,8 +311,6 @@ struct space {
 
         /* a part wants to be told of readable blocks: one load on the way of a seal */
         bool watched;
-        /* what changes can wait for the next look at pins, or for somebody who asks for more; some has */
-        bool quiet, changed;
         struct space_parts parts;
 };
 
@@ -378,8 +378,8 @@ static inline void space_is_busy(struct space *s) {
 
 static inline void space_changes(struct space *s) {
         s->audit.changes++;
-        if (s->quiet)
-                s->changed = true;
+        if (s->listed.quiet)
+                s->listed.changed = true;
         else
                 space_is_busy(s);
 }

@@ -144,10 +144,10 @@ uint32_t attachment_posts(const struct attachment *a) {
 bool attachment_take_posts(struct attachment *a) {
         uint32_t n = attachment_posts(a);
 
-        a->space->quiet = true;
+        a->space->listed.quiet = true;
         for (uint32_t left = n; left; left -= MIN(left, WINDOW))
                 take_window(a, MIN(left, WINDOW));
-        a->space->quiet = false;
+        a->space->listed.quiet = false;
         if (n)
                 available_tell(a);
         return n;

@@ -59,7 +59,7 @@ static void connect_to_it(void) {
 
 static void start(void) {
         instance_make_dir(&in);
-        snprintf(file, sizeof file, "/var/tmp/kvd-test-copies-%d", getpid());
+        snprintf(file, sizeof file, "/dev/shm/kvd-test-copies-%d", getpid());
         unlink(file);
         instance_again(&in, settings());
         connect_to_it();
