@@ -143,11 +143,12 @@ uint32_t attachment_posts(const struct attachment *a) {
 
 bool attachment_take_posts(struct attachment *a) {
         uint32_t n = attachment_posts(a);
+        bool quiet = a->space->listed.quiet;
 
         a->space->listed.quiet = true;
         for (uint32_t left = n; left; left -= MIN(left, WINDOW))
                 take_window(a, MIN(left, WINDOW));
-        a->space->listed.quiet = false;
+        a->space->listed.quiet = quiet;
         if (n)
                 available_tell(a);
         return n;
