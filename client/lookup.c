@@ -30,9 +30,12 @@
 
 #include "client/internal.h"
 #include "ipc/base/key.h"
+#include "ipc/base/pack.h"
 
 /* pieces handled at once: of a prompt of 4,096 tokens all runs, of a tail all blocks */
 #define WINDOW 16u
+/* of their tokens, packed: all 16 runs of 16 tokens a block, one of 256 */
+#define WINDOW_WORDS KVD_PACKED_MOST
 /* runs hashed before the first one's table slot is read: it has come by then */
 #define RUN_LAG 3u
 #define BLOCK_LAG 4u
@@ -66,6 +69,7 @@ struct probe {
         const shm_u64 *bucket[KVD_BUCKETS];
         uint32_t n_looked; /* at slots */
         uint32_t id;       /* that the key may mean; NO_CANDIDATE */
+        const uint32_t *packed; /* tokens of a run, as it would hold them */
 };
 
 /* Where to look; both lines are on their way to us. */
@@ -105,7 +109,7 @@ static void take_run(struct search *s, const uint32_t *ids, kvd_ref leaf) {
  * Is this run the continuation of what we have? Then its ids are copied while its leaf word vouches
  * for them.
  */
-static bool try_run(struct search *s, uint32_t id) {
+static bool try_run(struct search *s, uint32_t id, const uint32_t *packed) {
         const struct kvd_run *run;
         uint32_t ids[KVD_RUN_BLOCKS];
         kvd_ref leaf;
@@ -116,8 +120,7 @@ static bool try_run(struct search *s, uint32_t id) {
         leaf = shm_load(&run->leaf);
         if (!leaf || shm_get64(&run->parent) != s->leaf || shm_get32(&run->group) != s->group ||
             shm_get64(&run->root) != s->root ||
-            !shm_equal_words(run->tokens, s->tokens + s->n_covered,
-                             KVD_RUN_BLOCKS * s->ix->geometry.block_tokens))
+            !shm_equal_words(run->tokens, packed, s->ix->run_words))
                 return false;
         shm_read_words(ids, run->ids, KVD_RUN_BLOCKS);
         if (!shm_recheck(&run->leaf, leaf))
@@ -129,7 +132,7 @@ static bool try_run(struct search *s, uint32_t id) {
 /* From what seek_run found on. */
 static bool find_run(struct search *s, struct probe *p) {
         for (; p->id != NO_CANDIDATE; probe_next(p))
-                if (try_run(s, p->id))
+                if (try_run(s, p->id, p->packed))
                         return true;
         return false;
 }
@@ -163,30 +166,48 @@ static void prefetch_leaf(const struct search *s, uint32_t run) {
         __builtin_prefetch(&s->words[id], 1);
 }
 
+static uint32_t run_tokens(const struct search *s) {
+        return KVD_RUN_BLOCKS * s->ix->geometry.block_tokens;
+}
+
 static uint32_t runs_left(const struct search *s) {
-        uint32_t by_tokens = (s->n_tokens - s->n_covered) /
-                             (KVD_RUN_BLOCKS * s->ix->geometry.block_tokens);
+        uint32_t by_tokens = (s->n_tokens - s->n_covered) / run_tokens(s);
 
         return MIN(by_tokens, (s->max_blocks - s->n_found) / KVD_RUN_BLOCKS);
+}
+
+/* As many runs are looked for at once; what is not packed needs no room. */
+static uint32_t run_window(const struct search *s) {
+        return MAX(1, MIN(WINDOW, WINDOW_WORDS / s->ix->run_words));
+}
+
+/* Of the i-th run from here; false: one of its tokens is beyond the vocabulary. */
+static bool begin_run(const struct search *s, uint32_t i, struct kvd_key before, uint32_t *room,
+                      struct probe *p) {
+        const uint32_t *tokens = s->tokens + s->n_covered + i * run_tokens(s);
+
+        p->packed = kvd_pack(&s->ix->geometry, tokens, run_tokens(s), room + i * s->ix->run_words);
+        if (!p->packed)
+                return false;
+        p->key = kvd_key_run(s->ix, before, tokens, run_tokens(s), p->packed);
+        probe_begin(p, kvd_index_run_table(s->ix), s->ix->run_table_slots);
+        return true;
 }
 
 /*
  * Keys of the next runs; what they name is fetched while later ones are hashed. Returns how many
  * may be there.
  */
-static uint32_t seek_runs(const struct search *s, struct probe *probes, uint32_t n) {
-        uint32_t run_tokens = KVD_RUN_BLOCKS * s->ix->geometry.block_tokens, last = NO_CANDIDATE,
-                 seeked = 0;
-        const shm_u64 *table = kvd_index_run_table(s->ix);
+static uint32_t seek_runs(const struct search *s, struct probe *probes, uint32_t n,
+                          uint32_t *room) {
+        uint32_t last = NO_CANDIDATE, seeked = 0;
         struct kvd_key key = s->key;
 
         for (uint32_t i = 0; i < n + RUN_LAG; i++) {
-                if (i < n) {
-                        key = kvd_key_run(s->ix, key, s->tokens + s->n_covered + i * run_tokens,
-                                          run_tokens);
-                        probes[i].key = key;
-                        probe_begin(&probes[i], table, s->ix->run_table_slots);
-                }
+                if (i < n && !begin_run(s, i, key, room, &probes[i]))
+                        n = i;
+                if (i < n)
+                        key = probes[i].key;
                 if (i < RUN_LAG)
                         continue;
                 if (!seek_run(s, &probes[seeked]))
@@ -200,14 +221,15 @@ static uint32_t seek_runs(const struct search *s, struct probe *probes, uint32_t
 /* One window of runs; false when the chain of runs has ended. */
 static bool search_runs(struct search *s) {
         struct probe probes[WINDOW];
-        uint32_t n = seek_runs(s, probes, MIN(runs_left(s), WINDOW));
+        uint32_t room[WINDOW_WORDS], window = run_window(s);
+        uint32_t n = seek_runs(s, probes, MIN(runs_left(s), window), room);
 
         for (uint32_t i = 0; i < n; i++) {
                 if (!find_run(s, &probes[i]))
                         return false;
                 s->key = probes[i].key;
         }
-        return n == WINDOW;
+        return n == window;
 }
 
 /* ---- single blocks --------------------------------------------------------------------------- */

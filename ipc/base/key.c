@@ -8,7 +8,7 @@
 #include "ipc/base/key.h"
 
 #include "ipc/base/enums.h"
-#include "ipc/base/hash.h"
+#include "ipc/base/wide.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -47,25 +47,18 @@ static struct kvd_key keyed(const struct kvd_index *ix, const void *data, size_t
 
 #define LONG_BYTES 256u /* from here on vectors are worth a call */
 
-kvd_hash kvd_hash_best(void) {
+const struct kvd_wide *kvd_wide_best(void) {
 #if defined(__x86_64__)
         if (__builtin_cpu_supports("avx512f"))
-                return kvd_hash_avx512;
+                return &kvd_wide_avx512;
         if (__builtin_cpu_supports("avx2"))
-                return kvd_hash_avx2;
+                return &kvd_wide_avx2;
 #endif
-        return kvd_hash_plain;
+        return &kvd_wide_plain;
 }
 
 static struct kvd_key keyed_long(const struct kvd_index *ix, const void *data, size_t bytes) {
-        static _Atomic(kvd_hash) best;
-        kvd_hash hash = atomic_load_explicit(&best, memory_order_relaxed);
-
-        if (unlikely(!hash)) {
-                hash = kvd_hash_best();
-                atomic_store_explicit(&best, hash, memory_order_relaxed);
-        }
-        return cut(hash(data, bytes, ix->secret));
+        return cut(kvd_wide_best()->hash(data, bytes, ix->secret));
 }
 
 static struct kvd_key keyed_tokens(const struct kvd_index *ix, const uint32_t *tokens, uint32_t n) {
@@ -125,14 +118,14 @@ struct kvd_key kvd_key_block(const struct kvd_index *ix, struct kvd_key parent,
 }
 
 struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before,
-                           const uint32_t *tokens, uint32_t n) {
+                           const uint32_t *tokens, uint32_t n, const uint32_t *packed) {
         struct {
                 struct kvd_key before, own;
         } in = {.before = before};
 
         if (paper(ix))
                 return from_xxh64(XXH64(tokens, (size_t)n * sizeof *tokens, before.lo));
-        in.own = keyed_tokens(ix, tokens, n);
+        in.own = keyed_tokens(ix, packed, ix->run_words);
         return keyed(ix, &in, sizeof in);
 }
 

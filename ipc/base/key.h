@@ -8,7 +8,7 @@
  *
  *      keys = serve    XXH3-128 with the space's 192-byte secret; token ids as little-endian u32
  *        block         H(parent's key, tokens of the block)
- *        run           H(key of the run before, H(tokens of the run's 16 blocks))
+ *        run           H(key of the run before, H(tokens of the run's 16 blocks, packed))
  *        prefix        H(all tokens of a bidirectional prefix)
  *      keys = paper    XXH64 as in BiCache (section 4.2 and its code): prefix = XXH64(ids, seed 0);
  *                      block and run: XXH64(tokens, seed = key before)
@@ -33,7 +33,7 @@ struct kvd_key kvd_key_prefix_root(const struct kvd_index *ix, struct kvd_key pr
 struct kvd_key kvd_key_block(const struct kvd_index *ix, struct kvd_key parent,
                              const uint32_t *tokens, uint32_t n);
 struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before,
-                           const uint32_t *tokens, uint32_t n);
+                           const uint32_t *tokens, uint32_t n, const uint32_t *packed);
 
 /*
  * What a record of the file is found by without the file (layout.h): full blocks of these tokens,

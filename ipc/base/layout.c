@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "ipc/base/device.h"
+#include "ipc/base/pack.h"
 
 /* At least eight buckets, so that the keys of a small space have a choice, too. */
 uint32_t kvd_table_slots(uint64_t entries) {
@@ -28,11 +29,11 @@ static uint32_t change_slots_for(uint32_t capacity) {
 
 void kvd_index_lay_out(struct kvd_index *ix) {
         uint64_t tokens_bytes = (uint64_t)ix->geometry.block_tokens * sizeof(uint32_t);
-        uint64_t run_tokens_bytes = KVD_RUN_BLOCKS * tokens_bytes;
 
         ix->header_bytes = KVD_INDEX_HEADER_BYTES;
         ix->desc_stride = (uint32_t)ALIGN_UP(sizeof(struct kvd_desc) + tokens_bytes, 64);
-        ix->run_stride = (uint32_t)ALIGN_UP(sizeof(struct kvd_run) + run_tokens_bytes, 64);
+        ix->run_words = kvd_packed_words(&ix->geometry, KVD_RUN_BLOCKS * ix->geometry.block_tokens);
+        ix->run_stride = (uint32_t)ALIGN_UP(sizeof(struct kvd_run) + ix->run_words * 4, 64);
         ix->table_slots = kvd_table_slots(ix->capacity);
         ix->run_table_slots = kvd_table_slots(ix->run_capacity);
 
@@ -61,6 +62,7 @@ static bool same_layout(const struct kvd_index *a, const struct kvd_index *b) {
                a->hint_off == b->hint_off && a->hint_slots % KVD_BUCKET_SLOTS == 0 &&
                a->proof_off == b->proof_off &&
                a->desc_stride == b->desc_stride && a->run_stride == b->run_stride &&
+               a->run_words == b->run_words &&
                a->table_slots == b->table_slots && a->run_table_slots == b->run_table_slots;
 }
 

@@ -16,7 +16,7 @@
  *              +--------------------+ desc_off
  *              | descriptors        |   capacity x desc_stride: struct kvd_desc, then block_tokens token ids
  *              +--------------------+ run_off
- *              | runs               |   run_capacity x run_stride: struct kvd_run, then 16 x block_tokens ids
+ *              | runs               |   run_capacity x run_stride: struct kvd_run, then its tokens, packed
  *              +--------------------+ memory_off
  *              | memory             |   max_segments x 4: moves when a segment gets other memory
  *              +--------------------+ change_off
@@ -57,7 +57,7 @@
 
 #define KVD_INDEX_MAGIC UINT64_C(0x317864690064766b) /* "kvd\0idx1" little endian */
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
-#define KVD_LAYOUT_VERSION 14u
+#define KVD_LAYOUT_VERSION 15u
 
 #define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
 #define KVD_MAX_SEGMENTS 8192u
@@ -156,7 +156,7 @@ struct kvd_run {
         uint64_t root;        /* as in its blocks */
         uint64_t reserved[2]; /* must be 0 */
         uint32_t ids[KVD_RUN_BLOCKS];
-        uint32_t tokens[];
+        uint32_t tokens[]; /* packed (pack.h) */
 };
 static_assert(sizeof(struct kvd_run) == 128 && offsetof(struct kvd_run, ids) == 64,
               "layout is ABI: bump KVD_LAYOUT_VERSION");
@@ -257,6 +257,7 @@ struct kvd_index {
         uint64_t record_off, hint_off;
         uint64_t proof_off;      /* VMM; else 0 */
         uint32_t desc_stride, run_stride;
+        uint32_t run_words;      /* of a run's tokens, packed */
         uint32_t table_slots, run_table_slots; /* whole buckets */
         uint32_t change_slots;
         uint32_t hint_slots;     /* whole buckets; 0: the space has no file below it */

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "ipc/base/device.h"
+#include "ipc/base/pack.h"
 #include "ipc/base/sys.h"
 #include "store/cache/inside.h"
 #include "store/hooks.h"
@@ -381,8 +382,8 @@ static bool run_key_before(struct space *space, const struct kvd_desc *leaf, uin
         return true;
 }
 
-static void write_run(struct kvd_run *run, const struct kvd_run *fields, const uint32_t *tokens,
-                      uint32_t n_tokens, kvd_ref leaf) {
+static void write_run(struct kvd_run *run, const struct kvd_run *fields, const uint32_t *packed,
+                      uint32_t words, kvd_ref leaf) {
         shm_write_begin(&run->leaf, 0);
         shm_set64(&run->key.lo, fields->key.lo);
         shm_set64(&run->key.hi, fields->key.hi);
@@ -390,7 +391,7 @@ static void write_run(struct kvd_run *run, const struct kvd_run *fields, const u
         shm_set32(&run->group, fields->group);
         shm_set64(&run->root, fields->root);
         shm_write_words(run->ids, fields->ids, KVD_RUN_BLOCKS);
-        shm_write_words(run->tokens, tokens, n_tokens);
+        shm_write_words(run->tokens, packed, words);
         shm_write_end(&run->leaf, leaf);
 }
 
@@ -417,7 +418,8 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
         struct kvd_index *ix = space->ix;
         const struct kvd_desc *leaf = kvd_index_desc(ix, id);
         uint32_t n_tokens = KVD_RUN_BLOCKS * ix->geometry.block_tokens;
-        uint32_t tokens[KVD_RUN_BLOCKS * KVD_MAX_BLOCK_TOKENS];
+        uint32_t tokens[KVD_RUN_TOKENS_MOST], room[KVD_PACKED_MOST];
+        const uint32_t *packed;
         struct kvd_run fields = {.group = leaf->group, .root = leaf->root};
         struct table table = run_table(ix);
         struct kvd_key key;
@@ -428,10 +430,11 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
                 space_count(space, KVD_SPACE_RUNS_REFUSED, 1);
                 return;
         }
-        fields.key = kvd_key_run(ix, key, tokens, n_tokens);
+        packed = kvd_pack(&ix->geometry, tokens, n_tokens, room);
+        fields.key = kvd_key_run(ix, key, tokens, n_tokens, packed);
         fields.parent = before == NONE ? KVD_ROOT : block_ref(space, before);
         run = free_run(space);
-        write_run(kvd_index_run(ix, run), &fields, tokens, n_tokens, block_ref(space, id));
+        write_run(kvd_index_run(ix, run), &fields, packed, ix->run_words, block_ref(space, id));
         if (!table_insert(&table, fields.key, run)) {
                 shm_write_end(&kvd_index_run(ix, run)->leaf, 0);
                 space_count(space, KVD_SPACE_RUNS_REFUSED, 1);

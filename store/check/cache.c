@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#include "ipc/base/pack.h"
 #include "store/check/check.h"
 
 /* ---- totals ---------------------------------------------------------------------------------- */
@@ -261,17 +262,21 @@ static void check_run(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct kvd_run *run = kvd_index_run(s->ix, s->blocks[id].run - 1);
         const struct kvd_desc *leaf = kvd_index_desc(s->ix, id);
+        uint32_t tokens[KVD_RUN_TOKENS_MOST], room[KVD_PACKED_MOST];
         uint32_t bt = s->ix->geometry.block_tokens, at = id;
+        const uint32_t *packed;
 
         expect(w, shm_load(&run->leaf) == block_ref(s, id), "B12 run of block %u ends elsewhere",
                id);
         expect(w, index_holds_run(s, id), "B13 run of block %u is not found by its key", id);
-        for (uint32_t i = KVD_RUN_BLOCKS; i-- > 0 && at != NONE; at = s->blocks[at].parent)
-                expect(w,
-                       run->ids[i] == at &&
-                               memcmp(run->tokens + i * bt, kvd_index_desc(s->ix, at)->tokens,
-                                      bt * sizeof(uint32_t)) == 0,
-                       "B14 run of block %u differs from its chain at %u", id, at);
+        for (uint32_t i = KVD_RUN_BLOCKS; i-- > 0 && at != NONE; at = s->blocks[at].parent) {
+                expect(w, run->ids[i] == at, "B14 run of block %u differs from its chain at %u", id,
+                       at);
+                memcpy(tokens + i * bt, kvd_index_desc(s->ix, at)->tokens, bt * sizeof *tokens);
+        }
+        packed = kvd_pack(&s->ix->geometry, tokens, KVD_RUN_BLOCKS * bt, room);
+        expect(w, packed && memcmp(run->tokens, packed, s->ix->run_words * sizeof *packed) == 0,
+               "B14 run of block %u has other tokens than its chain", id);
         expect(w,
                run->parent == (at == NONE ? KVD_ROOT : block_ref(s, at)) &&
                        run->root == leaf->root && run->group == leaf->group,

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "ipc/base/enums.h"
-#include "ipc/base/hash.h"
+#include "ipc/base/wide.h"
 #include "ipc/base/tier.h"
 
 /* ---- state ----------------------------------------------------------------------------------- */
@@ -132,7 +132,7 @@ void file_name_of(const struct space *space, struct file_name *ret) {
 static struct kvd_key id_of(const struct file *file, const struct file_name *name) {
         bool causal = name->kind == KVD_kind_causal;
 
-        return kvd_hash_best()(name, causal ? offsetof(struct file_name, kind) : sizeof *name,
+        return kvd_wide_best()->hash(name, causal ? offsetof(struct file_name, kind) : sizeof *name,
                                file->set.super.secret);
 }
 

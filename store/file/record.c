@@ -9,10 +9,10 @@
 
 #include <string.h>
 
-#include "ipc/base/hash.h"
+#include "ipc/base/wide.h"
 
 static struct kvd_key hash(const uint8_t *secret, const void *data, size_t bytes) {
-        return kvd_hash_best()(data, bytes, secret);
+        return kvd_wide_best()->hash(data, bytes, secret);
 }
 
 void file_key_of_life(const uint8_t *secret, uint64_t life, uint8_t *ret) {

@@ -39,7 +39,8 @@ struct world {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static struct kvd_index layout_of(const struct world *w) {
-        struct kvd_index layout = {.geometry = {.block_tokens = w->kvd.geometry.block_tokens},
+        struct kvd_index layout = {.geometry = {.block_tokens = w->kvd.geometry.block_tokens,
+                                                .vocab = w->kvd.geometry.vocab},
                                    .capacity = (uint32_t)w->chains.n_blocks,
                                    .run_capacity = (uint32_t)w->chains.n_blocks / KVD_RUN_BLOCKS};
 

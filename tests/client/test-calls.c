@@ -304,8 +304,72 @@ START_TEST(a_prefix_that_is_not_there_is_not_borrowed) {
 }
 END_TEST
 
+/* ---- vocabularies ---------------------------------------------------------------------------- */
+
+enum { CHAIN = 40, IN_CHAIN = CHAIN * TOKENS }; /* two runs, and a tail */
+
+static const uint32_t vocabularies[] = {0, 2, 1000, 65536, 65537, 200000, 262208, 5000000, UINT32_MAX};
+
+static kvd_space *space_of_words(uint32_t vocabulary) {
+        struct kvd_geometry words = opaque;
+        kvd_space *ret;
+
+        words.vocab = vocabulary;
+        ck_assert_int_eq(kvd_space_open(handle, "words", &words, NULL, &ret), 0);
+        return ret;
+}
+
+static void seal_chain(kvd_space *words, const uint32_t *chain, uint32_t *ids) {
+        struct kvd_block blocks[CHAIN];
+        struct kvd_pin pin = {0};
+
+        ck_assert_int_eq(kvd_alloc(words, CHAIN, blocks), CHAIN);
+        for (uint32_t i = 0; i < CHAIN; i++)
+                memset(blocks[i].data, 1, opaque.block_bytes);
+        ck_assert_int_eq(kvd_seal(words, &pin, CHAIN, blocks, chain, IN_CHAIN), CHAIN);
+        for (uint32_t i = 0; i < CHAIN; i++)
+                ids[i] = blocks[i].id;
+        kvd_unpin(words, &pin);
+}
+
+static uint32_t tokens_found(kvd_space *words, const uint32_t *chain, const uint32_t *ids) {
+        struct kvd_pin pin = {0};
+        uint32_t found[CHAIN];
+        int64_t n = kvd_lookup(words, 0, chain, IN_CHAIN, found, CHAIN, &pin);
+
+        ck_assert_int_ge(n, 0);
+        ck_assert_mem_eq(found, ids, (size_t)n / TOKENS * sizeof *ids);
+        kvd_unpin(words, &pin);
+        return (uint32_t)n;
+}
+
+/* What is before it is found, whichever bit of it is another one: runs hold no more than they need. */
+static void expect_bits_to_count(kvd_space *words, uint32_t *chain, const uint32_t *ids) {
+        for (uint32_t i = 0; i < IN_CHAIN; i += 13)
+                for (uint32_t bit = 0; bit < 32; bit++) {
+                        chain[i] ^= 1u << bit;
+                        ck_assert_uint_eq(tokens_found(words, chain, ids), i / TOKENS * TOKENS);
+                        chain[i] ^= 1u << bit;
+                }
+}
+
+START_TEST(every_bit_of_a_token_counts) {
+        uint32_t vocabulary = vocabularies[_i], chain[IN_CHAIN], ids[CHAIN];
+        kvd_space *words = space_of_words(vocabulary);
+
+        for (uint32_t i = 0; i < IN_CHAIN; i++)
+                chain[i] = vocabulary ? (i * 2654435761u) % vocabulary : i * 2654435761u;
+        seal_chain(words, chain, ids);
+        ck_assert_uint_eq(tokens_found(words, chain, ids), IN_CHAIN);
+        expect_bits_to_count(words, chain, ids);
+        ck_assert_uint_eq(tokens_found(words, chain, ids), IN_CHAIN);
+        kvd_space_close(words);
+}
+END_TEST
+
 SUITE("calls",
       FIXTURE(set_up, tear_down),
       TESTS(a_forked_child_is_refused_everywhere, each_call_has_time_of_its_own, a_lease_is_waited_for,
             a_stock_that_grows_loses_nothing, sequences_that_cannot_be_had,
-            a_prefix_that_is_not_there_is_not_borrowed))
+            a_prefix_that_is_not_there_is_not_borrowed),
+      LOOPS(9, every_bit_of_a_token_counts))

@@ -12,9 +12,10 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "ipc/base/hash.h"
 #include "ipc/base/key.h"
+#include "ipc/base/pack.h"
 #include "ipc/base/tier.h"
+#include "ipc/base/wide.h"
 #include "tests/lib/suite.h"
 
 static struct kvd_index make_index(uint32_t keys) {
@@ -48,7 +49,7 @@ static struct kvd_index make_index(uint32_t keys) {
 START_TEST(hash_variants_are_equal) {
         static uint8_t data[4200];
         struct kvd_index ix = make_index(KVD_keys_serve);
-        kvd_hash best = kvd_hash_best();
+        const struct kvd_wide *best = kvd_wide_best();
 
         for (size_t i = 0; i < sizeof data; i++)
                 data[i] = (uint8_t)(i * 31 + i / 7);
@@ -56,13 +57,71 @@ START_TEST(hash_variants_are_equal) {
                 for (size_t off = 0; off < 3; off++) {
                         XXH128_hash_t want = XXH3_128bits_withSecret(data + off, n, ix.secret,
                                                                      sizeof ix.secret);
-                        struct kvd_key a = kvd_hash_plain(data + off, n, ix.secret),
-                                       b = best(data + off, n, ix.secret);
+                        struct kvd_key a = kvd_wide_plain.hash(data + off, n, ix.secret),
+                                       b = best->hash(data + off, n, ix.secret);
 
                         ck_assert_uint_eq(a.lo, want.low64);
                         ck_assert_uint_eq(a.hi, want.high64);
                         ck_assert(kvd_key_equal(a, b));
                 }
+}
+END_TEST
+
+/* What it is by pack.h, token by token. */
+static uint32_t unpacked(const uint32_t *packed, uint32_t n, uint32_t bits, uint32_t token) {
+        uint32_t half = n / 2, i = token % half, side = token / half * 16, j = i / 8, per, high = 0;
+
+        if (bits) {
+                per = 16 / bits;
+                high = packed[half + j / per * 8 + i % 8] >> (side + j % per * bits);
+        }
+        return (high & ((1u << bits) - 1)) << 16 | (packed[i] >> side & 0xffff);
+}
+
+static void fill_tokens(uint32_t *tokens, uint32_t n, uint32_t vocab, uint32_t seed) {
+        for (uint32_t i = 0; i < n; i++) {
+                seed = seed * 1664525 + 1013904223;
+                tokens[i] = (uint32_t)((uint64_t)seed * vocab >> 32);
+        }
+        tokens[seed % n] = vocab - 1;
+}
+
+START_TEST(packed_tokens_are_all_there_and_no_others) {
+        static const struct {
+                uint32_t vocab, high_bits;
+        } of[] = {{2, 0}, {65536, 0}, {65537, 1}, {128256, 1}, {131073, 2}, {262144, 2},
+                  {262208, 4}, {1048577, 8}, {16777216, 8}};
+        static uint32_t tokens[KVD_RUN_TOKENS_MOST], packed[KVD_PACKED_MOST], plain[KVD_PACKED_MOST];
+        uint32_t vocab = of[_i].vocab;
+
+        for (uint32_t bt = 1; bt <= KVD_MAX_BLOCK_TOKENS; bt += bt < 20 ? 1 : 59) {
+                struct kvd_shape shape = {.vocab = vocab, .block_tokens = bt};
+                uint32_t n = KVD_RUN_BLOCKS * bt, words = kvd_packed_words(&shape, n);
+                uint32_t bits = of[_i].high_bits;
+
+                fill_tokens(tokens, n, vocab, bt);
+                ck_assert_uint_le(words, n / 2 + n * bits / 32 + 8);
+                ck_assert_ptr_eq(kvd_pack(&shape, tokens, n, packed), packed);
+                for (uint32_t i = 0; i < n; i++)
+                        ck_assert_uint_eq(unpacked(packed, n, bits, i), tokens[i]);
+                kvd_wide_plain.pack(plain, tokens, n, bits);
+                ck_assert_mem_eq(plain, packed, words * sizeof *packed);
+                tokens[n / 3] = 1u << (16 + bits);
+                ck_assert_ptr_null(kvd_pack(&shape, tokens, n, packed));
+                tokens[n / 3] = UINT32_MAX;
+                ck_assert_ptr_null(kvd_pack(&shape, tokens, n, packed));
+        }
+}
+END_TEST
+
+START_TEST(tokens_without_a_bound_are_not_packed) {
+        static const uint32_t tokens[KVD_RUN_BLOCKS] = {UINT32_MAX, 0, 5};
+        struct kvd_shape none = {.block_tokens = 1}, large = {.block_tokens = 1, .vocab = (1u << 24) + 1};
+
+        ck_assert_ptr_eq(kvd_pack(&none, tokens, KVD_RUN_BLOCKS, NULL), tokens);
+        ck_assert_ptr_eq(kvd_pack(&large, tokens, KVD_RUN_BLOCKS, NULL), tokens);
+        ck_assert_uint_eq(kvd_packed_words(&none, KVD_RUN_BLOCKS), KVD_RUN_BLOCKS);
+        ck_assert_uint_eq(kvd_packed_words(&large, KVD_RUN_BLOCKS), KVD_RUN_BLOCKS);
 }
 END_TEST
 
@@ -201,7 +260,8 @@ START_TEST(a_table_has_so_many_slots_at_most) {
 }
 END_TEST
 
-SUITE("base", TESTS(hash_variants_are_equal, bounds_are_asked_once),
+SUITE("base", TESTS(hash_variants_are_equal, bounds_are_asked_once, tokens_without_a_bound_are_not_packed),
+      LOOPS(9, packed_tokens_are_all_there_and_no_others),
       WHEN(KVD_HASH_BITS == 128, TESTS(paper_keys_are_xxh64_of_the_ids, B1_hash_vectors,
                                        keys_depend_on_all_that_they_should)),
       TESTS(every_changed_header_field_is_refused, impossible_geometries_are_refused,
