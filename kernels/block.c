@@ -40,8 +40,9 @@ static uint32_t topk(uint32_t *indices, const float *scores, uint32_t n, uint32_
         if (k == 0 || n == 0)
                 return 0;
         k = MIN(k, n);
+        memcpy(scratch, scores, n * sizeof *scratch);
         for (uint32_t i = 0; i < n; i++)
-                scratch[i] = order_of(scores[i]);
+                scratch[i] = order_of(scratch[i]);
         cut = cut_of(scratch, n, k, 0);
         if (cut.some == 0)
                 return collect(indices, k, scores, n, score_of(cut.from));

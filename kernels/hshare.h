@@ -64,7 +64,7 @@ struct kvd_hshare_ops {
 
         /*
          * The positions of the z largest of n scores, plus first, ascending; of equal ones the
-         * earliest. -inf and NaN are never among them. Returns how many. scratch: 3 n numbers.
+         * earliest. -inf and NaN are never among them. Returns how many. scratch: 2 n numbers.
          */
         uint32_t (*top)(uint32_t *to, const float *scores, uint32_t n, uint32_t z, uint32_t first,
                         uint32_t *scratch);

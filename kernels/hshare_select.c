@@ -4,9 +4,9 @@
  * HShare's kernels that find tokens and compare sets of them; compiled once for each instruction
  * set.
  *
- * The top: most scores are far from it. The largest of each of 2 z groups are found first; z of
- * them reach a bound, so at least z scores do, and most often not half as many again. A second pass
- * collects those, and only they are ranked.
+ * The top: most scores are far from it. A sample says what z of them reach most likely, and not
+ * many more; one pass collects those, and only they are ranked. If they are fewer than z, maxima of
+ * all say what z do reach.
  */
 
 #include "kernels/hshare_select.h"
@@ -77,48 +77,92 @@ void KVD_VARIANT(kvd_hshare_aggregate)(float *to, float *scores, size_t ld, uint
 
 /* ---- the top ---- */
 
-/* The largest of each group of so many, 16 groups side by side; returns how many there are. */
-static uint32_t group_largest(float *to, const float *x, uint32_t n, uint32_t group) {
-        uint32_t groups = n / group / KVD_LANES * KVD_LANES;
+/* The sample: of every STRIDE scores the first RUN, DEPTH of them behind one maximum at most. */
+#define STRIDE 512u
+#define RUN 32u
+#define DEPTH 8u
 
-        for (uint32_t i = 0; i < groups; i += KVD_LANES, x += (size_t)group * KVD_LANES) {
+/* Orders of maxima of depth scores each, of run scores of every stride; returns how many. */
+KERNEL uint32_t maxima(uint32_t *to, const float *scores, uint32_t n, uint32_t stride, uint32_t run,
+                       uint32_t depth) {
+        uint32_t per = run / KVD_LANES, m = n / stride * per / depth * KVD_LANES, row = 0;
+
+        for (uint32_t i = 0; i < m; i += KVD_LANES) {
                 lanes most = lanes_set(-INFINITY);
 
-                for (uint32_t j = 0; j < group; j++)
-                        most = lanes_max(lanes_load(x + (size_t)j * KVD_LANES), most);
-                lanes_store(to + i, most);
+                for (uint32_t d = 0; d < depth; d++, row++)
+                        most = lanes_max(lanes_load(scores + (size_t)(row / per) * stride +
+                                                    row % per * KVD_LANES),
+                                         most);
+                lanes_store((float *)(to + i), most);
         }
-        return groups;
+        for (uint32_t i = 0; i < m; i++)
+                to[i] = order_of(to[i]);
+        return m;
 }
 
-/* What at least z scores reach, and not many more; room for two numbers for each score. */
-static float bound_of(const float *scores, uint32_t n, uint32_t z, uint32_t *room) {
-        float *most = (float *)room;
-        uint32_t *order = room + n, group = n / 2 / z, groups = 0;
+/* How many of m such maxima reach what z of n scores do, and two standard deviations more. */
+static uint32_t maxima_above(uint32_t m, uint32_t n, uint32_t z, uint32_t depth) {
+        float none = powf(1 - (float)z / (float)n, (float)depth), all = (float)m;
 
-        if (group >= 2)
-                groups = group_largest(most, scores, n, group);
-        if (groups < z)
-                return -FLT_MAX;
-        for (uint32_t i = 0; i < groups; i++)
-                order[i] = order_of(most[i]);
-        return MAX(score_of(cut_of(order, groups, z, z / 16).from), -FLT_MAX);
+        return (uint32_t)(all * (1 - none) + 2 * sqrtf(all * none * (1 - none))) + 1;
+}
+
+/* What the k-th largest of m is, or a little less; -FLT_MAX: they are not so many. */
+static float bound_of(const uint32_t *order, uint32_t m, uint32_t k) {
+        return k > m ? -FLT_MAX : MAX(score_of(cut_of(order, m, k, k / 16).from), -FLT_MAX);
+}
+
+/* What z scores reach most likely. */
+static float likely_bound(const float *scores, uint32_t n, uint32_t z, uint32_t *room) {
+        uint32_t depth = MIN(MAX(n / 2 / z, 1), DEPTH), m;
+
+        for (uint32_t i = 0; i < n; i += STRIDE)
+                lanes_expect(scores + i, MIN(RUN, n - i) * sizeof *scores);
+        m = maxima(room, scores, n, STRIDE, RUN, depth);
+        return bound_of(room, m, maxima_above(m, n, z, depth));
+}
+
+/* What z scores do reach, because z maxima do. */
+static float sure_bound(const float *scores, uint32_t n, uint32_t z, uint32_t *room) {
+        uint32_t depth = n / 2 / z;
+
+        return depth ? bound_of(room, maxima(room, scores, n, KVD_LANES, KVD_LANES, depth), z) :
+                       -FLT_MAX;
+}
+
+/* All that are above what z reach, in order, and earlier ones first of what is just that. */
+static void keep(uint32_t *to, uint32_t first, const uint32_t *at, const uint32_t *order,
+                 uint32_t z, struct cut cut) {
+        uint32_t equal = cut.some ? cut.some : z, kept = 0;
+
+        for (uint32_t i = 0; kept < z; i++) {
+                bool is_equal = (order[i] == cut.from) & (equal != 0);
+
+                to[kept] = first + at[i];
+                kept += is_equal | (order[i] > cut.from);
+                equal -= is_equal;
+        }
 }
 
 uint32_t KVD_VARIANT(kvd_hshare_top)(uint32_t *to, const float *scores, uint32_t n, uint32_t z,
                                      uint32_t first, uint32_t *scratch) {
-        uint32_t *at = scratch, m;
-        float *few = (float *)(scratch + n);
+        uint32_t *at = scratch, *order = scratch + n, m;
 
-        if (z == 0 || n == 0)
+        z = MIN(z, n);
+        if (z == 0)
                 return 0;
-        m = collect(at, n, scores, n, bound_of(scores, n, z, scratch));
+        m = collect(at, n, scores, n, likely_bound(scores, n, z, order));
+        if (m < z)
+                m = collect(at, n, scores, n, sure_bound(scores, n, z, order));
+        z = MIN(z, m);
         for (uint32_t i = 0; i < m; i++)
-                few[i] = scores[at[i]];
-        m = KVD_VARIANT(kvd_block).topk(to, few, m, z, false, scratch + 2 * (size_t)n);
+                memcpy(&order[i], &scores[at[i]], sizeof *order);
         for (uint32_t i = 0; i < m; i++)
-                to[i] = first + at[to[i]];
-        return m;
+                order[i] = order_of(order[i]);
+        if (z)
+                keep(to, first, at, order, z, cut_of(order, m, z, 0));
+        return z;
 }
 
 /* ---- sets ---- */

@@ -5,8 +5,7 @@
 /*
  * Finding the k-th largest of many scores, and those that reach a bound. Scores are looked for as
  * numbers that grow with them, by halves: how many are in the upper half of what is left? A look at
- * all of them is a comparison and an addition for 16 at a time, and where scores differ it takes
- * some more than log2(n) looks.
+ * all of them is a comparison and an addition for 16 at a time.
  */
 
 #include "ipc/base/util.h"
@@ -14,14 +13,13 @@
 
 #define ORDER_LEAST 0x007fffffu /* of what is a number: -inf */
 
-/* Unsigned, and 0 for NaN; -0 is 0. */
-KERNEL uint32_t order_of(float score) {
-        float positive_zero = score + 0.0f;
-        uint32_t bits, flip;
+/* Of a score, by its bits: unsigned, and 0 for NaN; -0 is 0. */
+KERNEL uint32_t order_of(uint32_t bits) {
+        uint32_t ordered;
 
-        memcpy(&bits, &positive_zero, sizeof bits);
-        flip = (uint32_t)((int32_t)bits >> 31) | 0x80000000u;
-        return score != score ? 0 : bits ^ flip;
+        bits = bits == 0x80000000u ? 0 : bits;
+        ordered = bits ^ ((uint32_t)((int32_t)bits >> 31) | 0x80000000u);
+        return (bits & 0x7fffffff) > 0x7f800000 ? 0 : ordered;
 }
 
 /* The least score of that order or above. */
@@ -33,6 +31,8 @@ KERNEL float score_of(uint32_t order) {
         memcpy(&score, &bits, sizeof score);
         return score;
 }
+
+#define FEW 32u
 
 /* The largest: all that are from or above; or, if not all that are from are wanted, so many. */
 struct cut {
@@ -47,49 +47,124 @@ KERNEL uint32_t count_from(const uint32_t *order, uint32_t n, uint32_t bound) {
         return count;
 }
 
-/* Of the k largest, k from 1 to n; or of up to k + slack. */
+/* Those from low to high, which are FEW at most: of 16, most often none. */
+KERNEL uint32_t bring_few(uint32_t *to, const uint32_t *order, uint32_t n, uint32_t low,
+                          uint32_t high) {
+        uint32_t m = 0;
+
+        for (uint32_t i = 0; i < n; i += 16) {
+                uint32_t end = MIN(i + 16, n), any = 0;
+
+                for (uint32_t j = i; j < end; j++)
+                        any |= order[j] - low <= high - low;
+                for (uint32_t j = i; any && j < end; j++)
+                        if (order[j] - low <= high - low)
+                                to[m++] = order[j];
+        }
+        return m;
+}
+
+/*
+ * Of the k largest, k from 1 to n; or of up to k + slack. Once few are left to be the one, only they
+ * are looked at.
+ */
 KERNEL struct cut cut_of(const uint32_t *order, uint32_t n, uint32_t k, uint32_t slack) {
-        uint32_t low = UINT32_MAX, high = 0, larger = 0;
+        uint32_t few[FEW], low = UINT32_MAX, high = 0, reach_low = n, above_high = 0, above_few = 0;
 
         for (uint32_t i = 0; i < n; i++) {
                 low = MIN(low, order[i]);
                 high = MAX(high, order[i]);
         }
         while (low < high) {
-                uint32_t middle = low + (high - low) / 2 + 1, count = count_from(order, n, middle);
+                uint32_t middle = low + (high - low) / 2 + 1, count;
 
+                if (n > FEW && reach_low - above_high <= FEW) {
+                        n = bring_few(few, order, n, low, high);
+                        order = few;
+                        above_few = above_high;
+                }
+                count = above_few + count_from(order, n, middle);
                 if (count - k <= slack)
                         return (struct cut){middle, 0};
                 if (count > k) {
                         low = middle;
+                        reach_low = count;
                 } else {
                         high = middle - 1;
-                        larger = count;
+                        above_high = count;
                 }
         }
-        return (struct cut){low, k - larger};
+        return (struct cut){low, k - above_high};
 }
 
+/* ---- collecting ---- */
+
+/* Bit i of those of 64 that are at least bound; NaN is not. */
 #if defined(KVD_ISA_AVX512)
 
-/*
- * Not compressed while it is stored, which takes some processors 100 cycles. Most often few are
- * found, and a short store seldom lies across two lines.
- */
-KERNEL uint32_t store_found(uint32_t *to, const float *x, float bound, __m512i index) {
-        uint32_t found = _cvtmask16_u32(
-                _mm512_cmp_ps_mask(_mm512_loadu_ps(x), _mm512_set1_ps(bound), _CMP_GE_OQ));
-        __m512i indices = _mm512_maskz_compress_epi32((__mmask16)found, index);
-        uint32_t count = (uint32_t)_mm_popcnt_u32(found);
+KERNEL uint64_t reached(const float *x, float bound) {
+        __m512 least = _mm512_set1_ps(bound);
+        uint64_t word = 0;
 
-        if (count <= 4)
-                _mm_storeu_si128((void *)to, _mm512_castsi512_si128(indices));
-        else
-                _mm512_storeu_si512(to, indices);
-        return count;
+        for (uint32_t i = 0; i < 4; i++)
+                word |= (uint64_t)_mm512_cmp_ps_mask(_mm512_loadu_ps(x + 16 * i), least, _CMP_GE_OQ)
+                        << (16 * i);
+        return word;
+}
+
+#elif defined(KVD_ISA_AVX2)
+
+/* Packing takes each half of a register by itself: what was 0 4 1 5 2 6 3 7 is put in order. */
+KERNEL uint32_t reached_32(const float *x, __m256 least) {
+        __m256i of[4];
+
+        for (uint32_t i = 0; i < 4; i++)
+                of[i] = _mm256_castps_si256(
+                        _mm256_cmp_ps(_mm256_loadu_ps(x + 8 * i), least, _CMP_GE_OQ));
+        of[0] = _mm256_packs_epi16(_mm256_packs_epi32(of[0], of[1]),
+                                   _mm256_packs_epi32(of[2], of[3]));
+        return (uint32_t)_mm256_movemask_epi8(_mm256_permutevar8x32_epi32(
+                of[0], _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+}
+
+KERNEL uint64_t reached(const float *x, float bound) {
+        __m256 least = _mm256_set1_ps(bound);
+
+        return reached_32(x, least) | (uint64_t)reached_32(x + 32, least) << 32;
+}
+
+#else
+
+KERNEL uint64_t reached(const float *x, float bound) {
+        uint64_t word = 0;
+
+        for (uint32_t i = 0; i < 64; i++)
+                word |= (uint64_t)(x[i] >= bound) << i;
+        return word;
 }
 
 #endif
+
+KERNEL uint32_t put_bits(uint32_t *to, uint64_t word, uint32_t first) {
+        uint32_t m = 0;
+
+        for (; word; word &= word - 1)
+                to[m++] = first + (uint32_t)__builtin_ctzll(word);
+        return m;
+}
+
+/* Most words have few: the first four are written whether they are there or not. */
+KERNEL uint32_t put_few_bits(uint32_t *to, uint64_t word, uint32_t first) {
+        uint32_t m = (uint32_t)__builtin_popcountll(word);
+
+        for (uint32_t i = 0; i < 4; i++, word &= word - 1)
+                to[i] = first + (uint32_t)__builtin_ctzll(word | UINT64_C(1) << 63);
+        if (unlikely(m > 4))
+                put_bits(to + 4, word, first);
+        return m;
+}
+
+#define COLLECT_AHEAD 1024u /* scores are asked for */
 
 /*
  * The indices of those of x that are at least bound, ascending; NaN is not. Returns how many, which
@@ -98,28 +173,13 @@ KERNEL uint32_t store_found(uint32_t *to, const float *x, float bound, __m512i i
 KERNEL uint32_t collect(uint32_t *to, uint32_t room, const float *x, uint32_t n, float bound) {
         uint32_t m = 0, i = 0;
 
-#if defined(KVD_ISA_AVX512)
-        __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        for (; n - i >= 64; i += 64) {
+                uint64_t word;
 
-        for (; n - i >= 2 * KVD_LANES && room - m >= 2 * KVD_LANES; i += 2 * KVD_LANES) {
-                m += store_found(to + m, x + i, bound, index);
-                index = _mm512_add_epi32(index, _mm512_set1_epi32(KVD_LANES));
-                m += store_found(to + m, x + i + KVD_LANES, bound, index);
-                index = _mm512_add_epi32(index, _mm512_set1_epi32(KVD_LANES));
+                lanes_expect(x + i + COLLECT_AHEAD, 64 * sizeof *x);
+                word = reached(x + i, bound);
+                m += room - m >= 4 ? put_few_bits(to + m, word, i) : put_bits(to + m, word, i);
         }
-#elif defined(KVD_ISA_AVX2)
-        for (; n - i >= 32; i += 32) {
-                uint32_t found = 0;
-
-                for (uint32_t j = 0; j < 32; j += 8)
-                        found |= (uint32_t)_mm256_movemask_ps(
-                                         _mm256_cmp_ps(_mm256_loadu_ps(x + i + j),
-                                                       _mm256_set1_ps(bound), _CMP_GE_OQ))
-                                 << j;
-                for (; found; found &= found - 1)
-                        to[m++] = i + (uint32_t)__builtin_ctz(found);
-        }
-#endif
         for (; i < n && m < room; i++) {
                 to[m] = i;
                 m += x[i] >= bound;
