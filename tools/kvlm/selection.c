@@ -39,7 +39,7 @@ struct desk { /* of a KV head: whoever looks for it owns it */
         struct kvd_label_query *query; /* [group] */
         float *rotated;                 /* [group][dim] */
         float *scores, *total;         /* [group][slots], [slots] */
-        uint32_t *numbers, *list;      /* scratch [3 slots]; columns or slots */
+        uint32_t *numbers, *list;      /* scratch [2 slots]; columns or slots */
         float *share;                  /* [blocks] of the attention, as labels say */
         bool looked;                   /* share is of the layer at hand */
         uint64_t selections;
@@ -108,7 +108,7 @@ static bool make_desk(struct desk *d, const struct pooled *p, const struct selec
         d->rotated = calloc(group * s->dim, sizeof *d->rotated);
         d->scores = calloc((group + 1) * s->slots, sizeof *d->scores);
         d->total = d->scores + group * s->slots;
-        d->numbers = calloc(3 * (size_t)s->slots, sizeof *d->numbers);
+        d->numbers = calloc(2 * (size_t)s->slots, sizeof *d->numbers);
         d->list = calloc(s->slots, sizeof *d->list);
         d->share = calloc(p->room, sizeof *d->share);
         return d->query && d->rotated && d->scores && d->numbers && d->list && d->share;
