@@ -32,7 +32,7 @@ static int grow(struct space *space, struct arena *arena, uint64_t bytes) {
         int r = space_grow(space, arena, bytes);
         bool more;
 
-        if (r)
+        if (r || !space_may_inherit(space))
                 return r;
         more = store_bury(space_store(space));
         r = space_grow(space, arena, bytes);

@@ -36,6 +36,8 @@ uint32_t index_find(const struct space *space, const struct kvd_desc *want, cons
 bool segment_bury(struct space *space, struct segment *segment);
 /* blocks made ready, or an error */
 int space_grow(struct space *space, struct arena *arena, uint64_t bytes);
+/* would memory of a space that was deleted be its? */
+bool space_may_inherit(const struct space *space);
 /* takes a segment's memory from a larger space: 1, 0: there is none, -EAGAIN: there may be one */
 int space_reclaim(struct space *space, uint32_t *reads);
 /* ... from arenas of this space that can spare it */

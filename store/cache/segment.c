@@ -365,6 +365,21 @@ static bool quota_used_up(const struct domain *domain, uint64_t bytes) {
         return used && used + bytes > domain_most(domain, KVD_COST_pool);
 }
 
+/*
+ * Others' only while its domain may have more: else it would work, and wait, for what it does not
+ * get.
+ */
+bool space_may_inherit(const struct space *space) {
+        bool own_domain_only = quota_used_up(space->domain, space->ix->segment_bytes);
+
+        if (total_blocks(space) >= space->memory.max_blocks)
+                return false;
+        for (const struct space *s = space_store(space)->deleted; s; s = s->next)
+                if (s->domain == space->domain || !own_domain_only)
+                        return true;
+        return false;
+}
+
 int space_reclaim(struct space *space, uint32_t *reads) {
         bool own_domain_only = quota_used_up(space->domain, space->ix->segment_bytes);
         struct space *best = NULL;

@@ -283,10 +283,42 @@ START_TEST(a11_connections_of_one_process_fill_together) {
         ck_assert_int_eq(space_allocate(b, 32, refs + 8), 6);
 }
 
+/* ---- what others deleted ---------------------------------------------------------------------- */
+
+static void reserve_quota(uint64_t blocks, struct domain **ret) {
+        const struct domain_config config = {.name = "bounded",
+                                             .quota = blocks * BLOCK_BYTES,
+                                             .client_quota = UINT64_MAX};
+
+        ck_assert_int_eq(store_domain(store, &config, ret), 0);
+}
+
+/* It would gain nothing: its own blocks make room, at once, and nobody's memory is given back by it. */
+START_TEST(a_full_domain_does_not_wait_for_what_another_one_deleted) {
+        static kvd_ref refs[2 * POOL_BLOCKS];
+        struct space *gone = space_of(greedy, "gone");
+        struct attachment *a = fixture_attach(gone);
+        struct domain *bounded;
+        uint64_t used;
+        uint32_t n;
+
+        ck_assert_int_gt(space_allocate(a, HALF / 4, refs), 0);
+        reserve_quota(HALF / 4, &bounded);
+        a = fixture_attach(space_of(bounded, "bounded"));
+        n = take(a, refs);
+        for (uint32_t i = 0; i < n; i++)
+                seal(a, refs[i], i);
+        ck_assert_int_eq(space_delete(gone, true), 0);
+        used = store->account.used[KVD_COST_pool];
+        ck_assert_int_eq(space_allocate(a, 1, refs), 1);
+        ck_assert_uint_eq(store->account.used[KVD_COST_pool], used);
+}
+
 SUITE("account",
       FIXTURE(set_up, tear_down),
       TESTS(a4_filling_with_two_connections, a4_sealing_and_pinning_everything, a4_limbo,
             a4_a_guarantee_that_comes_later_is_taken, a4_a_quota_is_a_share_of_everything,
             a17_what_does_not_change_hands_is_left_to_newcomers, a24_spill, a7_indexes_and_pin_pages_have_a_limit,
             a11_one_process_does_not_have_all_seats, a11_one_process_does_not_have_all_leases,
-            a11_connections_of_one_process_fill_together))
+            a11_connections_of_one_process_fill_together,
+            a_full_domain_does_not_wait_for_what_another_one_deleted))
