@@ -165,6 +165,14 @@ static uint32_t cool_all(void) {
         return (uint32_t)kvd_sequence_cool(u.sequence, 8, slots, KVD_COOL_SPILL);
 }
 
+/* The worker that the next daemon starts is a fake. */
+static void play(enum fake fake) {
+        char name[8];
+
+        snprintf(name, sizeof name, "%d", fake);
+        setenv("KVD_TEST_FAKE", name, 1);
+}
+
 /* Lies that are no answer cost the worker its life; those that are cost the job. */
 static bool is_replaced(enum fake fake) {
         return fake < SHORT_RESULT;
@@ -172,10 +180,8 @@ static bool is_replaced(enum fake fake) {
 
 START_TEST(nothing_breaks) {
         enum fake fake = (enum fake)_i;
-        char name[8];
 
-        snprintf(name, sizeof name, "%d", fake);
-        setenv("KVD_TEST_FAKE", name, 1);
+        play(fake);
         start_daemon("/proc/self/exe");
         user_open(&u, it.in.socket, spilling);
         user_append(&u, 8);
@@ -200,10 +206,8 @@ END_TEST
  */
 START_TEST(a_copy_that_is_none_never_comes_back) {
         uint32_t slots[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-        char name[8];
 
-        snprintf(name, sizeof name, "%d", WRONG_CHECKSUMS);
-        setenv("KVD_TEST_FAKE", name, 1);
+        play(WRONG_CHECKSUMS);
         start_daemon("/proc/self/exe");
         user_open(&u, it.in.socket, spilling);
         user_append(&u, 8);
@@ -247,13 +251,11 @@ START_TEST(a_copy_that_is_none_never_comes_back) {
 }
 END_TEST
 
-/* A job that may rest, and is never done. */
-START_TEST(a_job_that_is_never_done_fails) {
+/* One whose jobs are over, done or not, and that was started once. */
+static void expect_jobs_to_end(enum fake fake) {
         static const char *const labels[] = {"hshare=on", NULL};
-        char name[8];
 
-        snprintf(name, sizeof name, "%d", RESTS_FOR_EVER);
-        setenv("KVD_TEST_FAKE", name, 1);
+        play(fake);
         start_daemon("/proc/self/exe");
         user_open(&u, it.in.socket, labels);
         user_append(&u, 8);
@@ -263,23 +265,16 @@ START_TEST(a_job_that_is_never_done_fails) {
         user_close(&u);
         inproc_stop(&it);
 }
+
+/* A job that may rest, and is never done. */
+START_TEST(a_job_that_is_never_done_fails) {
+        expect_jobs_to_end(RESTS_FOR_EVER);
+}
 END_TEST
 
 /* What its kernels took of a GPU, others get three times before it is told to go on. */
 START_TEST(a_worker_that_was_busy_has_a_rest) {
-        static const char *const labels[] = {"hshare=on", NULL};
-        char name[8];
-
-        snprintf(name, sizeof name, "%d", BUSY);
-        setenv("KVD_TEST_FAKE", name, 1);
-        start_daemon("/proc/self/exe");
-        user_open(&u, it.in.socket, labels);
-        user_append(&u, 8);
-        ck_assert_int_eq(kvd_sequence_wait(u.sequence, UINT64_C(100000000000)), 0);
-        ck_assert_uint_eq(user_info(&u).worker_starts, 1);
-        user_check(&u);
-        user_close(&u);
-        inproc_stop(&it);
+        expect_jobs_to_end(BUSY);
 }
 END_TEST
 
