@@ -13,24 +13,13 @@
 
 /* ---- top-k ---- */
 
-/* As topk() where the k-th largest has equals. */
-static void choose_equals(uint32_t *indices, const uint32_t *order, uint32_t n, uint32_t k,
-                          struct cut cut, bool later) {
-        uint32_t skip = 0, taken = 0, equal = 0;
+/* Of those that are like the k-th largest, so many are not among the latest. */
+static uint32_t earlier_equals(const uint32_t *order, uint32_t n, struct cut cut) {
+        uint32_t equal = 0;
 
-        if (later) {
-                for (uint32_t i = 0; i < n; i++)
-                        skip += order[i] == cut.from;
-                skip -= cut.some;
-        }
-        /* no room is needed for one too many: the k-th ends it */
-        for (uint32_t i = 0; taken < k; i++) {
-                bool same = order[i] == cut.from;
-
-                indices[taken] = i;
-                taken += order[i] > cut.from || (same && equal - skip < cut.some);
-                equal += same;
-        }
+        for (uint32_t i = 0; i < n; i++)
+                equal += order[i] == cut.from;
+        return equal - cut.some;
 }
 
 static uint32_t topk(uint32_t *indices, const float *scores, uint32_t n, uint32_t k, bool later,
@@ -46,7 +35,7 @@ static uint32_t topk(uint32_t *indices, const float *scores, uint32_t n, uint32_
         cut = cut_of(scratch, n, k, 0);
         if (cut.some == 0)
                 return collect(indices, k, scores, n, score_of(cut.from));
-        choose_equals(indices, scratch, n, k, cut, later);
+        choose(indices, scratch, k, cut, later ? earlier_equals(scratch, n, cut) : 0);
         return k;
 }
 

@@ -131,20 +131,6 @@ static float sure_bound(const float *scores, uint32_t n, uint32_t z, uint32_t *r
                        -FLT_MAX;
 }
 
-/* All that are above what z reach, in order, and earlier ones first of what is just that. */
-static void keep(uint32_t *to, uint32_t first, const uint32_t *at, const uint32_t *order,
-                 uint32_t z, struct cut cut) {
-        uint32_t equal = cut.some ? cut.some : z, kept = 0;
-
-        for (uint32_t i = 0; kept < z; i++) {
-                bool is_equal = (order[i] == cut.from) & (equal != 0);
-
-                to[kept] = first + at[i];
-                kept += is_equal | (order[i] > cut.from);
-                equal -= is_equal;
-        }
-}
-
 uint32_t KVD_VARIANT(kvd_hshare_top)(uint32_t *to, const float *scores, uint32_t n, uint32_t z,
                                      uint32_t first, uint32_t *scratch) {
         uint32_t *at = scratch, *order = scratch + n, m;
@@ -161,7 +147,9 @@ uint32_t KVD_VARIANT(kvd_hshare_top)(uint32_t *to, const float *scores, uint32_t
         for (uint32_t i = 0; i < m; i++)
                 order[i] = order_of(order[i]);
         if (z)
-                keep(to, first, at, order, z, cut_of(order, m, z, 0));
+                choose(to, order, z, cut_of(order, m, z, 0), 0);
+        for (uint32_t i = 0; i < z; i++)
+                to[i] = first + at[to[i]];
         return z;
 }
 

@@ -97,6 +97,22 @@ KERNEL struct cut cut_of(const uint32_t *order, uint32_t n, uint32_t k, uint32_t
         return (struct cut){low, k - above_high};
 }
 
+/*
+ * The indices of the k that a cut says, ascending; of its equals those behind the first skip. No
+ * room is needed for one too many: the k-th ends it.
+ */
+KERNEL void choose(uint32_t *indices, const uint32_t *order, uint32_t k, struct cut cut,
+                   uint32_t skip) {
+        uint32_t some = cut.some ? cut.some : k, equal = 0, taken = 0;
+
+        for (uint32_t i = 0; taken < k; i++) {
+                indices[taken] = i;
+                taken += order[i] > cut.from;
+                if (unlikely(order[i] == cut.from))
+                        taken += equal++ - skip < some;
+        }
+}
+
 /* ---- collecting ---- */
 
 /* Bit i of those of 64 that are at least bound; NaN is not. */

@@ -32,6 +32,7 @@ struct kvd_key kvd_key_prefix_root(const struct kvd_index *ix, struct kvd_key pr
                                    uint32_t group);
 struct kvd_key kvd_key_block(const struct kvd_index *ix, struct kvd_key parent,
                              const uint32_t *tokens, uint32_t n);
+/* packed: the same n tokens as a run holds them (pack.h) */
 struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before,
                            const uint32_t *tokens, uint32_t n, const uint32_t *packed);
 

@@ -21,6 +21,6 @@ extern const struct kvd_wide kvd_wide_plain;
 extern const struct kvd_wide kvd_wide_avx2, kvd_wide_avx512;
 #endif
 
-const struct kvd_wide *kvd_wide_best(void); /* for this processor */
+const struct kvd_wide *kvd_wide_best(void); /* for this processor (key.c) */
 
 #endif

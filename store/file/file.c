@@ -11,8 +11,8 @@
 #include <string.h>
 
 #include "ipc/base/enums.h"
-#include "ipc/base/wide.h"
 #include "ipc/base/tier.h"
+#include "ipc/base/wide.h"
 
 /* ---- state ----------------------------------------------------------------------------------- */
 
@@ -132,8 +132,9 @@ void file_name_of(const struct space *space, struct file_name *ret) {
 static struct kvd_key id_of(const struct file *file, const struct file_name *name) {
         bool causal = name->kind == KVD_kind_causal;
 
-        return kvd_wide_best()->hash(name, causal ? offsetof(struct file_name, kind) : sizeof *name,
-                               file->set.super.secret);
+        return kvd_wide_best()->hash(name,
+                                     causal ? offsetof(struct file_name, kind) : sizeof *name,
+                                     file->set.super.secret);
 }
 
 static bool is_number_of(const struct file *file, int number, struct kvd_key id) {
