@@ -418,7 +418,8 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
         struct kvd_index *ix = space->ix;
         const struct kvd_desc *leaf = kvd_index_desc(ix, id);
         uint32_t n_tokens = KVD_RUN_BLOCKS * ix->geometry.block_tokens;
-        uint32_t tokens[KVD_RUN_TOKENS_MOST + KVD_PACKED_MOST]; /* packed behind them: most often a page holds both */
+        /* packed behind them; not on the stack, which stays as deep as it once was */
+        static _Thread_local uint32_t tokens[KVD_RUN_TOKENS_MOST + KVD_PACKED_MOST];
         const uint32_t *packed;
         struct kvd_run fields = {.group = leaf->group, .root = leaf->root};
         struct table table = run_table(ix);

@@ -262,7 +262,7 @@ static void check_run(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct kvd_run *run = kvd_index_run(s->ix, s->blocks[id].run - 1);
         const struct kvd_desc *leaf = kvd_index_desc(s->ix, id);
-        uint32_t tokens[KVD_RUN_TOKENS_MOST + KVD_PACKED_MOST];
+        static _Thread_local uint32_t tokens[KVD_RUN_TOKENS_MOST + KVD_PACKED_MOST];
         uint32_t bt = s->ix->geometry.block_tokens, at = id;
         const uint32_t *packed;
 
