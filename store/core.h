@@ -99,6 +99,7 @@ struct space_lists {
         } pins, semaphores;
         uint32_t copies;       /* the number where the search for copies to give up goes on */
         uint32_t turn;         /* of idle work: what is deleted, and what lives */
+        uint64_t buried;       /* deleted ones that are freed */
 };
 
 struct store_wakes { /* semaphore.c */

@@ -41,6 +41,10 @@ static void next_space_idle(struct space_lists *lists) {
                 space_is_busy(space);
 }
 
+uint64_t store_buried(const struct store *store) {
+        return store->spaces.buried;
+}
+
 /* What is owed to the system, or deleted, and what lives take turns. */
 bool store_idle(struct store *store) {
         struct space_lists *lists = &store->spaces;

@@ -111,6 +111,7 @@ uint64_t store_most_used(const struct store *store);
  * What can wait: a bounded piece, of one space. True: call again when there is nothing else to do.
  */
 bool store_idle(struct store *store);
+uint64_t store_buried(const struct store *store); /* deleted spaces that it has freed so far */
 
 /*
  * The space may have such work: somebody asked something of it, or changed it. As long as it is to

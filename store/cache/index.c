@@ -418,8 +418,7 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
         struct kvd_index *ix = space->ix;
         const struct kvd_desc *leaf = kvd_index_desc(ix, id);
         uint32_t n_tokens = KVD_RUN_BLOCKS * ix->geometry.block_tokens;
-        /* packed behind them; not on the stack, which stays as deep as it once was */
-        static _Thread_local uint32_t tokens[KVD_RUN_TOKENS_MOST + KVD_PACKED_MOST];
+        uint32_t tokens[KVD_RUN_TOKENS_MOST], room[KVD_PACKED_MOST];
         const uint32_t *packed;
         struct kvd_run fields = {.group = leaf->group, .root = leaf->root};
         struct table table = run_table(ix);
@@ -431,7 +430,7 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
                 space_count(space, KVD_SPACE_RUNS_REFUSED, 1);
                 return;
         }
-        packed = kvd_pack(&ix->geometry, tokens, n_tokens, tokens + n_tokens);
+        packed = kvd_pack(&ix->geometry, tokens, n_tokens, room);
         fields.key = kvd_key_run(ix, key, tokens, n_tokens, packed);
         fields.parent = before == NONE ? KVD_ROOT : block_ref(space, before);
         run = free_run(space);

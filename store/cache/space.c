@@ -320,6 +320,7 @@ bool store_bury(struct store *store) {
         if (let_go_piece(space))
                 return true;
         store->deleted = space->next;
+        store->spaces.buried++;
         space_free(space);
         return store->deleted != NULL;
 }

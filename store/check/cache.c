@@ -262,7 +262,7 @@ static void check_run(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct kvd_run *run = kvd_index_run(s->ix, s->blocks[id].run - 1);
         const struct kvd_desc *leaf = kvd_index_desc(s->ix, id);
-        static _Thread_local uint32_t tokens[KVD_RUN_TOKENS_MOST + KVD_PACKED_MOST];
+        uint32_t tokens[KVD_RUN_TOKENS_MOST], room[KVD_PACKED_MOST];
         uint32_t bt = s->ix->geometry.block_tokens, at = id;
         const uint32_t *packed;
 
@@ -274,7 +274,7 @@ static void check_run(struct walk *w, uint32_t id) {
                        at);
                 memcpy(tokens + i * bt, kvd_index_desc(s->ix, at)->tokens, bt * sizeof *tokens);
         }
-        packed = kvd_pack(&s->ix->geometry, tokens, KVD_RUN_BLOCKS * bt, tokens + KVD_RUN_BLOCKS * bt);
+        packed = kvd_pack(&s->ix->geometry, tokens, KVD_RUN_BLOCKS * bt, room);
         expect(w, packed && memcmp(run->tokens, packed, s->ix->run_words * sizeof *packed) == 0,
                "B14 run of block %u has other tokens than its chain", id);
         expect(w,
