@@ -207,6 +207,22 @@ static void stopped_clients(const struct hostile *h) {
         }
 }
 
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+#define SPACES 48u
+
+/* What the daemon has for each of many is given back, though something else lies above it. */
+static void opens_many_spaces(const struct hostile *h) {
+        int fd = raw_attach(h->daemon.socket);
+        char name[32];
+
+        for (uint32_t i = 0; i < SPACES; i++) {
+                snprintf(name, sizeof name, "many-%u", i);
+                raw_open_space(fd, name);
+        }
+        close(raw_attach(h->daemon.socket));
+}
+
 const struct attack_row session_attacks[] = {
         {"600 connections that do not attach", half_open, 64},
         {"600 connections that attach", many_attached, 256},
@@ -214,4 +230,5 @@ const struct attack_row session_attacks[] = {
         {"clients that never read", never_reads, 8},
         {"clients that go before the answer", leaves_in_mid_request, 100},
         {"stopped clients hold what they pinned", stopped_clients, 6},
+        {"a client that opens 48 spaces", opens_many_spaces, 1},
         {0}};
