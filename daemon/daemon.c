@@ -159,11 +159,11 @@ static int apply_domains(struct daemon *d, struct kvd_why *why) {
         return 0;
 }
 
-#define TRIM_SPACES 64u /* 10 us for each */
+#define TRIM_SPACES 64u /* no turn gives back more than what so many had */
 
 /*
- * What deleted spaces had goes back to the system: malloc by itself keeps all that lies below
- * something in use. Before idle work is over, too, since that of 1,000 spaces is 11 ms of one turn.
+ * What deleted spaces had goes back to the system once idle work is over: malloc by itself keeps
+ * all that lies below something in use.
  */
 static bool idle(void *data) {
         struct daemon *d = data;

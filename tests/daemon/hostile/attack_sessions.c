@@ -211,7 +211,7 @@ static void stopped_clients(const struct hostile *h) {
 
 #define SPACES 48u
 
-/* What the daemon has for each of many is given back, though something else lies above it. */
+/* What the daemon has for each of many is given back when they are deleted. */
 static void opens_many_spaces(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket);
         char name[32];
@@ -220,7 +220,7 @@ static void opens_many_spaces(const struct hostile *h) {
                 snprintf(name, sizeof name, "many-%u", i);
                 raw_open_space(fd, name);
         }
-        close(raw_attach(h->daemon.socket));
+        close(fd);
 }
 
 const struct attack_row session_attacks[] = {
