@@ -69,7 +69,7 @@ struct hooks {
                        const char **why);
         /* before it is SEALED */
         void (*promised)(struct attachment *a, uint32_t id, const struct kvd_desc *fields);
-        /* it is sealed and its data is there; if space->watched */
+        /* it is sealed and its data is there; if space->parts.watched */
         void (*readable)(struct space *space, uint32_t id);
         /* 0 to 1, for policies that go by it */
         double (*worth)(const struct space *space, uint32_t id);

@@ -98,23 +98,24 @@ static void tell_all(struct space *space) {
 /* ---- who holds what -------------------------------------------------------------------------- */
 
 /* False: where this client, or several, have been before, so has all that is above. */
-static bool mark(struct space *space, struct attachment *a, struct block *b) {
+static bool mark(struct space *space, struct attachment *a, uint32_t id) {
+        const struct block *b = &space->blocks[id];
         struct look *look = &space->look;
+        struct block_mark *m = &look->marks[id];
 
         if (b->state != KVD_SEALED || b->private)
                 return false;
-        if (b->round != look->round) {
-                b->round = look->round;
-                b->seat = a->seat;
+        if (m->round != look->round) {
+                *m = (struct block_mark){look->round, a->seat};
                 a->look.alone++;
                 look->found++;
                 return true;
         }
-        if (b->seat == a->seat || b->seat == NONE)
+        if (m->seat == a->seat || m->seat == NONE)
                 return false;
-        if (space->attachments[b->seat])
-                space->attachments[b->seat]->look.alone -= 1;
-        b->seat = NONE;
+        if (space->attachments[m->seat])
+                space->attachments[m->seat]->look.alone -= 1;
+        m->seat = NONE;
         return true;
 }
 
@@ -123,9 +124,9 @@ static void mark_chain(struct space *space, struct attachment *a, uint32_t *budg
         struct look *look = &space->look;
 
         for (; look->up != NONE && *budget; (*budget)--) {
-                struct block *b = &space->blocks[look->up];
+                uint32_t id = look->up;
 
-                look->up = mark(space, a, b) ? b->parent : NONE;
+                look->up = mark(space, a, id) ? space->blocks[id].parent : NONE;
         }
 }
 
@@ -141,6 +142,7 @@ uint64_t pins_state(const struct space *space) {
 static void begin(struct space *space, uint64_t state) {
         space_is_busy(space);
         space->look = (struct look){.under_way = true,
+                                    .marks = space->look.marks,
                                     .up = NONE,
                                     .n_held = space->look.n_held,
                                     .round = space->look.round + 1,

@@ -49,12 +49,14 @@ struct shelf {
         uint64_t state;        /* of all pins when the round of looks began */
 };
 
+#define HEAP_CHILDREN 4u
+
 struct arena {
         struct space *space;
         struct attachment *writer; /* NULL: everybody (shared), or nobody any more (orphan) */
         struct kvd_list avail;     /* segments with free blocks */
         uint64_t n_ready;      /* blocks that have memory, of all its segments */
-        uint32_t *heap;        /* owned; leaves, coldest first */
+        uint32_t *heap;        /* owned; leaves, coldest first: the one at i is above HEAP_CHILDREN i + 1 and on */
         uint32_t n_heap;
         struct shelf shelf;
         struct arena *next;    /* in space->memory.arenas */
@@ -62,6 +64,7 @@ struct arena {
 
 /* ---- block ----------------------------------------------------------------------------------- */
 
+/* One line of memory: what sealing and evicting look at. */
 struct block {
         uint32_t prev, next;   /* in the list that it is in */
         uint32_t parent;       /* block before it, NONE for the first */
@@ -70,30 +73,37 @@ struct block {
         uint32_t sib_prev, sib_next;
         uint32_t heap;         /* place in its arena's heap plus 1; 0: not a candidate */
         uint32_t run;          /* run that ends with it plus 1; 0: none */
+        uint32_t owner;        /* FILLING: seat of the attachment that does; NONE: a job */
         union {
                 uint64_t stamp; /* SEALED: eviction order, see evict.c */
                 kvd_ref twin;   /* FILLING: it was posted, and this had its content already; or 0 */
         };
-        uint32_t owner;        /* FILLING: seat of the attachment that does; NONE: a job */
-        /* available.c: when it was last found to be held, and by whom; NONE: by several */
-        uint32_t round, seat;
         uint32_t refs;         /* private: entries of sequences that name it */
         /* jobs in flight and changes offered that name it: it stays what it is, where it is */
         uint32_t holds;
-        /* SEALED: place of its record in the file plus 1, 0: none; and which one that is */
-        uint32_t record;
-        uint32_t record_mark;  /* ... or, without one, its last use when nobody had it pinned */
         uint16_t pinned_by;    /* seat that had it pinned when it was last found pinned */
         uint16_t score;        /* KeyDiff's, 1 to 65535; 0: not known */
         uint8_t state;         /* enum kvd_state: the daemon's own copy */
-        bool indexed;          /* in the block table */
-        bool marked;           /* seal.c: named by the request at hand */
+        bool indexed : 1;      /* in the block table */
+        bool marked : 1;       /* seal.c: named by the request at hand */
         /* SEALED, belongs to sequences: in no table and no chain (private.c) */
-        bool private;
-        bool summarised;       /* its row of the summaries is made */
-        bool reviving;         /* FILLING, by a worker: in nobody's list */
-        bool pending;          /* SEALED, its data is not known to be there (semaphore.c) */
-        bool poisoned;         /* SEALED, it or a block before it never got its data */
+        bool private : 1;
+        bool summarised : 1;   /* its row of the summaries is made */
+        bool reviving : 1;     /* FILLING, by a worker: in nobody's list */
+        bool pending : 1;      /* SEALED, its data is not known to be there (semaphore.c) */
+        bool poisoned : 1;     /* SEALED, it or a block before it never got its data */
+};
+static_assert(sizeof(struct block) == 64, "a block has one line of memory");
+
+/* When a block was last found to be held, and by which seat; NONE: by several (available.c). */
+struct block_mark {
+        uint32_t round, seat;
+};
+
+/* SEALED: a block's place in the file plus 1, 0: none; and which record that is. */
+struct block_record {
+        uint32_t place;
+        uint32_t mark; /* ... or, without one, its last use when nobody had it pinned */
 };
 
 /* ---- attachment ------------------------------------------------------------------------------ */
@@ -166,6 +176,7 @@ struct look {
         uint64_t state;        /* of all pins when it began */
         uint64_t found;        /* blocks that are held */
         uint64_t n_held;       /* ... of the round before */
+        struct block_mark *marks; /* owned; what was found of each block */
 };
 
 struct space_memory { /* segment.c */
@@ -243,6 +254,8 @@ struct audit {
 /* What parts keep for a space. Each is the part's own, and defined where it lives. */
 struct space_parts {
         uint32_t n_begun;              /* parts whose space_begins was called */
+        /* one wants to be told of readable blocks: one load on the way of a seal */
+        bool watched;
         struct sequences *sequences;
         struct tiers *tiers;
         struct semaphores *semaphores; /* NULL in host memory */
@@ -294,7 +307,8 @@ struct space {
 
         struct space_account account;
         struct space_memory memory;
-        struct block *blocks;     /* owned; capacity of them */
+        struct block *blocks;     /* owned; capacity of them, each on a line of its own */
+        struct block_record *records; /* owned; as many, untouched where no tier is below */
         uint64_t count[KVD_N_STATES];
         uint64_t clock;           /* its low half is ix->clock */
         struct leaves leaves;
@@ -309,8 +323,6 @@ struct space {
         uint32_t n_attachments;   /* seats */
         struct look look;
 
-        /* a part wants to be told of readable blocks: one load on the way of a seal */
-        bool watched;
         struct space_parts parts;
 };
 
@@ -384,11 +396,11 @@ static inline void space_changes(struct space *s) {
                 space_is_busy(s);
 }
 
-/* record: place in the file plus 1; handle: what clients call it. All 0: it has none. */
-static inline void block_set_record(struct space *s, uint32_t id, uint32_t record, uint32_t mark,
+/* place: in the file plus 1; handle: what clients call the record. All 0: it has none. */
+static inline void block_set_record(struct space *s, uint32_t id, uint32_t place, uint32_t mark,
                                     uint64_t handle) {
-        s->blocks[id].record = record;
-        s->blocks[id].record_mark = mark;
+        if (s->parts.file || s->parts.remote)
+                s->records[id] = (struct block_record){place, mark};
         if (s->ix->hint_slots)
                 atomic_store_explicit(&kvd_index_records(s->ix)[id], handle, memory_order_relaxed);
 }

@@ -187,20 +187,32 @@ static void heap_put(struct arena *arena, uint32_t at, uint32_t id) {
 }
 
 static void sift_up(struct arena *arena, uint32_t at) {
-        uint32_t id = arena->heap[at];
+        uint32_t id = arena->heap[at], above;
 
-        for (; at > 0 && colder(arena->space, id, arena->heap[(at - 1) / 2]); at = (at - 1) / 2)
-                heap_put(arena, at, arena->heap[(at - 1) / 2]);
+        for (; at > 0; at = above) {
+                above = (at - 1) / HEAP_CHILDREN;
+                if (!colder(arena->space, id, arena->heap[above]))
+                        break;
+                heap_put(arena, at, arena->heap[above]);
+        }
         heap_put(arena, at, id);
+}
+
+/* Of those from first on, which are looked at side by side: there are as many waits as levels. */
+static uint32_t coldest_of(const struct arena *arena, uint32_t first) {
+        uint32_t end = MIN(first + HEAP_CHILDREN, arena->n_heap), coldest = first;
+
+        for (uint32_t at = first + 1; at < end; at++)
+                if (colder(arena->space, arena->heap[at], arena->heap[coldest]))
+                        coldest = at;
+        return coldest;
 }
 
 static void sift_down(struct arena *arena, uint32_t at) {
         uint32_t id = arena->heap[at], child;
 
-        for (; (child = 2 * at + 1) < arena->n_heap; at = child) {
-                if (child + 1 < arena->n_heap &&
-                    colder(arena->space, arena->heap[child + 1], arena->heap[child]))
-                        child++;
+        for (; (child = HEAP_CHILDREN * at + 1) < arena->n_heap; at = child) {
+                child = coldest_of(arena, child);
                 if (!colder(arena->space, arena->heap[child], id))
                         break;
                 heap_put(arena, at, arena->heap[child]);

@@ -30,7 +30,7 @@ static void tell_change(struct space *space, uint32_t id) {
         uint64_t n = atomic_load_explicit(&ix->changes, memory_order_relaxed);
 
         shm_write_begin(&ix->changes_begun, n + 1);
-        atomic_store_explicit(&kvd_index_changes(ix)[n % ix->change_slots], id,
+        atomic_store_explicit(&kvd_index_changes(ix)[n & (ix->change_slots - 1)], id,
                               memory_order_relaxed);
         shm_write_end(&ix->changes, n + 1);
 }
@@ -562,6 +562,13 @@ void index_fetch_entry(const struct space *space, uint32_t id) {
         __builtin_prefetch(bucket_of(&t, block_key(space->ix, id), 0), 1);
         if (space->blocks[id].run)
                 __builtin_prefetch(kvd_index_run(space->ix, space->blocks[id].run - 1), 1);
+}
+
+void index_fetch_run(const struct space *space, uint32_t id) {
+        struct table t = run_table(space->ix);
+
+        if (space->blocks[id].run)
+                __builtin_prefetch(bucket_of(&t, run_key(space->ix, space->blocks[id].run - 1), 0), 1);
 }
 
 /*

@@ -28,6 +28,8 @@ void index_enter(struct space *space, uint32_t id, struct kvd_key root);
 void index_prefetch(const struct space *space, struct kvd_key key, uint32_t id);
 /* what taking it out of the tables will touch, once its descriptor is there */
 void index_fetch_entry(const struct space *space, uint32_t id);
+/* ... and its run, once that is there */
+void index_fetch_run(const struct space *space, uint32_t id);
 /* or NONE */
 uint32_t index_find(const struct space *space, const struct kvd_desc *want, const uint32_t *tokens);
 

@@ -86,6 +86,23 @@ static int compare(struct space *space, const struct space_spec *spec) {
 
 /* ---- making ---------------------------------------------------------------------------------- */
 
+/* As calloc, but each of the n lines of 64 bytes is one of memory; what is to be freed is before them. */
+static void *new_lines(uint32_t n) {
+        uint8_t *room = sys->calloc((size_t)n + 1, 64);
+        void **lines;
+
+        if (!room)
+                return NULL;
+        lines = (void **)ALIGN_UP((uintptr_t)room + sizeof room, 64);
+        lines[-1] = room;
+        return lines;
+}
+
+static void free_lines(void *lines) {
+        if (lines)
+                free(((void **)lines)[-1]);
+}
+
 static void space_free(struct space *space) {
         while (space->memory.arenas) {
                 struct arena *arena = space->memory.arenas;
@@ -98,7 +115,9 @@ static void space_free(struct space *space) {
         account_close(space);
         index_free(space);
         free(space->memory.segments);
-        free(space->blocks);
+        free_lines(space->blocks);
+        free(space->records);
+        free(space->look.marks);
         free(space->runs.free);
         free(space->attachments);
         free(space->leases.at);
@@ -112,7 +131,10 @@ static void space_freep(struct space **space) {
 
 /* Its index counts in full: whoever reads it fills it. */
 uint64_t space_table_bytes(const struct kvd_index *ix) {
-        return ix->size + (uint64_t)ix->capacity * sizeof(struct block) +
+        uint64_t block_bytes = sizeof(struct block) + sizeof(struct block_mark) +
+                               sizeof(struct block_record);
+
+        return ix->size + (uint64_t)ix->capacity * block_bytes +
                (uint64_t)ix->run_capacity * sizeof(uint32_t) +
                (uint64_t)ix->max_segments * sizeof(struct segment) +
                (uint64_t)kvd_places(ix) * sizeof(uint32_t);
@@ -134,14 +156,16 @@ static int make_tables(struct space *space) {
         space->memory.segments = sys->calloc(ix->max_segments, sizeof *space->memory.segments);
         for (uint32_t i = 0; space->memory.segments && i < ix->max_segments; i++)
                 space->memory.segments[i] = (struct segment){.file = SHARED_FILE_NONE, .number = i};
-        space->blocks = sys->calloc(ix->capacity, sizeof *space->blocks);
+        space->blocks = new_lines(ix->capacity);
+        space->look.marks = sys->calloc(ix->capacity, sizeof *space->look.marks);
+        space->records = sys->calloc(ix->capacity, sizeof *space->records);
         space->runs.free = sys->calloc(ix->run_capacity, sizeof *space->runs.free);
         /* those of the daemon before have seats besides */
         space->attachments = sys->calloc(2 * (size_t)space_store(space)->config.max_attachments,
                                          sizeof(struct attachment *));
         space->leases.at = sys->calloc(STORE_MAX_LEASES, sizeof *space->leases.at);
-        if (!space->memory.segments || !space->blocks || !space->runs.free || !space->attachments ||
-            !space->leases.at)
+        if (!space->memory.segments || !space->blocks || !space->look.marks ||
+            !space->records || !space->runs.free || !space->attachments || !space->leases.at)
                 return -ENOMEM;
         space->runs.n_free = ix->run_capacity;
         for (uint32_t i = 0; i < STORE_MAX_LEASES; i++)

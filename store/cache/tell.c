@@ -170,7 +170,7 @@ void hooks_promised(struct attachment *a, uint32_t id, const struct kvd_desc *fi
 }
 
 void hooks_readable(struct space *space, uint32_t id) {
-        if (!space->watched)
+        if (!space->parts.watched)
                 return;
         EACH(space, h)
                 if (h->readable)

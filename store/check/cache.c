@@ -254,7 +254,7 @@ static void check_leaf(struct walk *w, uint32_t id) {
                "B10 leaf %u is at the wrong place", id);
         if (b->heap > arena->n_heap)
                 return; /* on the shelf */
-        expect(w, b->heap == 1 || s->blocks[arena->heap[b->heap / 2 - 1]].stamp <= b->stamp,
+        expect(w, b->heap == 1 || s->blocks[arena->heap[(b->heap - 2) / HEAP_CHILDREN]].stamp <= b->stamp,
                "B11 leaf %u is colder than the one above it", id);
 }
 

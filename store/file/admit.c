@@ -25,21 +25,20 @@ bool admit_can_lead(const struct space *space, uint32_t id) {
 
 /* Its last use when nobody had it pinned is noted; a later one is its second. */
 static bool used_again(struct space *space, uint32_t id, uint32_t *reads) {
-        struct block *b = &space->blocks[id];
-        uint32_t last;
+        uint32_t *mark = &space->records[id].mark, last;
 
         *reads -= MIN(*reads, space->n_attachments);
-        if (!b->record_mark && block_pinned(space, id, NULL))
+        if (!*mark && block_pinned(space, id, NULL))
                 return false;
         last = (uint32_t)block_last_use(space, id) | 1;
-        if (!b->record_mark)
-                b->record_mark = last;
-        return b->record_mark != last;
+        if (!*mark)
+                *mark = last;
+        return *mark != last;
 }
 
 bool admit_block(struct space *space, uint32_t id, uint32_t depth, uint32_t *reads) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
         uint64_t end = (uint64_t)desc->depth * space->ix->geometry.block_tokens + desc->n_tokens;
 
-        return end >= depth || space->blocks[id].record || used_again(space, id, reads);
+        return end >= depth || space->records[id].place || used_again(space, id, reads);
 }

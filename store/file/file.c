@@ -181,20 +181,18 @@ uint32_t file_record_behind(const struct file *file, struct kvd_label *label, ui
 }
 
 uint32_t file_record_of(const struct file *file, const struct space *space, uint32_t id) {
-        const struct block *b = &space->blocks[id];
-        uint32_t place = b->record - 1;
+        const struct block_record *record = &space->records[id];
+        uint32_t place = record->place - 1;
 
-        if (!b->record || file->catalog.entries[place].state == CATALOG_FREE ||
+        if (!record->place || file->catalog.entries[place].state == CATALOG_FREE ||
             catalog_is_off(&file->catalog, place) ||
-            (uint32_t)file->catalog.entries[place].sequence != b->record_mark)
+            (uint32_t)file->catalog.entries[place].sequence != record->mark)
                 return CATALOG_NOWHERE;
         return place;
 }
 
 void file_forget_stale(const struct file *file, struct space *space, uint32_t id) {
-        struct block *b = &space->blocks[id];
-
-        if (b->record && file_record_of(file, space, id) == CATALOG_NOWHERE)
+        if (space->records[id].place && file_record_of(file, space, id) == CATALOG_NOWHERE)
                 block_set_record(space, id, 0, 0, 0);
 }
 

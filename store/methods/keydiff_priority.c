@@ -293,7 +293,7 @@ static bool idle(struct space *space) {
                 if (!b->heap || b->private)
                         continue;
                 block_restamp(space, id);
-                if (b->score || chain_scores_of(space)->ticket.waiting.in || !space->watched)
+                if (b->score || chain_scores_of(space)->ticket.waiting.in || !space->parts.watched)
                         continue;
                 chain_scores_of(space)->leaf = block_ref(space, id);
                 job_ask(&chain_scores_of(space)->ticket);

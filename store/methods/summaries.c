@@ -44,10 +44,10 @@ static void readable(struct space *space, uint32_t id) {
 
 /* Blocks that were sealed while all methods were off want one, too. */
 static void setting_changed(struct space *space) {
-        bool before = space->watched;
+        bool before = space->parts.watched;
 
-        space->watched = hooks_reads_summaries(space);
-        if (before || !space->watched)
+        space->parts.watched = hooks_reads_summaries(space);
+        if (before || !space->parts.watched)
                 return;
         summaries_of(space)->n_old = space_ids(space);
         space_is_busy(space);
