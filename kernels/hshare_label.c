@@ -264,23 +264,44 @@ KERNEL lanes through_f16_16(lanes a) {
         return lanes_add(back, lanes_zero());
 }
 
+/* Keys that come next, or NULL: of each, the numbers up to most are read. */
+struct next_keys {
+        const void *keys;
+        size_t stride;
+        uint32_t most;
+};
+
+/*
+ * Part i of USUAL of the next 16 keys, two to each. Asked for all at once, they would wait for each
+ * other, and what is computed meanwhile for all of them.
+ */
+KERNEL void expect_part(const struct next_keys *next, uint32_t i, enum kvd_number type) {
+        uint32_t from = i % 2 * 64;
+
+        if (next->keys && from <= next->most)
+                lanes_expect(number_at(next->keys, i / 2 * next->stride + from, type),
+                             64 * number_size(type));
+}
+
 /*
  * The quotients that quantise() rounds, by multiplication. A step has 11 bits, so the remainder of
  * the first quotient is exact, and the second is the one that division gives: no quotient of 24
  * bits by 11 comes closer to a tie of two floats than 2^-12 of their distance, and the second's
  * error is 2^-23 of it.
  */
-KERNEL void codes_of(lanes x[USUAL], const struct range_16 *r) {
+KERNEL void codes_of(lanes x[USUAL], const struct range_16 *r, const struct next_keys *next,
+                     enum kvd_number type) {
         lanes inverse = lanes_div(lanes_set(1.0f), r->step);
         lanes minus = lanes_sub(lanes_zero(), r->step),
               most = lanes_mul(r->most_code, r->step);
 
-        for (int i = 0; i < USUAL; i++) {
+        for (uint32_t i = 0; i < USUAL; i++) {
                 lanes offset = lanes_max(lanes_min(lanes_sub(x[i], r->least), most), lanes_zero());
                 lanes quotient = lanes_mul(offset, inverse);
 
                 quotient = lanes_fma(lanes_fma(quotient, minus, offset), inverse, quotient);
                 x[i] = lanes_round(quotient);
+                expect_part(next, i, type);
         }
 }
 
@@ -382,17 +403,17 @@ KERNEL void store_labels(uint8_t *labels, const lanes low[4], const lanes high[4
 
 #endif
 
-KERNEL void label_16(uint8_t *labels, const void *k, size_t stride, const uint16_t *channels,
-                     uint32_t most, enum kvd_number type) {
+KERNEL void label_16(uint8_t *labels, const void *k, const uint16_t *channels,
+                     const struct next_keys *next, enum kvd_number type) {
         lanes x[USUAL], low[4], high[4];
         struct range_16 r;
 
-        pick_16(x, k, stride, channels, most, type);
+        pick_16(x, k, next->stride, channels, next->most, type);
         r = range_of_16(x);
         r.least = through_f16_16(r.least);
         r.step = through_f16_16(r.step);
         r.step = lanes_select_less(lanes_zero(), r.step, r.step, lanes_set(1.0f));
-        codes_of(x, &r);
+        codes_of(x, &r, next, type);
         for (int w = 0; w < 4; w++) {
                 low[w] = four_codes(x + (ptrdiff_t)w * 8);
                 high[w] = four_codes(x + (ptrdiff_t)w * 8 + 4);
@@ -402,13 +423,17 @@ KERNEL void label_16(uint8_t *labels, const void *k, size_t stride, const uint16
 
 KERNEL void label_usual(uint8_t *labels, const void *k, size_t stride, uint32_t n,
                         const uint16_t *channels, enum kvd_number type) {
-        uint32_t most = 0, i = 0;
+        struct next_keys next = {.stride = stride};
+        uint32_t i = 0;
 
         for (uint32_t c = 0; c < USUAL; c++)
-                most = MAX(most, channels[c]);
+                next.most = MAX(next.most, channels[c]);
         for (; i + KVD_LANES <= n; i += KVD_LANES) {
-                label_16(labels + (size_t)i * USUAL_BYTES, number_at(k, i * stride, type), stride,
-                         channels, most, type);
+                bool more = i + 2 * KVD_LANES <= n;
+
+                next.keys = more ? number_at(k, (i + KVD_LANES) * stride, type) : NULL;
+                label_16(labels + (size_t)i * USUAL_BYTES, number_at(k, i * stride, type), channels,
+                         &next, type);
         }
         label_type(labels + (size_t)i * USUAL_BYTES, number_at(k, i * stride, type), stride, n - i,
                    channels, USUAL, type);

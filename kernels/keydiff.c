@@ -45,6 +45,15 @@ KERNEL uint32_t padded(uint32_t dim) {
         return (dim + KVD_LANES - 1) / KVD_LANES * KVD_LANES;
 }
 
+/*
+ * What is looked at behind a head of a group: the next head, or head 0 of the next group. Nothing
+ * foretells either: it is in another block, or at least in another page.
+ */
+KERNEL const void *behind(const struct kvd_key_rows *keys, struct group g, const void *next,
+                          uint32_t h, enum kvd_number type) {
+        return h + 1 < keys->heads ? number_at(g.keys, (h + 1) * keys->head_stride, type) : next;
+}
+
 /* ---- one row ---- */
 
 KERNEL lanes squares(const void *row, uint32_t dim, enum kvd_number type) {
@@ -100,13 +109,17 @@ KERNEL lanes products(const void *row, const float *m, uint32_t dim, enum kvd_nu
 
 /* The valid rows of a group of one head, and 1 / max(|k|, 1e-12) of each. */
 KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const void *keys,
-                           size_t stride, uint32_t n, uint32_t dim, enum kvd_number type) {
+                           const void *next, size_t stride, uint32_t n, uint32_t dim,
+                           enum kvd_number type) {
         lanes sums[GROUP];
         float square[GROUP], norm[GROUP];
         uint32_t valid = 0;
 
-        for (uint32_t i = 0; i < n; i++)
+        for (uint32_t i = 0; i < n; i++) {
+                if (next)
+                        lanes_expect(number_at(next, i * stride, type), dim * number_size(type));
                 sums[i] = squares(number_at(keys, i * stride, type), dim, type);
+        }
         for (uint32_t i = n; i < GROUP; i++)
                 sums[i] = lanes_zero();
         lanes_store(square, lanes_sum_16(sums));
@@ -192,15 +205,18 @@ KERNEL void anchor_body(float *sums, uint32_t *counts, const struct kvd_key_rows
         memset(part, 0, (size_t)keys->heads * padded(dim) * sizeof *part);
         for (uint32_t t = from; t < to;) {
                 struct group g = group_at(keys, t, to, type);
+                const void *next = t + g.n < to ? group_at(keys, t + g.n, to, type).keys : NULL;
 
                 for (uint32_t h = 0; h < keys->heads && g.keys; h++) {
                         const void *head = number_at(g.keys, h * keys->head_stride, type),
                                    *rows[GROUP];
                         float inverse[GROUP];
-                        uint32_t n =
-                                SIMD && g.n == GROUP ?
-                                        directions(rows, inverse, head, stride, GROUP, dim, type) :
-                                        directions(rows, inverse, head, stride, g.n, dim, type);
+                        uint32_t n = SIMD && g.n == GROUP ?
+                                             directions(rows, inverse, head,
+                                                        behind(keys, g, next, h, type), stride,
+                                                        GROUP, dim, type) :
+                                             directions(rows, inverse, head, NULL, stride, g.n,
+                                                        dim, type);
 
                         if (SIMD && n == GROUP)
                                 add_directions(part + (size_t)h * padded(dim), rows, inverse, GROUP,
@@ -260,14 +276,13 @@ KERNEL void place_anchors(float *placed, float *lengths, const float *m,
         }
 }
 
-/* next: where the next group is, which nothing foretells if it is in another block. */
 KERNEL lanes score_head(const struct kvd_key_rows *keys, struct group g, const void *next,
                         uint32_t h, const float *m, float length, uint32_t dim,
                         enum kvd_number type) {
         const void *head = number_at(g.keys, h * keys->head_stride, type);
 
         if (SIMD && g.n == GROUP)
-                return score_group(head, h + 1 == keys->heads ? next : NULL, keys->token_stride,
+                return score_group(head, behind(keys, g, next, h, type), keys->token_stride,
                                    GROUP, m, length, dim, type);
         return score_group(head, NULL, keys->token_stride, g.n, m, length, dim, type);
 }

@@ -47,7 +47,6 @@ static void fetch_block(const struct space *space, kvd_ref ref) {
         if (id >= space->ix->capacity)
                 return;
         __builtin_prefetch(&space->blocks[id], 1);
-        __builtin_prefetch((uint8_t *)(&space->blocks[id] + 1) - 1, 1);
         __builtin_prefetch(kvd_index_desc(space->ix, id), 1);
         __builtin_prefetch((uint8_t *)kvd_index_desc(space->ix, id) + 64, 1);
 }

@@ -15,7 +15,7 @@
 
 /* A chain as it grows during one seal. */
 struct growth {
-        struct kvd_key root;     /* of the chain */
+        struct kvd_key root;     /* of the chain, where its first run has not ended */
         uint32_t parent;         /* block before, or NONE */
         struct kvd_desc fields;  /* of the next block: key is that of the block before it */
 };
@@ -117,10 +117,12 @@ static int find_parent(struct attachment *a, const struct seal_request *q, struc
         uint32_t id = kvd_ref_id(before);
         const struct kvd_desc *parent;
 
-        *g = (struct growth){.root = chain_root(space->ix, q), .parent = NONE};
-        g->fields = (struct kvd_desc){.key = g->root, .group = (uint16_t)q->group, .root = q->root};
-        if (q->parent == KVD_ROOT)
+        *g = (struct growth){.parent = NONE};
+        g->fields = (struct kvd_desc){.group = (uint16_t)q->group, .root = q->root};
+        if (q->parent == KVD_ROOT) {
+                g->fields.key = g->root = chain_root(space->ix, q);
                 return 0;
+        }
         if (!block_current(space, before) || space->blocks[id].private)
                 return refuse(a, -ESTALE,
                               "the block before is not in the cache (any more); look up again");
@@ -132,6 +134,8 @@ static int find_parent(struct attachment *a, const struct seal_request *q, struc
         g->fields.parent = before;
         g->fields.key = parent->key;
         g->fields.depth = parent->depth + 1;
+        if (g->fields.depth < KVD_RUN_BLOCKS)
+                g->root = chain_root(space->ix, q);
         return check_parent(a, q, parent);
 }
 
