@@ -220,7 +220,7 @@ static uint64_t die_once(struct test *t, const struct operation *op, uint64_t nt
                 partner_end(op, partner);
                 since = now_ns();
         }
-        ns = wait_reclaimed(t->conn, since);
+        ns = wait_reclaimed(t->conn, t->stage, since);
         expect_clean(t->conn);
         if (t->stage->bytes_wrong && !t->mutant)
                 die("%s, point %llu: %llu wrong bytes were read", op->name, (unsigned long long)nth,

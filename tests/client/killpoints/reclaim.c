@@ -80,11 +80,14 @@ static _Noreturn void complain(struct conn *conn) {
         die("a dead process still holds something after %d looks", RECLAIM_LOOKS);
 }
 
-uint64_t wait_reclaimed(struct conn *conn, uint64_t since_ns) {
-        for (int looks = 1; !at_rest(conn); looks++) {
+uint64_t wait_reclaimed(struct conn *conn, const struct stage *stage, uint64_t since_ns) {
+        uint64_t seen = stage->looks, now;
+
+        for (int looks = 1; !at_rest(conn); looks += now != seen, seen = now) {
                 if (looks == RECLAIM_LOOKS)
                         complain(conn);
                 usleep(100);
+                now = stage->looks;
         }
         return now_ns() - since_ns;
 }

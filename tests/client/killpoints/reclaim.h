@@ -8,10 +8,13 @@
 
 struct conn;
 struct instance;
+struct stage;
 
 /*
  * A look is a few requests that the daemon answers: where nothing else runs, 400 of them are a
- * tenth of a second. On a busy machine they take longer, as everything does.
+ * tenth of a second. On a busy machine they take longer, as everything does. One counts if the
+ * observer has looked, too, since the one before: what it has pinned while it has no processor is no
+ * dead process's.
  */
 #define RECLAIM_LOOKS 400
 
@@ -20,7 +23,7 @@ struct instance;
  * leased, and until the observer is the only client. Returns the nanoseconds since then. Ends the
  * test if that is not so after RECLAIM_LOOKS.
  */
-uint64_t wait_reclaimed(struct conn *conn, uint64_t since_ns);
+uint64_t wait_reclaimed(struct conn *conn, const struct stage *stage, uint64_t since_ns);
 
 /* The daemon's, without those of segments: the pool may have grown. */
 uint32_t fds_beside_segments(const struct instance *d);
