@@ -81,13 +81,15 @@ static _Noreturn void complain(struct conn *conn) {
 }
 
 uint64_t wait_reclaimed(struct conn *conn, const struct stage *stage, uint64_t since_ns) {
-        uint64_t seen = stage->looks, now;
+        uint64_t seen = stage->looks;
+        int counted = 1;
 
-        for (int looks = 1; !at_rest(conn); looks += now != seen, seen = now) {
-                if (looks == RECLAIM_LOOKS)
+        for (int looks = 1; !at_rest(conn); looks++) {
+                if (counted == RECLAIM_LOOKS || looks == 100 * RECLAIM_LOOKS)
                         complain(conn);
                 usleep(100);
-                now = stage->looks;
+                counted += stage->looks != seen;
+                seen = stage->looks;
         }
         return now_ns() - since_ns;
 }

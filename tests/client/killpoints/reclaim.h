@@ -14,7 +14,7 @@ struct stage;
  * A look is a few requests that the daemon answers: where nothing else runs, 400 of them are a
  * tenth of a second. On a busy machine they take longer, as everything does. One counts if the
  * observer has looked, too, since the one before: what it has pinned while it has no processor is no
- * dead process's.
+ * dead process's. Where a hundred times as many do not count, it has ended.
  */
 #define RECLAIM_LOOKS 400
 
