@@ -29,7 +29,7 @@
 #include "tests/bench/work.h"
 
 #define BATCH 16u /* of the other client, and of those who fill the pool */
-#define PATIENCE_MS 10000u
+#define PATIENCE_MS 60000u
 
 static const struct mode {
         const char *name, *pages, *isolation;

@@ -327,7 +327,7 @@ static int measure(const struct bench *bench, struct world *w, uint32_t n) {
         const struct process *server = w->is_bare ? &w->bare : &w->kvd.daemon;
         uint64_t began, cpu;
 
-        for (uint32_t i = 0; i < 1000 && atomic_load(&w->shared->ready) < n; i++)
+        for (uint32_t i = 0; i < 6000 && atomic_load(&w->shared->ready) < n; i++)
                 sleep_until(now_ns() + STEP_NS);
         if (atomic_load(&w->shared->ready) < n)
                 return -ETIMEDOUT;

@@ -195,7 +195,7 @@ int redis_peer_read(struct redis_peer *peer, struct block_key key, size_t bytes,
 
 static int connect_to(const char *path) {
         struct sockaddr_un address = {.sun_family = AF_UNIX};
-        struct timeval timeout = {.tv_sec = 10};
+        struct timeval timeout = {.tv_sec = 60};
         int fd;
 
         if (strlen(path) >= sizeof address.sun_path)
@@ -217,7 +217,7 @@ static int connect_to(const char *path) {
 static int connect_when_ready(const char *path) {
         int fd = -ENOENT;
 
-        for (int i = 0; i < 400 && fd < 0; i++) {
+        for (int i = 0; i < 6000 && fd < 0; i++) {
                 nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
                 fd = connect_to(path);
         }

@@ -22,8 +22,8 @@ struct process {
 int process_start(char *const argv[], const char *log, struct process *ret);
 
 /*
- * The same, and waits until it wrote to (or closed) descriptor ready_fd, at most 20 seconds. -EIO:
- * it ended.
+ * Like process_start, then waits up to a minute until the process writes to or closes descriptor
+ * ready_fd. Returns -EIO if the process ended.
  */
 int process_start_ready(char *const argv[], const char *log, int ready_fd, struct process *ret);
 
@@ -39,8 +39,8 @@ int process_run(void (*function)(void *ctx), void *ctx, struct process *ret);
 void process_end(struct process *process);
 
 /*
- * Waits until it has done nothing for 100 ms (background work after a start or a fill), at most 20
- * seconds.
+ * Waits up to a minute until the process has been idle for 100 ms: its background work after a
+ * start or a fill is then done.
  */
 void process_settle(const struct process *process);
 

@@ -62,7 +62,7 @@ int main(void) {
         signal(SIGPIPE, SIG_IGN);
         fault_set(s, &(struct fault){.call = N_FAULT_CALLS});
         daemon_process_start(&d, s);
-        fault_sweep(s, "client", 1, run, &d);
+        fault_sweep(s, "client", 11, run, &d);
         daemon_process_stop(&d);
         return 0;
 }

@@ -26,6 +26,7 @@
 #include "tests/lib/oracle.h"
 #include "tests/lib/sanitized.h"
 #include "tests/lib/suite.h"
+#include "tests/lib/waits.h"
 
 /* STOCK: what a client that has sealed has in hand, and what one fetches at least */
 enum { TOKENS = 4, BLOCKS = 4096, STOCK = BLOCKS / 64, BLOCK_BYTES = 2 * TOKENS * 32 * 4 };
@@ -802,10 +803,10 @@ START_TEST(what_is_freed_is_taken_again) {
 
         take(&ours, 40, first);
         memcpy(again, first, sizeof first);
-        ck_assert_int_eq(kill(server.pid, SIGSTOP), 0);
+        stop_daemon(&server);
         kvd_free(ours.space, 40, again);
         take(&ours, 40, again);
-        ck_assert_int_eq(kill(server.pid, SIGCONT), 0);
+        continue_daemon(&server);
         qsort(again, 40, sizeof *again, by_id);
         for (uint32_t i = 0; i < 40; i++)
                 ck_assert_ptr_eq(again[i].data, first[i].data);
@@ -819,9 +820,9 @@ START_TEST(a_seal_fills_the_stock) {
         struct kvd_pin pin = {0};
 
         publish(&ours, 1, STOCK - 10, &pin);
-        ck_assert_int_eq(kill(server.pid, SIGSTOP), 0);
+        stop_daemon(&server);
         ck_assert_int_eq(kvd_alloc(ours.space, STOCK, blocks), STOCK);
-        ck_assert_int_eq(kill(server.pid, SIGCONT), 0);
+        continue_daemon(&server);
         for (uint32_t i = 0; i < STOCK; i++)
                 memset(blocks[i].data, 0x55, BLOCK_BYTES);
         kvd_free(ours.space, STOCK, blocks);
@@ -846,9 +847,9 @@ START_TEST(what_is_in_doubt_goes_back) {
         filling = (uint32_t)info.filling;
         make_tokens(1, 8, tokens);
         tokens[0] = geometry.vocab;
-        ck_assert_int_eq(kill(server.pid, SIGSTOP), 0);
+        stop_daemon_and_time(&server);
         ck_assert_int_eq(kvd_seal(ours.space, &pin, 8, blocks, tokens, 8 * TOKENS), -ETIMEDOUT);
-        ck_assert_int_eq(kill(server.pid, SIGCONT), 0);
+        continue_daemon(&server);
         ck_assert_ptr_null(blocks[7].data);
         ck_assert_int_eq(kvd_seal(ours.space, &pin, 8, blocks, tokens, 8 * TOKENS), -ESTALE);
         kvd_free(ours.space, 8, blocks);
@@ -868,9 +869,9 @@ START_TEST(what_a_late_answer_brings_goes_back) {
 
         take(&ours, 40, blocks);
         make_tokens(1, 40, tokens);
-        ck_assert_int_eq(kill(server.pid, SIGSTOP), 0);
+        stop_daemon_and_time(&server);
         ck_assert_int_eq(kvd_seal(ours.space, &pin, 40, blocks, tokens, 40 * TOKENS), -ETIMEDOUT);
-        ck_assert_int_eq(kill(server.pid, SIGCONT), 0);
+        continue_daemon(&server);
         kvd_free(ours.space, 40, blocks);
         ck_assert_int_eq(kvd_reserve(ours.space, STOCK), STOCK); /* the next call reads it */
         WAIT_UNTIL((space_facts(conn, 0, &info), info.filling == STOCK));

@@ -20,6 +20,7 @@
 #include "tests/lib/instance.h"
 #include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
+#include "tests/lib/waits.h"
 
 enum { TOKENS = 4, LONGEST = 256, VOCAB = 1000000, MANY_POSTS = 32 };
 
@@ -265,10 +266,10 @@ START_TEST(a_daemon_that_stands_still) {
 
         number(&p, 7);
         take(&p, space, LONGEST);
-        kill(server.pid, SIGSTOP);
+        stop_daemon_and_time(&server);
         ck_assert_int_eq(post(&p, space, KVD_POSTS, 3), KVD_POSTS);
         ck_assert_int_eq(post(&p, space, 1, 3), -ETIMEDOUT);
-        kill(server.pid, SIGCONT);
+        continue_daemon(&server);
         ck_assert_int_eq(kvd_flush(space), 0);
         ck_assert_int_eq(post(&p, space, LONGEST - KVD_POSTS, 3), LONGEST - KVD_POSTS);
         ck_assert_int_eq(kvd_flush(space), 0);
@@ -282,7 +283,7 @@ START_TEST(a_daemon_that_dies_before_it_has_seen_them) {
 
         number(&p, 8);
         take(&p, space, 10);
-        kill(server.pid, SIGSTOP);
+        stop_daemon(&server);
         ck_assert_int_eq(post(&p, space, 10, 1), 10);
         instance_kill(&server);
         ck_assert_int_lt(kvd_flush(space), 0); /* nobody is there */
@@ -464,12 +465,21 @@ static void post_and_die(uint32_t which) {
         raise(SIGKILL);
 }
 
+/* True once the daemon has reaped the dead client. */
+static bool only_we_are_left(struct conn *conn) {
+        struct kvd_msg_space_info_reply info;
+
+        space_facts(conn, 0, &info);
+        return info.clients == 2;
+}
+
 /*
  * Whoever dies takes nothing along that it posted in rounds. One that the daemon has sent away in
  * between, since the machine is busy, may, so not all are asked for; were rings not taken at the
  * end, nearly none would be found.
  */
 START_TEST(what_is_posted_in_rounds_before_a_sudden_end_is_found) {
+        struct conn *conn = instance_connect(&server);
         uint32_t whole = 0;
 
         for (uint32_t i = 0; i < 20; i++) {
@@ -480,10 +490,11 @@ START_TEST(what_is_posted_in_rounds_before_a_sudden_end_is_found) {
                         post_and_die(200 + i);
                 ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
                 number(&p, 200 + i);
-                usleep(20000);
+                WAIT_UNTIL(only_we_are_left(conn));
                 kvd_catch_up(elsewhere);
                 whole += found(elsewhere, &p, MANY_POSTS, 9) == MANY_POSTS;
         }
+        conn_close(conn);
         ck_assert_msg(whole >= 10, "%u of 20", whole);
 }
 END_TEST
@@ -545,12 +556,12 @@ START_TEST(rings_are_taken_one_in_a_turn) {
         }
         first = cursor_of(asks, "space0");
         last = cursor_of(asks, "space39");
-        kill(server.pid, SIGSTOP);
+        stop_daemon(&server);
         for (uint32_t i = 0; i < SPACES; i++)
                 ck_assert_int_eq(post(&p[i], spaces[i], RING, 1), RING);
         ask_about(asks, first);
         ask_about(asks, last);
-        kill(server.pid, SIGCONT);
+        continue_daemon(&server);
         sealed = hear_sealed(asks);
         ck_assert_msg(sealed == RING, "%u blocks of the first space were sealed", sealed);
         sealed = hear_sealed(asks);

@@ -15,6 +15,7 @@
 #include "ipc/base/util.h"
 #include "ipc/frame.h"
 #include "kernels/ops.h"
+#include "tests/lib/instance.h"
 #include "tests/lib/mark.h"
 
 #define GENERATION 7u
@@ -188,7 +189,7 @@ uint32_t owner_ask(struct owner *o, struct kvd_msg msg, const int *fds, uint32_t
         n = kvd_msg_encode(&msg, o->frame, sizeof o->frame);
         ck_assert_int_gt(n, 0);
         ck_assert_int_eq(kvd_frame_send(o->socket, o->frame, (size_t)n, &set, 0), 0);
-        ck_assert_msg(poll(&readable, 1, 30000) == 1, "the worker does not answer");
+        ck_assert_msg(poll(&readable, 1, PATIENCE_MS) == 1, "the worker does not answer");
         n = kvd_frame_receive(o->socket, o->frame, NULL, 0);
         ck_assert_msg(n > 0, "the worker is gone");
         ck_assert_int_eq(kvd_msg_decode(o->decoder, o->frame, (size_t)n, &reply), 0);

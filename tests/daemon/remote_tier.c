@@ -168,7 +168,7 @@ static const char *const *settings(const struct machine *m) {
         uint32_t number = (uint32_t)(m - machines);
         static const char *list[16];
         const char *own[] = {"daemon.pool=4M", "daemon.segment=1M", "daemon.remote_depth=0",
-                             "daemon.remote_timeout=2000", "daemon.host_tier_depth=0", remote, key,
+                             "daemon.remote_timeout=10000", "daemon.host_tier_depth=0", remote, key,
                              password, from, ca};
 
         if (on_mooncake())

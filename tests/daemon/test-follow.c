@@ -61,9 +61,7 @@ static uint32_t followers(const struct kvd_index *ix) {
 
 /* The daemon learns of the end of a connection by itself. */
 static void wait_for_followers(const struct kvd_index *ix, uint32_t n) {
-        for (int i = 0; i < 2000 && followers(ix) != n; i++)
-                usleep(10000);
-        ck_assert_uint_eq(followers(ix), n);
+        WAIT_UNTIL(followers(ix) == n);
 }
 
 START_TEST(followers_are_counted_while_they_are_there) {

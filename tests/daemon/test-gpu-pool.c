@@ -20,6 +20,7 @@
 #include "ipc/base/device.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
+#include "tests/lib/amount.h"
 #include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
 
@@ -458,7 +459,7 @@ START_TEST(two_domains_never_see_each_others_bytes) {
         take(a, POOL_BLOCKS / 4, 0x5a);
         give_back(a);
         give_back(b);
-        for (int i = 0; i < 200; i++) {
+        for (int i = 0; i < AMOUNT(200, 40); i++) {
                 take(i % 2 ? a : b, POOL_BLOCKS, i % 2 ? 0x5a : 0x5b);
                 give_back(i % 2 ? a : b);
                 drain(a);
@@ -488,11 +489,7 @@ START_TEST(the_memory_of_the_dead_is_cleared) {
         }
         waitpid(child, NULL, 0);
         b = user_open("b");
-        for (int i = 0; i < 5000 && got < POOL_BLOCKS / 2 - 4; i++) {
-                got += take(b, POOL_BLOCKS, 0x5b);
-                usleep(1000);
-        }
-        ck_assert_uint_ge(got, POOL_BLOCKS / 2 - 4);
+        WAIT_UNTIL((got += take(b, POOL_BLOCKS, 0x5b)) >= POOL_BLOCKS / 2 - 4);
         check(b, "b");
         user_close(b);
         instance_end(&in);
@@ -615,10 +612,7 @@ START_TEST(the_next_daemon_gets_what_the_clients_of_the_last_let_go) {
                 ck_assert_int_eq(block(old, old->refs[i])[i], 0x5a);
         peer_close(old->peer);
         user_leave(old);
-        for (int i = 0; i < 5000 && new->n < POOL_BLOCKS; i++) {
-                take(new, POOL_BLOCKS, 0x5b);
-                usleep(1000);
-        }
+        WAIT_UNTIL((take(new, POOL_BLOCKS, 0x5b), new->n >= POOL_BLOCKS));
         ck_assert_uint_eq(new->n, POOL_BLOCKS);
         check(new, "a");
         user_close(new);

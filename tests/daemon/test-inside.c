@@ -64,35 +64,44 @@ static void work(struct peer_end *p, uint32_t space, uint32_t round) {
         peer_refused(p, MSG(allocate, .space = 7, .count = 1), -EBADF);
 }
 
+static bool work_allocates(struct peer_end *p, uint32_t space) {
+        size_t before = mallinfo2().uordblks;
+
+        for (uint32_t i = 0; i < 2000; i++)
+                work(p, space, i);
+        return mallinfo2().uordblks != before;
+}
+
+/*
+ * On a busy machine the warm-up may miss something, so that the daemon allocates later. It may do
+ * so in one round, but not in two.
+ */
 START_TEST(steady_state_allocates_nothing) {
         struct peer_end *p = peer_attach(it.in.socket);
         uint32_t space = peer_open_space(p, "s");
-        struct mallinfo2 before;
 
         for (uint32_t i = 0; i < 100; i++)
                 work(p, space, i);
-        before = mallinfo2();
-        for (uint32_t i = 0; i < 2000; i++)
-                work(p, space, i);
-        ck_assert_uint_eq(mallinfo2().uordblks, before.uordblks);
+        ck_assert(!work_allocates(p, space) || !work_allocates(p, space));
         peer_close(p);
 }
 END_TEST
 
-START_TEST(connections_allocate_nothing) {
-        struct peer_end *p = peer_attach(it.in.socket);
-        struct mallinfo2 before;
+static bool connections_allocate(struct peer_end *p) {
+        size_t before = mallinfo2().uordblks;
 
-        for (int i = 0; i < 200; i++) {
-                struct peer_end *q;
-
-                if (i == 100)
-                        before = mallinfo2();
-                q = peer_attach(it.in.socket);
-                peer_close(q);
+        for (int i = 0; i < 100; i++) {
+                peer_close(peer_attach(it.in.socket));
                 WAIT_UNTIL(peer_ok(p, MSG(daemon_info)).daemon_info_reply.clients == 1);
         }
-        ck_assert_uint_eq(mallinfo2().uordblks, before.uordblks);
+        return mallinfo2().uordblks != before;
+}
+
+START_TEST(connections_allocate_nothing) {
+        struct peer_end *p = peer_attach(it.in.socket);
+
+        connections_allocate(p);
+        ck_assert(!connections_allocate(p) || !connections_allocate(p));
         peer_close(p);
 }
 END_TEST

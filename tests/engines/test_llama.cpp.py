@@ -71,7 +71,7 @@ class Process:
 
     def end(self) -> str:
         """What it warned of."""
-        return self.process.communicate(timeout=60)[1]
+        return self.process.communicate(timeout=600)[1]
 
 
 @contextmanager
@@ -204,7 +204,7 @@ def test_example_finds_its_document_the_second_time(gguf: str) -> None:
     assert len(EXAMPLE.read_text().splitlines()) <= 30
     with common.daemon() as d:
         runs = [subprocess.run([sys.executable, EXAMPLE, gguf], env=os.environ | {"KVD_SOCKET": d.socket}, text=True,
-                               capture_output=True, timeout=120) for _ in range(2)]
+                               capture_output=True, timeout=600) for _ in range(2)]
         cold, warm = (it.stdout.splitlines() for it in runs)
         assert len(warm) == 2, runs[1].stderr
         assert cold[0].startswith("0 of ") and not warm[0].startswith("0 of "), (cold, warm)
@@ -214,7 +214,7 @@ def test_example_finds_its_document_the_second_time(gguf: str) -> None:
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kvd-gguf-") as folder:
         gguf = f"{folder}/model.gguf"
-        subprocess.run([sys.executable, HERE.parent / "to_gguf.py", common.MODEL, gguf], check=True, timeout=60)
+        subprocess.run([sys.executable, HERE.parent / "to_gguf.py", common.MODEL, gguf], check=True, timeout=600)
         return common.run([it for name, it in globals().items() if name.startswith("test_")], gguf)
 
 

@@ -51,7 +51,7 @@ def serve(params: str) -> None:
 
     def wait(fd: int, take):
         while (result := take()) is None or result == {}:
-            assert select.select([fd], [], [], 30)[0], "no answer"
+            assert select.select([fd], [], [], 60)[0], "no answer"
             os.read(fd, 8)
         return result
 
@@ -118,7 +118,7 @@ def test_its_own_test_passes_and_finds_what_another_run_stored(*_) -> None:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         environment = os.environ | {"KVD_SOCKET": d.socket, "PATH": path}
         for more in (("--lookup-max-hit-rate", "1.0"), ("--only", "load")):
-            done = subprocess.run(["sh", EXAMPLE, *more], env=environment, text=True, capture_output=True, timeout=300)
+            done = subprocess.run(["sh", EXAMPLE, *more], env=environment, text=True, capture_output=True, timeout=600)
             assert done.returncode == 0, done.stdout + done.stderr
             totals = [int(it) for it in re.findall(r"Total success: +(\d+)", done.stdout)]
             assert totals == ([32] if "load" in more else [32, 32, 32]), done.stdout

@@ -161,7 +161,7 @@ def test_killed_engines_and_daemons_cost_nobody_an_answer(d, alone, a, b) -> Non
 def test_the_example_finds_what_servers_computed(d, alone, a, b) -> None:
     assert len(EXAMPLE.read_text().splitlines()) <= 30
     done = subprocess.run([sys.executable, EXAMPLE, common.MODEL], env=os.environ | {"KVD_SOCKET": d.socket}, text=True,
-                          capture_output=True, timeout=300)
+                          capture_output=True, timeout=600)
     lines = re.findall(r"^(\d+) of (\d+) tokens were there", done.stdout, re.M)
     assert len(lines) == 2 and int(lines[0][0]) == 0 and int(lines[1][0]) > 0, done.stdout + done.stderr[-3000:]
     d.check()

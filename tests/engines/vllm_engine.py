@@ -34,14 +34,15 @@ def connector(kv: str | None, **extra) -> dict | None:
 
 
 class Engine:
-    """The parent's end. Starting takes 10 s of processor time, most of it imports: start several, then ask."""
+    """The parent's end. Starting takes 10 s of processor time, most of it for imports, so start all engines before asking
+    one. timeout limits each answer; for the first answer it includes the start."""
 
-    def __init__(self, kv: str | None = None, *, timeout: float = 240, extra: dict | None = None,
+    def __init__(self, kv: str | None = None, *, timeout: float = 600, extra: dict | None = None,
                  python: Path | str = sys.executable, environment: dict | None = None, **options):
         options = {"model": os.environ["KVD_MODEL"], **DEFAULTS, **options,
                    "kv_transfer_config": connector(kv, **(extra or {}))}
         self.log = tempfile.TemporaryFile("w+")
-        self.deadline = time.monotonic() + timeout
+        self.timeout = timeout
         self.process = subprocess.Popen([python, __file__, json.dumps(options)], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=self.log, text=True,
                                         env=os.environ | QUIET | (environment or {}))
@@ -53,7 +54,7 @@ class Engine:
 
     def hear(self):
         """The answer to the next command. An engine that takes too long is killed."""
-        watchdog = threading.Timer(max(1, self.deadline - time.monotonic()), self.process.kill)
+        watchdog = threading.Timer(self.timeout, self.process.kill)
         watchdog.start()
         line = self.process.stdout.readline()
         watchdog.cancel()

@@ -50,11 +50,11 @@ class Server:
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
                                         env=os.environ | quiet | environment)
 
-    def ready(self, seconds: float = 240) -> Server:
+    def ready(self, seconds: float = 600) -> Server:
         end = time.monotonic() + seconds
         while True:
             try:
-                urllib.request.urlopen(self.url + "/health", timeout=5).close()
+                urllib.request.urlopen(self.url + "/health", timeout=60).close()
                 return self
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 if self.process.poll() is not None or time.monotonic() > end:
@@ -68,7 +68,7 @@ class Server:
         request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
         start = time.perf_counter()
-        with urllib.request.urlopen(request, timeout=120) as response:
+        with urllib.request.urlopen(request, timeout=600) as response:
             answer = json.load(response)
         details = answer["usage"]["prompt_tokens_details"] or {}
         return {"text": answer["choices"][0]["text"], "tokens": answer["choices"][0]["token_ids"],

@@ -71,7 +71,7 @@ def rendered(browser: str, html: str, folder: str) -> dict:
     done = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
                            f"--user-data-dir={folder}/profile", "--window-size=1700,1000", "--virtual-time-budget=20000",
                            "--dump-dom", path.as_uri()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          timeout=150, env={**os.environ, "HOME": folder})
+                          timeout=600, env={**os.environ, "HOME": folder})
     found = re.search(r'<pre id="out">(.*?)</pre>', done.stdout, re.S)
     assert found, f"the browser says nothing:\n{done.stdout[-500:]}\n{done.stderr[-2000:]}"
     return json.loads(unescape(found.group(1)))

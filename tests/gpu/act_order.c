@@ -107,7 +107,7 @@ static void act_consume(struct stage *s, struct note *note) {
                                          note->n[2], CU_WAIT_GEQ));
         TRY(s->cuda->cuMemcpyDtoHAsync(words, s->at + (data_words(s) - n) * 4, n * 4,
                                        s->streams[0]));
-        TRY(spin(s, 5000));
+        TRY(spin(s, note->n[4]));
         note->n[0] = 0;
         for (uint64_t i = 0; i < n; i++)
                 note->n[0] += words[i] != (uint32_t)note->n[3];

@@ -222,7 +222,7 @@ static void act_find(struct stage *s, struct note *note) {
 }
 
 static void act_read(struct stage *s, struct note *note) {
-        uint64_t until = now_ns() + 15000000000u;
+        uint64_t until = now_ns() + note->n[1] * 1000000u;
         cu_result r;
 
         while ((r = s->cuda->cuStreamQuery(s->streams[0])) == CU_NOT_READY && now_ns() < until)

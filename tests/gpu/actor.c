@@ -16,8 +16,7 @@
 
 #include "ipc/base/util.h"
 
-#define PATIENCE_MS 20000
-
+static int patience_ms = 70000;
 static uid_t user;
 static action_function *const *more_actions;
 
@@ -102,7 +101,11 @@ int actor_hear(struct actor *a, int ms) {
 
 int actor_ask(struct actor *a, struct note note) {
         actor_tell(a, note);
-        return actor_hear(a, PATIENCE_MS);
+        return actor_hear(a, patience_ms);
+}
+
+void actor_patience(int ms) {
+        patience_ms = ms;
 }
 
 void actor_lend(struct actor *to, int fd) {

@@ -56,8 +56,8 @@ enum { ACTOR_GONE = -1, ACTOR_LATE = -2 }; /* died; did not answer in time */
                      "write the second") \
         ACTION(PUBLISH, "where, slot, value, seed -> ; the mapping is filled, then the slot " \
                         "written, by one stream") \
-        ACTION(CONSUME, "where, slot, value, seed -> words that differ; waits for the slot, then " \
-                        "copies out") \
+        ACTION(CONSUME, "where, slot, value, seed, ms -> words that differ; waits for the slot, " \
+                        "then copies out") \
         ACTION(BEAT, \
                "n -> ; starts the kernel that counts in host memory and in the mapping") \
         ACTION(SETS, "n -> ; queues n fillings of the mapping, the i-th with i") \
@@ -76,7 +76,7 @@ enum { ACTOR_GONE = -1, ACTOR_LATE = -2 }; /* died; did not answer in time */
                     "fills and seals them") \
         ACTION(FIND, "seed, blocks -> tokens found, ns to look up, to wait, to the end of the " \
                      "first use, words wrong") \
-        ACTION(READ, "seed -> words that differ in what FIND holds; CU_NOT_READY after a while") \
+        ACTION(READ, "seed, ms -> words that differ in what FIND holds; CU_NOT_READY after ms") \
         ACTION(JUDGE, "-> what kvd_check_pin says of it, as errno") \
         ACTION(DROP, "-> still held; lets go")
 
@@ -125,7 +125,8 @@ void actor_user(uid_t uid);
 
 void actor_tell(struct actor *a, struct note note);
 int actor_hear(struct actor *a, int ms);
-int actor_ask(struct actor *a, struct note note); /* at most 20 s */
+int actor_ask(struct actor *a, struct note note); /* times out after 70 s, ... */
+void actor_patience(int ms);                      /* ... or after this time */
 /* a duplicate of fd goes along with what it is told next */
 void actor_lend(struct actor *to, int fd);
 

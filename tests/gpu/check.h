@@ -33,6 +33,14 @@ bool check_is_wanted(const char *only, const char *name);
  */
 uint64_t check_bytes(uint64_t wanted);
 unsigned check_rounds(unsigned wanted);
+/*
+ * Selects a time for a GPU or for a stand-in. A stand-in answers at once, unless its machine is
+ * busy. So an event that must come gets CHECK_PATIENCE_MS there, and a check for an event that must
+ * not come ends soon.
+ */
+unsigned check_ms(unsigned on_a_gpu, unsigned on_a_stand_in);
+bool check_on_stand_in(void);
+#define CHECK_PATIENCE_MS 60000
 
 /* If r is an error, answers that the question could not be asked. True: it did. */
 bool cannot_ask(struct line *l, int r, const char *step, const struct actor *a);

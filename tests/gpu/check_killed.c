@@ -78,14 +78,23 @@ struct death {
 };
 
 /*
- * Looks at host memory all the time, at the device's as often as it can, for a bit over a second.
+ * Watches a GPU for 1.2 s. Watches a stand-in until 0.1 s after the process is gone, and at least
+ * three looks.
  */
+static bool is_watched(uint64_t now, uint64_t killed, uint64_t readable, uint64_t looks) {
+        bool seen = readable && looks > 2 && now > readable + 100000000u;
+
+        return now < killed + check_ms(1200, CHECK_PATIENCE_MS) * UINT64_C(1000000) &&
+               !(seen && check_on_stand_in());
+}
+
+/* Polls host memory continuously, and the device's memory once a millisecond at most. */
 static void watch(struct scene *s, uint64_t killed, struct death *d) {
         uint64_t readable = 0, last = killed, device = killed, heart = s->page[HEART_SLOT], word = 0,
                  looked = killed, looks = 0;
         struct pollfd p = {s->pidfd, POLLIN, 0};
 
-        for (uint64_t now = killed; now < killed + 1200000000u; now = now_ns()) {
+        for (uint64_t now = killed; is_watched(now, killed, readable, looks); now = now_ns()) {
                 if (!readable && poll(&p, 1, 0) == 1)
                         readable = now_ns();
                 if (s->page[HEART_SLOT] != heart) {
@@ -105,8 +114,31 @@ static void watch(struct scene *s, uint64_t killed, struct death *d) {
         d->readable_ms = ms_of(readable - killed);
         d->last_ms = ms_of(last) - ms_of(readable);
         d->device_ms = ms_of(device) - ms_of(readable);
-        d->device_step_ms = looks ? 1200.0 / (double)looks : 0;
+        d->device_step_ms = looks ? ms_of(now_ns() - killed) / (double)looks : 0;
         d->beats = heart;
+}
+
+/* SETS: the number of writes that are queued and not done yet. */
+static uint64_t queued(const struct scene *s) {
+        uint64_t done = s->page[HEART_SLOT], put = s->page[QUEUED_SLOT];
+
+        return put - MIN(put, done);
+}
+
+/*
+ * A GPU's queue is full after 0.2 s. A stand-in may begin later, so its queue is polled. Returns
+ * the number of queued writes.
+ */
+static uint64_t let_it_run(const struct scene *s, const struct how *how) {
+        uint64_t until = now_ns() + check_ms(200, CHECK_PATIENCE_MS) * UINT64_C(1000000), n;
+        bool runs;
+
+        do {
+                sleep_ms(1);
+                n = queued(s);
+                runs = s->page[HEART_SLOT] && (how->action != SETS || n > 100);
+        } while (now_ns() < until && !(runs && check_on_stand_in()));
+        return n;
 }
 
 /*
@@ -120,8 +152,7 @@ static int one_death(const struct how *how, struct death *d) {
 
         if (!r) {
                 tell(&s.victim, how->action, how->n);
-                sleep_ms(200);
-                d->queued = s.page[QUEUED_SLOT] - MIN(s.page[QUEUED_SLOT], s.page[HEART_SLOT]);
+                d->queued = let_it_run(&s, how);
                 killed = now_ns();
                 kill(s.victim.pid, SIGKILL);
                 watch(&s, killed, d);
@@ -131,11 +162,14 @@ static int one_death(const struct how *how, struct death *d) {
         return r;
 }
 
+/* A GPU may go on for a second after the process is gone, a stand-in not at all. */
 static enum verdict judge(const struct how *how, const struct death *d, double last_ms,
                          double device_ms) {
+        unsigned most = check_ms(1000, 0);
+
         if (how->forks || (how->action == SETS && !d->queued))
                 return OPEN_QUESTION;
-        return last_ms < 1000 && device_ms < 1000 ? YES : NO;
+        return last_ms <= most && device_ms <= most ? YES : NO;
 }
 
 static void deaths(const struct how *how) {

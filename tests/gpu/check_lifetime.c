@@ -25,9 +25,9 @@ static double free_mib(struct actor *onlooker) {
 static double free_mib_soon(struct actor *onlooker) {
         double most = 0;
 
-        for (int i = 0; i < 20; i++) {
+        for (unsigned i = 0; i < check_rounds(20); i++) {
                 most = MAX(most, free_mib(onlooker));
-                sleep_ms(100);
+                sleep_ms(check_ms(100, 1));
         }
         return most;
 }
@@ -59,7 +59,7 @@ static void descriptor_outlives(void) {
                 goto out;
         line_number(&l, "free_filled_mib", free_mib(&onlooker));
         actor_stop(&maker);
-        sleep_ms(500);
+        sleep_ms(check_ms(500, 1));
         line_number(&l, "free_maker_killed_mib", free_mib(&onlooker));
         heir = actor_start();
         r = ask(&heir, OPEN);
@@ -108,7 +108,7 @@ static void legacy_outlives(void) {
         if (cannot_ask(&l, r, "user", &user))
                 goto out;
         actor_stop(&maker);
-        sleep_ms(500);
+        sleep_ms(check_ms(500, 1));
         r = ask(&user, CHECK, 1);
         line_number(&l, "words_wrong", (double)user.note.n[0]);
         line_answer(&l, r || user.note.n[0] ? NO : YES, "reading it then: %s, %llu words wrong",
@@ -134,7 +134,7 @@ static void fresh_memory(void) {
         if (cannot_ask(&l, r, "first", &first))
                 goto out;
         actor_stop(&first);
-        sleep_ms(300);
+        sleep_ms(check_ms(300, 1));
         r = ask(&second, OPEN);
         r = r ? r : ask(&second, CREATE, bytes);
         r = r ? r : ask(&second, MAP, CU_ACCESS_READ_WRITE);

@@ -90,6 +90,10 @@ static bool cannot_join(struct scene *s, struct line *l) {
         return s->r;
 }
 
+static unsigned reading_ms(void) {
+        return check_ms(15000, CHECK_PATIENCE_MS);
+}
+
 /* FIND, READ if the stream still waited, DROP. Blocks that were found; wrong words are counted. */
 static uint64_t find_all(struct scene *s, struct actor *a, uint64_t seed) {
         int r = ask(a, FIND, seed, BLOCKS);
@@ -98,7 +102,7 @@ static uint64_t find_all(struct scene *s, struct actor *a, uint64_t seed) {
         if (!r)
                 s->wrong += a->note.n[4];
         if (r == CU_NOT_READY) {
-                r = ask(a, READ, seed);
+                r = ask(a, READ, seed, reading_ms());
                 s->wrong += r ? 0 : a->note.n[0];
         }
         if (!r && tokens)
@@ -117,6 +121,7 @@ static void in_place(void) {
         unsigned rounds = check_rounds(200);
         struct scene s;
         struct line l;
+        bool late;
 
         line_begin(&l, "share",
                    "a prefix of %u blocks of 256 KiB that another process computed: what does its "
@@ -133,7 +138,7 @@ static void in_place(void) {
         for (unsigned i = 0; i < rounds && !s.r; i++) {
                 s.r = ask(b, FIND, 1, BLOCKS);
                 if (s.r == CU_NOT_READY)
-                        s.r = ask(b, READ, 1);
+                        s.r = ask(b, READ, 1, reading_ms());
                 hit[i] = us_of(b->note.n[3]);
                 lookup[i] = us_of(b->note.n[1]);
                 wait[i] = us_of(b->note.n[2]);
@@ -144,7 +149,8 @@ static void in_place(void) {
         line_number(&l, "wait_on_us", median(wait, rounds));
         line_number(&l, "to_end_of_first_use_us", median(hit, rounds));
         line_number(&l, "wrong_words", (double)s.wrong);
-        line_answer(&l, s.r || s.wrong || lookup[rounds / 2] + wait[rounds / 2] > 100 ? NO : YES,
+        late = !driver.stand_in && lookup[rounds / 2] + wait[rounds / 2] > 100;
+        line_answer(&l, s.r || s.wrong || late ? NO : YES,
                     "%s; look up and pin %.1f us, wait %.1f us, with a copy of 4 bytes to the host "
                     "%.1f us; %llu words "
                     "wrong",
@@ -173,7 +179,7 @@ static void together(void) {
                 for (unsigned i = 0; i < CLIENTS; i++)
                         tell(&s.clients[i], PUT, 100 + round * CLIENTS + i, BLOCKS / 8);
                 for (unsigned i = 0; i < CLIENTS; i++)
-                        s.r = s.r ? s.r : actor_hear(&s.clients[i], 20000);
+                        s.r = s.r ? s.r : actor_hear(&s.clients[i], (int)check_ms(20000, 60000));
                 for (unsigned i = 0; i < CLIENTS && !s.r; i++, asked += BLOCKS / 8)
                         found += find_all(&s, &s.clients[i],
                                           100 + round * CLIENTS + (i + 1) % CLIENTS);
@@ -220,8 +226,8 @@ static void killed_client(void) {
         line_number(&l, "tokens_found_before", (double)b->note.n[0]);
         killed = now_ns();
         actor_stop(a);
-        tell(b, READ, 4);
-        went = actor_hear(b, 18000);
+        tell(b, READ, 4, reading_ms());
+        went = actor_hear(b, (int)reading_ms() + 3000);
         line_number(&l, "kill_to_going_on_ms", ms_of(b->note.n[1] - killed));
         double ms = ms_of(b->note.n[1] - killed);
 
@@ -246,6 +252,16 @@ out:
         scene_stop(&s);
 }
 
+/* Retries until the new daemon answers: calls that need the daemon reconnect. */
+static int put_at_last(struct actor *a, uint64_t seed) {
+        uint64_t until = now_ns() + check_ms(20000, CHECK_PATIENCE_MS) * UINT64_C(1000000);
+        int r;
+
+        while ((r = ask(a, PUT, seed, BLOCKS)) != 0 && now_ns() < until)
+                sleep_ms(100);
+        return r;
+}
+
 /*
  * The daemon is killed while clients hold blocks; they go on reading. Another one starts; they use
  * that.
@@ -254,7 +270,6 @@ static void killed_owner(void) {
         struct scene s;
         struct line l;
         uint64_t held = 0;
-        int r = 0;
 
         line_begin(&l, "share",
                    "the owner is killed while clients hold blocks: are they what they were, and "
@@ -270,23 +285,16 @@ static void killed_owner(void) {
         if (s.r == CU_NOT_READY)
                 s.r = 0;
         instance_kill(&s.daemon);
-        for (unsigned i = 0; i < 20 && !s.r; i++) {
-                s.r = ask(b, READ, 5);
+        for (unsigned i = 0; i < check_rounds(20) && !s.r; i++) {
+                s.r = ask(b, READ, 5, reading_ms());
                 held += b->note.n[0];
                 sleep_ms(20);
         }
         line_number(&l, "wrong_words_while_it_was_away", (double)held);
         ask(b, DROP);
         instance_again(&s.daemon, settings());
-        for (int tries = 0; tries < 50; tries++, sleep_ms(100))
-                if ((r = ask(a, PUT, 6, BLOCKS)) == 0)
-                        break;
-        s.r = s.r ? s.r : r;
-        /* calls that need the daemon connect anew */
-        for (int tries = 0; tries < 50 && !s.r; tries++, sleep_ms(100))
-                if ((r = ask(b, PUT, 7, BLOCKS)) == 0)
-                        break;
-        s.r = s.r ? s.r : r;
+        s.r = s.r ? s.r : put_at_last(a, 6);
+        s.r = s.r ? s.r : put_at_last(b, 7);
         uint64_t found = s.r ? 0 : find_all(&s, b, 6);
 
         line_number(&l, "blocks_found_at_the_next", (double)found);

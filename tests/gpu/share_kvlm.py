@@ -95,7 +95,7 @@ def largest_difference(a, b):
 
 
 def finish(process, what):
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=600)
     if process.returncode != 0:
         raise Stop(f'{what}: status {process.returncode}: {err.strip()[-300:]}')
     return json.loads(out.splitlines()[0])

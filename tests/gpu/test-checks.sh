@@ -32,22 +32,34 @@ grep -qv '"driver": "STAND-IN, NOT A GPU' "$dir/out" && wrong 'a line does not n
 python3 -c 'import json, sys; [json.loads(line) for line in sys.stdin]' <"$dir/out" || wrong 'a line is not JSON'
 grep -E '"check": "(T1|T2|T4|T5|T6|T7|T8)"' "$dir/out" | grep '"ok": false' && wrong 'answers that the stand-in should give'
 
-# A driver in which only a stream's write wakes a wait: it is said, and the wait goes on afterwards.
-FAKECUDA_WAKE=write "$checks" --only T4 >"$dir/out" || wrong "WAKE=write: status $?"
-grep 'released by a plain store of another client' "$dir/out" | grep -q 'woken within a second; after a stream.s write (CUDA_SUCCESS): CUDA_SUCCESS' ||
-        wrong 'a wait that no store wakes'
+# On a driver where only a stream's write wakes a wait, T4 must report that, and a stream's write must end the wait. A wait
+# that begins after the plain store ends at once: then retry.
+is_said() {
+        grep 'released by a plain store of another client' "$dir/out" |
+                grep -q 'woken within [0-9]* ms; after a stream.s write (CUDA_SUCCESS): CUDA_SUCCESS'
+}
+: >"$dir/out"
+for _ in 1 2 3 4 5; do
+        is_said && break
+        FAKECUDA_WAKE=write "$checks" --only T4 >"$dir/out" || wrong "WAKE=write: status $?"
+done
+is_said || wrong 'a wait that no store wakes'
 # A queue that is full, as on a GPU: T6 kills the process while it waits for room, with work that is still to be done.
 FAKECUDA_DEPTH=1000 "$checks" --only T6 >"$dir/out" || wrong "DEPTH=1000: status $?"
 grep 'with many writes queued' "$dir/out" | grep -v 'a child' | grep '"ok": true' | grep -q '; [1-9][0-9]* more were queued' ||
         wrong 'DEPTH=1000: T6 says nothing of work that was queued'
 grep -q 'a child that it forked lives on.*more were queued' "$dir/out" || wrong 'DEPTH=1000: a forked child'
-pgrep -f "^$checks --only T6" >"$dir/left" && wrong "DEPTH=1000: still there: $(cat "$dir/left")"
+tries=0
+while pgrep -f "^$checks --only T6" >"$dir/left" && [ $((tries += 1)) -le 600 ]; do
+        sleep 0.1
+done
+[ ! -s "$dir/left" ] || wrong "DEPTH=1000: still there: $(cat "$dir/left")"
 # Nothing of a GPU's memory by descriptors: all that needs it is not asked, and the rest is.
 FAKECUDA_VMM=0 "$checks" --only T1,T7,T8 >"$dir/out" || wrong "VMM=0: status $?"
 grep -q '"check": "T1".*not asked' "$dir/out" || wrong 'VMM=0: T1 is asked'
 grep -q '"check": "T8".*launched, right' "$dir/out" || wrong 'VMM=0: T8 is not asked'
 # A check that takes too long is ended, with a line, and the next one is asked.
-FAKECUDA_SLOW=copy:60000 "$checks" --only T1,T5 --seconds 3 >"$dir/out" && wrong 'slow: status 0'
-grep -q '"check": "T1".*it ran for 3 s' "$dir/out" || wrong 'slow: T1 is not ended'
-grep -q '"check": "T5".*"ok": true' "$dir/out" || wrong 'slow: T5 is not asked'
+FAKECUDA_SLOW=copy:600000 "$checks" --only T1,T7 --seconds T1=1 >"$dir/out" && wrong 'slow: status 0'
+grep -q '"check": "T1".*it ran for 1 s' "$dir/out" || wrong 'slow: T1 is not ended'
+grep -q '"check": "T7".*"ok": true' "$dir/out" || wrong 'slow: T7 is not asked'
 exit $failed

@@ -38,7 +38,7 @@ sh "$run" --only none --out "$results/stand-in.json" >"$dir/out" 2>"$dir/err" &&
 grep -q 'not kept among those of GPUs' "$dir/err" || wrong 'among the results of GPUs: no word'
 [ "$(ls "$results")" = "$before" ] || wrong 'something was written among the results of GPUs'
 
-sh "$run" --only benchmarks --seconds 12 --out "$dir/late.json" >"$dir/out" 2>"$dir/err"
+sh "$run" --only benchmarks --seconds 37 --out "$dir/late.json" >"$dir/out" 2>"$dir/err"
 grep -q '"check": "benchmarks".*"not run: out of time"' "$dir/out" || wrong 'out of time: not said'
 
 # The same programs, but for one that never ends and one that is killed.
@@ -50,7 +50,7 @@ printf '#!/bin/sh\necho %s\nexec sleep 1000\n' \
         >"$dir/build/tests/gpu/gpu-share"
 printf '#!/bin/sh\nkill -9 $$\n' >"$dir/build/tests/gpu/gpu-bench"
 chmod +x "$dir/build/tests/gpu/gpu-share" "$dir/build/tests/gpu/gpu-bench"
-BUILD=$dir/build sh "$run" --only processes,benchmarks --each 8 --out "$dir/bad.json" >"$dir/out" 2>"$dir/err"
+BUILD=$dir/build sh "$run" --only processes,benchmarks --each 12 --out "$dir/bad.json" >"$dir/out" 2>"$dir/err"
 [ $? -eq 1 ] || wrong 'a part that hangs, and one that is killed: status'
 about "$dir/bad.json" "'processes hangs: before it hung' in said and any('share: it ran for' in s for s in said) and
         'benchmarks bench: status -9' in said and it['ended'] == 'by itself' and
@@ -87,28 +87,40 @@ runner.stop()
 PYTHON
 
 # Interrupted while the checks run: status 130, what was known is written, and nobody is left of its group's users.
-python3 - "$run" "$dir/out" "$dir/stopped.json" <<'PYTHON' || wrong 'an interruption'
+FAKECUDA_SLOW=kernel:600000 python3 - "$run" "$dir/out" "$dir/stopped.json" <<'PYTHON' || wrong 'an interruption'
 import os, signal, subprocess, sys, time
+
+MARK = f"FAKECUDA_GROUP={os.environ['FAKECUDA_GROUP']}".encode()
+
+
+def is_ours(pid, argument):
+    try:
+        with open(f'/proc/{pid}/environ', 'rb') as environ, open(f'/proc/{pid}/cmdline', 'rb') as command:
+            return MARK in environ.read() and argument in command.read() and \
+                   'gpu-checks' in os.readlink(f'/proc/{pid}/exe')
+    except OSError:
+        return False
+
+
+def checks(argument=b''):
+    return [pid for pid in filter(str.isdigit, os.listdir('/proc')) if is_ours(pid, argument)]
+
+
+def wait(condition):
+    for tries in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    sys.exit(f'after a minute, there are: {checks()}')
+
+
 with open(sys.argv[2], 'w') as out:
     it = subprocess.Popen(['sh', sys.argv[1], '--only', 'deaths', '--out', sys.argv[3]], stdout=out, stderr=out,
                           start_new_session=True)
-    time.sleep(4)
+    wait(lambda: checks(b'T6'))
     os.killpg(it.pid, signal.SIGINT)
-    assert it.wait(timeout=30) == 130, it.returncode
-mark = f"FAKECUDA_GROUP={os.environ['FAKECUDA_GROUP']}".encode()
-for tries in range(30):
-    left = []
-    for pid in filter(str.isdigit, os.listdir('/proc')):
-        try:
-            name = os.readlink(f'/proc/{pid}/exe')
-            if mark in open(f'/proc/{pid}/environ', 'rb').read() and 'gpu-checks' in name:
-                left.append(pid)
-        except OSError:
-            pass
-    if not left:
-        sys.exit(0)
-    time.sleep(0.1)
-sys.exit(f'still there: {left}')
+    assert it.wait(timeout=120) == 130, it.returncode
+wait(lambda: not checks())
 PYTHON
 about "$dir/stopped.json" "it['ended'] == 'interrupted' and it['results']" || wrong 'an interruption: the file'
 exit $failed

@@ -12,7 +12,7 @@ number_of() {
 # all_gone PID: the daemon has seen the end of the process, and has taken back all that it held
 all_gone() {
         what="after the end of process $1"
-        for _ in $(seq 200); do
+        for _ in $(seq 600); do
                 [ -n "$(number_of "$1")" ] || break
                 sleep 0.1
         done
@@ -77,7 +77,7 @@ all_gone "$filler"
 # it holds nothing
 "$KVCTL" top --batch --watch 0.1 >"$dir/top" 2>"$dir/top.err" &
 top=$!
-for _ in $(seq 200); do
+for _ in $(seq 600); do
         [ -z "$(number_of $top)" ] || break
         sleep 0.1
 done

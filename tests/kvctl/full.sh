@@ -8,7 +8,7 @@ start_filler full "${HOARDER:?binary of tests/kvctl/hoarder.c}"
 # who holds what is counted in rounds
 python3 - "$KVCTL" <<'EOS' || wrong "kvctl dump: not everything is held"
 import json, subprocess, sys, time
-for i in range(1000):
+for i in range(3000):
     d = json.loads(subprocess.check_output([sys.argv[1], "dump"]))
     if any(c["held_bytes"] for c in d["clients"]):
         break

@@ -99,9 +99,9 @@ complains() {
         done
 }
 
-# wait_until PATTERN: it is in the output of something that still runs, within 20 seconds
+# wait_until PATTERN: waits up to a minute for PATTERN in the output of a command that is still running
 wait_until() {
-        for _ in $(seq 200); do
+        for _ in $(seq 600); do
                 ! grep -q -- "$1" "$dir/out" || return 0
                 sleep 0.1
         done

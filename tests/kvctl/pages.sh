@@ -24,17 +24,18 @@ flags_of_page() {
         sed -n 's/^\.It //p' "$1" | grep -oE -- '(Fl |, )-[a-z-]+' | sed -E 's/(Fl |, )-/--/'
 }
 
+for renderer in mandoc groff man; do
+        command -v $renderer >/dev/null 2>&1 || {
+                echo "skipped: there is no $renderer"
+                exit 77
+        }
+done
 for page in "$pages"/*.[1-9]; do
-        if command -v mandoc >/dev/null 2>&1; then
-                mandoc -Tlint -Wwarning "$page" >"$dir/out" 2>&1 || wrong "$page: mandoc has warnings"
-        fi
-        if command -v groff >/dev/null 2>&1; then
-                groff -mandoc -ww -z -Tutf8 "$page" >"$dir/out" 2>&1
-                [ ! -s "$dir/out" ] || wrong "$page: groff has warnings"
-        fi
-        if command -v man >/dev/null 2>&1 && man -l -Tascii "$page" >"$dir/out" 2>"$dir/err"; then
-                [ ! -s "$dir/err" ] || wrong "$page: man has warnings"
-        fi
+        mandoc -Tlint -Wwarning "$page" >"$dir/out" 2>&1 || wrong "$page: mandoc has warnings"
+        groff -mandoc -ww -z -Tutf8 "$page" >"$dir/out" 2>&1 || wrong "$page: groff fails"
+        [ ! -s "$dir/out" ] || wrong "$page: groff has warnings"
+        man -l -Tascii "$page" >"$dir/out" 2>"$dir/err" || wrong "$page: man fails"
+        [ ! -s "$dir/err" ] || wrong "$page: man has warnings"
         : >"$dir/err"
 done
 

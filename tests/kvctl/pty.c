@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Runs a command on a terminal of ROWS x COLUMNS, types Ctrl-C MS milliseconds after its first
- * output (0: never) or at SIGUSR1, and prints what the command wrote to the terminal. Exit status:
- * the command's; 99 if a signal ended it, or if it went on after Ctrl-C.
+ * Runs a command on a terminal of ROWS x COLUMNS, and prints the command's output. Types Ctrl-C
+ * when TEXT has appeared three times (never if TEXT is empty), or at SIGUSR1. Exit status: the
+ * command's, or 99 if a signal ended the command or it went on after Ctrl-C.
  *
- *      pty ROWS COLUMNS MS COMMAND...
+ *      pty ROWS COLUMNS TEXT COMMAND...
  */
 #include <errno.h>
 #include <poll.h>
@@ -17,7 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define GRACE_MS 5000
+#define TIMES 3
+#define PATIENCE_MS 60000 /* for TEXT to appear, and to end after Ctrl-C */
 
 static long now_ms(void) {
         struct timespec t;
@@ -32,8 +33,25 @@ static void on_signal(int number) {
         asked = number;
 }
 
+/* The text to look for, how much of it has just matched, and how often all of it came. */
+struct wanted {
+        const char *text;
+        size_t n;
+        int times;
+};
+
+static void look_for(struct wanted *w, const char *at, ssize_t n) {
+        for (ssize_t i = 0; i < n && w->text[0]; i++) {
+                w->n = at[i] == w->text[w->n] ? w->n + 1 : at[i] == w->text[0];
+                if (!w->text[w->n]) {
+                        w->times++;
+                        w->n = 0;
+                }
+        }
+}
+
 /* Copies what there is. False: the other side is closed. */
-static int copy_some(int fd) {
+static int copy_some(int fd, struct wanted *w) {
         struct pollfd p = {.fd = fd, .events = POLLIN};
         char buffer[4096];
         ssize_t n;
@@ -43,6 +61,7 @@ static int copy_some(int fd) {
         n = read(fd, buffer, sizeof buffer);
         if (n <= 0)
                 return 0;
+        look_for(w, buffer, n);
         fwrite(buffer, 1, (size_t)n, stdout);
         return fflush(stdout) == 0;
 }
@@ -60,20 +79,15 @@ static void keep_output_on_interrupt(void) {
         tcsetattr(STDOUT_FILENO, TCSANOW, &t);
 }
 
-static int wait_for_output(int fd) {
-        struct pollfd p = {.fd = fd, .events = POLLIN};
+/* Returns 0 if the command went on for PATIENCE_MS after Ctrl-C. */
+static int attend(int fd, const char *text) {
+        long typed_at = 0, late = now_ms() + PATIENCE_MS;
+        struct wanted w = {.text = text};
 
-        return poll(&p, 1, 60000) == 1;
-}
-
-/* False: the command went on for GRACE_MS after Ctrl-C. */
-static int attend(int fd, long after) {
-        long typed_at = 0, type_at = wait_for_output(fd) && after ? now_ms() + after : 0;
-
-        while (copy_some(fd)) {
-                if (!typed_at && (asked || (type_at && now_ms() >= type_at)))
+        while (copy_some(fd, &w)) {
+                if (!typed_at && (asked || w.times >= TIMES || (text[0] && now_ms() > late)))
                         typed_at = write(fd, "\003", 1) == 1 ? now_ms() : 0;
-                if (typed_at && now_ms() >= typed_at + GRACE_MS)
+                if (typed_at && now_ms() >= typed_at + PATIENCE_MS)
                         return 0;
         }
         return 1;
@@ -97,7 +111,7 @@ int main(int argc, char **argv) {
                 execv(argv[4], argv + 4);
                 _exit(97);
         }
-        if (!attend(fd, atol(argv[3])))
+        if (!attend(fd, argv[3]))
                 kill(pid, SIGKILL);
         while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
                 continue;

@@ -13,7 +13,7 @@ with_quota() {
         start_daemon --set "daemon.file=$dir/file" --set daemon.file_size=16M --set "domain team.users=$(id -u)" \
                 --set "domain team.quota=$1"
         start_filler llama
-        for _ in $(seq 200); do
+        for _ in $(seq 600); do
                 "$KVCTL" tiers | grep -q '^file *on' && break
                 sleep 0.1
         done

@@ -4,7 +4,7 @@
 . "$(dirname "$0")/lib.sh"
 start_daemon --set "daemon.file=$dir/file" --set daemon.file_size=16M
 start_filler llama
-for _ in $(seq 200); do
+for _ in $(seq 600); do
         "$KVCTL" tiers | grep -q '^file *on' && break
         sleep 0.1
 done

@@ -23,7 +23,7 @@ COLOUR = re.compile(r"\033\[[0-9;]*m")
 
 
 class Terminal:
-    """kvctl on a terminal. screen: the lines of the last whole picture, without colours."""
+    """kvctl on a terminal. screen: the lines of the last complete picture, without colours. still: those of a paused one."""
 
     def __init__(self, *command, rows=24, columns=80):
         self.pid, self.fd = pty.fork()
@@ -56,22 +56,30 @@ class Terminal:
     def pictures(self):
         return self.raw.split("\033[H\033[2J")[1:]
 
+    def whole(self):
+        """The last picture but one. It is complete; the last one may still be arriving."""
+        return self.pictures()[-2] if len(self.pictures()) > 1 else ""
+
     @property
     def screen(self):
-        # Only what the next picture has followed is surely whole; a paused one has nothing behind it.
-        pictures = self.pictures()
-        return COLOUR.sub("", pictures[-1]).replace("\r", "").split("\n") if pictures else []
+        return lines(self.whole())
 
-    def until(self, what, true):
+    @property
+    def still(self):
+        """The last picture: no other follows while kvctl is paused. It may still be arriving."""
+        return lines(self.pictures()[-1])
+
+    def until(self, what, true, look=None):
+        look = look or (lambda: self.screen)
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             running = self.read()
-            screen = self.screen
+            screen = look()
             if screen and true(screen):
                 return screen
             if not running:
                 break
-        raise SystemExit(f"top: {what} did not come; the screen is:\n" + "\n".join(self.screen))
+        raise SystemExit(f"top: {what} did not come; the screen is:\n" + "\n".join(look()))
 
     def ended(self):
         """Its exit status, and what it wrote last."""
@@ -81,6 +89,10 @@ class Terminal:
                 os.kill(self.pid, signal.SIGKILL)
                 raise SystemExit("top: did not end")
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), self.bytes
+
+
+def lines(picture):
+    return COLOUR.sub("", picture).replace("\r", "").split("\n") if picture else []
 
 
 def has(*patterns):
@@ -95,7 +107,7 @@ def clients(screen):
 
 def marked(terminal):
     """The title of the column that is sorted by."""
-    mark = re.search(r"\033\[1;7m *([^\033]+)\033", terminal.pictures()[-1])
+    mark = re.search(r"\033\[1;7m *([^\033]+)\033", terminal.whole())
     return mark and mark[1]
 
 
@@ -123,7 +135,7 @@ def test(kvctl):
     while marked(t) != "CLIENT":
         n = len(t.pictures())
         t.type("left")
-        t.until("the column to the left", lambda s: len(t.pictures()) > n + 1)
+        t.until("the column to the left", lambda s: len(t.pictures()) > n + 2)
     t.until("the order by client", lambda s: clients(s) == sorted(clients(s), reverse=True))
     t.type("r")
     t.until("the other order", lambda s: clients(s) == sorted(clients(s)))
@@ -140,13 +152,13 @@ def test(kvctl):
     t.until("no help", lambda s: has("^CLIENT")(s) and not has("^keys:")(s))
     # a paused picture stays the same: keys redraw it, samples do not come
     t.type(" ")
-    t.until("PAUSED", has("PAUSED$"))
+    t.until("PAUSED", has("PAUSED$"), lambda: t.still)
     n = len(t.pictures())
     for _ in range(20):
         t.read()
     assert len(t.pictures()) == n, "a paused picture changes"
     t.type("?")
-    t.until("help while paused", has("PAUSED$", "^keys: "))
+    t.until("help while paused", has("PAUSED$", "^keys: "), lambda: t.still)
     t.type("?", " ")
     t.until("it goes on", lambda s: not has("PAUSED")(s) and has("^CLIENT")(s))
     # small, narrow, and large again

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #include "client/conn.h"
 #include "client/kvd.h"
@@ -276,7 +277,7 @@ START_TEST(what_left_the_pool_comes_from_the_file) {
         while (!file_is_on(conn))
                 usleep(1000);
         ck_assert_uint_eq(member(ask(w), "made_layers"), 4);
-        for (int i = 0; i < 50 && found < 4; i++) {
+        for (time_t end = time(NULL) + PATIENCE_MS / 1000; found < 4 && time(NULL) < end;) {
                 evict(conn, 1);
                 evict(conn, 0);
                 a = ask(w);
@@ -365,8 +366,7 @@ static uint64_t finish_many(const pid_t pids[AT_ONCE], char names[AT_ONCE][16],
 }
 
 static void wait_for_clients(struct conn *conn, uint32_t n) {
-        for (int i = 0; i < 1000 && facts(conn).clients < n; i++)
-                usleep(10000);
+        WAIT_UNTIL(facts(conn).clients >= n);
         ck_assert_uint_eq(facts(conn).clients, n);
         usleep(100000); /* from attached to asleep */
 }

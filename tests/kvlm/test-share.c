@@ -14,6 +14,7 @@
 
 #include "ipc/base/util.h"
 #include "tests/kvlm/folder.h"
+#include "tests/lib/amount.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/suite.h"
 
@@ -184,7 +185,7 @@ START_TEST(what_is_lossy_stays_private) {
 
         start_daemon("daemon.pool=16M");
         check_answers(ask("--chunk=64"), expected);
-        for (size_t i = 0; i < 2 * ARRAY_SIZE(methods); i++) {
+        for (size_t i = 0; i < 2 * ARRAY_SIZE(methods); i += AMOUNT(1, 3)) {
                 set_space(methods[i / 2]);
                 o = ask(i % 2 ? "--own-prompt=yes" : "--decode-tail=20");
                 ck_assert_msg(o.status == 0, "%s: status %d: %s", methods[i / 2], o.status, o.err);
@@ -296,7 +297,7 @@ END_TEST
 START_TEST(the_daemons_death_is_not_an_error) {
         const char *expected = texts(ask("--no-share").out);
 
-        for (int round = 0; round < 12; round++) {
+        for (int round = 0; round < 12; round += AMOUNT(1, 5)) {
                 pid_t pid;
 
                 start_daemon("daemon.pool=16M");

@@ -39,6 +39,8 @@ class Methods(unittest.TestCase):
             self.daemon.check()
 
     def ask(self, *options: str) -> list[dict]:
+        """Runs kvlm. On a busy machine the pool may take longer than kvlm's default --sync-wait, so this sets 10 s."""
+        options = options if "--sync-wait" in options else (*options, "--sync-wait", "10000")
         done = subprocess.run([os.environ["KVLM"], "--model", str(MODEL), "--socket", self.socket, "--prompts",
                                str(self.prompts), "--json", "--max-tokens", "8", "--decode-tail", str(TAIL), *options],
                               check=True, stdout=subprocess.PIPE)

@@ -46,10 +46,11 @@ void fault_install(struct fault_state *state);
 void fault_set(struct fault_state *state, const struct fault *fault);
 
 /*
- * For each of the calls, each error it may have, once and for good: run(state, arg) for n = 1, 2,
- * ... until none was injected. run ends the test itself if something is wrong. Prints the number of
- * places of each call. stride: one place in so many, another one with each error, so that each fails
- * with some of them.
+ * For each call and each error that it may return, once as a single failure and once as a permanent
+ * one: calls run(state, arg) for n = 1, 2, ... until no failure was injected. run ends the test
+ * itself if something is wrong. Prints the number of places of each call. Tests every stride-th
+ * place, and other places with each error, so that each place fails with some of the errors. With
+ * $KVD_TEST_LONG in the environment, each place fails with all of them.
  */
 void fault_sweep(struct fault_state *state, const char *who, uint32_t stride,
                  void (*run)(struct fault_state *, void *), void *arg);

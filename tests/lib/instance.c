@@ -18,7 +18,9 @@
 #include "client/conn.h"
 #include "client/kvd.h"
 #include "ipc/address.h"
+#include "ipc/base/util.h"
 #include "tests/lib/sanitized.h"
+#include "tests/lib/yard.h"
 
 #define MAX_ARGUMENTS 64
 
@@ -345,21 +347,45 @@ void instance_rest(const struct instance *in) {
         } while (!slept || !is_asleep(in) || instance_cpu_ns(in) != before);
 }
 
-uint64_t own_delay_ns(void) {
+/* ---- how much the daemon works --------------------------------------------------------------- */
+
+/* How long this thread has waited for a processor. */
+static uint64_t own_delay_ns(void) {
         return number_in(gettid(), "schedstat", "%*llu %llu");
 }
 
-#define BUDGET_NS 10000000 /* some turns */
+struct work_begun work_begin(const struct instance *in) {
+        /* Read before the processor time: the daemon's work between the two must not count. */
+        uint64_t delay_ns = own_delay_ns();
+
+        return (struct work_begun){delay_ns, instance_cpu_ns(in)};
+}
+
+int64_t work_since(const struct instance *in, const struct work_begun *begun) {
+        uint64_t cpu_ns = instance_cpu_ns(in) - begun->cpu_ns;
+
+        return (int64_t)(cpu_ns - (own_delay_ns() - begun->delay_ns));
+}
+
 #define FEW_OVER 3u
+
+/* 10 ms: the cost of a few turns of the loop, scaled to this machine. */
+static uint64_t budget_ns(void) {
+        static uint64_t ns;
+
+        if (!ns)
+                ns = (uint64_t)(10000000 * slowness());
+        return ns;
+}
 
 void work_see(struct work_seen *seen, int64_t worked_ns) {
         if (worked_ns > (int64_t)seen->most_ns)
                 seen->most_ns = (uint64_t)worked_ns;
-        seen->n_over += worked_ns > BUDGET_NS;
+        seen->n_over += worked_ns > (int64_t)budget_ns();
 }
 
 bool work_is_bounded(const struct work_seen *seen) {
-        return SANITIZED || (seen->n_over <= FEW_OVER && seen->most_ns <= 4 * BUDGET_NS);
+        return SANITIZED || (seen->n_over <= FEW_OVER && seen->most_ns <= 4 * budget_ns());
 }
 
 /* ---- questions to it ------------------------------------------------------------------------- */

@@ -77,12 +77,21 @@ uint64_t instance_cpu_ns(const struct instance *in);
  * time. Time alone does not tell: on a busy machine, whoever waits for a processor uses none either.
  */
 void instance_rest(const struct instance *in);
-/* time that this thread could have run and did not: the machine's, to be left out of what it saw */
-uint64_t own_delay_ns(void);
+/*
+ * The daemon's processor time since work_begin, minus the time for which this thread has waited for
+ * a processor: a busy machine must not count as work of the daemon. The result is too small, never
+ * too large, if this thread loses the processor between two readings.
+ */
+struct work_begun {
+        uint64_t delay_ns, cpu_ns;
+};
+struct work_begun work_begin(const struct instance *in);
+int64_t work_since(const struct instance *in, const struct work_begun *begun);
 
 /*
- * The daemon's work before one answer and another. It is within the budget if hardly any took more
- * than some turns, and none several times that: the kernel's clocks move in ticks of 4 ms, and late.
+ * The daemon's work between two answers. It is within the budget if only a few times exceed the
+ * cost of a few turns of the loop, and none exceeds four times that: the kernel's clocks advance in
+ * ticks of 4 ms, and late. The budget is larger on a slow machine.
  */
 struct work_seen {
         _Atomic uint64_t most_ns;

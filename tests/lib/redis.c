@@ -67,7 +67,7 @@ static void add_words(struct words *w, const char *const words[]) {
 #define ADD(w, ...) add_words(w, (const char *const[]){__VA_ARGS__, NULL})
 
 static void add_cluster(struct words *w, const char *bus) {
-        ADD(w, "--cluster-enabled", "yes", "--cluster-port", bus, "--cluster-node-timeout", "2000",
+        ADD(w, "--cluster-enabled", "yes", "--cluster-port", bus, "--cluster-node-timeout", "60000",
             "--cluster-require-full-coverage", "no");
 }
 
@@ -156,7 +156,8 @@ void redis_again(struct redis *r, const struct redis_tls *tls) {
         waitpid(r->pid, NULL, 0);
         close(r->fd);
         while (!try_to_start(r, false, tls)) {
-                ck_assert_int_lt(tries++, 100); /* connections that end hold the port for a while */
+                /* closed connections hold the port for a while */
+                ck_assert_int_lt(tries++, PATIENCE_MS / 100);
                 usleep(100000);
         }
 }

@@ -3,10 +3,10 @@
 #define KVD_TESTS_SESSION_H
 
 /*
- * A scripted session of libkvd that goes through everything once: two clients and a third that
- * dies, two spaces that take memory from each other, a lease, eviction, settings, questions,
- * deletion. Every step may be refused; what may not happen is a wrong byte, a call that takes too
- * long, or a result that says nothing. Ends the process if it does.
+ * A scripted session of libkvd that uses everything once: two clients and a third that dies, two
+ * spaces that take memory from each other, a lease, eviction, settings, queries, deletion. Every
+ * step may be refused. Ends the process if it sees a wrong byte, a call that waits until its
+ * deadline, or an error without a message.
  */
 
 #include <stdbool.h>

@@ -65,7 +65,7 @@ cc -x c "$tmp/quickstart.c" -o "$tmp/root/quickstart" $flags -Wl,--unresolved-sy
 expect "a C program is built with libkvd-dev" "$?" 0
 
 cp "$here/look.sh" "$tmp/root"
-fresh_boot "$tmp/root" 240
+fresh_boot "$tmp/root" 900
 expect "under systemd" "$?" 0
 cat "$tmp/root/look.log"
 

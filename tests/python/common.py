@@ -15,6 +15,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,10 +117,17 @@ def raises(kind: type[BaseException], words: str = ""):
     raise AssertionError(f"no {kind.__name__}")
 
 
+def until(what) -> None:
+    end = time.monotonic() + instance.PATIENCE
+    while not what():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.01)
+
+
 def child(text: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
     """Runs a program of Python; it imports the package under test."""
     path = os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")]))
-    return subprocess.run([sys.executable, "-c", text, *arguments], capture_output=True, text=True, timeout=100,
+    return subprocess.run([sys.executable, "-c", text, *arguments], capture_output=True, text=True, timeout=600,
                           env={**os.environ, "PYTHONPATH": path, **environment})
 
 

@@ -6,20 +6,12 @@ from __future__ import annotations
 import select
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from common import TOKENS, chain, geometry, instance, kvd, raises, seal
+from common import TOKENS, chain, geometry, instance, kvd, raises, seal, until
 
 BLOCKS = 8
 WHOLE = BLOCKS * TOKENS
-
-
-def until(what) -> None:
-    end = time.monotonic() + instance.PATIENCE
-    while not what():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.01)
 
 
 def tier(it: instance.Instance) -> dict:

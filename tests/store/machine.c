@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The store's state machine, from seeds (world.h): what its answers follow from, and what not.
+ * Runs the store's state machine from seeds (world.h), and checks what its answers depend on.
  *
  *      machine PART [--seconds N] [--rounds N] [--seed N]
  *
  *      replay   each seed runs twice: every answer is the same
  *      pairs    each seed runs with domain A and without it: domain B's answers are the same
- *      full     every block is filled or pinned, and all go on: no operation takes long
+ *      full     every block is filled or pinned, and clients go on: no operation takes long. Slow
+ *               ones are played again, and the shortest time of each counts
  *      canary   memory goes from domain to domain, and from deleted spaces to new ones: it is empty
  *
  * A part ends after --rounds, or after --seconds; the last line is its figures.
@@ -30,6 +31,11 @@
 #define STEPS 300u        /* of one seed */
 #define POOL_BLOCKS 256u
 #define MOST_US (SANITIZED ? 100000u : 10000u) /* of the processor's time for one operation */
+/*
+ * How often to play until no operation is slow: the kernel may charge the work of another process
+ * to this thread.
+ */
+#define MOST_PLAYS 12
 
 struct run {
         uint64_t seed, rounds;
@@ -117,28 +123,90 @@ static void hold_everything(struct world *w) {
                 }
 }
 
-static void full(struct run *r) {
-        uint64_t most = 0, refused = 0;
+static uint64_t time_step(struct world *w, struct random *turns) {
+        uint64_t began;
+
+        hold_everything(w);
+        began = own_ns();
+        world_step(w, random_below(turns, 2));
+        return own_ns() - began;
+}
+
+#define MAX_DEAR 1000u
+
+/* The operations that took too long, with the shortest time of each in all plays. */
+struct dear {
+        uint64_t nth, ns;
+};
+
+static struct dear dear[MAX_DEAR];
+static uint32_t n_dear;
+
+static void note_dear(uint64_t nth, uint64_t ns) {
+        if (n_dear == MAX_DEAR)
+                die("%u operations took more than %u us of the processor", MAX_DEAR, MOST_US);
+        dear[n_dear++] = (struct dear){nth, ns};
+}
+
+/* Plays once, and notes slow operations. Returns the longest time of all others. */
+static uint64_t play_full(struct run *r, uint64_t *refused) {
         struct random turns = {r->seed};
         struct world w;
+        uint64_t most = 0;
 
         world_open(&w, r->seed, POOL_BLOCKS);
         for (; goes_on(r); r->done++) {
-                uint64_t began;
+                uint64_t ns = time_step(&w, &turns);
 
-                hold_everything(&w);
-                began = own_ns();
-                world_step(&w, random_below(&turns, 2));
-                most = MAX(most, own_ns() - began);
-                refused += store_pool_used(w.store) == store_pool_bytes(w.store);
+                if (ns / 1000 > MOST_US)
+                        note_dear(r->done, ns);
+                else
+                        most = MAX(most, ns);
+                *refused += store_pool_used(w.store) == store_pool_bytes(w.store);
         }
         world_check(&w);
         add_up(r, &w);
         world_close(&w);
+        return most;
+}
+
+/* Plays the same again, up to the last slow operation, and keeps the shortest times. */
+static void play_dear(const struct run *r) {
+        uint64_t end = dear[n_dear - 1].nth + 1;
+        struct random turns = {r->seed};
+        struct dear *next = dear;
+        struct world w;
+
+        world_open(&w, r->seed, POOL_BLOCKS);
+        for (uint64_t nth = 0; nth < end; nth++) {
+                uint64_t ns = time_step(&w, &turns);
+
+                if (nth == next->nth) {
+                        next->ns = MIN(next->ns, ns);
+                        next++;
+                }
+        }
+        world_close(&w);
+}
+
+static uint64_t most_of_dear(void) {
+        uint64_t most = 0;
+
+        for (uint32_t i = 0; i < n_dear; i++)
+                most = MAX(most, dear[i].ns);
+        return most;
+}
+
+static void full(struct run *r) {
+        uint64_t refused = 0, most = play_full(r, &refused);
+
+        for (int plays = 1; most_of_dear() / 1000 > MOST_US && plays < MOST_PLAYS; plays++)
+                play_dear(r);
+        most = MAX(most, most_of_dear());
         if (most / 1000 > MOST_US)
                 die("an operation took %llu us of the processor", (unsigned long long)most / 1000);
-        printf("{\"full_operations\": %llu, \"most_us\": %llu, ", (unsigned long long)refused,
-               (unsigned long long)most / 1000);
+        printf("{\"full_operations\": %llu, \"most_us\": %llu, \"played_again\": %u, ",
+               (unsigned long long)refused, (unsigned long long)most / 1000, n_dear);
 }
 
 /* ---- canary ---------------------------------------------------------------------------------- */

@@ -22,6 +22,7 @@
 
 #include "ipc/base/key.h"
 #include "ipc/base/sys.h"
+#include "tests/lib/amount.h"
 #include "tests/lib/suite.h"
 #include "tests/store/adopting.h"
 
@@ -453,7 +454,7 @@ static uint32_t try_image(uint64_t bytes) {
         return back;
 }
 
-#define CHANGES 1000u
+#define CHANGES AMOUNT(1000u, 150u)
 
 START_TEST(a_changed_index_loses_blocks_and_gives_no_wrong_one) {
         struct kvd_index *sound;

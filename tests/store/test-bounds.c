@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The budget of a piece, inside the store: what one call, or one piece of idle work, costs where a
- * state is as bad as default limits allow. It is this process's own time, and a run within the
- * budget is enough, so that a busy machine fails nothing. The same of whole requests is
- * tests/daemon/hostile/test-budget.c.
+ * The budget of a piece, inside the store: the cost of one call, or of one piece of idle work, in
+ * the worst state that default limits allow. The test measures its own processor time, and takes
+ * the shortest time of each piece over all runs. The budget is that of a fast machine, times the
+ * slowness of this one. So the test fails on neither a busy nor a slow machine.
+ * tests/daemon/hostile/test-budget.c does the same for whole requests.
  */
 
 #include <errno.h>
@@ -25,9 +26,10 @@
 #include "store/tier/tier.h"
 #include "tests/lib/sanitized.h"
 #include "tests/lib/suite.h"
+#include "tests/lib/yard.h"
 
-#define BUDGET_US (SANITIZED ? 60000u : 3000u)
-#define MOST_RUNS 12 /* what another does on this processor is counted to whoever runs there next */
+#define BUDGET_US (SANITIZED ? 60000u : 3000u) /* on a fast machine */
+#define MOST_RUNS 60 /* the kernel may charge the work of another process to this one */
 #define TINY 64u /* bytes of a block */
 
 static struct store *store;
@@ -74,9 +76,12 @@ static const struct piece *dearest(void) {
         return most;
 }
 
+/* ---- the verdict ----------------------------------------------------------------------------- */
+
 static void within_budget(const char *what, void (*run)(void)) {
         const struct piece *most;
-        int runs = MOST_RUNS;
+        uint32_t budget_us;
+        int runs = 0;
 
         n_known = 0;
         do {
@@ -84,10 +89,12 @@ static void within_budget(const char *what, void (*run)(void)) {
                 run();
                 n_known = MAX(n_known, n_pieces);
                 most = dearest();
-        } while (most->ns / 1000 > BUDGET_US && --runs);
-        printf("%-40s %8u us of %u pieces: %s\n", what, most->ns / 1000, n_pieces, most->what);
-        ck_assert_msg(most->ns / 1000 <= BUDGET_US, "%s: %u us in %s", what, most->ns / 1000,
-                      most->what);
+                budget_us = (uint32_t)(BUDGET_US * slowness());
+        } while (most->ns / 1000 > budget_us && ++runs < MOST_RUNS);
+        printf("%-40s %8u us of %u pieces, %u are allowed: %s\n", what, most->ns / 1000, n_pieces,
+               budget_us, most->what);
+        ck_assert_msg(most->ns / 1000 <= budget_us, "%s: %u us in %s, %u are allowed", what,
+                      most->ns / 1000, most->what, budget_us);
 }
 
 /* ---- a store of tiny blocks ------------------------------------------------------------------ */

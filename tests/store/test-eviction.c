@@ -91,11 +91,10 @@ static void crowded_tokens(const struct kvd_index *ix, uint32_t slots, uint32_t 
         }
 }
 
-/* The cheapest of four: what else runs only makes one dearer. */
-static uint64_t evict_cost(struct space *space, const uint32_t *tokens) {
+/* Keeps the least time of all evictions so far: other processes can only make one slower. */
+static void evict_cost(struct space *space, const uint32_t *tokens, uint64_t *least) {
         kvd_ref *refs = calloc(CROWD, sizeof *refs);
         struct attachment *a = fixture_attach(space);
-        uint64_t least = UINT64_MAX;
         bool more;
 
         seal_leaves(a, tokens, CROWD, refs);
@@ -104,13 +103,14 @@ static uint64_t evict_cost(struct space *space, const uint32_t *tokens) {
 
                 for (uint32_t left = PIECE; left;)
                         left -= (uint32_t)space_evict(space, left, KVD_ROOT, &more);
-                least = MIN(least, own_time_ns() - begin);
+                *least = MIN(*least, own_time_ns() - begin);
         }
         check_clean(space);
         attachment_free(a, false);
         free(refs);
-        return least;
 }
+
+#define TRIES 10 /* one is enough unless the machine is busy */
 
 /*
  * The secret lies in the index, so a client can look for tokens whose keys are neighbours in its
@@ -119,15 +119,20 @@ static uint64_t evict_cost(struct space *space, const uint32_t *tokens) {
 START_TEST(A2_crowded_keys_cost_what_others_cost) {
         struct space *space = make_space(0);
         const struct kvd_index *ix = space_index(space);
-        uint32_t *tokens = calloc(CROWD, BT * sizeof *tokens);
-        uint64_t ordinary, crowded;
+        uint32_t *tokens = calloc(CROWD, BT * sizeof *tokens),
+                 *alike = calloc(CROWD, BT * sizeof *alike);
+        uint64_t ordinary = UINT64_MAX, crowded = UINT64_MAX;
+        int tries = TRIES;
 
         crowded_tokens(ix, ix->table_slots, CROWD, tokens);
-        ordinary = evict_cost(space, tokens);
-        crowded_tokens(ix, CROWD, CROWD, tokens);
-        crowded = evict_cost(space, tokens);
+        crowded_tokens(ix, CROWD, CROWD, alike);
+        do {
+                evict_cost(space, tokens, &ordinary);
+                evict_cost(space, alike, &crowded);
+        } while (crowded >= 4 * ordinary && --tries);
         ck_assert_msg(crowded < 4 * ordinary, "%lu ns for %u crowded blocks, %lu for others",
                       (unsigned long)crowded, PIECE, (unsigned long)ordinary);
+        free(alike);
         free(tokens);
 }
 END_TEST

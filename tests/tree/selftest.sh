@@ -10,14 +10,17 @@ copy=$(mktemp -d) || exit 2
 trap 'rm -rf "$copy"' EXIT
 failed=0
 
-fresh_copy() {
-        rm -rf "$copy/tree"
-        mkdir "$copy/tree"
-        (cd "$root" && tar cf - --exclude=.git --exclude='build*' --exclude='*.safetensors' \
-                meson.build meson_options.txt daemon client ipc kernels store tests tools) | (cd "$copy/tree" && tar xf -)
+mkdir "$copy/tree"
+(cd "$root" && tar cf - --exclude=.git --exclude='build*' --exclude='*.safetensors' \
+        meson.build meson_options.txt daemon client ipc kernels store tests tools) | (cd "$copy/tree" && tar xf -)
+
+# plant FILE LINE: appends LINE to FILE
+plant() {
+        planted=$1
+        printf '%s\n' "$2" >>"$copy/tree/$planted"
 }
 
-# expect TEXT: layers.sh fails and says TEXT
+# expect TEXT: layers.sh must fail and print TEXT; then restores the file
 expect() {
         if said=$(sh "$root/tests/tree/layers.sh" "$copy/tree"); then
                 echo "not found: $1"
@@ -26,57 +29,56 @@ expect() {
                 echo "found, but not as \"$1\": $said"
                 failed=1
         fi
-        fresh_copy
+        cp "$root/$planted" "$copy/tree/$planted" 2>/dev/null || rm "$copy/tree/$planted"
 }
 
-fresh_copy
 sh "$root/tests/tree/layers.sh" "$copy/tree" || {
         echo "the tree itself has violations"
         exit 1
 }
 
-echo '#include "daemon/loop.h"' >>"$copy/tree/store/store.h"
+plant store/store.h '#include "daemon/loop.h"'
 expect 'store must not include "daemon/loop.h" (daemon)'
 
-echo '#include "store/store.h"' >>"$copy/tree/client/conn.h"
+plant client/conn.h '#include "store/store.h"'
 expect 'client must not include "store/store.h" (store)'
 
-echo '  #  include "ipc/msg.h"' >>"$copy/tree/ipc/base/util.h"
+plant ipc/base/util.h '  #  include "ipc/msg.h"'
 expect 'ipc/base must not include "ipc/msg.h" (ipc)'
 
-echo '#include "client/kvd.h"' >>"$copy/tree/ipc/base/util.h"
+plant ipc/base/util.h '#include "client/kvd.h"'
 expect 'ipc/base must not include "client/kvd.h" (client)'
 
-echo '#include "../ipc/msg.h"' >>"$copy/tree/daemon/loop.h"
+plant daemon/loop.h '#include "../ipc/msg.h"'
 expect '"../ipc/msg.h" is not written from the root'
 
-echo '#include "loop.h"' >>"$copy/tree/daemon/loop.h"
+plant daemon/loop.h '#include "loop.h"'
 expect '"loop.h" is no file, seen from the root'
 
-echo '#include <sys/socket.h>' >>"$copy/tree/store/store.h"
+plant store/store.h '#include <sys/socket.h>'
 expect 'store must not include <sys/socket.h>'
 
-echo '#include "ipc/base/util.h"' >>"$copy/tree/client/kvd.h"
+plant client/kvd.h '#include "ipc/base/util.h"'
 expect 'client/kvd.h: includes "ipc/base/util.h"'
 
-echo '#include "store/methods/methods.h"' >>"$copy/tree/store/cache/cache.h"
+plant store/cache/cache.h '#include "store/methods/methods.h"'
 expect 'store/cache must not include "store/methods/methods.h" (store/methods)'
 
-echo '#include <sys/socket.h>' >>"$copy/tree/store/tier/tier.c"
+plant store/tier/tier.c '#include <sys/socket.h>'
 expect 'store/tier must not include <sys/socket.h>'
 
-echo '#include <stdbool.h>' >>"$copy/tree/client/kvd.h"
+plant client/kvd.h '#include <stdbool.h>'
 expect 'client/kvd.h: includes <stdbool.h>'
 
-echo 'void *new(int class' >>"$copy/tree/client/kvd.h"
+plant client/kvd.h 'void *new(int class'
 expect 'does not compile alone as c:'
 
-printf '#ifdef __cplusplus\nint class;\n#endif\n' >>"$copy/tree/client/kvd.h"
+plant client/kvd.h "$(printf '#ifdef __cplusplus\nint class;\n#endif')"
 if command -v "${CXX:-c++}" >/dev/null 2>&1; then
         expect 'does not compile alone as c++:'
 fi
 
-echo >"$copy/tree/notes.txt"
+plant notes.txt ''
 expect 'notes.txt: not a top-level entry'
 
 exit $failed

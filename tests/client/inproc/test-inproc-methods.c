@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * All methods with the daemon in a thread and its clients in others, for ThreadSanitizer and
- * AddressSanitizer: the workers of the methods' soak, over a pool smaller than what they need; a
- * shared pool, and one of arenas.
+ * Runs all methods with the daemon and its clients as threads of one process, for ThreadSanitizer
+ * and AddressSanitizer. The clients are the workers of the methods' soak. The pool is smaller than
+ * they need; one run has a shared pool, another has arenas.
  *
- *      test-inproc-methods [SECONDS] [SEED]
+ *      test-inproc-methods [OPERATIONS] [SEED]
+ *
+ * Each run ends after OPERATIONS operations, but not before every method was used.
  */
 
 #include <stdio.h>
@@ -15,11 +17,14 @@
 #include <unistd.h>
 
 #include "ipc/base/util.h"
+#include "tests/lib/amount.h"
 #include "tests/lib/inproc.h"
 #include "tests/client/inproc/one_view.h"
 #include "tests/daemon/soak/methods_worker.h"
 
 #define WORKERS 4u
+/* Per run. An idle machine takes a second for the sample, under ThreadSanitizer. */
+#define OPERATIONS AMOUNT(5000u, 2000u)
 
 /* ---- the spaces ------------------------------------------------------------------------------ */
 
@@ -53,20 +58,37 @@ static void switch_on(const char *socket) {
 
 /* ---- one run --------------------------------------------------------------------------------- */
 
+/* A worker that returns stops all the others. */
 static void *work(void *arg) {
-        return (void *)(intptr_t)methods_worker_run(arg);
+        const struct methods_options *o = arg;
+        int failed = methods_worker_run(o);
+
+        o->tally->stop = true;
+        return (void *)(intptr_t)failed;
+}
+
+static bool all_was_used(const struct methods_tally *t) {
+        return t->appended && t->changes && t->cooled && t->revived;
+}
+
+/* The operations have no timeout of their own: the test's limit ends a run that hangs. */
+static void wait_for_work(const struct methods_tally *t, uint64_t operations) {
+        while (!t->stop && t->operations < operations)
+                usleep(1000);
+        for (int ms = 0; !t->stop && !all_was_used(t) && ms < PATIENCE_MS; ms++)
+                usleep(1000);
 }
 
 static void expect_work(const struct methods_tally *t) {
         if (t->bytes_wrong || t->unmarked)
                 die("%llu wrong bytes", (unsigned long long)t->bytes_wrong);
-        if (!t->appended || !t->changes || !t->cooled || !t->revived)
+        if (!all_was_used(t))
                 die("%llu blocks, %llu changes, %llu cooled, %llu revived: that is no test",
                         (unsigned long long)t->appended, (unsigned long long)t->changes,
                         (unsigned long long)t->cooled, (unsigned long long)t->revived);
 }
 
-static void run(uint32_t seconds, uint64_t seed, const char *const *settings) {
+static void run(uint64_t operations, uint64_t seed, const char *const *settings) {
         struct methods_options options[WORKERS];
         struct methods_tally tally = {0};
         pthread_t threads[WORKERS];
@@ -80,7 +102,7 @@ static void run(uint32_t seconds, uint64_t seed, const char *const *settings) {
                         .socket = d.in.socket, .tally = &tally, .seed = seed + i, .threads = true};
                 pthread_create(&threads[i], NULL, work, &options[i]);
         }
-        sleep(seconds);
+        wait_for_work(&tally, operations);
         tally.stop = true;
         for (uint32_t i = 0; i < WORKERS; i++) {
                 pthread_join(threads[i], &failed);
@@ -88,7 +110,6 @@ static void run(uint32_t seconds, uint64_t seed, const char *const *settings) {
                         die("a worker failed");
         }
         expect_work(&tally);
-        usleep(200000);
         instance_expect_clean(&d.in);
         inproc_stop(&d);
         printf("methods %s: %llu operations, %llu bytes checked, 0 wrong; shared %llu, approximate "
@@ -100,7 +121,7 @@ static void run(uint32_t seconds, uint64_t seed, const char *const *settings) {
 }
 
 int main(int argc, char **argv) {
-        uint32_t seconds = argc > 1 ? (uint32_t)atoi(argv[1]) : 3;
+        uint64_t operations = argc > 1 ? strtoull(argv[1], NULL, 10) : OPERATIONS;
         uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t)time(NULL);
         char users[64];
         const char *const shared[] = {"daemon.pool=4M", NULL};
@@ -111,7 +132,7 @@ int main(int argc, char **argv) {
         printf("seed %llu\n", (unsigned long long)seed);
         snprintf(users, sizeof users, "domain soak.users=%u", getuid());
         one_view_install();
-        run(seconds, seed, shared);
-        run(seconds, seed + 100, arena);
+        run(operations, seed, shared);
+        run(operations, seed + 100, arena);
         return 0;
 }

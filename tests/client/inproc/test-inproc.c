@@ -6,7 +6,7 @@
  *      workers     the soak's workers, each with a connection of its own
  *      shared      threads that share one handle, one space and one stock of blocks
  *
- *      test-inproc [SECONDS] [SEED]
+ *      test-inproc [OPERATIONS] [SEED]
  */
 
 #include <errno.h>
@@ -16,6 +16,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/lib/amount.h"
 #include "tests/lib/inproc.h"
 #include "tests/client/inproc/one_view.h"
 #include "tests/lib/oracle.h"
@@ -25,14 +26,21 @@
 #define SHARERS 4u
 #define BT 4u
 #define MAX_BLOCKS 24u
+/* Per part. An idle machine takes a second for the sample, under ThreadSanitizer. */
+#define OPERATIONS AMOUNT(20000u, 5000u)
 
 /* ---- workers --------------------------------------------------------------------------------- */
 
+/* A worker that returns stops all the others. */
 static void *worker_main(void *arg) {
-        return (void *)(intptr_t)worker_run(arg);
+        const struct worker_options *o = arg;
+        int failed = worker_run(o);
+
+        o->tally->stop = true;
+        return (void *)(intptr_t)failed;
 }
 
-static void run_workers(uint32_t seconds, uint64_t seed, const char *const *settings) {
+static void run_workers(uint64_t operations, uint64_t seed, const char *const *settings) {
         struct worker_options options[WORKERS];
         static struct tally tally;
         pthread_t threads[WORKERS];
@@ -46,7 +54,8 @@ static void run_workers(uint32_t seconds, uint64_t seed, const char *const *sett
                         .socket = d.in.socket, .tally = &tally, .seed = seed + i, .threads = true};
                 pthread_create(&threads[i], NULL, worker_main, &options[i]);
         }
-        sleep(seconds);
+        while (!tally.stop && tally.operations < operations)
+                usleep(1000);
         tally.stop = true;
         for (uint32_t i = 0; i < WORKERS; i++) {
                 pthread_join(threads[i], &failed);
@@ -67,6 +76,7 @@ struct sharer {
         struct kvd_space *space;
         struct random random;
         _Atomic bool *stop;
+        _Atomic uint64_t *lookups; /* shared by all sharers */
         uint64_t hits, sealed;
 };
 
@@ -120,6 +130,7 @@ static void *sharer_main(void *arg) {
                 struct kvd_pin pin = {0};
 
                 make_tokens(random_below(&s->random, 40), tokens);
+                atomic_fetch_add_explicit(s->lookups, 1, memory_order_relaxed);
                 s->hits += kvd_lookup(s->space, 0, tokens, n * BT, ids, MAX_BLOCKS, &pin) > 0;
                 expect_right(&pin, ids, tokens);
                 if (pin.n_blocks < MAX_BLOCKS && random_below(&s->random, 2))
@@ -130,11 +141,12 @@ static void *sharer_main(void *arg) {
         return NULL;
 }
 
-static void run_shared(uint32_t seconds, uint64_t seed) {
+static void run_shared(uint64_t lookups, uint64_t seed) {
         struct kvd_space_options options = {.max_blocks = 256};
         struct sharer sharers[SHARERS];
         pthread_t threads[SHARERS];
         static _Atomic bool stop;
+        static _Atomic uint64_t done;
         struct kvd_space *space;
         uint64_t hits = 0;
         struct kvd *handle;
@@ -146,10 +158,12 @@ static void run_shared(uint32_t seconds, uint64_t seed) {
                 die("%s", kvd_error());
         for (uint32_t i = 0; i < SHARERS; i++) {
                 sharers[i] = (struct sharer){
-                        .space = space, .random = {seed * 31 + i}, .stop = &stop};
+                        .space = space, .random = {seed * 31 + i}, .stop = &stop,
+                        .lookups = &done};
                 pthread_create(&threads[i], NULL, sharer_main, &sharers[i]);
         }
-        sleep(seconds);
+        while (done < lookups)
+                usleep(1000);
         stop = true;
         for (uint32_t i = 0; i < SHARERS; i++) {
                 pthread_join(threads[i], NULL);
@@ -163,7 +177,7 @@ static void run_shared(uint32_t seconds, uint64_t seed) {
 }
 
 int main(int argc, char **argv) {
-        uint32_t seconds = argc > 1 ? (uint32_t)atoi(argv[1]) : 3;
+        uint64_t operations = argc > 1 ? strtoull(argv[1], NULL, 10) : OPERATIONS;
         uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : (uint64_t)time(NULL);
         char users[64];
         const char *arena[] = {"domain soak.isolation=arena", users, NULL};
@@ -171,8 +185,8 @@ int main(int argc, char **argv) {
         printf("seed %llu\n", (unsigned long long)seed);
         snprintf(users, sizeof users, "domain soak.users=%u", getuid());
         one_view_install();
-        run_workers(seconds, seed, NULL);
-        run_workers(seconds, seed + 100, arena);
-        run_shared(seconds, seed);
+        run_workers(operations, seed, NULL);
+        run_workers(operations, seed + 100, arena);
+        run_shared(operations, seed);
         return 0;
 }

@@ -246,7 +246,7 @@ static int run_lease_refused(struct actor *a) {
 }
 
 static int run_lease_wait(struct actor *a) {
-        return kvd_lease(a->whole, a->whole_tokens, WHOLE_TOKENS, 1000);
+        return kvd_lease(a->whole, a->whole_tokens, WHOLE_TOKENS, PATIENCE_MS);
 }
 
 static int run_lease_end(struct actor *a) {

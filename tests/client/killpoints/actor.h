@@ -7,6 +7,7 @@
  * that it needs. The list is operations[] in actor.c.
  */
 
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,6 +25,7 @@ struct stage {
         _Atomic uint64_t looks, bytes_checked; /* the observer's */
         _Atomic uint64_t bytes_wrong;          /* anybody's */
         _Atomic bool stop;
+        sem_t asked, rested, resumed;          /* for observer_rest, observer_resume */
 };
 
 #define CAUSAL_SPACE "causal"
@@ -62,5 +64,12 @@ pid_t actor_start(const struct operation *op, const char *socket, struct stage *
 
 /* Watches as another client of the same spaces, until stage->stop. */
 pid_t observer_start(const char *socket, struct stage *stage);
+
+/*
+ * Makes the observer check everything once more, then pause until observer_resume. While it is
+ * paused it pins only its own chain, however long it has to wait for a processor.
+ */
+void observer_rest(struct stage *stage);
+void observer_resume(struct stage *stage);
 
 #endif

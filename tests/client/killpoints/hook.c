@@ -22,6 +22,7 @@ static bool on;
 /* points so far; those at which something happens, 0: none */
 static uint64_t seen, signal_at, pause_at;
 static int the_signal;
+static uint64_t stopped_ns; /* how long the signals have stopped this process, in total */
 static struct random dice;
 
 static struct range {
@@ -74,6 +75,15 @@ static void pause_here(void) {
                 nanosleep(&t, NULL);
 }
 
+static void signal_here(void) {
+        uint64_t before = 0, behind = 0;
+
+        kvd_sys_real.clock_ns(&before);
+        hook_signal(the_signal);
+        kvd_sys_real.clock_ns(&behind);
+        stopped_ns += behind - before;
+}
+
 void hook_point(void) {
         int e = errno;
 
@@ -81,7 +91,7 @@ void hook_point(void) {
                 return;
         seen++;
         if (seen == signal_at)
-                hook_signal(the_signal);
+                signal_here();
         if (seen != pause_at)
                 return;
         pause_here();
@@ -134,10 +144,19 @@ static void *noted_mmap(void *at, size_t n, int prot, int flags, int fd, off_t o
         return r;
 }
 
+/* The clock minus stopped_ns: deadlines do not advance while the process is stopped. */
+static int clock_without_stops(uint64_t *ret) {
+        int r = hooked_clock_ns(ret);
+
+        *ret -= stopped_ns;
+        return r;
+}
+
 void hook_install(void) {
 #define HOOKED_MEMBER(type, name, parameters, arguments) .name = hooked_##name,
         static struct kvd_sys hooked = {KVD_SYS_CALLS(HOOKED_MEMBER)};
 
         hooked.mmap = noted_mmap;
+        hooked.clock_ns = clock_without_stops;
         sys = &hooked;
 }

@@ -20,7 +20,8 @@
 void hook_install(void);
 
 /* From here on, and until hook_stop, points are counted. What else happens there is said before: */
-void hook_signal_at(uint64_t nth, int signal); /* SIGKILL or SIGSTOP at the nth point; 0: at none */
+/* SIGKILL or SIGSTOP at the nth point; 0: never. Deadlines do not advance during a stop. */
+void hook_signal_at(uint64_t nth, int signal);
 void hook_shake(uint64_t seed);                /* short pauses at some points */
 void hook_start(void);
 uint64_t hook_stop(void); /* number of points since hook_start; forgets what was said */

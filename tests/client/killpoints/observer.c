@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/client/killpoints/actor.h"
@@ -56,9 +57,11 @@ static void settle(struct observer *o) {
 
         if (daemon == o->daemon)
                 return;
-        for (int i = 0; hold_again(o) < 0 || attach_whole(o) < 0; i++)
-                if (i == 100)
+        for (int tries = 0; hold_again(o) < 0 || attach_whole(o) < 0; tries++) {
+                if (tries == PATIENCE_MS)
                         die("the observer cannot settle: %s", kvd_error());
+                usleep(1000);
+        }
         o->daemon = daemon;
         o->stage->settled = daemon;
 }
@@ -77,21 +80,61 @@ static void look(struct observer *o, struct kvd_space *space, uint32_t chain, ui
         o->stage->looks++;
 }
 
+/* Waits for the semaphore. Returns false if it was not posted within us microseconds. */
+static bool wait_for(sem_t *semaphore, uint64_t us) {
+        struct timespec until;
+        uint64_t ns;
+        int r;
+
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        ns = (uint64_t)until.tv_nsec + us * 1000;
+        until.tv_sec += (time_t)(ns / 1000000000u);
+        until.tv_nsec = (long)(ns % 1000000000u);
+        do
+                r = sem_clockwait(semaphore, CLOCK_MONOTONIC, &until);
+        while (r < 0 && errno == EINTR);
+        return r == 0;
+}
+
+static void rest(struct stage *stage) {
+        sem_post(&stage->rested);
+        while (sem_wait(&stage->resumed) < 0)
+                ;
+}
+
 static void watch(struct observer *o) {
+        bool asked = false;
+
         while (!o->stage->stop) {
                 settle(o);
                 check(o, &o->held, o->held_ids, o->held_tokens, false);
                 look(o, o->causal, OPERATION_CHAIN, CHAIN_TOKENS);
                 look(o, o->causal, OPERATION_CHAIN + 1, CHAIN_TOKENS);
                 look(o, o->whole, WHOLE_CHAIN, WHOLE_TOKENS);
-                usleep(200); /* the others need processors, too */
+                if (asked)
+                        rest(o->stage);
+                asked = wait_for(&o->stage->asked, 200); /* leave the processors to others */
         }
+}
+
+void observer_rest(struct stage *stage) {
+        sem_post(&stage->asked);
+        if (!wait_for(&stage->rested, PATIENCE_MS * UINT64_C(1000)))
+                die("the observer looks at nothing any more");
+}
+
+void observer_resume(struct stage *stage) {
+        sem_post(&stage->resumed);
 }
 
 pid_t observer_start(const char *socket, struct stage *stage) {
         struct observer o = {.stage = stage};
-        pid_t pid = fork();
+        pid_t pid;
 
+        sem_init(&stage->asked, 1, 0);
+        sem_init(&stage->rested, 1, 0);
+        sem_init(&stage->resumed, 1, 0);
+        pid = fork();
         if (pid)
                 return pid;
         prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -42,9 +42,12 @@ uint32_t fds_beside_segments(const struct instance *d) {
 
 static void evict(struct conn *conn, const char *space) {
         struct kvd_msg_evict request = {.space = kvd_slice_of(space)};
+        struct kvd_msg_evict_reply reply;
 
-        if (conn_call(conn, KVD_MSG_evict, &request, NULL) < 0)
-                die("evict: %s", kvd_error());
+        do
+                if (conn_call(conn, KVD_MSG_evict, &request, &reply) < 0)
+                        die("evict: %s", kvd_error());
+        while (reply.more);
 }
 
 void evict_all(struct conn *conn) {
@@ -80,16 +83,16 @@ static _Noreturn void complain(struct conn *conn) {
         die("a dead process still holds something after %d looks", RECLAIM_LOOKS);
 }
 
-uint64_t wait_reclaimed(struct conn *conn, const struct stage *stage, uint64_t since_ns) {
-        uint64_t seen = stage->looks;
-        int counted = 1;
+uint64_t wait_reclaimed(struct conn *conn, struct stage *stage, uint64_t since_ns) {
+        uint64_t now;
 
+        observer_rest(stage);
         for (int looks = 1; !at_rest(conn); looks++) {
-                if (counted == RECLAIM_LOOKS || looks == 100 * RECLAIM_LOOKS)
+                if (looks == RECLAIM_LOOKS)
                         complain(conn);
                 usleep(100);
-                counted += stage->looks != seen;
-                seen = stage->looks;
         }
-        return now_ns() - since_ns;
+        now = now_ns();
+        observer_resume(stage);
+        return now - since_ns;
 }

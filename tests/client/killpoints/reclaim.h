@@ -11,19 +11,17 @@ struct instance;
 struct stage;
 
 /*
- * A look is a few requests that the daemon answers: where nothing else runs, 400 of them are a
- * tenth of a second. On a busy machine they take longer, as everything does. One counts if the
- * observer has looked, too, since the one before: what it has pinned while it has no processor is no
- * dead process's. Where a hundred times as many do not count, it has ended.
+ * One look is a few requests that the daemon answers. On an idle machine, 400 looks take a tenth of
+ * a second. The observer rests meanwhile, so that its pins are not taken for a dead process's.
  */
 #define RECLAIM_LOOKS 400
 
 /*
- * Waits until all blocks but the observer's can be evicted and nothing is filled, in limbo or
- * leased, and until the observer is the only client. Returns the nanoseconds since then. Ends the
- * test if that is not so after RECLAIM_LOOKS.
+ * Lets the observer check once more what is left. Then waits until the observer is the only client,
+ * all blocks but its own can be evicted, and no block is being filled, in limbo or leased. Returns
+ * the nanoseconds since since_ns. Ends the test if this takes more than RECLAIM_LOOKS looks.
  */
-uint64_t wait_reclaimed(struct conn *conn, const struct stage *stage, uint64_t since_ns);
+uint64_t wait_reclaimed(struct conn *conn, struct stage *stage, uint64_t since_ns);
 
 /* The daemon's, without those of segments: the pool may have grown. */
 uint32_t fds_beside_segments(const struct instance *d);

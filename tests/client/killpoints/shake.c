@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Rare interleavings, often: clients that pause at random points inside libkvd, a space too small
- * for what they want, and an evictor without mercy. All chains have the same tokens behind their
- * first block, so that whole runs differ in nothing but their link; every byte that anybody finds
- * is checked.
+ * Makes rare interleavings frequent: clients pause at random points inside libkvd, the space is too
+ * small for them, and an evictor never stops. All chains have the same tokens after their first
+ * block, so that only the link tells their runs apart. Clients check every byte that they find.
  *
  *      shake [--seconds N] [--clients N] [--seed N]
  *
- * Fails, too, if no lookup met an eviction in progress: then nothing was shaken.
+ * It ends after --seconds, or else after LOOKUPS lookups, which take an idle machine some seconds.
+ * In both cases it goes on until a block was evicted, a lookup has hit, and a lookup has had to
+ * retry because of an eviction in progress. Otherwise the run would prove nothing.
  */
 
 #include <errno.h>
@@ -99,18 +100,29 @@ static void turn(struct tally *t, struct kvd_space *space, struct random *random
         kvd_unpin(space, &pin);
 }
 
+#define ROUND 16u /* turns between two updates of the shared tally */
+
+static void count_retries(struct tally *t, struct kvd_space *space, uint64_t *counted) {
+        struct kvd_counters counters;
+
+        kvd_counters(space, &counters);
+        t->retries += counters.retries - *counted;
+        *counted = counters.retries;
+}
+
 static void be_client(struct shaking *s, uint32_t number) {
         struct kvd_space *space = open_space(s);
         struct random random = {s->seed * MAX_CLIENTS + number};
-        struct kvd_counters counters;
+        uint64_t counted = 0;
 
         hook_shake(random.state);
         hook_start();
-        while (!s->tally->stop && !s->tally->bytes_wrong)
-                turn(s->tally, space, &random);
+        while (!s->tally->stop && !s->tally->bytes_wrong) {
+                for (uint32_t i = 0; i < ROUND; i++)
+                        turn(s->tally, space, &random);
+                count_retries(s->tally, space, &counted);
+        }
         hook_stop();
-        kvd_counters(space, &counters);
-        s->tally->retries += counters.retries;
 }
 
 /* ---- the evictor ----------------------------------------------------------------------------- */
@@ -144,6 +156,23 @@ static pid_t start(struct shaking *s, void (*be)(struct shaking *, uint32_t), ui
         exit(0);
 }
 
+#define LOOKUPS 10000u
+
+/* There is no timeout: the test's limit ends a run that never gets there. */
+static bool is_over(const struct shaking *s, time_t end) {
+        const struct tally *t = s->tally;
+
+        return t->bytes_wrong || (t->retries && t->hits && t->evicted && time(NULL) >= end &&
+                                  (s->seconds || t->lookups >= LOOKUPS));
+}
+
+/* A child ends early only if it failed. The test then stops the others. */
+static bool one_has_ended(void) {
+        siginfo_t info = {0};
+
+        return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid;
+}
+
 static void run(struct shaking *s) {
         time_t end = time(NULL) + s->seconds;
         int status;
@@ -151,8 +180,8 @@ static void run(struct shaking *s) {
         start(s, be_evictor, 0);
         for (uint32_t i = 1; i <= s->clients; i++)
                 start(s, be_client, i);
-        while (time(NULL) < end && !s->tally->bytes_wrong)
-                usleep(10000);
+        while (!is_over(s, end) && !one_has_ended())
+                usleep(1000);
         s->tally->stop = true;
         for (uint32_t i = 0; i <= s->clients; i++)
                 if (waitpid(-1, &status, 0) < 0 || status != 0)
@@ -203,7 +232,7 @@ static void parse(struct shaking *s, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-        struct shaking s = {.seconds = 8, .clients = 4, .seed = (uint64_t)time(NULL)};
+        struct shaking s = {.clients = 4, .seed = (uint64_t)time(NULL)};
 
         parse(&s, argc, argv);
         hook_install();

@@ -65,6 +65,6 @@ int main(void) {
         struct fault_state *s = fault_state_new();
 
         signal(SIGPIPE, SIG_IGN);
-        fault_sweep(s, "daemon", 1, run, NULL);
+        fault_sweep(s, "daemon", 11, run, NULL);
         return 0;
 }

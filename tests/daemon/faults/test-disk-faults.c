@@ -25,6 +25,7 @@
 #include "daemon/disk/main.h"
 #include "ipc/base/degraded.h"
 #include "ipc/base/util.h"
+#include "tests/lib/amount.h"
 #include "tests/lib/daemon_process.h"
 #include "tests/lib/fault.h"
 #include "tests/lib/oracle.h"
@@ -34,7 +35,6 @@
 #define BLOCKS 6u
 #define BT 16u
 #define BLOCK_BYTES 16384u
-#define FETCH_MS 20000
 
 struct run {
         struct fault_state *s; /* of the disk process */
@@ -44,10 +44,14 @@ struct run {
         kvd_space *space;
 };
 
-#define SECONDS_BUSY 15 /* what a machine may take that is busy: nothing hangs */
+/*
+ * Values of daemon.file_timeout. With FEW_S, a disk process that gets no processor for a while may
+ * seem to hang, too.
+ */
+enum { FEW_S = 1, BUSY_S = 15, FOR_EVER_S = 3600 };
 
 static char file[64], second[72], self[256]; /* second: "": there is one file */
-static uint32_t patience_s = 1;              /* of the daemon with its disk */
+static uint32_t patience_s;
 
 /* ---- what kvd says --------------------------------------------------------------------------- */
 
@@ -174,7 +178,7 @@ static void fetch(struct run *r, uint32_t chain) {
                 die("kvd_fetch: %s", kvd_error());
         if (p.fd < 0)
                 return;
-        if (poll(&p, 1, FETCH_MS) != 1)
+        if (poll(&p, 1, PATIENCE_MS) != 1)
                 die("a fetch has not ended in time");
         close(p.fd);
 }
@@ -245,10 +249,10 @@ static bool erase(struct run *r) {
 
 /* With the system well again: clients are served, the tier, too, unless it is off and says so. */
 static void expect_service(struct run *r) {
-        bool off = is(r, "off"), one_is_off = is_a_file_off(r);
+        bool off;
 
-        if (is_degraded(r) != one_is_off)
-                die("degraded is %d, off is %d", is_degraded(r), one_is_off);
+        WAIT_UNTIL(is_degraded(r) == is_a_file_off(r));
+        off = is(r, "off");
         make_chain(r, 2);
         for (uint32_t i = 0; !off && i < 100 && tier(r).records < BLOCKS; i++)
                 usleep(1000);
@@ -286,7 +290,7 @@ static void run(struct fault_state *s, void *arg) {
                 return;
         unlink(file);
         unlink(second);
-        patience_s = SECONDS_BUSY;
+        patience_s = BUSY_S;
         s->on = true;
         start(&r);
         session(&r);
@@ -312,6 +316,7 @@ static void break_for_good(struct fault_state *s, int error) {
         struct fault fault = {FAULT_completion, error, 2, true};
         struct run r = {.s = s};
 
+        patience_s = FOR_EVER_S;
         unlink(file);
         fault_set(s, &fault);
         start(&r);
@@ -336,6 +341,7 @@ static void hang(struct fault_state *s, enum fault_call call, uint32_t nth, bool
         struct fault fault = {call, FAULT_HANG, nth, forever};
         struct run r = {.s = s};
 
+        patience_s = FEW_S;
         unlink(file);
         fault_set(s, &fault);
         start(&r);
@@ -387,10 +393,9 @@ static pid_t process_of(const struct run *r, const char *path) {
 }
 
 static pid_t disk_of(const struct run *r, const char *path) {
-        pid_t pid = process_of(r, path);
+        pid_t pid;
 
-        if (!pid)
-                die("%s has no process", path);
+        WAIT_UNTIL((pid = process_of(r, path)) != 0);
         return pid;
 }
 
@@ -405,8 +410,8 @@ static pid_t hold(const struct run *r, const char *path) {
 }
 
 /*
- * With a chain in its file. A busy machine may take a second for that, and kvd takes it for a disk
- * that hangs.
+ * Starts the daemon, and writes a chain to its file. On a busy machine that may exceed the timeout,
+ * and kvd takes the disk for one that hangs: then start again.
  */
 static void start_written(struct run *r) {
         struct kvd_msg_tier_info_reply t;
@@ -426,6 +431,7 @@ static void hang_in_the_kernel(struct fault_state *s) {
         struct run r = {.s = s};
         pid_t pid;
 
+        patience_s = FEW_S;
         fault_set(s, &fault);
         start_written(&r);
         evict_all(&r);
@@ -440,7 +446,7 @@ static void hang_in_the_kernel(struct fault_state *s) {
                 die("hanging %d, %llu fetches wait, process %d is %s", is(&r, "hanging"),
                     (unsigned long long)tier(&r).queue, pid,
                     kill(pid, 0) < 0 ? "gone" : "there");
-        ptrace(PTRACE_DETACH, pid, 0, 0);
+        WAIT_UNTIL(ptrace(PTRACE_DETACH, pid, 0, 0) == 0); /* only once it has reached its exit */
         WAIT_UNTIL(is(&r, "on") && !is_degraded(&r));
         WAIT_UNTIL((fetch(&r, 1), resident(&r, 1) == BLOCKS));
         expect_service(&r);
@@ -464,11 +470,28 @@ static void lose_second(int number) {
         }
 }
 
+/* Writes a chain to the files that work, evicts it and fetches it. True if all of it is back. */
+static bool goes_on(struct run *r, uint32_t chain) {
+        make_chain(r, chain);
+        usleep(20000);
+        evict_all(r);
+        fetch(r, chain);
+        return resident(r, chain) == BLOCKS;
+}
+
+/* Uses a new chain each time. */
+static void use(struct run *r) {
+        static uint32_t chain = 1000;
+
+        goes_on(r, ++chain);
+}
+
 /* A disk that dies while it is used: it is off, and the other goes on. */
 static void one_of_two_dies(struct fault_state *s) {
         struct fault fault = {N_FAULT_CALLS, 0, 0, false};
         struct run r = {.s = s};
 
+        patience_s = FOR_EVER_S;
         unlink(file);
         unlink(second);
         fault_set(s, &fault);
@@ -478,15 +501,8 @@ static void one_of_two_dies(struct fault_state *s) {
         if (!file_is(&r, 1, "on") || is_degraded(&r))
                 die("two files are not on");
         kill(disk_of(&r, second), SIGUSR1);
-        for (uint32_t i = 30; i < 90 && !file_is(&r, 1, "off"); i++) {
-                make_chain(&r, i);
-                usleep(50000);
-                evict_all(&r);
-                fetch(&r, i);
-        }
-        WAIT_UNTIL(file_is(&r, 1, "off") && is(&r, "on") && is_degraded(&r));
-        WAIT_UNTIL((make_chain(&r, 95), usleep(20000), evict_all(&r), fetch(&r, 95),
-                    resident(&r, 95) == BLOCKS));
+        WAIT_UNTIL((use(&r), file_is(&r, 1, "off") && is(&r, "on") && is_degraded(&r)));
+        WAIT_UNTIL(goes_on(&r, 95));
         if (!erase(&r))
                 die("nothing can be erased");
         leave(&r);
@@ -496,21 +512,33 @@ static void one_of_two_dies(struct fault_state *s) {
         printf("one of two dies: off, the other is on\n");
 }
 
+static bool are_on(struct run *r) {
+        return file_is(r, 0, "on") && file_is(r, 1, "on");
+}
+
 /* Files are on one by one: what is written before both are is in one. */
-static void start_well(struct run *r, struct fault fault) {
+static bool is_in_both(struct run *r) {
         struct kvd_msg_tier_info_reply t;
 
-        unlink(file);
-        unlink(second);
-        fault_set(r->s, &fault);
-        start(r);
-        WAIT_UNTIL(is_a_file_off(r) || (file_is(r, 0, "on") && file_is(r, 1, "on")));
-        if (is_a_file_off(r))
-                die("a file is off before anything was done to it");
         make_chain(r, 1);
-        WAIT_UNTIL((t = tier(r), is_written(&t)));
-        if (!tier_of(r, 0).records || !tier_of(r, 1).records)
-                die("a chain is in one of the files");
+        WAIT_UNTIL((t = tier(r), is_written(&t)) || t.errors || !are_on(r));
+        return is_written(&t) && are_on(r) && tier_of(r, 0).records && tier_of(r, 1).records;
+}
+
+/* On a busy machine a file may seem to hang at the start: then start again. */
+static void start_well(struct run *r, struct fault fault) {
+        for (int tries = 0;; tries++) {
+                unlink(file);
+                unlink(second);
+                fault_set(r->s, &fault);
+                start(r);
+                WAIT_UNTIL(is_a_file_off(r) || are_on(r));
+                if (!is_a_file_off(r) && is_in_both(r))
+                        break;
+                if (tries == (patience_s == FEW_S ? 10 : 0))
+                        die("a file is off, or a chain is in one of them");
+                end(r);
+        }
         evict_all(r);
 }
 
@@ -556,6 +584,7 @@ static void one_of_two_hangs(struct fault_state *s) {
         struct run r = {.s = s};
         struct kvd_slice why;
 
+        patience_s = FEW_S;
         start_well(&r, fault);
         s->on = true;
         fetch(&r, 1);
@@ -563,28 +592,23 @@ static void one_of_two_hangs(struct fault_state *s) {
         why = tier_of(&r, 1).why;
         if (!memmem(why.data, why.size, "hangs", 5))
                 die("it is off since \"%.*s\"", (int)why.size, (const char *)why.data);
-        WAIT_UNTIL((make_chain(&r, 95), usleep(20000), evict_all(&r), fetch(&r, 95),
-                    resident(&r, 95) == BLOCKS));
+        WAIT_UNTIL(goes_on(&r, 95));
         if (!erase(&r))
                 die("nothing can be erased");
         end(&r);
         printf("one of two hangs: off, the other is on\n");
 }
 
-/* A whole chain goes to what is there, and comes back. */
-static bool goes_on(struct run *r, uint32_t chain) {
-        make_chain(r, chain);
-        usleep(20000);
-        evict_all(r);
-        fetch(r, chain);
-        return resident(r, chain) == BLOCKS;
-}
-
-/* Once it was the process of all files, and all hung. */
-static void one_of_two_hangs_in_the_kernel(struct fault_state *s) {
+/*
+ * Returns whether the other file's process stayed. In an old version one process served all files,
+ * so all of them hung.
+ */
+static bool one_of_two_hangs_in_the_kernel(struct fault_state *s) {
         struct run r = {.s = s};
         pid_t pid, other;
+        bool same;
 
+        patience_s = FEW_S;
         start_well(&r, (struct fault){N_FAULT_CALLS, 0, 0, false});
         other = disk_of(&r, file);
         pid = hold(&r, second);
@@ -594,15 +618,19 @@ static void one_of_two_hangs_in_the_kernel(struct fault_state *s) {
                 die("blocks came of a file that hangs");
         for (uint32_t i = 10; i < 20; i++)
                 WAIT_UNTIL(goes_on(&r, i));
-        if (!file_is(&r, 1, "hanging") || !file_is(&r, 0, "on") || disk_of(&r, file) != other)
-                die("the other one was touched");
-        ptrace(PTRACE_DETACH, pid, 0, 0);
+        if (!file_is(&r, 1, "hanging"))
+                die("it does not hang any more");
+        WAIT_UNTIL(file_is(&r, 0, "on"));
+        same = disk_of(&r, file) == other;
+        WAIT_UNTIL(ptrace(PTRACE_DETACH, pid, 0, 0) == 0); /* only once it has reached its exit */
         WAIT_UNTIL(file_is(&r, 1, "on") && !is_degraded(&r));
         WAIT_UNTIL(goes_on(&r, 30));
         if (!erase(&r))
                 die("nothing can be erased");
         end(&r);
-        printf("one of two hangs in the kernel: hanging, the other is on\n");
+        printf("one of two hangs in the kernel: hanging, the other is %s\n",
+               same ? "on" : "on again");
+        return same;
 }
 
 /* kill -9, at any moment: that one is replaced, the other one goes on, and nothing is lost. */
@@ -610,6 +638,7 @@ static void one_of_two_is_killed(struct fault_state *s, const char *path, const 
         struct run r = {.s = s};
         pid_t pid, stays;
 
+        patience_s = FOR_EVER_S;
         start_well(&r, (struct fault){N_FAULT_CALLS, 0, 0, false});
         stays = disk_of(&r, other);
         for (uint32_t i = 0; i < 10; i++) {
@@ -636,17 +665,22 @@ static void test_one(struct fault_state *s) {
         break_for_good(s, ENOSPC);
         hang(s, FAULT_completion, 2, false);
         hang(s, FAULT_completion, 2, true);
-        fault_sweep(s, "disk process", 1, run, NULL);
+        fault_sweep(s, "disk process", 20, run, NULL);
 }
 
 static void test_two(struct fault_state *s) {
+        int tries = 0;
+
         snprintf(second, sizeof second, "%s-b", file);
         one_of_two_is_killed(s, file, second);
         one_of_two_is_killed(s, second, file);
-        one_of_two_hangs_in_the_kernel(s);
+        while (!one_of_two_hangs_in_the_kernel(s)) /* on a busy machine both may seem to hang */
+                if (++tries == 3)
+                        die("the other one was replaced, too");
         one_of_two_dies(s);
         one_of_two_hangs(s);
-        fault_sweep(s, "disk processes of two files", 8, run, NULL);
+        if (AMOUNT(true, false))
+                fault_sweep(s, "disk processes of two files", 1, run, NULL);
 }
 
 int main(int argc, char **argv) {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * When everything has been used once, 10,000 operations of every kind make neither the daemon nor
- * the library ask the system for memory, and the daemon's thread never calls malloc (which is
- * replaced below, so that libraries count).
+ * After a warm-up, 10,000 operations of every kind must not make the daemon or the library ask the
+ * system for memory, and the daemon's thread must not call malloc. (malloc is replaced below, so
+ * that calls by libraries count.) On a busy machine the warm-up may miss something, so a round that
+ * allocates is repeated once.
  */
 
 #include <pthread.h>
@@ -143,20 +144,36 @@ static void open_all(struct user *u, struct kvd **handle) {
                 die("%s", kvd_error());
 }
 
-static void expect_none(const struct fault_state *s) {
+/* Prints the number of calls of each kind. Returns true if there were none. */
+static bool say_calls(const struct fault_state *s) {
         static const char *const names[] = {"calloc",    "mmap",      "memfd_create",
                                             "ftruncate", "fallocate", "open"};
         static const enum fault_call calls[] = {FAULT_calloc,       FAULT_mmap,
                                                 FAULT_memfd_create, FAULT_ftruncate,
                                                 FAULT_fallocate,    FAULT_open};
+        bool none = daemon_mallocs == 0;
 
-        for (uint32_t i = 0; i < sizeof calls / sizeof *calls; i++)
+        for (uint32_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+                none &= s->calls[calls[i]] == 0;
                 if (s->calls[calls[i]])
-                        die("%llu calls of %s in steady state",
-                            (unsigned long long)s->calls[calls[i]], names[i]);
+                        printf("%llu calls of %s in steady state\n",
+                               (unsigned long long)s->calls[calls[i]], names[i]);
+        }
         if (daemon_mallocs)
-                die("the daemon called malloc %llu times in steady state",
-                    (unsigned long long)daemon_mallocs);
+                printf("the daemon called malloc %llu times in steady state\n",
+                       (unsigned long long)daemon_mallocs);
+        return none;
+}
+
+static bool is_steady(struct fault_state *s, struct user *u) {
+        for (uint32_t i = 0; i < N_FAULT_CALLS; i++)
+                s->calls[i] = 0;
+        daemon_mallocs = 0;
+        watching = s->on = true;
+        for (uint32_t i = 0; i < OPERATIONS; i++)
+                operation(u);
+        watching = s->on = false;
+        return say_calls(s);
 }
 
 int main(void) {
@@ -170,11 +187,8 @@ int main(void) {
         open_all(&u, &handle);
         for (uint32_t i = 0; i < OPERATIONS; i++)
                 operation(&u);
-        watching = s->on = true;
-        for (uint32_t i = 0; i < OPERATIONS; i++)
-                operation(&u);
-        watching = s->on = false;
-        expect_none(s);
+        if (!is_steady(s, &u) && !is_steady(s, &u))
+                die("it is so again");
         conn_close(u.conn);
         kvd_space_close(u.space);
         kvd_space_close(u.whole);

@@ -133,12 +133,10 @@ static uint32_t resident(struct user *u) {
         return found;
 }
 
-static bool wait_resident(struct user *u, uint32_t wanted, uint32_t ms) {
-        for (uint32_t i = 0; i < ms && resident(u) != wanted; i++) {
-                usleep(1000);
-                kvd_sequence_sync(u->sequence);
-        }
-        return resident(u) == wanted;
+/* Waits 40 ms at most: the request may have failed, or there may be no worker. */
+static void wait_a_little(struct user *u) {
+        kvd_sequence_wait(u->sequence, 40000000);
+        resident(u);
 }
 
 static void work(struct user *u) {
@@ -146,10 +144,10 @@ static void work(struct user *u) {
 
         for (uint32_t how = KVD_COOL_SPILL; how <= KVD_COOL_VAGUE; how++) {
                 kvd_sequence_cool(u->sequence, BLOCKS, slots, how);
-                wait_resident(u, 0, 40);
+                wait_a_little(u);
                 kvd_sequence_revive(u->sequence, BLOCKS, slots,
                                     how == KVD_COOL_SPILL ? KVD_REVIVE_EXACT : KVD_REVIVE_BOTH);
-                wait_resident(u, BLOCKS, 40);
+                wait_a_little(u);
         }
 }
 
@@ -197,25 +195,32 @@ static void delete_space(const char *socket) {
         conn_close(conn);
 }
 
+#define ASK_AGAIN 100
+
 /* Also when the worker has to be started, after pauses. What was given up is asked for again. */
-static void service(struct fault_state *s, void *socket) {
+static void wait_resident(struct user *u, uint32_t wanted) {
         const uint32_t slots[BLOCKS] = {0, 1, 2, 3};
+
+        for (int i = 0; resident(u) != wanted; i++) {
+                if (i == PATIENCE_MS)
+                        wrong("blocks do not leave and come back afterwards");
+                if (i % ASK_AGAIN == 0 && wanted)
+                        kvd_sequence_revive(u->sequence, BLOCKS, slots, KVD_REVIVE_EXACT);
+                else if (i % ASK_AGAIN == 0)
+                        kvd_sequence_cool(u->sequence, BLOCKS, slots, KVD_COOL_SPILL);
+                usleep(1000);
+                kvd_sequence_sync(u->sequence);
+        }
+}
+
+static void service(struct fault_state *s, void *socket) {
         struct user u;
-        int i;
 
         delete_space(socket);
         if (!user_open(&u, socket) || !append(&u))
                 wrong("no service afterwards");
-        for (i = 0; i < 50 && resident(&u); i++) {
-                kvd_sequence_cool(u.sequence, BLOCKS, slots, KVD_COOL_SPILL);
-                wait_resident(&u, 0, 100);
-        }
-        for (i = 0; i < 50 && resident(&u) < BLOCKS; i++) {
-                kvd_sequence_revive(u.sequence, BLOCKS, slots, KVD_REVIVE_EXACT);
-                wait_resident(&u, BLOCKS, 100);
-        }
-        if (i == 50)
-                wrong("blocks do not leave and come back afterwards");
+        wait_resident(&u, 0);
+        wait_resident(&u, BLOCKS);
         user_close(&u);
         delete_space(socket);
 }
@@ -247,6 +252,6 @@ int main(void) {
                 fputs("set KVD to the kvd that is to be the worker\n", stderr);
                 return 1;
         }
-        fault_sweep(s, "worker", 1, run, (void *)worker);
+        fault_sweep(s, "worker", 5, run, (void *)worker);
         return 0;
 }

@@ -53,14 +53,12 @@ static void refused(bool ok, const char *what) {
 
 /* ---- the pin page ---------------------------------------------------------------------------- */
 
-#define GARBAGE_MS 300
-
 static void fill_with_ones(const struct hostile *h) {
         struct mapped m;
 
         map_victim_space(h, &m);
         memset(m.pins, 0xff, m.pin_bytes);
-        usleep(GARBAGE_MS * 1000);
+        hostile_goes_on(h, 200);
 }
 
 /*

@@ -52,7 +52,7 @@ void methods_warm_up(const struct hostile *h) {
         while (methods_sync(&a, number, 1, 200) == 0)
                 ;
         methods_ask(&a, slots_message(&a, KVD_MSG_revive, number, KVD_REVIVE_BOTH, slots, 16));
-        methods_sync(&a, number, 1, 200);
+        methods_sync(&a, number, 1, PATIENCE_MS);
         close(a.fd);
 }
 
@@ -400,7 +400,7 @@ static void selections(const struct hostile *h) {
                         usleep(300), raw_release(a.fd, a.space, &block, 1);
         }
         m.critical.blocks = (struct kvd_slice){refs, 8};
-        for (int i = 0; i < 5000; i++) {
+        for (int i = 0; i < PATIENCE_MS; i++) {
                 struct kvd_msg reply, ask = m;
 
                 ask.critical.op = 2;

@@ -86,7 +86,7 @@ static void never_answers(const struct hostile *h) {
         press(&a);
         for (uint32_t i = 0; i < 10; i++) {
                 methods_append(&a, q, 10);
-                usleep(20000);
+                hostile_goes_on(h, 20);
         }
         other = methods_sequence(&b, 64); /* who listens is served */
         for (uint32_t i = 0; i < 20; i++) {
@@ -124,7 +124,7 @@ static void stopped_with_changes(const struct hostile *h) {
                     waitpid(pids[i], &status, WUNTRACED) != pids[i])
                         die("a client did not stop");
         }
-        usleep(200000);
+        hostile_goes_on(h, 100);
         for (uint32_t i = 0; i < ARRAY_SIZE(pids); i++) {
                 kill(pids[i], i % 2 ? SIGKILL : SIGCONT);
                 waitpid(pids[i], &status, 0);

@@ -25,6 +25,8 @@ struct attack_row {
 
 /* Descriptors of the daemon, which only root may count. */
 uint32_t hostile_fds(const struct hostile *h);
+/* Waits until the victim has done this many more operations. */
+void hostile_goes_on(const struct hostile *h, uint64_t operations);
 
 extern const struct attack_row frame_attacks[], session_attacks[], block_attacks[],
         memory_attacks[];

@@ -61,20 +61,20 @@ uint32_t methods_append(const struct asker *a, uint32_t sequence, uint32_t n) {
         return got;
 }
 
-/* Takes everything that is proposed, until there was nothing for a while. How many changes. */
 uint32_t methods_sync(const struct asker *a, uint32_t sequence, uint32_t answer, uint32_t ms) {
         uint32_t taken[KVD_SYNC_CHANGES], n = 0, all = 0;
+        struct kvd_msg_sync_reply reply = {.pending = 1};
 
         for (uint32_t i = 0; i < KVD_SYNC_CHANGES; i++)
                 taken[i] = answer;
-        for (uint32_t quiet = 0; quiet < ms;) {
-                n = methods_ask(a, MSG(sync, .space = a->space, .sequence = sequence,
-                                       .taken = {taken, n * 4}))
-                            .sync_reply.changes.size /
-                    (uint32_t)sizeof(struct kvd_change);
+        for (uint32_t quiet = 0; n || (reply.pending && quiet < ms);) {
+                reply = methods_ask(a, MSG(sync, .space = a->space, .sequence = sequence,
+                                           .taken = {taken, n * 4}))
+                                .sync_reply;
+                n = reply.changes.size / (uint32_t)sizeof(struct kvd_change);
                 all += n;
                 quiet = n ? 0 : quiet + 1;
-                usleep(n ? 0 : 1000);
+                usleep(n || !reply.pending ? 0 : 1000);
         }
         return all;
 }

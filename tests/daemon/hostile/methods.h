@@ -33,7 +33,10 @@ uint32_t methods_append(const struct asker *a, uint32_t sequence, uint32_t n);
  */
 void methods_storm(const char *socket, const char *space, uint64_t seed, uint32_t requests);
 
-/* Answers every proposal so until there was none for that long. Returns how many. */
+/*
+ * Gives every proposal this answer, until none is pending or none has come for ms milliseconds.
+ * Returns the number of proposals.
+ */
 uint32_t methods_sync(const struct asker *a, uint32_t sequence, uint32_t answer, uint32_t ms);
 
 #endif

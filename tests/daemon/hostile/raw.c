@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/daemon/hostile/raw.h"
 
+#include <errno.h>
 #include <string.h>
+#include <sys/socket.h>
 
+#include "ipc/address.h"
 #include "tests/daemon/hostile/victim.h"
 #include "tests/lib/instance.h"
 
@@ -19,6 +22,25 @@ const char *raw_expect_refusal(int fd, const struct kvd_msg *request, int error)
                 die("message %u: '%s' instead of '%s': %s", request->number,
                     strerror((int)reply.error.code), strerror(error), text);
         return text;
+}
+
+uint32_t raw_fill_backlog(const char *path, uint32_t most, int *fds) {
+        struct kvd_address address;
+
+        if (kvd_address_make(path, &address) < 0)
+                die("%s is no path of a socket", path);
+        for (uint32_t n = 0; n < most; n++) {
+                fds[n] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+                if (fds[n] < 0)
+                        die("socket: %s", strerror(errno));
+                if (connect(fds[n], kvd_address_of(&address), address.size) == 0)
+                        continue;
+                if (errno != EAGAIN)
+                        die("connect: %s", strerror(errno));
+                close(fds[n]);
+                return n;
+        }
+        die("there is room for more than %u connections", most);
 }
 
 uint32_t raw_open_space(int fd, const char *name) {

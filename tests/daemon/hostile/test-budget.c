@@ -13,10 +13,11 @@
  *      test-budget          24 attachments, 128 spaces, 40,000 blocks
  *      test-budget --full   238 attachments, 4,096 spaces, 1,000,000 blocks
  *
- * It is the daemon's own time, and the shortest of some repetitions, so that a busy machine fails
- * nothing. What is done once only (the end of a process, of a space) is done in pieces: what the
- * daemon works between two answers is one of them, or two. What stays below half of its budget is
- * printed on a terminal only.
+ * The test measures the daemon's own processor time, and takes the shortest of some repetitions, so
+ * that it does not fail on a busy machine. A slow machine has larger budgets. Work that is done in
+ * pieces (the end of a process, of a space) is repeated if a piece seems too long: the test takes
+ * the daemon's work between two answers, which is one piece or two. Times below half of their
+ * budget are printed only on a terminal.
  */
 
 #include <errno.h>
@@ -37,10 +38,12 @@
 #include "ipc/base/util.h"
 #include "tests/lib/peer.h"
 #include "tests/lib/sanitized.h"
+#include "tests/lib/yard.h"
 
 #define REQUEST_US (SANITIZED ? 60000u : 3000u)
-/* seen once each, between ticks of its clock, on a machine that may be busy */
+/* measured between ticks of the daemon's clock, on a machine that may be busy */
 #define PIECE_US (SANITIZED ? 800000u : 20000u)
+#define ATTEMPTS 3u /* to stay below PIECE_US */
 #define REPEATED 7
 #define MOST_REPEATED 40 /* where they seem to be too long: who is late counts what comes behind */
 #define MANY 4096u       /* blocks that a message may name */
@@ -60,8 +63,7 @@ static uint32_t handles[256];            /* of space "big", of each */
 static const char *target = "big";       /* the space that requests are about, */
 static uint32_t mine;                    /* ... its handle, of me */
 static const struct kvd_index *index_of; /* ... mapped where it matters, or NULL */
-static struct kvd_pin_words *words;      /* of the last one */
-static struct kvd_pinpage *my_page;      /* of "big" */
+static struct kvd_pinpage *pages[256];   /* each peer's pins in "big" */
 static uint32_t holder;                  /* number of a client that has pins there */
 static uint64_t tokens_used = 1;
 static int failed;
@@ -75,8 +77,9 @@ static uint64_t since(uint64_t began) {
         return instance_cpu_ns(&d) - began;
 }
 
+/* Measures the slowness anew if a budget is exceeded: the machine may have slowed down. */
 static void judge(const char *what, const char *state, uint64_t ns, uint32_t most_us, int error) {
-        bool over = ns / 1000 > most_us;
+        bool over = ns / 1000 > most_us && (double)ns / 1000 > most_us * slowness();
 
         failed |= over;
         if (ns / 500 < most_us && !error && !isatty(STDOUT_FILENO))
@@ -247,18 +250,18 @@ static struct kvd_msg send_seal(void) {
 
 /* A ring full of them, each the start of a chain. */
 static void fill_ring(void) {
-        uint64_t stride = kvd_post_stride(1), posted = atomic_load(&my_page->posted);
+        uint64_t stride = kvd_post_stride(1), posted = atomic_load(&pages[0]->posted);
 
         take(handles[0], KVD_POSTS);
         for (uint32_t i = 0; i < n_refs; i++) {
-                struct kvd_post *post = (void *)((uint8_t *)my_page +
-                                                 kvd_posts_off(my_page->capacity) +
+                struct kvd_post *post = (void *)((uint8_t *)pages[0] +
+                                                 kvd_posts_off(pages[0]->capacity) +
                                                  (posted + i) % KVD_POSTS * stride);
 
                 *post = (struct kvd_post){.block = refs[i], .root = 2 + tokens_used++};
                 post->tokens[0] = i;
         }
-        atomic_store(&my_page->posted, posted + n_refs);
+        atomic_store(&pages[0]->posted, posted + n_refs);
         n_refs = 0;
 }
 
@@ -575,16 +578,24 @@ static void *map_pins(struct peer_end *p) {
         return at;
 }
 
+static uint32_t big_blocks(void) {
+        return scale.blocks + MANY * 3 / 2;
+}
+
+static void open_big(uint32_t peer) {
+        handles[peer] =
+                peer_ok(peers[peer], space_message("big", big_blocks(), 1)).space_reply.space;
+}
+
+static struct kvd_pin_words *words_of(uint32_t peer) {
+        return (struct kvd_pin_words *)((uint8_t *)pages[peer] + KVD_PINS_OFF);
+}
+
 static void connect_all(void) {
         for (uint32_t i = 0; i < scale.peers; i++) {
-                struct kvd_pinpage *page;
-
                 peers[i] = peer_attach(d.socket);
-                handles[i] = peer_ok(peers[i], space_message("big", scale.blocks + MANY * 3 / 2, 1))
-                                     .space_reply.space;
-                page = map_pins(peers[i]);
-                my_page = i ? my_page : page;
-                words = (struct kvd_pin_words *)((uint8_t *)page + KVD_PINS_OFF);
+                open_big(i);
+                pages[i] = map_pins(peers[i]);
         }
         me = peers[0];
         mine = handles[0];
@@ -705,8 +716,10 @@ static void open_more_sequences(void) {
 
 /* The last client pins all but what I fill, and says that it used all just now. */
 static void pin_everything(void) {
+        struct kvd_pin_words *words = words_of(scale.peers - 1);
+
         take(mine, MANY);
-        for (uint32_t id = 0; id < scale.blocks + MANY * 3 / 2; id++) {
+        for (uint32_t id = 0; id < big_blocks(); id++) {
                 words[id].pins = 1;
                 words[id].touch = 1;
         }
@@ -727,26 +740,27 @@ static void no_room_for_copies(void) {
                 reply = peer_ok(me, send_append());
                 forget(&reply);
         }
-        for (uint32_t i = 0; full < RANGES && i < 400; i++) {
+        for (uint32_t i = 0; full < RANGES && i < 4000; i++) {
                 settle();
                 instance_rest(&d);
                 reply = peer_ok(me, cool_message(first + i % RANGES * NAMED, NAMED));
                 full = reply.cool_reply.cooling ? 0 : full + 1;
         }
-        for (int i = 0; i < REPEATED; i++) {
+        for (uint32_t i = 0, n = 0; i < 4 * MOST_REPEATED && n < MOST_REPEATED &&
+                                    (n < REPEATED || least / 1000 > REQUEST_US);
+             i++) {
                 uint64_t began;
 
                 settle();
                 instance_rest(&d);
                 began = instance_cpu_ns(&d);
                 reply = peer_ok(me, cool_message(first + RANGES * NAMED, NAMED));
+                if (reply.cool_reply.cooling) /* the worker has freed room meanwhile: retry */
+                        continue;
                 least = MIN(least, since(began));
+                n++;
         }
         judge("cool", "no room", least, REQUEST_US, 0);
-        if (reply.cool_reply.cooling) {
-                printf("cool: there is room for %u copies\n", reply.cool_reply.cooling);
-                failed = 1;
-        }
 }
 
 /* ---- what is done behind requests ------------------------------------------------------------ */
@@ -761,42 +775,54 @@ static void go_first(bool on) {
         sched_setscheduler(0, on ? SCHED_FIFO : SCHED_OTHER, &p);
 }
 
-/* The daemon's work between two answers, until it rests. */
-static void watch(const char *what) {
-        uint64_t most = 0, before = instance_cpu_ns(&d), late = own_delay_ns(), now, waited;
+/* Watches the daemon until it rests. Returns its longest work between two answers. */
+static uint64_t watch(void) {
+        struct work_begun begun = work_begin(&d);
+        int64_t most = 0;
 
         go_first(true);
         for (int idle = 0; idle < 20;) {
                 peer_ok(peers[1], send_daemon_info());
-                now = instance_cpu_ns(&d);
-                waited = own_delay_ns() - late;
-                most = MAX(most, now - before - MIN(waited, now - before));
-                late += waited;
-                before = now;
+                most = MAX(most, work_since(&d, &begun));
+                begun = work_begin(&d);
                 usleep(500);
-                idle = instance_cpu_ns(&d) == before ? idle + 1 : 0;
+                idle = instance_cpu_ns(&d) == begun.cpu_ns ? idle + 1 : 0;
         }
         go_first(false);
-        judge(what, "pieces", most, PIECE_US, 0);
+        return (uint64_t)most;
 }
 
-static void flood_of_policies(void) {
+/* Gives the daemon something to do. attempt: 0 the first time, 1 the second, ... */
+typedef void behind(uint32_t attempt);
+
+/* Fails only if a piece is too long in every attempt. */
+static void watch_all(const char *what, behind *begin) {
+        uint64_t least = UINT64_MAX;
+
+        for (uint32_t i = 0; i < ATTEMPTS && least / 1000 > PIECE_US; i++) {
+                begin(i);
+                least = MIN(least, watch());
+        }
+        judge(what, "pieces", least, PIECE_US, 0);
+}
+
+static void flood_of_policies(uint32_t attempt) {
         for (int i = 0; i < 50; i++)
                 peer_ok(me, send_space_set());
-        watch("50 changes of policy");
 }
 
-static void touching_client_leaves(void) {
-        struct peer_end *last = peers[scale.peers - 1];
+static void touching_client_leaves(uint32_t attempt) {
+        uint32_t last = scale.peers - 1 - attempt;
 
-        peer_ok(last, MSG(detach, handles[scale.peers - 1]));
-        watch("detach, all touch words set");
+        for (uint32_t id = 0; id < big_blocks(); id++)
+                words_of(last)[id].touch = 1;
+        peer_ok(peers[last], MSG(detach, handles[last]));
 }
 
 #define ATTACHMENTS 64u
 
 /* A process with as many attachments as a connection may have, and blocks that it fills. */
-static void process_dies(void) {
+static void process_dies(uint32_t attempt) {
         pid_t pid = fork();
         int status;
 
@@ -812,12 +838,19 @@ static void process_dies(void) {
                 raise(SIGKILL);
         }
         waitpid(pid, &status, 0);
-        watch("death of a process");
 }
 
-static void space_goes(void) {
+static void make_big_again(void) {
+        for (uint32_t i = 0; i < scale.peers - ATTEMPTS; i++)
+                open_big(i);
+        mine = handles[0];
+        fill();
+}
+
+static void space_goes(uint32_t attempt) {
+        if (attempt)
+                make_big_again();
         peer_ok(me, MSG(space_delete, TARGET, {0}, 1));
-        watch("space_delete --force");
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */
@@ -843,6 +876,7 @@ int main(int argc, char **argv) {
                                     "daemon.max_spaces=4096", "daemon.overhead=64G",
                                     "daemon.spill=4M", "domain other.users=4002",
                                     "domain other.guarantee=32M"));
+        printf("the machine is %.1f times as slow as a fast one\n", slowness());
         connect_all();
         open_sequence();
         fill();
@@ -856,10 +890,10 @@ int main(int argc, char **argv) {
         measure_all("clustered");
         big_again();
         no_room_for_copies();
-        flood_of_policies();
-        touching_client_leaves();
-        process_dies();
-        space_goes();
+        watch_all("50 changes of policy", flood_of_policies);
+        watch_all("detach, all touch words set", touching_client_leaves);
+        watch_all("death of a process", process_dies);
+        watch_all("space_delete --force", space_goes);
         instance_stop(&d);
         instance_sweep(&d);
         unlink(file);

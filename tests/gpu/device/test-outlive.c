@@ -18,6 +18,7 @@
 #include "ipc/base/util.h"
 #include "tests/daemon/killpoints/armed.h"
 #include "tests/gpu/device/peer.h"
+#include "tests/lib/plays.h"
 
 #define CHAINS 15u /* a segment of legacy handles has 128 blocks */
 #define BLOCKS 8u
@@ -492,29 +493,19 @@ static void successors_die_at_points(void) {
 }
 
 int main(int argc, char **argv) {
-        static const struct {
-                const char *name;
-                void (*play)(void);
-        } plays[] = {{"every-sealed-block", every_sealed_block_is_found},
-                     {"unseen", what_came_unseen_is_found},
-                     {"worker", a_worker_may_die_as_well},
-                     {"legacy", legacy_handles_begin_empty},
-                     {"reader", who_reads_reads_on},
-                     {"reader-upgrade", who_reads_reads_on_through_an_upgrade},
-                     {"producer-dies-too", a_producer_dies_with_the_daemon},
-                     {"producer-dies-later", a_producer_dies_after_the_daemon},
-                     {"producer-lives", a_producer_that_lives_goes_on},
-                     {"points", kvd_dies_at_points},
-                     {"successor-points", successors_die_at_points}};
-        char group[32];
+        static const struct play plays[] = {
+                {"every-sealed-block", every_sealed_block_is_found},
+                {"unseen", what_came_unseen_is_found},
+                {"worker", a_worker_may_die_as_well},
+                {"legacy", legacy_handles_begin_empty},
+                {"reader", who_reads_reads_on},
+                {"reader-upgrade", who_reads_reads_on_through_an_upgrade},
+                {"producer-dies-too", a_producer_dies_with_the_daemon},
+                {"producer-dies-later", a_producer_dies_after_the_daemon},
+                {"producer-lives", a_producer_that_lives_goes_on},
+                {"points", kvd_dies_at_points},
+                {"successor-points", successors_die_at_points},
+        };
 
-        snprintf(group, sizeof group, "outlive%d", getpid());
-        setenv("FAKECUDA_GROUP", group, 1); /* as much memory as it has, whatever else runs */
-        for (size_t i = 0; i < ARRAY_SIZE(plays); i++)
-                if (argc == 2 && strcmp(argv[1], plays[i].name) == 0) {
-                        plays[i].play();
-                        return 0;
-                }
-        fprintf(stderr, "which play?\n");
-        return 2;
+        return plays_run(plays, ARRAY_SIZE(plays), argv + 1);
 }

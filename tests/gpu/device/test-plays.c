@@ -20,6 +20,7 @@
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/gpu/device/peer.h"
+#include "tests/lib/plays.h"
 
 #define DOC 7u /* first token of the chain that most plays are about */
 
@@ -40,26 +41,45 @@ static uint64_t count_of(struct conn *conn, enum kvd_space_counter which) {
 
 #define CHECK(what) ((what) ? (void)0 : die("%s:%d: not %s", __FILE__, __LINE__, #what))
 
-/* The stream does nothing more until the gate, in s->words, opens. */
-static void put_gate(struct side *s, cu_stream stream) {
+/* Makes the stream wait until this word is 1. The word is in memory that the driver knows. */
+static void put_gate_at(struct side *s, cu_stream stream, void *word) {
         cu_address at;
 
-        *(volatile uint64_t *)s->words = 0;
-        CHECK(s->cuda->cuMemHostGetDevicePointer(&at, s->words, 0) == CU_OK);
+        CHECK(s->cuda->cuMemHostGetDevicePointer(&at, word, 0) == CU_OK);
         CHECK(s->cuda->cuStreamWaitValue64(stream, at, 1, CU_WAIT_GEQ) == CU_OK);
+}
+
+/* Puts the gate into s->words. */
+static void put_gate(struct side *s, cu_stream stream) {
+        *(volatile uint64_t *)s->words = 0;
+        put_gate_at(s, stream, s->words);
 }
 
 static void open_gate(struct side *s) {
         *(volatile uint64_t *)s->words = 1;
 }
 
+static void until_called(const char *function, uint32_t more_than) {
+        while (driver_calls(function) <= more_than)
+                usleep(1000);
+}
+
+/*
+ * The side's stream must still wait for another stream, which is behind its gate. It gets 50 ms in
+ * which it could go on.
+ */
+static void expect_waiting(const struct side *s) {
+        usleep(50000);
+        CHECK(s->cuda->cuStreamQuery(s->stream) == CU_NOT_READY);
+}
+
 /* ---- in place -------------------------------------------------------------------------------- */
 
 /*
- * 1. The producer's stream takes more than a second to fill two blocks; it seals them at once.
- * 2. The reader finds them, lets its stream wait, and reads: never anything but what the producer
- *    wrote.
- * 3. The producer finds its own blocks: its stream is behind the writes anyway.
+ * 1. The producer's stream waits at a gate before it fills two blocks. The producer seals them at
+ *    once.
+ * 2. The reader finds them and makes its stream wait. It must read only what the producer wrote.
+ * 3. The producer finds its own blocks. Its stream is behind the writes anyway.
  */
 static void late_producer(struct role *role) {
         struct kvd_pin pin = {0}, again = {0};
@@ -67,12 +87,15 @@ static void late_producer(struct role *role) {
         struct side s;
 
         side_open(&s, role->socket, "s");
+        put_gate(&s, s.stream);
         publish(&s, DOC, 2, &pin);
         CHECK(kvd_check_pin(s.space, &pin) == -EAGAIN); /* so nobody has waited for the stream */
         CHECK(find(&s, DOC, 2, &again, ids) == 2);
         must(kvd_wait_on(s.space, &again, s.stream));
         put_read(&s, &again, ids, 2);
         say(role, 'p');
+        hear(role, 'o');
+        open_gate(&s);
         sync_stream(&s);
         CHECK(wrong_words(&s, DOC, 2) == 0);
         must(kvd_check_pin(s.space, &pin));
@@ -82,6 +105,10 @@ static void late_producer(struct role *role) {
         side_close(&s);
 }
 
+/*
+ * Says 'w' once its stream waits. Without stream order, the call itself waits, so the reader says
+ * 'w' before the call.
+ */
 static void reader(struct role *role) {
         struct kvd_pin pin = {0};
         uint32_t ids[2];
@@ -92,8 +119,12 @@ static void reader(struct role *role) {
         hear(role, 'g');
         CHECK(find(&s, DOC, 2, &pin, ids) == 2);
         CHECK(kvd_check_pin(s.space, &pin) == -EAGAIN);
+        if (!s.place.stream_order)
+                say(role, 'w');
         must(kvd_wait_on(s.space, &pin, s.stream));
         put_read(&s, &pin, ids, 2);
+        if (s.place.stream_order)
+                say(role, 'w');
         sync_stream(&s);
         CHECK(wrong_words(&s, DOC, 2) == 0);
         must(kvd_check_pin(s.space, &pin));
@@ -102,7 +133,7 @@ static void reader(struct role *role) {
 }
 
 static void in_place_with(const char *const *reader_settings) {
-        const char *const slow[] = {"FAKECUDA_SLOW=set:600", NULL};
+        const char *const slow[] = {"FAKECUDA_SLOW=set:50", NULL};
         struct peer a, b;
         struct instance d;
         struct conn *conn;
@@ -113,6 +144,8 @@ static void in_place_with(const char *const *reader_settings) {
         a = peer_start(late_producer, d.socket, slow);
         expect(&a, 'p');
         cue(&b, 'g');
+        expect(&b, 'w');
+        cue(&a, 'o');
         peer_end(&b);
         cue(&a, 'e');
         peer_end(&a);
@@ -155,25 +188,31 @@ static void another_stream_with_that_handle(struct role *role) {
         struct side s;
 
         side_open(&s, role->socket, "s");
+        put_gate(&s, s.stream);
         publish(&s, DOC, 2, &pins[0]);
         new_stream(&s);
         CHECK(find(&s, DOC, 2, &again, ids) == 2);
         must(kvd_wait_on(s.space, &again, s.stream));
         put_read(&s, &again, ids, 2);
+        expect_waiting(&s);
+        open_gate(&s);
         sync_stream(&s);
         CHECK(wrong_words(&s, DOC, 2) == 0);
         kvd_unpin_on(s.space, &again, s.stream);
 
+        put_gate(&s, s.stream);
         publish(&s, DOC + 1, 2, &pins[1]);
         new_stream(&s);
         kvd_unpin_on(s.space, &pins[0], s.stream);
+        CHECK(s.cuda->cuStreamSynchronize(s.stream) == CU_OK);
         CHECK(kvd_check_pin(s.space, &pins[1]) == -EAGAIN);
         kvd_unpin_on(s.space, &pins[1], s.stream);
+        open_gate(&s);
         side_close(&s);
 }
 
 static void stream_handle_used_again(void) {
-        const char *const settings[] = {"FAKECUDA_REUSE=1", "FAKECUDA_SLOW=set:250", NULL};
+        const char *const settings[] = {"FAKECUDA_REUSE=1", NULL};
         struct instance d;
         struct peer a;
 
@@ -253,6 +292,7 @@ static void uses_many_streams(struct role *role) {
         for (uint32_t i = 0; i < SIDE_BLOCKS; i++) {
                 s.stream = streams[i];
                 alloc(&s, 1, &block);
+                put_gate(&s, s.stream);
                 put_fill(&s, &block, word_of(DOC, i));
                 must(kvd_seal_on(s.space, &chain, 1, &block, tokens + i * BT, BT, s.stream));
         }
@@ -261,6 +301,7 @@ static void uses_many_streams(struct role *role) {
         CHECK(kvd_check_pin(s.space, &found) == -EAGAIN);
         must(kvd_wait_on(s.space, &found, own));
         put_read(&s, &found, ids, SIDE_BLOCKS);
+        open_gate(&s);
         sync_stream(&s);
         must(kvd_check_pin(s.space, &found));
         CHECK(wrong_words(&s, DOC, SIDE_BLOCKS) == 0);
@@ -284,7 +325,7 @@ static void uses_many_streams(struct role *role) {
 }
 
 static void many_streams(void) {
-        const char *const slow[] = {"FAKECUDA_SLOW=set:400", NULL};
+        const char *const slow[] = {"FAKECUDA_SLOW=set:100", NULL};
         struct instance d;
         struct peer a;
 
@@ -305,7 +346,6 @@ static void promises_often(struct role *role) {
         pid_t pid;
 
         side_open(&s, role->socket, "s");
-        alarm(60); /* or a call that waits would do so for ever */
         put_gate(&s, s.stream);
         for (uint32_t i = 0; i < STREAMS; i++)
                 publish(&s, 100 + i, 1, &pins[i]);
@@ -360,6 +400,7 @@ static void survivor(struct role *role) {
 
         side_open(&s, role->socket, "s");
         CHECK(find(&s, DOC, 2, &pin, ids) == 2);
+        say(role, 'f');
         must(kvd_wait_on(s.space, &pin, s.stream));
         put_read(&s, &pin, ids, 2);
         say(role, 'w');
@@ -375,7 +416,7 @@ static void survivor(struct role *role) {
 }
 
 static void death_with(const char *const *reader_settings) {
-        const char *const slow[] = {"FAKECUDA_SLOW=set:60000", NULL};
+        const char *const slow[] = {"FAKECUDA_SLOW=set:600000", NULL};
         struct peer a, b;
         struct instance d;
         struct conn *conn;
@@ -384,6 +425,7 @@ static void death_with(const char *const *reader_settings) {
         a = peer_start(never_writes, d.socket, slow);
         expect(&a, 'p');
         b = peer_start(survivor, d.socket, reader_settings);
+        expect(&b, 'f');
         expect(&b, 'w');
         peer_kill(&a);
         peer_end(&b);
@@ -410,7 +452,7 @@ static void producer_killed_and_stores_wake_nobody(void) {
 
 static void producer_killed_and_the_reader_waits_itself(void) {
         const char *const none[] = {"FAKECUDA_STREAM_ORDER=0", NULL};
-        const char *const slow[] = {"FAKECUDA_SLOW=set:60000", NULL};
+        const char *const slow[] = {"FAKECUDA_SLOW=set:600000", NULL};
         struct peer a, b;
         struct instance d;
 
@@ -419,7 +461,8 @@ static void producer_killed_and_the_reader_waits_itself(void) {
         expect(&a, 'p');
         /* kvd_wait_on returns when the producer is dead */
         b = peer_start(survivor, d.socket, none);
-        usleep(100000);
+        expect(&b, 'f');
+        usleep(50000); /* the call waits by then; otherwise this checks less */
         peer_kill(&a);
         expect(&b, 'w');
         peer_end(&b);
@@ -427,8 +470,9 @@ static void producer_killed_and_the_reader_waits_itself(void) {
 }
 
 /*
- * A client is killed while its stream fills blocks that are not sealed. For the quarantine they are
- * nobody's, as if its GPU were still writing; then they are free.
+ * A client is killed while its stream fills blocks that are not sealed. During the quarantine they
+ * belong to no client, as if the GPU were still writing. Then they are free. The first quarantine
+ * lasts longer than the test looks at it. The second one ends soon.
  */
 static void fills(struct role *role) {
         struct kvd_block blocks[8];
@@ -442,28 +486,48 @@ static void fills(struct role *role) {
         pause();
 }
 
-static void quarantine(void) {
-        const char *const slow[] = {"FAKECUDA_SLOW=set:60000", NULL};
-        const char *const longer[] = {"daemon.quarantine_ms=700", NULL};
-        uint64_t killed, held = 0;
-        struct instance d;
+/*
+ * The number of blocks in state FILLING or LIMBO. Both come from one reply, so that a block that
+ * changes its state is not missed.
+ */
+static uint64_t not_free(struct conn *conn) {
+        struct kvd_msg_space_info_reply info = facts(conn);
+
+        return info.limbo + info.filling;
+}
+
+static void expect_quarantine(struct conn *conn) {
+        for (uint32_t i = 0; i < 5; i++) {
+                CHECK(not_free(conn) >= 8);
+                usleep(100000);
+        }
+        WAIT_UNTIL(facts(conn).limbo >= 8);
+}
+
+static struct conn *kill_while_it_fills(struct instance *d, const char *quarantine) {
+        const char *const slow[] = {"FAKECUDA_SLOW=set:600000", NULL};
         struct conn *conn;
         struct peer a;
 
-        start_daemon(&d, longer);
-        conn = instance_connect(&d);
-        a = peer_start(fills, d.socket, slow);
+        start_daemon(d, SETTINGS(quarantine));
+        conn = instance_connect(d);
+        a = peer_start(fills, d->socket, slow);
         expect(&a, 'f');
         CHECK(facts(conn).filling >= 8);
         peer_kill(&a);
-        killed = now_ms();
-        while (facts(conn).limbo >= 8 || facts(conn).filling) {
-                held = now_ms() - killed;
-                CHECK(held < PATIENCE_MS);
-                usleep(5000);
-        }
-        CHECK(held >= 300); /* as far as it was looked at */
-        CHECK(facts(conn).limbo == 0);
+        return conn;
+}
+
+static void quarantine(void) {
+        struct instance d;
+        struct conn *conn = kill_while_it_fills(&d, "daemon.quarantine_ms=60000");
+
+        expect_quarantine(conn);
+        expect_clean(conn);
+        conn_close(conn);
+        instance_end(&d);
+        conn = kill_while_it_fills(&d, "daemon.quarantine_ms=100");
+        WAIT_UNTIL(not_free(conn) == 0);
         conn_close(conn);
         end_daemon(&d);
 }
@@ -473,7 +537,15 @@ static void quarantine(void) {
  * descriptors, so what was queued goes on: for as long as it lives, and the quarantine after that,
  * the blocks are nobody's.
  */
-static _Atomic pid_t *forked_child; /* shared with the peer */
+static struct forked {
+        _Atomic uint64_t gate;
+        _Atomic pid_t pid; /* the child's, once it runs */
+} *forked; /* a page shared by the director, the client and its child */
+
+static void share_forked(void) {
+        forked = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        CHECK(forked != MAP_FAILED);
+}
 
 static void fork_one(void) {
         pid_t pid = fork();
@@ -482,11 +554,12 @@ static void fork_one(void) {
         if (pid == 0) {
                 close(STDOUT_FILENO);
                 close(STDERR_FILENO);
-                alarm(100);
+                alarm(3 * PATIENCE_MS / 1000);
+                forked->pid = getpid();
                 for (;;)
                         pause();
         }
-        *forked_child = pid;
+        WAIT_UNTIL(forked->pid);
 }
 
 static void fill_some(struct side *s) {
@@ -519,27 +592,27 @@ static void connects_once_more(struct role *role) {
         pause();
 }
 
+/* Kills the child: then the quarantine can end. */
+static void end_forked(struct conn *conn) {
+        CHECK(kill(forked->pid, SIGKILL) == 0);
+        WAIT_UNTIL(not_free(conn) == 0);
+        CHECK(munmap(forked, 4096) == 0);
+}
+
 static void child_keeps_quarantine(void (*forks)(struct role *role)) {
-        const char *const slow[] = {"FAKECUDA_SLOW=set:60000", NULL};
-        const char *const shorter[] = {"daemon.quarantine_ms=200", NULL};
+        const char *const slow[] = {"FAKECUDA_SLOW=set:600000", NULL};
         struct instance d;
         struct conn *conn;
         struct peer a;
 
-        forked_child = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        CHECK(forked_child != MAP_FAILED);
-        start_daemon(&d, shorter);
+        share_forked();
+        start_daemon(&d, SETTINGS("daemon.quarantine_ms=100"));
         conn = instance_connect(&d);
         a = peer_start(forks, d.socket, slow);
         expect(&a, 'f');
         peer_kill(&a);
-        for (uint32_t i = 0; i < 15; i++) {
-                CHECK(facts(conn).limbo + facts(conn).filling >= 8);
-                usleep(100000);
-        }
-        CHECK(kill(*forked_child, SIGKILL) == 0);
-        WAIT_UNTIL(facts(conn).limbo + facts(conn).filling == 0);
-        CHECK(munmap(forked_child, 4096) == 0);
+        expect_quarantine(conn);
+        end_forked(conn);
         conn_close(conn);
         end_daemon(&d);
 }
@@ -552,21 +625,47 @@ static void forked_child_of_another_connection(void) {
         child_keeps_quarantine(connects_once_more);
 }
 
-/* Whatever it can get, and nobody else's stream writes there. */
-static void takes_all(struct role *role) {
-        static struct kvd_block blocks[2000];
-        struct pollfd told = {role->from, POLLIN, 0};
-        uint32_t n = 0;
+/* The stream fills blocks only after the director opens the gate. The client is dead by then. */
+static void forks_and_fills_later(struct role *role) {
         struct side s;
 
         side_open(&s, role->socket, "s");
+        CHECK(s.cuda->cuMemHostRegister(forked, 4096, CU_REGISTER_PORTABLE | CU_REGISTER_MAPPED) ==
+              CU_OK);
+        put_gate_at(&s, s.stream, &forked->gate);
+        fill_some(&s);
+        fork_one();
+        say(role, 'f');
+        pause();
+}
+
+#define NEARLY_ALL 900u /* blocks of the pool */
+
+/* Allocates and fills as many blocks as it can get until told to end. Returns their number. */
+static uint32_t take_all(struct role *role, struct side *s, struct kvd_block *blocks) {
+        struct pollfd told = {role->from, POLLIN, 0};
+        uint32_t n = 0;
+
+        while (poll(&told, 1, n < NEARLY_ALL ? 0 : 2) == 0) {
+                if (kvd_alloc(s->space, 1, &blocks[n]) != 1)
+                        continue;
+                put_fill(s, &blocks[n], 5);
+                if (++n == NEARLY_ALL)
+                        say(role, 'a');
+        }
+        return n;
+}
+
+/* Checks that no other client's stream has written into its blocks. */
+static void takes_all(struct role *role) {
+        static struct kvd_block blocks[2000];
+        struct side s;
+        uint32_t n;
+
+        side_open(&s, role->socket, "s");
         say(role, 'o');
-        while (poll(&told, 1, 2) == 0)
-                if (kvd_alloc(s.space, 1, &blocks[n]) == 1) {
-                        put_fill(&s, &blocks[n], 5);
-                        n++;
-                }
-        CHECK(n >= 900);
+        hear(role, 'g');
+        n = take_all(role, &s, blocks);
         for (uint32_t i = 0; i < n; i++) {
                 CHECK(s.cuda->cuMemcpyDtoHAsync(s.words, (cu_address)blocks[i].data, BLOCK_BYTES,
                                                 s.stream) == CU_OK);
@@ -579,33 +678,60 @@ static void takes_all(struct role *role) {
         side_close(&s);
 }
 
-/* The same, and the work does go on: nobody who gets memory meanwhile finds it in his. */
+static uint32_t threads_of(pid_t pid) {
+        char path[64], line[128];
+        uint32_t n = 0;
+        FILE *f;
+
+        snprintf(path, sizeof path, "/proc/%d/status", pid);
+        f = fopen(path, "re");
+        CHECK(f);
+        while (fgets(line, sizeof line, f) && sscanf(line, "Threads: %u", &n) != 1)
+                ;
+        fclose(f);
+        return n;
+}
+
+/*
+ * Opens the gate. The driver's thread in the child does the work that was queued behind it, and
+ * ends.
+ */
+static void let_the_child_write(void) {
+        uint32_t before = threads_of(forked->pid);
+
+        forked->gate = 1;
+        WAIT_UNTIL(threads_of(forked->pid) < before);
+}
+
+/*
+ * The same, but the queued work is really done, some quarantines later. It must not write into
+ * memory that another client has got meanwhile.
+ */
 static void forked_child_writes_on(void) {
-        const char *const slow[] = {"FAKECUDA_SLOW=set:250", "FAKECUDA_OUTLIVES=1", NULL};
-        char users[64];
-        const char *const shorter[] = {"daemon.quarantine_ms=100", "domain d.client_quota=1T",
-                                       users, NULL};
+        const char *const outlives[] = {"FAKECUDA_OUTLIVES=1", NULL};
         struct instance d;
         struct conn *conn;
         struct peer a, b;
+        char users[64];
 
         snprintf(users, sizeof users, "domain d.users=%u", getuid());
-        forked_child = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        CHECK(forked_child != MAP_FAILED);
-        start_daemon(&d, shorter);
+        share_forked();
+        start_daemon(&d, SETTINGS("daemon.quarantine_ms=100", "domain d.client_quota=1T", users));
         conn = instance_connect(&d);
         b = peer_start(takes_all, d.socket, NULL);
         expect(&b, 'o');
-        a = peer_start(forks_and_fills, d.socket, slow);
+        a = peer_start(forks_and_fills_later, d.socket, outlives);
         expect(&a, 'f');
         peer_kill(&a);
-        usleep(3000000); /* as far as it is looked at: all has been written by then */
+        cue(&b, 'g');
+        expect(&b, 'a');
+        WAIT_UNTIL(facts(conn).limbo >= 8);
+        usleep(300000);
+        let_the_child_write();
         CHECK(facts(conn).limbo >= 8);
         cue(&b, 'e');
         peer_end(&b);
-        CHECK(kill(*forked_child, SIGKILL) == 0);
-        WAIT_UNTIL(facts(conn).limbo + facts(conn).filling == 0);
-        CHECK(munmap(forked_child, 4096) == 0);
+        end_forked(conn);
         conn_close(conn);
         end_daemon(&d);
 }
@@ -617,9 +743,12 @@ static void slow_producer(struct role *role) {
         struct side s;
 
         side_open(&s, role->socket, "s");
+        put_gate(&s, s.stream);
         publish(&s, DOC, 4, &pin);
         kvd_unpin_on(s.space, &pin, s.stream);
         say(role, 'p');
+        hear(role, 'o');
+        open_gate(&s);
         sync_stream(&s);
         CHECK(kvd_settle(s.space) == 0);
         say(role, 'w');
@@ -628,17 +757,17 @@ static void slow_producer(struct role *role) {
 }
 
 static void pending_is_not_evicted(void) {
-        const char *const slow[] = {"FAKECUDA_SLOW=set:200", NULL};
         struct instance d;
         struct conn *conn;
         struct peer a;
 
         start_daemon(&d, NULL);
         conn = instance_connect(&d);
-        a = peer_start(slow_producer, d.socket, slow);
+        a = peer_start(slow_producer, d.socket, NULL);
         expect(&a, 'p');
         CHECK(evict_all(conn) == 0);
         CHECK(facts(conn).pending == 4);
+        cue(&a, 'o');
         expect(&a, 'w');
         CHECK(evict_all(conn) == 4);
         CHECK(facts(conn).pending == 0);
@@ -657,10 +786,13 @@ static void reads_slowly(struct role *role) {
         side_open(&s, role->socket, "s");
         CHECK(find(&s, DOC, 4, &pin, ids) == 4);
         must(kvd_wait_on(s.space, &pin, s.stream));
+        put_gate(&s, s.stream);
         put_read(&s, &pin, ids, 4);
         kvd_unpin_on(s.space, &pin, s.stream);
         CHECK(kvd_settle(s.space) == 1);
         say(role, 'r');
+        hear(role, 'o');
+        open_gate(&s);
         sync_stream(&s);
         CHECK(wrong_words(&s, DOC, 4) == 0);
         say(role, 'd');
@@ -672,7 +804,6 @@ static void reads_slowly(struct role *role) {
 }
 
 static void unpin_waits_for_the_stream(void) {
-        const char *const slow[] = {"FAKECUDA_SLOW=copy:200", NULL};
         struct peer a, b;
         struct instance d;
         struct conn *conn;
@@ -681,10 +812,12 @@ static void unpin_waits_for_the_stream(void) {
         conn = instance_connect(&d);
         a = peer_start(slow_producer, d.socket, NULL);
         expect(&a, 'p');
+        cue(&a, 'o');
         expect(&a, 'w');
-        b = peer_start(reads_slowly, d.socket, slow);
+        b = peer_start(reads_slowly, d.socket, NULL);
         expect(&b, 'r');
         CHECK(evict_all(conn) == 0);
+        cue(&b, 'o');
         expect(&b, 'd');
         cue(&b, 's');
         expect(&b, 's');
@@ -707,10 +840,12 @@ static void duplicates(struct role *role) {
         struct side s;
 
         side_open(&s, role->socket, "s");
+        put_gate(&s, s.stream);
         publish(&s, DOC, 2, &first);
         publish(&s, DOC, 2, &second);
         CHECK(first.leaf == second.leaf);
         CHECK(kvd_settle(s.space) == 2);
+        open_gate(&s);
         sync_stream(&s);
         CHECK(kvd_settle(s.space) == 0);
         CHECK(find(&s, DOC, 2, &(struct kvd_pin){0}, ids) == 2);
@@ -723,12 +858,11 @@ static void duplicates(struct role *role) {
 }
 
 static void duplicates_wait(void) {
-        const char *const slow[] = {"FAKECUDA_SLOW=set:250", NULL};
         struct instance d;
         struct peer a;
 
         start_daemon(&d, NULL);
-        a = peer_start(duplicates, d.socket, slow);
+        a = peer_start(duplicates, d.socket, NULL);
         peer_end(&a);
         end_daemon(&d);
 }
@@ -766,6 +900,7 @@ static uint32_t fill_pool(struct side *s) {
 }
 
 static void first_owner(struct role *role) {
+        struct pollfd told = {role->from, POLLIN, 0};
         struct kvd_pin pin = {0};
         uint32_t id, wrong = 0;
         struct side s;
@@ -773,11 +908,9 @@ static void first_owner(struct role *role) {
         side_open(&s, role->socket, "s");
         fill_pool(&s);
         say(role, 'f');
-        hear(role, 'd');
-        for (int i = 0; i < 400; i++) { /* gives memory back whenever it is asked */
+        while (poll(&told, 1, 2) == 0) /* gives memory back whenever the daemon asks */
                 kvd_settle(s.space);
-                usleep(2000);
-        }
+        hear(role, 'd');
         publish(&s, DOC, 1, &pin); /* there is room again, in other segments or in these */
         kvd_unpin_on(s.space, &pin, s.stream);
         CHECK(find(&s, DOC, 1, &pin, &id) == 1);
@@ -808,6 +941,7 @@ static void second_owner(struct role *role) {
                         usleep(2000);
                 CHECK(now_ms() < end);
         }
+        say(role, 'n');
         for (uint32_t i = 0; i < n; i++) /* another space's bytes were cleared away */
                 put_fill(&s, &blocks[i], 5);
         sync_stream(&s);
@@ -838,6 +972,7 @@ static void memory_changes_hands(void) {
         expect(&a, 'f');
         b = peer_start(second_owner, d.socket, NULL);
         expect(&b, 'o');
+        expect(&b, 'n');
         cue(&a, 'd');
         peer_end(&b);
         peer_end(&a);
@@ -1102,6 +1237,26 @@ static void layers(void) {
 
 /* ---- in doubt -------------------------------------------------------------------------------- */
 
+static uint32_t n_synchronized; /* calls before the expected one */
+
+static void *opens_when_it_is_waited_for(void *data) {
+        until_called("cuStreamSynchronize", n_synchronized);
+        open_gate(data);
+        return NULL;
+}
+
+/* kvd_free_on must wait for the stream: the gate opens only once the call waits. */
+static void free_behind_a_gate(struct side *s, struct kvd_block *block) {
+        pthread_t thread;
+
+        CHECK(s->cuda->cuStreamQuery(s->stream) == CU_NOT_READY);
+        n_synchronized = driver_calls("cuStreamSynchronize");
+        CHECK(pthread_create(&thread, NULL, opens_when_it_is_waited_for, s) == 0);
+        kvd_free_on(s->space, 1, block, s->stream);
+        CHECK(s->cuda->cuStreamQuery(s->stream) == CU_OK);
+        CHECK(pthread_join(thread, NULL) == 0);
+}
+
 /*
  * The daemon is stopped while it should seal: nobody knows what became of the blocks, and it may
  * free them as soon as it goes on. So they are given back only when the stream that fills them is
@@ -1118,24 +1273,25 @@ static void seals_in_doubt(struct role *role) {
         make_tokens(DOC, 1, tokens);
         say(role, 'a');
         hear(role, 's');
+        put_gate(&s, s.stream);
         put_fill(&s, &block, word_of(DOC, 0));
         CHECK(kvd_seal_on(s.space, &pin, 1, &block, tokens, BT, s.stream) == -ETIMEDOUT);
         CHECK(!block.data);
         say(role, 'd');
         hear(role, 'g');
-        CHECK(s.cuda->cuStreamQuery(s.stream) == CU_NOT_READY);
-        kvd_free_on(s.space, 1, &block, s.stream);
-        CHECK(s.cuda->cuStreamQuery(s.stream) == CU_OK);
+        free_behind_a_gate(&s, &block);
         side_close(&s);
 }
 
 static void in_doubt_waits_for_the_stream(void) {
-        const char *const slow[] = {"FAKECUDA_SLOW=set:9000", NULL};
+        char log[256];
+        const char *const settings[] = {log, NULL};
         struct instance d;
         struct peer a;
 
         start_daemon(&d, NULL);
-        a = peer_start(seals_in_doubt, d.socket, slow);
+        snprintf(log, sizeof log, "FAKECUDA_LOG=%s.log", d.socket);
+        a = peer_start(seals_in_doubt, d.socket, settings);
         expect(&a, 'a');
         CHECK(kill(d.pid, SIGSTOP) == 0);
         cue(&a, 's');
@@ -1143,6 +1299,7 @@ static void in_doubt_waits_for_the_stream(void) {
         CHECK(kill(d.pid, SIGCONT) == 0);
         cue(&a, 'g');
         peer_end(&a);
+        unlink(log + strlen("FAKECUDA_LOG="));
         end_daemon(&d);
 }
 
@@ -1276,7 +1433,7 @@ static void closes_beside_others(struct role *role) {
 }
 
 static void closing_beside_others(void) {
-        const char *const slow[] = {"FAKECUDA_SLOW=set:300", NULL};
+        const char *const slow[] = {"FAKECUDA_SLOW=set:100", NULL};
         struct instance d;
         struct peer a;
 
@@ -1284,11 +1441,6 @@ static void closing_beside_others(void) {
         a = peer_start(closes_beside_others, d.socket, slow);
         peer_end(&a);
         end_daemon(&d);
-}
-
-static void until_called(const char *function, uint32_t more_than) {
-        while (driver_calls(function) <= more_than)
-                usleep(1000);
 }
 
 static _Atomic uint32_t n_filled;
@@ -1329,7 +1481,7 @@ static void goes_on_beside_a_full_queue(struct role *role) {
         CHECK(pthread_create(&thread, NULL, promises_until_full, &s) == 0);
         while (n_filled < 2)
                 usleep(1000);
-        usleep(100000); /* into the driver by then, or this asks nothing */
+        usleep(50000); /* the thread waits in the driver by then; otherwise this checks nothing */
         for (uint32_t i = 0; i < 4; i++) {
                 struct kvd_pin pin = {0};
 
@@ -1383,7 +1535,6 @@ static void leaves_a_writers_semaphore(struct role *role) {
         struct side s;
 
         side_open(&s, role->socket, "s");
-        alarm(60); /* or a call that waits would do so for ever */
         before = driver_calls("cuStreamWriteValue64");
         CHECK(pthread_create(&thread, NULL, promises_into_a_full_queue, &s) == 0);
         until_called("cuStreamWriteValue64", before);
@@ -1631,10 +1782,7 @@ static void beside_opening(void) {
 /* ----------------------------------------------------------------------------------------------------------------- */
 
 int main(int argc, char **argv) {
-        static const struct {
-                const char *name;
-                void (*run)(void);
-        } plays[] = {
+        static const struct play plays[] = {
                 {"in-place", in_place},
                 {"reader-without-streams", reader_without_streams},
                 {"stream-handle-used-again", stream_handle_used_again},
@@ -1667,17 +1815,11 @@ int main(int argc, char **argv) {
                 {"beside-a-full-queue", beside_a_full_queue},
                 {"beside-a-writer", beside_a_writer},
         };
-        int ran = 0;
 
-        if (argc > 2 && strcmp(argv[2], "legacy") == 0) {
+        if (argc > 1 && strcmp(argv[1], "--legacy") == 0) {
                 legacy_handles = true;
                 setenv("FAKECUDA_VMM", "0", 1);
+                argv++;
         }
-        for (size_t i = 0; i < ARRAY_SIZE(plays); i++)
-                if (argc < 2 || strcmp(argv[1], plays[i].name) == 0) {
-                        plays[i].run();
-                        printf("%s: ok\n", plays[i].name);
-                        ran++;
-                }
-        return ran ? 0 : 2;
+        return plays_run(plays, ARRAY_SIZE(plays), argv + 1);
 }

@@ -377,8 +377,8 @@ static struct cu_uuid uuid_of(int ordinal) {
 }
 
 /*
- * B has sets under way, forks C, and is killed. What was queued is done all the same, for C has B's
- * descriptors.
+ * B's stream waits for word 3, with sets queued behind the wait. B forks C, and is killed. The
+ * queued work is done all the same, because C has B's descriptors.
  */
 static void queue_and_fork(int fd) {
         cu_address at;
@@ -387,15 +387,15 @@ static void queue_and_fork(int fd) {
         int memory = hear(fd, &one, 1);
 
         setenv("FAKECUDA_OUTLIVES", "1", 1);
-        setenv("FAKECUDA_SLOW", "set:400", 1);
         start();
         at = map_fd(memory, SEGMENT, CU_ACCESS_READ_WRITE);
+        OK(cuStreamWaitValue64(NULL, at + 24, 1, CU_WAIT_EQ));
         for (unsigned i = 0; i < 3; i++)
                 OK(cuMemsetD8Async(at + 8 * i, (unsigned char)(i + 1), 8, NULL));
         child = fork();
         ck_assert_int_ge(child, 0);
         if (child == 0) {
-                alarm(100);
+                alarm(LIMIT_S);
                 for (;;)
                         pause();
         }
@@ -415,9 +415,11 @@ START_TEST(what_was_queued_outlives_its_process) {
         at = map_fd(fd, SEGMENT, CU_ACCESS_READ_WRITE);
         hear(b.fd, &child, sizeof child);
         peer_kill(&b);
-        ck_assert_uint_ne(words(at)[2], 0x0303030303030303);
+        sleep_ms(20);
+        ck_assert_uint_ne(words(at)[0], 0x0101010101010101);
+        set_word(at + 24, 1);
         while (words(at)[2] != 0x0303030303030303)
-                sleep_ms(5);
+                sleep_ms(1);
         ck_assert_uint_eq(words(at)[0], 0x0101010101010101);
         ck_assert_uint_eq(words(at)[1], 0x0202020202020202);
         kill(child, SIGKILL);
@@ -672,7 +674,7 @@ static void one_long_kernel(int fd) {
         char one;
 
         memory = hear(fd, &one, 1);
-        setenv("FAKECUDA_SLOW", "kernel:60000", 1);
+        setenv("FAKECUDA_SLOW", "kernel:600000", 1);
         start();
         at = map_fd(memory, SEGMENT, CU_ACCESS_READ_WRITE);
         set_word(at, 1);
@@ -702,7 +704,7 @@ START_TEST(a_process_that_is_killed_leaves_its_turn) {
         cu_address at;
 
         begin_turns("100000", one_long_kernel, &b, &at);
-        sleep_ms(100); /* in its kernel by then, or this asks nothing */
+        sleep_ms(50); /* B is in its kernel by then; otherwise this checks nothing */
         peer_kill(&b);
         launch_stores(NULL, at + 4096, 1);
         OK(cuCtxSynchronize());

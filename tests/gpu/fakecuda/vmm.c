@@ -25,6 +25,7 @@ struct memory {
         size_t bytes;
         int fd;
         bool exportable, imported;
+        bool filled; /* with FAKE_FRESH: at the first map or export; unused memory costs nothing */
 };
 
 static struct memory *memories;
@@ -96,21 +97,30 @@ cu_result cuMemGetAllocationGranularity(size_t *ret, const struct cu_allocation 
         return check_allocation(what, &device);
 }
 
-static cu_result create(cu_memory *ret, size_t bytes, struct device *device, bool exportable) {
+static cu_result fill(struct memory *memory) {
         void *at;
+
+        if (memory->filled || memory->imported)
+                return CU_OK;
+        at = mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
+        if (at == MAP_FAILED)
+                return CU_OUT_OF_MEMORY;
+        memset(at, FAKE_FRESH, memory->bytes);
+        munmap(at, memory->bytes);
+        memory->filled = true;
+        return CU_OK;
+}
+
+static cu_result create(cu_memory *ret, size_t bytes, struct device *device, bool exportable) {
         int fd;
 
         if (!usage_fits(device, bytes))
                 return CU_OUT_OF_MEMORY;
         fd = usage_memfd(device, "handle");
-        at = fd < 0 || ftruncate(fd, (off_t)bytes) < 0 ? MAP_FAILED :
-             mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        if (at == MAP_FAILED) {
+        if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0) {
                 closep(&fd);
                 return CU_OUT_OF_MEMORY;
         }
-        memset(at, FAKE_FRESH, bytes);
-        munmap(at, bytes);
         *ret = memory_add(fd, bytes, device, exportable, false)->handle;
         return CU_OK;
 }
@@ -148,7 +158,7 @@ cu_result cuMemRelease(cu_memory handle) {
 
 cu_result cuMemExportToShareableHandle(void *ret, cu_memory handle, int type,
                                        unsigned long long flags) {
-        const struct memory *memory;
+        struct memory *memory;
         int fd = -1;
 
         ENTER(cuMemExportToShareableHandle, NEEDS_INIT);
@@ -156,7 +166,7 @@ cu_result cuMemExportToShareableHandle(void *ret, cu_memory handle, int type,
                 return CU_INVALID_VALUE;
         pthread_mutex_lock(&fake.lock);
         memory = memory_of(handle);
-        if (memory && memory->exportable)
+        if (memory && memory->exportable && fill(memory) == CU_OK)
                 fd = fcntl(memory->fd, F_DUPFD_CLOEXEC, 0);
         pthread_mutex_unlock(&fake.lock);
         if (!memory || !memory->exportable)
@@ -264,8 +274,8 @@ static cu_result map(cu_address at, size_t bytes, struct memory *memory) {
             reserved->at + reserved->bytes - at < bytes ||
             range_overlapping(RANGE_MAPPED, at, bytes))
                 return CU_INVALID_VALUE;
-        if (mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory->fd, 0) ==
-            MAP_FAILED)
+        if (fill(memory) != CU_OK || mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
+                                            memory->fd, 0) == MAP_FAILED)
                 return CU_OUT_OF_MEMORY;
         range = range_add(RANGE_MAPPED, at, bytes, memory->device);
         range->access = CU_ACCESS_NONE;

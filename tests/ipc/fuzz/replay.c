@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Runs a fuzz target over files and folders of files, without libFuzzer. With --seconds, it goes on
- * with inputs that it makes of them: edited in one to four places, cut, or put together from two.
+ * Runs a fuzz target over files and folders of files, without libFuzzer. With --seconds or
+ * --executions, it then runs mutated inputs for that time, or that many. Each has one to four
+ * random edits, which may also truncate the input or splice two inputs.
  *
- *      replay-NAME [--seconds N] [--seed N] PATH...
+ *      replay-NAME [--seconds N | --executions N] [--seed N] PATH...
  */
 
 #include <dirent.h>
@@ -122,11 +123,11 @@ static size_t edit(struct random *random, uint8_t *data, size_t size) {
         return size;
 }
 
-static uint64_t run_edited(struct random *random, time_t end) {
+static uint64_t run_edited(struct random *random, uint64_t least, time_t end) {
         static uint8_t data[ROOM];
         uint64_t n = 0;
 
-        for (; n % 4096 || time(NULL) < end; n++) {
+        for (; n < least || n % 4096 || time(NULL) < end; n++) {
                 const struct input *input = some_input(random);
                 size_t size = input->size;
 
@@ -140,16 +141,18 @@ static uint64_t run_edited(struct random *random, time_t end) {
 
 int main(int argc, char **argv) {
         static const struct option known[] = {{"seconds", required_argument, NULL, 's'},
+                                              {"executions", required_argument, NULL, 'n'},
                                               {"seed", required_argument, NULL, 'r'},
                                               {0}};
         struct random random = {(uint64_t)time(NULL)};
-        uint64_t seed;
+        uint64_t seed, executions = 0;
         time_t end = 0;
         int c;
 
         while ((c = getopt_long(argc, argv, "", known, NULL)) != -1)
                 switch (c) {
                 case 's': end = time(NULL) + atoi(optarg); break;
+                case 'n': executions = strtoull(optarg, NULL, 10); break;
                 case 'r': random.state = strtoull(optarg, NULL, 10); break;
                 default: return 2;
                 }
@@ -161,8 +164,9 @@ int main(int argc, char **argv) {
                 return 1;
         }
         printf("%u files\n", n_files);
-        if (end && n_files)
+        if ((end || executions) && n_files)
                 printf("{\"executions\": %llu, \"seed\": %llu}\n",
-                       (unsigned long long)run_edited(&random, end), (unsigned long long)seed);
+                       (unsigned long long)run_edited(&random, executions, end),
+                       (unsigned long long)seed);
         return n_files == 0;
 }

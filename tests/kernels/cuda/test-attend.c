@@ -9,6 +9,7 @@
 #include "kernels/ops.h"
 #include "tests/kernels/cuda/attend_case.h"
 #include "tests/kernels/cuda/fixture.h"
+#include "tests/lib/amount.h"
 #include "tests/lib/suite.h"
 
 enum { F32 = KVD_NUMBER_F32, F16 = KVD_NUMBER_F16, BF16 = KVD_NUMBER_BF16 };
@@ -135,7 +136,7 @@ START_TEST(decode_of_odd_shapes) {
 END_TEST
 
 START_TEST(decode_with_options) {
-        for (uint32_t i = 0; i < 24; i++) {
+        for (uint32_t i = 0; i < AMOUNT(24, 4); i++) {
                 uint32_t dim = i % 3 == 0 ? 128 : i % 3 == 1 ? 64 : 80;
 
                 attend_check((struct attend_case){.number = F32 + i / 2 % 3,
@@ -206,7 +207,7 @@ START_TEST(prefill_of_all_shapes) {
 END_TEST
 
 START_TEST(prefill_with_options) {
-        for (uint32_t i = 0; i < 24; i++) {
+        for (uint32_t i = 0; i < AMOUNT(24, 4); i++) {
                 uint32_t number = F32 + i / 2 % 3;
 
                 attend_check((struct attend_case){.number = number,

@@ -24,7 +24,11 @@ from pathlib import Path
 
 from blocks import Block, blocks_of, commands
 
-LIMIT = 100         # seconds that a block may take
+LIMIT = 600         # seconds that a block may take, even on a busy machine
+# Waits until a private daemon in the background answers, in place of a short sleep in the page.
+READY = ("tries=0; until KVD_SOCKET={}/kvd.sock kvctl ping >/dev/null 2>&1 || [ $((tries += 1)) -gt 600 ]; do "
+         "sleep 0.1; done")
+PRIVATE = re.compile(r"kvd .*--private (\S+)")
 WHOLE = re.compile(r"(?:sh )?(tools/\w+|tests/\w+/run|tests/run-long)\b(.*)")
 ROOTS = re.compile(r"\b(sudo|systemctl|apt-get|pip3? install)\b")
 NAMES = re.compile(r"^(admins|users|groups)\s*=.*", re.M)
@@ -51,12 +55,16 @@ class Pasted:
 
     def start(self) -> None:
         self.shim("ninja", f'exec {shutil.which("ninja")} -n "$@"') # builds are tools/test's: what would it do?
-        shutil.copytree(self.root, self.copy, ignore=shutil.ignore_patterns(".git", "build*", "__pycache__"))
+        shutil.copytree(self.root, self.copy, ignore=self.not_sources)
         (self.scratch / "d").mkdir(mode=0o700)
         self.spawn("kvd", "--private", str(self.scratch / "d"), "--pool", "64M", stderr=subprocess.DEVNULL)
         self.wait_for(lambda: self.call(["kvctl", "ping"]).returncode == 0, "the daemon does not answer")
         self.spawn(str(self.build / "tests/kvctl/kvctl-filler"), "llama", stdin=subprocess.PIPE,
                    stdout=subprocess.PIPE).stdout.readline()
+
+    def not_sources(self, folder: str, names: list[str]) -> set[str]:
+        builds = {name for name in names if name.startswith("build")} if Path(folder) == self.root else set()
+        return builds | {".git", "__pycache__"}
 
     def shim(self, name: str, line: str) -> None:
         (self.scratch / "bin").mkdir(exist_ok=True)
@@ -87,7 +95,7 @@ class Pasted:
 
     @staticmethod
     def wait_for(condition, otherwise: str) -> None:
-        for _ in range(600):
+        for _ in range(1200):
             if condition():
                 return
             time.sleep(0.05)
@@ -98,21 +106,26 @@ class Pasted:
     def exists(self, program: str, arguments: str) -> None:
         """A whole build, a whole test: the script must be there, and its first lines name the options."""
         head = (self.copy / program).read_text()[:2500]
-        for option in re.findall(r"--[a-z-]+", arguments.partition("#")[0]):
+        if program == "tools/build":
+            head += re.sub(r"option\('", "--", (self.copy / "meson_options.txt").read_text())
+        for option in re.findall(r"--[a-z_-]+", arguments.partition("#")[0]):
             if option not in head:
                 raise Wrong(f"{program} has no option {option}")
 
     def script(self, block: Block) -> str:
         """The block, without the lines that build or test everything. What begins a daemon leaves it behind."""
-        lines = []
+        lines, begun = [], None
         for line in commands(block).splitlines():
-            whole = WHOLE.match(line)
+            whole, private = WHOLE.match(line), PRIVATE.match(line)
             if whole and whole[1] != "tools/packages":
                 self.exists(whole[1], whole[2])
-            elif line.startswith("kvd ") and " --private" in line and not line.rstrip().endswith("&"):
-                lines += [f"{line} & begun=$!", "trap 'kill $begun' EXIT", "sleep 1"]
+            elif private and not line.rstrip().endswith("&"):
+                lines += [f"{line} & begun=$!", "trap 'kill $begun; wait' EXIT", READY.format(private[1])]
+            elif begun and re.fullmatch(r"sleep \d+", line):
+                lines.append(READY.format(begun[1]))
             else:
-                lines.append(line)
+                lines += [line, "wait"] if line == "kill %1" else [line]
+            begun = private
         return "set -e\n" + "\n".join(lines) + "\n"
 
     def shell(self, block: Block) -> None:
@@ -122,12 +135,21 @@ class Pasted:
         if done.returncode:
             raise Wrong(f"exit status {done.returncode}\n{done.stdout[-2000:]}")
 
+    @staticmethod
+    def waits(pid: int) -> bool:
+        """Whether the shell has become the program, and the program sleeps nearly all the time."""
+        asleep = 0
+        for _ in range(10):
+            time.sleep(0.02)
+            asleep += Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+        return asleep > 7 and Path(f"/proc/{pid}/comm").read_text() != "bash\n"
+
     def until_interrupted(self, block: Block) -> None:
         """The last command is alone in the process that gets the signal."""
         *before, last = self.script(block).splitlines()
         process = subprocess.Popen(["bash", "-c", "\n".join([*before, f"exec {last}"])], env=self.environment,
                                    cwd=self.copy, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        time.sleep(2)
+        self.wait_for(lambda: process.poll() is not None or self.waits(process.pid), "is always busy")
         early = process.poll()
         process.send_signal(signal.SIGINT)
         output = process.communicate(timeout=LIMIT)[0]
