@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the wheel: the package, with libkvd and libkvd_kernels inside. A backend for pip (PEP 517).
 
-Both are built by meson, in a temporary folder, with everything linked into them that is not the C library. So the wheel
-needs no compiler and no library where it is installed, any Python from 3.10 on, and a C library that is as new as the
-functions it uses of it: that is what its tag says (manylinux_2_34_x86_64). That takes some minutes of processor time;
-with -C library=PATH -C kernels=PATH pip takes libraries that are there, and if these need others the tag is of this
-machine (linux_x86_64).
+tools/build links both with everything that is not the C library, from the objects of the checkout's build folder. So the
+wheel needs no compiler and no library where it is installed, any Python from 3.10 on, and a C library that is as new as the
+functions it uses of it: that is what its tag says (manylinux_2_34_x86_64). With -C library=PATH -C kernels=PATH pip takes
+libraries that exist already; if these need others, the tag is of this machine (linux_x86_64).
 """
 
 from __future__ import annotations
@@ -49,10 +48,11 @@ def _run(*command: str) -> None:
 
 
 def build_libraries(build: Path) -> dict[str, bytes]:
-    _run("meson", "setup", "--buildtype=release", "-Dtests=disabled", "-Dcuda=disabled", "-Dstatic_libs=true",
-         str(build), str(ROOT))
     targets = {f"{name}.0": f"{folder}/{name}.{_version()}" for folder, name in LIBRARIES.values()}
-    _run("ninja", "-C", str(build), *targets.values())
+    _run("sh", f"{ROOT}/tools/build")
+    _run("sh", f"{ROOT}/tools/build", "--from", f"{ROOT}/build", "--build", str(build), "--buildtype=release",
+         "--cuda=disabled", "--static_libs=true", "--b_sanitize=none", "--c_args=", *targets.values())
+    Path(f"{build}.log").unlink()
     return {name: (build / target).read_bytes() for name, target in targets.items()}
 
 
@@ -112,7 +112,8 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
     if config_settings and all(it in config_settings for it in LIBRARIES):
         libraries = {f"{name}.0": Path(config_settings[it]).read_bytes() for it, (_, name) in LIBRARIES.items()}
     else:
-        with tempfile.TemporaryDirectory(prefix="kvd-wheel-") as build:
+        # In ROOT, as the shared build folder is: objects are reused only if the relative path to the sources is the same.
+        with tempfile.TemporaryDirectory(prefix="build-wheel-", dir=ROOT) as build:
             libraries = build_libraries(Path(build))
     tag = tag_of(libraries.values())
     sources = sorted(it for it in (HERE / "kvd").rglob("*") if it.suffix == ".py" or it.name == "py.typed")
