@@ -193,7 +193,6 @@ struct fault_state *fault_state_of(int fd) {
         return at == MAP_FAILED ? NULL : at;
 }
 
-
 /* The first place, and one in so many of the others; which, follows from turn. Returns the runs. */
 static uint32_t sweep_one(struct fault_state *s, struct fault fault, uint32_t stride, uint32_t turn,
                           void (*run)(struct fault_state *, void *), void *arg) {
