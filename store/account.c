@@ -79,6 +79,29 @@ static uint64_t reserved_for(const struct domain *d, enum kvd_cost cost) {
         return less(domain_guaranteed(d, cost), d->used[cost]);
 }
 
+/* In whole segments, of which the last one must not reach below the guarantee. */
+static uint64_t spare(const struct domain *d) {
+        uint64_t above = less(d->used[KVD_COST_pool], domain_guaranteed(d, KVD_COST_pool));
+
+        return d->unused <= above ? d->unused : above / d->largest * d->largest;
+}
+
+uint64_t account_spare(const struct domain *d) {
+        return d->store->account.spare - spare(d);
+}
+
+bool account_may_give(const struct domain *d, uint64_t bytes) {
+        return d->used[KVD_COST_pool] >= domain_guaranteed(d, KVD_COST_pool) + bytes;
+}
+
+uint64_t account_over(const struct domain *d) {
+        const struct account *account = &d->store->account;
+
+        return less(account->used[KVD_COST_pool] + account->reserved[KVD_COST_pool] -
+                            reserved_for(d, KVD_COST_pool),
+                    account->limit[KVD_COST_pool]);
+}
+
 uint64_t account_unreserved(const struct domain *d, enum kvd_cost cost) {
         const struct account *account = &d->store->account;
         uint64_t limit = account->limit[cost];
@@ -111,9 +134,12 @@ void account_shares_changed(struct store *store) {
         struct account *account = &store->account;
 
         memset(account->reserved, 0, sizeof account->reserved);
-        for (struct domain *d = store->domains; d; d = d->next)
+        account->spare = 0;
+        for (struct domain *d = store->domains; d; d = d->next) {
                 for (uint32_t i = 0; i < KVD_N_COSTS; i++)
                         account->reserved[i] += reserved_for(d, (enum kvd_cost)i);
+                account->spare += spare(d);
+        }
 }
 
 void account_open(struct store *store) {
@@ -137,11 +163,24 @@ static void change(struct space *space, enum kvd_cost cost, uint64_t n) {
         struct account *account = &d->store->account;
 
         account->reserved[cost] -= reserved_for(d, cost);
+        account->spare -= spare(d);
         account->used[cost] += n;
         d->used[cost] += n;
         space->account.used[cost] += n;
         account->reserved[cost] += reserved_for(d, cost);
+        account->spare += spare(d);
         space_changes(space);
+}
+
+void account_unused(struct space *space, uint64_t bytes) {
+        struct domain *d = space->domain;
+
+        d->store->account.spare -= spare(d);
+        if (bytes)
+                d->largest = MAX(d->largest, space->ix->segment_bytes);
+        d->unused += bytes - space->account.unused;
+        space->account.unused = bytes;
+        d->store->account.spare += spare(d);
 }
 
 void account_add(struct space *space, enum kvd_cost cost, uint64_t n) {
@@ -153,6 +192,7 @@ void account_discharge(struct space *space, enum kvd_cost cost, uint64_t n) {
 }
 
 void account_close(struct space *space) {
+        account_unused(space, 0);
         for (uint32_t i = 0; i < KVD_N_COSTS; i++)
                 account_discharge(space, (enum kvd_cost)i, space->account.used[i]);
 }

@@ -29,4 +29,13 @@ void account_discharge(struct space *space, enum kvd_cost cost, uint64_t n);
 void account_add(struct space *space, enum kvd_cost cost, uint64_t n); /* whether it may or not */
 void account_close(struct space *space); /* all that is still charged to it */
 
+/* The space has so many bytes of the pool in which nobody uses a block. */
+void account_unused(struct space *space, uint64_t bytes);
+/* What others than that domain could be made to give, down to their guarantees. */
+uint64_t account_spare(const struct domain *domain);
+/* May that segment go to another domain? Its own must keep what it is guaranteed. */
+bool account_may_give(const struct domain *domain, uint64_t bytes);
+/* Bytes by which the pool is used or promised beyond its size, that domain's part aside. */
+uint64_t account_over(const struct domain *domain);
+
 #endif

@@ -73,6 +73,7 @@ struct account { /* account.c: by kind of cost */
         uint64_t reserved[KVD_N_COSTS]; /* what domains with a guarantee have not got yet */
         struct carry *carries;          /* for whom some of the spill is kept (tier/carry.c) */
         uint64_t copies_below;          /* bytes of copies that files take; 0: none go there */
+        uint64_t spare;                 /* bytes that domains could give to others: sum of account.c */
 };
 
 struct owed {
@@ -100,6 +101,8 @@ struct space_lists {
         uint32_t copies;       /* the number where the search for copies to give up goes on */
         uint32_t turn;         /* of idle work: what is deleted, and what lives */
         uint64_t buried;       /* deleted ones that are freed */
+        uint64_t clock;        /* moves with that of each space: cache/age.c */
+        uint64_t searches;     /* for memory of others that were begun: cache/take.c */
 };
 
 struct store_wakes { /* semaphore.c */
@@ -136,6 +139,8 @@ struct domain {
         struct domain *next;
         struct domain_config config;
         uint64_t used[KVD_N_COSTS];
+        uint64_t unused;       /* bytes of its segments in which nobody uses a block */
+        uint64_t largest;      /* bytes of its largest segment so far */
         struct domain_jobs jobs;
         struct roll spaces;    /* owned; by their places among them */
 };

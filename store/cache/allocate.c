@@ -7,18 +7,12 @@
  */
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "store/cache/inside.h"
 
 #define SWEEP 256u /* private blocks without an owner, freed before anything else is looked for */
-
-/* A segment's memory from elsewhere: 1, 0: there is none, -EAGAIN: there may be one. */
-static int reclaim(struct space *space, struct arena *arena, uint32_t *reads) {
-        int r = space_reclaim(space, reads);
-
-        return r ? r : arena_reclaim(space, arena, reads);
-}
 
 /* Blocks freed, 0: all are in use, -EAGAIN: not all were looked at. */
 static int evict(struct space *space, struct arena *arena, uint32_t want, uint32_t *reads) {
@@ -39,22 +33,37 @@ static int grow(struct space *space, struct arena *arena, uint64_t bytes) {
         return r == 0 && more ? -EAGAIN : r;
 }
 
+/* A segment came free (1). It may be smaller than what is needed: then the next call goes on. */
+static int grow_into(struct space *space, struct arena *arena, uint64_t bytes, int taken) {
+        int r = taken > 0 ? space_grow(space, arena, bytes) : taken;
+
+        return taken > 0 && r == 0 ? -EAGAIN : r;
+}
+
+static int take_cold(struct space *space, struct arena *arena, uint32_t *reads) {
+        int r = space_take_cold(space, arena, reads);
+
+        return r ? r : arena_reclaim(space, arena, reads);
+}
+
 /*
  * Makes at least one block free for the arena, by the means that costs least. 0 or an error: there
- * is none; -EAGAIN: that is not known yet. *reads: what it may cost, and what is left of that.
+ * is none; -EAGAIN: that is not known yet. While colder memory is on its way, one block of its own
+ * will do. *reads: what it may cost, and what is left of that.
  */
 static int find_room(struct space *space, struct arena *arena, uint32_t want, uint32_t *reads) {
         uint64_t bytes = want * space->ix->block_bytes;
         uint32_t half = *reads / 2, rest = *reads - half;
-        int r = grow(space, arena, bytes), reclaimed, evicted;
+        int r = grow(space, arena, bytes), evicted = 0, cold = 0;
 
-        reclaimed = r == 0 ? reclaim(space, arena, &half) : 0;
-        if (reclaimed > 0)
-                r = space_grow(space, arena, bytes);
-        if (r <= 0 && r != -EAGAIN) {
-                evicted = evict(space, arena, want, &rest);
-                r = evicted ? evicted : reclaimed < 0 ? reclaimed : r;
-        }
+        if (r == 0)
+                r = cold = grow_into(space, arena, bytes, take_cold(space, arena, &half));
+        if (r <= 0 && (r != -EAGAIN || cold))
+                evicted = evict(space, arena, cold ? 1 : want, &rest);
+        if (evicted)
+                r = evicted;
+        else if (r == 0)
+                r = grow_into(space, arena, bytes, space_take_any(space, &rest));
         *reads = r == -EAGAIN ? 0 : half + rest;
         return r;
 }
@@ -90,21 +99,56 @@ static int refuse_quota(struct space *space, uint32_t limit) {
                             limit, space->name);
 }
 
+/* Of its domain's spaces, the one that uses most beside it; NULL: none does. */
+static const struct space *uses_most(const struct space *space) {
+        const struct domain *d = space->domain;
+        const struct space *most = NULL;
+        uint64_t bytes = 0, n;
+
+        for (uint32_t i = 0; i < d->spaces.n; i++) {
+                const struct space *s = d->spaces.at[i].space;
+
+                n = s->memory.n_with_memory * s->ix->segment_bytes;
+                if (s != space && n > bytes) {
+                        most = s;
+                        bytes = n;
+                }
+        }
+        return most;
+}
+
+/* Errors of the system by their cause, and what may be done about it. */
+static int refuse_memory(struct space *space, int error) {
+        if (error == -EMFILE || error == -ENFILE)
+                return store_refuse(space_store(space), -ENOBUFS,
+                                    "kvd has no file descriptor left for more memory of space "
+                                    "'%s' (%s); raise its LimitNOFILE, or delete spaces",
+                                    space->name, strerror(-error));
+        return store_refuse(space_store(space), -ENOBUFS,
+                            "the system gives no memory for the pool (%s); set pool below what is "
+                            "free",
+                            strerror(-error));
+}
+
 static int refuse_full(struct space *space, int error) {
+        const struct space *other = uses_most(space);
+        char others[2 * KVD_NAME_MAX + 64] = "";
+
         space_count(space, KVD_SPACE_REFUSED_FULL, 1);
         space->pressure.starved = true;
         if (error < 0)
-                return store_refuse(space_store(space), -ENOBUFS,
-                                    "the system gives no memory for the pool (%s); set "
-                                    "pool below what is free",
-                                    strerror(-error));
+                return refuse_memory(space, error);
+        if (other)
+                snprintf(others, sizeof others, "space '%s' has %llu MiB, ", other->name,
+                         (unsigned long long)(other->memory.n_with_memory *
+                                              other->ix->segment_bytes) >> 20);
         return store_refuse(space_store(space), -ENOBUFS,
-                            "space '%s' has no block left: %llu are being filled, %llu "
-                            "are sealed and in use; let some go, or raise pool or quota",
+                            "space '%s' has no block left: %llu are being filled, %llu are sealed "
+                            "and in use; %snone of it to spare; let some go, or raise pool or quota",
                             space->name,
                             (unsigned long long)(space->count[KVD_FILLING] +
                                                  space->count[KVD_LIMBO]),
-                            (unsigned long long)space->count[KVD_SEALED]);
+                            (unsigned long long)space->count[KVD_SEALED], others);
 }
 
 static int allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {

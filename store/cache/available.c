@@ -36,6 +36,23 @@ uint64_t segments_to_come(const struct space *space) {
         return MIN(n, space->ix->max_segments - space->memory.n_with_memory);
 }
 
+/*
+ * Segments of others in which nobody uses a block. Those of its own domain do not change what the
+ * domain has; the rest is limited by its quota, and what others are still promised goes to them
+ * first.
+ */
+uint64_t segments_to_take(const struct space *space) {
+        const struct domain *d = space->domain;
+        uint64_t bytes = space->ix->segment_bytes, come = segments_to_come(space);
+        uint64_t used = d->used[KVD_COST_pool], most = domain_most(d, KVD_COST_pool);
+        uint64_t free = less(account_room(d, KVD_COST_pool), come * bytes);
+        uint64_t own = less(d->unused - space->account.unused, less(used, most));
+        uint64_t others = MIN(account_spare(d) + free, less(less(most, used), come * bytes));
+        uint64_t n = less(own + others, account_over(d)) / bytes;
+
+        return MIN(n, space->ix->max_segments - space->memory.n_with_memory - come);
+}
+
 /* Blocks that have memory. */
 static uint64_t total_of(const struct space *space) {
         return space->ix->capacity - space->count[KVD_ABSENT];
@@ -58,7 +75,8 @@ bool space_has_too_much(const struct space *space) {
 }
 
 static uint64_t growth(const struct space *space, uint64_t total) {
-        uint64_t segments = space->memory.n_with_memory + segments_to_come(space);
+        uint64_t segments = space->memory.n_with_memory + segments_to_come(space) +
+                            segments_to_take(space);
 
         return MIN(less(space->memory.max_blocks, total),
                    less(segments * space->ix->segment_blocks, total));
@@ -109,6 +127,7 @@ static bool mark(struct space *space, struct attachment *a, uint32_t id) {
                 *m = (struct block_mark){look->round, a->seat};
                 a->look.alone++;
                 look->found++;
+                block_segment(space, id)->n_found++;
                 return true;
         }
         if (m->seat == a->seat || m->seat == NONE)
@@ -139,8 +158,22 @@ uint64_t pins_state(const struct space *space) {
         return state;
 }
 
+/* What was found in segments: counts, or nothing yet. */
+static void take_found(struct space *space, bool counts) {
+        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
+
+        for (uint32_t i = 0; i < n; i++) {
+                struct segment *s = &space->memory.segments[i];
+
+                if (counts)
+                        segment_keeps(space, s, 0, s->n_found);
+                s->n_found = 0;
+        }
+}
+
 static void begin(struct space *space, uint64_t state) {
         space_is_busy(space);
+        take_found(space, false);
         space->look = (struct look){.under_way = true,
                                     .marks = space->look.marks,
                                     .up = NONE,
@@ -153,6 +186,7 @@ static void begin(struct space *space, uint64_t state) {
 }
 
 static void end(struct space *space) {
+        take_found(space, true);
         space->look.under_way = false;
         space->look.n_held = space->look.found;
         space->look.rest = space->look.pieces / 8; /* much to look at: less often */
@@ -226,6 +260,7 @@ static bool is_unsettled(const struct space *space) {
 uint32_t available_round(struct space *space) {
         uint64_t state = pins_state(space);
         uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
+        bool used = space_age(space, state);
 
         if (space->look.rest)
                 space->look.rest--;
@@ -238,5 +273,5 @@ uint32_t available_round(struct space *space) {
         tell_all(space);
         space->memory.tidy = 0;
         space->listed.changed = false;
-        return space_users(space) + is_unsettled(space);
+        return space_users(space) + (used || is_unsettled(space));
 }

@@ -21,8 +21,20 @@ void block_set_state(struct space *space, uint32_t id, enum kvd_state state, uin
         space->count[b->state]--;
         space->count[state]++;
         b->state = (uint8_t)state;
+        block_count_kept(space, id);
         space_changes(space);
         index_set_state(space, id, state, generation);
+}
+
+void block_count_kept(struct space *space, uint32_t id) {
+        struct block *b = &space->blocks[id];
+        bool kept = b->state == KVD_FILLING || b->state == KVD_LIMBO || b->private || b->pending;
+
+        if (kept == b->kept)
+                return;
+        b->kept = kept;
+        segment_keeps(space, block_segment(space, id), kept ? 1 : -1,
+                      block_segment(space, id)->n_held);
 }
 
 /* ---- lists ----------------------------------------------------------------------------------- */
@@ -115,17 +127,6 @@ uint32_t block_pop_free(struct space *space, struct arena *arena) {
         if (segment->free.n == 0)
                 kvd_list_remove(&segment->avail);
         return id;
-}
-
-/* ---- the clock ------------------------------------------------------------------------------- */
-
-/*
- * Uses between two ticks are of one age. An allocation alone does not tell one request from the
- * next: most of them find in their magazine what they need, but whoever stores anything seals it.
- */
-void space_tick(struct space *space) {
-        space->clock++;
-        atomic_store_explicit(&space->ix->clock, (uint32_t)space->clock, memory_order_relaxed);
 }
 
 /* ---- filling lists --------------------------------------------------------------------------- */

@@ -34,6 +34,9 @@ struct segment {
         uint32_t number;
         uint32_t n_ready;      /* blocks that have memory, from the first on */
         uint32_t n_worn_out;   /* ... and are not used any more: blocks.c */
+        uint32_t n_kept;       /* ... and are filled, private or pending: they stay where they are */
+        /* ... and are pinned, or lie before a pinned block: by the last look at pins, and by this one */
+        uint32_t n_held, n_found;
         /* host memory: bytes from the first on that have no blocks any more: to be freed */
         uint64_t stale;
         struct block_list free;
@@ -92,6 +95,7 @@ struct block {
         bool reviving : 1;     /* FILLING, by a worker: in nobody's list */
         bool pending : 1;      /* SEALED, its data is not known to be there (semaphore.c) */
         bool poisoned : 1;     /* SEALED, it or a block before it never got its data */
+        bool kept : 1;         /* counted in its segment's n_kept */
 };
 static_assert(sizeof(struct block) == 64, "a block has one line of memory");
 
@@ -192,9 +196,35 @@ struct space_memory { /* segment.c */
         uint32_t unused, emptied;
         kvd_ref stopped;          /* ... and where that is in a chain; 0: in none */
         uint32_t given_up;        /* segments in a row that could not be given back */
+        uint64_t before;          /* only uses before that clock were allowed in the round (take.c) */
+        uint32_t n_kept;          /* segments with a block that is kept ... */
+        uint32_t n_occupied;      /* ... or held */
+        uint64_t warm;            /* not asked for cold segments by anyone whose leaves are older */
+        struct vain {             /* a round over all segments found nothing, ... */
+                uint64_t pins, changes; /* ... and has nothing to look at until these move */
+        } vain;
+        uint64_t asked_in;        /* the search of another space in which it was asked last */
+        struct search {           /* of its own, for others' memory: take.c */
+                uint64_t id;      /* 0: none is under way */
+                uint32_t n_asked; /* spaces */
+        } cold, any;
         uint32_t tidy;            /* segment without memory to look at next: memory.c */
         uint32_t n_buried;        /* segments freed, once the space was deleted */
         uint64_t let_go;          /* ... and bytes of what the daemon keeps for its blocks */
+};
+
+#define AGES 32u
+
+/* When, on the clock of all spaces, the space's own clock had that value: age.c. */
+struct ages {
+        struct age {
+                uint64_t clock, when;
+        } at[AGES];               /* in ascending order */
+        uint32_t n, step;         /* step: of the space's clock, from one to the next */
+        uint64_t last;            /* when the clock moved last */
+        uint64_t coldest;         /* the last use of what was evicted last */
+        uint64_t looked;          /* the clock at the last round through the pins ... */
+        uint64_t pins;            /* ... and their state */
 };
 
 struct leaves { /* evict.c */
@@ -202,6 +232,7 @@ struct leaves { /* evict.c */
         uint32_t n_old;           /* ids below it may have stamps of the policy before this one */
         uint64_t seal_clock;      /* counts seals: the order of policy fifo */
         kvd_ref chain, at;        /* that is being evicted, and where the last call stopped */
+        struct ages ages;
 };
 
 struct runs { /* index.c */
@@ -288,6 +319,7 @@ struct tenant {
 
 struct space_account {
         uint64_t used[KVD_N_COSTS];      /* store/account.c */
+        uint64_t unused;                 /* ... and bytes of segments that others could have */
         struct tenant *tenants;          /* owned: tenant.c */
         struct inherited {               /* clients of the daemon before: inherit.c */
                 uint32_t n, hand;        /* hand: seat to look at next */
@@ -424,6 +456,8 @@ static inline void space_count(struct space *s, enum kvd_space_counter which, ui
 
 /* blocks.c: states and lists */
 void block_set_state(struct space *space, uint32_t id, enum kvd_state state, uint32_t generation);
+/* after it has become pending, or is so no more; block_set_state does it, too */
+void block_count_kept(struct space *space, uint32_t id);
 void block_list_append(struct space *space, struct block_list *list, uint32_t id);
 void block_list_push(struct space *space, struct block_list *list, uint32_t id);
 void block_list_remove(struct space *space, struct block_list *list, uint32_t id);
@@ -451,6 +485,9 @@ bool block_is_garbage(const struct block *b);
  * times that where the page was never touched, so less than a millisecond.
  */
 #define KVD_PIN_READS 8192u
+
+/* unused.c: the segment has so many more blocks that are kept, and that many that are held */
+void segment_keeps(struct space *space, struct segment *segment, int more, uint32_t n_held);
 
 /* allocate.c */
 /*

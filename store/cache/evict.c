@@ -175,6 +175,30 @@ bool policy_goes_by_worth(uint32_t policy) {
         return policies[policy].by_worth;
 }
 
+/* Where uses do not count, all blocks are as warm as the space. */
+uint64_t block_used(const struct space *space, uint32_t id) {
+        return policy_of(space)->by_use ? block_last_use(space, id) : space->clock;
+}
+
+static uint64_t coldest_in(const struct space *space, const struct arena *arena) {
+        return policy_of(space)->by_use && arena->n_heap ?
+                       space->blocks[arena->heap[0]].stamp & CLOCK :
+                       space->clock;
+}
+
+uint64_t leaves_coldest(const struct space *space) {
+        uint64_t coldest = space->clock;
+
+        for (const struct arena *arena = space->memory.arenas; arena; arena = arena->next)
+                coldest = MIN(coldest, coldest_in(space, arena));
+        return coldest;
+}
+
+uint64_t leaf_age(const struct space *space, const struct arena *arena) {
+        return arena->n_heap ? clock_when(space, coldest_in(space, arena)) :
+                               space_store(space)->spaces.clock;
+}
+
 /* ---- heap of leaves -------------------------------------------------------------------------- */
 
 static bool colder(const struct space *space, uint32_t a, uint32_t b) {
@@ -491,6 +515,7 @@ static bool try_coldest(struct space *space, struct arena *arena, uint32_t *read
         spend(reads, space->n_attachments);
         if (warmed_up(space, id))
                 return false;
+        space->leaves.ages.coldest = space->blocks[id].stamp & CLOCK;
         if (retire(space, id))
                 return true;
         shelve(arena, id);

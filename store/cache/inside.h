@@ -34,16 +34,18 @@ void index_fetch_run(const struct space *space, uint32_t id);
 uint32_t index_find(const struct space *space, const struct kvd_desc *want, const uint32_t *tokens);
 
 /* segment.c: memory */
+uint64_t blocks_with_memory(const struct space *space); /* those that wore out aside */
 /* a piece of its end; false: that was all */
 bool segment_bury(struct space *space, struct segment *segment);
 /* blocks made ready, or an error */
 int space_grow(struct space *space, struct arena *arena, uint64_t bytes);
-/* would memory of a space that was deleted be its? */
-bool space_may_inherit(const struct space *space);
-/* takes a segment's memory from a larger space: 1, 0: there is none, -EAGAIN: there may be one */
-int space_reclaim(struct space *space, uint32_t *reads);
-/* ... from arenas of this space that can spare it */
-int arena_reclaim(struct space *space, struct arena *arena, uint32_t *reads);
+/*
+ * Gives the memory of a segment whose blocks are all free back to the pool; its ids and its address
+ * space stay. A piece a call: 1: that was the last one, -EAGAIN: there are more, which are also done
+ * when there is time. Nobody gets blocks of it from the first piece on.
+ */
+int segment_return(struct space *space, struct segment *segment);
+int segment_go_on_returning(struct space *space); /* with space->memory.returning */
 /*
  * Its first n_ready blocks have memory from the daemon before, and are neither free nor anything else
  * yet. *fd is taken if that works.
@@ -51,8 +53,30 @@ int arena_reclaim(struct space *space, struct arena *arena, uint32_t *reads);
 int segment_adopt(struct space *space, struct segment *segment, uint32_t n_ready, uint32_t version,
                   int *fd);
 
-/* blocks.c: the clock of uses; free blocks, and blocks that a client fills */
+/* unused.c */
+void space_count_unused(struct space *space); /* it has more or fewer segments, or was deleted */
+
+/* take.c: memory of others. 1: a segment's came free, 0: there is none, -EAGAIN: there may be one */
+/* from spaces that have not been used for longer than the arena's coldest leaf, or are larger */
+int space_take_cold(struct space *space, struct arena *arena, uint32_t *reads);
+/* from any, the coldest first */
+int space_take_any(struct space *space, uint32_t *reads);
+/* from arenas of this space that can spare it */
+int arena_reclaim(struct space *space, struct arena *arena, uint32_t *reads);
+/* would memory of a space that was deleted be its? */
+bool space_may_inherit(const struct space *space);
+
+/* age.c: the clock of uses */
+#define ANY_CLOCK UINT64_MAX
+#define ANY_TIME UINT64_C(0) /* never one of the store's clock */
 void space_tick(struct space *space);
+bool space_age(struct space *space, uint64_t pins); /* pins: pins_state */
+/* when, on the store's clock, the space's clock had that value, or before */
+uint64_t clock_when(const struct space *space, uint64_t clock);
+/* uses before that clock of the space were before that time; ANY_CLOCK: all. used: it still is */
+uint64_t clock_before(const struct space *space, uint64_t when, bool used);
+
+/* blocks.c: free blocks, and blocks that a client fills */
 void block_to_free(struct space *space, uint32_t id);
 void block_append_free(struct space *space, uint32_t id); /* ... to be allocated last */
 uint32_t block_pop_free(struct space *space, struct arena *arena); /* or NONE */
@@ -62,6 +86,8 @@ void block_fill_begin(struct space *space, uint32_t id, struct attachment *a);
 uint32_t fill_limit(const struct space *space); /* blocks that a process may be filling at once */
 void available_tell(struct attachment *a);
 uint64_t segments_to_come(const struct space *space); /* that its domain could have now */
+/* ... and that others could be made to give it */
+uint64_t segments_to_take(const struct space *space);
 /* moves when clients pin or let go, if they say so */
 uint64_t pins_state(const struct space *space);
 
@@ -83,6 +109,11 @@ bool block_pinned(const struct space *space, uint32_t id, uint32_t *n_clients);
 /* pinned, or something else keeps it where it is */
 bool block_in_use(struct space *space, uint32_t id, uint32_t *reads);
 uint64_t block_last_use(const struct space *space, uint32_t id);
+uint64_t block_used(const struct space *space, uint32_t id); /* ... as far as the policy cares */
+/* the clock of the last use of the leaf that goes first, or before */
+uint64_t leaves_coldest(const struct space *space);
+/* ... of an arena's, on the store's clock; now, if it has none to evict */
+uint64_t leaf_age(const struct space *space, const struct arena *arena);
 /* takes over when that client used it last */
 void block_warm(const struct attachment *a, uint32_t id);
 /* how much more than the heap's work a stamp costs, which every client is asked for */

@@ -39,7 +39,7 @@ static int make_memfd(struct space *space, struct segment *segment) {
         int r;
 
         if (account_room(space->domain, KVD_COST_files) < segment_files(space->ix))
-                return -EAGAIN;
+                return -EMFILE;
         r = shared_file_new("kvd-pool", space->ix->segment_bytes, twin | huge, &segment->file);
         if (r < 0)
                 return r;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file decides which space has how much of the pool. A segment's address space is fixed and
- * its memory comes and goes (memory.h says from where): blocks appear in it a few MiB at a time, so
- * that no request waits long, and when all of them are free it can go to another space. Segments
- * belong to one space and therefore to one domain for ever: bytes never change tenants.
+ * A space grows by segments. A segment's address space is fixed and its memory comes and goes
+ * (memory.h says from where): blocks appear in it a few MiB at a time, so that no request waits
+ * long, and when all of them are free its memory can go to another space (take.c). Segments belong
+ * to one space and therefore to one domain for ever: bytes never change tenants.
  *
  * The daemon does not map the pool. What clients write into a block is none of its business.
  */
@@ -28,6 +28,7 @@ static const struct memory_ops *memory_of(const struct space *space) {
 static void charge(struct space *space, int64_t sign) {
         account_add(space, KVD_COST_pool, (uint64_t)sign * space->ix->segment_bytes);
         space->memory.n_with_memory += (uint32_t)sign;
+        space_count_unused(space);
 }
 
 /* ---- giving memory back ---------------------------------------------------------------------- */
@@ -38,6 +39,7 @@ static bool let_go(struct space *space, struct segment *segment) {
                 return false;
         segment->arena->n_ready -= segment->n_ready;
         segment->n_ready = segment->n_worn_out = 0;
+        segment_keeps(space, segment, 0, 0);
         charge(space, -1);
         return true;
 }
@@ -59,8 +61,7 @@ bool segment_bury(struct space *space, struct segment *segment) {
         return memory_of(space)->bury(space, segment);
 }
 
-/* Counts the blocks that have memory, in the whole space. */
-static uint64_t total_blocks(const struct space *space) {
+uint64_t blocks_with_memory(const struct space *space) {
         return space->count[KVD_FREE] + space->count[KVD_FILLING] + space->count[KVD_SEALED] +
                space->count[KVD_RETIRING] + space->count[KVD_LIMBO];
 }
@@ -79,7 +80,7 @@ static uint32_t room_for(const struct space *space, const struct segment *segmen
  */
 static int segment_fill(struct space *space, struct segment *segment, uint64_t bytes) {
         uint64_t room = space->memory.max_blocks -
-                        MIN(space->memory.max_blocks, total_blocks(space));
+                        MIN(space->memory.max_blocks, blocks_with_memory(space));
         uint32_t n = (uint32_t)MIN(MAX(bytes / space->ix->block_bytes, 1),
                                    room_for(space, segment) - segment->n_ready);
         int r;
@@ -110,11 +111,7 @@ static void end_block(struct space *space, struct segment *segment) {
 
 #define RETURN_BLOCKS 4096u /* in one call: each has a descriptor to be written */
 
-/*
- * A piece of giving back the segment that was chosen for it; its ids and its address space stay. 1:
- * that is done, -EAGAIN: not yet. What is begun goes on in any case, when there is time.
- */
-static int go_on_returning(struct space *space) {
+int segment_go_on_returning(struct space *space) {
         struct segment *segment = space->memory.returning;
 
         space_is_busy(space);
@@ -127,11 +124,10 @@ static int go_on_returning(struct space *space) {
         return 1;
 }
 
-/* Nobody gets blocks of a segment that is given back. */
-static int begin_returning(struct space *space, struct segment *segment) {
+int segment_return(struct space *space, struct segment *segment) {
         kvd_list_remove(&segment->avail);
         space->memory.returning = segment;
-        return go_on_returning(space);
+        return segment_go_on_returning(space);
 }
 
 /* ---- growing --------------------------------------------------------------------------------- */
@@ -203,7 +199,7 @@ int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
         struct segment *segment = unfinished_segment(space, arena);
         int r;
 
-        if (total_blocks(space) >= space->memory.max_blocks)
+        if (blocks_with_memory(space) >= space->memory.max_blocks)
                 return 0;
         if (!segment) {
                 segment = !space->memory.returning && segments_to_come(space) ?
@@ -217,7 +213,7 @@ int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
         }
         r = segment_fill(space, segment, MIN(bytes, STEP_BYTES));
         if (r <= 0 && segment->n_ready == 0)
-                begin_returning(space, segment);
+                segment_return(space, segment);
         return r;
 }
 
@@ -248,180 +244,8 @@ bool space_fill_ahead(struct space *space) {
         return false;
 }
 
-/* ---- taking memory back ---------------------------------------------------------------------- */
-
-static bool wholly_free(const struct segment *segment) {
-        return segment->n_ready && segment->free.n + segment->n_worn_out == segment->n_ready;
-}
-
-/* Are all of its blocks free, or sealed and in nobody's use? Goes on where it stopped. */
-static bool found_unused(struct space *space, struct segment *segment, uint32_t *reads) {
-        uint32_t first = first_block(space, segment), *i = &space->memory.unused;
-
-        for (; *i < segment->n_ready && *reads; ++*i) {
-                enum kvd_state state = space->blocks[first + *i].state;
-
-                *reads -= 1;
-                if (state != KVD_FREE && state != KVD_ABSENT &&
-                    (state != KVD_SEALED || block_in_use(space, first + *i, reads)))
-                        return false;
-        }
-        return true;
-}
-
-/*
- * Evicts a block and whatever hangs on it. False: something of it is in use, or the reads are at
- * their end, and the next call goes on where this one stopped.
- */
-static bool empty_block(struct space *space, uint32_t id, uint32_t *reads) {
-        kvd_ref *stopped = &space->memory.stopped;
-        uint32_t at = *stopped && block_current(space, *stopped) ? kvd_ref_id(*stopped) : NONE,
-                 evicted = 0;
-        bool gone = evict_subtree(space, id, &at, reads, &evicted);
-
-        *stopped = at == NONE ? 0 : block_ref(space, at);
-        return gone;
-}
-
-/* Evicts all of it, and whatever hangs on it elsewhere. False: one of them is in use. */
-static bool empty_out(struct space *space, struct segment *segment, uint32_t *reads) {
-        uint32_t first = first_block(space, segment), *i = &space->memory.emptied;
-
-        for (; *i < space->memory.unused && *reads; ++*i) {
-                *reads -= 1;
-                if (space->blocks[first + *i].state == KVD_SEALED &&
-                    !empty_block(space, first + *i, reads))
-                        return space->memory.stopped != 0;
-        }
-        return true;
-}
-
-/* 1: all of it is free, 0: it cannot be had, -EAGAIN: that takes another call. */
-static int try_segment(struct space *space, struct segment *segment, uint32_t *reads) {
-        if (!wholly_free(segment) && (!found_unused(space, segment, reads) ||
-                                      !empty_out(space, segment, reads)))
-                return 0;
-        return wholly_free(segment) ? 1 : *reads ? 0 : -EAGAIN;
-}
-
-static void next_segment(struct space *space) {
-        space->memory.hand++;
-        space->memory.unused = space->memory.emptied = 0;
-        space->memory.stopped = 0;
-}
-
-/*
- * Gives one segment's memory back to the pool; among which, the caller says. A hand goes round the
- * segments, and stays where the reads of a call end. 0: it went round in vain. As *_reclaim.
- */
-static int return_one_segment(struct space *space,
-                              bool (*among)(const struct segment *, const void *), const void *arg,
-                              uint32_t *reads) {
-        uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
-
-        if (space->memory.returning)
-                return go_on_returning(space);
-        for (; space->memory.given_up < n; space->memory.given_up++, next_segment(space)) {
-                struct segment *segment = &space->memory.segments[space->memory.hand % n];
-                int r = among(segment, arg) ? try_segment(space, segment, reads) : 0;
-
-                if (r < 0)
-                        return r;
-                if (r == 0)
-                        continue;
-                next_segment(space);
-                space->memory.given_up = 0;
-                return begin_returning(space, segment);
-        }
-        space->memory.given_up = 0;
-        return 0;
-}
-
-static bool any_segment(const struct segment *segment, const void *arg) {
-        return true;
-}
-
-/*
- * May `space` take a segment from `donor`? Only if that keeps what its domain is guaranteed, and has
- * clearly more, or has what others are guaranteed.
- */
-static bool may_take(const struct space *space, const struct space *donor) {
-        const struct domain *d = donor->domain;
-
-        if (donor == space || donor->memory.n_with_memory == 0)
-                return false;
-        if (d != space->domain && d->used[KVD_COST_pool] - donor->ix->segment_bytes <
-                                          domain_guaranteed(d, KVD_COST_pool))
-                return false;
-        if (d != space->domain && account_below_guarantee(space->domain, KVD_COST_pool))
-                return true;
-        return donor->memory.n_with_memory * donor->ix->segment_bytes >
-               space->memory.n_with_memory * space->ix->segment_bytes + space->ix->segment_bytes;
-}
-
-static bool quota_used_up(const struct domain *domain, uint64_t bytes) {
-        uint64_t used = domain->used[KVD_COST_pool];
-
-        return used && used + bytes > domain_most(domain, KVD_COST_pool);
-}
-
-/*
- * Others' only while its domain may have more: else it would work, and wait, for what it does not
- * get.
- */
-bool space_may_inherit(const struct space *space) {
-        bool own_domain_only = quota_used_up(space->domain, space->ix->segment_bytes);
-
-        if (total_blocks(space) >= space->memory.max_blocks)
-                return false;
-        for (const struct space *s = space_store(space)->deleted; s; s = s->next)
-                if (s->domain == space->domain || !own_domain_only)
-                        return true;
-        return false;
-}
-
-int space_reclaim(struct space *space, uint32_t *reads) {
-        bool own_domain_only = quota_used_up(space->domain, space->ix->segment_bytes);
-        struct space *best = NULL;
-
-        if (total_blocks(space) >= space->memory.max_blocks ||
-            memory_of(space)->scarce(space_store(space)))
-                return 0;
-        for (struct domain *d = space_store(space)->domains; d; d = d->next)
-                for (uint32_t i = 0; i < d->spaces.n; i++) {
-                        struct space *s = d->spaces.at[i].space;
-
-                        if ((d == space->domain || !own_domain_only) && may_take(space, s) &&
-                            (!best || s->memory.n_with_memory * s->ix->segment_bytes >
-                                      best->memory.n_with_memory * best->ix->segment_bytes))
-                                best = s;
-                }
-        return best ? return_one_segment(best, any_segment, NULL, reads) : 0;
-}
-
-/*
- * Under isolation = arena, a segment can be spared if its writer is gone, or if it is another's and
- * empty.
- */
-static bool spare_segment(const struct segment *segment, const void *arg) {
-        const struct arena *arena = arg;
-
-        return segment->arena != arena && (!segment->arena->writer || wholly_free(segment));
-}
-
-int arena_reclaim(struct space *space, struct arena *arena, uint32_t *reads) {
-        return space->ix->arena ? return_one_segment(space, spare_segment, arena, reads) : 0;
-}
+/* ---- when there is time ----------------------------------------------------------------------- */
 
 bool space_tidy(struct space *space) {
         return memory_of(space)->tidy(space);
-}
-
-bool space_trim(struct space *space) {
-        uint32_t reads = KVD_PIN_READS;
-
-        if (space->memory.returning)
-                return go_on_returning(space) != 0;
-        return space_has_too_much(space) &&
-               return_one_segment(space, any_segment, NULL, &reads) != 0;
 }

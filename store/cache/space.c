@@ -356,6 +356,7 @@ static void end(struct space *space) {
         hooks_space_leaves(space);
         jobs_forget_space(space);
         leave(space);
+        space_count_unused(space);
         space->next = store->deleted;
         store->deleted = space;
 }

@@ -24,11 +24,13 @@ static uint64_t worn_out(const struct space *s) {
 
 static void check_segment_totals(struct walk *w) {
         const struct space *s = w->space;
-        uint64_t ready = 0, n_free = 0, with_memory = 0;
+        uint64_t ready = 0, n_free = 0, with_memory = 0, kept = 0, occupied = 0;
 
         for (uint32_t i = 0; i < s->ix->max_segments; i++) {
                 ready += s->memory.segments[i].n_ready;
                 n_free += s->memory.segments[i].free.n;
+                kept += s->memory.segments[i].n_kept;
+                occupied += s->memory.segments[i].n_kept || s->memory.segments[i].n_held;
                 with_memory += s->memory.segments[i].n_ready != 0 ||
                                s->memory.returning == &s->memory.segments[i];
         }
@@ -38,6 +40,14 @@ static void check_segment_totals(struct walk *w) {
                "S9 free + filling + sealed + limbo is not total");
         expect(w, with_memory == s->memory.n_with_memory,
                "S10 segments with memory are miscounted");
+        expect(w,
+               kept == s->count[KVD_FILLING] + s->count[KVD_LIMBO] + s->private.n +
+                               s->unready.n_pending,
+               "S17 blocks that keep their segments are miscounted");
+        expect(w,
+               occupied == s->memory.n_occupied &&
+                       s->account.unused == (with_memory - occupied) * s->ix->segment_bytes,
+               "S18 what others could have of the space is miscounted");
 }
 
 static void check_list_totals(struct walk *w) {

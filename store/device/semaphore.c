@@ -279,6 +279,7 @@ static uint32_t pop(struct attachment *a, uint32_t at) {
                 p->busy &= ~(UINT64_C(1) << at);
         p->n--;
         a->space->blocks[id].pending = false;
+        block_count_kept(a->space, id);
         set_pending(a->space, a->space->unready.n_pending - 1);
         return id;
 }

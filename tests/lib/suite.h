@@ -21,7 +21,7 @@
 
 #include "tests/lib/mark.h"
 
-#define LIMIT_S 300
+#define LIMIT_S 1200
 #define EXIT_SKIPPED 77
 
 struct suite {
