@@ -340,7 +340,7 @@ int client_add_space(struct client *c, struct space *space, uint32_t *handle) {
                                      CLIENT_SPACES);
         r = attachment_new(space, c, c->peer.process, space_gone, &place->attachment);
         if (r < 0)
-                return client_store_failed(c, r);
+                return client_store_failed(c, store_make_way(space_domain(space), space, r));
         c->next_handle = c->next_handle % (UINT32_MAX / CLIENT_SPACES - 1) + 1;
         place->handle = c->next_handle * CLIENT_SPACES + (uint32_t)(place - c->spaces);
         c->n_spaces++;

@@ -43,7 +43,7 @@ static void spec_of(const struct kvd_msg_space *m, struct space_spec *ret) {
 static int check_space_count(struct client *c, struct domain *domain, const char *name) {
         uint32_t limit = c->server->config->max_spaces, n = domain_spaces(domain);
 
-        if (n >= limit && !space_by_name(domain, name))
+        if (n >= limit && !space_by_name(domain, name) && domain_make_way(domain) < 0)
                 return client_refuse(c, -EDQUOT,
                                      "domain '%s' has %u spaces, which is the limit; delete one, "
                                      "or raise "
@@ -67,7 +67,7 @@ static int make_space(struct client *c, const struct kvd_msg_space *m, struct sp
                 return r;
         r = space_open(domain, &spec, true, ret, created);
         if (r < 0)
-                return client_store_failed(c, r);
+                return client_store_failed(c, store_make_way(domain, NULL, r));
         if (*created)
                 log_limited(LOG_INFO, "space '%s' of domain %s was made", spec.name,
                          domain_config(domain)->name);
@@ -98,6 +98,8 @@ static int attach_space(struct client *c, struct space *space, struct call *call
 
 int handle_space(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct kvd_msg_space *m = &request->space;
+        struct store *store = c->server->store;
+        uint64_t collected = store_collected(store);
         struct space *space;
         bool created = false;
         int r;
@@ -106,10 +108,12 @@ int handle_space(struct client *c, const struct kvd_msg *request, struct call *c
                 r = client_find_named(c, m->domain, m->name, &space);
         else
                 r = make_space(c, m, &space, &created);
-        if (r < 0)
-                return r;
         call->reply.space_reply.created = created;
-        return m->create == 2 ? 0 : attach_space(c, space, call);
+        if (r == 0 && m->create != 2)
+                r = attach_space(c, space, call);
+        if (store_collected(store) != collected)
+                log_limited(LOG_INFO, "%s", store_why(store));
+        return r;
 }
 
 int handle_detach(struct client *c, const struct kvd_msg *request, struct call *call) {

@@ -201,6 +201,7 @@ void account_close(struct space *space) {
 static int refuse(struct space *space, enum kvd_cost cost, uint64_t n) {
         const struct domain *d = space->domain;
 
+        d->store->account.short_of = (struct short_of){cost, n};
         if (d->used[cost] + n > domain_most(d, cost))
                 return store_refuse(d->store, -EDQUOT,
                                     "domain '%s' may have no more of this: %s; delete spaces, or "

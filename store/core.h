@@ -73,6 +73,10 @@ struct account { /* account.c: by kind of cost */
         uint64_t reserved[KVD_N_COSTS]; /* what domains with a guarantee have not got yet */
         struct carry *carries;          /* for whom some of the spill is kept (tier/carry.c) */
         uint64_t copies_below;          /* bytes of copies that files take; 0: none go there */
+        struct short_of {               /* of what the last refusal was, and how much was asked for */
+                enum kvd_cost cost;
+                uint64_t n;
+        } short_of;
         uint64_t spare;                 /* bytes that domains could give to others: sum of account.c */
 };
 
@@ -101,6 +105,7 @@ struct space_lists {
         uint32_t copies;       /* the number where the search for copies to give up goes on */
         uint32_t turn;         /* of idle work: what is deleted, and what lives */
         uint64_t buried;       /* deleted ones that are freed */
+        uint64_t collected;    /* ... of which so many made way (cache/collect.c) */
         uint64_t clock;        /* moves with that of each space: cache/age.c */
         uint64_t searches;     /* for memory of others that were begun: cache/take.c */
 };

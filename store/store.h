@@ -172,11 +172,21 @@ struct space_spec {
 
 /*
  * -EEXIST: there is one, and it differs in the field that store_why() names; -ENOENT: create is
- * false; -EINVAL.
+ * false; -EINVAL; -EDQUOT, -ENOBUFS, -ENOMEM.
  */
 int space_open(struct domain *domain, const struct space_spec *spec, bool create,
                struct space **ret, bool *created);
 struct space *space_by_name(struct domain *domain, const char *name);
+
+/*
+ * collect.c: space_open or attachment_new was refused to the domain with that error. If deleting spaces
+ * without clients, other than `except`, will help, the one that was not used for longest goes, and
+ * what it had comes free in pieces: -EINPROGRESS, ask again. Else the error.
+ */
+int store_make_way(struct domain *domain, const struct space *except, int error);
+/* The same for the number of its spaces: -EDQUOT: all have clients; 0: one has gone. */
+int domain_make_way(struct domain *domain);
+uint64_t store_collected(const struct store *store); /* spaces that were removed to make room so far */
 
 /*
  * Every space of every domain, in the order they were made: the one whose number is at least

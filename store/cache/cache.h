@@ -304,6 +304,7 @@ struct listed { /* while it lives */
         struct space *same;       /* next of the same hash there */
         uint32_t place;           /* its number in domain->spaces */
         bool in;
+        bool collected;           /* it made way: what tiers below have of it stays */
         /* what changes can wait for the next look at pins, or for somebody who asks for more; some has */
         bool quiet, changed;
 };

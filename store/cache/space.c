@@ -204,6 +204,16 @@ static void leave(struct space *space) {
         *named = space->listed.same;
 }
 
+/* What was refused by the accounts was said there. */
+static int refuse_tables(struct space *space, int error) {
+        if (error == -EDQUOT || error == -ENOBUFS)
+                return error;
+        return store_refuse(space_store(space), error,
+                            "the tables of space '%s' of %u blocks cannot be made (%s); give it "
+                            "max_blocks",
+                            space->name, space->ix->capacity, strerror(-error));
+}
+
 static int space_new(struct domain *domain, const struct space_spec *spec,
                      const struct kvd_index *before, struct space **ret) {
         _cleanup_(space_freep) struct space *space = sys->calloc(1, sizeof *space);
@@ -230,9 +240,8 @@ static int space_new(struct domain *domain, const struct space_spec *spec,
         if (r == 0)
                 r = hooks_space_begins(space);
         if (r < 0)
-                return store_refuse(domain->store, r,
-                                    "out of memory for space '%s' of %u blocks; give it max_blocks",
-                                    spec->name, space->ix->capacity);
+                return refuse_tables(space, r);
+        space->leaves.ages.last = ++domain->store->spaces.clock;
         enter(space);
         space_is_busy(space);
         if (!before)
@@ -280,8 +289,9 @@ int space_open(struct domain *domain, const struct space_spec *wanted, bool crea
                         spec.options.policy = space->ix->policy;
                 return compare(space, &spec);
         }
-        *created = true;
-        return space_new(domain, &spec, NULL, ret);
+        r = space_new(domain, &spec, NULL, ret);
+        *created = r == 0;
+        return r;
 }
 
 /* ---- deleting -------------------------------------------------------------------------------- */

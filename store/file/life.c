@@ -161,8 +161,8 @@ static void leave_question(struct file *file, uint32_t i, const struct space *sp
 }
 
 /*
- * The space was deleted, and the file is to forget it. What it has of it is found when the file is
- * open.
+ * The space was deleted, and the file is to forget it, unless it only made way. What the file has of
+ * it is found when the file is open.
  */
 static void space_leaves(struct space *space) {
         struct file *file = space_store(space)->file;
@@ -179,6 +179,8 @@ static void space_leaves(struct space *space) {
         if (file_space_of(space)->number >= 0)
                 file->owners[file_space_of(space)->number] = NULL;
         host_space_leaves(file, space);
+        if (space->listed.collected)
+                return;
         e = unused_erasing(file);
         if (!e) {
                 store_disk_off(file->store, "too many spaces were deleted at once");

@@ -313,6 +313,26 @@ START_TEST(deleted_is_deleted) {
 }
 END_TEST
 
+/* It had no clients, and others needed its place: what the file has of it is found again. */
+START_TEST(what_made_way_comes_back_from_the_file) {
+        char name[16];
+
+        write_chain();
+        space = kvd_space_close(space);
+        handle = kvd_close(handle);
+        WAIT_UNTIL(peer_ok(watcher, MSG(daemon_info)).daemon_info_reply.clients == 1);
+        for (uint32_t i = 0; i < 64; i++) {
+                snprintf(name, sizeof name, "other%u", i);
+                peer_ok(watcher, MSG(space, .name = kvd_slice_of(name), .create = 2, .layers = 1,
+                                     .kv_heads = 1, .head_dim = 8, .dtype = 2, .vocab = 10));
+        }
+        peer_refused(watcher, MSG(space, .name = kvd_slice_of("s")), -ENOENT);
+        connect_to_it();
+        ck_assert_int_gt(fetch(tokens), 0);
+        ck_assert_uint_eq(resident(tokens), BLOCKS);
+}
+END_TEST
+
 static pid_t disk_process(void) {
         return child_of(in.pid, "kvd-disk");
 }
@@ -450,6 +470,7 @@ SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
       TESTS(evicted_blocks_come_back, a_file_full_of_long_chains_goes_on,
             lookups_say_what_is_below, a_killed_daemons_disk_process_is_waited_for,
             only_what_is_behind_the_resident_comes, others_are_not_there, deleted_is_deleted,
+            what_made_way_comes_back_from_the_file,
             what_does_not_go_to_the_file_is_said, a_killed_evict_to_file_leaves_nothing_behind,
             the_disk_dies_during_evict_to_file, a_disk_process_that_dies_is_replaced, rot_is_a_miss,
             a_full_file_goes_on, a_file_that_cannot_be_used_costs_nothing))

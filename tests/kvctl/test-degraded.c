@@ -410,39 +410,40 @@ static void test_log_lost(void) {
 
 /* ---- too little of something ----------------------------------------------------------------- */
 
-/* Spaces, until their domain may have no more. */
-static uint32_t fill_with_spaces(struct peer_end *p) {
+#define MANY_SPACES 256u
+
+/* Spaces with a client each, until their domain may have no more. */
+static uint32_t fill_with_spaces(struct peer_end **ends) {
+        struct kvd_msg r = {0};
         uint32_t n = 0;
 
-        for (struct kvd_msg r = {0}; r.number != KVD_MSG_error; n++) {
-                struct kvd_msg m;
+        for (; r.number != KVD_MSG_error && n < MANY_SPACES; n++) {
                 char name[16];
 
                 snprintf(name, sizeof name, "s%u", n);
-                m = peer_space_message(name);
-                m.space.create = 2;
-                r = peer_call(p, m);
+                ends[n] = peer_attach(it.in.socket);
+                r = peer_call(ends[n], peer_space_message(name));
         }
-        return n - 1;
+        return n;
 }
 
 static void use_up(void) {
-        struct peer_end *p;
+        struct peer_end *ends[MANY_SPACES];
         uint32_t n;
 
         inproc_start(&it, HOST("daemon.overhead=640M", "daemon.max_spaces=4096"));
         ck_assert(!SHOWN(it.in));
-        p = peer_attach(it.in.socket);
-        n = fill_with_spaces(p);
+        n = fill_with_spaces(ends);
         ck_assert(SHOWN(it.in));
-        while (n-- > 0) {
+        for (uint32_t i = 0; i < n; i++) {
                 char name[16];
 
-                snprintf(name, sizeof name, "s%u", n);
-                peer_ok(p, MSG(space_delete, .space = kvd_slice_of(name)));
+                snprintf(name, sizeof name, "s%u", i);
+                if (i + 1 < n)
+                        peer_ok(ends[i], MSG(space_delete, .space = kvd_slice_of(name), .force = 1));
+                peer_close(ends[i]);
         }
         WAIT_UNTIL(!SHOWN(it.in));
-        peer_close(p);
         inproc_stop(&it);
 }
 

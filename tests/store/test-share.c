@@ -215,6 +215,110 @@ START_TEST(what_is_in_use_is_not_counted_and_not_taken) {
 }
 END_TEST
 
+/* ---- what spaces cost beside the pool -------------------------------------------------------- */
+
+/* Opens it, asking again as long as room is being made. */
+static int open_space(const char *name, struct space **ret) {
+        struct space_spec spec = {.geometry = space_index(store_next_space(store, 0))->geometry};
+        bool created;
+        int r;
+
+        snprintf(spec.name, sizeof spec.name, "%s", name);
+        do {
+                r = space_open(domain, &spec, true, ret, &created);
+                if (r < 0)
+                        r = store_make_way(domain, NULL, r);
+        } while (r == -EINPROGRESS && store_idle(store) + 1);
+        return r;
+}
+
+static struct space *named(const char *name) {
+        return space_by_name(domain, name);
+}
+
+/* So that the domain can have n spaces and no more, of a kind of cost of which each has as much. */
+static void leave_room_for(uint32_t n, enum kvd_cost cost) {
+        uint64_t each = store_next_space(store, 0)->account.used[cost];
+
+        store->account.limit[cost] = (n * each + each / 2) * 16 / 15;
+        account_shares_changed(store);
+}
+
+static const enum kvd_cost costs[] = {KVD_COST_overhead, KVD_COST_files, KVD_COST_spaces};
+
+/* Whatever else goes, those that stay are the newest, and the one that has a client. */
+START_TEST(the_oldest_space_without_clients_makes_way) {
+        struct space *space = fixture_space("used", 0);
+        struct attachment *a = fixture_attach(space);
+        uint32_t n = 0;
+
+        leave_room_for(4, costs[_i]);
+        for (char name[] = "a"; name[0] <= 'p'; name[0]++)
+                ck_assert_msg(open_space(name, &space) == 0, "%s", store_why(store));
+        ck_assert_ptr_nonnull(named("used"));
+        for (char name[] = "a"; name[0] <= 'p'; name[0]++) {
+                ck_assert(!n || named(name));
+                n += named(name) != NULL;
+        }
+        ck_assert_uint_ge(n, 2);
+        ck_assert_uint_le(n, 7);
+        attachment_free(a, false);
+}
+END_TEST
+
+START_TEST(spaces_with_clients_stay_and_the_refusal_is_said) {
+        struct space *space = fixture_space("first", 0);
+        int r = 0;
+
+        leave_room_for(4, costs[_i]);
+        fixture_attach(space);
+        for (char name[] = "a"; r == 0; name[0]++) {
+                r = open_space(name, &space);
+                if (r == 0)
+                        r = attachment_new(space, NULL, 3, NULL, &(struct attachment *){NULL});
+        }
+        ck_assert_int_eq(r, -EDQUOT);
+        ck_assert_ptr_nonnull(strstr(store_why(store), "may have no more"));
+        ck_assert_uint_ge(domain_spaces(domain), 2);
+}
+END_TEST
+
+/* Not one goes for a space that would be too large without any of them. */
+START_TEST(nothing_makes_way_in_vain) {
+        struct space *a = fixture_space("a", 0), *space;
+
+        leave_room_for(1, KVD_COST_overhead);
+        store->account.limit[KVD_COST_overhead] /= 3;
+        ck_assert_int_eq(open_space("b", &space), -EDQUOT);
+        ck_assert_ptr_eq(named("a"), a);
+}
+END_TEST
+
+START_TEST(other_domains_keep_what_they_are_guaranteed) {
+        struct domain *own = domain, *others[2];
+        struct space *space = fixture_space("a", 0);
+
+        for (uint64_t i = 0; i < 2; i++) {
+                struct domain_config c = {.name = {'x', (char)('0' + i)},
+                                          .client_quota = UINT64_MAX,
+                                          .guarantee = i * POOL / 2 * BLOCK_BYTES};
+
+                ck_assert_int_eq(store_domain(store, &c, &others[i]), 0);
+                domain = others[i];
+                space = fixture_space("other", 0);
+        }
+        leave_room_for(3, KVD_COST_spaces);
+        domain = own;
+        fixture_attach(space_by_name(own, "a"));
+        ck_assert_int_eq(open_space("b", &space), 0);
+        fixture_attach(space);
+        ck_assert_ptr_null(space_by_name(others[0], "other"));
+        ck_assert_ptr_nonnull(space_by_name(others[1], "other"));
+        ck_assert_int_lt(open_space("c", &space), 0);
+        ck_assert_ptr_nonnull(space_by_name(others[1], "other"));
+}
+END_TEST
+
 /* ---- any set-up ------------------------------------------------------------------------------ */
 
 #define DOMAINS 3u
@@ -399,4 +503,7 @@ SUITE("share", TESTS(whatever_can_be_had_is_got), CASE("set-ups"), FIXTURE(set_u
             sixteen_small_idle_spaces_give_to_the_next_one,
             what_was_not_used_for_longest_goes_first,
             colder_blocks_of_ones_own_go_before_those_of_others,
-            what_is_in_use_is_not_counted_and_not_taken))
+            what_is_in_use_is_not_counted_and_not_taken, nothing_makes_way_in_vain,
+            other_domains_keep_what_they_are_guaranteed),
+      LOOPS(ARRAY_SIZE(costs), the_oldest_space_without_clients_makes_way,
+            spaces_with_clients_stay_and_the_refusal_is_said))

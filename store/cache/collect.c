@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Spaces that nobody uses make way. The memory of their blocks goes to others by itself (take.c), but
+ * a space also costs memory beside the pool, descriptors and a place among the spaces, for as long
+ * as it exists. Where one of these is short, the space that was not used for longest is deleted, if
+ * it has no clients: first in the domain that asks, then in others that have more of it than they
+ * are guaranteed. What a file or servers have of it stays there, and is found again by a space of
+ * the same name and geometry. A deleted space is buried in pieces, so the one who asks comes again.
+ */
+
+#include <errno.h>
+
+#include "store/account.h"
+#include "store/cache/inside.h"
+#include "store/hooks.h"
+
+static bool is_idle(const struct space *space) {
+        return space_users(space) == 0;
+}
+
+/* Its idle spaces: the oldest of them, and what all of them have of that cost. */
+static struct space *oldest_idle(const struct domain *d, const struct space *except,
+                                 enum kvd_cost cost, uint64_t *has) {
+        struct space *oldest = NULL;
+
+        for (uint32_t i = 0; i < d->spaces.n; i++) {
+                struct space *s = d->spaces.at[i].space;
+
+                if (s == except || !is_idle(s))
+                        continue;
+                *has += s->account.used[cost];
+                if (!oldest || s->leaves.ages.last < oldest->leaves.ages.last)
+                        oldest = s;
+        }
+        return oldest;
+}
+
+static bool is_older(const struct space *a, const struct space *b) {
+        return a && (!b || a->leaves.ages.last < b->leaves.ages.last);
+}
+
+/* Of other domains. One is not asked below what it is guaranteed, whatever its spaces have. */
+static struct space *oldest_of_others(const struct domain *than, enum kvd_cost cost,
+                                      uint64_t *has) {
+        struct space *oldest = NULL, *s;
+
+        for (struct domain *d = than->store->domains; d; d = d->next) {
+                uint64_t used = domain_used(d, cost), kept = domain_guaranteed(d, cost), idle = 0;
+
+                if (d == than || used <= kept)
+                        continue;
+                s = oldest_idle(d, NULL, cost, &idle);
+                *has += MIN(idle, used - kept);
+                if (is_older(s, oldest))
+                        oldest = s;
+        }
+        return oldest;
+}
+
+/* NULL: there is none, or all of them together would not be enough. */
+static struct space *choose(const struct domain *domain, const struct space *except, int error) {
+        const struct short_of *missing = &domain->store->account.short_of;
+        uint64_t has = 0, of_others = 0, used = domain_used(domain, missing->cost);
+        struct space *own = oldest_idle(domain, except, missing->cost, &has), *other = NULL;
+
+        if (error == -ENOBUFS)
+                other = oldest_of_others(domain, missing->cost, &of_others);
+        if (used - has + missing->n > domain_most(domain, missing->cost) ||
+            has + of_others + account_room(domain, missing->cost) < missing->n)
+                return NULL;
+        return own ? own : other;
+}
+
+static int collect(struct space *space) {
+        struct store *store = space_store(space);
+        int r = -EINPROGRESS;
+
+        space->listed.collected = true;
+        store->spaces.collected++;
+        store_refuse(store, r,
+                     "space '%s' of domain '%s' has no clients, and is removed to make room",
+                     space->name, space->domain->config.name);
+        space_delete(space, false);
+        return r;
+}
+
+int store_make_way(struct domain *domain, const struct space *except, int error) {
+        struct store *store = domain->store;
+        bool under_way = store->deleted != NULL;
+        struct space *space;
+
+        if (error != -EDQUOT && error != -ENOBUFS)
+                return error;
+        if (under_way && (store_bury(store) || !store->deleted))
+                return store_refuse(store, -EINPROGRESS, "room is being made; ask again");
+        space = choose(domain, except, error);
+        return space ? collect(space) : error;
+}
+
+int domain_make_way(struct domain *domain) {
+        uint64_t has = 0;
+        struct space *space = oldest_idle(domain, NULL, KVD_COST_spaces, &has);
+
+        if (!space)
+                return -EDQUOT;
+        collect(space);
+        return 0;
+}
+
+uint64_t store_collected(const struct store *store) {
+        return store->spaces.collected;
+}
