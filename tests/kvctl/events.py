@@ -40,7 +40,7 @@ class Publisher:
         self.live, self.replay = f"ipc://{self.folder.name}/live", "tcp://127.0.0.1:*"
         self.process = subprocess.Popen([os.environ["KVCTL"], "--socket", on.socket, "events", space, "--publish",
                                          self.live, "--replay", self.replay, "--topic", TOPIC.decode()],
-                                        stdout=subprocess.PIPE, text=True)
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         atexit.register(self.process.kill)      # also where a test fails in the middle
         line = self.process.stdout.readline()
         assert line.startswith(f"Publishing {space} at {self.live}, replays at tcp://127.0.0.1:"), line
@@ -185,6 +185,43 @@ def test_nobody_waits_for_a_subscriber(on: Instance) -> None:
         publisher.end()
 
 
+def numbers_of(asked: Socket) -> list[int]:
+    """The numbers of one replay's batches."""
+    numbers = []
+    while (parts := asked.receive())[2] != LAST.to_bytes(8, "big"):
+        numbers.append(int.from_bytes(parts[2], "big"))
+    return numbers
+
+
+def test_a_replay_that_is_read_late_is_whole(on: Instance) -> None:
+    """More replays are asked for than ZeroMQ and the kernel keep; others get theirs meanwhile."""
+    with kvd.connect(on.socket) as client, client.space("late", GEOMETRY) as space:
+        publisher = Publisher(on, "late")
+        router = Router(publisher)
+        until(lambda: router.catch_up(0), "the first batch")
+        for n in range(100):
+            compute(space, list(range(n * 1000, n * 1000 + 10 * BT)))
+            router.follow(lambda: len(router.blocks) == 10 * (n + 1), "ten more blocks")
+        late = [Socket(publisher.replay, b"DEALER", room=4096) for _ in range(2)]
+        ended, flood = Socket(publisher.replay, b"DEALER", room=4096), Socket(publisher.replay, b"DEALER", room=4096)
+        for first in range(0, 400):
+            for asked in (*late, ended):
+                asked.send(b"", (first % 3).to_bytes(8, "big"))
+        ended.close()
+        another = Router(publisher)
+        assert another.catch_up(0) == router.seq + 1 and another.blocks == router.blocks, "others wait"
+        for asked in late:
+            for first in range(0, 400):
+                assert numbers_of(asked) == list(range(first % 3, router.seq + 1)), first
+        for _ in range(4000):
+            flood.send(b"", bytes(8))
+        assert "left 1024 replays unread" in publisher.process.stderr.readline()
+        assert another.catch_up(0) == router.seq + 1
+        for asked in (router, another, *late, flood):
+            asked.close()
+        publisher.end()
+
+
 def test_more_than_the_index_has_room_to_say(on: Instance) -> None:
     on.kvctl("space", "create", "small", *"--layers 1 --kv-heads 1 --head-dim 8 --dtype f32 --vocab 1048576".split(),
              "--max-blocks", "64")
@@ -254,5 +291,6 @@ with daemon() as it:
     test_a_router_knows_what_is_cached(it)
     test_what_is_refused(it)
     test_nobody_waits_for_a_subscriber(it)
+    test_a_replay_that_is_read_late_is_whole(it)
     test_more_than_the_index_has_room_to_say(it)
     test_the_daemon_and_the_publisher_are_killed(it)

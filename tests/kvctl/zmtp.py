@@ -12,10 +12,12 @@ PATIENCE = 60   # seconds: whatever takes longer hangs
 class Socket:
     """A SUB or DEALER socket that is connected to one other."""
 
-    def __init__(self, endpoint: str, kind: bytes, topic: bytes | None = None) -> None:
+    def __init__(self, endpoint: str, kind: bytes, topic: bytes | None = None, room: int = 0) -> None:
         transport, _, where = endpoint.partition("://")
         self.socket = socket.socket(socket.AF_UNIX if transport == "ipc" else socket.AF_INET)
         self.socket.settimeout(PATIENCE)
+        if room:        # bytes that the kernel keeps until they are read
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
         host, _, port = where.rpartition(":")
         self.socket.connect(where if transport == "ipc" else (host, int(port)))
         self.socket.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))

@@ -9,9 +9,9 @@
  *      event     {"type": "BlockStored", ...}, "BlockRemoved" or "AllBlocksCleared"
  *      replay    a number is asked for; the answer is every batch from it on, and then number -1
  *
- * The first batches say that there is nothing, and then all that there is. Who asks for batches that
- * are not kept any more, or that came from a publisher before this one, gets a batch under the last
- * number that says so again.
+ * The first batches say that there is nothing, and then all that there is. A request for batches
+ * that are not kept any more, or that came from a previous publisher, is answered with one batch
+ * under the last number that says so again.
  */
 
 #include <errno.h>
@@ -23,6 +23,7 @@
 #include "ipc/base/sys.h"
 #include "tools/kvctl/follow.h"
 #include "tools/kvctl/publish.h"
+#include "tools/kvctl/replays.h"
 #include "tools/kvctl/verbs.h"
 
 #define POLL_S 0.01
@@ -58,6 +59,7 @@ struct events {
         uint32_t n_kept;
         uint64_t kept_bytes;
         struct kept_batch kept[KEPT]; /* by number, modulo KEPT */
+        struct kvd_list replays;      /* of struct replay, owned */
 };
 
 /* ---- batches --------------------------------------------------------------------------------- */
@@ -281,7 +283,7 @@ static const struct follow_ops live_ops = {
 static const struct follow_ops all_ops = {.stored = on_stored};
 
 /* That there was nothing, and all that there is: what the batches so far have come to. */
-static int answer_anew(struct events *e, const struct asker *asker) {
+static int answer_anew(struct events *e) {
         msgpack_sbuffer to;
         int r;
 
@@ -291,20 +293,25 @@ static int answer_anew(struct events *e, const struct asker *asker) {
         put_batch(e, &to);
         batch_clear(&e->batch);
         if (r == 0)
-                publisher_answer(e->publisher, asker, e->topic, e->n - 1, to.data, to.size);
+                publisher_answer(e->publisher, e->topic, e->n - 1, to.data, to.size);
         msgpack_sbuffer_destroy(&to);
         return r;
 }
 
-static int answer(struct events *e, const struct asker *asker, uint64_t seq) {
-        uint64_t oldest = e->n - e->n_kept;
-        int r = seq < oldest || seq > e->n ? answer_anew(e, asker) : 0;
+static int answer(void *arg, struct replay *replay) {
+        struct events *e = arg;
+        const struct kept_batch *kept = kept_at(e, replay->next);
 
-        for (; r == 0 && seq >= oldest && seq < e->n; seq++)
-                publisher_answer(e->publisher, asker, e->topic, seq, kept_at(e, seq)->data,
-                                 kept_at(e, seq)->size);
-        publisher_answer(e->publisher, asker, "", UINT64_MAX, "", 0);
-        return r;
+        if (replay->next < e->n - e->n_kept || replay->next > e->n) {
+                replay->next = e->n;
+                return answer_anew(e);
+        }
+        if (replay->next < e->n) {
+                publisher_answer(e->publisher, e->topic, replay->next++, kept->data, kept->size);
+                return 0;
+        }
+        publisher_answer(e->publisher, "", UINT64_MAX, "", 0);
+        return 1;
 }
 
 /* ---- the verb -------------------------------------------------------------------------------- */
@@ -328,8 +335,9 @@ static int step(struct kvctl *kvctl, struct events *e) {
                 r = check_kind(kvctl, e->follow);
         publish_batch(e);
         while (r == 0 && publisher_asked(e->publisher, &asker, &seq))
-                r = answer(e, &asker, seq);
-        return r;
+                if (!replays_add(&e->replays, &asker, seq))
+                        r = kvctl_out_of_memory(kvctl);
+        return r < 0 ? r : replays_send(&e->replays, e->publisher, answer, e);
 }
 
 static int run(struct kvctl *kvctl, struct events *e) {
@@ -398,6 +406,7 @@ static int begin(struct kvctl *kvctl, struct events *e, const struct space_name 
 static void events_free(struct events *e) {
         while (e->n_kept)
                 drop_oldest(e);
+        replays_clear(&e->replays);
         batch_end(&e->batch);
         follow_end(e->follow);
         publisher_free(e->publisher);

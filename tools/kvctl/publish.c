@@ -19,8 +19,17 @@
 #define LIBRARY "libzmq.so.5"
 
 enum { ZMQ_PUB = 1, ZMQ_ROUTER = 6 };
-enum { ZMQ_LINGER = 17, ZMQ_RCVMORE = 13, ZMQ_SNDHWM = 23, ZMQ_LAST_ENDPOINT = 32 };
+enum {
+        ZMQ_RCVMORE = 13,
+        ZMQ_LINGER = 17,
+        ZMQ_SNDHWM = 23,
+        ZMQ_LAST_ENDPOINT = 32,
+        ZMQ_ROUTER_MANDATORY = 33,
+};
 enum { ZMQ_DONTWAIT = 1, ZMQ_SNDMORE = 2 };
+
+#define LIVE_UNSENT 20000
+#define REPLAY_UNSENT 256 /* the rest waits in replays.c, without a copy */
 
 struct calls {
         void *(*ctx_new)(void);
@@ -80,16 +89,24 @@ static int load(struct publisher *p, struct kvd_why *why) {
         return p->context ? 0 : kvd_refuse(why, -ENOMEM, "out of memory");
 }
 
+/* A router says when a connection has no room, or has ended, instead of dropping messages. */
+static void set_options(struct publisher *p, void *socket, int type) {
+        int most = type == ZMQ_ROUTER ? REPLAY_UNSENT : LIVE_UNSENT, linger = 0, on = 1;
+
+        p->zmq.setsockopt(socket, ZMQ_SNDHWM, &most, sizeof most);
+        p->zmq.setsockopt(socket, ZMQ_LINGER, &linger, sizeof linger);
+        if (type == ZMQ_ROUTER)
+                p->zmq.setsockopt(socket, ZMQ_ROUTER_MANDATORY, &on, sizeof on);
+}
+
 static int listen_at(struct publisher *p, int type, const char *endpoint, void **ret, char *at,
                      size_t room, struct kvd_why *why) {
-        int most = 20000, linger = 0; /* more than are kept for replays */
 
         *ret = p->zmq.socket(p->context, type);
         if (!*ret)
                 return kvd_refuse(why, -ENOMEM, "no socket: %s",
                                   p->zmq.strerror(p->zmq.zmq_errno()));
-        p->zmq.setsockopt(*ret, ZMQ_SNDHWM, &most, sizeof most);
-        p->zmq.setsockopt(*ret, ZMQ_LINGER, &linger, sizeof linger);
+        set_options(p, *ret, type);
         if (p->zmq.bind(*ret, endpoint) < 0)
                 return kvd_refuse(why, -EINVAL, "cannot listen at \"%s\": %s", endpoint,
                                   p->zmq.strerror(p->zmq.zmq_errno()));
@@ -150,32 +167,34 @@ struct part {
 };
 
 /* Parts of one message go together or, where a queue is full, not at all. */
-static void send_parts(struct publisher *p, void *socket, const struct part *parts, size_t n) {
-        for (size_t i = 0; i < n; i++)
+static void send_parts(struct publisher *p, void *socket, const char *topic, uint64_t seq,
+                       const void *payload, size_t size) {
+        uint64_t number = htobe64(seq);
+        const struct part parts[] = {
+                {topic, strlen(topic)}, {&number, sizeof number}, {payload, size}};
+
+        for (size_t i = 0; i < ARRAY_SIZE(parts); i++)
                 if (p->zmq.send(socket, parts[i].data, parts[i].size,
-                                ZMQ_DONTWAIT | (i + 1 < n ? ZMQ_SNDMORE : 0)) < 0)
+                                ZMQ_DONTWAIT | (i + 1 < ARRAY_SIZE(parts) ? ZMQ_SNDMORE : 0)) < 0)
                         return;
 }
 
 void publish(struct publisher *p, const char *topic, uint64_t seq, const void *payload,
              size_t size) {
-        uint64_t number = htobe64(seq);
-        const struct part parts[] = {
-                {topic, strlen(topic)}, {&number, sizeof number}, {payload, size}};
-
-        send_parts(p, p->live, parts, ARRAY_SIZE(parts));
+        send_parts(p, p->live, topic, seq, payload, size);
 }
 
-void publisher_answer(struct publisher *p, const struct asker *asker, const char *topic,
-                      uint64_t seq, const void *payload, size_t size) {
-        uint64_t number = htobe64(seq);
-        const struct part parts[] = {{asker->id, asker->size},
-                                     {"", 0},
-                                     {topic, strlen(topic)},
-                                     {&number, sizeof number},
-                                     {payload, size}};
+/* Room is looked for with the first part only: a connection takes messages whole. */
+int publisher_answer_begin(struct publisher *p, const struct asker *asker) {
+        if (p->zmq.send(p->replay, asker->id, asker->size, ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0)
+                return p->zmq.zmq_errno() == EAGAIN ? 0 : -ENOTCONN;
+        p->zmq.send(p->replay, "", 0, ZMQ_DONTWAIT | ZMQ_SNDMORE);
+        return 1;
+}
 
-        send_parts(p, p->replay, parts, ARRAY_SIZE(parts));
+void publisher_answer(struct publisher *p, const char *topic, uint64_t seq, const void *payload,
+                      size_t size) {
+        send_parts(p, p->replay, topic, seq, payload, size);
 }
 
 /* A part of a message; false: there is none (any more). The size says so if it is too long. */

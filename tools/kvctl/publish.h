@@ -22,18 +22,23 @@ void publisher_freep(struct publisher **publisher);
 const char *publisher_endpoint(const struct publisher *publisher);
 const char *publisher_replay_endpoint(const struct publisher *publisher);
 
-/* To all who subscribed; who does not keep up misses some. */
+/* To all subscribers. One that does not keep up misses some, and sees it by the numbers. */
 void publish(struct publisher *publisher, const char *topic, uint64_t seq, const void *payload,
              size_t size);
 
-/* Who asked for what came from *seq on? True: answer with the next two, and *asker. */
+/* True: *asker asks for all batches from *seq on. */
 struct asker {
         uint8_t id[256];
         size_t size;
 };
 bool publisher_asked(struct publisher *publisher, struct asker *asker, uint64_t *seq);
+/*
+ * Begins a reply, which publisher_answer() must end. 0: the connection has no room for one now.
+ * -ENOTCONN: it has ended.
+ */
+int publisher_answer_begin(struct publisher *publisher, const struct asker *asker);
 /* seq UINT64_MAX: that was all */
-void publisher_answer(struct publisher *publisher, const struct asker *asker, const char *topic,
-                      uint64_t seq, const void *payload, size_t size);
+void publisher_answer(struct publisher *publisher, const char *topic, uint64_t seq,
+                      const void *payload, size_t size);
 
 #endif
