@@ -29,8 +29,26 @@ grep -q '^ 48  ' "$dir/plain" || wrong "$what: 48 blocks to a row"
 
 NO_COLOR=1 on_terminal 0 40 60 '' blocks
 says_not "$escape"
-TERM=dumb on_terminal 0 40 60 '' blocks
-says_not "$escape"
+for term in dumb '' unset; do
+        export TERM="$term"
+        [ "$term" != unset ] || unset TERM
+        for asked in '0 blocks' '0 top -n 2 --watch 0.1' '1 profile run llama -- sleep 0.3' '0 evict llama --blocks 1'; do
+                on_terminal ${asked%% *} 40 60 '' ${asked#* }
+                says_not "$escape"
+        done
+        on_terminal 0 40 60 'kvctl blocks, every' blocks --watch 0.1
+        says 'Ctrl-C ends'
+        says_not "$escape"
+done
+export TERM=xterm
+for size in '0 0' '24 0' '0 80'; do
+        on_terminal 0 $size '' top -n 2 --watch 0.1
+        says '^pool  ' '^llama '
+done
+# no colours, but a screen of its own
+NO_COLOR=1 on_terminal 0 40 60 'Ctrl-C ends' blocks --watch 0.1
+says "^$escape\\[?1049h"
+says_not "$escape\\[[0-9;]*m"
 on_terminal 0 40 80 '' proto
 sed "s/$escape\\[[0-9;]*m//g" "$dir/out" >"$dir/plain"
 [ "$(awk '{ if (length($0) > n) n = length($0) } END { print n }' "$dir/plain")" -le 80 ] || wrong "$what: wraps at 80"

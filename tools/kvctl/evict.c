@@ -61,6 +61,8 @@ static int parse(struct kvctl *kvctl, struct kvd_msg_evict *request) {
         return 0;
 }
 
+#define PROGRESS_WIDTH 40
+
 /* On a terminal, one line that is written over and over while an eviction takes its time. */
 struct progress {
         uint64_t next_ns;
@@ -72,7 +74,7 @@ static void progress_show(struct progress *progress, uint64_t evicted) {
 
         if (now < progress->next_ns || !isatty(STDERR_FILENO))
                 return;
-        fprintf(stderr, "\r\033[K%llu blocks evicted", (unsigned long long)evicted);
+        fprintf(stderr, "\r%llu blocks evicted", (unsigned long long)evicted);
         *progress = (struct progress){now + PROGRESS_NS, true};
 }
 
@@ -100,7 +102,7 @@ static int evict(struct kvctl *kvctl, struct kvd_msg_evict *request, uint64_t *e
                 progress_show(&progress, *evicted);
         } while (more && (!wanted || request->blocks));
         if (progress.shown)
-                fputs("\r\033[K", stderr);
+                fprintf(stderr, "\r%*s\r", PROGRESS_WIDTH, "");
         return r;
 }
 

@@ -66,7 +66,7 @@ static struct watch watch_for(struct kvctl *kvctl) {
         struct watch watch = {.seconds = top_seconds(kvctl), .count = args->number[FLAG_COUNT],
                               .json = wants_json(kvctl), .document = JSON_INIT(stdout)};
 
-        watch.paint = kvctl->screen.terminal && !watch.json && !args_has(args, FLAG_BATCH);
+        watch.paint = kvctl->screen.escapes && !watch.json && !args_has(args, FLAG_BATCH);
         return watch;
 }
 
@@ -82,7 +82,7 @@ static void put_heading(const struct kvctl *kvctl, const struct watch *watch, FI
 
         if (localtime_r(&now, &local))
                 strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &local);
-        if (watch->paint)
+        if (kvctl->screen.terminal && !args_has(&kvctl->args, FLAG_BATCH))
                 hint = screen_has_keys() ? "  (q ends, ? helps)" : "  (Ctrl-C ends)";
         fprintf(to, "kvctl %s, every %g s: %s%s%s\n\n", kvctl->args.verb->name, watch->seconds,
                 text, hint, kvctl->top && kvctl->top->paused ? "  PAUSED" : "");

@@ -246,16 +246,17 @@ static uint64_t count_samples(struct kvctl *kvctl) {
  */
 static int wait_for(struct kvctl *kvctl, pid_t pid, int *status) {
         const struct timespec pause = {0, 250000000};
+        bool shows = isatty(STDERR_FILENO);
         pid_t r;
 
         while ((r = waitpid(pid, status, WNOHANG)) == 0) {
-                if (kvctl->screen.terminal)
-                        fprintf(stderr, "\r\033[K%llu samples",
+                if (shows)
+                        fprintf(stderr, "\r%llu samples",
                                 (unsigned long long)count_samples(kvctl));
                 nanosleep(&pause, NULL);
         }
-        if (kvctl->screen.terminal)
-                fputs("\r\033[K", stderr);
+        if (shows)
+                fprintf(stderr, "\r%*s\r", 40, "");
         return r == pid ? 0 :
                           kvctl_fail(kvctl, KVCTL_NO, -errno, "cannot wait for the command: %s",
                                      strerror(errno));

@@ -59,9 +59,16 @@ static bool speaks_utf8(void) {
         return false;
 }
 
+/* Without a name, or with this one, a terminal shows escape sequences instead of obeying them. */
+static bool obeys_escapes(void) {
+        const char *term = getenv("TERM");
+
+        return term && *term && strcmp(term, "dumb") != 0;
+}
+
 void screen_measure(struct screen *screen, FILE *to) {
         struct winsize size = {0};
-        const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
+        const char *no_color = getenv("NO_COLOR");
 
         *screen = (struct screen){.to = to, .terminal = isatty(fileno(to)), .height = 24,
                                   .utf8 = speaks_utf8()};
@@ -71,7 +78,8 @@ void screen_measure(struct screen *screen, FILE *to) {
                 size = (struct winsize){.ws_col = 80, .ws_row = 24};
         screen->width = from_environment("COLUMNS", size.ws_col);
         screen->height = from_environment("LINES", size.ws_row);
-        screen->colour = !(no_color && *no_color) && !(term && strcmp(term, "dumb") == 0);
+        screen->escapes = obeys_escapes();
+        screen->colour = screen->escapes && !(no_color && *no_color);
 }
 
 static void say(struct screen *screen, const char *sequence) {

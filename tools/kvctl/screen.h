@@ -14,7 +14,8 @@
 struct screen {
         FILE *to;
         bool terminal;   /* to is one */
-        bool colour;     /* a terminal, and neither NO_COLOR nor TERM=dumb */
+        bool escapes;    /* a terminal, and TERM neither unset nor dumb */
+        bool colour;     /* and NO_COLOR is not set */
         bool utf8;       /* the language's characters */
         unsigned width;  /* columns; 0: no limit (not a terminal) */
         unsigned height; /* rows; 24 where nobody says */

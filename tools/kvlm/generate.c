@@ -27,7 +27,7 @@ struct generation { /* of one request */
 
 static void show_progress(const struct generation *g, uint32_t done, uint32_t n) {
         if (g->engine->progress)
-                fprintf(stderr, "\r\033[Kprompt: %u of %u tokens%s", done, n,
+                fprintf(stderr, "\rprompt: %u of %u tokens%s", done, n,
                         done == n ? "\n" : "");
 }
 
