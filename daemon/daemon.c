@@ -18,6 +18,7 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
+#include <unistd.h>
 
 #include "daemon/activation.h"
 #include "daemon/backend.h"
@@ -31,6 +32,7 @@
 #include "daemon/log.h"
 #include "daemon/memory_limit.h"
 #include "daemon/notify.h"
+#include "daemon/options.h"
 #include "daemon/reload.h"
 #include "daemon/remote.h"
 #include "daemon/server.h"
@@ -57,6 +59,7 @@ struct daemon {
         struct loop_timer watchdog;
         struct gpu_clear gpu_clear;
         bool ending;
+        pid_t parent;                 /* with --private: it ends with that process; else 0 */
         struct loop_source signals;   /* its fd is owned; -1 */
         struct loop_source stop;      /* its fd is owned; -1 */
         struct reload reload;
@@ -432,7 +435,11 @@ static void signal_came(struct loop_source *source, short revents) {
                 return;
         }
         d->ending = true;
-        log_info("%s: ending", info.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT");
+        if (d->parent && getppid() != d->parent)
+                log_info("process %d, which started kvd, has ended: ending", d->parent);
+        else
+                log_info("%s from process %u: ending",
+                         info.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT", info.ssi_pid);
         loop_quit(d->loop);
 }
 
@@ -444,6 +451,7 @@ int daemon_handle_signals(struct daemon *d, const struct options *options) {
         sigaddset(&set, SIGTERM);
         sigaddset(&set, SIGINT);
         sigaddset(&set, SIGHUP);
+        d->parent = options->private_dir ? getppid() : 0;
         d->reload.options = options;
         d->reload.loaded = loaded;
         r = reload_init(&d->reload, d->loop);

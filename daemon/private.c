@@ -13,6 +13,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 /*
  * SIGTERM when whoever started us ends: Linux means the thread. -ESRCH if that has happened
@@ -35,7 +36,10 @@ static int open_folder(const char *name) {
         return open(bare, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-/* Whoever may write to the folder may put a socket of his own there, and get what we are sent. */
+/*
+ * A user that may write to the folder could put its own socket there, and receive our clients'
+ * requests. The folder may be /tmp, so nobody is told to change its mode.
+ */
 static int check_private(const char *folder, struct kvd_why *why) {
         _cleanup_(closep) int fd = open_folder(folder);
         struct stat st;
@@ -50,8 +54,9 @@ static int check_private(const char *folder, struct kvd_why *why) {
                                   folder, st.st_uid);
         if (st.st_mode & (S_IWGRP | S_IWOTH))
                 return kvd_refuse(why, -EINVAL,
-                                  "--private %s: others may write to the folder; chmod go-w it",
-                                  folder);
+                                  "--private %s: others may write to the folder; give one of your "
+                                  "own, such as %s/kvd-%u, which kvd makes",
+                                  folder, folder, geteuid());
         return 0;
 }
 

@@ -11,6 +11,7 @@
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -219,14 +220,33 @@ START_TEST(an_abstract_socket) {
 }
 END_TEST
 
+/* What kvd wrote into this file is there now. */
+static bool file_says(const char *path, const char *format, ...) {
+        char text[4096] = "", wanted[256];
+        FILE *from = fopen(path, "r");
+        va_list list;
+
+        va_start(list, format);
+        vsnprintf(wanted, sizeof wanted, format, list);
+        va_end(list);
+        if (from) {
+                text[fread(text, 1, sizeof text - 1, from)] = 0;
+                fclose(from);
+        }
+        return strstr(text, wanted);
+}
+
 START_TEST(a_private_one_ends_with_its_parent) {
+        char log[sizeof in.dir + 8];
         pid_t daemon, parent;
         int ends[2];
 
+        snprintf(log, sizeof log, "%s/log", in.dir);
         prctl(PR_SET_CHILD_SUBREAPER, 1); /* so that we can wait for the grandchild */
         ck_assert_int_eq(pipe(ends), 0);
         parent = fork();
         if (parent == 0) {
+                ck_assert_ptr_nonnull(freopen(log, "w", stderr));
                 RUN(true, "--private", in.dir, "--pool", "64M");
                 if (write(ends[1], &in.pid, sizeof in.pid) != sizeof in.pid)
                         abort();
@@ -236,6 +256,19 @@ START_TEST(a_private_one_ends_with_its_parent) {
         ck_assert_int_eq(read(ends[0], &daemon, sizeof daemon), sizeof daemon);
         ck_assert_int_eq(wait_status(daemon), 0);
         ck_assert_int_eq(access(in.socket, F_OK), -1);
+        ck_assert(file_says(log, "process %d, which started kvd, has ended: ending", parent));
+}
+END_TEST
+
+START_TEST(the_log_names_the_sender_of_a_signal) {
+        char log[sizeof in.dir + 8];
+
+        snprintf(log, sizeof log, "%s/log", in.dir);
+        ck_assert_ptr_nonnull(freopen(log, "w", stderr));
+        RUN(true, "--private", in.dir, "--pool", "64M");
+        kill(in.pid, SIGTERM);
+        ck_assert_int_eq(wait_status(in.pid), 0);
+        ck_assert(file_says(log, "SIGTERM from process %d: ending", getpid()));
 }
 END_TEST
 
@@ -259,9 +292,14 @@ static int refusal(const char *what, const char *path) {
 /* Who may write to the folder could put a socket of his own in the place of ours. */
 START_TEST(a5_a_folder_that_others_may_write_to) {
         static const mode_t modes[] = {0777, 01777, 0770, 0702};
+        char log[sizeof in.dir + 8];
 
         ck_assert_int_eq(chmod(in.dir, modes[_i]), 0);
+        snprintf(log, sizeof log, "%s/log", in.dir);
+        ck_assert_ptr_nonnull(freopen(log, "w", stderr));
         ck_assert_int_eq(refusal("--private", in.dir), 1);
+        ck_assert(file_says(log, "give one of your own, such as %s/kvd-%u, which kvd makes", in.dir, getuid()));
+        ck_assert(!file_says(log, "chmod")); /* somebody would obey, and break /tmp */
         ck_assert_int_eq(chmod(in.dir, 0755), 0);
         ck_assert_int_eq(refusal("--private", in.dir), 0);
 }
@@ -541,7 +579,7 @@ SUITE("service",
       TESTS(a5_a_daemon_removes_its_own_socket_only),
       LOOPS(2, a5_a_folder_of_another_user),
       TESTS(a5_a_socket_of_another_user, a16_a_limit_of_file_sizes),
-      TESTS(an_abstract_socket, a_private_one_ends_with_its_parent, tells_how_it_is,
+      TESTS(an_abstract_socket, a_private_one_ends_with_its_parent, the_log_names_the_sender_of_a_signal, tells_how_it_is,
             feeds_the_watchdog, an_absent_manager_is_no_trouble),
       LOOPS(3, a_socket_handed_over, an_unusable_one),
       TESTS(reload, a_reload_that_waits_stops_nobody))
