@@ -56,6 +56,8 @@ static const struct option long_options[] = {
         {0},
 };
 
+#define SHORT_OPTIONS ":hV"
+
 void options_print_help(FILE *to) {
         fputs("Usage: kvd [options]\n"
               "Owns a KV cache in GPU or shared memory that several inference processes use in "
@@ -81,8 +83,8 @@ void options_print_help(FILE *to) {
               "  --print-config           print a configuration file with all defaults and what "
               "they mean\n"
               "  --check-config FILE      say what is wrong with a configuration file, or nothing\n"
-              "  --version\n"
-              "  --help\n\n"
+              "  --version, -V\n"
+              "  --help, -h\n\n"
               "See kvd(8) and kvd.conf(5).\n",
               to);
 }
@@ -121,9 +123,11 @@ static int choose_action(struct options *o, int opt) {
                 o->action = OPTIONS_PRINT_CONFIG;
                 break;
         case OPT_VERSION:
+        case 'V':
                 o->action = OPTIONS_VERSION;
                 break;
         case OPT_HELP:
+        case 'h':
                 o->action = OPTIONS_HELP;
                 break;
         case OPT_KEEP:
@@ -168,17 +172,25 @@ static int take_option(struct options *o, int opt, const char *value, struct kvd
         }
 }
 
+/* Of several letters behind one hyphen, getopt says which. */
+static int refuse_option(int opt, char **argv, struct kvd_why *why) {
+        bool is_letter = optopt > 0 && optopt < OPT_CONFIG;
+        const char letter[] = {'-', (char)optopt, 0};
+
+        return kvd_refuse(why, -EINVAL, "option '%s' %s; see kvd --help",
+                          is_letter ? letter : argv[optind - 1],
+                          opt == '?' ? "is unknown" : "needs a value");
+}
+
 int options_parse(struct options *o, int argc, char **argv, struct kvd_why *why) {
         int opt, r;
 
         *o = (struct options){.instance = "0", .ready_fd = -1};
         opterr = 0;
         optind = 1;
-        while ((opt = getopt_long(argc, argv, ":", long_options, NULL)) != -1) {
+        while ((opt = getopt_long(argc, argv, SHORT_OPTIONS, long_options, NULL)) != -1) {
                 if (opt == '?' || opt == ':')
-                        return kvd_refuse(why, -EINVAL, "option '%s' %s; see kvd --help",
-                                          argv[optind - 1],
-                                          opt == '?' ? "is unknown" : "needs a value");
+                        return refuse_option(opt, argv, why);
                 r = take_option(o, opt, optarg, why);
                 if (r < 0)
                         return r;
@@ -194,7 +206,7 @@ void options_of_kept(int argc, char **argv, char **to) {
         int opt, at = 1;
 
         *to++ = argv[0];
-        for (optind = 1; (opt = getopt_long(argc, argv, ":", long_options, NULL)) != -1; at = optind)
+        for (optind = 1; (opt = getopt_long(argc, argv, SHORT_OPTIONS, long_options, NULL)) != -1; at = optind)
                 for (; opt != OPT_KEEP && opt != OPT_READY_FD && at < optind; at++)
                         *to++ = argv[at];
         *to = NULL;

@@ -249,6 +249,8 @@ static const struct {
 } bad_lines[] = {
         {{"kvd", "--pol"}, "option '--pol' is unknown; see kvd --help"},
         {{"kvd", "--set"}, "option '--set' needs a value; see kvd --help"},
+        {{"kvd", "-x"}, "option '-x' is unknown; see kvd --help"},
+        {{"kvd", "-hxV"}, "option '-x' is unknown; see kvd --help"},
         {{"kvd", "start"}, "'start' is not an option; see kvd --help"},
         {{"kvd", "--instance", "x"}, "--instance: 'x' is not a number from 0 to 9999"},
         {{"kvd", "--set", "pool=1G"},

@@ -47,6 +47,10 @@ START_TEST(answers_and_exits) {
         ck_assert_int_eq(wait_status(in.pid), 0);
         RUN(false, "--version");
         ck_assert_int_eq(wait_status(in.pid), 0);
+        RUN(false, "-h");
+        ck_assert_int_eq(wait_status(in.pid), 0);
+        RUN(false, "-V");
+        ck_assert_int_eq(wait_status(in.pid), 0);
         RUN(false, "--print-config");
         ck_assert_int_eq(wait_status(in.pid), 0);
         RUN(false, "--check-config", "/dev/null");

@@ -59,6 +59,23 @@ says '^usage: kvctl space VERB' '^  space create  ' '^  space delete  '
 says_not 'profile'
 kvctl 0 --help profile
 says '^  profile build  '
+
+# what newcomers type
+for program in "$KVD" "$KVCTL" "$KVLM"; do
+        what="$program"
+        "$program" -h >"$dir/out" 2>"$dir/err" || wrong "$what -h: exit status $?"
+        "$program" --help | cmp -s - "$dir/out" || wrong "$what: -h is not --help"
+        "$program" -V >"$dir/out" 2>"$dir/err" || wrong "$what -V: exit status $?"
+        "$program" --version | cmp -s - "$dir/out" || wrong "$what: -V is not --version"
+done
+for asked in '' blocks 'space create' space 'client end' top; do
+        # shellcheck disable=SC2086 # words
+        "$KVCTL" $asked --help >"$dir/help"
+        kvctl 0 help $asked
+        cmp -s "$dir/help" "$dir/out" || wrong "kvctl help $asked is not kvctl $asked --help"
+done
+kvctl 2 help blcks
+complains 'did you mean "blocks"'
 kvctl 2 space
 complains '"space" wants another word; "kvctl space --help" lists them'
 

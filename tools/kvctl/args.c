@@ -135,10 +135,19 @@ static int no_verb(struct reader *reader) {
         return unknown_verb(reader, reader->word[0]);
 }
 
+/* "help VERB" is "VERB --help". */
+static void take_help(struct reader *reader) {
+        if (!reader->n_words || strcmp(reader->word[0], "help") != 0)
+                return;
+        reader->args->given |= FLAG_BIT(FLAG_HELP);
+        memmove(reader->word, reader->word + 1, --reader->n_words * sizeof *reader->word);
+}
+
 static int find_verb(struct reader *reader) {
         struct args *args = reader->args;
         unsigned n = 0;
 
+        take_help(reader);
         for (unsigned i = 0; i < n_verbs && !n; i++) {
                 n = words_of(&verbs[i], reader);
                 args->verb = n ? &verbs[i] : NULL;

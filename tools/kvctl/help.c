@@ -78,7 +78,7 @@ void help_group(FILE *to, const char *group) {
         for (unsigned i = 0; i < n_verbs; i++)
                 if (verb_is_of(&verbs[i], group))
                         fprintf(to, "  %-14s  %s\n", verbs[i].name, verbs[i].text);
-        fprintf(to, "\n\"kvctl %s VERB --help\" has the flags of each and an example.\n", group);
+        fprintf(to, "\n\"kvctl help %s VERB\" has the flags of each and an example.\n", group);
 }
 
 void help_all(FILE *to) {
@@ -92,6 +92,6 @@ void help_all(FILE *to) {
         put_flags(to, FLAGS_GLOBAL);
         fprintf(to, "\nexit status: 0 done; 1 the answer is no, or refused; 2 wrong usage; 3 no "
                     "daemon\n"
-                    "\"kvctl VERB --help\" has the flags of a verb and an example; kvctl(1) has "
-                    "the rest.\n");
+                    "\"kvctl help VERB\" has the flags of a verb and an example; kvctl(1) has the "
+                    "rest.\n");
 }

@@ -264,8 +264,8 @@ static const struct row rows[] = {
         TEXT("logits", logits, "FILE",
              "with --tokens: write the logits of every token as little-endian\nfloat32, row by "
              "row"),
-        {"help", show_help, 0, 0, 0, NULL, NULL, ""},
-        {"version", show_version, 0, 0, 0, NULL, NULL, ""},
+        {"help", show_help, 0, 0, 0, NULL, NULL, "or -h"},
+        {"version", show_version, 0, 0, 0, NULL, NULL, "or -V"},
 };
 
 /* ---- help ------------------------------------------------------------------------------------ */
@@ -346,17 +346,39 @@ static int check(struct options *o) {
         return 1;
 }
 
-/* For getopt; an option's value is one more than the number of its row. */
+#define FIRST_ROW 256 /* of getopt's values, behind the letters */
+
+/* For getopt. */
 static void fill_table(struct option *to) {
         for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
                 if (rows[i].name)
                         *to++ = (struct option){rows[i].name, rows[i].value ? required_argument : no_argument, NULL,
-                                                (int)i + 1};
+                                                FIRST_ROW + (int)i};
         *to = (struct option){0};
+}
+
+static const struct row *row_of(int option) {
+        const char *name = option == 'h' ? "help" : "version";
+        size_t i = 0;
+
+        if (option >= FIRST_ROW)
+                return rows + option - FIRST_ROW;
+        while (!rows[i].name || strcmp(rows[i].name, name) != 0)
+                i++;
+        return rows + i;
+}
+
+/* Of several letters behind one hyphen, getopt says which. */
+static int refuse_unknown(char **argv) {
+        const char letter[] = {'-', (char)optopt, 0};
+
+        return refuse(-EINVAL, "unknown option %s (kvlm --help lists them)",
+                      optopt > 0 && optopt < FIRST_ROW ? letter : argv[optind - 1]);
 }
 
 static int parse(int argc, char **argv, struct options *o) {
         struct option table[ARRAY_SIZE(rows) + 1];
+        const struct row *row;
         int option, r;
 
         opterr = 0;
@@ -364,13 +386,13 @@ static int parse(int argc, char **argv, struct options *o) {
         o->stop = strdup("\n");
         if (!o->stop)
                 return refuse(-ENOMEM, "out of memory");
-        while ((option = getopt_long(argc, argv, ":", table, NULL)) != -1) {
+        while ((option = getopt_long(argc, argv, ":hV", table, NULL)) != -1) {
                 if (option == ':')
                         return refuse(-EINVAL, "%s needs a value", argv[optind - 1]);
                 if (option == '?')
-                        return refuse(-EINVAL, "unknown option %s (kvlm --help lists them)",
-                                      argv[optind - 1]);
-                r = rows[option - 1].read(rows + option - 1, optarg, o);
+                        return refuse_unknown(argv);
+                row = row_of(option);
+                r = row->read(row, optarg, o);
                 if (r != 0)
                         return MIN(r, 0);
         }
