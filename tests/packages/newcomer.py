@@ -34,7 +34,6 @@ from blocks import blocks_of, commands  # noqa: E402
 
 MIRROR = os.environ.get("KVD_TEST_MIRROR", "http://deb.debian.org/debian")
 ELSEWHERE = ("systemctl", "tools/deb", "vllm", "tools/evidence")
-DAEMON = "kvd --private ~/quickstart --pool 64M"
 
 
 class Newcomer:
@@ -96,35 +95,25 @@ def source_into(it: Newcomer) -> None:
 
 
 def follow(it: Newcomer) -> None:
-    """README from its top: who lacks the rights, or a package, is told so, and asks who has them."""
-    files = {}
+    """README from its top: who lacks the rights, or a package, is told so, and asks who has them. What follows the build
+    is pasted into one shell."""
+    files, session = {}, []
     if it.name != "root":
         it.run(it.name, "sh tools/demo", fails=True)
     for block in blocks_of(ROOT / "README.md"):
         text = commands(block)
         if block.mark == "file":
             files[block.value] = block.text
-        elif block.language == "python":
-            files["quickstart.py"] = block.text
-            save(it, files)
-            it.run(it.name, f"{DAEMON} 2>/dev/null & sleep 1; export KVD_SOCKET=~/quickstart/kvd.sock\n"
-                            "PYTHONPATH=client/python python3 quickstart.py\nPYTHONPATH=client/python python3 quickstart.py")
         elif block.language != "sh" or any(word in text for word in ELSEWHERE):
             continue
-        elif "quickstart.c" in text:
-            save(it, files)
-            it.run(it.name, f"{DAEMON} 2>/dev/null & sleep 1; export KVD_SOCKET=~/quickstart/kvd.sock\n" + text)
-        elif "kvctl blocks llama" in text:
-            break       # it wants a space called llama: suite pasted
         elif "apt-get install" in text:
             it.run("root", text)
-        elif "ninja -C build" in text:
-            it.run(it.name, text)
-            it.run("root", "sudo ninja -C build install && sudo ldconfig")
             if it.name != "root":
                 it.run(it.name, "sh tools/demo")
         elif it.name == "root" or "tools/demo" not in text:
-            it.run(it.name, text)
+            session.append(text)
+    save(it, files)
+    it.run(it.name, "".join(session))
 
 
 def save(it: Newcomer, files: dict[str, str]) -> None:

@@ -3,10 +3,14 @@
 
     run.py ROOT BUILD PAGE      PAGE: README.md, or a manual page; BUILD: where kvd, kvctl, kvlm and libkvd are
 
-A daemon of its own waits at $KVD_SOCKET, with a space `llama` in which a client holds something; each block begins in
-the root of the copy. ninja only says what it would build. Programs in C are compiled, and run three times: when nothing is cached, when all of it is, and
-without a daemon, when they must say so. What builds, tests or shows everything is not run from here: it must exist, and
-know the options that it is pasted with.
+README.md is run as a newcomer reads it: its blocks are pasted into one shell, one after the other, with nothing but the
+system's environment. What ninja would build is put where it would build it. (Other pages are for people who have
+installed kvd: a daemon waits at $KVD_SOCKET, with a space `llama` in which a client holds something, each block begins
+in the root of the copy, and ninja only says what it would build.)
+
+Programs in C are compiled, and run three times: when nothing is cached, when all of it is, and without a daemon, when
+they must say so. What builds, tests or shows everything is not run from here: it must exist, and know the options that
+it is pasted with.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ READY = ("tries=0; until KVD_SOCKET={}/kvd.sock kvctl ping >/dev/null 2>&1 || [ 
 PRIVATE = re.compile(r"kvd .*--private (\S+)")
 WHOLE = re.compile(r"(?:sh )?(tools/\w+|tests/\w+/run|tests/run-long)\b(.*)")
 ROOTS = re.compile(r"\b(sudo|systemctl|apt-get|pip3? install)\b")
+RESULT = re.compile(r"# (\d+ tokens found, .*)$", re.M)     # what a page promises that a command prints
+END = "the block is done"
 NAMES = re.compile(r"^(admins|users|groups)\s*=.*", re.M)
 
 
@@ -124,7 +130,7 @@ class Pasted:
             elif begun and re.fullmatch(r"sleep \d+", line):
                 lines.append(READY.format(begun[1]))
             else:
-                lines += [line, "wait"] if line == "kill %1" else [line]
+                lines += [line, "wait $!"] if line == "kill $!" else [line]
             begun = private
         return "set -e\n" + "\n".join(lines) + "\n"
 
@@ -197,6 +203,11 @@ class Pasted:
         if done.returncode:
             raise Wrong(done.stdout)
 
+    def check(self) -> None:
+        check = self.call(["kvctl", "check"])
+        if check.returncode:
+            raise Wrong(f"kvctl check\n{check.stdout}")
+
     def run(self, block: Block) -> None:
         if block.mark == "until Ctrl-C":
             self.until_interrupted(block)
@@ -206,6 +217,58 @@ class Pasted:
             {"sh": self.shell, "c": self.c, "python": self.python, "ini": self.ini}[block.language](block)
 
 
+class Newcomer(Pasted):
+    """All blocks in one shell, which knows what they have told it."""
+
+    BUILT = ("daemon/kvd", "tools/kvctl/kvctl", "tools/kvlm/kvlm", "client/libkvd.so*", "kernels/libkvd_kernels.so*")
+
+    def start(self) -> None:
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("KVD")}
+        self.environment |= {"HOME": str(self.scratch), "PATH": f"{self.scratch}/bin:{os.environ['PATH']}",
+                             "LC_ALL": "C.UTF-8", "NO_COLOR": "", "PYTHONDONTWRITEBYTECODE": "1"}
+        for name in ("LD_LIBRARY_PATH", "PKG_CONFIG_PATH", "PYTHONPATH"):
+            self.environment.pop(name, None)
+        built = [path.relative_to(self.build) for one in self.BUILT for path in self.build.glob(one) if path.is_file()]
+        copies = " && ".join(f"mkdir -p build/{one.parent} && cp -P {self.build}/{one} build/{one}" for one in built)
+        self.shim("ninja", f'{shutil.which("ninja")} -n "$@" || exit 1\n[ "$1" != -C ] || {{ {copies}; }}')
+        shutil.copytree(self.root, self.copy, ignore=self.not_sources)
+        self.session = self.spawn("bash", "--norc", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True, errors="replace", cwd=self.copy)
+
+    def paste(self, script: str) -> list[str]:
+        """What the shell answers. It ends where a command fails."""
+        (self.scratch / "block.sh").write_text(script)
+        try:
+            self.session.stdin.write(f". {self.scratch}/block.sh </dev/null; set +e; echo {END}\n")
+            self.session.stdin.flush()
+        except BrokenPipeError:
+            raise Wrong("the shell has ended") from None
+        said = []
+        for line in self.session.stdout:
+            if line.endswith(f"{END}\n"):
+                return said
+            said.append(line.rstrip("\n"))
+        raise Wrong("\n".join(said)[-2000:])
+
+    def shell(self, block: Block) -> None:
+        if ROOTS.search(block.text):
+            raise Wrong("changes the machine; mark it as not run")
+        said = self.paste(self.script(block))
+        for promised in RESULT.findall(block.text):
+            if promised not in said:
+                raise Wrong("\n".join([f"it does not say: {promised}", *said])[-2000:])
+
+    def c(self, block: Block) -> None:
+        (self.copy / block.value).write_text(block.text)
+        done = self.call(["cc", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{self.root}/client", block.value])
+        if done.returncode:
+            raise Wrong(f"does not compile\n{done.stdout}")
+
+    def check(self) -> None:
+        self.paste("kvctl check >/dev/null")
+        self.paste("KVD_SOCKET=~/nobody ./quickstart && exit 1 || [ $? -lt 128 ]")
+
+
 def main() -> int:
     root, build, page = (Path(a).resolve() for a in sys.argv[1:4])
     blocks, failed = blocks_of(page), 0
@@ -213,7 +276,7 @@ def main() -> int:
         print("skip: it has no examples")
         return 77
     with tempfile.TemporaryDirectory(prefix="kvd-") as scratch:
-        pasted = Pasted(root, build, Path(scratch))
+        pasted = (Newcomer if page.name == "README.md" else Pasted)(root, build, Path(scratch))
         try:
             pasted.start()
             for block in blocks:
@@ -226,10 +289,11 @@ def main() -> int:
                 except (Wrong, subprocess.TimeoutExpired) as wrong:
                     failed += 1
                     print(f"FAIL {block}: {wrong}")
-            check = pasted.call(["kvctl", "check"])
-            if check.returncode:
+            try:
+                pasted.check()
+            except Wrong as wrong:
                 failed += 1
-                print(f"FAIL kvctl check\n{check.stdout}")
+                print(f"FAIL {wrong}")
         finally:
             pasted.stop()
     return 1 if failed or not blocks else 0
