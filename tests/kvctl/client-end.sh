@@ -41,10 +41,11 @@ kvctl 0 evict llama --all
 says '; 26 are in use and stay'
 number=$(number_of "$filler")
 kvctl 0 client end "$number"
-says "^Client $number is ended; kept until process $filler is gone: 1 blocks pinned, [0-9]* filling\\.$"
+says "^Client $number is ended; 432 KiB are kept until process $filler is gone: the blocks that it pins (1), those before" \
+        'them, and those that it was filling ([0-9]*)\.$'
 kvctl 0 client end "$number" --json
 json_is_valid
-says "\"pid\": $filler" '"process_gone": false' '"kept_spaces": 1' '"kept_pinned_blocks": 1'
+says "\"pid\": $filler" '"kept_bytes": 442368' '"process_gone": false' '"kept_spaces": 1' '"kept_pinned_blocks": 1'
 says_not '"kept_filling_blocks": 0'
 kvctl 0 clients
 says " $filler .* kvctl-filler  no "
@@ -57,10 +58,18 @@ all_gone "$filler"
 
 # it is stopped, and ends without having been continued
 start_filler llama
+kvctl 0 clients
+says_not STOPPED
 kill -STOP "$filler"
+kvctl 0 clients
+says '^CLIENT .* STOPPED ' " $filler .* kvctl-filler  yes  *yes " ' kvctl  *yes  *no '
+kvctl 0 top -n 1
+says '^CLIENT .* STOPPED ' " $filler .* kvctl-filler  yes "
 number=$(number_of "$filler")
 kvctl 0 client end "$number"
 says "kept until process $filler is gone"
+kvctl 0 clients
+says_not STOPPED # it is not connected
 kvctl 0 check
 kill -9 "$filler"
 exec 8>&-

@@ -18,7 +18,7 @@ on_terminal() {
         [ $got -eq "$wanted" ] || wrong "$what: exit status $got, not $wanted"
 }
 
-start_daemon
+start_daemon --set "daemon.file=$dir/file" --set daemon.file_size=16M
 start_filler llama
 
 on_terminal 0 40 60 '' blocks
@@ -49,9 +49,35 @@ done
 NO_COLOR=1 on_terminal 0 40 60 'Ctrl-C ends' blocks --watch 0.1
 says "^$escape\\[?1049h"
 says_not "$escape\\[[0-9;]*m"
-on_terminal 0 40 80 '' proto
-sed "s/$escape\\[[0-9;]*m//g" "$dir/out" >"$dir/plain"
-[ "$(awk '{ if (length($0) > n) n = length($0) } END { print n }' "$dir/plain")" -le 80 ] || wrong "$what: wraps at 80"
+# tables fit, and lose no column: what does not fit beside the others stands below, behind the row's name
+for asked in status spaces clients domain tiers prefixes 'stat llama' 'methods llama --settings' 'check llama' doctor proto; do
+        for columns in 80 60; do
+                # shellcheck disable=SC2086 # words
+                "$KVCTL" $asked >"$dir/wide"
+                # shellcheck disable=SC2086
+                NO_COLOR=1 on_terminal 0 40 $columns '' $asked
+                fits $columns
+                for title in $(grep -E '^[A-Z][A-Z/ ]+$' "$dir/wide"); do
+                        grep -q -- "$title" "$dir/out" || wrong "$what: no $title at $columns columns"
+                done
+        done
+done
+NO_COLOR=1 on_terminal 0 40 80 '' tiers
+says '^TIER  STATE ' '^TIER  WRITTEN ' '^file  on '
+
+# a screen that is too small says what it leaves out
+for n in $(seq 31); do
+        "$KVCTL" space create "space-$n" --layers 1 --kv-heads 1 --head-dim 8 --dtype f32 --vocab 9 --max-blocks 16 >/dev/null
+done
+NO_COLOR=1 on_terminal 0 24 80 ' more lines' top --watch 0.1
+says '^[0-9]* more lines (of 32 spaces and 2 clients): scroll down, or enlarge the terminal'
+NO_COLOR=1 on_terminal 0 24 80 ' more lines' spaces --watch 0.1
+says '^[0-9]* more lines: enlarge the terminal'
+NO_COLOR=1 on_terminal 0 90 80 'kvctl top, every' top --watch 0.1
+says_not ' more lines'
+for n in $(seq 31); do
+        "$KVCTL" space delete "space-$n" >/dev/null
+done
 
 # Ctrl-C: out of the other screen, cursor back, status 0, nothing behind that
 on_terminal 0 30 80 'Ctrl-C ends' blocks --watch 0.1

@@ -18,6 +18,10 @@ kvctl 0 clients
 says "^CLIENT .* HELD .* AGE\$" " $filler .* kvctl-filler  yes " ' kvctl  *yes '
 fits 110
 
+kvctl 0 tiers
+says '^There is nothing below the pool; "file", "remote" and "host_tier" in kvd.conf(5) add tiers\.$'
+kvctl 0 tiers --json
+says '"tiers": \[\]'
 kvctl 0 blocks
 says '^llama: 256 blocks$' '^  0  hhh*' '^L  limbo  *0 ' '^P  pinned  *1 ' '^h  held  *25 ' '^s  sealed  *20 '
 fits 80

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * client end: the daemon's reply says of which process something is kept, and what that pins is
- * counted behind it. All else of the client is free again by then.
+ * client end: the daemon's reply says of which process something is kept; how much that is is counted
+ * afterwards. All else of the client is free again by then.
  */
 
 #include <ctype.h>
@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tools/kvctl/holders.h"
 #include "tools/kvctl/kvctl.h"
 #include "tools/kvctl/verbs.h"
 
@@ -20,6 +21,7 @@ static const struct column end_columns[] = {
         {"kept_spaces", NULL, UNIT_COUNT},
         {"kept_pinned_blocks", NULL, UNIT_COUNT},
         {"kept_filling_blocks", NULL, UNIT_COUNT},
+        {"kept_bytes", NULL, UNIT_BYTES},
 };
 
 static int parse(struct kvctl *kvctl, uint32_t *ret) {
@@ -72,12 +74,31 @@ static int count_pinned(struct kvctl *kvctl, const struct kvd_msg_client_end *of
         return r;
 }
 
+/* Of the memory that eviction cannot take: what it pins, all that lies before that, what it fills. */
+static int measure_kept(struct kvctl *kvctl, uint32_t client, uint32_t pid, uint64_t *ret) {
+        _cleanup_(holders_clear) struct holders holders = {0};
+        _cleanup_(maps_clear) struct maps maps = {0};
+        struct kvd_msg_client_info_reply info;
+        uint32_t cursor = 0;
+        int r = maps_read(kvctl, false, &maps);
+
+        if (r == 0)
+                r = holders_read(kvctl, &maps, &holders);
+        if (r < 0)
+                return r;
+        while ((r = kvctl_next_client(kvctl, &cursor, &info)) == 1)
+                if (info.client == client && info.pid == pid)
+                        *ret = holders_bytes(&holders, &info);
+        return r;
+}
+
 /* ---- the verb -------------------------------------------------------------------------------- */
 
 static void say(struct answer *answer, uint32_t client, const struct kvd_msg_client_end_reply *m,
-                uint64_t pinned) {
-        char until[64];
+                uint64_t pinned, uint64_t bytes) {
+        char until[64], size[UNIT_TEXT_MAX];
 
+        unit_format_u64(UNIT_BYTES, bytes, size);
         snprintf(until, sizeof until,
                  m->gone ? "team or GPU work of process %u ends" : "process %u is gone", m->pid);
         if (!m->spaces)
@@ -85,22 +106,30 @@ static void say(struct answer *answer, uint32_t client, const struct kvd_msg_cli
                            m->pid);
         else
                 answer_say(answer,
-                           "Client %u is ended; kept until %s: %llu blocks pinned, %llu filling.",
-                           client, until, (unsigned long long)pinned,
+                           "Client %u is ended; %s are kept until %s: the blocks that it pins "
+                           "(%llu), those before them, and those that it was filling (%llu).",
+                           client, size, until, (unsigned long long)pinned,
                            (unsigned long long)m->filling);
+}
+
+static int look_at_kept(struct kvctl *kvctl, const struct kvd_msg_client_end *request, uint32_t pid,
+                        uint64_t *pinned, uint64_t *bytes) {
+        int r = count_pinned(kvctl, request, pinned);
+
+        return r < 0 ? r : measure_kept(kvctl, request->client, pid, bytes);
 }
 
 int verb_client_end(struct kvctl *kvctl, struct answer *answer) {
         struct table *t = ANSWER_RECORD(answer, "client", end_columns);
         struct kvd_msg_client_end request = {.domain = kvctl_domain(kvctl)};
         struct kvd_msg_client_end_reply reply;
-        uint64_t pinned = 0;
+        uint64_t pinned = 0, bytes = 0;
         int r = t ? parse(kvctl, &request.client) : kvctl_out_of_memory(kvctl);
 
         if (r == 0)
                 r = kvctl_call(kvctl, KVD_MSG_client_end, &request, &reply);
         if (r == 0 && reply.spaces)
-                r = count_pinned(kvctl, &request, &pinned);
+                r = look_at_kept(kvctl, &request, reply.pid, &pinned, &bytes);
         if (r < 0)
                 return r;
         table_number(t, request.client);
@@ -109,6 +138,7 @@ int verb_client_end(struct kvctl *kvctl, struct answer *answer) {
         table_number(t, reply.spaces);
         table_number(t, pinned);
         table_number(t, reply.filling);
-        say(answer, request.client, &reply, pinned);
+        table_number(t, bytes);
+        say(answer, request.client, &reply, pinned, bytes);
         return 0;
 }

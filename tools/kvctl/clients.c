@@ -7,6 +7,7 @@
 
 #include "ipc/base/layout.h"
 #include "tools/kvctl/holders.h"
+#include "tools/kvctl/process.h"
 #include "tools/kvctl/verbs.h"
 
 static const struct column client_columns[] = {
@@ -16,6 +17,7 @@ static const struct column client_columns[] = {
         {"name", "NAME", UNIT_NONE},
         {"domain", "DOMAIN", UNIT_NONE | COLUMN_QUIET},
         {"connected", "CONNECTED", UNIT_NONE},
+        {"stopped", "STOPPED", UNIT_NONE | COLUMN_QUIET},
         {"quarantined", NULL, UNIT_NONE},
         {"spaces", "SPACES", UNIT_COUNT},
         {"filling_blocks", "FILLING", UNIT_COUNT},
@@ -42,6 +44,7 @@ static void fill_client(struct table *t, const struct kvd_msg_client_info_reply 
         table_text(t, info->name.data, info->name.size);
         table_text(t, info->domain.data, info->domain.size);
         table_flag(t, info->connected);
+        table_flag(t, info->connected && process_is_stopped(info->pid, info->uid));
         table_flag(t, info->quarantined);
         table_number(t, info->spaces);
         table_number(t, info->filling);

@@ -97,11 +97,33 @@ static const char *behind(const char *text, unsigned lines) {
         return text;
 }
 
+static unsigned count_lines(const char *text) {
+        unsigned n = 0;
+
+        for (; *text; text = behind(text, 1))
+                n++;
+        return n;
+}
+
+/* In the last line of a screen that is too small. */
+static void put_left_out(const struct kvctl *kvctl, unsigned lines) {
+        char text[160];
+        int n = snprintf(text, sizeof text, "%u more lines", lines);
+
+        if (kvctl->top)
+                n += snprintf(text + n, sizeof text - (size_t)n, " (of %zu spaces and %zu clients)",
+                              kvctl->top->now->n_spaces, kvctl->top->now->n_clients);
+        snprintf(text + n, sizeof text - (size_t)n,
+                 screen_has_keys() ? ": scroll down, or enlarge the terminal" :
+                                     ": enlarge the terminal");
+        text_put_cut(stdout, text, strlen(text), kvctl->screen.width);
+}
+
 /* The heading, and what the screen has room for of the rest, from where it is scrolled to. */
 static void paint(struct kvctl *kvctl, const char *text) {
         const char *body = behind(text, HEADING), *end = body + strlen(body);
         const struct screen *screen = &kvctl->screen;
-        unsigned lines = MAX(screen->height, HEADING + 2) - HEADING - 1;
+        unsigned room = MAX(screen->height, HEADING + 3) - HEADING - 1, n;
 
         text_put_cut(stdout, text, (size_t)(body - text), screen->width);
         if (kvctl->top) {
@@ -109,7 +131,10 @@ static void paint(struct kvctl *kvctl, const char *text) {
                         kvctl->top->scroll--;
                 body = behind(body, kvctl->top->scroll);
         }
-        text_put_cut(stdout, body, (size_t)(behind(body, lines) - body), screen->width);
+        n = count_lines(body);
+        text_put_cut(stdout, body, (size_t)(behind(body, room) - body), screen->width);
+        if (n > room)
+                put_left_out(kvctl, n - room);
 }
 
 static int render(struct kvctl *kvctl, const struct watch *watch, const struct answer *answer,

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "ipc/base/sys.h"
+#include "tools/kvctl/process.h"
 
 struct sample *sample_free(struct sample *sample) {
         if (!sample)
@@ -58,6 +59,7 @@ static int take_client(struct kvctl *kvctl, struct sample *sample,
         c = &grown[sample->n_clients++];
         *c = (struct client_sample){.client = info->client, .pid = info->pid, .requests = info->requests,
                                     .filling = info->filling, .pinned = info->pinned,
+                                    .stopped = info->connected && process_is_stopped(info->pid, info->uid),
                                     .held_bytes = holders_bytes(&sample->holders, info)};
         kvd_slice_copy(info->name, c->name, sizeof c->name);
         kvd_slice_copy(info->domain, c->domain, sizeof c->domain);

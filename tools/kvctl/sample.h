@@ -17,6 +17,7 @@ struct space_sample {
 struct client_sample {
         char name[64], domain[64];
         uint32_t client, pid;
+        bool stopped;
         uint64_t requests, filling, pinned, held_bytes;
         uint64_t by[KVD_N_CLIENT_COUNTERS];
 };

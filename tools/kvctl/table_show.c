@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A table on a terminal. It has columns if they fit, and one line for each column of a row if they
- * do not.
+ * A table on a terminal. Where its columns do not fit side by side, it is printed in parts, one
+ * below the other, each of which begins with the columns that name a row.
  */
 
 #include <errno.h>
@@ -91,7 +91,7 @@ static void put_wrapped(const struct screen *screen, const char *text, unsigned 
 static bool same_text(const struct cell *a, const struct cell *b) {
         return a->kind == b->kind &&
                (a->kind != CELL_TEXT || (a->n == b->n && memcmp(a->text, b->text, a->n) == 0)) &&
-               (a->kind != CELL_NUMBER || a->number == b->number);
+               ((a->kind != CELL_NUMBER && a->kind != CELL_FLAG) || a->number == b->number);
 }
 
 static bool shown(const struct table *table, size_t column) {
@@ -103,21 +103,24 @@ static bool shown(const struct table *table, size_t column) {
         return false;
 }
 
-static size_t last_shown(const struct table *table) {
-        size_t last = table->n_columns;
-
-        while (last > 0 && !shown(table, last - 1))
-                last--;
-        return last;
-}
-
 struct layout {
         struct column_layout {
                 bool shown, right;
                 unsigned width;
+                unsigned part;
         } *column;
-        size_t last; /* shown column, plus 1 */
+        size_t n;
+        size_t keys;    /* so many columns begin every part: a space's name and domain */
+        unsigned parts; /* at least 1 */
+        unsigned part;  /* that is being printed */
+        size_t last;    /* its last column */
 };
+
+static bool in_part(const struct layout *layout, size_t column) {
+        const struct column_layout *c = &layout->column[column];
+
+        return c->shown && (column < layout->keys || c->part == layout->part);
+}
 
 static void put_coloured(const struct screen *screen, const char *text, const char *colour) {
         if (screen->colour && colour)
@@ -135,11 +138,11 @@ static void put_in_column(const struct screen *screen, const struct layout *layo
         *at += *at ? 2 : 0;
         if (c->right)
                 put_padding(screen->to, c->width, text_width(text));
-        if (column + 1 == layout->last && !colour)
+        if (column == layout->last && !colour)
                 put_wrapped(screen, text, *at);
         else
                 put_coloured(screen, text, colour);
-        if (column + 1 != layout->last)
+        if (column != layout->last)
                 put_padding(screen->to, c->right ? 0 : c->width, text_width(text));
         *at += c->width;
 }
@@ -148,8 +151,8 @@ static void print_header(const struct table *table, const struct screen *screen,
                          const struct layout *layout) {
         unsigned at = 0;
 
-        for (size_t i = 0; i < layout->last; i++)
-                if (layout->column[i].shown)
+        for (size_t i = 0; i < layout->n; i++)
+                if (in_part(layout, i))
                         put_in_column(screen, layout, i, table->columns[i].title,
                                       i + 1 == table->marked ? "1;7" : "1", &at);
         fputc('\n', screen->to);
@@ -159,10 +162,10 @@ static int print_row(const struct table *table, const struct screen *screen,
                      const struct layout *layout, size_t row) {
         unsigned at = 0;
 
-        for (size_t i = 0; i < layout->last; i++) {
+        for (size_t i = 0; i < layout->n; i++) {
                 _cleanup_(freep) char *text = NULL;
 
-                if (!layout->column[i].shown)
+                if (!in_part(layout, i))
                         continue;
                 text = cell_text(table, row, i);
                 if (!text)
@@ -173,22 +176,87 @@ static int print_row(const struct table *table, const struct screen *screen,
         return 0;
 }
 
-static int print_rows(const struct table *table, const struct screen *screen) {
-        _cleanup_(freep) struct column_layout *columns = calloc(table->n_columns, sizeof *columns);
-        struct layout layout = {columns, last_shown(table)};
+static size_t skip_quiet(const struct table *table, size_t from) {
+        while (from < table->n_columns && (table->columns[from].how & COLUMN_QUIET ||
+                                           !table->columns[from].title))
+                from++;
+        return from;
+}
+
+static int measure(const struct table *table, struct layout *layout) {
+        layout->keys = skip_quiet(table, skip_quiet(table, 0) + 1);
+        for (size_t i = 0; i < layout->n; i++) {
+                struct column_layout *c = &layout->column[i];
+
+                c->shown = shown(table, i);
+                c->right = column_is_number(table, i);
+                if (c->shown && !column_width(table, i, &c->width))
+                        return -ENOMEM;
+                layout->last = c->shown ? i : layout->last;
+        }
+        return 0;
+}
+
+/* Text in the last column is wrapped, unless it would be too narrow to read. */
+static unsigned least_width(const struct table *table, const struct layout *layout, size_t column) {
+        const struct column_layout *c = &layout->column[column];
+
+        return column == layout->last && !c->right ?
+                       MIN(c->width, MAX(text_width(table->columns[column].title), WRAP_MIN + 1)) :
+                       c->width;
+}
+
+/* Each column goes to the part of the one before, or begins the next part. */
+static void divide(const struct table *table, struct layout *layout, unsigned room) {
+        unsigned at = 0, part = 0, keys = 0;
+
+        for (size_t i = 0; i < layout->n; i++) {
+                struct column_layout *c = &layout->column[i];
+
+                if (!c->shown)
+                        continue;
+                if (room && at > keys && at + 2 + least_width(table, layout, i) > room) {
+                        part++;
+                        at = keys;
+                }
+                at += c->width + (at ? 2 : 0);
+                keys = i < layout->keys ? at : keys;
+                c->part = part;
+        }
+        layout->parts = part + 1;
+}
+
+static void begin_part(struct layout *layout, unsigned part) {
+        layout->part = part;
+        for (size_t i = 0; i < layout->n; i++)
+                if (in_part(layout, i))
+                        layout->last = i;
+}
+
+static int print_part(const struct table *table, const struct screen *screen,
+                      const struct layout *layout) {
         int r = 0;
 
-        if (!columns)
-                return -ENOMEM;
-        for (size_t i = 0; i < layout.last; i++) {
-                columns[i].shown = shown(table, i);
-                columns[i].right = column_is_number(table, i);
-                if (columns[i].shown && !column_width(table, i, &columns[i].width))
-                        return -ENOMEM;
-        }
-        print_header(table, screen, &layout);
+        if (layout->part)
+                fputc('\n', screen->to);
+        print_header(table, screen, layout);
         for (size_t row = 0; row < table_rows(table) && r == 0; row++)
-                r = print_row(table, screen, &layout, row);
+                r = print_row(table, screen, layout, row);
+        return r;
+}
+
+static int print_rows(const struct table *table, const struct screen *screen) {
+        _cleanup_(freep) struct column_layout *columns = calloc(table->n_columns, sizeof *columns);
+        struct layout layout = {.column = columns, .n = table->n_columns};
+        int r = columns ? measure(table, &layout) : -ENOMEM;
+
+        if (r < 0)
+                return r;
+        divide(table, &layout, screen->width);
+        for (unsigned part = 0; part < layout.parts && r == 0; part++) {
+                begin_part(&layout, part);
+                r = print_part(table, screen, &layout);
+        }
         return r;
 }
 

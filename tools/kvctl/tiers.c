@@ -32,7 +32,7 @@ static const struct column tier_columns[] = {
         {"errors", "ERRORS", UNIT_COUNT},
         {"servers", "SERVERS", UNIT_COUNT},
         {"away", "AWAY", UNIT_COUNT},
-        {"why", "WHY", UNIT_NONE},
+        {"why", NULL, UNIT_NONE},
 };
 
 static void fill_rate(struct table *t, uint64_t bytes, uint64_t ns) {
@@ -79,16 +79,27 @@ static void fill_tier(struct table *t, const struct kvd_msg_tier_info_reply *m,
         table_text(t, m->why.data, m->why.size);
 }
 
-int verb_tiers(struct kvctl *kvctl, struct answer *answer) {
-        struct table *t = ANSWER_ROWS(answer, "tiers", tier_columns);
+static int fill_tiers(struct kvctl *kvctl, struct answer *answer, struct table *t) {
         struct kvd_msg_tier_info request = {0};
         struct kvd_msg_tier_info_reply reply;
-        int r = t ? 0 : kvctl_out_of_memory(kvctl);
+        int r;
 
-        while (r == 0 && (r = kvctl_next(kvctl, KVD_MSG_tier_info, &request, &reply)) == 1) {
+        while ((r = kvctl_next(kvctl, KVD_MSG_tier_info, &request, &reply)) == 1) {
                 fill_tier(t, &reply, &kvctl->tiers[MIN(request.tier, KVCTL_TIERS - 1)]);
+                if (reply.why.size)
+                        answer_say(answer, "%.*s: %.*s", (int)reply.name.size, reply.name.data,
+                                   (int)reply.why.size, reply.why.data);
                 request.tier++;
-                r = 0;
         }
+        return r;
+}
+
+int verb_tiers(struct kvctl *kvctl, struct answer *answer) {
+        struct table *t = ANSWER_ROWS(answer, "tiers", tier_columns);
+        int r = t ? fill_tiers(kvctl, answer, t) : kvctl_out_of_memory(kvctl);
+
+        if (r == 0 && !table_rows(t))
+                answer_say(answer, "There is nothing below the pool; \"file\", \"remote\" and "
+                                   "\"host_tier\" in kvd.conf(5) add tiers.");
         return r;
 }

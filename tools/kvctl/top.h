@@ -35,7 +35,7 @@ double top_seconds(const struct kvctl *kvctl);     /* between two pictures */
 /* top_columns.c */
 extern const struct column top_columns_spaces[], top_columns_clients[];
 extern const size_t n_top_columns[N_TOP_TABLES];
-#define TOP_CLIENTS_HELD 7u /* its column */
+#define TOP_CLIENTS_HELD 8u /* its column */
 const struct column *top_columns(enum top_table which);
 int top_add_tables(struct kvctl *kvctl, struct answer *answer, const struct top *top,
                    double seconds);

@@ -27,6 +27,7 @@ const struct column top_columns_clients[] = {
         {"client", "CLIENT", UNIT_NONE},
         {"pid", "PID", UNIT_NONE},
         {"name", "NAME", UNIT_NONE},
+        {"stopped", "STOPPED", UNIT_NONE | COLUMN_QUIET},
         {"domain", "DOMAIN", UNIT_NONE | COLUMN_QUIET},
         {"requests_per_s", "REQUEST/s", UNIT_SHORT},
         {"lookups_per_s", "LOOKUP/s", UNIT_SHORT},
@@ -68,6 +69,7 @@ static void fill_client(struct table *t, const struct client_sample *a,
         table_number(t, b->client);
         table_number(t, b->pid);
         table_string(t, b->name);
+        table_flag(t, b->stopped);
         table_string(t, b->domain);
         table_real(t, (double)top_since(a->requests, b->requests) / seconds);
         table_real(t, (double)lookups / seconds);
