@@ -160,7 +160,7 @@ static void servers_are(struct remote_owner *o, uint32_t n, uint32_t away, struc
         if (away > before.away)
                 log_limited(LOG_WARNING, "remote: %u of %u servers are away: %s", away, n, why);
         else if (away < before.away)
-                log_info("remote: %u of %u servers are away", away, n);
+                log_info("remote: %u of %u servers answer", n - away, n);
         degraded_set(remote_tier, away);
         store_remote_servers(o->store, n, away, why);
 }
