@@ -87,7 +87,7 @@ def self_test():
 
 
 def main(root, text):
-    names = exposed(openmetrics.read(Path(text).read_text(encoding="utf-8")))
+    names = exposed(openmetrics.read_plain(Path(text).read_text(encoding="utf-8")))
     tools = Path(root) / "tools/monitoring"
     board = json.loads((tools / "grafana.json").read_text(encoding="utf-8"))
     rules = list(expressions_of_rules((tools / "alerts.yaml").read_text(encoding="utf-8")))

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Metrics: the text is OpenMetrics, the figures are those of the other verbs, and what serves them outlives its askers
+# Metrics: the text is Prometheus's, or OpenMetrics for those that ask for it; the figures are those of the other verbs, and what serves them outlives its askers
 # and the daemon.
 . "$(dirname "$0")/lib.sh"
 command -v python3 >/dev/null 2>&1 || exit 77
@@ -21,7 +21,7 @@ python3 "$here/openmetrics.py" "$dir/text" "$dir/out" || wrong "$what: other fig
 python3 "$here/boards.py" "$ROOT" "$dir/text" || wrong 'dashboard or alerts: see above'
 if command -v promtool >/dev/null 2>&1; then
         promtool check rules "$ROOT/tools/monitoring/alerts.yaml" >"$dir/out" 2>&1 || wrong "promtool: alerts.yaml"
-        promtool check metrics <"$dir/text" >"$dir/out" 2>"$dir/err" || [ $? -eq 3 ] || wrong "promtool: kvctl metrics"
+        promtool check metrics <"$dir/text" >"$dir/out" 2>"$dir/err" || wrong "promtool: kvctl metrics"
 fi
 
 # where not to listen

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Is a text OpenMetrics 1.0, and are its figures those of kvctl dump?
+"""Is a text in Prometheus's text format, and are its figures those of kvctl dump?
 
     openmetrics.py TEXT [DUMP]
 
-read() follows the ABNF of the specification for what kvctl writes (no timestamps, no exemplars): families are described
+read() is for OpenMetrics 1.0, and follows the ABNF of the specification for what kvctl writes (no timestamps, no exemplars): families are described
 before their samples and are not interleaved, names and label names are legal, units end names, counters end in _total,
 buckets rise to +Inf and agree with _count.
 """
@@ -96,6 +96,23 @@ def read(text: str) -> dict[str, Family]:
     return families
 
 
+def read_plain(text: str) -> dict[str, Family]:
+    """The older format: families are named as their samples, of gauges, counters and histograms, without units."""
+    lines, counters = [], {}
+    for line in text.splitlines():
+        meta = re.fullmatch(rf"# (TYPE|HELP) ({NAME}) (.+)", line)
+        if line.startswith("#") and (not meta or (meta[1] == "TYPE" and meta[3] not in ("gauge", "counter", "histogram"))):
+            raise SystemExit(f"not in this format: {line}")
+        if meta and meta[1] == "TYPE":
+            counters[meta[2]] = meta[3] == "counter"
+        lines.append(line)
+    for name, counter in counters.items():
+        if counter != name.endswith("_total"):
+            raise SystemExit(f"{name}: counters end in _total, and nothing else does")
+    of_openmetrics = [re.sub(r"^# (TYPE|HELP) (\S+)_total ", r"# \1 \2 ", line) for line in lines]
+    return read("\n".join(of_openmetrics) + "\n# EOF\n")
+
+
 def values(families: dict[str, Family]) -> dict:
     """{(name, labels): value} of all families."""
     return {key: value for family in families.values() for key, value in family.samples.items()}
@@ -130,7 +147,7 @@ def compare(families: dict[str, Family], dump: dict) -> None:
 
 if __name__ == "__main__":
     with open(sys.argv[1], encoding="utf-8") as file:
-        everything = read(file.read())
+        everything = read_plain(file.read())
     if len(sys.argv) > 2:
         with open(sys.argv[2], encoding="utf-8") as file:
             compare(everything, json.load(file))

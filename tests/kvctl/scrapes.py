@@ -51,12 +51,28 @@ def exchange(where, request):
         return answer
 
 
-def scrape(where):
+# as Prometheus asks
+OPENMETRICS = b"Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
+
+
+def scrape(where, accept=OPENMETRICS, plain=False):
     """{(name, labels): value}"""
-    head, _, body = exchange(where, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 OK\r\n") and b"application/openmetrics-text; version=1.0.0" in head, head
+    head, _, body = exchange(where, b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + accept + b"\r\n\r\n").partition(b"\r\n\r\n")
+    kind = b"text/plain; version=0.0.4" if plain else b"application/openmetrics-text; version=1.0.0"
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n") and b"Content-Type: " + kind + b"; charset=utf-8\r\n" in head, head
     assert f"Content-Length: {len(body)}".encode() in head, head
-    return openmetrics.values(openmetrics.read(body.decode()))
+    return openmetrics.values((openmetrics.read_plain if plain else openmetrics.read)(body.decode()))
+
+
+def formats(where):
+    """OpenMetrics for those that name it, in any header line of that name; others, such as curl for promtool, get the
+    older format, with the same samples."""
+    names = {name for name, _ in scrape(where)}
+    for accept in (b"Accept: text/plain", b"Accept: */*", b"User-Agent: application/openmetrics-text", b"X: y",
+                   b"Accept:", b"X-Accept: application/openmetrics-text"):
+        assert {name for name, _ in scrape(where, accept, plain=True)} == names, accept
+    for accept in (b"ACCEPT:Application/OpenMetrics-Text", b"Accept: text/plain\r\nAccept: application/openmetrics-text"):
+        scrape(where, accept)
 
 
 def until_up(where, wanted):
@@ -133,7 +149,8 @@ def main():
     server, where = serve("127.0.0.1:0")
     assert where.startswith("http://127.0.0.1:"), where
     with urllib.request.urlopen(where, timeout=60) as answer:
-        openmetrics.read(answer.read().decode())
+        openmetrics.read_plain(answer.read().decode())
+    formats(where)
     good_manners(where)
     bad_manners(server, where)
     few, at = serve("127.0.0.1:0", "prlimit", "--nofile=20")

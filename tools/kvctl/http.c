@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * As much of HTTP/1.1 as a scraper needs: one request a connection, of which the first line counts.
+ * As much of HTTP/1.1 as a scraper needs: one request a connection, of which the first line and
+ * Accept count.
  * Every connection has a bounded head and a deadline, and there are so many at most: the oldest
- * goes for a new one. The daemon is asked once for all that wait for an answer.
+ * goes for a new one. The daemon is asked once for all that wait for an answer of one format.
  */
 
 #include "tools/kvctl/http.h"
@@ -38,6 +39,7 @@ struct connection {
         int fd;           /* owned */
         uint64_t until_ns;
         bool head_only;
+        bool plain;       /* it did not ask for OpenMetrics */
         char *answer;     /* owned */
         size_t size, sent, n_head;
         char head[HEAD_MAX];
@@ -59,7 +61,9 @@ static void hang_up(struct connection *c) {
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-#define METRICS_TYPE "application/openmetrics-text; version=1.0.0; charset=utf-8"
+#define OPENMETRICS "application/openmetrics-text"
+#define OPENMETRICS_TYPE OPENMETRICS "; version=1.0.0; charset=utf-8"
+#define PLAIN_TYPE "text/plain; version=0.0.4; charset=utf-8"
 
 /* Of a status line without "HTTP/1.1 ", and a body. */
 static void answer(struct connection *c, const char *status, const char *type, const char *body,
@@ -91,6 +95,17 @@ static void say(struct connection *c, const char *status, const char *text) {
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
+/* Does any Accept line name it? */
+static bool accepts_openmetrics(const char *head) {
+        for (const char *at = head; (at = strchr(at, '\n')); at++) {
+                const char *name = strcasestr(at, OPENMETRICS), *end = strchrnul(at + 1, '\n');
+
+                if (strncasecmp(at + 1, "Accept:", 7) == 0 && name && name < end)
+                        return true;
+        }
+        return false;
+}
+
 /* METHOD TARGET HTTP/1.x, in whatever follows. */
 static void take_request(struct connection *c) {
         char method[16] = "", target[256] = "", version[16] = "";
@@ -101,6 +116,7 @@ static void take_request(struct connection *c) {
                 return;
         }
         c->head_only = strcmp(method, "HEAD") == 0;
+        c->plain = !accepts_openmetrics(c->head);
         target[strcspn(target, "?#")] = 0;
         if (!c->head_only && strcmp(method, "GET") != 0)
                 say(c, "405 Method Not Allowed", "Only GET and HEAD.\n");
@@ -191,26 +207,40 @@ static void accept_one(struct server *s) {
                 .stage = READING, .fd = fd, .until_ns = sys_now_ns() + PATIENCE_NS};
 }
 
-/* One look at the daemon for all that asked. */
-static void answer_all(struct server *s) {
+static bool any_asks(const struct server *s, bool plain) {
+        for (size_t i = 0; i < CONNECTIONS; i++)
+                if (s->connections[i].stage == ASKED && s->connections[i].plain == plain)
+                        return true;
+        return false;
+}
+
+/* Owned; NULL: out of memory. */
+static char *metrics_text(struct server *s, bool plain, size_t *size) {
+        char *text = NULL;
+        FILE *to = open_memstream(&text, size);
+
+        if (!to)
+                return NULL;
+        metrics_write(s->kvctl, to, plain, NULL);
+        fclose(to);
+        return text;
+}
+
+/* One look at the daemon for all that asked for the same format. */
+static void answer_all(struct server *s, bool plain) {
         _cleanup_(freep) char *text = NULL;
         size_t size = 0;
-        FILE *to = NULL;
 
+        if (!any_asks(s, plain))
+                return;
+        text = metrics_text(s, plain, &size);
         for (size_t i = 0; i < CONNECTIONS; i++) {
                 struct connection *c = &s->connections[i];
 
-                if (c->stage != ASKED)
+                if (c->stage != ASKED || c->plain != plain)
                         continue;
-                if (!to) {
-                        to = open_memstream(&text, &size);
-                        if (to) {
-                                metrics_write(s->kvctl, to, NULL);
-                                fclose(to);
-                        }
-                }
                 if (text)
-                        answer(c, "200 OK", METRICS_TYPE, text, size);
+                        answer(c, "200 OK", plain ? PLAIN_TYPE : OPENMETRICS_TYPE, text, size);
                 else
                         hang_up(c);
         }
@@ -257,7 +287,8 @@ static bool serve_some(struct server *s) {
                 serve_one(of[i], fds[i].revents, now_ns);
         if (fds[n].revents)
                 accept_one(s);
-        answer_all(s);
+        answer_all(s, false);
+        answer_all(s, true);
         return true;
 }
 

@@ -380,8 +380,8 @@ static void put_scrape(struct openmetrics *om, bool up, uint64_t begun_ns) {
         openmetrics_real(om, NULL, 0, (double)(sys_now_ns() - begun_ns) * 1e-9);
 }
 
-int metrics_write(struct kvctl *kvctl, FILE *to, struct table *rows) {
-        struct openmetrics om = {.to = to, .rows = rows};
+int metrics_write(struct kvctl *kvctl, FILE *to, bool plain, struct table *rows) {
+        struct openmetrics om = {.to = to, .plain = plain, .rows = rows};
         uint64_t begun_ns = sys_now_ns();
         struct snapshot snapshot;
         int r = snapshot_take(kvctl, &snapshot);
@@ -410,7 +410,7 @@ static int print_metrics(struct kvctl *kvctl, struct answer *answer) {
 
         if (!rows || !to)
                 return kvctl_out_of_memory(kvctl);
-        r = metrics_write(kvctl, to, rows);
+        r = metrics_write(kvctl, to, true, rows);
         if (fclose(to) != 0)
                 r = kvctl_out_of_memory(kvctl);
         if (r == 0)
@@ -425,6 +425,6 @@ int verb_metrics(struct kvctl *kvctl, struct answer *answer) {
                 return print_metrics(kvctl, answer);
         if (args_has(&kvctl->args, FLAG_JSON))
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                                  "--listen serves OpenMetrics; without it, --json prints once");
+                                  "--listen serves text; without it, --json prints once");
         return http_serve(kvctl, kvctl->args.text[FLAG_LISTEN]);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * OpenMetrics as it comes, without a tree. A label's value may be anybody's: what is no character,
+ * Metrics as they come, without a tree. The older format names a counter's family as its samples,
+ * and has no units, no info type and no end. A label's value may be anybody's: what is no character,
  * or what a terminal might obey, becomes a question mark, and quotes are escaped.
  */
 
@@ -22,8 +23,25 @@ const struct column openmetrics_columns[OPENMETRICS_COLUMNS] = {
         {"value", NULL, UNIT_NONE},
 };
 
+static const char *ending(const struct family *family) {
+        if (strcmp(family->type, "counter") == 0)
+                return "_total";
+        return strcmp(family->type, "info") == 0 ? "_info" : "";
+}
+
+static void put_plain_family(FILE *to, const struct family *family) {
+        const char *type = strcmp(family->type, "info") == 0 ? "gauge" : family->type;
+
+        fprintf(to, "# HELP %s%s %s\n", family->name, ending(family), family->help);
+        fprintf(to, "# TYPE %s%s %s\n", family->name, ending(family), type);
+}
+
 void openmetrics_family(struct openmetrics *om, const struct family *family) {
         om->family = family;
+        if (om->plain) {
+                put_plain_family(om->to, family);
+                return;
+        }
         fprintf(om->to, "# TYPE %s %s\n", family->name, family->type);
         if (*family->unit)
                 fprintf(om->to, "# UNIT %s %s\n", family->name, family->unit);
@@ -72,12 +90,6 @@ static char *labels_text(const struct label *labels, size_t n) {
 }
 
 /* ---- samples --------------------------------------------------------------------------------- */
-
-static const char *ending(const struct family *family) {
-        if (strcmp(family->type, "counter") == 0)
-                return "_total";
-        return strcmp(family->type, "info") == 0 ? "_info" : "";
-}
 
 /* Up to the value. */
 static void begin(struct openmetrics *om, const char *end, const struct label *labels, size_t n) {
@@ -136,5 +148,6 @@ void openmetrics_histogram(struct openmetrics *om, const struct label *labels, s
 }
 
 void openmetrics_end(struct openmetrics *om) {
-        fputs("# EOF\n", om->to);
+        if (!om->plain)
+                fputs("# EOF\n", om->to);
 }

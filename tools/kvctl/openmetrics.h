@@ -3,8 +3,8 @@
 #define KVCTL_OPENMETRICS_H
 
 /*
- * The text form of OpenMetrics 1.0: families, each with its samples behind it, and an end. The same
- * samples can go into a table for JSON.
+ * Families, each with its samples behind it, as OpenMetrics 1.0 or in Prometheus's older text
+ * format. The same samples can go into a table for JSON.
  */
 
 #include "tools/kvctl/table.h"
@@ -20,6 +20,7 @@ struct label { /* NULL: no more */
 
 struct openmetrics {
         FILE *to;
+        bool plain;         /* the older format, which more programs read */
         struct table *rows; /* NULL, or of openmetrics_columns */
         const struct family *family;
 };
