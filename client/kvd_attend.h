@@ -18,7 +18,7 @@
 
 /* Installed, <kvd.h> is included before this. */
 #ifndef KVD_H
-#include "client/kvd.h"
+#include "kvd.h"
 #endif
 
 #ifdef __cplusplus

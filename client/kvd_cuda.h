@@ -44,7 +44,7 @@
 
 /* Installed, <kvd.h> is included before this. */
 #if !defined(KVD_H)
-#include "client/kvd.h"
+#include "kvd.h"
 #endif
 
 #ifdef __cplusplus

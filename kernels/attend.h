@@ -15,6 +15,10 @@
 
 #include "kernels/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct kvd_attention {
         const struct kvd_ops *ops;
 
@@ -81,5 +85,9 @@ size_t kvd_attend_scratch(const struct kvd_attention *a);
  */
 uint32_t kvd_rotations(const int32_t *deltas, uint32_t n_blocks, const float *frequencies,
                        uint32_t half, uint32_t *rotation, float *rotations, uint32_t max);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -9,6 +9,10 @@
 
 #include "kernels/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Inner products of a row with itself and with its other; add up those of the heads of a token. */
 struct kvd_products {
         double ab, aa, bb;
@@ -39,5 +43,9 @@ double kvd_similarity_flat(const struct kvd_products *keys, const struct kvd_pro
  */
 double kvd_similarity_token_mean(const struct kvd_products *keys, const struct kvd_products *values,
                                  uint32_t tokens);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -9,6 +9,10 @@
 
 #include "kernels/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /*
  * Tokens of one KV head: token i is at blocks[i / per_block] + offset + i % per_block * stride, all
  * in bytes.
@@ -38,5 +42,9 @@ struct kvd_block_ops {
 };
 
 extern const struct kvd_block_ops kvd_block_scalar, kvd_block_avx2, kvd_block_avx512;
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

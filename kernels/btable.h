@@ -12,6 +12,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define KVD_BTABLE_STEPS 101 /* r in percent, 0 to 100 */
 
 /* What r is a fraction of. A table is for one of them and refuses the other. */
@@ -68,5 +72,9 @@ void kvd_btable_build(const struct kvd_bprofile *profile, enum kvd_estimator est
 /* b of the last step at or below percent; 1 if there is none, since layer 1's keys and values see no other token.
  * -EINVAL: the table is for the other kind of ratio */
 int kvd_btable_lookup(const struct kvd_btable *table, enum kvd_ratio ratio, uint32_t percent);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -19,6 +19,10 @@
 
 #include "kernels/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum { KVD_LABEL_CHANNELS_MAX = 256 };
 
 /* A query head's label; its numbers are not rounded to f16. */
@@ -164,5 +168,9 @@ static inline bool kvd_share_chooses(const uint32_t *layers, const uint32_t *hea
                                      uint32_t every) {
         return length % every == 0 && layers[l] == l && heads[(size_t)l * n_heads + h] == h;
 }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

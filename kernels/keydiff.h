@@ -16,6 +16,10 @@
 
 #include "kernels/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /*
  * Keys of all KV heads of a layer: head h of token t begins h * head_stride + t % per_block *
  * token_stride elements after offset (bytes) in blocks[t / per_block]. A block may be NULL: none of
@@ -60,5 +64,9 @@ static inline size_t kvd_keydiff_scratch(const struct kvd_key_rows *keys) {
 }
 
 extern const struct kvd_keydiff_ops kvd_keydiff_scalar, kvd_keydiff_avx2, kvd_keydiff_avx512;
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -19,6 +19,10 @@
 
 #include "kernels/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* ---- stage 1: bags of words ---- */
 
 struct kvd_bag {
@@ -99,5 +103,9 @@ void kvd_memshare_angles(const double *frequencies, uint32_t half, int64_t delta
 
 /* The usual frequencies: base^(-i / half) */
 void kvd_memshare_frequencies(double *frequencies, uint32_t half, double base);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

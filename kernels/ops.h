@@ -25,6 +25,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define KVD_PANEL 16 /* rows that lie interleaved in a panel, lanes of a reduction */
 
 /* Element types in memory; the numbers are those of enum kvd_dtype in the public header. */
@@ -115,5 +119,9 @@ const struct kvd_ops *const *kvd_ops_list(void);
 static inline size_t kvd_packed_floats(uint32_t rows, uint32_t dim) {
         return ((size_t)rows + KVD_PANEL - 1) / KVD_PANEL * KVD_PANEL * dim;
 }
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

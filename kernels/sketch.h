@@ -22,6 +22,10 @@
 
 #include "kernels/ops.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define KVD_SKETCH_ROWS_MAX 8
 
 /* ---- places: which cells a token has ---- */
@@ -98,5 +102,9 @@ struct kvd_sketch_ops {
 };
 
 extern const struct kvd_sketch_ops kvd_sketch_scalar, kvd_sketch_avx2, kvd_sketch_avx512;
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

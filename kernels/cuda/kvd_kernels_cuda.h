@@ -17,6 +17,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define KVD_CUDA_WHY 200
 
 /* Head h of token t begins at element h * head_stride + t * token_stride; dim is up to 256. */
@@ -39,5 +43,9 @@ int kvd_cuda_keydiff_anchor(const struct kvd_cuda_keys *keys, uint64_t sums, uin
 /* scores (float [heads][tokens]) against an anchor (float [heads][dim]). */
 int kvd_cuda_keydiff_score(const struct kvd_cuda_keys *keys, uint64_t anchor, uint64_t scores,
                            char why[KVD_CUDA_WHY]);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -67,6 +67,12 @@ expect 'store/cache must not include "store/methods/methods.h" (store/methods)'
 plant store/tier/tier.c '#include <sys/socket.h>'
 expect 'store/tier must not include <sys/socket.h>'
 
+plant client/conn.h '#include "kvd.h"'
+expect '"kvd.h" is no file, seen from the root'
+
+plant client/kvd_cuda.h '#include "client/kvd.h"'
+expect 'client/kvd_cuda.h: includes "client/kvd.h"'
+
 plant client/kvd.h '#include <stdbool.h>'
 expect 'client/kvd.h: includes <stdbool.h>'
 
