@@ -86,23 +86,8 @@ flags_of_help "$KVLM" --help >"$dir/kvlm"
 flags_of_page "$pages/kvlm.1" >"$dir/page-kvlm"
 same 'options of kvlm(1)' "$dir/kvlm" "$dir/page-kvlm"
 
-# libkvd(3) and its sisters: every call (their examples are run by tests/tree/pasted)
-grep -oE '\bkvd_[a-z_]+\(' "$ROOT/client/kvd.h" | tr -d '(' >"$dir/calls"
-sed -n 's/^\.Fn \(kvd_[a-z_]*\).*/\1/p' "$pages/libkvd.3" >"$dir/page-calls"
-same 'calls of libkvd(3)' "$dir/calls" "$dir/page-calls"
-grep -oE '\bkvd_[a-z_]+\(' "$ROOT/client/kvd_methods.h" | tr -d '(' >"$dir/calls"
-sed -n 's/^\.Fn \(kvd_[a-z_]*\).*/\1/p' "$pages/libkvd_methods.3" | grep -v '^kvd_error$' >"$dir/page-calls"
-same 'calls of libkvd_methods(3)' "$dir/calls" "$dir/page-calls"
-grep -oE '\bkvd_[a-z_]+\(' "$ROOT/client/kvd_cuda.h" | tr -d '(' | sort -u >"$dir/calls"
-sed -n 's/^\.Fn \(kvd_[a-z_]*\) ".*/\1/p' "$pages/libkvd_cuda.3" | sort -u >"$dir/page-calls"
-same 'calls of libkvd_cuda(3)' "$dir/calls" "$dir/page-calls"
-grep -oE '\bkvd_[a-z_]+\(' "$ROOT/client/kvd_attend.h" | tr -d '(' >"$dir/calls"
-sed -n 's/^\.Fn \(kvd_[a-z_]*\) ".*/\1/p' "$pages/libkvd_attend.3" | sort -u >"$dir/page-calls"
-same 'calls of libkvd_attend(3)' "$dir/calls" "$dir/page-calls"
-printf '#include <kvd.h>\n#include <kvd_methods.h>\nint main(void) { return sizeof(struct kvd_entry) == 0; }\n' >"$dir/methods.c"
-# shellcheck disable=SC2086 # CC may hold several words
-${CC:-cc} -Wall -Wextra -Werror -I"$ROOT/client" -fsyntax-only "$dir/methods.c" >"$dir/out" 2>&1 ||
-        wrong 'kvd_methods.h as it is installed does not compile'
+# libkvd(3) and its sisters (their examples are run by tests/tree/pasted)
+python3 "$here/prototypes.py" "$ROOT" >"$dir/out" || wrong 'libkvd(3) and its sisters: calls and errors'
 
 # Every column that a table shows is in the page.
 start_daemon
