@@ -14,6 +14,7 @@ kvctl 3 --socket "$(printf '/%0200d' 0)" status
 kvctl 3 top -n 1
 kvctl 0 proto # needs none
 kvctl 0 --help
+fits 80
 kvctl 0 --version
 says '^kvctl [0-9]'
 
@@ -53,6 +54,8 @@ for verb in $("$KVCTL" --help | sed -n 's/^  \([a-z]*\)  .*/\1/p') 'space create
         # shellcheck disable=SC2086 # words
         kvctl 0 $verb --help
         says '^usage: kvctl ' '^example: kvctl '
+        sed -i '/^example: /d' "$dir/out" # can be pasted
+        fits 80
 done
 kvctl 0 space --help
 says '^usage: kvctl space VERB' '^  space create  ' '^  space delete  '
@@ -65,6 +68,7 @@ for program in "$KVD" "$KVCTL" "$KVLM"; do
         what="$program"
         "$program" -h >"$dir/out" 2>"$dir/err" || wrong "$what -h: exit status $?"
         "$program" --help | cmp -s - "$dir/out" || wrong "$what: -h is not --help"
+        [ "$program" = "$KVLM" ] || fits 80
         "$program" -V >"$dir/out" 2>"$dir/err" || wrong "$what -V: exit status $?"
         "$program" --version | cmp -s - "$dir/out" || wrong "$what: -V is not --version"
 done

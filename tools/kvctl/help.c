@@ -6,6 +6,7 @@
 
 #include "tools/kvctl/args.h"
 
+#include <stdarg.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
@@ -13,6 +14,24 @@
 
 #define WIDTH 79u
 #define INDENT 8u
+#define VERB_TEXT 18u /* columns before what a verb does, and what a flag is */
+#define FLAG_TEXT 28u
+
+/* Its second line and those behind it are indented. */
+_printf_(3, 4) static void put_line(FILE *to, unsigned indent, const char *format, ...) {
+        char line[512];
+        va_list list;
+
+        va_start(list, format);
+        vsnprintf(line, sizeof line, format, list);
+        va_end(list);
+        text_put_wrapped(to, line, WIDTH, indent);
+        fputc('\n', to);
+}
+
+static void put_verb(FILE *to, const struct verb *verb) {
+        put_line(to, VERB_TEXT, "  %-14s  %s", verb->name, verb->text);
+}
 
 static void put_flag_usage(FILE *to, enum flag flag, bool required) {
         const struct flag_row *row = &flags[flag];
@@ -29,10 +48,12 @@ static void put_flag(FILE *to, enum flag flag) {
                 snprintf(letter, sizeof letter, "-%c, ", row->letter);
         snprintf(left, sizeof left, "--%s%s%s", row->name, row->value ? " " : "",
                  row->value ? row->value : "");
-        if (strlen(left) > 20)
-                fprintf(to, "  %s%s\n%-28s%s\n", letter, left, "", row->text);
-        else
-                fprintf(to, "  %s%-20s  %s\n", letter, left, row->text);
+        if (strlen(left) > 20) {
+                fprintf(to, "  %s%s\n", letter, left);
+                put_line(to, FLAG_TEXT, "%-28s%s", "", row->text);
+        } else {
+                put_line(to, FLAG_TEXT, "  %s%-20s  %s", letter, left, row->text);
+        }
 }
 
 static void put_flags(FILE *to, uint64_t mask) {
@@ -60,11 +81,14 @@ void help_verb(FILE *to, const struct verb *verb) {
         uint64_t own = verb->required | verb->optional;
 
         put_usage(to, verb);
-        fprintf(to, "\n\nkvctl %s: %s.%s%s\n\n", verb->name, verb->text, *verb->more ? "\n" : "",
-                verb->more);
+        fputs("\n\n", to);
+        put_line(to, 0, "kvctl %s: %s.", verb->name, verb->text);
+        if (*verb->more)
+                put_line(to, 0, "%s", verb->more);
+        fputc('\n', to);
         put_flags(to, own);
         put_flags(to, FLAGS_GLOBAL);
-        fprintf(to, "\nexample: %s\n", verb->example);
+        fprintf(to, "\nexample: %s\n", verb->example); /* whole: it is pasted */
 }
 
 bool verb_is_of(const struct verb *verb, const char *group) {
@@ -77,21 +101,19 @@ void help_group(FILE *to, const char *group) {
         fprintf(to, "usage: kvctl %s VERB [arguments]\n\n", group);
         for (unsigned i = 0; i < n_verbs; i++)
                 if (verb_is_of(&verbs[i], group))
-                        fprintf(to, "  %-14s  %s\n", verbs[i].name, verbs[i].text);
+                        put_verb(to, &verbs[i]);
         fprintf(to, "\n\"kvctl help %s VERB\" has the flags of each and an example.\n", group);
 }
 
 void help_all(FILE *to) {
         fprintf(to, "usage: kvctl [flags] VERB [arguments]\n\n"
-                    "Looks into a kvd daemon, and changes what is in it. Where there is one space, "
-                    "SPACE\n"
-                    "may be left out.\n\n");
+                    "Looks into a kvd daemon, and changes what is in it. Where there is one\n"
+                    "space, SPACE may be left out.\n\n");
         for (unsigned i = 0; i < n_verbs; i++)
-                fprintf(to, "  %-14s  %s\n", verbs[i].name, verbs[i].text);
+                put_verb(to, &verbs[i]);
         fprintf(to, "\nflags of every verb:\n\n");
         put_flags(to, FLAGS_GLOBAL);
-        fprintf(to, "\nexit status: 0 done; 1 the answer is no, or refused; 2 wrong usage; 3 no "
-                    "daemon\n"
-                    "\"kvctl help VERB\" has the flags of a verb and an example; kvctl(1) has the "
-                    "rest.\n");
+        fprintf(to, "\nexit status: 0 done; 1 the answer is no, or refused; 2 wrong usage;\n"
+                    "3 no daemon\n"
+                    "\"kvctl help VERB\" has a verb's flags and an example; kvctl(1) the rest.\n");
 }
