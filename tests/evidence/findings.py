@@ -79,6 +79,7 @@ class Plot:
     y: str
     series: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
     y_range: tuple[float, float] | None = None
+    x_range: tuple[float, float] | None = None
 
 
 @dataclass

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """evidence.json as one HTML page: first every verdict in one table, then each method with its tables and plots.
 
-It reads well on a phone (wide tables scroll by themselves, plots stand below each other), on a wide screen (plots stand
+It reads well on a phone (verdicts are lines below each other, wide tables scroll by themselves, plots stand below each other), on a wide screen (plots stand
 side by side) and in print.
 """
 
@@ -11,7 +11,7 @@ from collections import Counter
 from html import escape
 
 from findings import FAILS, HOLDS, Findings, Table
-from svg import draw
+from svg import draw, split
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1180px; margin: 2em auto; padding: 0 1em; color: #1f2933 }
@@ -19,7 +19,10 @@ h1, h2 { line-height: 1.2 } h2 { margin-top: 2.5em; border-bottom: 1px solid #cb
 table { border-collapse: collapse; font-size: 14px } .scroll { overflow-x: auto; margin: 1em 0 }
 th, td { border: 1px solid #cbd5e1; padding: 3px 9px; text-align: right } th { background: #f1f5f9 }
 td:first-child, th:first-child { text-align: left }
-.verdicts { min-width: 640px } .verdicts th, .verdicts td { text-align: left; vertical-align: top }
+.verdicts th, .verdicts td { text-align: left; vertical-align: top }
+@media screen and (max-width: 700px) { .verdicts, .verdicts tbody, .verdicts tr, .verdicts td { display: block }
+  .verdicts th { display: none } .verdicts td { border: 0; padding: 2px 0; overflow-wrap: anywhere }
+  .verdicts td::before { content: attr(data-is) ": "; font-weight: 600 } .verdicts tr { border-top: 1px solid #cbd5e1; padding: 8px 0 } }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 360px), 1fr)); gap: 12px; align-items: end }
 svg { background: #fff; border: 1px solid #e2e8f0; width: 100%; height: auto; box-sizing: border-box }
 svg text { font: 11px system-ui, sans-serif; fill: #334155 }
@@ -28,8 +31,11 @@ figure { margin: 0 } figcaption { font-weight: 600; font-size: 13px; margin-bott
 .holds { color: #15803d } .fails { color: #b91c1c } .open { color: #92400e }
 nav a { margin-right: 1.2em; white-space: nowrap }
 @media print { nav { display: none } body { margin: 0; max-width: none; font-size: 11px } table { font-size: 10px }
-  .scroll { overflow: visible } .verdicts { min-width: 0 } figure, tr { break-inside: avoid } h2, h3 { break-after: avoid } }
+  .scroll { overflow: visible } figure, tr { break-inside: avoid } h2, h3 { break-after: avoid } }
 """
+
+
+VERDICT = ("Method", "The paper says", "Here", "At our scale")      # columns; on a phone, in front of each line
 
 
 def cell(value: object) -> str:
@@ -56,8 +62,9 @@ def colour(verdict: str) -> str:
 
 
 def verdict(f: Findings, said: str, measured: str, verdict: str, why: str) -> str:
-    return (f"<tr><td><a href='#{f.method}'>{escape(f.title)}</a></td><td>{said}</td><td>{escape(measured)}</td>"
-            f"<td class='{colour(verdict)}'><b>{verdict}</b>{': ' + escape(why) if why else ''}</td></tr>")
+    said_so = f"<b>{verdict}</b>{': ' + escape(why) if why else ''}"
+    cells = (f"<a href='#{f.method}'>{escape(f.title)}</a>", said, escape(measured), f"<span class='{colour(verdict)}'>{said_so}</span>")
+    return "<tr>" + "".join(f"<td data-is='{escape(what)}'>{text}</td>" for what, text in zip(VERDICT, cells)) + "</tr>"
 
 
 def verdicts(findings: list[Findings]) -> str:
@@ -65,14 +72,14 @@ def verdicts(findings: list[Findings]) -> str:
     claims = [verdict(f, escape(c.paper), c.measured, c.verdict, c.why) for f in findings for c in f.claims]
     aims = [verdict(f, f"<i>kvd's aim:</i> {escape(a.text)}", a.measured, a.verdict, a.why)
             for f in findings for a in f.aims]
+    head = "".join(f"<th>{what}</th>" for what in VERDICT)
     counts = Counter(c.verdict for f in findings for c in f.claims)
     return (f"<p>Claims: {len(claims)}; {', '.join(f'{word}: {n}' for word, n in counts.most_common())}.</p>"
-            + scrolled("<table class='verdicts'><tr><th>Method</th><th>The paper says</th><th>Here</th>"
-                       f"<th>At our scale</th></tr>{''.join(claims + aims)}</table>"))
+            + scrolled(f"<table class='verdicts'><tr>{head}</tr>{''.join(claims + aims)}</table>"))
 
 
 def section(f: Findings) -> str:
-    plots = "".join(draw(p) for p in f.plots)
+    plots = "".join(draw(part) for p in f.plots for part in split(p))
     return (f"<h2 id='{f.method}'>{escape(f.title)}</h2><p>{escape(f.summary)}</p>"
             f"<p><b>When to use it.</b> {escape(f.use)}</p>"
             f"<div class='plots'>{plots}</div>{''.join(table(t) for t in f.tables)}")

@@ -12,7 +12,9 @@ from findings import Plot
 WIDTH, HEIGHT = 420, 244
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 44
 NAME, TITLE = 15, 26     # heights of a line's name, and of a title
-COLOURS = ["#1b6ca8", "#c2410c", "#15803d", "#7e22ce", "#b91c1c", "#0e7490", "#a16207", "#4b5563"]
+OURS = ["#1b6ca8", "#c2410c", "#15803d", "#111827"]                                # of kvd's lines, which are heavy
+OTHERS = ["#7e22ce", "#a16207", "#0e7490", "#be185d", "#4b5563", "#4d7c0f", "#b91c1c", "#4338ca"]   # of all other lines
+MOST = 7        # lines in one picture
 
 
 def nice_ticks(low: float, high: float, wanted: int = 6) -> list[float]:
@@ -35,7 +37,7 @@ class Frame:
     def __init__(self, plot: Plot) -> None:
         points = [point for line in plot.series.values() for point in line]
         xs, ys = [p[0] for p in points] or [0, 1], [p[1] for p in points] or [0, 1]
-        self.x0, self.x1 = min(xs), max(xs)
+        self.x0, self.x1 = plot.x_range or (min(xs), max(xs))
         self.y0, self.y1 = plot.y_range or (min(0, min(ys)), max(ys) * 1.05 or 1)
         if self.x1 == self.x0:
             self.x1 = self.x0 + 1
@@ -65,9 +67,31 @@ def axes(plot: Plot, frame: Frame) -> list[str]:
     return out
 
 
-def line(frame: Frame, index: int, name: str, points: list[tuple[float, ...]]) -> list[str]:
-    colour = COLOURS[index % len(COLOURS)]
-    stroke = f'stroke="{colour}" stroke-width="2"' + (' stroke-dasharray="5 3"' if index >= len(COLOURS) else "")
+def is_ours(name: str) -> bool:
+    return name.startswith("kvd")
+
+
+def split(plot: Plot) -> list[Plot]:
+    """Plots of at most MOST lines, over the same axes: kvd's lines in each, and some of the others."""
+    ours = {name: points for name, points in plot.series.items() if is_ours(name)}
+    others = [name for name in plot.series if name not in ours]
+    room = MOST - len(ours)
+    groups = [others[i:i + room] for i in range(0, len(others), room)] or [[]]
+    whole = Frame(plot)
+    return [Plot(plot.title + (f" ({i} of {len(groups)})" if len(groups) > 1 else ""), plot.x, plot.y,
+                 ours | {name: plot.series[name] for name in group}, (whole.y0, whole.y1), (whole.x0, whole.x1))
+            for i, group in enumerate(groups, 1)]
+
+
+def looks(names: list[str]) -> dict[str, tuple[str, float]]:
+    """The colour and the width of each line; no colour is used twice in a picture."""
+    ours, others, thin = iter(OURS), iter(OTHERS), 1.3 if any(map(is_ours, names)) else 2
+    return {name: (next(ours), 3.5) if is_ours(name) else (next(others), thin) for name in names}
+
+
+def line(frame: Frame, index: int, name: str, points: list[tuple[float, ...]], look: tuple[str, float]) -> list[str]:
+    colour, wide = look
+    stroke = f'stroke="{colour}" stroke-width="{wide}"'
     path = " ".join(f"{frame.x(p[0]):.1f},{frame.y(p[1]):.1f}" for p in points)
     y = HEIGHT + NAME * index + 8
     out = [f'<polyline points="{path}" fill="none" {stroke}/>',
@@ -77,7 +101,7 @@ def line(frame: Frame, index: int, name: str, points: list[tuple[float, ...]]) -
         out.append(f'<line x1="{frame.x(px):.1f}" x2="{frame.x(px):.1f}" y1="{frame.y(span[1]):.1f}" '
                    f'y2="{frame.y(span[2]):.1f}" stroke="{colour}" stroke-opacity="0.35"/>')
     for px, py, *_ in points:
-        out.append(f'<circle cx="{frame.x(px):.1f}" cy="{frame.y(py):.1f}" r="3" fill="{colour}">'
+        out.append(f'<circle cx="{frame.x(px):.1f}" cy="{frame.y(py):.1f}" r="{1.5 + wide / 2}" fill="{colour}">'
                    f"<title>{escape(name)}: {number(px)}, {number(py)}</title></circle>")
     return out
 
@@ -87,10 +111,10 @@ def height(plot: Plot) -> int:
 
 
 def inside(plot: Plot) -> str:
-    frame = Frame(plot)
+    frame, look = Frame(plot), looks(list(plot.series))
     parts = axes(plot, frame)
-    for index, (name, points) in enumerate(plot.series.items()):
-        parts += line(frame, index, name, sorted(points))
+    for index, name in reversed(list(enumerate(plot.series))):      # kvd's, which come first, lie above the others
+        parts += line(frame, index, name, sorted(plot.series[name]), look[name])
     return "".join(parts)
 
 
@@ -102,12 +126,15 @@ def draw(plot: Plot) -> str:
 
 
 def beside(titled: list[tuple[str, Plot]]) -> str:
-    """A picture that stands by itself: plots side by side."""
-    step = WIDTH + 10
-    width, tall = step * len(titled), TITLE + max(height(plot) for _, plot in titled)
-    each = "".join(f'<text x="{step * i + 10}" y="16" class="title">{escape(title)}</text>'
-                   f'<svg x="{step * i}" y="{TITLE}" width="{WIDTH}" height="{height(plot)}">{inside(plot)}</svg>'
-                   for i, (title, plot) in enumerate(titled))
+    """A picture that stands by itself: a row for each plot, or for the parts that it is split into."""
+    step, y, each = WIDTH + 10, 0, ""
+    rows = [(title, split(plot)) for title, plot in titled]
+    for title, plots in rows:
+        each += f'<text x="10" y="{y + 16}" class="title">{escape(title)}</text>'
+        each += "".join(f'<svg x="{step * i}" y="{y + TITLE}" width="{WIDTH}" height="{height(plot)}">{inside(plot)}</svg>'
+                        for i, plot in enumerate(plots))
+        y += TITLE + max(height(plot) for plot in plots) + 10
+    width, tall = step * max(len(plots) for _, plots in rows), y
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {tall}" role="img">'
             "<style>text { font: 11px system-ui, sans-serif; fill: #334155 } .title { font-weight: 600 } "
             ".grid { stroke: #e2e8f0 }</style>"

@@ -23,6 +23,7 @@ except ImportError:
 
 from findings import FAILS, HOLDS, Aim, Claim, Findings, Plot, Table
 from page import page
+from svg import MOST, beside, draw, split
 
 PHONE, SCREEN = 390, 1280
 LEAST_LETTER = 9        # CSS pixels
@@ -41,6 +42,8 @@ for (const frame of document.querySelectorAll('iframe')) {
       return a.left < b.left - 1 || a.right > b.right + 1 || a.top < b.top - 1 || a.bottom > b.bottom + 1; })
       .map(t => t.textContent)),
     verdicts: doc.querySelectorAll('.verdicts tr').length,
+    hidden: [...doc.querySelectorAll('.verdicts td')].filter(t => {
+      const a = t.getBoundingClientRect(); return a.left < 0 || a.right > root.clientWidth; }).map(t => t.textContent),
   };
 }
 document.body.innerHTML = '<pre id="out">' + JSON.stringify(out) + '</pre>';
@@ -61,6 +64,32 @@ def made_up(method: str) -> Findings:
                for i in range(PLOTS)])
 
 
+def look_of(picture: str) -> dict[str, tuple[str, float]]:
+    """Colour and width of each line of a plot, by its name."""
+    return {name: (stroke, float(width)) for stroke, width, name in re.findall(
+        r'<line x1="[^"]*" x2="[^"]*" y1="[^"]*" y2="[^"]*" stroke="([^"]*)" stroke-width="([^"]*)"/>'
+        r'<text[^>]*>([^<]*)</text>', picture)}
+
+
+def test_many_lines() -> None:
+    """Few in each picture, over the same axes, of different colours; kvd's in all of them, and heavier."""
+    ours = {"kvd, one=on": [(0, 0.5), (1, 1)], "kvd, one.profile=paper": [(0, 0.4), (1, 0.9)]}
+    for n in (0, 1, 5, 6, 10, 23):
+        others = {f"policy {i}": [(0, i / 30), (2 if i == 7 else 1, 1)] for i in range(n)}
+        for series in (ours | others, others | ours, others):
+            plots = split(Plot("Recall", "x", "y", series))
+            drawn = [look_of(draw(plot)) for plot in plots]
+            assert all(len(looks) == len(plot.series) <= MOST for looks, plot in zip(drawn, plots)), drawn
+            assert {name for looks in drawn for name in looks} == set(series)
+            assert len({(plot.x_range, plot.y_range) for plot in plots}) == 1
+            for looks in drawn:
+                assert len({colour for colour, _ in looks.values()}) == len(looks), f"a colour is used twice: {looks}"
+                heavy = [width for name, (_, width) in looks.items() if name in ours]
+                assert len(heavy) == (2 if ours.keys() <= series.keys() else 0)
+                assert all(width * 2 < wide for wide in heavy for name, (_, width) in looks.items() if name not in ours)
+    assert beside([("one", Plot("Recall", "x", "y", ours | others)), ("two", Plot("Recall", "x", "y", ours))]).count("<svg") > 5
+
+
 def rendered(browser: str, html: str, folder: str) -> dict:
     """What the browser makes of it in frames of both widths."""
     frames = "".join(f"<iframe id='w{width}' width={width} height=800 style='border:0' srcdoc='{escape(html, quote=True)}'>"
@@ -78,6 +107,7 @@ def rendered(browser: str, html: str, folder: str) -> dict:
 
 
 def main() -> int:
+    test_many_lines()
     browser = shutil.which("chromium")
     if not browser:
         print("skipped: no chromium")
@@ -91,6 +121,7 @@ def main() -> int:
         assert it["needs"] <= it["width"] <= width, f"{name}: sticks out: {it['needs']} of {it['width']}"
         assert it["letters"] >= LEAST_LETTER, f"{name}: letters of {it['letters']} pixels"
         assert not it["outside"], f"{name}: outside of their plots: {it['outside']}"
+        assert not it["hidden"], f"{name}: verdicts outside of the screen: {it['hidden']}"
         assert it["verdicts"] == 1 + 3 * len(methods), f"{name}: {it['verdicts']} rows"
         assert len(it["plots"]) == PLOTS * len(methods)
     phone, screen = seen["w390"]["plots"], seen["w1280"]["plots"]
