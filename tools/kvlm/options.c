@@ -220,8 +220,7 @@ static const struct row rows[] = {
         WORD("decode", device.decode, 0, "fast exact", "HOW",
              "on a GPU: fast (default), or exact: what is generated "
              "has the bits\nof a prompt"),
-        SECTION("Sequences of the pool (the methods that the space's settings turn on work on "
-                "them):"),
+        SECTION("Sequences of the pool (the space's settings turn methods on for them):"),
         WORD("sequence", pooled.use, 0, "auto off on", "WHEN",
              "auto: if a method is on (default); on; or off"),
         YES("own-prompt", pooled.own_prompt,
@@ -270,40 +269,38 @@ static const struct row rows[] = {
 
 /* ---- help ------------------------------------------------------------------------------------ */
 
-enum { COLUMN = 23 };
+enum { COLUMN = 23, WIDTH = 79 };
+
+/* Words from there on, in lines of WIDTH that begin at COLUMN. */
+static void print_words(const char *text, int at) {
+        for (size_t n; *text; text += n + strspn(text + n, " \n")) {
+                n = strcspn(text, " \n");
+                if (at > COLUMN && at + 1 + (int)n > WIDTH)
+                        at = printf("\n") - 1;
+                at += printf("%*s%.*s", at < COLUMN ? COLUMN - at : 1, "", (int)n, text);
+        }
+        putchar('\n');
+}
 
 static void print_row(const struct row *row) {
-        const char *line = row->help;
-        int used = row->name ? printf("  --%s%s%s", row->name, row->value ? " " : "",
-                                      row->value ? row->value : "") :
-                               0;
-
-        if (!row->name) {
+        if (row->name)
+                print_words(row->help, printf("  --%s%s%s", row->name, row->value ? " " : "",
+                                              row->value ? row->value : ""));
+        else
                 printf("\n%s\n", row->help);
-                return;
-        }
-        for (size_t n; *line; line += n + (line[n] == '\n'), used = 0) {
-                n = strcspn(line, "\n");
-                printf("%*s%.*s\n", MAX(COLUMN - used, 1), "", (int)n, line);
-        }
-        if (!*row->help)
-                putchar('\n');
 }
 
 static int show_help(const struct row *row, const char *text, struct options *o) {
-        puts("Usage: kvlm --model DIR (--prompts FILE | --text FILE | --tokens FILE | --tokenize "
-             "FILE) [OPTION]...\n"
-             "Runs a language model whose keys and values lie in the cache of a kvd daemon, used "
-             "where they are.\n"
-             "\n"
-             "A FILE of - is standard input. Without a daemon, and where the cache has no room, "
-             "kvlm computes in\n"
-             "memory of its own; answers are the same to the last bit.");
+        puts("Usage: kvlm --model DIR (--prompts FILE | --text FILE | --tokens FILE |\n"
+             "            --tokenize FILE) [OPTION]...\n"
+             "Runs a language model whose keys and values lie in the cache of a kvd daemon,\n"
+             "used where they are.\n\n"
+             "A FILE of - is standard input. Without a daemon, and where the cache has no\n"
+             "room, kvlm computes in memory of its own; answers are the same to the last bit.");
         for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
                 print_row(rows + i);
-        puts("\nExit status: 0 all prompts answered; 1 some failed, or something is wrong with the "
-             "model; 2 wrong\n"
-             "usage; 130 interrupted.");
+        puts("\nExit status: 0 all prompts answered; 1 some failed, or something is wrong with\n"
+             "the model; 2 wrong usage; 130 interrupted.");
         return 1;
 }
 
