@@ -54,7 +54,8 @@ class Publisher:
 class Router:
     """What a subscriber takes to be cached: each block's tokens and the block before it."""
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: Publisher, block_tokens: int = BT) -> None:
+        self.block_tokens = block_tokens
         self.blocks: dict[int, tuple[int | None, tuple[int, ...], object]] = {}
         self.seq, self.batches, self.cleared = -1, 0, 0
         self.socket, self.asked = Socket(publisher.live, b"SUB", b"kv@"), Socket(publisher.replay, b"DEALER")
@@ -70,12 +71,13 @@ class Router:
             for block in event["block_hashes"]:
                 assert self.blocks.pop(block, None), "removed, and never stored"
             return
-        assert event["block_size"] == BT and len(event["token_ids"]) == BT * len(event["block_hashes"])
+        size = self.block_tokens
+        assert event["block_size"] == size and len(event["token_ids"]) == size * len(event["block_hashes"])
         before = event["parent_block_hash"]
         assert before is None or before in self.blocks, "stored behind what is not there"
         keys = event.get("extra_keys") or [None] * len(event["block_hashes"])
         for i, block in enumerate(event["block_hashes"]):
-            self.blocks[block] = (before, tuple(event["token_ids"][i * BT:(i + 1) * BT]), keys[i])
+            self.blocks[block] = (before, tuple(event["token_ids"][i * size:(i + 1) * size]), keys[i])
             before = block
 
     def take_batch(self, parts: list[bytes]) -> None:
@@ -222,6 +224,47 @@ def test_a_replay_that_is_read_late_is_whole(on: Instance) -> None:
         publisher.end()
 
 
+def test_a_replay_outlives_its_batches(on: Instance) -> None:
+    """The rest of a replay is not kept any more when there is room for it: one batch says all instead."""
+    size, kept = 256, 64 << 20
+    geometry = kvd.Geometry(layers=1, kv_heads=1, head_dim=8, vocab=1 << 31, dtype="f32", block_tokens=size)
+    with kvd.connect(on.socket) as client, client.space("outlived", geometry) as space:
+        publisher, n = Publisher(on, "outlived"), 0
+
+        def fill(batch: int) -> int:
+            """A chain of new blocks; the bytes that its tokens have in a batch."""
+            nonlocal n
+            n += 1
+            with space.lookup([n << 16]) as pin:
+                fresh = space.alloc(batch)
+                pin.seal(fresh, list(range(n << 16, (n << 16) + len(fresh) * size)))
+                return 5 * len(fresh) * size
+
+        def publish(batch: int) -> int:
+            """The same, and it is published: numbers rise."""
+            written = fill(batch)
+            live.receive()
+            return written
+
+        live, late = Socket(publisher.live, b"SUB", b"kv@"), Router(publisher, size)
+        until(lambda: late.catch_up(0), "the first batch")
+        for _ in range(100):
+            publish(16)
+        for _ in range(10):
+            late.asked.send(b"", bytes(8))
+        while kept > 0:
+            kept -= publish(128)
+        replays = [numbers_of(late.asked) for _ in range(10)]
+        assert any(b - a > 1 for numbers in replays for a, b in zip(numbers, numbers[1:])), replays
+        assert all(numbers == sorted(set(numbers)) for numbers in replays), replays
+        another = Router(publisher, size)
+        until(lambda: another.catch_up(0) == late.catch_up(0) == 1 and late.blocks == another.blocks, "the same")
+        live.close()
+        late.close()
+        another.close()
+        publisher.end()
+
+
 def test_more_than_the_index_has_room_to_say(on: Instance) -> None:
     on.kvctl("space", "create", "small", *"--layers 1 --kv-heads 1 --head-dim 8 --dtype f32 --vocab 1048576".split(),
              "--max-blocks", "64")
@@ -292,5 +335,6 @@ with daemon() as it:
     test_what_is_refused(it)
     test_nobody_waits_for_a_subscriber(it)
     test_a_replay_that_is_read_late_is_whole(it)
+    test_a_replay_outlives_its_batches(it)
     test_more_than_the_index_has_room_to_say(it)
     test_the_daemon_and_the_publisher_are_killed(it)

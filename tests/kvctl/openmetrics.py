@@ -4,9 +4,9 @@
 
     openmetrics.py TEXT [DUMP]
 
-read() is for OpenMetrics 1.0, and follows the ABNF of the specification for what kvctl writes (no timestamps, no exemplars): families are described
-before their samples and are not interleaved, names and label names are legal, units end names, counters end in _total,
-buckets rise to +Inf and agree with _count.
+read() is for OpenMetrics 1.0, and follows the ABNF of the specification for what kvctl writes (no timestamps, no
+exemplars): families are described before their samples and are not interleaved, names and label names are legal, units
+end names, counters end in _total, buckets rise to +Inf and agree with _count. read_plain() is for the older format.
 """
 from __future__ import annotations
 
