@@ -18,6 +18,7 @@
 
 #include "client/deadline.h"
 #include "client/error.h"
+#include "client/lifeline.h"
 #include "ipc/address.h"
 #include "ipc/base/sys.h"
 
@@ -119,11 +120,32 @@ static void keep_peer(struct conn *c, const struct kvd_msg_attach_reply *peer) {
         c->peer.domain = kvd_slice_of(kvd_slice_copy(peer->domain, c->domain, sizeof c->domain));
 }
 
+static int ask_for_lifeline(struct conn *c, uint64_t deadline_ns) {
+        struct kvd_msg_lifeline request;
+        struct kvd_fds fds;
+        int r = lifeline_process(&request.process);
+
+        if (r == 0)
+                r = conn_call_by(c, deadline_ns, KVD_MSG_lifeline, &request, NULL, &fds);
+        if (r < 0)
+                return r;
+        if (fds.n != 1) {
+                kvd_fds_close(&fds);
+                return daemon_fail(-EPROTO, "a lifeline comes with one descriptor");
+        }
+        return lifeline_hold(fds.fd[0]);
+}
+
 static int greet(struct conn *c, const char *name, uint64_t deadline_ns) {
         struct kvd_msg_attach hello = {.protocol = KVD_PROTOCOL, .name = kvd_slice_of(name)};
         struct kvd_msg_attach_reply peer;
         int r = conn_call_by(c, deadline_ns, KVD_MSG_attach, &hello, &peer, NULL);
 
+        if (r == -ESRCH) { /* the kernel does not tell the daemon which process we are */
+                r = ask_for_lifeline(c, deadline_ns);
+                if (r == 0)
+                        r = conn_call_by(c, deadline_ns, KVD_MSG_attach, &hello, &peer, NULL);
+        }
         if (r < 0)
                 return r;
         if (peer.protocol != KVD_PROTOCOL)

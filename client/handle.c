@@ -8,24 +8,16 @@
 
 #include <errno.h>
 #include <string.h>
-#include <sys/mman.h>
 
+#include "client/forked.h"
 #include "client/internal.h"
 #include "ipc/base/sys.h"
 
-/*
- * A page that children of fork() see zeroed: telling them apart costs one load and no system call.
- */
 static int make_fork_guard(struct kvd *handle) {
-        uint32_t *page = sys->mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                                   -1, 0);
+        uint32_t *page = forked_page_new();
 
-        if (page == MAP_FAILED)
-                return -errno;
-        if (sys->madvise(page, 4096, MADV_WIPEONFORK) < 0) {
-                munmap(page, 4096);
-                return -errno;
-        }
+        if (!page)
+                return client_fail(-ENOMEM, "out of memory");
         *page = 1;
         handle->not_forked = page;
         return 0;
@@ -133,7 +125,7 @@ int kvd_open_expecting(const char *socket_path, const char *server_user, struct 
         atomic_init(&handle->users, 1);
         r = make_fork_guard(handle);
         if (r < 0)
-                return client_fail(r, "out of memory");
+                return r;
         r = server_user_find(server_user, &handle->server);
         if (r < 0)
                 return r;
@@ -159,8 +151,7 @@ struct kvd *kvd_close(struct kvd *handle) {
                 return NULL;
         handle->conn = conn_close(handle->conn);
         later_send(handle); /* to nobody any more */
-        if (handle->not_forked)
-                munmap((void *)handle->not_forked, 4096);
+        forked_page_free((void *)handle->not_forked);
         pthread_cond_destroy(&handle->changed);
         free(handle->path);
         free(handle);

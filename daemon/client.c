@@ -3,7 +3,8 @@
 /*
  * A client's life, and what it finds by handle or by name. The end of the connection is not the end
  * of the process (and a child may hold the connection open beyond it): everything that the process
- * can still touch is kept until the kernel says, through the pidfd, that the process is gone.
+ * can still touch is kept until the kernel says, through the pidfd or a lifeline, that the process
+ * is gone.
  */
 
 #include "daemon/client.h"
@@ -18,6 +19,7 @@
 #include "daemon/log.h"
 #include "daemon/mates.h"
 #include "daemon/worker_jobs.h"
+#include "ipc/base/lifeline.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -35,6 +37,21 @@ static void close_socket(struct client *c) {
         c->socket.fd = -1;
 }
 
+static int watch_process(struct client *c) {
+        c->process = (struct loop_source){
+                .fd = c->peer.pidfd, .events = POLLIN, .ready = process_ended};
+        return loop_add(c->server->loop, &c->process);
+}
+
+int client_make_lifeline(struct client *c, uint64_t process, int *writing) {
+        int r = peer_make_lifeline(&c->peer, process, writing);
+
+        if (r == 0)
+                r = watch_process(c);
+        c->closing = r < 0;
+        return r;
+}
+
 int client_open(struct client *c, int fd, void (*ready)(struct loop_source *, short)) {
         int r;
 
@@ -45,11 +62,8 @@ int client_open(struct client *c, int fd, void (*ready)(struct loop_source *, sh
         if (r >= 0 && c->server->config->own_user_only && c->peer.uid != getuid())
                 r = -EACCES;
         seats_belong(&c->server->seats, c);
-        if (r >= 0) {
-                c->process = (struct loop_source){
-                        .fd = c->peer.pidfd, .events = POLLIN, .ready = process_ended};
-                r = loop_add(c->server->loop, &c->process);
-        }
+        if (r >= 0 && c->peer.pidfd >= 0)
+                r = watch_process(c);
         if (r >= 0)
                 r = loop_add(c->server->loop, &c->socket);
         if (r < 0)
@@ -138,7 +152,8 @@ static bool used_gpu(const struct client *c) {
 static void begin_quarantine(struct client *c) {
         c->quarantine.fire = quarantine_over;
         loop_timer_set(c->server->loop, &c->quarantine,
-                       sys_now_ns() + c->server->config->quarantine_ms * UINT64_C(1000000));
+                       sys_now_ns() + c->server->config->quarantine_ms * UINT64_C(1000000) +
+                               lifeline_delay_ns(c->peer.pidfd));
 }
 
 static bool is_held(const struct client *c) {

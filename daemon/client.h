@@ -67,6 +67,12 @@ struct client {
 int client_open(struct client *client, int fd, void (*ready)(struct loop_source *, short));
 
 /*
+ * Before attach, where the kernel does not say which process it is: see peer_make_lifeline. On failure
+ * the connection ends.
+ */
+int client_make_lifeline(struct client *client, uint64_t process, int *writing);
+
+/*
  * The connection is of no more use: closes it, and waits for the end of the process if it may still
  * use memory.
  */

@@ -165,11 +165,21 @@ static int admit(struct client *c, const struct kvd_msg *request) {
         return r < 0 ? r : choose_number(c);
 }
 
+/* libkvd asks for a lifeline then, and attaches again on this connection; older ones show the text. */
+static int refuse_unknown(struct client *c) {
+        return client_refuse(c, -ESRCH,
+                             "kvd does not see this process: it is in another pid namespace, and "
+                             "Linux before 6.5 does not tell its end; update libkvd, or share "
+                             "kvd's pid namespace");
+}
+
 int handle_attach(struct client *c, const struct kvd_msg *request, struct call *call) {
         int r;
 
         if (c->state != CLIENT_HALF_OPEN)
                 return client_refuse(c, -EISCONN, "this connection is attached already");
+        if (c->peer.pidfd < 0)
+                return refuse_unknown(c);
         r = admit(c, request);
         if (r < 0) {
                 c->closing = true;
@@ -184,6 +194,18 @@ int handle_attach(struct client *c, const struct kvd_msg *request, struct call *
                 .version = kvd_slice_of(KVD_PROJECT_VERSION),
                 .domain = kvd_slice_of(domain_config(c->domain)->name),
         };
+        return 0;
+}
+
+int handle_lifeline(struct client *c, const struct kvd_msg *request, struct call *call) {
+        int r;
+
+        if (c->peer.pidfd >= 0)
+                return client_refuse(c, -EALREADY, "this process' end is known without a lifeline");
+        r = client_make_lifeline(c, request->lifeline.process, &call->own_fd);
+        if (r < 0)
+                return client_refuse(c, r, "no lifeline: %s", strerror(-r));
+        call->fds.fd[call->fds.n++] = call->own_fd;
         return 0;
 }
 

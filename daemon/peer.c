@@ -2,7 +2,8 @@
 
 /*
  * Who is at the other end of a socket, by the word of the kernel: the process, its user and its
- * groups. Nothing that the peer says about itself is asked for.
+ * groups. What the peer says about itself counts only where the kernel does not know the process:
+ * then the peer says which of its connections are of one process.
  */
 
 #include "daemon/peer.h"
@@ -13,6 +14,7 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
+#include "ipc/base/lifeline.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -23,7 +25,7 @@
 /*
  * Before 6.5 the process is named by its number, which may have passed to another process between
  * the connection and this call: then that one's end is waited for, which keeps memory longer than
- * needed and is otherwise harmless.
+ * needed and is otherwise harmless. A process in a pid namespace that we do not see has no number.
  */
 static int open_pidfd(int socket, pid_t pid, int *ret) {
         unsigned n = sizeof *ret;
@@ -32,6 +34,9 @@ static int open_pidfd(int socket, pid_t pid, int *ret) {
                 return 0;
         if (errno != ENOPROTOOPT)
                 return -errno;
+        *ret = -1;
+        if (pid == 0)
+                return 0;
         *ret = sys->pidfd_open(pid);
         return *ret < 0 ? -errno : 0;
 }
@@ -64,7 +69,23 @@ static void get_groups(int socket, gid_t primary, struct peer *peer) {
 }
 
 int peer_pidfd(int socket, const struct peer *peer, int *ret) {
-        return open_pidfd(socket, peer->pid, ret);
+        if (!peer->lifeline)
+                return open_pidfd(socket, peer->pid, ret);
+        *ret = lifeline_reopen(peer->pidfd);
+        return *ret < 0 ? *ret : 0;
+}
+
+/* No process that the kernel names has a number this large. */
+#define NAMED_BY_ITSELF (UINT64_C(1) << 63)
+
+int peer_make_lifeline(struct peer *peer, uint64_t number, int *writing) {
+        int r = lifeline_new(&peer->pidfd, writing);
+
+        if (r < 0)
+                return r;
+        peer->lifeline = true;
+        peer->process = number | NAMED_BY_ITSELF;
+        return 0;
 }
 
 int peer_get(int socket, struct peer *ret) {

@@ -11,7 +11,7 @@
  *      SPACE.i.LIFE                the index
  *      SPACE.s.NUMBER.VERSION      memory of a segment; VERSION: which one, as the index says
  *      SPACE.p.LIFE.SEAT.PROCESS   a client's pin page, and the number of its process
- *      SPACE.o.LIFE.SEAT           that process: a pidfd
+ *      SPACE.o.LIFE.SEAT           that process: a pidfd, or a lifeline (ipc/base/lifeline.h)
  *      SPACE.w.LIFE                on a GPU: the semaphores that streams write and wait for
  *
  * Names are unique. What is kept is dropped by the same name when it goes.

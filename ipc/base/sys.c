@@ -141,6 +141,7 @@ const struct kvd_sys kvd_sys_real = {
         .add_seals = real_add_seals,
         .open = real_open,
         .getrandom = getrandom,
+        .sysconf = sysconf,
         .clock_ns = real_clock_ns,
         .cpu_ns = real_cpu_ns,
         .socket = socket,
@@ -152,6 +153,7 @@ const struct kvd_sys kvd_sys_real = {
         .getsockopt = getsockopt,
         .setsockopt = setsockopt,
         .pidfd_open = real_pidfd_open,
+        .pipe = pipe2,
         .spawn = real_spawn,
         .sendmsg = sendmsg,
         .recvmsg = recvmsg,
@@ -178,6 +180,10 @@ uint64_t sys_cpu_ns(void) {
 
         sys->cpu_ns(&ns);
         return ns;
+}
+
+size_t sys_page_bytes(void) {
+        return (size_t)sys->sysconf(_SC_PAGESIZE);
 }
 
 bool sys_is_readable(int fd) {

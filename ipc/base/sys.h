@@ -45,6 +45,7 @@ struct pollfd;
         CALL(int, add_seals, (int fd, int seals), (fd, seals)) \
         CALL(int, open, (const char *path, int flags), (path, flags)) \
         CALL(ssize_t, getrandom, (void *to, size_t n, unsigned flags), (to, n, flags)) \
+        CALL(long, sysconf, (int name), (name)) \
         CALL(int, clock_ns, (uint64_t * ret), (ret)) \
         CALL(int, cpu_ns, (uint64_t * ret), (ret)) \
         CALL(int, socket, (int domain, int type, int protocol), (domain, type, protocol)) \
@@ -59,6 +60,7 @@ struct pollfd;
         CALL(int, setsockopt, (int fd, int level, int name, const void *from, unsigned n), \
              (fd, level, name, from, n)) \
         CALL(int, pidfd_open, (pid_t pid), (pid)) \
+        CALL(int, pipe, (int *ends, int flags), (ends, flags)) \
         CALL(pid_t, spawn, (const char *path, char *const *arguments, int fd), \
              (path, arguments, fd)) \
         CALL(ssize_t, sendmsg, (int fd, const struct msghdr *msg, int flags), (fd, msg, flags)) \
@@ -86,6 +88,7 @@ extern const struct kvd_sys kvd_sys_real;
 extern const struct kvd_sys *sys; /* &kvd_sys_real, until a test says otherwise */
 
 bool sys_is_readable(int fd);
+size_t sys_page_bytes(void); /* what mmap and madvise count in: 4 KiB to 64 KiB */
 uint64_t sys_now_ns(void); /* CLOCK_MONOTONIC */
 uint64_t sys_cpu_ns(void); /* what this thread has had of processors: a system call */
 

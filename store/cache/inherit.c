@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <sys/eventfd.h>
 
+#include "ipc/base/lifeline.h"
 #include "ipc/base/sys.h"
 #include "store/cache/inside.h"
 #include "store/hooks.h"
@@ -103,7 +104,10 @@ static bool has_died(struct attachment *a) {
         now = sys_now_ns();
         if (!a->died_ns)
                 a->died_ns = now;
-        return now - a->died_ns >= space_store(a->space)->config.quarantine_ns;
+        if (!space_store(a->space)->config.quarantine_ns)
+                return true;
+        return now - a->died_ns >=
+               space_store(a->space)->config.quarantine_ns + lifeline_delay_ns(a->process);
 }
 
 #define LOOKS 16u /* at processes in one call: each is a system call */

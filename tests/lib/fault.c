@@ -42,6 +42,7 @@ static const int errors[N_FAULT_CALLS][5] = {
         [FAULT_add_seals] = {EBUSY},
         [FAULT_open] = {ENFILE},
         [FAULT_getrandom] = {EAGAIN, EINTR},
+        [FAULT_sysconf] = {0},
         [FAULT_clock_ns] = {EINVAL},
         [FAULT_cpu_ns] = {EINVAL},
         [FAULT_socket] = {EMFILE, ENOBUFS},
@@ -52,6 +53,7 @@ static const int errors[N_FAULT_CALLS][5] = {
         [FAULT_accept] = {EMFILE, ENOMEM},
         [FAULT_getsockopt] = {ENOPROTOOPT, ENOMEM},
         [FAULT_pidfd_open] = {EMFILE, ESRCH},
+        [FAULT_pipe] = {EMFILE},
         [FAULT_spawn] = {EAGAIN, ENOENT},
         [FAULT_sendmsg] = {ENOBUFS, EAGAIN, EINTR},
         [FAULT_recvmsg] = {ENOMEM, EAGAIN, EINTR},
@@ -121,13 +123,22 @@ static intptr_t failure(enum fault_call call) {
 KVD_SYS_CALLS(FAULT_FUNCTION)
 #undef FAULT_FUNCTION
 
-/* pidfd_open is what kernels before 6.5 need: to reach it, the newer way is taken away. */
+/*
+ * pidfd_open is what kernels before 6.5 need, and pipe, for lifelines, if the peer has no number besides:
+ * to reach them, the newer ways are taken away.
+ */
 static int fault_getsockopt_old(int fd, int level, int name, void *to, unsigned *n) {
-        if (state->on && state->fault.call == FAULT_pidfd_open && name == 77) {
+        bool unnumbered = state->on && state->fault.call == FAULT_pipe;
+        int r;
+
+        if ((unnumbered || (state->on && state->fault.call == FAULT_pidfd_open)) && name == 77) {
                 errno = ENOPROTOOPT;
                 return -1;
         }
-        return fault_getsockopt(fd, level, name, to, n);
+        r = fault_getsockopt(fd, level, name, to, n);
+        if (r == 0 && unnumbered && level == SOL_SOCKET && name == SO_PEERCRED)
+                ((struct ucred *)to)->pid = 0;
+        return r;
 }
 
 #define SECTOR 4096u

@@ -25,6 +25,7 @@
 #define MAX_ARGUMENTS 64
 
 void (*before_death)(void);
+pid_t (*instance_fork)(void) = fork;
 
 _Noreturn void die(const char *format, ...) {
         va_list args;
@@ -105,7 +106,7 @@ void instance_run(struct instance *in, const char *const *arguments, bool ready)
 
         if (pipe(ends) < 0)
                 die("pipe: %s", strerror(errno));
-        in->pid = fork();
+        in->pid = instance_fork();
         if (in->pid == 0) {
                 close(ends[0]);
                 become(arguments, ready ? ends[1] : -1);

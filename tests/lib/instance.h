@@ -43,6 +43,8 @@ void instance_end_clean(struct instance *in); /* instance_expect_clean, and the 
 #define SETTINGS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 void instance_make_dir(struct instance *in);
+/* how kvd's process is made: fork, unless a test has another way */
+extern pid_t (*instance_fork)(void);
 /*
  * Runs kvd with exactly these arguments behind the program's name, and waits for readiness only if
  * ready is set.

@@ -96,14 +96,14 @@ static int measure_kept(struct kvctl *kvctl, uint32_t client, uint32_t pid, uint
 
 static void say(struct answer *answer, uint32_t client, const struct kvd_msg_client_end_reply *m,
                 uint64_t pinned, uint64_t bytes) {
-        char until[64], size[UNIT_TEXT_MAX];
+        char process[64] = "its process in another pid namespace", until[96], size[UNIT_TEXT_MAX];
 
         unit_format_u64(UNIT_BYTES, bytes, size);
-        snprintf(until, sizeof until,
-                 m->gone ? "team or GPU work of process %u ends" : "process %u is gone", m->pid);
+        if (m->pid)
+                snprintf(process, sizeof process, "process %u", m->pid);
+        snprintf(until, sizeof until, m->gone ? "team or GPU work of %s ends" : "%s is gone", process);
         if (!m->spaces)
-                answer_say(answer, "Client %u (process %u) is ended; nothing is kept.", client,
-                           m->pid);
+                answer_say(answer, "Client %u (%s) is ended; nothing is kept.", client, process);
         else
                 answer_say(answer,
                            "Client %u is ended; %s are kept until %s: the blocks that it pins "

@@ -14,12 +14,17 @@
 #include <sys/klog.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "ipc/base/file.h"
 #include "tools/kvctl/doctor.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77 /* Linux 6.5 */
+#endif
 
 /*
  * The index is mapped for writing by the daemon, sealed, and can then be mapped for reading only.
@@ -38,13 +43,31 @@ void probe_memfd(struct finding *f, uint32_t device) {
         shared_file_close(&file);
 }
 
+static bool has_peers_pidfds(void) {
+        _cleanup_(closep) int fd = -1;
+        socklen_t n = sizeof fd;
+        int ends[2];
+        bool has;
+
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
+                return false;
+        has = getsockopt(ends[0], SOL_SOCKET, SO_PEERPIDFD, &fd, &n) == 0;
+        close(ends[0]);
+        close(ends[1]);
+        return has;
+}
+
 void probe_pidfd(struct finding *f, uint32_t device) {
-        int fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
+        _cleanup_(closep) int fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
 
         if (fd < 0)
                 found(f, HEALTH_MISSING, "pidfd_open: %s (Linux 5.3)", strerror(errno));
-        else
+        else if (has_peers_pidfds())
                 found(f, HEALTH_OK, "the kernel tells when a client's process is gone");
+        else
+                found(f, HEALTH_OK,
+                      "the kernel tells when a client's process is gone; clients in other pid "
+                      "namespaces hold a lifeline instead (Linux before 6.5)");
 }
 
 void probe_uring(struct finding *f, uint32_t device) {

@@ -149,6 +149,10 @@ static struct kvd_msg send_attach(void) {
         return MSG(attach, KVD_PROTOCOL, kvd_slice_of("again"));
 }
 
+static struct kvd_msg send_lifeline(void) {
+        return MSG(lifeline, 1);
+}
+
 static struct kvd_msg send_join(void) {
         static const uint8_t team[16] = {1};
 
@@ -491,17 +495,19 @@ static request *const rows[FIRST_OF_WORKERS] = {
         ROW(summaries),   ROW(sample),     ROW(sample_done), ROW(profile),      ROW(block_map),
         ROW(pins),        ROW(chain_info), ROW(check),       ROW(daemon_info),  ROW(space_info),
         ROW(client_info), ROW(client_end), ROW(domain_info), ROW(space_delete), ROW(fetch),
-        ROW(tier_info),   ROW(follow),     ROW(post),        ROW(flush),
+        ROW(tier_info),   ROW(follow),     ROW(post),        ROW(flush),       ROW(lifeline),
 };
 
 /*
  * An error; ENODATA: an answer that says that there was nothing to do. That a sample could not be
- * measured, since its blocks were given back before a worker came to it, is an answer like another.
+ * measured, since its blocks were given back before a worker came to it, is an answer like another,
+ * and so is that nobody here needs a lifeline.
  */
 static int error_of(const struct kvd_msg *asked, const struct kvd_msg *reply) {
         switch (reply->number) {
         case KVD_MSG_error:
-                return asked->number == KVD_MSG_sample_done && reply->error.code == EIO ?
+                return (asked->number == KVD_MSG_sample_done && reply->error.code == EIO) ||
+                                       (asked->number == KVD_MSG_lifeline && reply->error.code == EALREADY) ?
                                0 :
                                (int)reply->error.code;
         case KVD_MSG_cool_reply:

@@ -9,18 +9,14 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/inotify.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "ipc/base/util.h"
+#include "tests/lib/container.h"
 #include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
 
@@ -33,23 +29,6 @@ static struct instance in;
 static struct peer_end *other;
 
 /* ---- an old kernel --------------------------------------------------------------------------- */
-
-/* From here on, this process and its children know no SO_PASSRIGHTS. */
-static void forget_passrights(void) {
-        struct sock_filter code[] = {
-                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_setsockopt, 1, 0),
-                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_getsockopt, 0, 3),
-                BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
-                BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, PASSRIGHTS, 0, 1),
-                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOPROTOOPT),
-                BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-        };
-        const struct sock_fprog program = {ARRAY_SIZE(code), code};
-
-        ck_assert_int_eq(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        ck_assert_int_eq(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
-}
 
 static bool kernel_knows(void) {
         int ends[2], value;
@@ -67,7 +46,7 @@ static void start(int variant, const char *setting) {
         int _i = variant;
 
         if (OLD_KERNEL)
-                forget_passrights();
+                forget_socket_option(PASSRIGHTS);
         instance_start_public(&in, SETTINGS(LOOP, setting, "domain ours.users=0"));
         other = peer_attach(in.socket);
 }
