@@ -62,10 +62,10 @@ static int tell_refused(struct view *view, uint64_t refused) {
                            (unsigned long long)(refused - told), strerror((int)error));
 }
 
-/* What the caller was not told yet. */
+/* What the caller was not told yet. The reason is there: partner of take_one in store/cache/post.c. */
 static int tell(struct view *view) {
         struct kvd_space *space = view->space;
-        uint64_t refused = atomic_load_explicit(&view->page->posts_refused, memory_order_relaxed);
+        uint64_t refused = atomic_load_explicit(&view->page->posts_refused, memory_order_acquire);
 
         if (unlikely(atomic_load_explicit(&space->posts.lost, memory_order_relaxed)))
                 return tell_lost(space);
@@ -126,7 +126,7 @@ static void kick(struct view *view) {
                 handle_kick(view->space->handle);
 }
 
-/* As many as the ring has room for. R1. */
+/* As many as the ring has room for. R1. Partner: attachment_posts. */
 static void fill(struct posts *p) {
         struct kvd_pinpage *page = p->view->page;
         uint64_t posted, first = p->done;

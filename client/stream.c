@@ -83,7 +83,10 @@ static const struct kvd_desc *next_block(const struct view *view, kvd_ref *at) {
         return desc;
 }
 
-/* The semaphore before its value: the daemon takes it back once the data is there. */
+/*
+ * The semaphore before its value: the daemon takes it back once the data is there. Partner:
+ * index_arrived.
+ */
 static struct need need_of(const struct kvd_desc *desc) {
         struct need need = {__atomic_load_n(&desc->semaphore, __ATOMIC_ACQUIRE), 0};
 
@@ -91,9 +94,10 @@ static struct need need_of(const struct kvd_desc *desc) {
         return need;
 }
 
+/* Then the data of all blocks is there. Partner: set_pending in store/device/semaphore.c. */
 static bool nothing_pending(const struct view *view) {
         return !view->device ||
-               atomic_load_explicit(&view->ix->n_pending, memory_order_relaxed) == 0;
+               atomic_load_explicit(&view->ix->n_pending, memory_order_acquire) == 0;
 }
 
 int kvd_wait_on(struct kvd_space *space, const struct kvd_pin *pin, void *stream) {

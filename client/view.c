@@ -56,7 +56,7 @@ static void take_down(struct view *view) {
                 view->mapping->release(view);
         if (view->page) {
                 keep_counters(view);
-                atomic_store(&view->page->left, 1);
+                atomic_store(&view->page->left, 1); /* partner: inherited_look */
                 munmap(view->page, kvd_pinpage_bytes(view->ix->capacity));
         }
         if (view->ix)

@@ -103,9 +103,14 @@ uint64_t sketch_tokens(const struct sketch_use *use) {
 
 /* ---- the mark -------------------------------------------------------------------------------- */
 
+/*
+ * Whoever reads the mark does so after this process has ended, so only the compiler must not move what
+ * is written between begin and end.
+ */
 void sketch_begin(struct sketch_use *use) {
         use->header->job = use->task->job->id;
-        __atomic_store_n(&use->header->state, KVD_SKETCH_BUSY, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&use->header->state, KVD_SKETCH_BUSY, __ATOMIC_RELAXED);
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 
 void sketch_end(struct sketch_use *use, int64_t tokens) {

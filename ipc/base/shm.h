@@ -12,6 +12,8 @@
  * which compilers may vectorise: on every machine that we run on, a torn word is a stale word, and
  * the version word decides.
  *
+ * tests/client/orders lists the memory orders on which both sides rely, with their partners.
+ *
  * Order of a write:  version = invalid; fence; data; fence; version = valid       shm_write_begin, shm_write_end
  * Order of a read:   version (acquire); data; fence; version again (relaxed)      shm_load, shm_recheck
  */

@@ -119,7 +119,7 @@ static void take_one(struct attachment *a, const struct kvd_post *post,
 
         if (r < 0) {
                 atomic_store_explicit(&page->posts_errno, (uint32_t)-r, memory_order_relaxed);
-                atomic_fetch_add_explicit(&page->posts_refused, 1, memory_order_relaxed);
+                atomic_fetch_add_explicit(&page->posts_refused, 1, memory_order_release);
         }
         atomic_store_explicit(&page->posts_taken, ++a->posts_taken, memory_order_release);
 }
@@ -155,6 +155,6 @@ bool attachment_take_posts(struct attachment *a) {
 
 /* R3, R4. Whoever posts from now on says so again; what was posted before is seen here. Partner: R1, R2. */
 bool attachment_was_kicked(struct attachment *a) {
-        atomic_store_explicit(&a->page->kicked, 0, memory_order_seq_cst);
+        atomic_exchange(&a->page->kicked, 0); /* a store would not order what follows */
         return attachment_take_posts(a);
 }

@@ -5,7 +5,7 @@
  * the client's word that the daemon knows, or looks by itself.
  *
  *   client (client/post.c)                           daemon (store/cache/post.c, daemon/rounds.c)
- *   R1  posted := posted + 1                         R3  kicked := 0, because of a message
+ *   R1  posted := posted + 1                         R3  exchange kicked for 0: a message came
  *   R2  exchange kicked for 1; it was 0: a message   R4  take all that is posted
  *                                                    R5  in the rounds: look at a ring that is told, and leave it so
  *                                                    R6  leave the rounds: kicked := 0       R7  and take what is there
