@@ -119,7 +119,7 @@ struct store {
         struct store_config config;
         bool huge;             /* segments are made of reserved 2 MiB pages */
         bool too_few_pages;    /* it would be so if there were more of these */
-        uint64_t page_bytes;   /* 4 KiB or 2 MiB: the unit of a segment */
+        uint64_t page_bytes;   /* the kernel's, or 2 MiB: the unit of a segment */
         struct account account;
         struct space_lists spaces;
         struct domain *domains; /* owned */

@@ -20,7 +20,6 @@
 /* ---- pages ----------------------------------------------------------------------------------- */
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
-#define SMALL_BYTES 4096u
 
 uint64_t store_free_huge_bytes(void) {
         FILE *f = fopen("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "re");
@@ -47,7 +46,7 @@ static int choose_pages(struct store *store) {
                                     (unsigned long long)(have / HUGE_BYTES));
         store->too_few_pages = store->config.pages == STORE_PAGES_AUTO && have && have < needed;
         store->huge = store->config.pages != STORE_PAGES_SMALL && have >= needed;
-        store->page_bytes = store->huge ? HUGE_BYTES : SMALL_BYTES;
+        store->page_bytes = store->huge ? HUGE_BYTES : sys_page_bytes();
         return 0;
 }
 
@@ -55,7 +54,7 @@ void store_take_small_pages(struct store *store) {
         if (!store->huge)
                 return;
         store->huge = false;
-        store->page_bytes = SMALL_BYTES;
+        store->page_bytes = sys_page_bytes();
 }
 
 bool store_wants_pages(const struct store *store) {

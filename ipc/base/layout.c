@@ -12,6 +12,7 @@
 
 #include "ipc/base/device.h"
 #include "ipc/base/pack.h"
+#include "ipc/base/sys.h"
 
 /* At least eight buckets, so that the keys of a small space have a choice, too. */
 uint32_t kvd_table_slots(uint64_t entries) {
@@ -72,7 +73,7 @@ static bool same_layout(const struct kvd_index *a, const struct kvd_index *b) {
  */
 static bool segments_fit(const struct kvd_index *ix) {
         if (ix->max_segments > KVD_MAX_SEGMENTS || !ix->segment_blocks ||
-            ix->segment_bytes % 4096 != 0 || ix->segment_bytes > UINT64_C(1) << 48 ||
+            ix->segment_bytes % sys_page_bytes() != 0 || ix->segment_bytes > UINT64_C(1) << 48 ||
             ix->segment_blocks != ix->segment_bytes / ix->block_bytes ||
             (!ix->backend && ix->segment_bytes % ix->block_bytes != 0))
                 return false;

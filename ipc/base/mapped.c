@@ -12,10 +12,8 @@
 #include "ipc/base/file.h"
 #include "ipc/base/sys.h"
 
-#define PAGE 4096u
-
 void *mapped_begin(int fd, uint64_t offset, uint64_t bytes, struct mapped *ret) {
-        uint64_t from = offset / PAGE * PAGE, end = offset + bytes;
+        uint64_t page = sys_page_bytes(), from = offset / page * page, end = offset + bytes;
 
         *ret = (struct mapped){0};
         if (end < bytes || !shared_file_holds(fd, end))

@@ -212,7 +212,7 @@ static enum fate judge(struct before *b, struct space *space, uint32_t id) {
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
-#define PAGE 4096u
+#define PAGE sys_page_bytes()
 
 static bool has_memory(const struct space *space, uint32_t id) {
         const struct segment *segment = block_segment(space, id);

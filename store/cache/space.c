@@ -308,8 +308,8 @@ static bool has_attachments(const struct space *space) {
 /* The pages of a piece of what is about to be freed. False: it lies before *from, which is less. */
 static bool let_go(void *at, uint64_t bytes, uint64_t *from) {
         uint64_t end = MIN(bytes, *from + LET_GO_BYTES);
-        uintptr_t first = ALIGN_UP((uintptr_t)at + *from, 4096),
-                  behind = ((uintptr_t)at + end) / 4096 * 4096;
+        uintptr_t first = ALIGN_UP((uintptr_t)at + *from, sys_page_bytes()),
+                  behind = ((uintptr_t)at + end) / sys_page_bytes() * sys_page_bytes();
 
         if (*from >= bytes) {
                 *from -= ALIGN_UP(bytes, LET_GO_BYTES);

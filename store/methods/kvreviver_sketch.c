@@ -125,7 +125,7 @@ static struct sketch *sketch_new(struct sequence *q) {
         uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows),
                  floats = cell_floats(q->space->ix);
         uint32_t b = columns(q, rows);
-        uint64_t bytes = ALIGN_UP(kvd_sketch_bytes(rows, b, floats), 4096);
+        uint64_t bytes = ALIGN_UP(kvd_sketch_bytes(rows, b, floats), sys_page_bytes());
         struct sketch *s;
 
         if (!b || !account_room(q->space->domain, KVD_COST_sketches) ||

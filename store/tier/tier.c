@@ -49,7 +49,7 @@ static bool bury_piece(const struct space *space, uint32_t tier, struct tier_pla
 int space_tier_fd(struct space *space, uint32_t tier, uint64_t *bytes) {
         struct tier_places *p = &tiers_of(space)->places[tier];
 
-        *bytes = ALIGN_UP(MAX(p->n * space->ix->block_bytes, 1), 4096);
+        *bytes = ALIGN_UP(MAX(p->n * space->ix->block_bytes, 1), sys_page_bytes());
         if (p->fd < 0)
                 p->fd = tiers[tier]->open(space, *bytes);
         if (p->fd < 0)

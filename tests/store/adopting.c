@@ -5,6 +5,7 @@
  * the next one gets others of the same files, as if somebody had handed them on.
  */
 
+#include "tests/lib/large_pages.h"
 #include "tests/store/adopting.h"
 
 #include <fcntl.h>
@@ -176,6 +177,8 @@ void set_up(void) {
         quota = 0;
         pool = POOL;
         attachments = 8;
+        if (getenv("KVD_TEST_LARGE_PAGES"))
+                large_pages_begin();
         open_daemon();
         make_memory();
 }
@@ -186,6 +189,7 @@ void tear_down(void) {
         while (n_kept)
                 close(kept[--n_kept].fd);
         n_keeps = n_drops = n_unknown = 0;
+        ck_assert_uint_eq(large_pages_refused(), 0);
 }
 
 /* ---- chains ---------------------------------------------------------------------------------- */

@@ -116,7 +116,7 @@ void probe_huge(struct finding *f, uint32_t device) {
                       (unsigned long long)f->value[0], (unsigned long long)f->value[1]);
         else
                 found(f, HEALTH_NOTE,
-                      "no free page of 2 MiB (sysctl vm.nr_hugepages); 4 KiB pages serve as well");
+                      "no free page of 2 MiB (sysctl vm.nr_hugepages); small pages serve as well");
 }
 
 static const char *limit_text(rlim_t n, char *to, size_t size) {
