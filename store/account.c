@@ -11,7 +11,8 @@
  *                    less what is kept for domains that have little
  *
  * So a guarantee holds whatever others did before, and a request costs the same however many
- * domains there are: the sum of what is reserved is kept.
+ * domains there are: the sum of what is reserved is kept. Of the memory for copies, each of several
+ * domains is guaranteed a part that nobody has to configure.
  */
 
 #include "store/account.h"
@@ -43,8 +44,23 @@ static uint64_t share_of(const struct store *store, enum kvd_cost cost, uint64_t
                           store->config.pool_bytes);
 }
 
+/* Copies cannot be taken back, so each domain has a part of that memory without asking for it. */
 uint64_t domain_guaranteed(const struct domain *d, enum kvd_cost cost) {
-        return share_of(d->store, cost, d->config.guarantee);
+        uint64_t asked = share_of(d->store, cost, d->config.guarantee);
+        uint64_t fair = cost == KVD_COST_spill ? d->store->account.fair_spill : 0;
+
+        if (d->config.quota)
+                fair = MIN(fair, share_of(d->store, cost, d->config.quota));
+        return MAX(asked, fair);
+}
+
+/* Of several: half of what no guarantee asks for, in equal parts. */
+static uint64_t fair_spill(const struct store *store) {
+        uint64_t asked = 0, n = 0;
+
+        for (const struct domain *d = store->domains; d; d = d->next, n++)
+                asked += share_of(store, KVD_COST_spill, d->config.guarantee);
+        return n > 1 ? less(store->account.limit[KVD_COST_spill], asked) / 2 / n : 0;
 }
 
 /*
@@ -135,6 +151,7 @@ void account_shares_changed(struct store *store) {
 
         memset(account->reserved, 0, sizeof account->reserved);
         account->spare = 0;
+        account->fair_spill = fair_spill(store);
         for (struct domain *d = store->domains; d; d = d->next) {
                 for (uint32_t i = 0; i < KVD_N_COSTS; i++)
                         account->reserved[i] += reserved_for(d, (enum kvd_cost)i);

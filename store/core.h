@@ -77,6 +77,7 @@ struct account { /* account.c: by kind of cost */
                 enum kvd_cost cost;
                 uint64_t n;
         } short_of;
+        uint64_t fair_spill;            /* of the memory for copies, each domain's */
         uint64_t spare;                 /* bytes that domains could give to others: sum of account.c */
 };
 

@@ -148,12 +148,13 @@ START_TEST(a4_a_quota_is_a_share_of_everything) {
         ck_assert_int_eq(store_domain(store, &config, &small), 0);
         for (uint32_t i = 0; i < KVD_N_COSTS; i++) {
                 uint64_t limit = store->account.limit[i];
+                uint64_t fair = i == KVD_COST_spill ? limit / 2 / 2 / 3 : 0;
 
                 ck_assert_uint_eq(domain_most(small, i), limit / 8);
                 ck_assert_uint_eq(domain_most(greedy, i), limit - kept(i));
                 ck_assert_uint_eq(domain_guaranteed(poor, i), limit / 2);
-                ck_assert_uint_eq(account_room(greedy, i), limit - limit / 2 - kept(i));
-                ck_assert_uint_eq(account_room(poor, i), limit - kept(i));
+                ck_assert_uint_eq(account_room(greedy, i), limit - limit / 2 - kept(i) - fair);
+                ck_assert_uint_eq(account_room(poor, i), limit - kept(i) - 2 * fair);
         }
 }
 
@@ -170,7 +171,9 @@ START_TEST(a17_what_does_not_change_hands_is_left_to_newcomers) {
                         ck_assert_int_eq(account_charge(hog, i, account_room(greedy, i)), 0);
                 ck_assert_int_lt(account_charge(hog, i, 1), 0);
                 ck_assert_uint_eq(account_room(poor, i),
-                                  kept(i) ? store->account.limit[i] / 64 : 0);
+                                  i == KVD_COST_pool    ? 0 :
+                                  i == KVD_COST_spill   ? store->account.limit[i] / 4 :
+                                                          store->account.limit[i] / 64);
         }
         ck_assert_ptr_nonnull(fixture_attach(space_of(poor, "poor")));
 }
