@@ -44,15 +44,15 @@ def test_the_last_use_closes(space):
     """Nothing refers to a space that was closed: the daemon has one attachment less."""
     connection = kvd.connect(space.daemon.path)
     other = connection.space("tensors", geometry())
-    handle = other._handle.pointer
+    closing = other._handle._finalizer
     pin, (block,) = other.lookup(chain(1, 1)), other.alloc(1)
     connection.close()
-    assert handle.value
+    assert closing.alive
     pin.release()
     del pin
-    assert handle.value
+    assert closing.alive
     other.free([block])
-    assert not handle.value
+    assert not closing.alive
 
 
 def test_what_is_forgotten_is_let_go(space):

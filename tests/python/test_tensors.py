@@ -29,7 +29,7 @@ def writers():
 
 def live(space: kvd.Space) -> int:
     """Tensors that are not deleted yet."""
-    return kvd._native.lib.kvd_dlpack_live(space._open().pointer)
+    return kvd._native.lib.kvd_dlpack_live(space._open())
 
 
 def test_a_tensor_is_the_block(space):

@@ -67,7 +67,7 @@ class Table:
     def write(self, layer: int, first: int, n: int, k: int, v: int, ld: int) -> None:
         """Stores the keys and values of n tokens from position first on: rows of [kv_heads, head_dim]."""
         self._struct.first, self._struct.n = first, n
-        result = lib.kvd_paged_write(self._handle.pointer, layer, self._at, k, v, ld)
+        result = lib.kvd_paged_write(self._handle, layer, self._at, k, v, ld)
         if result:
             check(result)
 
@@ -76,6 +76,6 @@ class Table:
         """Causal attention of n tokens from position first on over all positions up to their own: queries and results
         are rows of [heads, head_dim]."""
         self._struct.first, self._struct.n = first, n
-        result = lib.kvd_paged_attention(self._handle.pointer, layer, self._at, heads, scale, q, ldq, out, ldo)
+        result = lib.kvd_paged_attention(self._handle, layer, self._at, heads, scale, q, ldq, out, ldo)
         if result:
             check(result)

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import builtins
 import ctypes
-import weakref
 from ctypes import byref, c_void_p
 from typing import TYPE_CHECKING
 
 from ._buffer import bytes_at
 from ._errors import Closed
-from ._handle import Handle
+from ._handle import Handle, when_forgotten
 from ._native import BlockStruct, check, lib
 from ._tensor import View
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _free(handle: Handle, struct: BlockStruct) -> None:
-    lib.kvd_free(handle.pointer, 1, byref(struct))
+    lib.kvd_free(handle, 1, byref(struct))
     struct.view = None
 
 
@@ -39,7 +38,7 @@ class Block(View):
         self._size = space.block_bytes
         self._struct = struct
         self._sealed = self._posted = False
-        self._forget = weakref.finalize(self, _free, handle, struct)
+        self._forget = when_forgotten(self, _free, handle, struct)
 
     @property
     def id(self) -> int:
@@ -65,19 +64,23 @@ class Block(View):
         """Its bytes, to be written. BufferError: they are on a GPU. kvd.Closed: it is sealed or given back."""
         if self._device[0] != 1:
             raise BufferError("the block is in a GPU's memory")
-        if not self.data or self._posted:
-            raise Closed(9, f"block {self.id} is not being filled")
-        return bytes_at(self.data, self._size, self)
+        handle = self._open()
+        check(lib.kvd_available(handle))        # kvd.Forked: this process has not mapped the block
+        return bytes_at(self.data, self._size, (self, handle))
 
     def __buffer__(self, flags: int) -> builtins.memoryview:
         return self.memoryview()
 
     def _tensor(self, _stream: int | None) -> c_void_p:
-        if self._handle is None:
-            raise Closed(9, f"block {self.id} is not being filled")
         tensor = c_void_p()
-        check(lib.kvd_dlpack_filling(self._handle.pointer, byref(self._struct), byref(tensor)))
+        check(lib.kvd_dlpack_filling(self._open(), byref(self._struct), byref(tensor)))
         return tensor
+
+    def _open(self) -> Handle:
+        handle = self._handle
+        if not handle or not self.data or self._posted:
+            raise Closed(9, f"block {self.id} is not being filled")
+        return handle
 
     def _became(self, struct: BlockStruct, sealed: bool) -> None:
         """What libkvd made of it: another one with the same content, nothing (it was sealed itself), or what it was."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from ctypes import byref, c_void_p
 from typing import Union
@@ -31,6 +32,7 @@ class Daemon:
         """Of the daemon's socket."""
         self._handle: Handle | None = Handle(pointer, lib.kvd_close)
         self._spaces: weakref.WeakSet[Space] = weakref.WeakSet()
+        self._lock = threading.Lock()       # of close() against space()
 
     def space(self, name: str, geometry: Geometry, *, kind: str = "causal", keys: str = "serve", policy: str = "lru",
               max_blocks: int = 0, fixed: bool = False) -> Space:
@@ -46,10 +48,12 @@ class Daemon:
                                 flags=int(fixed), max_blocks=max_blocks)
         daemon = self._open()
         pointer = c_void_p()
-        check(lib.kvd_space_open(daemon.pointer, name.encode(), byref(geometry._struct()), byref(options),
+        check(lib.kvd_space_open(daemon, name.encode(), byref(geometry._struct()), byref(options),
                                  byref(pointer)))
         space = Space(self, Handle(pointer, lib.kvd_space_close, daemon), name, geometry)
-        self._spaces.add(space)
+        with self._lock:
+            self._open()
+            self._spaces.add(space)
         return space
 
     def join(self, team: bytes) -> None:
@@ -59,17 +63,19 @@ class Daemon:
         team."""
         if len(team) != 16:
             raise ValueError(f"a team is named by 16 bytes, not {len(team)}")
-        check(lib.kvd_join(self._open().pointer, team))
+        check(lib.kvd_join(self._open(), team))
 
     def close(self) -> None:
         """Closes its spaces and, when the last of what they handed out is gone, the connection. Never fails."""
-        for space in list(self._spaces):
+        with self._lock:
+            spaces = list(self._spaces)
+            self._handle = None
+        for space in spaces:
             space.close()
-        self._handle = None
 
     def _open(self) -> Handle:
         handle = self._handle
-        if handle is None or not handle.pointer:
+        if not handle:
             raise closed("the connection")
         return handle
 

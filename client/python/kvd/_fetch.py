@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import select
-import weakref
 from array import array
 from ctypes import byref, c_int
 
@@ -21,10 +20,9 @@ class Fetch:
 
     def __init__(self, handle: Handle, group: int, salt: int, row: array[int]):
         fd = c_int(-1)
-        self.tokens = check(lib.kvd_fetch(handle.pointer, group, salt, *row.buffer_info(), byref(fd)))
+        self.tokens = check(lib.kvd_fetch(handle, group, salt, *row.buffer_info(), byref(fd)))
         """How many tokens of the prompt are in the pool, or will be; servers are only being asked yet."""
-        self._fd: int | None = fd.value if fd.value >= 0 else None
-        self._close = weakref.finalize(self, os.close, fd.value) if fd.value >= 0 else None
+        self._fd: Handle | None = Handle(fd.value, os.close) if fd.value >= 0 else None
 
     def __bool__(self) -> bool:
         """Whether something was under way when it was last looked at."""
@@ -32,16 +30,18 @@ class Fetch:
 
     def fileno(self) -> int:
         """For select, asyncio and the like: readable when it has ended. ValueError: it has."""
-        if self._fd is None:
+        fd = self._fd
+        if fd is None:
             raise ValueError("this fetch has ended")
-        return self._fd
+        return int(fd._as_parameter_)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Whether it has ended, well or not, after at most so many seconds (None: however long it takes)."""
-        if self._fd is None:
+        fd = self._fd       # not closed while it is waited for, also if another thread calls close()
+        if fd is None:
             return True
         poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
+        poll.register(fd._as_parameter_, select.POLLIN)
         if not poll.poll(None if timeout is None else max(0.0, timeout) * 1000):
             return False
         self.close()
@@ -50,8 +50,6 @@ class Fetch:
     def close(self) -> None:
         """Again does nothing."""
         self._fd = None
-        if self._close:
-            self._close()
 
     def __enter__(self) -> Fetch:
         return self

@@ -4,25 +4,42 @@
 from __future__ import annotations
 
 import weakref
-from ctypes import c_void_p
+from ctypes import c_void_p, pythonapi
 from typing import Any, Callable
+
+pythonapi.PyInterpreterState_Get.restype = pythonapi.PyInterpreterState_Main.restype = c_void_p
+
+# When the main interpreter ends, daemon threads may be in the middle of a call of libkvd. Nothing is closed under them:
+# the kernel releases everything soon. A sub-interpreter ends without threads, and its process goes on.
+_CLOSES_AT_EXIT = pythonapi.PyInterpreterState_Get() != pythonapi.PyInterpreterState_Main()
+
+
+def when_forgotten(owner: object, function: Callable[..., Any], *arguments: Any) -> weakref.finalize[Any, Any]:
+    """Calls function(*arguments) when owner is garbage, or when the result is called, but not when the process ends."""
+    finalizer = weakref.finalize(owner, function, *arguments)
+    finalizer.atexit = _CLOSES_AT_EXIT
+    return finalizer
 
 
 class Handle:
-    """A pointer of libkvd's, closed when nothing refers to it any more.
+    """Something to close: a pointer of libkvd's, or a descriptor. It is closed when nothing refers to it any more.
 
-    Python's own reference counts are the count of users: a pin and a block refer to the handle of their space, that to
-    the handle of its daemon, and a call refers to what it works on as long as it runs. So close() is to let go of a
-    reference, fails never, and takes nothing from under anybody. Tensors are counted by libkvd itself.
+    Python's own reference counts are the count of users. A pin and a block refer to the handle of their space, that to
+    the handle of its daemon. Functions of libkvd take the handle itself as an argument, so a call in progress refers to
+    it, too: close() only drops a reference, never fails, and unmaps nothing that another thread's call uses. Tensors are
+    counted by libkvd itself.
     """
 
-    __slots__ = ("pointer", "__weakref__")
+    __slots__ = ("_as_parameter_", "_finalizer", "__weakref__")
 
-    def __init__(self, pointer: c_void_p, close: Callable[[c_void_p], Any], parent: Handle | None = None):
-        self.pointer = pointer
-        weakref.finalize(self, _close, pointer, close, parent)
+    def __init__(self, it: Any, close: Callable[[Any], Any], *parents: object):
+        self._as_parameter_ = it
+        self._finalizer = when_forgotten(self, _close, it, close, parents)
+
+    def __bool__(self) -> bool:
+        """Whether it is open. Only the end of a sub-interpreter closes what is still referred to."""
+        return self._finalizer.alive
 
 
-def _close(pointer: c_void_p, close: Callable[[c_void_p], Any], _parent: Handle | None) -> None:
-    close(pointer)
-    pointer.value = None
+def _close(it: Any, close: Callable[[Any], Any], _parents: tuple[object, ...]) -> None:
+    close(it)

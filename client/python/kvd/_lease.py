@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import weakref
 from array import array
 
-from ._handle import Handle
+from ._handle import Handle, when_forgotten
 from ._native import check, lib
 
 
 def _end(handle: Handle, row: array[int]) -> None:
-    lib.kvd_lease_end(handle.pointer, *row.buffer_info())
+    lib.kvd_lease_end(handle, *row.buffer_info())
 
 
 class Lease:
@@ -19,8 +18,8 @@ class Lease:
 
     def __init__(self, handle: Handle, row: array[int], timeout: float):
         milliseconds = min(max(0, round(timeout * 1000)), (1 << 32) - 1)
-        self._ours = bool(check(lib.kvd_lease(handle.pointer, *row.buffer_info(), milliseconds)))
-        self._end = weakref.finalize(self, _end, handle, row) if self._ours else None
+        self._ours = bool(check(lib.kvd_lease(handle, *row.buffer_info(), milliseconds)))
+        self._end = when_forgotten(self, _end, handle, row) if self._ours else None
 
     def __bool__(self) -> bool:
         """Whether it is this process that computes the prefix."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import builtins
 import ctypes
-import weakref
 from ctypes import byref, c_uint32, c_void_p
 from typing import TYPE_CHECKING, Iterator, Sequence
 
 from ._block import Block, structs_of
 from ._buffer import bytes_at
-from ._handle import Handle
+from ._handle import Handle, when_forgotten
 from ._native import BlockStruct, PinStruct, check, closed, error, lib
 from ._tensor import View, stream_of
 from ._tokens import Tokens, words
@@ -25,7 +24,7 @@ _SEAL = {(False, False): lib.kvd_seal, (False, True): lib.kvd_seal_on,
 
 
 def _unpin(handle: Handle, struct: PinStruct) -> None:
-    lib.kvd_unpin(handle.pointer, byref(struct))
+    lib.kvd_unpin(handle, byref(struct))
 
 
 class Pin:
@@ -42,7 +41,7 @@ class Pin:
         """Ids of the chain's blocks, first to last. The bytes of block i are at address(i), and in view(i)."""
         self._handle: Handle | None = space._open()
         self._struct = PinStruct(group=group, salt=salt)
-        self._forget = weakref.finalize(self, _unpin, self._handle, self._struct)
+        self._forget = when_forgotten(self, _unpin, self._handle, self._struct)
 
     @property
     def tokens(self) -> int:
@@ -94,7 +93,7 @@ class Pin:
 
     def _tensor(self, block: int) -> c_void_p:
         tensor = c_void_p()
-        check(lib.kvd_dlpack_block(self._open().pointer, byref(self._struct), block, byref(tensor)))
+        check(lib.kvd_dlpack_block(self._open(), byref(self._struct), block, byref(tensor)))
         return tensor
 
     def memoryview(self, block: int) -> builtins.memoryview:
@@ -125,7 +124,7 @@ class Pin:
         handle, (address, n) = self._open(), row.buffer_info()
         if not room and not row:
             return []
-        arguments = [handle.pointer, byref(self._struct), len(room), room, address, n]
+        arguments = [handle, byref(self._struct), len(room), room, address, n]
         ids = (c_uint32 * len(room))()
         if keep:
             arguments.append(ids)
@@ -153,7 +152,7 @@ class Pin:
         size, done = self.space.geometry.block_tokens, 0
         while done < len(room):         # the ring of a daemon that does not look may be full: then the next call waits
             rest = (BlockStruct * (len(room) - done)).from_buffer(room, done * ctypes.sizeof(BlockStruct))
-            more = check(lib.kvd_post(self._open().pointer, byref(self._struct), len(rest), rest,
+            more = check(lib.kvd_post(self._open(), byref(self._struct), len(rest), rest,
                                       address + 4 * size * done, n - size * done))
             for block, struct in zip(blocks[done:done + more], rest):
                 block._was_posted(struct)
@@ -161,7 +160,7 @@ class Pin:
 
     def _seal_key(self, key: bytes, blocks: Sequence[Block]) -> None:
         room = structs_of(list(blocks))
-        result = lib.kvd_seal_key(self._open().pointer, key, len(room), room, byref(self._struct))
+        result = lib.kvd_seal_key(self._open(), key, len(room), room, byref(self._struct))
         self._took_blocks(blocks, room, result)
 
     def _took_blocks(self, blocks: Sequence[Block], room: ctypes.Array[BlockStruct], result: int,
@@ -180,11 +179,11 @@ class Pin:
 
     def wait(self, stream: int | None = None) -> None:
         """A GPU's stream waits until the chain's blocks are written. Nothing to do in host memory."""
-        check(lib.kvd_wait_on(self._open().pointer, byref(self._struct), stream_of(stream)))
+        check(lib.kvd_wait_on(self._open(), byref(self._struct), stream_of(stream)))
 
     def check(self) -> None:
         """After the stream has passed. kvd.DataLost: a producer died before it wrote; kvd.NotYet: it still may."""
-        check(lib.kvd_check_pin(self._open().pointer, byref(self._struct)))
+        check(lib.kvd_check_pin(self._open(), byref(self._struct)))
 
     def release(self, stream: int | None = None) -> None:
         """Lets go; stream: when that has passed. The pin is of no use afterwards. Again does nothing. A stream that is
@@ -192,7 +191,7 @@ class Pin:
         if self._handle is None:
             return
         if stream is not None:
-            check(lib.kvd_unpin_on(self._handle.pointer, byref(self._struct), stream_of(stream)))
+            check(lib.kvd_unpin_on(self._handle, byref(self._struct), stream_of(stream)))
         self._forget()
         self._struct.view = self._handle = None
         self.blocks = []

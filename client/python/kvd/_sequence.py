@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import enum
-import weakref
 from array import array
 from ctypes import byref, c_uint8, c_uint32, c_void_p, string_at
 from typing import TYPE_CHECKING, Iterable, NamedTuple, Sequence as List
@@ -110,11 +109,6 @@ _COOL = {"spill": 1, "vague": 2, "drop": 3}
 _REVIVE = {"exact": 1, "approx": 2, "both": 3}
 
 
-def _close(handle: Handle, pointer: c_void_p) -> None:
-    lib.kvd_sequence_close(pointer)
-    pointer.value = None
-
-
 class Sequence:
     """A table of blocks. Made by Space.sequence(); one thread's at a time. True if anything is in it.
 
@@ -126,10 +120,9 @@ class Sequence:
     def __init__(self, space: Space, handle: Handle, max_blocks: int):
         self.space = space
         pointer = c_void_p()
-        check(lib.kvd_sequence_open(handle.pointer, max_blocks, byref(pointer)))
-        self._pointer = pointer
-        self._pins: list[Pin] = []      # of what was borrowed
-        self._close = weakref.finalize(self, _close, handle, pointer)
+        check(lib.kvd_sequence_open(handle, max_blocks, byref(pointer)))
+        self._pins: list[Pin] = []      # of what was borrowed: held until the sequence is closed
+        self._handle: Handle | None = Handle(pointer, lib.kvd_sequence_close, handle, self._pins)
 
     def __len__(self) -> int:
         n = c_uint32()
@@ -237,13 +230,13 @@ class Sequence:
 
     def close(self) -> None:
         """Everything goes back. Again does nothing."""
-        self._close()
-        self._pins.clear()
+        self._handle, self._pins = None, []
 
-    def _open(self) -> c_void_p:
-        if not self._pointer:
+    def _open(self) -> Handle:
+        handle = self._handle
+        if not handle:
             raise closed("this sequence")
-        return self._pointer
+        return handle
 
     def __enter__(self) -> Sequence:
         return self
@@ -252,7 +245,7 @@ class Sequence:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<kvd.Sequence of {len(self)} blocks>" if self._pointer else "<kvd.Sequence, closed>"
+        return f"<kvd.Sequence of {len(self)} blocks>" if self._handle else "<kvd.Sequence, closed>"
 
 
 def _way(ways: dict[str, int], name: str) -> int:

@@ -53,7 +53,7 @@ class Space:
         self.block_bytes = geometry.block_bytes
         """Bytes of a block."""
         place = PlaceStruct()
-        check(lib.kvd_space_place(handle.pointer, byref(place)))
+        check(lib.kvd_space_place(handle, byref(place)))
         self.device = (CUDA, int(place.device)) if place.memory else (CPU, 0)
         """Where its blocks are, as DLPack says it: (1, 0) is host memory, (2, n) is GPU n of this process."""
         self.stream_order = bool(place.stream_order)
@@ -77,7 +77,7 @@ class Space:
         address, n = row.buffer_info()
         room = n // (self.geometry.block_tokens or 16) + 1
         ids = (c_uint32 * room)()
-        check(lib.kvd_lookup(pin._open().pointer, group, address, n, ids, room, byref(pin._struct)))
+        check(lib.kvd_lookup(pin._open(), group, address, n, ids, room, byref(pin._struct)))
         if pin:
             pin.blocks = ids[:pin._struct.n_blocks]
         return pin
@@ -86,7 +86,7 @@ class Space:
         """Maps what the pool has grown by, and attaches to a daemon that took the place of one that ended, so that
         lookups find what is there now. For who looks up and seldom calls anything that asks the daemon. Returns whether
         that is done; if not, the daemon is away or did not answer, and lookups find what they found before."""
-        return int(lib.kvd_catch_up(self._open().pointer)) == 0
+        return int(lib.kvd_catch_up(self._open())) == 0
 
     def fetch(self, tokens: Tokens, group: int = 0, *, salt: int = 0) -> Fetch:
         """Has the daemon bring up what its file or its servers have behind what is in the pool of a prompt. Returns at
@@ -119,7 +119,7 @@ class Space:
     def match(self, tokens: Tokens, group: int = 0, *, salt: int = 0) -> int:
         """How many tokens a lookup would find now. A hint: holds nothing, and is true at no particular time."""
         row = words(tokens)
-        return check(lib.kvd_match_salted(self._open().pointer, group, salt, *row.buffer_info()))
+        return check(lib.kvd_match_salted(self._open(), group, salt, *row.buffer_info()))
 
     def lookup_keys(self, keys: bytes | Sequence[bytes], blocks: int = 1) -> list[Pin]:
         """Finds objects of so many blocks by their keys: a pin each, false where there is none. Whole or not at all.
@@ -130,7 +130,7 @@ class Space:
         joined, n = self._keys(keys)
         rows, found = (c_uint32 * (n * blocks))(), (PinStruct * n)()
         pins = [Pin(self) for _ in range(n)]
-        check(lib.kvd_lookup_keys(self._open().pointer, joined, n, blocks, rows, found))
+        check(lib.kvd_lookup_keys(self._open(), joined, n, blocks, rows, found))
         for i, pin in enumerate(pins):
             if found[i].view:
                 pin._took(found[i], rows[i * blocks:(i + 1) * blocks])
@@ -160,7 +160,7 @@ class Space:
         blocks: list[Block] = []
         while len(blocks) < n:
             room = (BlockStruct * (n - len(blocks)))()
-            got = lib.kvd_alloc(handle.pointer, len(room), room)
+            got = lib.kvd_alloc(handle, len(room), room)
             if got < 0:
                 failure = error(got)
                 self.free(blocks)
@@ -181,9 +181,9 @@ class Space:
         assert handle is not None
         result = 0
         if stream is None:
-            lib.kvd_free(handle.pointer, len(room), room)
+            lib.kvd_free(handle, len(room), room)
         else:
-            result = lib.kvd_free_on(handle.pointer, len(room), room, stream_of(stream))
+            result = lib.kvd_free_on(handle, len(room), room, stream_of(stream))
         for block, left in zip(given, room):
             if not left.view:
                 block._gone()
@@ -191,17 +191,17 @@ class Space:
 
     def flush(self) -> None:
         """Waits until the daemon has seen all that was posted in the space. Errors of what was: see Pin.post()."""
-        check(lib.kvd_flush(self._open().pointer))
+        check(lib.kvd_flush(self._open()))
 
     def reserve(self, n: int) -> int:
         """The library's magazine holds at least n blocks from now on, if the pool has them, until the next reserve():
         alloc() of up to n cannot fail then. Counts as blocks being filled. Returns how many it holds now."""
-        return check(lib.kvd_reserve(self._open().pointer, n))
+        return check(lib.kvd_reserve(self._open(), n))
 
     def available(self) -> int:
         """About how many blocks alloc() could give now, for schedulers: an estimate from shared memory, of what is
         free, may still grow, or is held by nobody."""
-        return check(lib.kvd_available(self._open().pointer))
+        return check(lib.kvd_available(self._open()))
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
@@ -210,11 +210,11 @@ class Space:
         pool has grown by: call it again when an id is not below its `mapped`, which another process of the engine
         told."""
         struct = MemoryStruct()
-        check(lib.kvd_space_memory(self._open().pointer, byref(struct)))
+        check(lib.kvd_space_memory(self._open(), byref(struct)))
 
         def make(_stream: int | None) -> c_void_p:
             tensor = c_void_p()
-            check(lib.kvd_dlpack_memory(self._open().pointer, byref(tensor)))
+            check(lib.kvd_dlpack_memory(self._open(), byref(tensor)))
             return tensor
         return Memory(self.device, make, struct)
 
@@ -228,7 +228,7 @@ class Space:
         """
         def make(_stream: int | None) -> c_void_p:
             tensor = c_void_p()
-            check(lib.kvd_dlpack_layer(self._open().pointer, layer, int(values), byref(tensor)))
+            check(lib.kvd_dlpack_layer(self._open(), layer, int(values), byref(tensor)))
             return tensor
         return View(self.device, make, f"{'values' if values else 'keys'} of layer {layer}")
 
@@ -236,7 +236,7 @@ class Space:
         """Copies the blocks of a pin into an array, one after the other: a contiguous, writable one of exactly
         len(pin) * block_bytes bytes (numpy, torch, bytearray, ...). BufferError: it is none; ValueError: another size.
         """
-        self._check_host()
+        self._check_copy(pin._open())
         size = self.block_bytes
         with memory(out, writable=True) as (to, room):
             _check_size(room, len(pin) * size)
@@ -247,18 +247,19 @@ class Space:
         """Fills blocks from an array, one after the other: a contiguous one of exactly len(blocks) * block_bytes bytes.
         BufferError: it is not contiguous; ValueError: it has another size; kvd.Closed: a block is not being filled.
         """
-        self._check_host()
         size = self.block_bytes
         with memory(source) as (at, given):
             _check_size(given, len(blocks) * size)
+            for block in blocks:
+                self._check_copy(block._open())
             for i, block in enumerate(blocks):
-                if not block.data:
-                    raise closed(f"block {block.id}")
                 lib.kvd_copy(block.data, at + i * size, size)
 
-    def _check_host(self) -> None:
+    def _check_copy(self, handle: Handle) -> None:
+        """kvd.Forked: this process has not mapped the blocks."""
         if self.device[0] != CPU:
             raise BufferError("the blocks are in a GPU's memory: copy tensors of them")
+        check(lib.kvd_available(handle))
 
     # ---- methods and numbers -----------------------------------------------------------------------------------------
 
@@ -277,27 +278,27 @@ class Space:
     def setting(self, name: str) -> float:
         """A setting of the space by its name, as kvctl(1) lists them: "keydiff" (0 or 1), "keydiff.budget", ..."""
         value = c_double()
-        check(lib.kvd_space_setting(self._open().pointer, name.encode(), byref(value)))
+        check(lib.kvd_space_setting(self._open(), name.encode(), byref(value)))
         return value.value
 
     def set(self, name: str, value: float) -> None:
         """Changes a setting for all users of the space. kvd.Invalid: no such setting, or not a value of it."""
-        check(lib.kvd_space_set(self._open().pointer, name.encode(), value))
+        check(lib.kvd_space_set(self._open(), name.encode(), value))
 
     def counters(self) -> Counters:
         """Of this process in the space, since it was opened."""
         struct = CountersStruct()
-        lib.kvd_counters(self._open().pointer, byref(struct))
+        lib.kvd_counters(self._open(), byref(struct))
         return Counters(*(getattr(struct, name) for name in Counters._fields))
 
     def prefix_depth(self, prefix: int, prompt: int, generated: int) -> int:
         """BiCache: how many layers of a shared prefix to use as they are, for these numbers of tokens; 0: the space has
         no table yet."""
-        return check(lib.kvd_prefix_depth(self._open().pointer, prefix, prompt, generated))
+        return check(lib.kvd_prefix_depth(self._open(), prefix, prompt, generated))
 
     def prefix_refresh(self, step: int) -> bool:
         """BiCache: whether the deep layers are computed anew at this step, from 1."""
-        return bool(check(lib.kvd_prefix_refresh(self._open().pointer, step)))
+        return bool(check(lib.kvd_prefix_refresh(self._open(), step)))
 
     def prefix_sample(self, ratio: int, blocks: Sequence[Block], tokens: int) -> None:
         """BiCache: one sample of the profile at a prefix of `ratio` percent and so many tokens. For each layer group
@@ -305,11 +306,11 @@ class Space:
         worker."""
         room = structs_of(list(blocks))
         each = len(room) // (2 * max(1, self.geometry.layer_groups))
-        check(lib.kvd_prefix_sample(self._open().pointer, ratio, each, room, tokens))
+        check(lib.kvd_prefix_sample(self._open(), ratio, each, room, tokens))
 
     def settle(self) -> int:
         """Lets go of what streams of the GPU have passed; how many pins and blocks still wait for one."""
-        return check(lib.kvd_settle(self._open().pointer))
+        return check(lib.kvd_settle(self._open()))
 
     def close(self) -> None:
         """No call begins anew. Never fails; again does nothing."""
@@ -317,7 +318,7 @@ class Space:
 
     def _open(self) -> Handle:
         handle = self._handle
-        if handle is None or not handle.pointer:
+        if not handle:
             raise closed(f"space {self.name!r}")
         return handle
 

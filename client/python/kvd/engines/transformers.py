@@ -43,6 +43,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import kvd
 
+from .._handle import when_forgotten
+
 __all__ = ["KvdCache", "load_prefix", "open_space", "store"]
 
 log = logging.getLogger(__name__)
@@ -316,7 +318,7 @@ class KvdCache(Cache):
         _check_space(space, model)
         self._sequence = _Sequence(space, _tokens_of(input_ids), salt)
         hook = model.get_input_embeddings().register_forward_pre_hook(_note_ids)
-        self._forget = weakref.finalize(self, hook.remove)
+        self._forget = when_forgotten(self, hook.remove)
         self.private = False
         """What is computed goes to memory of this process, because the pool has no more for it."""
         self._own = [_Layer(self, i) for i in range(space.geometry.layers)]
