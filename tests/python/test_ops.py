@@ -33,6 +33,24 @@ def test_strides_are_read_in_place(space):
                           ops.keydiff_anchor(keys[:, 0, :, ::-1].transpose(1, 0, 2).copy())[0])   # these are copied
 
 
+def test_strides_between_elements_are_copied(space):
+    """A field of records, or numbers at odd addresses, are at no multiple of their size."""
+    scores = np.arange(12, dtype=np.float32).reshape(1, 12)
+    records = np.zeros((1, 12), [("score", "<f4"), ("other", "<i2")])
+    records["score"] = scores
+    odd = np.frombuffer(b"x" + scores.tobytes(), np.uint8)[1:].view(np.float32).reshape(1, 12)
+    for given in (records["score"], odd):
+        assert ops.topk(given, 2).tolist() == [[10, 11]]
+        assert ops.keydiff_blocks(given, 4)[1].tolist() == [[3, 7, 11]]
+
+
+def test_numbers_are_not_cut_off(space):
+    scores = np.arange(8, dtype=np.float32).reshape(1, 8)
+    assert ops.topk(scores, 2**32 + 2).tolist() == ops.topk(scores, 2**32).tolist() == [list(range(8))]
+    with raises(ValueError, "now is below 2^31"):
+        ops.hshare_select(scores[0], now=10**11)
+
+
 def test_blocks_of_a_pool_are_read_in_place(space):
     (block,) = space.alloc(1)
     there = np.frombuffer(block.memoryview(), np.float32)

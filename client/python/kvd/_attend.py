@@ -8,7 +8,7 @@ from ctypes import c_uint32
 from typing import TYPE_CHECKING, Sequence
 
 from ._block import Block
-from ._native import TableStruct, check, lib
+from ._native import TableStruct, check, lib, number
 from ._pin import Pin
 
 if TYPE_CHECKING:
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 def _base_of(holder: Pin | Block) -> int:
     return holder.address(0) if isinstance(holder, Pin) else holder.data - holder.id * holder._size
+
+
+def _check_row(ld: int, row: int, n: int) -> None:
+    """Rows must not overlap."""
+    if ld < row and n > 1 or ld < 0:
+        raise ValueError(f"a row of {row} floats does not fit into {ld}")
 
 
 class Table:
@@ -31,6 +37,8 @@ class Table:
 
     def __init__(self, space: Space):
         self._handle = space._open()
+        self._dim = space.geometry.head_dim
+        self._row = space.geometry.kv_heads * self._dim     # floats of a token's keys
         self.base = 0
         """Address of block 0 of the daemon whose blocks these are: block b is at base + b * block_bytes."""
         self._ids = (c_uint32 * 64)()
@@ -56,18 +64,21 @@ class Table:
         if n > len(self._ids):
             self._ids = (c_uint32 * (2 * n))(*self._ids)
             self._struct.blocks = ctypes.addressof(self._ids)
-        self._ids[len(self):n] = list(ids)
+        self._ids[len(self):n] = [number("id", it) for it in ids]
         self._struct.view, self._struct.n_blocks = view, n
         return True
 
     def replace(self, first: int, ids: Sequence[int]) -> None:
         """Other blocks with the same contents, as Pin.seal() returns them."""
-        self._ids[first:first + len(ids)] = list(ids)
+        if not 0 <= first <= len(self) - len(ids):
+            raise ValueError(f"blocks {first} to {first + len(ids) - 1} of a table of {len(self)}")
+        self._ids[first:first + len(ids)] = [number("id", it) for it in ids]
 
     def write(self, layer: int, first: int, n: int, k: int, v: int, ld: int) -> None:
         """Stores the keys and values of n tokens from position first on: rows of [kv_heads, head_dim]."""
-        self._struct.first, self._struct.n = first, n
-        result = lib.kvd_paged_write(self._handle, layer, self._at, k, v, ld)
+        _check_row(ld, self._row, n)
+        self._struct.first, self._struct.n = number("first", first), number("n", n)
+        result = lib.kvd_paged_write(self._handle, number("layer", layer), self._at, k, v, ld)
         if result:
             check(result)
 
@@ -75,7 +86,10 @@ class Table:
                ldo: int) -> None:
         """Causal attention of n tokens from position first on over all positions up to their own: queries and results
         are rows of [heads, head_dim]."""
-        self._struct.first, self._struct.n = first, n
-        result = lib.kvd_paged_attention(self._handle, layer, self._at, heads, scale, q, ldq, out, ldo)
+        row = number("heads", heads) * self._dim
+        _check_row(ldq, row, n)
+        _check_row(ldo, row, n)
+        self._struct.first, self._struct.n = number("first", first), number("n", n)
+        result = lib.kvd_paged_attention(self._handle, number("layer", layer), self._at, heads, scale, q, ldq, out, ldo)
         if result:
             check(result)

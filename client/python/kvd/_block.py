@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from ._buffer import bytes_at
 from ._errors import Closed
 from ._handle import Handle, when_forgotten
-from ._native import BlockStruct, check, lib
+from ._native import BlockStruct, check, error, lib
 from ._tensor import View
 
 if TYPE_CHECKING:
     from ._space import Space
+
+PIECE = 4096    # blocks in one call of libkvd
 
 
 def _free(handle: Handle, struct: BlockStruct) -> None:
@@ -103,6 +105,20 @@ class Block(View):
         mine = "posted" if self._posted else "to fill"
         state = "sealed" if self._sealed else mine if self._struct.view else "given back"
         return f"<kvd.Block {self.id}, {state}>"
+
+
+def take(handle: Handle, n: int) -> list[BlockStruct]:
+    """n blocks or, with an error, none, in pieces: a number that the pool does not have takes no memory."""
+    taken: list[BlockStruct] = []
+    while len(taken) < n:
+        room = (BlockStruct * min(n - len(taken), PIECE))()
+        got = lib.kvd_alloc(handle, len(room), room)
+        if got < 0:
+            failure = error(got)
+            lib.kvd_free(handle, len(taken), (BlockStruct * len(taken))(*taken))
+            raise failure
+        taken += [BlockStruct.from_buffer_copy(it) for it in room[:got]]
+    return taken
 
 
 def structs_of(blocks: list[Block]) -> ctypes.Array[BlockStruct]:

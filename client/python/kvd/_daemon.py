@@ -11,7 +11,7 @@ from typing import Union
 
 from ._geometry import Geometry, choice
 from ._handle import Handle
-from ._native import OptionsStruct, check, closed, lib
+from ._native import OptionsStruct, c_string, check, closed, lib, number
 from ._space import Space
 
 Path = Union[str, "os.PathLike[str]"]
@@ -26,8 +26,9 @@ class Daemon:
 
     def __init__(self, path: Path | None = None, *, server_user: str | int | None = None):
         pointer = c_void_p()
-        check(lib.kvd_open_expecting(os.fsencode(path) if path is not None else None,
-                                     str(server_user).encode() if server_user is not None else None, byref(pointer)))
+        check(lib.kvd_open_expecting(c_string("path", os.fsencode(path)) if path is not None else None,
+                                     c_string("server_user", str(server_user)) if server_user is not None else None,
+                                     byref(pointer)))
         self.path = os.fspath(path) if path is not None else os.environ.get("KVD_SOCKET") or DEFAULT
         """Of the daemon's socket."""
         self._handle: Handle | None = Handle(pointer, lib.kvd_close)
@@ -45,10 +46,10 @@ class Daemon:
         then, and lookups find nothing. kvd.Mismatch: there is such a space, and something of this is different; the
         words say what. kvd.Invalid: there can be no such space. """
         options = OptionsStruct(kind=choice("kind", kind), keys=choice("keys", keys), policy=choice("policy", policy),
-                                flags=int(fixed), max_blocks=max_blocks)
+                                flags=int(fixed), max_blocks=number("max_blocks", max_blocks))
         daemon = self._open()
         pointer = c_void_p()
-        check(lib.kvd_space_open(daemon, name.encode(), byref(geometry._struct()), byref(options),
+        check(lib.kvd_space_open(daemon, c_string("name", name), byref(geometry._struct()), byref(options),
                                  byref(pointer)))
         space = Space(self, Handle(pointer, lib.kvd_space_close, daemon), name, geometry)
         with self._lock:

@@ -9,7 +9,7 @@ from array import array
 from ctypes import byref, c_int
 
 from ._handle import Handle
-from ._native import check, lib
+from ._native import check, lib, number, ticks
 
 
 class Fetch:
@@ -20,7 +20,8 @@ class Fetch:
 
     def __init__(self, handle: Handle, group: int, salt: int, row: array[int]):
         fd = c_int(-1)
-        self.tokens = check(lib.kvd_fetch(handle, group, salt, *row.buffer_info(), byref(fd)))
+        self.tokens = check(lib.kvd_fetch(handle, number("group", group), number("salt", salt, 64), *row.buffer_info(),
+                                          byref(fd)))
         """How many tokens of the prompt are in the pool, or will be; servers are only being asked yet."""
         self._fd: Handle | None = Handle(fd.value, os.close) if fd.value >= 0 else None
 
@@ -42,7 +43,7 @@ class Fetch:
             return True
         poll = select.poll()
         poll.register(fd._as_parameter_, select.POLLIN)
-        if not poll.poll(None if timeout is None else max(0.0, timeout) * 1000):
+        if not poll.poll(None if timeout is None else ticks(timeout, 1000, 31)):
             return False
         self.close()
         return True

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ._errors import Error
-from ._native import GeometryStruct, lib
+from ._native import GeometryStruct, c_string, lib, number
 
 _CHOICES = {
     "dtype": {"f32": 1, "f16": 2, "bf16": 3, "i8": 4},
@@ -87,6 +87,8 @@ class Geometry:
         """
         if block_bytes <= 0:
             raise ValueError(f"a block has a multiple of 64 bytes, not {block_bytes}")
+        if len(layout.encode()) > 31:
+            raise ValueError(f"layout has 31 characters at most, and {layout!r} {len(layout)}")
         return cls(layers=0, kv_heads=0, head_dim=0, vocab=vocab, dtype="", block_tokens=block_tokens, layer_groups=0,
                    order="", rope="", fingerprint=fingerprint, layout=layout, size=block_bytes)
 
@@ -105,21 +107,15 @@ class Geometry:
     def _struct(self) -> GeometryStruct:
         words = {field: 0 if self.is_opaque else choice(field, getattr(self, field))
                  for field in ("dtype", "order", "rope")}
-        numbers = {field: _number(field, getattr(self, field))
+        numbers = {field: number(field, getattr(self, field))
                    for field in ("layers", "kv_heads", "head_dim", "block_tokens", "layer_groups", "state_width",
                                  "vocab")}
-        fingerprint = tuple(_number("fingerprint", it, 64) for it in self.fingerprint)
+        fingerprint = tuple(number("fingerprint", it, 64) for it in self.fingerprint)
         return GeometryStruct(**words, **numbers, fingerprint=fingerprint,
-                              block_bytes=_number("block_bytes", self.size, 64), layout=self.layout.encode())
+                              block_bytes=number("block_bytes", self.size, 64), layout=c_string("layout", self.layout))
 
     def __repr__(self) -> str:
         values = {it.name: getattr(self, it.name) for it in fields(self)}
         shown = [f"{it.name}={values[it.name]!r}" for it in fields(self)
                  if values[it.name] not in (it.default, "") and (values[it.name] or not self.is_opaque)]
         return f"kvd.Geometry({', '.join(shown)})"
-
-
-def _number(field: str, value: int, bits: int = 32) -> int:
-    if not 0 <= value < 1 << bits:
-        raise ValueError(f"{field} is a number from 0 to {(1 << bits) - 1}, not {value}")
-    return value

@@ -241,11 +241,15 @@ class Tensor:
         self.dtype = "bfloat16" if (kind, size) == ("V", 2) else np.dtype(it["typestr"]).name
         self.shape, self.pointer, self.device = tuple(it["shape"]), it["data"][0], (CPU, 0)
         strides = it.get("strides")
+        if any(s % size for s in strides or ()) or self.pointer % size:     # a field of records, a cut of bytes
+            return self._from_array(self._keep(np.array(self.source)).__array_interface__)
         self.strides = tuple(s // size for s in strides) if strides else _dense(self.shape)
 
     def _from_capsule(self, capsule: Any) -> None:
         self.capsule = capsule
         it = _DLTensor.from_address(_pointer_of(capsule, b"dltensor") or 0)
+        if it.lanes != 1:
+            raise BufferError(f"an element is {it.lanes} numbers")
         self.dtype, self.device = f"{_KINDS[it.code]}{it.bits}", (it.device, it.ordinal)
         self.shape = tuple(it.shape[:it.ndim])
         self.strides = tuple(it.strides[:it.ndim]) if it.strides else _dense(self.shape)

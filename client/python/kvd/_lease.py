@@ -6,7 +6,7 @@ from __future__ import annotations
 from array import array
 
 from ._handle import Handle, when_forgotten
-from ._native import check, lib
+from ._native import check, lib, ticks
 
 
 def _end(handle: Handle, row: array[int]) -> None:
@@ -17,8 +17,7 @@ class Lease:
     """The right to compute a prefix, if it is true. Made by Space.lease(); ends by end(), with a with, or forgotten."""
 
     def __init__(self, handle: Handle, row: array[int], timeout: float):
-        milliseconds = min(max(0, round(timeout * 1000)), (1 << 32) - 1)
-        self._ours = bool(check(lib.kvd_lease(handle, *row.buffer_info(), milliseconds)))
+        self._ours = bool(check(lib.kvd_lease(handle, *row.buffer_info(), ticks(timeout, 1000, 32))))
         self._end = when_forgotten(self, _end, handle, row) if self._ours else None
 
     def __bool__(self) -> bool:

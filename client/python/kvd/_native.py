@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import operator
 import os
 from ctypes import (POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint8, c_uint16,
                     c_uint32, c_uint64, c_void_p)
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from ._errors import Error
 
@@ -196,6 +197,27 @@ def check(result: int) -> int:
     if result < 0:
         raise error(result)
     return result
+
+
+def number(field: str, value: SupportsIndex, bits: int = 32) -> int:
+    """A number that fits its C type: ctypes would cut it off in silence."""
+    it = operator.index(value)
+    if not 0 <= it < 1 << bits:
+        raise ValueError(f"{field} is a number from 0 to {(1 << bits) - 1}, not {it}")
+    return it
+
+
+def ticks(seconds: float, each: int, bits: int) -> int:
+    """A time limit as so many of them a second, or the longest one that there is."""
+    return round(min(max(0.0, seconds * each), (1 << bits) - 1))
+
+
+def c_string(field: str, value: str | bytes) -> bytes:
+    """For a function that would take a NUL for the end."""
+    it = value.encode() if isinstance(value, str) else value
+    if 0 in it:
+        raise ValueError(f"{field} contains a NUL: {value!r}")
+    return it
 
 
 def closed(what: str) -> Error:

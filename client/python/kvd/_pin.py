@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Iterator, Sequence
 from ._block import Block, structs_of
 from ._buffer import bytes_at
 from ._handle import Handle, when_forgotten
-from ._native import BlockStruct, PinStruct, check, closed, error, lib
+from ._native import BlockStruct, PinStruct, check, closed, error, lib, number
 from ._tensor import View, stream_of
 from ._tokens import Tokens, words
 
@@ -36,11 +36,11 @@ class Pin:
     """
 
     def __init__(self, space: Space, group: int = 0, salt: int = 0):
+        self._struct = PinStruct(group=number("group", group), salt=number("salt", salt, 64))
         self.space = space
         self.blocks: list[int] = []
         """Ids of the chain's blocks, first to last. The bytes of block i are at address(i), and in view(i)."""
         self._handle: Handle | None = space._open()
-        self._struct = PinStruct(group=group, salt=salt)
         self._forget = when_forgotten(self, _unpin, self._handle, self._struct)
 
     @property
@@ -93,7 +93,7 @@ class Pin:
 
     def _tensor(self, block: int) -> c_void_p:
         tensor = c_void_p()
-        check(lib.kvd_dlpack_block(self._open(), byref(self._struct), block, byref(tensor)))
+        check(lib.kvd_dlpack_block(self._open(), byref(self._struct), number("block", block), byref(tensor)))
         return tensor
 
     def memoryview(self, block: int) -> builtins.memoryview:

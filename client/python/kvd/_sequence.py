@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Iterable, NamedTuple, Sequence as List
 
 from ._block import Block, structs_of
 from ._handle import Handle
-from ._native import LabelShapeStruct, StatsStruct, check, closed, lib
+from ._native import LabelShapeStruct, StatsStruct, check, closed, lib, number, ticks
 from ._pin import Pin
 from ._tokens import Tokens, words
 
@@ -120,7 +120,7 @@ class Sequence:
     def __init__(self, space: Space, handle: Handle, max_blocks: int):
         self.space = space
         pointer = c_void_p()
-        check(lib.kvd_sequence_open(handle, max_blocks, byref(pointer)))
+        check(lib.kvd_sequence_open(handle, number("max_blocks", max_blocks), byref(pointer)))
         self._pins: list[Pin] = []      # of what was borrowed: held until the sequence is closed
         self._handle: Handle | None = Handle(pointer, lib.kvd_sequence_close, handle, self._pins)
 
@@ -156,7 +156,7 @@ class Sequence:
 
     def step(self, first: int, n: int) -> None:
         """MemShare: tokens [first, first + n) are a step that is complete. Nothing happens if memshare is off."""
-        check(lib.kvd_sequence_step(self._open(), first, n))
+        check(lib.kvd_sequence_step(self._open(), number("first", first), number("n", n)))
 
     def sync(self) -> int:
         """Takes over what the daemon proposes, where nothing reads the table. How many entries changed."""
@@ -166,7 +166,7 @@ class Sequence:
         """Waits until nothing that this sequence asked for is under way, and takes over what came of it, as sync()
         does. How many entries changed. TimeoutError: something is under way still; what arrived is taken over all the
         same."""
-        return check(lib.kvd_sequence_wait(self._open(), max(0, round(timeout_s * 1e9))))
+        return check(lib.kvd_sequence_wait(self._open(), ticks(timeout_s, 10**9, 62)))
 
     def cool(self, slots: Iterable[int], how: str) -> None:
         """Offers own blocks to leave the pool at a later sync: "spill" (an exact copy is kept), "vague" (in the sketch)
@@ -186,12 +186,13 @@ class Sequence:
         sync, in the range's first entries (COMPACT), in order of position within each head; the others are DROPPED.
         How many entries will change. kvd.PoolFull: no room for the new blocks beside the old ones; kvd.NotSupported:
         keydiff is off, or keys are stored before rotation or as 8 bits."""
-        return check(lib.kvd_sequence_compact(self._open(), first, n, keep))
+        return check(lib.kvd_sequence_compact(self._open(), number("first", first), number("n", n),
+                                              number("keep", keep)))
 
     def use(self, slot: int, mass: float, hits: float) -> None:
         """What this step's attention says of an entry: its share of the attention per token, 1 the average, and how
         many of its tokens were selected per step. Kept as moving averages."""
-        lib.kvd_sequence_use(self._open(), slot, mass, hits)
+        lib.kvd_sequence_use(self._open(), number("slot", slot), mass, hits)
 
     def stats(self) -> Stats:
         """Numbers of the table, as it is now."""
@@ -204,7 +205,7 @@ class Sequence:
     def labels(self, slot: int) -> Labels | None:
         """Labels of an entry's tokens, resident or not; None: not made (yet)."""
         shape = LabelShapeStruct()
-        data = lib.kvd_sequence_labels(self._open(), slot, byref(shape))
+        data = lib.kvd_sequence_labels(self._open(), number("slot", slot), byref(shape))
         geometry = self.space.geometry
         if not data:
             return None
@@ -216,7 +217,8 @@ class Sequence:
         """What the last prompt queries select, as bits [layers][kv_heads][queries][words_] of 64 tokens each, in blocks
         that the caller keeps until sharing() answers."""
         room = structs_of(list(blocks))
-        check(lib.kvd_sequence_critical(self._open(), len(room), room, queries, words_, selected))
+        check(lib.kvd_sequence_critical(self._open(), len(room), room, number("queries", queries),
+                                        number("words_", words_), number("selected", selected)))
 
     def sharing(self) -> Sharing | None:
         """The sharing configuration made of critical(); None: not yet. kvd.NoData: it was not called, or none could be

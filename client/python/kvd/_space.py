@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from ctypes import byref, c_double, c_uint32, c_void_p
 from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Sequence
 
-from ._block import Block, structs_of
+from ._block import PIECE, Block, structs_of, take
 from ._buffer import memory
+from ._errors import Error
 from ._fetch import Fetch
 from ._geometry import Geometry
 from ._handle import Handle
 from ._lease import Lease
-from ._native import BlockStruct, CountersStruct, MemoryStruct, PinStruct, PlaceStruct, check, closed, error, lib
+from ._native import (CountersStruct, MemoryStruct, PinStruct, PlaceStruct, c_string, check, closed, lib, number)
 from ._pin import Pin
 from ._sequence import Sequence as TokenSequence
 from ._tensor import CPU, CUDA, Memory, View, stream_of
@@ -119,7 +121,8 @@ class Space:
     def match(self, tokens: Tokens, group: int = 0, *, salt: int = 0) -> int:
         """How many tokens a lookup would find now. A hint: holds nothing, and is true at no particular time."""
         row = words(tokens)
-        return check(lib.kvd_match_salted(self._open(), group, salt, *row.buffer_info()))
+        return check(lib.kvd_match_salted(self._open(), number("group", group), number("salt", salt, 64),
+                                          *row.buffer_info()))
 
     def lookup_keys(self, keys: bytes | Sequence[bytes], blocks: int = 1) -> list[Pin]:
         """Finds objects of so many blocks by their keys: a pin each, false where there is none. Whole or not at all.
@@ -127,14 +130,21 @@ class Space:
         For spaces that are causal, of opaque blocks, with vocab=0 and block_tokens from 4 to 8: a key is any
         4 * block_tokens bytes. keys are a list of them, or all of them in one bytes. kvd.Invalid: not such a space.
         """
-        joined, n = self._keys(keys)
-        rows, found = (c_uint32 * (n * blocks))(), (PinStruct * n)()
+        (joined, n), size = self._keys(keys), 4 * self.geometry.block_tokens
         pins = [Pin(self) for _ in range(n)]
-        check(lib.kvd_lookup_keys(self._open(), joined, n, blocks, rows, found))
+        if number("blocks", blocks) > PIECE:
+            raise Error(errno.EINVAL, f"no object has {blocks} blocks")
+        each = max(1, PIECE // max(1, blocks))
+        for first in range(0, n, each):
+            self._lookup_keys(joined[first * size:(first + each) * size], blocks, pins[first:first + each])
+        return pins
+
+    def _lookup_keys(self, keys: bytes, blocks: int, pins: list[Pin]) -> None:
+        rows, found = (c_uint32 * (len(pins) * blocks))(), (PinStruct * len(pins))()
+        check(lib.kvd_lookup_keys(self._open(), keys, len(pins), blocks, rows, found))
         for i, pin in enumerate(pins):
             if found[i].view:
                 pin._took(found[i], rows[i * blocks:(i + 1) * blocks])
-        return pins
 
     def seal_key(self, key: bytes, blocks: Sequence[Block]) -> Pin:
         """Publishes filled blocks as the object of that name, see lookup_keys(); always as many for one key. Returns a
@@ -157,16 +167,9 @@ class Space:
     def alloc(self, n: int) -> list[Block]:
         """n blocks to fill, or none at all: kvd.PoolFull or kvd.QuotaExceeded, at once. Evicts what nobody holds."""
         handle = self._open()
-        blocks: list[Block] = []
-        while len(blocks) < n:
-            room = (BlockStruct * (n - len(blocks)))()
-            got = lib.kvd_alloc(handle, len(room), room)
-            if got < 0:
-                failure = error(got)
-                self.free(blocks)
-                raise failure
-            blocks += [Block(self, handle, BlockStruct.from_buffer_copy(it)) for it in room[:got]]
-        return blocks
+        if number("n", n) > 2 * PIECE and n > 2 * self.available() + PIECE:     # an estimate: it may be a little too low
+            raise Error(errno.ENOBUFS, f"space {self.name!r} can have about {self.available()} blocks more, not {n}")
+        return [Block(self, handle, struct) for struct in take(handle, n)]
 
     def free(self, blocks: Iterable[Block], stream: int | None = None) -> None:
         """Gives back blocks that were not sealed, with their contents; others are left alone.
@@ -196,7 +199,7 @@ class Space:
     def reserve(self, n: int) -> int:
         """The library's magazine holds at least n blocks from now on, if the pool has them, until the next reserve():
         alloc() of up to n cannot fail then. Counts as blocks being filled. Returns how many it holds now."""
-        return check(lib.kvd_reserve(self._open(), n))
+        return check(lib.kvd_reserve(self._open(), number("n", n)))
 
     def available(self) -> int:
         """About how many blocks alloc() could give now, for schedulers: an estimate from shared memory, of what is
@@ -228,7 +231,7 @@ class Space:
         """
         def make(_stream: int | None) -> c_void_p:
             tensor = c_void_p()
-            check(lib.kvd_dlpack_layer(self._open(), layer, int(values), byref(tensor)))
+            check(lib.kvd_dlpack_layer(self._open(), number("layer", layer), int(values), byref(tensor)))
             return tensor
         return View(self.device, make, f"{'values' if values else 'keys'} of layer {layer}")
 
@@ -278,12 +281,12 @@ class Space:
     def setting(self, name: str) -> float:
         """A setting of the space by its name, as kvctl(1) lists them: "keydiff" (0 or 1), "keydiff.budget", ..."""
         value = c_double()
-        check(lib.kvd_space_setting(self._open(), name.encode(), byref(value)))
+        check(lib.kvd_space_setting(self._open(), c_string("name", name), byref(value)))
         return value.value
 
     def set(self, name: str, value: float) -> None:
         """Changes a setting for all users of the space. kvd.Invalid: no such setting, or not a value of it."""
-        check(lib.kvd_space_set(self._open(), name.encode(), value))
+        check(lib.kvd_space_set(self._open(), c_string("name", name), value))
 
     def counters(self) -> Counters:
         """Of this process in the space, since it was opened."""
@@ -294,11 +297,12 @@ class Space:
     def prefix_depth(self, prefix: int, prompt: int, generated: int) -> int:
         """BiCache: how many layers of a shared prefix to use as they are, for these numbers of tokens; 0: the space has
         no table yet."""
-        return check(lib.kvd_prefix_depth(self._open(), prefix, prompt, generated))
+        return check(lib.kvd_prefix_depth(self._open(), number("prefix", prefix), number("prompt", prompt),
+                                          number("generated", generated)))
 
     def prefix_refresh(self, step: int) -> bool:
         """BiCache: whether the deep layers are computed anew at this step, from 1."""
-        return bool(check(lib.kvd_prefix_refresh(self._open(), step)))
+        return bool(check(lib.kvd_prefix_refresh(self._open(), number("step", step))))
 
     def prefix_sample(self, ratio: int, blocks: Sequence[Block], tokens: int) -> None:
         """BiCache: one sample of the profile at a prefix of `ratio` percent and so many tokens. For each layer group
@@ -306,7 +310,7 @@ class Space:
         worker."""
         room = structs_of(list(blocks))
         each = len(room) // (2 * max(1, self.geometry.layer_groups))
-        check(lib.kvd_prefix_sample(self._open(), ratio, each, room, tokens))
+        check(lib.kvd_prefix_sample(self._open(), number("ratio", ratio), each, room, number("tokens", tokens)))
 
     def settle(self) -> int:
         """Lets go of what streams of the GPU have passed; how many pins and blocks still wait for one."""

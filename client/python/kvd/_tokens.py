@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from array import array
+from itertools import islice
 from typing import Any, Iterable, SupportsIndex, Union
 
 Tokens = Union[Iterable[SupportsIndex], Any]
 """Integers from 0 to 2**32 - 1 in one row: a list, an array of numpy, torch or array.array, whatever has a buffer."""
+
+MOST = 1 << 28
+"""Tokens in one row."""
 
 _SIGNED, _UNSIGNED = "bhilqn", "BHILQN"
 _FORMATS = {"torch.int64": "q", "torch.int32": "i", "torch.int16": "h", "torch.int8": "b", "torch.uint8": "B",
@@ -19,6 +24,7 @@ def words(tokens: Tokens) -> array[int]:
     """A copy, as 32-bit words. TypeError: no integers; ValueError: not one row, or an id that is no token's."""
     if isinstance(tokens, (str, bytes, bytearray)):
         raise TypeError(f"token ids are integers, not {type(tokens).__name__}")
+    _check_length(tokens)
     try:
         view = memoryview(tokens)       # type: ignore[arg-type]
     except TypeError:
@@ -40,7 +46,9 @@ def _words_of_objects(tokens: Any) -> array[int]:
     if hasattr(tokens, "__array__"):
         return _words_of_view(memoryview(tokens.__array__()))
     try:
-        return array("I", tokens)
+        row = array("I", tokens if hasattr(tokens, "__len__") else islice(tokens, MOST + 1))
+        _check_length(row)
+        return row
     except OverflowError:
         raise _beyond(tokens) from None
     except TypeError as error:
@@ -65,9 +73,7 @@ def _words_of_bytes(data: bytes, kind: str, size: int) -> array[int]:
         result.frombytes(data)
         right = kind in _UNSIGNED or data[3::4].isascii()
     elif size == 8:
-        halves: array[int] = array("I", data)
-        result, upper = halves[::2], halves[1::2].tobytes()
-        right = upper == bytes(len(upper))
+        right = _take_lower_halves(result, data)
     else:
         right = kind in _UNSIGNED or data[size - 1::size].isascii()
         if right:
@@ -75,6 +81,30 @@ def _words_of_bytes(data: bytes, kind: str, size: int) -> array[int]:
     if not right:
         raise _beyond(array(kind, data))
     return result
+
+
+def _take_lower_halves(result: array[int], data: bytes) -> bool:
+    """Of words of 64 bits; whether the upper halves are zero. By numpy, where a caller has it: it is ten times as fast."""
+    numpy = sys.modules.get("numpy")
+    if numpy:
+        halves = numpy.frombuffer(data, "<u4").reshape(-1, 2)
+        result.frombytes(halves[:, 0].tobytes())
+        return not halves[:, 1].any()
+    words: array[int] = array("I", data)
+    result.extend(words[::2])
+    return not any(words[1::2])
+
+
+def _check_length(tokens: Any) -> None:
+    """Before it is copied: a range has any length without memory."""
+    try:
+        too_many = len(tokens) > MOST
+    except OverflowError:
+        too_many = True
+    except TypeError:           # an iterator, or one number: what it is is seen when it is read
+        return
+    if too_many:
+        raise ValueError(f"one row has at most {MOST} token ids")
 
 
 def _check_row(dimensions: int) -> None:

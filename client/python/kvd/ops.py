@@ -78,7 +78,7 @@ def topk(scores: Array, k: int, *, later: bool = False) -> Array:
     out, scratch = np.empty((rows, min(k, n)), np.uint32), np.empty(max(n, 1), np.uint32)
     best = pick(_variant).block["topk"]
     for i in range(rows if out.size else 0):
-        best(at(out[i]), s.pointer + 4 * i * n, n, k, later, at(scratch))
+        best(at(out[i]), s.pointer + 4 * i * n, n, min(k, n), later, at(scratch))
     return given(out.astype(np.int64), scores)
 
 
@@ -420,6 +420,7 @@ def hshare_select(scores: Array, *, sinks: int = 16, recent: int = 64, middle: i
     then, after, start = s.shape[0], s.shape[0] if now is None else now, c_uint32()
     _need(min(sinks, recent, middle) >= 0 and max(sinks, recent, middle) < 1 << 31, "no number is negative")
     _need(after >= then, f"now is not before the {then} tokens of the scores")
+    _need(after < 1 << 31, f"now is below 2^31, not {after}")
     window, out, found = native.Window(sinks, recent, middle), np.empty(after + 1, np.uint32), 0
     best, scratch = np.empty(then + 1, np.uint32), np.empty(3 * then + 1, np.uint32)
     n = lib.kvd_window_middle(byref(window), then, byref(start))

@@ -288,6 +288,8 @@ class _Whole:
         n = -(-size // PIECE) - 1
         if not n:
             return first[8:size].copy()
+        if n >= len(self.pool):         # whatever this is, it is no state
+            return None
         with self.space.lookup_keys([self.rest(key)], n)[0] as others:
             if not others:
                 return None
