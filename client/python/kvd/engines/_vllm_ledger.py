@@ -28,7 +28,7 @@ from vllm.v1.request import Request
 
 import kvd
 
-from ._vllm_space import extra_key
+from ._vllm_keys import extra_key, tokens_of
 
 logger = init_logger("vllm." + __name__)       # vLLM writes what is logged under its name
 
@@ -179,13 +179,13 @@ class Ledger:
         """The longest prefix of a request that is in the pool, without its last token, which vLLM computes itself."""
         self.drop_found()
         start = time.perf_counter()
-        salt = extra_key(request, self.epoch)
+        salt = extra_key(request, self.epoch, self.size)
         if salt is None:
             pin = None
         elif request.skip_reading_prefix_cache or self.state is not self.SERVING:
             pin = kvd.Pin(self.space, salt=salt)
         else:
-            tokens = request.all_token_ids[:(request.num_tokens - 1) // self.size * self.size]
+            tokens = tokens_of(request, 0, (request.num_tokens - 1) // self.size * self.size, self.size)
             pin = self._lookup(tokens, salt)
             if pin.below and request.request_id not in self.below and self.wait > 0:
                 self._ask_below(request.request_id, tokens, salt)
@@ -285,7 +285,7 @@ class Ledger:
         if done > chain.length and not chain.ended and self.state is self.SERVING:
             mine = [self.ours[block.block_id] for block in chain.blocks[chain.length:done]]
             try:
-                self._post(chain.pin, mine, request.all_token_ids[chain.length * self.size:done * self.size])
+                self._post(chain.pin, mine, tokens_of(request, chain.length * self.size, done * self.size, self.size))
                 chain.length = done
             except kvd.Error as error:
                 self._could_not(chain, mine, error)

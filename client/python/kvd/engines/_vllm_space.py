@@ -13,11 +13,10 @@ import vllm
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
-from vllm.v1.request import Request
 
 import kvd
 
-from ._common import digest, weights
+from ._common import weights
 
 OLDEST = (0, 31)
 PACKED_AS_SERVED = ("longrope", "dynamic")      # RoPE kinds whose keys depend on the longest sequence that is served
@@ -136,31 +135,3 @@ def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tu
         if error.errno != errno.ENOTSUP:
             raise
         return daemon.space(name, geometry)     # on a GPU the next daemon's pool lies elsewhere
-
-
-# ---- what else is part of a block's key ------------------------------------------------------------------------------
-
-_adapters: dict[tuple[str, str], tuple | None] = {}     # LoRA adapters by name and path: what they were when first used
-
-
-def _adapter(name: str, path: str) -> tuple | None:
-    """None: files that cannot be compared."""
-    if (name, path) not in _adapters:
-        files = sorted(Path(path).glob("adapter_*")) if Path(path).is_dir() else []
-        _adapters[name, path] = tuple((it.name, digest(it)) for it in files) or None
-    return _adapters[name, path]
-
-
-def extra_key(request: Request, epoch: bytes) -> int | None:
-    """The salt of a request's chain: of what changes keys and values besides tokens, or is meant to keep users apart.
-    0: nothing does. None: no other request may share with this one."""
-    lora = request.lora_request
-    if request.prompt_embeds is not None:
-        return None
-    if not (lora or request.cache_salt or request.mm_features or epoch):
-        return 0
-    adapter = _adapter(lora.lora_name, lora.lora_path) if lora else ()
-    if adapter is None:
-        return None
-    seen = [(it.identifier, it.mm_position.offset, it.mm_position.length) for it in request.mm_features]
-    return kvd.fingerprint("vllm", adapter, request.cache_salt, seen, epoch)[0] or 1

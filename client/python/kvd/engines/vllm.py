@@ -20,7 +20,8 @@ is not in the pool is computed).
 How: three hooks of the connector API. get_mem_pool_context answers the worker's one allocation with the pool's
 addresses; get_required_kvcache_layout has a block's layers side by side, which is a block of kvd; bind_kv_cache_manager
 gives the scheduler a block pool whose ids are kvd's (see _vllm_ledger.py, also for what happens when the daemon dies).
-cache_salt, LoRA adapters and images are part of a block's key; requests with prompt embeddings share nothing. Refused
+cache_salt and LoRA adapters are part of all keys of a request, images of the keys from their first block on: the text
+before an image is shared, whatever the image is. Requests with prompt embeddings share nothing. Refused
 at start, by name: pipeline and context parallelism, tensor parallelism on GPUs (see kvd.engines.vllm_copy; on CPUs the
 workers have their shares of a block side by side in it), speculative decoding, MLA, sliding window, hybrid models,
 quantised KV caches, sleep mode, KV cache events. What resets vLLM's prefix cache (new weights) makes this vLLM share

@@ -32,7 +32,8 @@ from vllm.v1.request import Request
 
 import kvd
 
-from ._vllm_space import extra_key, open_space, refuse_always, require_vllm
+from ._vllm_keys import extra_key, tokens_of
+from ._vllm_space import open_space, refuse_always, require_vllm
 
 logger = init_logger("vllm." + __name__)
 
@@ -80,10 +81,10 @@ class Planner:
     def find(self, request: Request, computed: int) -> int:
         """How many tokens beyond those that vLLM has itself every rank has."""
         self.drop(request.request_id)
-        salt = extra_key(request, self.epoch)
+        salt = extra_key(request, self.epoch, self.size)
         if salt is None:
             return 0
-        tokens = request.all_token_ids[:(request.num_tokens - 1) // self.size * self.size]
+        tokens = tokens_of(request, 0, (request.num_tokens - 1) // self.size * self.size, self.size)
         self.pins[request.request_id] = pins = [space.find(tokens, salt=salt, wait=0) for space in self.spaces]
         return max(min(pin.tokens for pin in pins) - computed, 0)
 
@@ -95,19 +96,19 @@ class Planner:
         if found:
             end = min(pin.tokens for pin in pins) // self.size
             first = end - found // self.size
-            self.work.loads.append(Job(request.request_id, extra_key(request, self.epoch), first, blocks[first:end],
-                                       request.all_token_ids[:end * self.size]))
+            self.work.loads.append(Job(request.request_id, extra_key(request, self.epoch, self.size), first,
+                                       blocks[first:end], tokens_of(request, 0, end * self.size, self.size)))
         self.loading.append((self.work.step, pins))
 
     def step(self, scheduled: dict[str, int], blocks_of) -> Work:
         for request_id, n in scheduled.items():
             request = self.requests.get(request_id)
-            if request and (salt := extra_key(request, self.epoch)) is not None:
+            if request and (salt := extra_key(request, self.epoch, self.size)) is not None:
                 first = self.stored[request_id]
                 full = min(request.num_computed_tokens + n, request.num_tokens) // self.size
                 if full > first:
                     self.work.stores.append(Job(request_id, salt, first, blocks_of(request_id)[0][first:full],
-                                                request.all_token_ids[first * self.size:full * self.size]))
+                                                tokens_of(request, first * self.size, full * self.size, self.size)))
                     self.stored[request_id] = full
         work, self.work = self.work, Work(self.work.step + 1)
         return work

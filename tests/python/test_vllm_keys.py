@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What requests of vLLM share, by its connectors' own ledger and planner on a real pool; vLLM itself is stood in for."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+from common import ROOT, kvd, main
+
+sys.path.append(str(ROOT / "tests/engines"))
+import standins     # noqa: E402  (needs the path above)
+
+standins.NAMES = ("vllm", "torch") if "torch" not in sys.modules else ("vllm",)
+
+from kvd.engines import _vllm_keys as keys          # noqa: E402  (needs the stand-ins)
+from kvd.engines._vllm_ledger import Ledger         # noqa: E402
+from kvd.engines.vllm_copy import Planner           # noqa: E402
+
+SIZE = 16
+
+
+def request(name: str, tokens: list[int], *pictures: tuple[str, int, int], **more):
+    """pictures: identifier, offset, length."""
+    features = [types.SimpleNamespace(identifier=it, mm_position=types.SimpleNamespace(offset=at, length=n))
+                for it, at, n in pictures]
+    return types.SimpleNamespace(**{
+        "request_id": name, "all_token_ids": tokens, "num_tokens": len(tokens), "mm_features": features,
+        "lora_request": None, "cache_salt": None, "prompt_embeds": None, "skip_reading_prefix_cache": False,
+        "num_computed_tokens": 0, "num_in_flight_tokens": 0, **more})
+
+
+def prompt(system: int, *pictures: tuple[str, int]) -> tuple[list[int], list[tuple[str, int, int]]]:
+    """So many tokens of text, then pictures with a word behind each."""
+    tokens, where = [100 + i % 50 for i in range(system)], []
+    for name, n in pictures:
+        where.append((name, len(tokens), n))
+        tokens += [7] * n + [50]
+    return tokens, where
+
+
+class Serving:
+    """A vLLM without a model, in place: what it finds, and then publishes."""
+
+    def __init__(self, space: kvd.Space):
+        self.space, self.ledger = space, Ledger(space, SIZE, keep=4, wait=0)
+
+    def serve(self, it) -> int:
+        """How many tokens it found."""
+        chain, n = self.ledger.find(it), len(it.all_token_ids) // SIZE
+        found = chain.length
+        assert any(self.ledger.fetch(n - found) for _ in range(2))      # the first block is vLLM's null block
+        table = [types.SimpleNamespace(block_id=i) for i in (chain.pin.blocks if chain.pin else [])]
+        table += [types.SimpleNamespace(block_id=i) for i in self.ledger.hand_out(n - found)]
+        self.ledger.admit(it, table)
+        self.ledger.plan(it, n)
+        it.num_computed_tokens = len(it.all_token_ids)
+        self.ledger.publish()
+        self.space.flush()
+        chain = self.ledger.leave(it.request_id)
+        self.ledger.close(chain)
+        return found * SIZE
+
+
+def opaque(space: kvd.Space, name: str) -> kvd.Space:
+    return space.daemon.space(name, kvd.Geometry.opaque(4096, "vllm", block_tokens=SIZE))
+
+
+def test_a_picture_changes_the_keys_from_its_block_on(space):
+    """The system prompt before it is shared, and a conversation that adds a picture finds all that was before."""
+    with opaque(space, "pictures") as own:
+        engine, other = Serving(own), Planner([own], SIZE)
+        for system in (64, 70, 79):             # a picture at a block's beginning, in it, and at its last token
+            before = system // SIZE * SIZE
+            tokens, where = prompt(system, ("cat", 40), (f"dog {system}", 20))
+            assert engine.serve(request("a", tokens + [1] * 40, *where)) in (0, 64)
+            assert other.find(request("a2", tokens + [1] * 40, *where), 0) == (len(tokens) + 39) // SIZE * SIZE
+            changed, where_b = prompt(system, ("bird", 40), (f"dog {system}", 20))
+            assert changed == tokens
+            assert other.find(request("b", tokens + [1] * 40, *where_b), 0) == before
+            assert engine.serve(request("b", tokens + [1] * 40, *where_b)) == before
+            text = request("c", tokens + [1] * 40)
+            assert engine.serve(text) == before             # the same tokens as text: no picture
+            second = request("d", tokens + [1] * 40, where[0], ("fish", *where[1][1:]))
+            assert engine.serve(second) == where[1][1] // SIZE * SIZE
+
+
+def test_pictures_that_only_seem_alike(space):
+    """Order, place and length of pictures are in the keys, too."""
+    tokens = [9] * 96
+    rows = [keys.tokens_of(request("x", tokens, *pictures), 0, 96, SIZE) for pictures in (
+        (), [("a", 16, 32)], [("a", 16, 33)], [("a", 17, 32)], [("b", 16, 32)], [("a", 16, 16), ("b", 32, 16)],
+        [("b", 16, 16), ("a", 32, 16)], [("a", 16, 16), ("a", 32, 16)], [("a", 31, 1)], [("b", 31, 1)],
+        [("a", 31, 1), ("b", 32, 1)])]
+    assert len({tuple(row) for row in rows}) == len(rows)
+    for row in rows:
+        assert row[:16] == tokens[:16] and row[64:] == tokens[64:]
+        for at in range(0, 96, SIZE):
+            block = row[at:at + SIZE]
+            assert block == [9] * SIZE or all(keys.PICTURE <= word < 1 << 32 for word in block)
+    assert keys.tokens_of(request("x", tokens, ("a", 16, 0)), 0, 96, SIZE) == tokens
+    whole = keys.tokens_of(request("x", tokens, ("a", 20, 50)), 0, 96, SIZE)
+    for first in range(0, 96, SIZE):            # published block by block, looked up as a whole
+        assert keys.tokens_of(request("x", tokens, ("a", 20, 50)), first, first + SIZE, SIZE) == whole[first:first + SIZE]
+
+
+def test_what_changes_all_blocks_is_the_salt(space):
+    tokens, where = prompt(64, ("cat", 20))
+    plain, salted = request("x", tokens, *where), request("x", tokens, *where, cache_salt="mine")
+    assert keys.extra_key(plain, b"", SIZE) == 0 and keys.extra_key(salted, b"", SIZE)
+    assert keys.extra_key(plain, b"epoch", SIZE) not in (0, keys.extra_key(salted, b"", SIZE))
+    assert keys.extra_key(request("x", tokens, prompt_embeds=1), b"", SIZE) is None
+    assert keys.extra_key(plain, b"", 4) is None and keys.extra_key(request("x", tokens), b"", 4) == 0
+    lora = types.SimpleNamespace(lora_name="nowhere", lora_path="/nowhere")
+    assert keys.extra_key(request("x", tokens, lora_request=lora), b"", SIZE) is None
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals()))
