@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import random
+import re
+import shlex
 import sys
 import traceback
 from contextlib import contextmanager
@@ -22,6 +24,14 @@ MODEL = os.environ.get("KVD_MODEL", str(ROOT / "tools/kvlm/model"))
 def daemon(*options: str):
     with Instance(*(options or ("--pool", "256M"))) as it:
         yield it
+
+
+def pasted_server(python: str, model: str, port: int, config: str | None) -> list[str]:
+    """README's command that starts a vLLM, as a shell would have it; without config, a vLLM alone."""
+    (line, *_) = re.findall(r"^python3 .*--kv-transfer-config \"\$config\" &$", (ROOT / "README.md").read_text(), re.M)
+    names = {"python3": python, "MODEL": model, "8001": str(port), "$config": config}
+    command = [names.get(word, word) for word in shlex.split(line.removesuffix(" &"))]
+    return command if config else command[:-2]
 
 
 def document(seed: int, n: int, vocab: int = 760) -> list[int]:

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from common import pasted_server
 from vllm_engine import QUIET, connector
 
 PACKAGE = Path(__file__).resolve().parents[2] / "client/python"
@@ -40,12 +41,11 @@ class Server:
     def __init__(self, kv: str | None = None, *, environment: dict, python: Path | str = sys.executable, **extra):
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         self.log = tempfile.TemporaryFile("w+")
-        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", os.environ["KVD_MODEL"],
-                   "--served-model-name", "kvlm", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
-                   "--block-size", "32", "--max-model-len", "4096", "--enforce-eager", "--enable-prompt-tokens-details",
-                   "--disable-uvicorn-access-log"]
-        if kv:
-            command += ["--kv-transfer-config", json.dumps(connector(kv, **extra))]
+        command = pasted_server(str(python), os.environ["KVD_MODEL"], port,
+                                json.dumps(connector(kv, **extra)) if kv else None)
+        command += ["--served-model-name", "kvlm", "--host", "127.0.0.1", "--dtype", "float32", "--block-size", "32",
+                    "--max-model-len", "4096", "--enforce-eager", "--enable-prompt-tokens-details",
+                    "--disable-uvicorn-access-log"]
         quiet = {name: value for name, value in QUIET.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
                                         env=os.environ | quiet | environment)

