@@ -17,6 +17,7 @@ import warnings
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, StoppingCriteria
 
 import kvd
@@ -316,8 +317,6 @@ def test_what_attention_does_not_do(server, space):
     forward("token ids", tokens=None, inputs_embeds=torch.zeros(1, 40, 128))
     with KvdCache(ours, space, ids) as cache:
         expect(ValueError, "training", ours, torch.tensor([ids]), past_key_values=cache)
-        expect(ValueError, "several sequences", ours.generate, torch.tensor([ids]), past_key_values=cache,
-               num_return_sequences=2, do_sample=True)
     with KvdCache(ours, space, ids) as cache:
         expect(ValueError, "beam", cache.reorder_cache, torch.tensor([0]))
         expect(ValueError, "2 sequences", KvdCache, ours, space, torch.tensor([ids, ids]))
@@ -325,6 +324,117 @@ def test_what_attention_does_not_do(server, space):
     expect(ValueError, "closed", generate, ours, ids, cache)
     expect(ValueError, "load_prefix", store, space, DynamicCache(config=alone.config), ids)
     assert space.match(ids) == 32 and soon(lambda: held(server) == 0)
+
+
+def test_a_refusal_names_what_was_asked(server, space):
+    ids = document(8300, 40)
+    padded = torch.tensor([[0] * 8 + ids])
+
+    def generate_refused(words, given=None, model=ours, **options):
+        for _ in range(2):      # with and without something that is found
+            with KvdCache(model, space, ids) as cache:
+                expect(ValueError, words, model.generate, torch.tensor([ids]) if given is None else given,
+                       past_key_values=cache, max_new_tokens=4, **options)
+            in_place(space, ids)
+
+    generate_refused("4 sequences in one cache (a batch, num_beams or", num_beams=4)
+    generate_refused("num_return_sequences", num_return_sequences=2, do_sample=True)
+    generate_refused("2 sequences in one cache (a batch", torch.tensor([ids, ids]))
+    generate_refused("padding (zeros in attention_mask)", padded, attention_mask=(padded != 0).long())
+    generate_refused("padding", padded)
+    generate_refused("assisted decoding (assistant_model", assistant_model=alone)
+    generate_refused("prompt_lookup_num_tokens", prompt_lookup_num_tokens=3)
+    embedded = ours.get_input_embeddings()(torch.tensor([ids])).detach()
+    for salt in (1, 1):         # the model's embeddings were called before: their token ids are not those of this call
+        with KvdCache(ours, space, ids, salt=salt) as cache, torch.no_grad():
+            assert cache.found == 0
+            expect(ValueError, "inputs_embeds", ours, inputs_embeds=embedded * 2, past_key_values=cache)
+    with torch.inference_mode():
+        other = load("kvd")
+    expect(ValueError, "inference_mode", open_space, space.daemon, other)
+    assert soon(lambda: held(server) == 0)
+
+
+# ---- other models ----------------------------------------------------------------------------------------------------
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 800}
+MLA = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+       "first_k_dense_replace": 2, "moe_intermediate_size": 16, "n_routed_experts": 2, "num_experts_per_tok": 1,
+       "n_group": 1, "topk_group": 1}
+
+
+def small(kind: str, implementation: str = "kvd", **more):
+    """A model of a few random weights."""
+    torch.manual_seed(1)
+    config = getattr(transformers, kind + "Config")(**SMALL, **more, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
+
+
+TAKEN = {"GPT2": {}, "OPT": {"ffn_dim": 64, "word_embed_proj_dim": 32}, "GPTNeoX": {"intermediate_size": 64},
+         "GPTBigCode": {}, "Phi": {"intermediate_size": 64},
+         "Qwen3": {"num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 16}}
+
+
+def test_models_with_other_names_for_their_numbers(server, space):
+    """What a model does with its cache counts: not all configurations have num_key_value_heads."""
+    ids = document(9000, 70)
+    for kind, more in TAKEN.items():
+        plain, model = small(kind, "sdpa", **more), small(kind, **more)
+        expected = generate(plain, ids)
+        with open_space(space.daemon, model) as own:
+            for found in (0, 64):
+                with KvdCache(model, own, ids) as cache:
+                    assert cache.found == found, kind
+                    assert generate(model, ids, cache) == expected, kind
+            cache, found = load_prefix(own, plain, ids)
+            assert found == 64 and generate(plain, ids, cache) == expected, kind
+    with KvdCache(model, open_space(space.daemon, model), ids, salt=1) as cache, torch.no_grad():
+        expect(ValueError, "position_ids", model, torch.tensor([ids]), past_key_values=cache,
+               position_ids=torch.arange(70)[None] + 1)
+
+
+def test_attention_that_is_the_models_own(server, space):
+    """BLOOM adds biases to scores: kvd's attention is not asked. Copies do."""
+    ids, model, plain = document(9001, 70), small("Bloom"), small("Bloom", "eager")
+    with open_space(space.daemon, plain) as own:
+        expect(ValueError, "BloomForCausalLM in place", KvdCache, model, own, ids)
+        expected = generate(plain, ids)
+        for found in (0, 64):
+            cache, n = load_prefix(own, plain, ids)
+            assert n == found and generate(plain, ids, cache) == expected
+            store(own, cache, ids + expected)
+
+
+def test_keys_and_values_of_different_shapes(server, space):
+    """DeepSeek-V2: what is taken by its address is first compared with what a block is."""
+    more = {"num_key_value_heads": 4, "intermediate_size": 64, **MLA}
+    for implementation in ("kvd", "sdpa"):
+        model = small("DeepseekV2", implementation, **more)
+        expect(ValueError, "DeepseekV2ForCausalLM: keys and values of different shapes", open_space, space.daemon, model)
+    expect(ValueError, "Gemma2ForCausalLM: ", open_space, space.daemon,
+           small("Gemma2", num_key_value_heads=2, intermediate_size=64, head_dim=8, layer_types=["full_attention"] * 2,
+                 sliding_window=None))
+
+
+def test_tensors_that_are_not_of_the_space(server, space):
+    ids = document(9002, 16)
+    good = torch.zeros(1, 2, 16, 32)
+    with KvdCache(ours, space, ids, salt=5) as cache, torch.inference_mode():
+        for k, v in ((good, good[..., :16]), (good[..., :16], good), (good[:, :1], good), (good[:, :, :8], good),
+                     (good, good.half()), (good.double(), good), (good.to("meta"), good), (good.repeat(2, 1, 1, 1), good)):
+            ours.get_input_embeddings()(torch.tensor([ids]))
+            expect(ValueError, "kvd's cache for transformers does not do keys", cache.update, k, v, 0)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            expect(ValueError, "autocast", ours, torch.tensor([ids]), past_key_values=cache)
+    cache, _ = load_prefix(space, alone, ids, salt=5)
+    for keys, values in ((good[:, :1], good), (good, good[..., :1]), (good.half(), good), (good[:, :, :15], good),
+                         (good.repeat(2, 1, 1, 1), good)):
+        for layer in cache.layers:
+            layer.lazy_initialization(keys, values)
+            layer.keys, layer.values = keys, values
+        cache.layers[0].keys = good
+        expect(ValueError, "kvd's cache", store, space, cache, ids)
+    assert space.match(ids, salt=5) == 0
 
 
 def test_salts_keep_apart(server, space):

@@ -19,20 +19,23 @@ By copy: for any attn_implementation; a plain DynamicCache is filled and stored.
     output = model.generate(input_ids, past_key_values=cache)
     store(space, cache, output)
 
-Refused, by name: more than one sequence, padding and other masks, models with sliding windows, soft caps, sinks or
-other attention than causal, RoPE that changes with the length, training, devices other than the processor, and a space
-that was made for other weights.
+Which models: open_space() runs the model on one token, and looks at the keys and values that it makes. Refused by name:
+batches, beams and other ways to several sequences, padding and other masks, assisted decoding; models with sliding
+windows, soft caps, sinks or other attention than causal, keys and values of different shapes (MLA), attention that does
+not go through attn_implementation (in place; BLOOM, GPT-J), RoPE that changes with the length; training, autocast,
+weights loaded in inference_mode, devices other than the processor, and a space that was made for other weights.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import inspect
 import json
 import logging
 import threading
 import weakref
-from typing import Any, Iterator, NoReturn
+from typing import Any, Iterator, NamedTuple, NoReturn
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
@@ -52,7 +55,7 @@ log = logging.getLogger(__name__)
 # ---- which model it is ----------------------------------------------------------------------------------------------
 
 _fingerprints: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, tuple[int, int]]] = weakref.WeakKeyDictionary()
-
+_forms: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, _Form]] = weakref.WeakKeyDictionary()
 
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _NO_NUMBERS = {"_name_or_path", "transformers_version", "use_cache", "return_dict", "output_hidden_states", "id2label",
@@ -64,11 +67,18 @@ def _weights(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
+def _state(model: PreTrainedModel) -> tuple[Any, ...]:
+    """Changes when a weight is changed, which those that were made in inference_mode do not tell."""
+    weights = _weights(model)
+    if any(tensor.is_inference() for _, tensor in weights):
+        _refuse("weights made in torch.inference_mode(), which do not tell when they change: load the model outside it")
+    return tuple((tensor.data_ptr(), tensor._version) for _, tensor in weights)
+
+
 def fingerprint(model: PreTrainedModel) -> tuple[int, int]:
     """Of the weights as they are in memory, and of what else decides about keys and values. Computed anew if a weight
     was changed."""
-    weights = _weights(model)
-    state = tuple((tensor.data_ptr(), tensor._version) for _, tensor in weights)
+    weights, state = _weights(model), _state(model)
     known = _fingerprints.get(model)
     if known and known[0] == state:
         return known[1]
@@ -111,22 +121,85 @@ def _check_model(model: PreTrainedModel) -> Any:
     return config
 
 
-def _head_dim(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+class _Form(NamedTuple):
+    """Of a model's keys and values, and whether its attention goes through attn_implementation."""
+
+    layers: int
+    heads: int
+    dim: int
+    dtype: torch.dtype
+    attends: bool
+
+
+class _Seen(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """A layer of the cache of a model that is only looked at."""
+
+    is_sliding = False
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_initialized, self.states = True, []
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        pass
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
+        self.states += [key_states, value_states]
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def _look(model: PreTrainedModel, layers: int) -> _Form:
+    """Runs the model on one token. What it does with its cache is what counts, whatever its configuration calls it."""
+    seen, name = [_Seen() for _ in range(layers)], type(model).__name__
+    _thread.attended = 0
+    try:
+        with torch.no_grad():
+            model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=Cache(layers=list(seen)),
+                  use_cache=True)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"kvd's cache for transformers does not do {name}: {error}") from error
+    if any(len(it.states) != 2 for it in seen):
+        _refuse(f"{name}: not every layer has keys and values of its own")
+    keys, *others = [state for it in seen for state in it.states]
+    for it in others:
+        if (it.shape, it.dtype, it.device) != (keys.shape, keys.dtype, keys.device):
+            _refuse(f"{name}: keys and values of different shapes, {list(keys.shape)} of {keys.dtype} and"
+                    f" {list(it.shape)} of {it.dtype} for one token")
+    if keys.dim() != 4 or keys.shape[0] != 1 or keys.shape[2] != 1 or keys.dtype not in _DTYPES.values():
+        _refuse(f"{name}: keys of shape {list(keys.shape)} and {keys.dtype} for one token")
+    return _Form(layers, keys.shape[1], keys.shape[3], keys.dtype, _thread.attended == layers)
+
+
+def _form(model: PreTrainedModel) -> _Form:
+    config = _check_model(model)
+    state = _state(model), config._attn_implementation
+    known = _forms.get(model)
+    if known is None or known[0] != state:
+        _forms[model] = known = state, _look(model, config.num_hidden_layers)
+    return known[1]
 
 
 def _geometry(model: PreTrainedModel, block_tokens: int = 16) -> kvd.Geometry:
-    config = _check_model(model)
-    return kvd.Geometry(layers=config.num_hidden_layers, kv_heads=config.num_key_value_heads,
-                        head_dim=_head_dim(config), vocab=config.vocab_size, dtype=model.dtype,
-                        block_tokens=block_tokens, fingerprint=fingerprint(model))
+    form, config = _form(model), model.config.get_text_config()
+    return kvd.Geometry(layers=form.layers, kv_heads=form.heads, head_dim=form.dim, vocab=config.vocab_size,
+                        dtype=form.dtype, block_tokens=block_tokens, fingerprint=fingerprint(model),
+                        rope="post" if _rope(config) or getattr(config, "rotary_dim", None) else "none")
 
 
 def open_space(daemon: kvd.Daemon, model: PreTrainedModel, name: str | None = None, **options: Any) -> kvd.Space:
     """The space of this very model: by default one that is named for its weights, so that other weights have another.
 
-    With a name, a space of other weights is refused: kvd.Mismatch. options are those of Daemon.space(). Reads all
-    weights once, at some GB a second.
+    With a name, a space of other weights is refused: kvd.Mismatch. options are those of Daemon.space(). Runs the model
+    on one token, and reads all weights once, at some GB a second.
     """
     geometry = _geometry(model)
     return daemon.space(name or f"transformers-{geometry.fingerprint[0]:016x}", geometry, **options)
@@ -139,12 +212,19 @@ def _check_space(space: kvd.Space, model: PreTrainedModel) -> None:
         _refuse("spaces on a GPU")
 
 
+_ASSISTED = "assisted decoding (assistant_model, prompt_lookup_num_tokens), which takes tokens back"
+
+
+def _several(n: int) -> str:
+    return f"{n} sequences in one cache (a batch, num_beams or num_return_sequences): make a cache for each"
+
+
 def _tokens_of(input_ids: Any) -> list[int]:
     """Of one sequence."""
     tokens = input_ids.tolist() if hasattr(input_ids, "tolist") else list(input_ids)
     if tokens and isinstance(tokens[0], list):
         if len(tokens) != 1:
-            _refuse(f"{len(tokens)} sequences in one cache: make one for each")
+            _refuse(_several(len(tokens)))
         tokens = tokens[0]
     if not tokens:
         raise ValueError("there are no tokens")
@@ -153,11 +233,30 @@ def _tokens_of(input_ids: Any) -> list[int]:
 
 # ---- in place -------------------------------------------------------------------------------------------------------
 
-_embedded = threading.local()   # .ids: what this thread's model was called with last
+_thread = threading.local()     # .ids: what this thread's model embedded last; .attended: calls of _attention
 
 
 def _note_ids(_module: Any, arguments: tuple[Any, ...]) -> None:
-    _embedded.ids = arguments[0]
+    _thread.ids = arguments[0]
+
+
+def _check_call(cache: weakref.ref[KvdCache]) -> Any:
+    """A hook of the model: what is asked of a cache and cannot be done is refused by the name that it was asked by."""
+    def check(module: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        names = inspect.signature(module.forward).parameters if arguments else ()
+        asked = {**dict(zip(names, arguments)), **options}
+        mine, ids, mask = cache(), asked.get("input_ids"), asked.get("attention_mask")
+        if mine is None or asked.get("past_key_values") is not mine:
+            return
+        if asked.get("inputs_embeds") is not None:
+            _refuse("input embeddings (inputs_embeds): it must know the token ids")
+        if ids is not None and len(ids) != 1:
+            _refuse(_several(len(ids)))
+        if mask is not None and mask.dim() == 2 and not bool(mask.all()):
+            _refuse("padding (zeros in attention_mask)")
+        if ids is not None and asked.get("position_ids") is not None:
+            _check_positions(asked["position_ids"], mine._sequence.length, ids.shape[1])
+    return check
 
 
 class _Sequence:
@@ -179,15 +278,30 @@ class _Sequence:
 
     def begin(self, n: int) -> None:
         """A forward pass of n tokens."""
-        ids = getattr(_embedded, "ids", None)
+        ids = getattr(_thread, "ids", None)
         if self.closed:
             raise ValueError("this cache is closed")
-        if ids is None or ids.shape != (1, n):
-            _refuse("input embeddings or several sequences: it must know the token ids of one")
-        self.new, _embedded.ids = ids[0].tolist(), None
+        if ids is None:
+            _refuse("input embeddings (inputs_embeds): it must know the token ids")
+        if len(ids) != 1:
+            _refuse(_several(len(ids)))
+        if ids.shape != (1, n):
+            _refuse(f"keys of {n} tokens where {list(ids.shape)} token ids were embedded")
+        self.new, _thread.ids = ids[0].tolist(), None
         expected = self.prompt[self.length:self.length + n]
         if self.new[:len(expected)] != expected:
-            raise ValueError("these are not the tokens that this cache was made for")
+            raise ValueError(f"from position {self.length} on, these are not the tokens that this cache was made for:"
+                             " the model must get the same input_ids, without padding")
+
+    def check(self, states: torch.Tensor, heads: int | None = None) -> None:
+        """What is given to libkvd by its address, against what a block is."""
+        g, n = self.space.geometry, len(self.new)
+        expected = (1, g.kv_heads if heads is None else heads, n, g.head_dim)
+        if tuple(states.shape) != expected:
+            _refuse(f"keys, values or queries of shape {list(states.shape)} where the space has {list(expected)}")
+        if states.dtype != _DTYPES[g.dtype] or states.device.type != "cpu":
+            _refuse(f"keys, values or queries of {states.dtype} on {states.device} (autocast?), where the space has"
+                    f" {_DTYPES[g.dtype]} in host memory")
 
     def make_room(self, n: int) -> None:
         """kvd.Error: there is none."""
@@ -254,6 +368,8 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.cache.private:
             return self.append(key_states, value_states)
         sequence = self.sequence
+        sequence.check(key_states)
+        sequence.check(value_states)
         k, v = _rows(key_states), _rows(value_states)
         sequence.table.write(self.index, sequence.length, n, k.data_ptr(), v.data_ptr(), k.shape[2] * k.shape[3])
         return self, (key_states, value_states)
@@ -269,6 +385,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def attend(self, module: torch.nn.Module, query: torch.Tensor, new: tuple[torch.Tensor, torch.Tensor],
                scale: float) -> torch.Tensor:
         sequence, (_, heads, n, dim) = self.sequence, query.shape
+        sequence.check(query, heads)
         if sequence.length == 0:        # what is new is all there is
             out, _ = sdpa_attention_forward(module, query, *new, None, scaling=scale)
         else:
@@ -293,15 +410,20 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         _refuse("reset: make another cache")
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        _refuse("beam search")
+        _refuse("beam search (num_beams)")
 
     def crop(self, tokens_to_remove: int) -> None:
-        _refuse("taking tokens back (assisted generation)")
+        _refuse(_ASSISTED)
 
 
 def _rows(states: torch.Tensor) -> torch.Tensor:
     """[1, heads, n, dim] as float rows of tokens, [1, n, heads, dim]; a copy only where they do not lie so."""
     return states.transpose(1, 2).to(torch.float32).contiguous()
+
+
+def _remove(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 class KvdCache(Cache):
@@ -316,13 +438,26 @@ class KvdCache(Cache):
         if model.config.get_text_config()._attn_implementation != "kvd":
             raise ValueError('the model must be loaded with attn_implementation="kvd"')
         _check_space(space, model)
+        if not _form(model).attends:
+            _refuse(f"{type(model).__name__} in place: its attention does not go through attn_implementation; use"
+                    " load_prefix() and store()")
         self._sequence = _Sequence(space, _tokens_of(input_ids), salt)
-        hook = model.get_input_embeddings().register_forward_pre_hook(_note_ids)
-        self._forget = when_forgotten(self, hook.remove)
+        hooks = [model.get_input_embeddings().register_forward_pre_hook(_note_ids),
+                 model.register_forward_pre_hook(_check_call(weakref.ref(self)), with_kwargs=True)]
+        self._forget = when_forgotten(self, _remove, hooks)
         self.private = False
         """What is computed goes to memory of this process, because the pool has no more for it."""
         self._own = [_Layer(self, i) for i in range(space.geometry.layers)]
         super().__init__(layers=list(self._own))
+
+    def activate_past_recording(self) -> None:
+        _refuse(_ASSISTED)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        _refuse(_several(repeats))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        _refuse(_several(len(indices)))
 
     @property
     def found(self) -> int:
@@ -374,6 +509,7 @@ def _attention(module: torch.nn.Module, query: torch.Tensor, key: Any, value: An
                dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None,
                position_ids: torch.Tensor | None = None, **options: Any) -> tuple[torch.Tensor, None]:
     if type(key) is not _Layer:
+        _thread.attended = getattr(_thread, "attended", 0) + 1
         return _plain(module, query, key, value, attention_mask, dropout, scaling, is_causal, options)
     for name, what in _NOT_DONE.items():
         if options.get(name, False) is not False and options[name] is not None:
@@ -449,6 +585,8 @@ def load_prefix(space: kvd.Space, model: PreTrainedModel, input_ids: Any, *, sal
     _check_space(space, model)
     cache: Any = DynamicCache(config=model.config)
     cache.kvd_space, cache.kvd_salt = space.name, salt
+    if len(cache.layers) != space.geometry.layers:
+        _refuse(f"a DynamicCache of {len(cache.layers)} layers for a model of {space.geometry.layers}")
     with space.find(_tokens_of(input_ids)[:-1], salt=salt) as pin:
         if not pin:
             return cache, 0
@@ -466,10 +604,21 @@ def store(space: kvd.Space, cache: Any, input_ids: Any) -> int:
         raise ValueError(f"the cache was not made by load_prefix() for space {space.name!r}")
     tokens, size = _tokens_of(input_ids), space.geometry.block_tokens
     full = min(len(tokens), cache.get_seq_length()) // size
+    _check_copied(space.geometry, cache, full * size)
     with space.lookup(tokens[:full * size], salt=cache.kvd_salt) as pin:
         if not pin:
             pin = kvd.Pin(space, salt=cache.kvd_salt)
         return _store_blocks(space, cache, tokens, pin, len(pin.blocks), full)
+
+
+def _check_copied(g: kvd.Geometry, cache: Any, tokens: int) -> None:
+    """Against what a block is: an assignment would stretch, or convert, whatever it is given."""
+    for layer in cache.layers if tokens else ():
+        for it in (layer.keys, layer.values):
+            if (it.shape[:2], it.shape[3:], it.dtype) != ((1, g.kv_heads), (g.head_dim,), _DTYPES[g.dtype]):
+                _refuse(f"keys or values of shape {list(it.shape)} and {it.dtype} in a space of {g}")
+            if it.shape[2] < tokens:
+                _refuse(f"a cache that has {it.shape[2]} of {tokens} tokens")
 
 
 def _store_blocks(space: kvd.Space, cache: Any, tokens: list[int], pin: kvd.Pin, first: int, end: int) -> int:
