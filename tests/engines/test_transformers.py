@@ -437,6 +437,31 @@ def test_tensors_that_are_not_of_the_space(server, space):
     assert space.match(ids, salt=5) == 0
 
 
+class Heard(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def test_a_method_that_is_switched_on_is_not_followed(server, space):
+    """The log says so, once."""
+    heard, logger = Heard(), logging.getLogger("kvd.engines.transformers")
+    logger.addHandler(heard)
+    logger.setLevel(logging.WARNING)
+    try:
+        assert "engines do not" in server.kvctl("space", "set", space.name, "keydiff=on")
+        for _ in range(2):
+            in_place(space, document(8400, 20))
+    finally:
+        server.kvctl("space", "set", space.name, "keydiff=off")
+        logger.removeHandler(heard)
+        logger.setLevel(logging.NOTSET)
+    assert len(heard.lines) == 1 and "keydiff is on" in heard.lines[0], heard.lines
+
+
 def test_salts_keep_apart(server, space):
     ids = document(8100, 64)
     in_place(space, ids)

@@ -50,6 +50,10 @@ says '"max_blocks": 64'
 says_not '"policy": "fifo"'
 kvctl 0 space set tiny policy=fifo --json
 json_is_valid
+kvctl 0 space set tiny policy=fifo
+says_not 'follow'
+kvctl 0 space set tiny policy=fifo keydiff.budget=64
+says 'kvlm' 'engines do not'
 kvctl 1 space set tiny polcy=fifo
 complains policy
 kvctl 2 space set tiny policy

@@ -13,6 +13,7 @@
 
 #include "client/kvd.h"
 #include "ipc/base/enums.h"
+#include "ipc/base/settings.h"
 #include "tools/kvctl/kvctl.h"
 #include "tools/kvctl/text.h"
 #include "tools/kvctl/verbs.h"
@@ -210,10 +211,18 @@ static void fill_setting(struct table *t, const char *space, const char *pair) {
         table_string(t, equals + 1);
 }
 
+static bool is_of_a_method(const char *pair) {
+        char key[64];
+
+        snprintf(key, sizeof key, "%.*s", (int)strcspn(pair, "="), pair);
+        return kvd_setting_by_name(key) >= 0;
+}
+
 int verb_space_set(struct kvctl *kvctl, struct answer *answer) {
         struct table *t = ANSWER_ROWS(answer, "settings", set_columns);
         const struct args *args = &kvctl->args;
         int r = t ? check_name(kvctl) : kvctl_out_of_memory(kvctl);
+        bool of_a_method = false;
 
         for (unsigned i = 1; i < args->n_operands; i++) {
                 if (r == 0)
@@ -222,6 +231,11 @@ int verb_space_set(struct kvctl *kvctl, struct answer *answer) {
                         return r;
                 fill_setting(t, args->operand[0], args->operand[i]);
                 answer_say(answer, "%s: %s", args->operand[0], args->operand[i]);
+                of_a_method |= is_of_a_method(args->operand[i]);
+        }
+        if (of_a_method) {
+                answer_say(answer, "kvlm and programs that call kvd_methods.h follow this;");
+                answer_say(answer, "vLLM, transformers and the other engines do not.");
         }
         return 0;
 }

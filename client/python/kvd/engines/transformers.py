@@ -205,11 +205,20 @@ def open_space(daemon: kvd.Daemon, model: PreTrainedModel, name: str | None = No
     return daemon.space(name or f"transformers-{geometry.fingerprint[0]:016x}", geometry, **options)
 
 
+_METHODS = ("bicache", "memshare", "keydiff", "kvreviver", "hshare")
+_told: set[tuple[str, str]] = set()     # of which space and method
+
+
 def _check_space(space: kvd.Space, model: PreTrainedModel) -> None:
     if space.geometry != _geometry(model, space.geometry.block_tokens):
         raise ValueError(f"space {space.name!r} is of another model, or of other weights of this one")
     if space.device != (1, 0):
         _refuse("spaces on a GPU")
+    for method in _METHODS:
+        if space.setting(method) and (space.name, method) not in _told:
+            _told.add((space.name, method))
+            log.warning("kvd: %s is on in space %s, and has no effect: transformers does not follow kvd's methods", method,
+                        space.name)
 
 
 _ASSISTED = "assisted decoding (assistant_model, prompt_lookup_num_tokens), which takes tokens back"
