@@ -56,7 +56,9 @@ int kvd_alloc(struct kvd_space *space, uint32_t n, struct kvd_block *blocks) {
         } while (r == (int)want && got < n);
         if (r == -ENOBUFS || r == -EDQUOT)
                 count(space, COUNT_REFUSED, 1);
-        return got ? (int)got : r;
+        if (r == -ETIMEDOUT)
+                kvd_free(space, got, blocks);
+        return got && r != -ETIMEDOUT ? (int)got : r;
 }
 
 int kvd_reserve(struct kvd_space *space, uint32_t n) {

@@ -325,7 +325,7 @@ struct kvd_block {
  * Takes up to n blocks to fill, from a small magazine that the library keeps (then no system call)
  * and fills with what replies to kvd_seal bring, or from the daemon, who evicts unpinned blocks if
  * it must. Returns how many it got, 1 to n; fewer
- * than n where there are no more. Ids ascend, and are consecutive as far as the magazine has such:
+ * than n where there are no more. -ETIMEDOUT: the daemon did not answer, and none was taken. Ids ascend, and are consecutive as far as the magazine has such:
  * a fresh space gives 0, 1, 2 and so on. -ENOBUFS: the pool is full and everything in it is pinned
  * or being filled: let something go or wait; -EDQUOT: the caller's or its domain's quota is used
  * up. Both are refusals at once, never a stall.

@@ -269,6 +269,11 @@ void magazine_bring(struct view *view, struct kvd_slice fresh, uint32_t asked) {
 
 /* ---- in and out ------------------------------------------------------------------------------ */
 
+/* After the call has waited for as long as it may, a part of n would have the caller wait again. */
+static bool has_all_or_did_not_wait(const struct view *view, uint32_t n, int r) {
+        return r != -ETIMEDOUT || magazine_n(&view->magazine) >= n;
+}
+
 /* n blocks at most from magazine or daemon. */
 int magazine_take(struct view *view, uint32_t n, kvd_ref *to) {
         struct wish wish = {n, floor_of(view), batch(view)};
@@ -280,7 +285,7 @@ int magazine_take(struct view *view, uint32_t n, kvd_ref *to) {
 
                 lock(view);
                 enough = r <= 0 || !shortage(view, wish);
-                if (enough && r != MAGAZINE_REPLACED)
+                if (enough && r != MAGAZINE_REPLACED && has_all_or_did_not_wait(view, n, r))
                         got = pop(view, n, to);
                 unlock(view);
                 if (enough)

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 import threading
 from array import array
 from pathlib import Path
+from unittest import mock
 
-from common import HEADS, LAYERS, TOKENS, VOCAB, chain, child, geometry, kvd, main, np, raises, seal, torch, until
+from common import (HEADS, LAYERS, TOKENS, VOCAB, chain, child, geometry, kvd, main, np, raises, seal, start, torch,
+                    until)
 
 
 def test_salted_chains_are_strangers(space):
@@ -89,6 +92,12 @@ def test_bulk_copies(space):
             out = torch.zeros(4 * size, dtype=torch.uint8)
             space.read(pin, out)
             assert bytes(out.tolist()) == b"".join(parts)
+            values = torch.zeros(size // 2, dtype=torch.complex64)
+            for view in (values.conj(), values.conj().imag, torch.zeros(2, size // 2, dtype=torch.complex64).T):
+                with raises(BufferError):
+                    space.write(blocks, view)
+                with raises(BufferError):
+                    kvd.fingerprint(view)
         with raises(ValueError, f"these blocks have {4 * size} bytes, and the array {size}"):
             space.read(pin, bytearray(size))
         with raises(BufferError):
@@ -135,6 +144,26 @@ def test_blocks_are_reserved(space):
         assert left > 0 and space.reserve(0) >= 0
         return left <= before - 50
     until(are_taken)
+
+
+def test_alloc_waits_once_for_a_stopped_daemon(space):
+    """It takes what the library has in stock, and asks for the rest a single time, which takes 5 s."""
+    with tempfile.TemporaryDirectory(prefix="kvd-test-") as folder:
+        process = start(folder)
+        with kvd.connect(f"{folder}/kvd.sock") as daemon, daemon.space("tensors", geometry()) as other:
+            other.free(other.alloc(1))
+            process.send_signal(signal.SIGSTOP)
+            real, asked = kvd._native.lib.kvd_alloc, []
+            with mock.patch.object(kvd._block, "lib", mock.Mock(wraps=kvd._native.lib)) as lib:
+                lib.kvd_alloc.side_effect = lambda *arguments: asked.append(0) or real(*arguments)
+                with raises(kvd.TimedOut):
+                    other.alloc(200)
+            assert len(asked) == 1, asked
+            stock = other.alloc(1)      # what there was is still there
+            process.send_signal(signal.SIGCONT)
+            assert len(other.alloc(200)) == 200 and stock
+        process.terminate()
+        process.wait(60)
 
 
 TEAM = """
