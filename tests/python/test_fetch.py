@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 from common import TOKENS, chain, geometry, instance, kvd, raises, seal, until
@@ -49,6 +51,22 @@ def test_what_was_evicted_is_fetched(it: instance.Instance, space: kvd.Space) ->
     with space.lookup(tokens) as pin:
         assert pin.tokens == WHOLE
         assert values(space, pin) == [100 + i for i in range(BLOCKS)]
+
+
+def test_fetches_are_awaited(it: instance.Instance, space: kvd.Space) -> None:
+    """Many in one thread, by the example of kvd.Fetch."""
+    rows = [store(it, space, number) for number in (21, 22, 23)]
+    text = kvd.Fetch.__doc__.partition("async def ended")[2].partition("async def main")[0]
+    names = {"asyncio": asyncio}
+    exec(textwrap.dedent("        async def ended" + text), names)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(names["ended"](space.fetch(row)) for row in rows))
+
+    asyncio.run(all_of_them())
+    for row in rows:
+        with space.lookup(row) as pin:
+            assert pin.tokens == WHOLE
 
 
 def test_who_has_nothing_below_asks_nobody(it: instance.Instance, space: kvd.Space) -> None:

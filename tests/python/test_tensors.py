@@ -131,6 +131,29 @@ print("written")
 """
 
 
+def test_asarray_is_an_array_of_numbers(space):
+    """numpy.asarray() of what is not a tensor to numpy was an array of one object, of shape ()."""
+    if not np:
+        return
+    (id_,) = seal(space, 7, 1, 3)
+    with space.lookup(chain(7, 1)) as pin:
+        array = np.asarray(pin.view(id_))
+        assert array.shape == (LAYERS, 2, HEADS, TOKENS, DIM) and array.dtype == np.float32 and not array.flags.writeable
+        assert array.__array_interface__["data"][0] == pin.address(id_) and set(array.reshape(-1).tolist()) == {3.0}
+        assert np.asarray(pin.view(id_), dtype="f8").sum() == 3 * array.size
+        assert np.array(pin.view(id_), copy=True).flags.writeable
+    (block,) = space.alloc(1)
+    bytes_ = np.asarray(block)
+    assert bytes_.shape == (space.block_bytes,) and bytes_.dtype == np.uint8
+    bytes_[:] = 5
+    assert set(block.memoryview()) == {5}
+    assert np.asarray(space.layer(0)).ndim == 4 and np.asarray(space.memory()).ndim == 2
+    with space.daemon.space("bf16", geometry("bf16")) as other, kvd.Pin(other) as pin:
+        (id_,) = pin.seal(other.alloc(1), chain(7, 1))
+        with raises(BufferError):
+            np.asarray(pin.view(id_))
+
+
 def test_a_sealed_block_is_read_only(space):
     """Who writes to it is stopped, before anything has changed for others."""
     (id_,) = seal(space, 5, 1, 3)

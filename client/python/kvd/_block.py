@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import importlib
 from ctypes import byref, c_void_p
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._buffer import bytes_at
 from ._errors import Closed
@@ -30,7 +31,7 @@ class Block(View):
 
     Its contents are undefined at first. Fill it by a tensor (torch.from_dlpack(block), numpy.from_dlpack(block), of the
     space's dtype and the shape that Pin.view() describes), by its buffer (block.memoryview(), in Python 3.12 the block
-    itself), by Space.write(), or at its address. What writes it must be done with it when it is sealed, and must not
+    itself; numpy.asarray(block) are these bytes), by Space.write(), or at its address. What writes it must be done with it when it is sealed, and must not
     outlive the block.
     """
 
@@ -72,6 +73,10 @@ class Block(View):
 
     def __buffer__(self, flags: int) -> builtins.memoryview:
         return self.memoryview()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """For numpy.asarray(): the buffer, which numpy takes in Python 3.12 without asking here."""
+        return importlib.import_module("numpy").array(self.memoryview(), dtype=dtype, copy=copy)
 
     def _tensor(self, _stream: int | None) -> c_void_p:
         tensor = c_void_p()

@@ -15,7 +15,29 @@ from ._native import check, lib, number, ticks
 class Fetch:
     """What the daemon brings up for a prompt; false if there is nothing to wait for. Made by Space.fetch().
 
-    Nobody need wait for it: forgotten or closed, what is on its way comes all the same.
+    Nobody need wait for it: forgotten or closed, what is on its way comes all the same. With asyncio:
+
+        import asyncio
+        import kvd
+
+        async def ended(fetch):
+            if fetch:
+                loop, event = asyncio.get_running_loop(), asyncio.Event()
+                loop.add_reader(fetch.fileno(), event.set)
+                try:
+                    await event.wait()
+                finally:
+                    loop.remove_reader(fetch.fileno())
+                    fetch.close()
+
+        async def main(tokens):
+            geometry = kvd.Geometry(layers=2, kv_heads=4, head_dim=64, vocab=50000, dtype="float32")
+            with kvd.connect() as daemon, daemon.space("example", geometry) as space:
+                await ended(space.fetch(tokens))
+                with space.lookup(tokens) as pin:
+                    return pin.tokens
+
+        asyncio.run(main(list(range(1000, 1064))))
     """
 
     def __init__(self, handle: Handle, group: int, salt: int, row: array[int]):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 from ctypes import byref, c_void_p
 from typing import Any, Callable, Optional
 
@@ -34,6 +35,7 @@ def stream_of(stream: int | None) -> int | None:
 
 class View:
     """Memory of the pool as other libraries take it: torch.from_dlpack(view), numpy.from_dlpack(view) and the like.
+    numpy.asarray(view) is numpy.from_dlpack(view).
 
     Every from_dlpack makes a tensor of its own, without a copy. It may live as long as it likes: the space is closed
     when its last tensor is gone.
@@ -59,6 +61,18 @@ class View:
         if self._read_only and not versioned and self._device[0] != CPU:
             raise BufferError("this is read-only, which only DLPack 1.0 can say: ask with max_version=(1, 0)")
         return _capsule(self._make(stream), versioned)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """For numpy.asarray(). BufferError: the memory is a GPU's, or numpy has no such dtype (bf16)."""
+        if self._device[0] != CPU:
+            raise BufferError("the memory is in a GPU, where numpy does not read")
+        try:
+            array = importlib.import_module("numpy").from_dlpack(self)
+        except RuntimeError as error:       # bf16
+            raise BufferError(f"numpy cannot read {self._what}: {error}") from None
+        if copy is False and dtype not in (None, array.dtype):
+            raise ValueError(f"{self._what} is of {array.dtype}: it takes a copy to convert it")
+        return array.astype(dtype or array.dtype, copy=bool(copy))
 
     def __repr__(self) -> str:
         return f"<kvd.View of {self._what}>"
