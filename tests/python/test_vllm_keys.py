@@ -15,7 +15,7 @@ standins.NAMES = ("vllm", "torch") if "torch" not in sys.modules else ("vllm",)
 
 from kvd.engines import _vllm_keys as keys          # noqa: E402  (needs the stand-ins)
 from kvd.engines._vllm_ledger import Ledger         # noqa: E402
-from kvd.engines.vllm_copy import Planner           # noqa: E402
+from kvd.engines._vllm_copier import Planner        # noqa: E402
 
 SIZE = 16
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import kvd
 
@@ -35,3 +37,12 @@ def weights(model: str, given: str | None = None, commit: str | None = None) -> 
         return ("hub", model, commit)
     raise ValueError(f"kvd cannot tell which weights {model} are: give a folder, or a \"fingerprint\" of your own that"
                      " changes whenever they do")
+
+
+def missing(error: ImportError) -> Callable[[str], NoReturn]:
+    """__getattr__ of a module whose engine is not installed: only its documentation is there."""
+    def tell(name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ImportError(f"{name} needs its engine, which cannot be imported: {error}", name=error.name) from error
+    return tell

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The code of kvd.engines.vllm, which says what it does."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+
+import torch
+from torch.overrides import TorchFunctionMode
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1, KVConnectorMetadata,
+                                                               KVConnectorRole)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.logger import init_logger
+from vllm.utils.math_utils import cdiv
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+import kvd
+
+from ._vllm_layout import register
+from ._vllm_ledger import Ledger, Numbers
+from ._vllm_pool import Manager
+from ._vllm_space import open_space, refuse_in_place, require_vllm
+
+register()      # in time where this module is imported before vLLM chooses its layout: vLLM in the caller's process
+
+logger = init_logger("vllm.kvd.engines.vllm")       # vLLM writes what is logged under its name
+
+_spaces: dict[str, kvd.Space] = {}      # of workers in this process, by engine id: for a scheduler in the same one
+
+
+class PoolMemory(TorchFunctionMode):
+    """Answers the one torch.zeros that is to be the KV cache. Zeroing it would wipe everybody's."""
+
+    def __init__(self, space: kvd.Space, blocks: int):
+        super().__init__()
+        self.tensor = torch.from_dlpack(space.memory())[:blocks].view(-1)
+        self.placed = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.zeros and args == (self.tensor.numel(),) and kwargs.get("dtype") is torch.int8:
+            self.placed = True
+            return self.tensor
+        return func(*args, **kwargs)
+
+    def __exit__(self, kind, error, trace):
+        super().__exit__(kind, error, trace)
+        if error is None and not self.placed:
+            raise RuntimeError("this vLLM does not allocate its KV cache in one piece of int8: kvd cannot place it")
+
+
+@dataclass
+class Step(KVConnectorMetadata):
+    """What a worker must have mapped before it runs a step: ids below top, of which daemon's pool."""
+
+    top: int
+    era: int
+
+
+class KvdStats(KVConnectorStats):
+    """Numbers, for vLLM's log."""
+
+    def reset(self) -> None:
+        self.data = asdict(Numbers())
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        self.data = dict(other.data)        # both count since the start
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return {name: round(value, 3) for name, value in self.data.items()}
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class KvdConnector(KVConnectorBase_V1):
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig):
+        super().__init__(vllm_config, role, kv_cache_config)
+        require_vllm()
+        refuse_in_place(vllm_config, kv_cache_config)
+        engine, shares = vllm_config.kv_transfer_config.engine_id, vllm_config.parallel_config.tensor_parallel_size
+        is_worker = role == KVConnectorRole.WORKER
+        space = None if is_worker else _spaces.get(engine)
+        self.space = space or open_space(vllm_config, kv_cache_config, "blhnc", shares=shares)
+        if is_worker:
+            _spaces[engine] = self.space
+        self.size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        memory = self.space.memory()
+        self.base, self.blocks, self.mapped, self.era = memory.base, memory.blocks, memory.mapped, 0
+        self.share = get_tensor_model_parallel_rank() if is_worker else 0
+        self.wait = float(vllm_config.kv_transfer_config.get_from_extra_config("fetch_wait", 1.0))
+        self.ledger: Ledger | None = None
+        self._make_room(vllm_config, kv_cache_config, shares)
+
+    def _make_room(self, config: VllmConfig, caches: KVCacheConfig, shares: int) -> None:
+        """vLLM has as many blocks as the pool may have, so that every id of the pool is one of vLLM's. Workers have
+        their shares of a block side by side in it."""
+        needed = cdiv(config.model_config.max_model_len, self.size) + 1
+        if self.blocks < needed:
+            raise ValueError(f"kvd's pool has room for {self.blocks} blocks of {self.space.geometry.block_bytes} bytes;"
+                             f" a sequence of max_model_len needs {needed}. Give it a larger pool, or vLLM a smaller"
+                             f" --max-model-len (at most {max(self.blocks - 1, 0) * self.size})")
+        (tensor,) = caches.kv_cache_tensors
+        caches.num_blocks = config.cache_config.num_gpu_blocks = self.blocks
+        tensor.offset = self.share * tensor.block_stride
+        tensor.block_stride *= shares
+        tensor.size = self.blocks * tensor.block_stride
+
+    # ---- worker: the memory
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str:
+        return "BLHNC"
+
+    def get_mem_pool_context(self) -> AbstractContextManager:
+        return PoolMemory(self.space, self.blocks)
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Where vLLM's views lie: layer l of block b at base + b * block_bytes + share + l * page."""
+        memory, group = self.space.memory(), self._kv_cache_config.kv_cache_groups[0]
+        page, (placed,) = group.kv_cache_spec.page_size_bytes, self._kv_cache_config.kv_cache_tensors
+        for i, name in enumerate(placed.layers):
+            view, at = kv_caches[name], memory.base + placed.offset + i * page
+            if (view.data_ptr() != at or view.stride(0) * view.element_size() != memory.block_bytes
+                    or view[0].numel() * view.element_size() != page):
+                raise RuntimeError(f"vLLM's layer {name} is not in kvd's pool: {tuple(view.shape)} {view.stride()}")
+        logger.info("kvd: the KV cache is space %s of the pool, %d blocks of %d bytes", self.space.name, self.blocks,
+                    memory.block_bytes)
+
+    def bind_connector_metadata(self, connector_metadata: Step) -> None:
+        """Before every step: maps what the pool has grown by, if the step uses it."""
+        step = connector_metadata
+        if step.top > self.mapped or step.era != self.era:
+            memory = self.space.memory()
+            self.mapped, self.era = memory.mapped, step.era
+            if memory.base != self.base or step.top > self.mapped:
+                raise RuntimeError("the daemon was replaced, and its pool cannot be where it was: start vLLM anew")
+        super().bind_connector_metadata(step)
+
+    def start_load_kv(self, forward_context, **kwargs) -> None:
+        pass
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs) -> None:
+        pass
+
+    def wait_for_save(self) -> None:
+        pass
+
+    # ---- scheduler: the blocks
+
+    def bind_kv_cache_manager(self, kv_cache_manager) -> None:
+        self.ledger = Ledger(self.space, self.size, keep=min(32, self.blocks // 32), wait=self.wait)
+        Manager.adopt(kv_cache_manager, self.ledger)
+        super().bind_kv_cache_manager(kv_cache_manager)
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """What the pool has is vLLM's own already: Manager.get_computed_blocks. None: it asks again."""
+        return (None if self.ledger.waits(request.request_id) else 0), False
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens: int) -> None:
+        pass
+
+    def build_connector_meta(self, scheduler_output) -> KVConnectorMetadata:
+        self.ledger.drop_found()
+        self.ledger.trim()
+        self.ledger.numbers.steps += 1
+        return Step(self.ledger.top, self.ledger.era)
+
+    def update_connector_output(self, connector_output) -> None:
+        self.ledger.publish()   # a step's output is here: what it wrote is written, on GPUs too (vLLM waited for it)
+
+    def request_finished(self, request, block_ids) -> tuple[bool, None]:
+        self.ledger.end_waiting(request.request_id)
+        return False, None      # published and let go by Manager.free
+
+    def reset_cache(self) -> bool:
+        return True
+
+    def get_kv_connector_stats(self) -> KvdStats | None:
+        is_due = self.ledger and self.ledger.numbers.steps % 100 == 0
+        return KvdStats(asdict(self.ledger.numbers)) if is_due else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict | None = None) -> KvdStats:
+        return KvdStats(data or {})
+
+    def shutdown(self) -> None:
+        if self.ledger:
+            logger.info("kvd: %s", self.ledger.numbers)
+            self.ledger.shut()

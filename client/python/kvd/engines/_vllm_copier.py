@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The code of kvd.engines.vllm_copy, which says what it does."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole,
+                                                               KVConnectorWorkerMetadata)
+from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.request import Request
+
+import kvd
+
+from ._vllm_keys import extra_key, tokens_of
+from ._vllm_space import open_space, refuse_always, require_vllm
+
+logger = init_logger("vllm.kvd.engines.vllm_copy")
+
+
+@dataclass
+class Job:
+    """Blocks of one request, from its block `first` on, and the tokens in them. Loads have all tokens before, too."""
+
+    request_id: str
+    salt: int
+    first: int
+    blocks: list[int]               # vLLM's
+    tokens: list[int]
+
+
+@dataclass
+class Work(KVConnectorMetadata):
+    step: int
+    loads: list[Job] = field(default_factory=list)
+    stores: list[Job] = field(default_factory=list)
+
+
+@dataclass
+class Loaded(KVConnectorWorkerMetadata):
+    """A worker has loaded what it was told to in a step."""
+
+    step: int
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        return Loaded(min(self.step, other.step))
+
+
+class Planner:
+    """The scheduler's side: what to load and store in a step."""
+
+    def __init__(self, spaces: list[kvd.Space], block_tokens: int):
+        self.spaces, self.size = spaces, block_tokens
+        self.epoch = b""
+        self.pins: dict[str, list[kvd.Pin]] = {}                # of requests that were looked up
+        self.loading: deque[tuple[int, list[kvd.Pin]]] = deque()    # of requests that load, by step
+        self.requests: dict[str, Request] = {}
+        self.stored: dict[str, int] = {}                        # how many blocks of a request workers were told of
+        self.work = Work(1)
+
+    def find(self, request: Request, computed: int) -> int:
+        """How many tokens beyond those that vLLM has itself every rank has."""
+        self.drop(request.request_id)
+        salt = extra_key(request, self.epoch, self.size)
+        if salt is None:
+            return 0
+        tokens = tokens_of(request, 0, (request.num_tokens - 1) // self.size * self.size, self.size)
+        self.pins[request.request_id] = pins = [space.find(tokens, salt=salt, wait=0) for space in self.spaces]
+        return max(min(pin.tokens for pin in pins) - computed, 0)
+
+    def admit(self, request: Request, blocks: list[int], found: int) -> None:
+        """blocks: of the whole request. The tokens found are behind those that vLLM has."""
+        pins = self.pins.pop(request.request_id, [])
+        self.requests[request.request_id] = request
+        self.stored[request.request_id] = 0
+        if found:
+            end = min(pin.tokens for pin in pins) // self.size
+            first = end - found // self.size
+            self.work.loads.append(Job(request.request_id, extra_key(request, self.epoch, self.size), first,
+                                       blocks[first:end], tokens_of(request, 0, end * self.size, self.size)))
+        self.loading.append((self.work.step, pins))
+
+    def step(self, scheduled: dict[str, int], blocks_of) -> Work:
+        for request_id, n in scheduled.items():
+            request = self.requests.get(request_id)
+            if request and (salt := extra_key(request, self.epoch, self.size)) is not None:
+                first = self.stored[request_id]
+                full = min(request.num_computed_tokens + n, request.num_tokens) // self.size
+                if full > first:
+                    self.work.stores.append(Job(request_id, salt, first, blocks_of(request_id)[0][first:full],
+                                                tokens_of(request, first * self.size, full * self.size, self.size)))
+                    self.stored[request_id] = full
+        work, self.work = self.work, Work(self.work.step + 1)
+        return work
+
+    def loaded(self, step: int) -> None:
+        while self.loading and self.loading[0][0] <= step:
+            for pin in self.loading.popleft()[1]:
+                pin.release()
+
+    def drop(self, request_id: str) -> None:
+        for pin in self.pins.pop(request_id, []):
+            pin.release()
+        self.requests.pop(request_id, None)
+        self.stored.pop(request_id, None)
+
+
+class Copier:
+    """A worker's side: its part of blocks, to and from its space."""
+
+    def __init__(self, space: kvd.Space, block_tokens: int):
+        self.space, self.size = space, block_tokens
+        self.pool = torch.from_dlpack(space.memory())
+        self.chains: dict[str, kvd.Pin] = {}
+        self.caches: list[torch.Tensor] = []
+        self.failed: set[int] = set()
+        self.step: int | None = None
+
+    def register(self, caches: list[torch.Tensor]) -> None:
+        """Each [blocks, heads, tokens, content]; in the pool a block is [layers, heads, tokens, content], packed."""
+        first = caches[0]
+        if first[0].numel() * first.element_size() * len(caches) != self.pool.shape[1]:
+            raise RuntimeError(f"vLLM's blocks are not what they were said to be: {tuple(first.shape)}")
+        for it in caches:
+            if (it.shape[1:], it.dtype, it.device) != (first.shape[1:], first.dtype, first.device):
+                raise RuntimeError(f"vLLM's layers are not alike: {tuple(it.shape)} of {it.dtype} on {it.device}, and"
+                                   f" {tuple(first.shape)} of {first.dtype} on {first.device}")
+        self.caches = caches
+        self.blocks = self.pool.view(first.dtype).view(-1, len(caches), *first.shape[1:])
+
+    def load(self, job: Job) -> None:
+        self.space.catch_up()
+        with self.space.lookup(job.tokens, salt=job.salt) as pin:
+            if pin.tokens < len(job.tokens):
+                self.failed.update(job.blocks)
+                return
+            ours, source = torch.tensor(job.blocks), torch.tensor(pin.blocks[job.first:])
+            for i, cache in enumerate(self.caches):
+                cache[ours] = self.blocks[source, i]
+
+    def store(self, job: Job) -> None:
+        """A request whose beginning is not in the pool any more, or that has no room there, is not stored further."""
+        pin = self.chains.pop(job.request_id, None)
+        if not job.first:
+            self.let_go(pin)
+            pin = self.space.lookup(job.tokens, salt=job.salt)
+            if not pin:
+                pin = kvd.Pin(self.space, salt=job.salt)
+        if pin is None:
+            return
+        try:
+            if self._extend(pin, job):
+                self.chains[job.request_id], pin = pin, None
+        except kvd.Error as error:
+            logger.warning_once("kvd: not everything is stored: %s", error)
+            if error.errno not in (errno.ENOBUFS, errno.EDQUOT):
+                self.forget()
+        finally:
+            self.let_go(pin)
+
+    def _extend(self, pin: kvd.Pin, job: Job) -> bool:
+        """Whether the chain has all of the job's blocks now."""
+        there = pin.tokens // self.size - job.first
+        if there >= len(job.blocks):
+            return True
+        blocks = self.space.alloc(len(job.blocks) - there)
+        ours, target = torch.tensor(job.blocks[there:][:len(blocks)]), torch.tensor([block.id for block in blocks])
+        for i, cache in enumerate(self.caches):
+            self.blocks[target, i] = cache[ours]
+        pin.seal(blocks, job.tokens[there * self.size:][:len(blocks) * self.size])
+        return there + len(blocks) == len(job.blocks)
+
+    def let_go(self, pin: kvd.Pin | None) -> None:
+        if pin is not None:
+            pin.release()
+
+    def forget(self) -> None:
+        """Another daemon can be used when nothing is held of the last one."""
+        while self.chains:
+            self.chains.popitem()[1].release()
+
+
+class KvdCopyConnector(KVConnectorBase_V1):
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig):
+        super().__init__(vllm_config, role, kv_cache_config)
+        require_vllm()
+        refuse_always(vllm_config, kv_cache_config)
+        self.group = kv_cache_config.kv_cache_groups[0]
+        size, ranks = self.group.kv_cache_spec.block_size, vllm_config.parallel_config.tensor_parallel_size
+
+        def space(rank: int) -> kvd.Space:
+            return open_space(vllm_config, kv_cache_config, "lhnc", part=(rank, ranks))
+
+        if role == KVConnectorRole.SCHEDULER:
+            self.planner = Planner([space(rank) for rank in range(ranks)], size)
+        else:
+            from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+            self.copier = Copier(space(get_tensor_model_parallel_rank()), size)
+
+    # ---- scheduler
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens: int) -> tuple[int, bool]:
+        return self.planner.find(request, num_computed_tokens), False
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens: int) -> None:
+        self.planner.admit(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output) -> Work:
+        return self.planner.step(scheduler_output.num_scheduled_tokens, self._kv_cache_manager.get_block_ids)
+
+    def update_connector_output(self, connector_output) -> None:
+        if connector_output.kv_connector_worker_meta:
+            self.planner.loaded(connector_output.kv_connector_worker_meta.step)
+
+    def request_finished(self, request, block_ids) -> tuple[bool, None]:
+        self.planner.drop(request.request_id)
+        return False, None
+
+    def reset_cache(self) -> bool:
+        """What was stored stays, for others. This vLLM's weights may be others now: it shares with nobody any more."""
+        self.planner.epoch = os.urandom(16)
+        return True
+
+    # ---- workers
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self.copier.register([kv_caches[name] for name in self.group.layer_names])
+
+    def start_load_kv(self, forward_context, **kwargs) -> None:
+        work = self._get_connector_metadata()
+        for job in work.loads:
+            self.copier.load(job)
+        self.copier.step = work.step
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs) -> None:
+        pass
+
+    def wait_for_save(self) -> None:
+        stores = self._get_connector_metadata().stores
+        if stores and self.copier.caches[0].is_cuda:
+            torch.cuda.current_stream().synchronize()
+        for job in stores:
+            self.copier.store(job)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[None, None]:
+        for request_id in finished_req_ids:
+            self.copier.let_go(self.copier.chains.pop(request_id, None))
+        return None, None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        failed, self.copier.failed = self.copier.failed, set()
+        return failed
+
+    def build_connector_worker_meta(self) -> Loaded | None:
+        step, self.copier.step = self.copier.step, None
+        return None if step is None else Loaded(step)
+
+    def shutdown(self) -> None:
+        if self.role == KVConnectorRole.WORKER:
+            self.copier.forget()
