@@ -410,7 +410,8 @@ def test_keys_and_values_of_different_shapes(server, space):
     more = {"num_key_value_heads": 4, "intermediate_size": 64, **MLA}
     for implementation in ("kvd", "sdpa"):
         model = small("DeepseekV2", implementation, **more)
-        expect(ValueError, "DeepseekV2ForCausalLM: keys and values of different shapes", open_space, space.daemon, model)
+        expect(ValueError, "DeepseekV2ForCausalLM: keys and values of different shapes", open_space, space.daemon,
+               model)
     expect(ValueError, "Gemma2ForCausalLM: ", open_space, space.daemon,
            small("Gemma2", num_key_value_heads=2, intermediate_size=64, head_dim=8, layer_types=["full_attention"] * 2,
                  sliding_window=None))
@@ -421,7 +422,8 @@ def test_tensors_that_are_not_of_the_space(server, space):
     good = torch.zeros(1, 2, 16, 32)
     with KvdCache(ours, space, ids, salt=5) as cache, torch.inference_mode():
         for k, v in ((good, good[..., :16]), (good[..., :16], good), (good[:, :1], good), (good[:, :, :8], good),
-                     (good, good.half()), (good.double(), good), (good.to("meta"), good), (good.repeat(2, 1, 1, 1), good)):
+                     (good, good.half()), (good.double(), good), (good.to("meta"), good),
+                     (good.repeat(2, 1, 1, 1), good)):
             ours.get_input_embeddings()(torch.tensor([ids]))
             expect(ValueError, "kvd's cache for transformers does not do keys", cache.update, k, v, 0)
         with torch.autocast("cpu", dtype=torch.bfloat16):

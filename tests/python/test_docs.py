@@ -66,7 +66,7 @@ for name in module.__all__:
 
 
 def test_pydoc_where_the_engine_is_not_installed(space):
-    """One reads about an engine before one installs it."""
+    """Users read about an engine before they install it."""
     for name, words in (("vllm", "--kv-transfer-config"), ("vllm_copy", "--kv-transfer-config"),
                         ("transformers", 'attn_implementation="kvd"'), ("sglang", "sglang serve"),
                         ("lmcache", "lmcache server"), ("llama_cpp", "llm.set_cache")):

@@ -54,7 +54,7 @@ def test_what_was_evicted_is_fetched(it: instance.Instance, space: kvd.Space) ->
 
 
 def test_fetches_are_awaited(it: instance.Instance, space: kvd.Space) -> None:
-    """Many in one thread, by the example of kvd.Fetch."""
+    """Several in one thread, by the example of kvd.Fetch."""
     rows = [store(it, space, number) for number in (21, 22, 23)]
     text = kvd.Fetch.__doc__.partition("async def ended")[2].partition("async def main")[0]
     names = {"asyncio": asyncio}

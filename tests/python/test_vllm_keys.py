@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests of vLLM share, by its connectors' own ledger and planner on a real pool; vLLM itself is stood in for."""
+"""What requests of vLLM share, by the connectors' own ledger and planner on a real pool. vLLM itself is a stand-in."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ def test_pictures_that_only_seem_alike(space):
     assert keys.tokens_of(request("x", tokens, ("a", 16, 0)), 0, 96, SIZE) == tokens
     whole = keys.tokens_of(request("x", tokens, ("a", 20, 50)), 0, 96, SIZE)
     for first in range(0, 96, SIZE):            # published block by block, looked up as a whole
-        assert keys.tokens_of(request("x", tokens, ("a", 20, 50)), first, first + SIZE, SIZE) == whole[first:first + SIZE]
+        end = first + SIZE
+        assert keys.tokens_of(request("x", tokens, ("a", 20, 50)), first, end, SIZE) == whole[first:end]
 
 
 def test_what_changes_all_blocks_is_the_salt(space):

@@ -29,9 +29,9 @@ tensor of a Block must not be written any more when it is sealed.
 Everything that is forgotten is given back by the garbage collector. close() and the end of a with never fail and take
 nothing away: memory is let go of with the last pin, block and tensor.
 
-A call that asks the daemon waits for at most 5 seconds, whatever for, and raises kvd.TimedOut then: the daemon is stopped,
-or very busy. Lookups ask nobody. Calls with a time limit of their own (Space.find(), Space.lease(), Sequence.wait()) may
-take that much longer.
+A call that sends the daemon a request waits for at most 5 seconds in all, and then raises kvd.TimedOut: the daemon is
+stopped, or very busy. Lookups send none. Calls with a time limit of their own (Space.find(), Space.lease(),
+Sequence.wait()) may take that much longer.
 
 Errors of libkvd are kvd.Error, an OSError, in subclasses that say what happened; each is also the builtin that says the
 same (a missing daemon is a FileNotFoundError or a ConnectionRefusedError), if there is one. Needs nothing but the

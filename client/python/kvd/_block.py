@@ -31,8 +31,8 @@ class Block(View):
 
     Its contents are undefined at first. Fill it by a tensor (torch.from_dlpack(block), numpy.from_dlpack(block), of the
     space's dtype and the shape that Pin.view() describes), by its buffer (block.memoryview(), in Python 3.12 the block
-    itself; numpy.asarray(block) are these bytes), by Space.write(), or at its address. What writes it must be done with it when it is sealed, and must not
-    outlive the block.
+    itself; numpy.asarray(block) is an array of these bytes), by Space.write(), or at its address. Writers must be done
+    when it is sealed, and must not outlive the block.
     """
 
     def __init__(self, space: Space, handle: Handle, struct: BlockStruct):

@@ -26,7 +26,7 @@ def memory(array: Any, writable: bool = False) -> Iterator[tuple[int, int]]:
     if hasattr(array, "data_ptr"):
         if not array.is_contiguous() or array.device.type != "cpu":
             raise BufferError("the tensor must be contiguous, in the processor's memory")
-        if array.is_conj() or array.is_neg():       # torch has not computed what its memory is to hold
+        if array.is_conj() or array.is_neg():       # its memory has other values
             raise BufferError("the tensor is a view that negates or conjugates: resolve_neg(), resolve_conj()")
         yield array.data_ptr(), array.numel() * array.element_size()
         return

@@ -26,8 +26,8 @@ class Handle:
 
     Python's own reference counts are the count of users. A pin and a block refer to the handle of their space, that to
     the handle of its daemon. Functions of libkvd take the handle itself as an argument, so a call in progress refers to
-    it, too: close() only drops a reference, never fails, and unmaps nothing that another thread's call uses. Tensors are
-    counted by libkvd itself.
+    it, too: close() only drops a reference, never fails, and unmaps nothing that another thread's call uses. libkvd
+    counts tensors itself.
     """
 
     __slots__ = ("_as_parameter_", "_finalizer", "__weakref__")
@@ -37,7 +37,7 @@ class Handle:
         self._finalizer = when_forgotten(self, _close, it, close, parents)
 
     def __bool__(self) -> bool:
-        """Whether it is open. Only the end of a sub-interpreter closes what is still referred to."""
+        """Whether it is open. Only the end of a sub-interpreter closes a handle that is still in use."""
         return self._finalizer.alive
 
 

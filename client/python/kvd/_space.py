@@ -167,7 +167,7 @@ class Space:
     def alloc(self, n: int) -> list[Block]:
         """n blocks to fill, or none at all: kvd.PoolFull or kvd.QuotaExceeded, at once. Evicts what nobody holds."""
         handle = self._open()
-        if number("n", n) > 2 * PIECE and n > 2 * self.available() + PIECE:     # an estimate: it may be a little too low
+        if number("n", n) > 2 * PIECE and n > 2 * self.available() + PIECE:     # available() is an estimate
             raise Error(errno.ENOBUFS, f"space {self.name!r} can have about {self.available()} blocks more, not {n}")
         return [Block(self, handle, struct) for struct in take(handle, n)]
 

@@ -84,7 +84,7 @@ def _words_of_bytes(data: bytes, kind: str, size: int) -> array[int]:
 
 
 def _take_lower_halves(result: array[int], data: bytes) -> bool:
-    """Of words of 64 bits; whether the upper halves are zero. By numpy, where a caller has it: it is ten times as fast."""
+    """Of words of 64 bits; whether the upper halves are zero. By numpy if it is loaded: that is ten times as fast."""
     numpy = sys.modules.get("numpy")
     if numpy:
         halves = numpy.frombuffer(data, "<u4").reshape(-1, 2)
@@ -101,7 +101,7 @@ def _check_length(tokens: Any) -> None:
         too_many = len(tokens) > MOST
     except OverflowError:
         too_many = True
-    except TypeError:           # an iterator, or one number: what it is is seen when it is read
+    except TypeError:           # an iterator, or a single number: checked when it is read
         return
     if too_many:
         raise ValueError(f"one row has at most {MOST} token ids")

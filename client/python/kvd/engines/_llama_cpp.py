@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code of kvd.engines.llama_cpp, which says what it does."""
+"""The implementation of kvd.engines.llama_cpp; its documentation is there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code of kvd.engines.sglang, which says what it does."""
+"""The implementation of kvd.engines.sglang; its documentation is there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code of kvd.engines.transformers, which says what it does."""
+"""The implementation of kvd.engines.transformers; its documentation is there."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class _Seen(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 def _look(model: PreTrainedModel, layers: int) -> _Form:
-    """Runs the model on one token. What it does with its cache is what counts, whatever its configuration calls it."""
+    """Runs the model on one token. Its calls of the cache tell the shapes; configurations name them differently."""
     seen, name = [_Seen() for _ in range(layers)], type(model).__name__
     _thread.attended = 0
     try:
@@ -223,7 +223,7 @@ def _note_ids(_module: Any, arguments: tuple[Any, ...]) -> None:
 
 
 def _check_call(cache: weakref.ref[KvdCache]) -> Any:
-    """A hook of the model: what is asked of a cache and cannot be done is refused by the name that it was asked by."""
+    """A hook of the model. A refusal uses the name of the argument that asked for it."""
     def check(module: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         names = inspect.signature(module.forward).parameters if arguments else ()
         asked = {**dict(zip(names, arguments)), **options}
@@ -276,7 +276,7 @@ class _Sequence:
                              " the model must get the same input_ids, without padding")
 
     def check(self, states: torch.Tensor, heads: int | None = None) -> None:
-        """What is given to libkvd by its address, against what a block is."""
+        """Refuses tensors that the geometry does not describe: libkvd gets only their addresses."""
         g, n = self.space.geometry, len(self.new)
         expected = (1, g.kv_heads if heads is None else heads, n, g.head_dim)
         if tuple(states.shape) != expected:
@@ -509,6 +509,8 @@ def _attention(module: torch.nn.Module, query: torch.Tensor, key: Any, value: An
 
 def _check_positions(positions: torch.Tensor, first: int, n: int) -> None:
     """Keys are rotated by their positions, and a block's are those of its place in the chain."""
+    if positions.dim() != 2 or len(positions) != 1:
+        _refuse(f"position_ids of shape {list(positions.shape)} (several sequences, or M-RoPE)")
     if int(positions[0, -1]) != first + n - 1 or n > 1 and positions[0].tolist() != list(range(first, first + n)):
         _refuse("position_ids that are not those of the tokens' places")
 
@@ -594,7 +596,7 @@ def store(space: kvd.Space, cache: Any, input_ids: Any) -> int:
 
 
 def _check_copied(g: kvd.Geometry, cache: Any, tokens: int) -> None:
-    """Against what a block is: an assignment would stretch, or convert, whatever it is given."""
+    """Refuses tensors that the geometry does not describe: an assignment would broadcast or convert them."""
     for layer in cache.layers if tokens else ():
         for it in (layer.keys, layer.values):
             if (it.shape[:2], it.shape[3:], it.dtype) != ((1, g.kv_heads), (g.head_dim,), _DTYPES[g.dtype]):

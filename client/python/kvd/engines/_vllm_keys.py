@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of a vLLM request's blocks: what changes a block, besides the tokens up to its end, is in its key.
+"""The keys of a vLLM request's blocks: whatever changes a block, in addition to the tokens before its end, is in its
+key.
 
-What changes all blocks of a request (a LoRA adapter, a cache_salt) is the salt of its chain. A picture changes the blocks
-from its own on, so it is in the key of each block that it lies in: the text before it is shared with other requests.
+A LoRA adapter and a cache_salt change all blocks of a request: they are the salt of its chain. A picture changes the
+blocks from its own on, so it is in the key of each block that it lies in, and the text before it is shared with other
+requests.
 Nothing here needs vLLM.
 """
 
@@ -21,7 +23,7 @@ from ._common import digest
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-LEAST = 8               # tokens of a block, so that what stands for a picture has 248 bits
+LEAST = 8               # tokens of a block, so that the digest of a picture's block has 248 bits
 PICTURE = 1 << 31       # of all words of such a block: no token has it
 
 _adapters: dict[tuple[str, str], tuple | None] = {}     # LoRA adapters by name and path: what they were when first used
