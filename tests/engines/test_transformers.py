@@ -388,6 +388,11 @@ def test_models_with_other_names_for_their_numbers(server, space):
                     assert generate(model, ids, cache) == expected, kind
             cache, found = load_prefix(own, plain, ids)
             assert found == 64 and generate(plain, ids, cache) == expected, kind
+    other = torch.tensor([ids])
+    for name in ("token_type_ids", "pixel_values"):     # GPT-2 embeds the former as if they were token ids
+        for model in (small("Phi", intermediate_size=64), small("GPT2")):
+            with KvdCache(model, open_space(space.daemon, model), ids, salt=2) as cache, torch.no_grad():
+                expect(ValueError, name, model, other, past_key_values=cache, **{name: other})
     with KvdCache(model, open_space(space.daemon, model), ids, salt=1) as cache, torch.no_grad():
         expect(ValueError, "position_ids", model, torch.tensor([ids]), past_key_values=cache,
                position_ids=torch.arange(70)[None] + 1)

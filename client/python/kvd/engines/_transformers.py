@@ -222,6 +222,9 @@ def _note_ids(_module: Any, arguments: tuple[Any, ...]) -> None:
     _thread.ids = arguments[0]
 
 
+_INPUTS = ("input_ids", "attention_mask", "position_ids", "cache_position", "labels", "logits_to_keep")
+
+
 def _check_call(cache: weakref.ref[KvdCache]) -> Any:
     """A hook of the model. A refusal uses the name of the argument that asked for it."""
     def check(module: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -234,6 +237,9 @@ def _check_call(cache: weakref.ref[KvdCache]) -> Any:
             _refuse("input embeddings (inputs_embeds): it must know the token ids")
         if ids is not None and len(ids) != 1:
             _refuse(_several(len(ids)))
+        for name, value in asked.items():
+            if isinstance(value, torch.Tensor) and name not in _INPUTS:
+                _refuse(f"{_NOT_DONE.get(name, name)}: a block's key has token ids only")
         if mask is not None and mask.dim() == 2 and not bool(mask.all()):
             _refuse("padding (zeros in attention_mask)")
         if ids is not None and asked.get("position_ids") is not None:

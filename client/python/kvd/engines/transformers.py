@@ -19,11 +19,12 @@ By copy: for any attn_implementation; a plain DynamicCache is filled and stored.
     output = model.generate(input_ids, past_key_values=cache)
     store(space, cache, output)
 
-Which models: open_space() runs the model on one token, and looks at the keys and values that it makes. Refused by name:
-batches, beams and other ways to several sequences, padding and other masks, assisted decoding; models with sliding
-windows, soft caps, sinks or other attention than causal, keys and values of different shapes (MLA), attention that does
-not go through attn_implementation (in place; BLOOM, GPT-J), RoPE that changes with the length; training, autocast,
-weights loaded in inference_mode, devices other than the processor, and a space that was made for other weights.
+Which models: open_space() runs the model on one token, and looks at the keys and values that it makes. Refused by
+name: batches, beams and other ways to several sequences, padding and other masks, inputs besides token ids (pictures,
+token types), assisted decoding; models with sliding windows, soft caps, sinks or other attention than causal, keys and
+values of different shapes (MLA), attention that does not go through attn_implementation (in place; BLOOM, GPT-J), RoPE
+that changes with the length; training, autocast, weights loaded in inference_mode, devices other than the processor,
+and a space that was made for other weights.
 """
 
 from ._common import missing
