@@ -130,7 +130,7 @@ const struct setting daemon_settings[] = {
         {"overhead", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
          .offset = offsetof(struct config, overhead),
          .text = "Most memory beside the pool, for indexes, tables and pin pages of all spaces; 0: "
-                 "half of the pool, and at least 1G."},
+                 "half of the pool, and at least 2G."},
         {"segment", SETTING_BYTES, "0", .low = 0, .high = TIB, .fixed = true,
          .offset = offsetof(struct config, segment),
          .text = "Size of the pieces in which memory is given to a space and taken back; 0: 64M, "

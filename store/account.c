@@ -22,7 +22,7 @@
 
 #include "store/cache/cache.h"
 
-#define OVERHEAD_LEAST (UINT64_C(1) << 30)
+#define OVERHEAD_LEAST (UINT64_C(2) << 30)
 /* each is a descriptor, and who has a sequence says how small they are */
 #define MOST_SKETCHES 2048u
 #define MOST_OF_OTHERS 65536u

@@ -84,6 +84,12 @@ static int set_method(struct space *space, enum kvd_setting which, const char *t
                 return refuse_value(space, which, text);
         if (which == KVD_hshare_channels && value != space->ix->label_channels)
                 return refuse_channels(space);
+        /* a worker computes for the methods: what it needs is to be had now, or they would do nothing */
+        r = value != 0 && strcmp(kvd_setting_info(which)->name, "on") == 0 ?
+                    space_summary_fd(space, true) :
+                    0;
+        if (r < 0)
+                return r;
         kvd_setting_put(space->ix->settings, which, value);
         tell_channels(space->ix); /* a profile would say otherwise */
         hooks_setting_changed(space);

@@ -51,7 +51,7 @@ struct store_config {
         uint8_t uuid[16];
         /* most memory of exact copies and sketches, of all spaces; 0: as much as the pool */
         uint64_t spill_bytes;
-        /* most memory beside the pool, of all spaces; 0: half of the pool, 1 GiB or more */
+        /* most memory beside the pool, of all spaces; 0: half of the pool, 2 GiB or more */
         uint64_t overhead_bytes;
         uint64_t max_files;      /* descriptors of all spaces; 0: any number */
         /* GPU memory that is left free when the pool is made, for contexts */

@@ -92,6 +92,8 @@ int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uin
         uint32_t offered;
         int cooling = 0;
 
+        if (r == 0)
+                r = space_summary_fd(q->space, true); /* without it no worker can copy anything */
         if (r < 0)
                 return r;
         offered = q->changes.n;

@@ -239,6 +239,20 @@ START_TEST(a7_indexes_and_pin_pages_have_a_limit) {
                 ck_assert_uint_eq(store->account.used[i], 0);
 }
 
+/* What a method needs beside the pool is had when it is switched on, or it would do nothing. */
+START_TEST(a_method_that_gets_no_memory_is_refused) {
+        struct space *space = space_of(greedy, "greedy");
+
+        store->account.limit[KVD_COST_overhead] = store->account.used[KVD_COST_overhead];
+        account_shares_changed(store);
+        ck_assert_int_eq(space_set(space, "kvreviver", "on"), -EDQUOT);
+        ck_assert_ptr_nonnull(strstr(store_why(store), "memory beside the pool"));
+        ck_assert(!kvd_setting_on(space_index(space)->settings, KVD_kvreviver_on));
+        store->account.limit[KVD_COST_overhead] *= 8;
+        account_shares_changed(store);
+        ck_assert_int_eq(space_set(space, "kvreviver", "on"), 0);
+}
+
 /* ---- A11: one process --------------------------------------------------------------------------- */
 
 START_TEST(a11_one_process_does_not_have_all_seats) {
@@ -322,6 +336,7 @@ SUITE("account",
       TESTS(a4_filling_with_two_connections, a4_sealing_and_pinning_everything, a4_limbo,
             a4_a_guarantee_that_comes_later_is_taken, a4_a_quota_is_a_share_of_everything,
             a17_what_does_not_change_hands_is_left_to_newcomers, a24_spill, a7_indexes_and_pin_pages_have_a_limit,
+            a_method_that_gets_no_memory_is_refused,
             a11_one_process_does_not_have_all_seats, a11_one_process_does_not_have_all_leases,
             a11_connections_of_one_process_fill_together,
             a_full_domain_does_not_wait_for_what_another_one_deleted))
