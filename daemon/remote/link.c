@@ -2,7 +2,8 @@
 
 /*
  * Bytes to and from a server, without waiting for it. What is sent grows with what is asked; what
- * is received has room for one reply and a little.
+ * is received has room for one reply and a little. A name's addresses are tried one after the
+ * other: that connect() begins means nothing, so each has its turn until one has shaken hands.
  */
 
 #include "daemon/remote/link.h"
@@ -24,12 +25,20 @@
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-void link_end(struct link *link, const char *why, ...) {
-        va_list words;
+/* Which address it was, unless that is what the link is called anyway. */
+static void note(struct link *link, const char *reason) {
+        char *line = link->why.line, address[ADDRESS_TEXT] = "";
+        size_t n = strlen(line);
 
-        va_start(words, why);
-        vsnprintf(link->why.line, sizeof link->why.line, why, words);
-        va_end(words);
+        if (link->at < link->addresses.n)
+                address_text(&link->addresses.all[link->at], address);
+        if (strcmp(address, link->host) == 0)
+                address[0] = 0;
+        snprintf(line + n, sizeof link->why.line - n, "%s%s%s%s", n ? "; " : "", address,
+                 address[0] ? ": " : "", reason);
+}
+
+static void go_away(struct link *link) {
         if (link->state != LINK_AWAY)
                 wire_end(&link->wire);
         link->state = LINK_AWAY;
@@ -39,24 +48,74 @@ void link_end(struct link *link, const char *why, ...) {
         link->out_n = link->out_at = link->out_size = link->in_n = link->in_size = 0;
 }
 
-static int connect_to(struct link *link, const struct addrinfo *to, struct ssl_ctx_st *tls) {
-        int fd = sys->socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), one = 1;
-        int r;
+static int connect_to(struct link *link, const struct address *to) {
+        int fd = sys->socket(to->any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        int r, one = 1;
 
         if (fd < 0)
                 return -errno;
         sys->setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        r = sys->connect(fd, to->ai_addr, to->ai_addrlen) < 0 && errno != EINPROGRESS ? -errno : 0;
+        r = sys->connect(fd, &to->any, to->size) < 0 && errno != EINPROGRESS ? -errno : 0;
         if (r < 0) {
                 close(fd);
                 return r;
         }
-        r = wire_begin(&link->wire, fd, tls, link->host);
+        r = wire_begin(&link->wire, fd, link->tls, link->host);
         if (r < 0)
                 wire_end(&link->wire);
         else
                 link->state = LINK_CONNECTING;
         return r;
+}
+
+/* Begins to connect to the first of its addresses, from this one on, that takes it. */
+static bool connect_from(struct link *link, uint32_t at) {
+        for (link->at = at; link->at < link->addresses.n; link->at++) {
+                int r = connect_to(link, &link->addresses.all[link->at]);
+
+                if (r == 0)
+                        return true;
+                note(link, strerror(-r));
+        }
+        return false;
+}
+
+/* What is to be sent stays: nothing of it has been, before a link is up. */
+static bool connect_to_next(struct link *link) {
+        if (link->state != LINK_CONNECTING && link->state != LINK_SHAKING)
+                return false;
+        wire_end(&link->wire);
+        link->state = LINK_AWAY;
+        return connect_from(link, link->at + 1);
+}
+
+static void stop(struct link *link, bool for_good, const char *why, va_list words) {
+        struct kvd_why reason;
+
+        vsnprintf(reason.line, sizeof reason.line, why, words);
+        note(link, reason.line);
+        if (for_good || !connect_to_next(link))
+                go_away(link);
+}
+
+void link_end(struct link *link, const char *why, ...) {
+        va_list words;
+
+        va_start(words, why);
+        stop(link, true, why, words);
+        va_end(words);
+}
+
+void link_fail(struct link *link, const char *why, ...) {
+        va_list words;
+
+        va_start(words, why);
+        stop(link, false, why, words);
+        va_end(words);
+}
+
+uint64_t link_patience(const struct link *link, uint64_t timeout_ns) {
+        return link->state == LINK_CONNECTING ? timeout_ns / link->addresses.n : timeout_ns;
 }
 
 void link_begin(struct link *link, struct ssl_ctx_st *tls) {
@@ -65,18 +124,19 @@ void link_begin(struct link *link, struct ssl_ctx_st *tls) {
         int r;
 
         link->n = 0;
+        link->tls = tls;
+        link->addresses.n = 0;
+        link->why.line[0] = 0;
         snprintf(port, sizeof port, "%u", link->port);
         r = getaddrinfo(link->host, port, &hints, &list);
         if (r) {
                 link_end(link, "%s", gai_strerror(r));
                 return;
         }
-        r = -ENOENT;
-        for (struct addrinfo *to = list; to && r < 0; to = to->ai_next)
-                r = connect_to(link, to, tls);
+        addresses_take(list, &link->addresses);
         freeaddrinfo(list);
-        if (r < 0)
-                link_end(link, "%s", strerror(-r));
+        if (!connect_from(link, 0))
+                go_away(link);
 }
 
 /* ---- what is sent ---------------------------------------------------------------------------- */
@@ -187,7 +247,7 @@ static void connected(struct link *link) {
         if (sys->getsockopt(link->wire.fd, SOL_SOCKET, SO_ERROR, &error, &size) < 0)
                 error = errno;
         if (error) {
-                link_end(link, "%s", strerror(error));
+                link_fail(link, "%s", strerror(error));
                 return;
         }
         link->state = LINK_SHAKING;
@@ -199,9 +259,11 @@ static void shake(struct link *link) {
         int r = wire_shake(&link->wire, &why);
 
         if (r < 0)
-                link_end(link, "%s", why.line);
-        else if (r == 1)
-                link->state = LINK_UP;
+                link_fail(link, "%s", why.line);
+        if (r != 1)
+                return;
+        link->state = LINK_UP;
+        link->why.line[0] = 0; /* of addresses before this one */
 }
 
 short link_wants(const struct link *link) {

@@ -3,18 +3,20 @@
 #define KVD_DAEMON_REMOTE_LINK_H
 
 /*
- * A connection to one server: commands go in, and their replies come out in the same order. One
- * that says nothing for too long, or nonsense, is away, and costs nothing more until somebody
- * begins it anew. With TLS, each side shows the other who it is before it is up (shaking).
+ * A connection to one server: commands go in, and their replies come out in the same order. A
+ * server that is silent for too long, or sends nonsense, is away, and costs nothing more until
+ * link_begin. With TLS, the two sides verify each other before the link is up (shaking).
  *
  *      away ──link_begin──► connecting ──► shaking ──► up
- *        ▲────────── an error, nonsense, or silence ──────────┘
+ *        ▲                   ▲ └─ the next address ─┘   │
+ *        └───────────────────┴── no other address ──────┴── an error, nonsense, or silence
  */
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/remote/address.h"
 #include "daemon/remote/resp.h"
 #include "daemon/remote/wire.h"
 #include "ipc/base/why.h"
@@ -29,16 +31,23 @@ struct link {
         uint16_t port;
         bool seed, mapped;    /* it was configured; it has slots */
         enum link_state state;
+        struct ssl_ctx_st *tls;     /* NULL: without */
+        struct addresses addresses; /* of host; they are tried in this order */
+        uint32_t at;                /* ... which one is now */
         struct wire wire;     /* only if it is not away */
         uint8_t *out, *in;    /* owned */
         size_t out_n, out_at, out_size, in_n, in_size;
         uint32_t awaited[LINK_REPLIES], first, n; /* whose replies come next */
-        struct kvd_why why;   /* it is away */
+        struct kvd_why why;   /* it is away, or some of its addresses did not answer */
 };
 
 /* Connects, without waiting. The address is looked up, if it is a name. tls: NULL, or as wire_begin. */
 void link_begin(struct link *link, struct ssl_ctx_st *tls);
 _printf_(2, 3) void link_end(struct link *link, const char *why, ...);
+/* The same, but one that is not up yet goes on to its next address. */
+_printf_(2, 3) void link_fail(struct link *link, const char *why, ...);
+/* How long it may be silent now. All addresses together have timeout_ns to connect. */
+uint64_t link_patience(const struct link *link, uint64_t timeout_ns);
 
 /* Appends bytes that link_flush will send. NULL: out of memory. */
 uint8_t *link_room(struct link *link, size_t bytes);

@@ -91,7 +91,8 @@ static void own_name(char ret[static ADDRESS]) {
         colon = strrchr(host, ':');
         *colon = 0;
         if (getaddrinfo(host, colon + 1, &hints, &list) == 0) {
-                r = find_address(list, ret);
+                for (const struct addrinfo *to = list; to && r; to = to->ai_next)
+                        r = find_address(to, ret);
                 freeaddrinfo(list);
         }
         if (r)

@@ -186,14 +186,19 @@ static void give_up(struct talk *talk, struct link *link) {
         }
 }
 
+/* How long it may still be silent; 0: it is away. One that is not up yet may have other addresses. */
 static uint64_t check_time(struct talk *talk, struct link *link, uint64_t now, uint64_t until) {
-        uint64_t end = MIN(link->wire.since_ns + talk->servers->timeout_ns, until);
+        while (link->state != LINK_AWAY) {
+                uint64_t patience = link_patience(link, talk->servers->timeout_ns);
+                uint64_t end = MIN(link->wire.since_ns + patience, until);
 
-        if (now < end)
-                return end - now;
-        link_end(link, "%s within %llu ms",
-                 link->state == LINK_SHAKING ? "it did not go on with TLS" : "it did not answer",
-                 (unsigned long long)(talk->servers->timeout_ns / 1000000));
+                if (now < end)
+                        return end - now;
+                link_fail(link, "%s within %llu ms",
+                          link->state == LINK_SHAKING ? "it did not go on with TLS" :
+                                                        "it did not answer",
+                          (unsigned long long)(patience / 1000000));
+        }
         return 0;
 }
 
@@ -208,7 +213,7 @@ static uint32_t watch(struct talk *talk, uint64_t until, struct pollfd *fds, str
                 struct link *link = &talk->servers->links[i];
                 uint64_t left = 0;
 
-                if (link->state != LINK_AWAY && link->n)
+                if (link->n)
                         left = check_time(talk, link, now, until);
                 if (link->state == LINK_AWAY)
                         give_up(talk, link);
