@@ -441,6 +441,10 @@ struct remote_owner *remote_owner_free(struct remote_owner *o) {
 }
 
 void remote_owner_start(struct remote_owner *o) {
-        if (o)
-                child_look(&o->child);
+        if (!o)
+                return;
+        if (!o->config->remote_key[0])
+                log_warning("remote: remote_key is not set, so anyone with access to the servers can "
+                            "read blocks and forge them; set remote_key");
+        child_look(&o->child);
 }

@@ -114,6 +114,10 @@ void link_fail(struct link *link, const char *why, ...) {
         va_end(words);
 }
 
+const struct address *link_address(const struct link *link) {
+        return &link->addresses.all[link->at];
+}
+
 uint64_t link_patience(const struct link *link, uint64_t timeout_ns) {
         return link->state == LINK_CONNECTING ? timeout_ns / link->addresses.n : timeout_ns;
 }
@@ -289,8 +293,10 @@ static void send_and_receive(struct link *link, short revents, uint64_t most) {
 bool link_move(struct link *link, short revents, uint64_t most) {
         if (link->state == LINK_CONNECTING && revents)
                 connected(link);
-        if (link->state == LINK_SHAKING && revents)
+        if (link->state == LINK_SHAKING && revents) {
                 shake(link);
+                return link->state == LINK_UP;
+        }
         if (link->state == LINK_UP)
                 send_and_receive(link, revents, most);
         return link->state == LINK_UP && wire_holds(&link->wire);

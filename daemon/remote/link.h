@@ -46,6 +46,8 @@ void link_begin(struct link *link, struct ssl_ctx_st *tls);
 _printf_(2, 3) void link_end(struct link *link, const char *why, ...);
 /* The same, but one that is not up yet goes on to its next address. */
 _printf_(2, 3) void link_fail(struct link *link, const char *why, ...);
+/* The address that it is connected to, or connects to. */
+const struct address *link_address(const struct link *link);
 /* How long it may be silent now. All addresses together have timeout_ns to connect. */
 uint64_t link_patience(const struct link *link, uint64_t timeout_ns);
 
@@ -58,8 +60,9 @@ bool link_await(struct link *link, uint32_t whose);
 
 short link_wants(const struct link *link);            /* POLLIN, POLLOUT, of one that is not away */
 /*
- * Sends and receives what can be. most: bytes of a string in a reply. True: there is more, of which
- * poll tells nothing: once the replies were taken it is called again.
+ * Sends and receives what can be. most: bytes of a string in a reply. True: it is to be called again
+ * without poll: there is more once the replies were taken, or the link has just come up, and nothing
+ * was sent yet.
  */
 bool link_move(struct link *link, short revents, uint64_t most);
 /* The next reply: true, and whose it is; it lives until link_taken. */

@@ -116,6 +116,30 @@ uint32_t servers_slot(const char *key) {
         return crc16(key, strlen(key)) % SLOTS;
 }
 
+/* ---- the password ---------------------------------------------------------------------------- */
+
+static bool is_at_a_named_one(const struct servers *s, const struct link *link) {
+        for (uint32_t i = 0; i < SERVERS; i++)
+                if (s->links[i].seed && s->links[i].state == LINK_UP &&
+                    address_equal(link_address(&s->links[i]), link_address(link)))
+                        return true;
+        return false;
+}
+
+static bool proves_a_name(const struct servers *s, const struct link *link) {
+        for (uint32_t i = 0; i < SERVERS; i++)
+                if (s->links[i].seed && tls_is_for(link->wire.ssl, s->links[i].host))
+                        return true;
+        return false;
+}
+
+/* ... or there is none. A server must not be able to send us to others with it. */
+static bool gets_password(const struct servers *s, const struct link *link) {
+        if (!s->password[0] || link->seed)
+                return true;
+        return s->tls ? proves_a_name(s, link) : is_at_a_named_one(s, link);
+}
+
 /* ---- a question ------------------------------------------------------------------------------ */
 
 static void ask_link(struct talk *talk, uint32_t item, struct link *link, bool asking) {
@@ -233,11 +257,16 @@ static void begin_waiting(struct servers *s) {
                         s->links[i].wire.since_ns = sys_now_ns();
 }
 
+/* Nothing has been sent to one that has just come up: the password would be the first. */
 static void move(struct talk *talk, struct link *link, short revents) {
         bool more;
 
         do {
+                bool was_up = link->state == LINK_UP;
+
                 more = link_move(link, revents, talk->most);
+                if (!was_up && link->state == LINK_UP && !gets_password(talk->servers, link))
+                        link_end(link, "it is not in remote, so it gets no password: name it there");
                 take_replies(talk, link);
                 revents = POLLIN | POLLOUT;
         } while (more);
@@ -283,13 +312,13 @@ static void answer_ping(struct talk *talk, uint32_t item, const struct resp *rep
                 link_end(link, "%.*s", (int)MIN(reply->size, 80), (const char *)reply->text);
 }
 
-/* Those that do not answer are away then. */
-static void greet(struct servers *s) {
+/* Those that do not answer are away then. named: those of the configuration, or the others. */
+static void greet(struct servers *s, bool named) {
         struct talk talk = {
                 .servers = s, .most = MAP_BYTES, .ask = ask_ping, .answer = answer_ping};
 
         for (uint32_t i = 0; i < SERVERS; i++) {
-                if (!s->links[i].host[0])
+                if (!s->links[i].host[0] || s->links[i].seed != named)
                         continue;
                 if (s->links[i].state == LINK_AWAY) {
                         link_begin(&s->links[i], s->tls);
@@ -437,14 +466,16 @@ static void drop_others(struct servers *s) {
         }
 }
 
+/* Where the named ones answer is known before others are judged by it. */
 void servers_open(struct servers *s) {
-        greet(s);
+        greet(s, true);
+        greet(s, false);
         if (ask_for_slots(s)) {
                 if (!s->cluster)
                         spread(s);
                 drop_others(s);
                 if (s->cluster)
-                        greet(s);
+                        greet(s, false);
         }
 }
 

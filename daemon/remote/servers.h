@@ -6,6 +6,10 @@
  * All servers of the remote tier: one, several over which names are spread, or a Cluster, which
  * says itself who has which slots, and sends on who asks the wrong one (MOVED, ASK).
  *
+ * The password is for the servers of the configuration alone (seed). A server that a Cluster tells
+ * of gets it if it is one of them by another name: without TLS, if it is where one of them answers;
+ * with TLS, if its certificate is also for one of their names.
+ *
  * Servers are connected to by servers_open alone. One that fails is away until then: whoever asks
  * it meanwhile is told at once.
  */
@@ -19,7 +23,7 @@
 
 struct servers {
         struct link links[SERVERS];
-        char user[REMOTE_PASSWORD], password[REMOTE_PASSWORD]; /* for all of them; "": none */
+        char user[REMOTE_PASSWORD], password[REMOTE_PASSWORD]; /* for those that get it; "": none */
         uint8_t slots[SLOTS];  /* link's number plus 1; 0: nobody's */
         struct ssl_ctx_st *tls; /* owned, of all of them; NULL: they are spoken to without */
         uint64_t timeout_ns;

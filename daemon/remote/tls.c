@@ -191,10 +191,14 @@ int tls_context_new(const struct tls_files *files, struct ssl_ctx_st **ret, stru
 
 /* ---- a connection ---------------------------------------------------------------------------- */
 
-static bool expect(SSL *ssl, const char *host) {
+static bool is_address(const char *host) {
         uint8_t address[16];
 
-        if (inet_pton(AF_INET, host, address) == 1 || inet_pton(AF_INET6, host, address) == 1)
+        return inet_pton(AF_INET, host, address) == 1 || inet_pton(AF_INET6, host, address) == 1;
+}
+
+static bool expect(SSL *ssl, const char *host) {
+        if (is_address(host))
                 return X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl), host) == 1;
         SSL_set_hostflags(ssl, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
         return SSL_set1_host(ssl, host) == 1 && SSL_set_tlsext_host_name(ssl, host) == 1;
@@ -207,4 +211,14 @@ struct ssl_st *tls_new(struct ssl_ctx_st *context, const char *host) {
                 return ssl;
         SSL_free(ssl);
         return NULL;
+}
+
+bool tls_is_for(struct ssl_st *ssl, const char *host) {
+        X509 *certificate = SSL_get0_peer_certificate(ssl);
+
+        if (!certificate)
+                return false;
+        return (is_address(host) ? X509_check_ip_asc(certificate, host, 0) :
+                                   X509_check_host(certificate, host, 0,
+                                                   X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS, NULL)) == 1;
 }

@@ -7,6 +7,8 @@
  * only with a certificate for the name or the address that it was connected to by.
  */
 
+#include <stdbool.h>
+
 #include "ipc/base/why.h"
 
 struct ssl_ctx_st;
@@ -23,6 +25,8 @@ struct tls_files {
 int tls_context_new(const struct tls_files *files, struct ssl_ctx_st **ret, struct kvd_why *why);
 /* For one, to that host. NULL: out of memory. */
 struct ssl_st *tls_new(struct ssl_ctx_st *context, const char *host);
+/* Is the server's certificate, which was verified, for that name or address, too? */
+bool tls_is_for(struct ssl_st *ssl, const char *host);
 /* Why it failed, in the words of libssl. Returns -EPROTO. */
 int tls_why(struct ssl_st *ssl, struct kvd_why *why);
 

@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <openssl/ssl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -137,6 +138,7 @@ static void bind_to(struct fake_server *s, const char *host, uint16_t port) {
 void fake_server_start(struct fake_server *s, const char *host, uint16_t port) {
         pthread_t thread;
 
+        signal(SIGPIPE, SIG_IGN); /* of SSL_write */
         bind_to(s, host, port);
         if (s->folder)
                 load_certificate(s);

@@ -6,8 +6,6 @@
  * reads it, from a file that is the daemon's standard error.
  */
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,59 +13,24 @@
 
 #include "daemon/log.h"
 #include "ipc/base/sys.h"
+#include "tests/lib/log_lines.h"
 #include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
 
 #define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
 
 static struct instance in;
-static int error_before;
-static char text[65536];
 static struct kvd_sys replaced;
 static uint64_t clock_now;
 
-/* From here on standard error is a file, of this process and of what it starts. */
-static void catch_lines(void) {
-        char path[] = "/tmp/kvd-test-log-XXXXXX";
-        int fd = mkstemp(path);
-
-        ck_assert_int_ge(fd, 0);
-        unlink(path);
-        error_before = dup(STDERR_FILENO);
-        ck_assert_int_ge(fcntl(fd, F_SETFL, O_APPEND), 0);
-        ck_assert_int_ge(dup2(fd, STDERR_FILENO), 0);
-        close(fd);
-        unsetenv("JOURNAL_STREAM");
-}
-
-static void let_lines_go(void) {
-        dup2(error_before, STDERR_FILENO);
-        close(error_before);
-}
-
-static const char *lines(void) {
-        ssize_t n = pread(STDERR_FILENO, text, sizeof text - 1, 0);
-
-        text[n < 0 ? 0 : n] = '\0';
-        return text;
-}
-
-static uint32_t count(const char *what) {
-        uint32_t n = 0;
-
-        for (const char *at = lines(); (at = strstr(at, what)); at++)
-                n++;
-        return n;
-}
-
 static void set_up(void) {
-        catch_lines();
+        log_catch();
         instance_start(&in, SETTINGS("daemon.log=debug"));
 }
 
 static void tear_down(void) {
         instance_end(&in);
-        let_lines_go();
+        log_let_go();
 }
 
 /* ---- names ----------------------------------------------------------------------------------- */
@@ -85,7 +48,7 @@ static void expect_called(const char *name, const char *shown) {
 
         attach_as(name);
         snprintf(quoted, sizeof quoted, "('%s', process %d, user %u)", shown, getpid(), getuid());
-        ck_assert_msg(count(quoted) > 0, "%s in:\n%s", quoted, lines());
+        ck_assert_msg(log_count(quoted) > 0, "%s in:\n%s", quoted, log_lines());
 }
 
 START_TEST(a18_names_of_clients_stay_in_their_quotes) {
@@ -95,7 +58,7 @@ START_TEST(a18_names_of_clients_stay_in_their_quotes) {
         expect_called("x\" `reboot` \\n", "x? ?reboot? ?n");
         expect_called("\xe2\x80\xae" "tfel", "???tfel");         /* from right to left */
         expect_called("a\xe2\x80\x8b" "b", "a???b");             /* of no width */
-        for (const char *p = lines(); *p; p++)
+        for (const char *p = log_lines(); *p; p++)
                 ck_assert_msg(*p == '\n' || (*p >= 0x20 && *p <= 0x7e), "byte %#x in the log",
                               (uint8_t)*p);
 }
@@ -123,14 +86,14 @@ START_TEST(a18_names_that_are_no_words_are_refused) {
 
         peer_send(p, &MSG(attach, .protocol = KVD_PROTOCOL, .name = kvd_slice_of("x\nkvd: y")));
         ck_assert(!peer_receive(p, &reply) || reply.number == KVD_MSG_error);
-        ck_assert_uint_eq(count("\nkvd: y"), 0);
+        ck_assert_uint_eq(log_count("\nkvd: y"), 0);
         peer_close(p);
         for (size_t i = 0; i < ARRAY_SIZE(wrong); i++)
                 expect_no_name(wrong[i]);
-        ck_assert_uint_eq(count("was made"), 0);
+        ck_assert_uint_eq(log_count("was made"), 0);
         p = peer_attach(in.socket);
         peer_open_space(p, "x");
-        ck_assert_uint_eq(count("space 'x' of domain"), 1);
+        ck_assert_uint_eq(log_count("space 'x' of domain"), 1);
         peer_close(p);
 }
 END_TEST
@@ -159,7 +122,7 @@ START_TEST(a18_lines_are_counted) {
                 ck_assert_uint_eq(allowed, MOST);
         }
         sys = &kvd_sys_real;
-        ck_assert_uint_eq(count("kvd: 990 lines like the next one were left out\n"), 3);
+        ck_assert_uint_eq(log_count("kvd: 990 lines like the next one were left out\n"), 3);
 }
 END_TEST
 
@@ -173,12 +136,34 @@ START_TEST(a18_a_client_causes_few_lines) {
                 peer_ok(p, MSG(space_set, .space = kvd_slice_of("x"), .key = kvd_slice_of("policy"),
                                .value = kvd_slice_of(i % 2 ? "lru" : "priority")));
         allowed = MOST * (1 + (sys_now_ns() - began) / (10 * SEC));
-        ck_assert_uint_ge(count("set policy = "), MOST);
-        ck_assert_uint_le(count("set policy = "), allowed);
+        ck_assert_uint_ge(log_count("set policy = "), MOST);
+        ck_assert_uint_le(log_count("set policy = "), allowed);
         peer_close(p);
+}
+END_TEST
+
+/* ---- what an administrator should know ------------------------------------------------------- */
+
+/* Servers of a remote tier are trusted, unless there is a key. */
+START_TEST(servers_that_can_forge_are_named_once) {
+        char key[] = "/tmp/kvd-test-key-XXXXXX", setting[64];
+        int fd = mkstemp(key);
+        struct instance with, without;
+
+        ck_assert_int_eq(write(fd, "0123456789abcdef", 16), 16);
+        close(fd);
+        snprintf(setting, sizeof setting, "daemon.remote_key=%s", key);
+        instance_start(&without, SETTINGS("daemon.remote=redis://127.0.0.1:1"));
+        ck_assert_uint_eq(log_count("can read blocks and forge them"), 1);
+        instance_start(&with, SETTINGS("daemon.remote=redis://127.0.0.1:1", setting));
+        ck_assert_uint_eq(log_count("can read blocks and forge them"), 1);
+        instance_end(&with);
+        instance_end(&without);
+        unlink(key);
 }
 END_TEST
 
 SUITE("log", FIXTURE(set_up, tear_down),
       TESTS(a18_names_of_clients_stay_in_their_quotes, a18_names_that_are_no_words_are_refused,
-            a18_lines_are_counted, a18_a_client_causes_few_lines))
+            a18_lines_are_counted, a18_a_client_causes_few_lines,
+            servers_that_can_forge_are_named_once))

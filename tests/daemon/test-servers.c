@@ -8,14 +8,16 @@
 #include "daemon/remote/servers.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <netdb.h>
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ipc/base/util.h"
 #include "tests/daemon/fake_server.h"
+#include "tests/lib/certificates.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/suite.h"
 
@@ -26,10 +28,10 @@ static struct servers servers; /* of this test: each has a process */
 /* Names that only this test knows. */
 static struct name {
         const char *name, *addresses[3]; /* NULL ends them */
-} names[4];
+} known[4];
 
 static void name_is(uint32_t i, const char *name, const char *first, const char *second) {
-        names[i] = (struct name){.name = name, .addresses = {first, second}};
+        known[i] = (struct name){.name = name, .addresses = {first, second}};
 }
 
 typedef int lookup_fn(const char *, const char *, const struct addrinfo *, struct addrinfo **);
@@ -41,9 +43,9 @@ int getaddrinfo(const char *host, const char *port, const struct addrinfo *hints
         struct name *name = NULL;
         int r = 0;
 
-        for (uint32_t i = 0; i < ARRAY_SIZE(names); i++)
-                if (names[i].name && strcmp(names[i].name, host) == 0)
-                        name = &names[i];
+        for (uint32_t i = 0; i < ARRAY_SIZE(known); i++)
+                if (known[i].name && strcmp(known[i].name, host) == 0)
+                        name = &known[i];
         if (!name)
                 return real(host, port, hints, ret);
         *ret = NULL;
@@ -134,8 +136,168 @@ START_TEST(an_address_that_did_not_answer_is_named_once) {
 }
 END_TEST
 
+/* ---- passwords ------------------------------------------------------------------------------- */
+
+#define OTHERS 20u
+
+static struct fake_server named[2], others[OTHERS];
+
+/* A Cluster of these, each with a part of the slots, as all of them say. */
+static const char *cluster_of(uint32_t n, struct fake_server *const *nodes) {
+        static char text[8192];
+        size_t at = (size_t)snprintf(text, sizeof text, "*%u\r\n", n);
+
+        for (uint32_t i = 0; i < n; i++)
+                at += (size_t)snprintf(text + at, sizeof text - at,
+                                       "*3\r\n:%u\r\n:%u\r\n*2\r\n$%zu\r\n%s\r\n:%u\r\n",
+                                       SLOTS * i / n, SLOTS * (i + 1) / n - 1,
+                                       strlen(nodes[i]->host), nodes[i]->host, nodes[i]->port);
+        return text;
+}
+
+/* A named server, and others at other addresses, and at other ports of its own. */
+static void start_others(void) {
+        struct fake_server *nodes[OTHERS + 1] = {&named[0]};
+        char host[16];
+
+        fake_server_start(&named[0], "127.0.0.1", 0);
+        for (uint32_t i = 0; i < OTHERS; i++) {
+                snprintf(host, sizeof host, "127.0.0.%u", i < OTHERS / 2 ? 1 : i);
+                fake_server_start(&others[i], host, 0);
+                nodes[i + 1] = &others[i];
+        }
+        named[0].slots = cluster_of(OTHERS + 1, nodes);
+}
+
+/* Of servers that the configuration does not name. */
+static uint32_t passwords_of_others(void) {
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < OTHERS; i++)
+                n += others[i].passwords;
+        return n;
+}
+
+START_TEST(a_server_cannot_send_the_password_to_others) {
+        start_others();
+        use("127.0.0.1:%u", named[0].port);
+        servers_password(&servers, "sesame");
+        for (uint32_t i = 0; i < 3; i++)
+                ck_assert_uint_eq(away(), OTHERS);
+        ck_assert_uint_eq(passwords_of_others(), 0);
+        for (uint32_t i = 0; i < OTHERS; i++)
+                ck_assert_uint_eq(others[i].commands, 0);
+        ck_assert_uint_eq(named[0].passwords, 1);
+        ck_assert_ptr_nonnull(strstr(servers_why(&servers), "it is not in remote"));
+}
+END_TEST
+
+START_TEST(others_are_asked_if_there_is_no_password) {
+        start_others();
+        use("127.0.0.1:%u", named[0].port);
+        ck_assert_uint_eq(away(), 0);
+        ck_assert_uint_eq(passwords_of_others(), 0);
+}
+END_TEST
+
+static void start_both(void) {
+        fake_server_start(&named[0], "127.0.0.1", 0);
+        fake_server_start(&named[1], "127.0.0.2", 0);
+        named[0].slots = named[1].slots =
+                cluster_of(2, (struct fake_server *[]){&named[0], &named[1]});
+}
+
+START_TEST(a_cluster_that_is_named_gets_the_password) {
+        start_both();
+        use("127.0.0.1:%u,127.0.0.2:%u", named[0].port, named[1].port);
+        servers_password(&servers, "sesame");
+        ck_assert_uint_eq(away(), 0);
+        ck_assert_uint_eq(named[0].passwords, 1);
+        ck_assert_uint_eq(named[1].passwords, 1);
+}
+END_TEST
+
+/* A Cluster tells of addresses: those at which servers of the configuration answer are theirs. */
+START_TEST(a_cluster_that_is_named_by_names_gets_the_password) {
+        start_both();
+        name_is(0, "one", "127.0.0.1", NULL);
+        name_is(1, "two", "127.0.0.2", NULL);
+        use("one:%u,two:%u", named[0].port, named[1].port);
+        servers_password(&servers, "sesame");
+        ck_assert_uint_eq(away(), 0);
+}
+END_TEST
+
+/* ---- passwords, with TLS --------------------------------------------------------------------- */
+
+static char folder[] = "/tmp/kvd-servers-XXXXXX";
+
+static void make_folder(void) {
+        ck_assert_ptr_nonnull(mkdtemp(folder));
+        certificate_make(folder, "ca", NULL, NULL, 30);
+}
+
+static void remove_folder(void) {
+        char command[64];
+
+        snprintf(command, sizeof command, "rm -rf %s", folder);
+        ck_assert_int_eq(system(command), 0);
+}
+
+static void start_with_certificate(struct fake_server *s, const char *host, const char *name,
+                                   const char *names) {
+        certificate_make(folder, name, names, "ca", 30);
+        s->folder = folder;
+        s->name = name;
+        fake_server_start(s, host, 0);
+}
+
+static void trust_ca(void) {
+        struct tls_files files = TLS_NO_FILES;
+        struct kvd_why why;
+        char path[64];
+
+        snprintf(path, sizeof path, "%s/ca.pem", folder);
+        files.ca = open(path, O_RDONLY | O_CLOEXEC);
+        ck_assert_msg(tls_context_new(&files, &servers.tls, &why) == 0, "%s", why.line);
+        close(files.ca);
+}
+
+static const struct {
+        const char *names; /* in the other one's certificate */
+        bool gets;
+} certificates[] = {
+        {"DNS:localhost,IP:127.0.0.2", true},
+        {"DNS:*.example,IP:127.0.0.2", false},
+        {"DNS:localhost.example,IP:127.0.0.2", false},
+        {"IP:127.0.0.2", false},
+};
+
+/* The other one's is good for the address that the Cluster tells of. */
+START_TEST(with_tls_the_password_goes_to_certificates_of_named_servers) {
+        bool gets = certificates[_i].gets;
+
+        start_with_certificate(&named[0], "127.0.0.1", "named", "DNS:localhost,IP:127.0.0.1");
+        start_with_certificate(&others[0], "127.0.0.2", "other", certificates[_i].names);
+        named[0].slots = others[0].slots =
+                cluster_of(2, (struct fake_server *[]){&named[0], &others[0]});
+        use("localhost:%u", named[0].port);
+        trust_ca();
+        servers_password(&servers, "sesame");
+        ck_assert_uint_eq(away(), !gets);
+        ck_assert_uint_eq(others[0].passwords, gets);
+        ck_assert(gets || strstr(servers_why(&servers), "it is not in remote"));
+}
+END_TEST
+
 SUITE("servers", CASE("addresses"),
       TESTS(the_next_address_of_a_name_is_tried_if_one_refuses,
             the_next_address_of_a_name_is_tried_if_one_is_silent,
             each_address_of_a_name_that_did_not_answer_is_named,
-            an_address_that_did_not_answer_is_named_once))
+            an_address_that_did_not_answer_is_named_once),
+      CASE("passwords"),
+      TESTS(a_server_cannot_send_the_password_to_others, others_are_asked_if_there_is_no_password,
+            a_cluster_that_is_named_gets_the_password,
+            a_cluster_that_is_named_by_names_gets_the_password),
+      CASE("certificates"), FIXTURE(make_folder, remove_folder),
+      LOOPS(ARRAY_SIZE(certificates), with_tls_the_password_goes_to_certificates_of_named_servers))
