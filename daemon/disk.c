@@ -18,6 +18,7 @@
 
 #include "daemon/degraded.h"
 #include "daemon/log.h"
+#include "daemon/tier_errors.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "store/disk.h"
@@ -39,6 +40,7 @@ struct disk_file {
         bool open;              /* its process was asked to open it, and has answered */
         bool late;              /* its last process did not answer in time */
         bool said;              /* that it is off */
+        struct tier_errors errors;
         uint32_t starts;        /* since its process last answered */
 };
 
@@ -88,6 +90,14 @@ static void say_what_is_off(struct disk_owner *d) {
         degraded_set(file_tier, n);
         for (uint32_t i = 0; i < d->n_files; i++)
                 say_file_is_off(&d->files[i]);
+}
+
+static void say_errors(struct disk_file *f) {
+        struct store_disk_info info;
+
+        store_disk_get_info(f->owner->store, f->number, &info);
+        if (info.errors)
+                tier_errors_say(&f->errors, info.name, info.errors, info.last_error);
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */
@@ -277,6 +287,7 @@ static void answered(struct child *child, uint32_t asked, const struct kvd_msg *
         else
                 wrote(f, &m->disk_write_reply);
         say_what_is_off(f->owner);
+        say_errors(f);
         loop_want_idle(child->loop);
 }
 

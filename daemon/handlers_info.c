@@ -14,6 +14,7 @@
 
 #include "daemon/backend.h"
 #include "daemon/degraded.h"
+#include "daemon/tier_errors.h"
 #include "daemon/worker_jobs.h"
 #include "ipc/base/sys.h"
 #include "store/disk.h"
@@ -282,7 +283,7 @@ static void tell_disk_work(const struct store_disk_info *info, struct kvd_msg_ti
         m->copies_lost = info->copies_lost;
 }
 
-static void tell_disk(const struct store_disk_info *info, bool all,
+static void tell_disk(const struct store_disk_info *info, bool all, char *why,
                       struct kvd_msg_tier_info_reply *m) {
         static const char *const states[] = {[STORE_DISK_OPENING] = "opening",
                                              [STORE_DISK_SCANNING] = "scanning",
@@ -292,7 +293,8 @@ static void tell_disk(const struct store_disk_info *info, bool all,
 
         m->name = kvd_slice_of(info->name);
         m->state = kvd_slice_of(states[info->state]);
-        m->why = kvd_slice_of(info->why);
+        m->why = kvd_slice_of(tier_errors_why(why, KVD_MOST_tier_info_reply_why + 1, info->why,
+                                              info->errors, info->last_error));
         m->bytes = info->bytes;
         m->extents = info->extents;
         m->scanned = info->scanned;
@@ -301,7 +303,7 @@ static void tell_disk(const struct store_disk_info *info, bool all,
                 tell_disk_work(info, m);
 }
 
-static void tell_remote(const struct store_remote_info *info, bool all,
+static void tell_remote(const struct store_remote_info *info, bool all, char *why,
                         struct kvd_msg_tier_info_reply *m) {
         static const char *const states[] = {[STORE_REMOTE_CONNECTING] = "connecting",
                                              [STORE_REMOTE_ON] = "on",
@@ -310,7 +312,8 @@ static void tell_remote(const struct store_remote_info *info, bool all,
 
         m->name = kvd_slice_of("remote");
         m->state = kvd_slice_of(states[info->state]);
-        m->why = kvd_slice_of(info->why);
+        m->why = kvd_slice_of(tier_errors_why(why, KVD_MOST_tier_info_reply_why + 1, info->why,
+                                              info->errors, info->last_error));
         m->servers = info->servers;
         m->away = info->away;
         m->errors = info->errors;
@@ -330,6 +333,7 @@ static void tell_remote(const struct store_remote_info *info, bool all,
 int handle_tier_info(struct client *c, const struct kvd_msg *request, struct call *call) {
         struct store_disk_info *disk = &c->server->scratch->disk;
         struct store_remote_info *remote = &c->server->scratch->remote;
+        char *why = c->server->scratch->tier_why;
         uint32_t above = store_host_get_info(c->server->store, disk);
         uint32_t tier = request->tier_info.tier - above;
 
@@ -337,9 +341,9 @@ int handle_tier_info(struct client *c, const struct kvd_msg *request, struct cal
                 store_disk_get_info(c->server->store, tier, disk);
         store_remote_get_info(c->server->store, remote);
         if (disk->state != STORE_DISK_NONE)
-                tell_disk(disk, c->admin, &call->reply.tier_info_reply);
+                tell_disk(disk, c->admin, why, &call->reply.tier_info_reply);
         else if (tier == store_disk_n_files(c->server->store) && remote->state != STORE_REMOTE_NONE)
-                tell_remote(remote, c->admin, &call->reply.tier_info_reply);
+                tell_remote(remote, c->admin, why, &call->reply.tier_info_reply);
         else
                 return client_refuse(c, -ENOENT, "there is no (other) tier");
         return 0;

@@ -18,6 +18,7 @@
 #include "daemon/log.h"
 #include "daemon/remote/dialect.h"
 #include "daemon/remote/sealed.h"
+#include "daemon/tier_errors.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "store/remote.h"
@@ -39,6 +40,7 @@ struct remote_owner {
         char password[REMOTE_PASSWORD];
         struct tls_files files;           /* owned */
         bool open;                        /* the process knows its servers */
+        struct tier_errors tier_errors;
         uint64_t open_at_ns, pause_ns;    /* when they are looked at again; the pause after that */
         struct kvd_remote_item items[KVD_REMOTE_ITEMS];
         uint32_t tokens[KVD_REMOTE_TOKENS];
@@ -158,7 +160,8 @@ static void servers_are(struct remote_owner *o, uint32_t n, uint32_t away, struc
         store_remote_get_info(o->store, &before);
         kvd_slice_copy(text, why, sizeof why);
         if (away > before.away)
-                log_limited(LOG_WARNING, "remote: %u of %u servers are away: %s", away, n, why);
+                log_limited(LOG_WARNING, "remote: %u of %u servers %s away: %s", away, n,
+                            away == 1 ? "is" : "are", why);
         else if (away < before.away)
                 log_info("remote: %u of %u servers answer", n - away, n);
         degraded_set(remote_tier, away);
@@ -172,6 +175,38 @@ static void opened(struct remote_owner *o, const struct kvd_msg_remote_open_repl
         o->pause_ns = m->away ? MIN(o->pause_ns * 2, MOST_AGAIN_NS) : FIRST_AGAIN_NS;
         servers_are(o, m->servers, m->away, m->why);
 }
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+/* What servers said to what they refused, before the answer that counts it. */
+static void refused(struct remote_owner *o, uint32_t n, struct kvd_slice refusal) {
+        char text[128];
+
+        store_remote_refused(o->store, n, kvd_slice_copy(refusal, text, sizeof text));
+}
+
+/* Some items were refused, and none was not. */
+static bool refused_all(const int32_t *errors, uint32_t n) {
+        bool refusals = false;
+
+        for (uint32_t i = 0; i < n; i++) {
+                if (!errors[i] || errors[i] == -ENOENT || errors[i] == -EBADMSG)
+                        return false;
+                refusals |= errors[i] == -EREMOTEIO || errors[i] == -ENOSPC;
+        }
+        return refusals;
+}
+
+static void say_errors(struct remote_owner *o, bool all_refused) {
+        struct store_remote_info info;
+
+        if (all_refused)
+                degraded_note(remote_refused);
+        store_remote_get_info(o->store, &info);
+        tier_errors_say(&o->tier_errors, "remote", info.errors, info.last_error);
+}
+
+/* ---- answers to questions -------------------------------------------------------------------- */
 
 /* soon: who has what has changed, and remote_open finds out. */
 static void moved(struct remote_owner *o, uint32_t n, uint32_t away, struct kvd_slice why,
@@ -187,7 +222,9 @@ static void moved(struct remote_owner *o, uint32_t n, uint32_t away, struct kvd_
 static void found(struct remote_owner *o, const struct kvd_msg_remote_find_reply *m) {
         uint32_t n = child_array(o->names, sizeof *o->names, ARRAY_SIZE(o->names), m->names);
 
+        refused(o, m->refused, m->refusal);
         store_remote_found(o->store, o->names, n);
+        say_errors(o, m->refused && n <= 1);
         moved(o, m->servers, m->away, m->why, m->stale);
 }
 
@@ -196,7 +233,9 @@ static void got(struct remote_owner *o, const struct kvd_msg_remote_get_reply *m
         uint32_t n = child_array(o->errors, sizeof *o->errors, ARRAY_SIZE(o->errors), m->errors);
 
         child_array(o->checksums, sizeof *o->checksums, ARRAY_SIZE(o->checksums), m->checksums);
+        refused(o, 0, m->refusal);
         store_remote_got(o->store, o->errors, o->checksums, n);
+        say_errors(o, refused_all(o->errors, n));
         moved(o, m->servers, m->away, m->why, false);
 }
 
@@ -204,7 +243,9 @@ static void put(struct remote_owner *o, const struct kvd_msg_remote_put_reply *m
         uint32_t n = child_array(o->errors, sizeof *o->errors, ARRAY_SIZE(o->errors), m->errors);
         uint32_t k = child_array(o->names, sizeof *o->names, ARRAY_SIZE(o->names), m->names);
 
+        refused(o, 0, m->refusal);
         store_remote_put(o->store, o->names, o->errors, MIN(n, k));
+        say_errors(o, refused_all(o->errors, MIN(n, k)));
         moved(o, m->servers, m->away, m->why, false);
 }
 

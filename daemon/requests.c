@@ -97,21 +97,12 @@ static int call_handler(struct client *c, const struct kvd_msg *request, struct 
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/*
- * A text that was cut in the middle of a character, or quotes something odd, must not spoil the
- * reply.
- */
-static struct kvd_slice plain_text(char *text) {
-        for (char *p = text; *p; p++)
-                if (*p < 0x20 || *p > 0x7e)
-                        *p = '?';
-        return kvd_slice_cut(text, KVD_MOST_error_text);
-}
-
 static void make_error(struct client *c, int error, struct call *call) {
         call->reply.number = KVD_MSG_error;
         call->reply.error.code = (uint32_t)-error;
-        call->reply.error.text = plain_text(c->server->scratch->why.line);
+        /* a text that was cut inside a character, or quotes something odd, must not spoil the reply */
+        call->reply.error.text = kvd_slice_cut(kvd_make_plain(c->server->scratch->why.line),
+                                               KVD_MOST_error_text);
         call->fds.n = 0;
 }
 

@@ -42,6 +42,7 @@ struct scratch {
         struct profile_report profile;
         struct store_disk_info disk;
         struct store_remote_info remote;
+        char tier_why[KVD_MOST_tier_info_reply_why + 1];
         struct kvd_why why;
 };
 

@@ -140,6 +140,7 @@ struct store_disk_info { /* of a file; fetches and queue are of all of them */
         uint64_t copies;         /* exact copies that are there: bytes of them are in used, too */
         uint64_t copies_written, copies_read;
         uint64_t copies_lost;    /* that were there, and could not be read as they were */
+        const char *last_error;  /* of errors */
         uint64_t age_ns;         /* of what goes first: since it was used, or was found at the start */
         char why[128];           /* it is off */
 };

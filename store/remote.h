@@ -58,6 +58,11 @@ void store_remote_servers(struct store *store, uint32_t servers, uint32_t away, 
 const struct store_remote_question *store_remote_next(struct store *store, bool *later);
 
 /*
+ * Of the answer that follows: how many blocks servers refused to look for (FIND), and what one said
+ * to what it refused; "": nothing was.
+ */
+void store_remote_refused(struct store *store, uint32_t n, const char *refusal);
+/*
  * Its answer, of the kind of the question. names: of the block before the first that was looked
  * for, and of those that are there (FIND); of all items (PUT). Errors are 0 or negative.
  */
@@ -88,6 +93,7 @@ struct store_remote_info {
         uint64_t read_bytes, written_bytes, errors;
         uint64_t read_ns, write_ns; /* that they were asked for them, and given them */
         char why[128];           /* a server is away */
+        char last_error[128];
 };
 void store_remote_get_info(const struct store *store, struct store_remote_info *ret);
 

@@ -46,6 +46,7 @@ struct records {
 struct dialect_state {
         uint32_t servers, away; /* how many there are, and do not answer */
         const char *why;        /* one of them is away */
+        const char *refusal;    /* what was said to an item of the last question that was refused */
         bool stale;             /* who has what has changed: open finds out */
 };
 

@@ -227,6 +227,16 @@ static uint32_t name_chain(const struct kvd_msg_remote_find *m, uint32_t n_token
         return n;
 }
 
+/* Neither there nor absent, although the server that is asked answers. */
+static uint32_t count_refused(uint32_t n) {
+        uint32_t refused = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                refused += process.errors[i] && process.errors[i] != -ENOENT &&
+                           process.errors[i] != -EHOSTUNREACH;
+        return refused;
+}
+
 static int answer_remote_find(const struct kvd_msg_remote_find *m,
                               struct kvd_msg_remote_find_reply *reply) {
         int r = begin(m->tenant, m->content);
@@ -238,6 +248,7 @@ static int answer_remote_find(const struct kvd_msg_remote_find *m,
                 return r < 0 ? r : -EPROTO;
         n = name_chain(m, (uint32_t)r);
         look_for(process.names + 1, n);
+        reply->refused = count_refused(n);
         while (found < n && process.errors[found] == 0)
                 found++;
         reply->names = (struct kvd_slice){process.names, (found + 1) *
@@ -291,14 +302,17 @@ static struct kvd_slice checksums_slice(void) {
         return (struct kvd_slice){process.checksums, n * (uint32_t)sizeof *process.checksums};
 }
 
-static struct kvd_slice state_of_servers(uint32_t *servers, uint32_t *away) {
-        struct dialect_state state = {.why = ""};
+/* Returns why one is away. */
+static struct kvd_slice state_of_servers(uint32_t *servers, uint32_t *away,
+                                         struct kvd_slice *refusal) {
+        struct dialect_state state = {.why = "", .refusal = ""};
 
         if (process.dialect)
                 process.dialect->state(&state);
         process.stale = state.stale;
         *servers = state.servers;
         *away = state.away;
+        *refusal = kvd_slice_cut(state.refusal, KVD_MOST_remote_find_reply_refusal);
         return kvd_slice_cut(state.why, KVD_MOST_remote_open_reply_why);
 }
 
@@ -308,6 +322,7 @@ static int do_question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_
         struct kvd_msg_remote_find_reply *found = &reply->remote_find_reply;
         struct kvd_msg_remote_get_reply *got = &reply->remote_get_reply;
         struct kvd_msg_remote_put_reply *put = &reply->remote_put_reply;
+        struct kvd_slice none;
         int r;
 
         switch (q->number) {
@@ -315,25 +330,25 @@ static int do_question(const struct kvd_msg *q, struct kvd_fds *fds, struct kvd_
                 if (!files_came(&q->remote_open, fds))
                         return -EPROTO;
                 r = answer_remote_open(&q->remote_open, fds, why);
-                opened->why = state_of_servers(&opened->servers, &opened->away);
+                opened->why = state_of_servers(&opened->servers, &opened->away, &none);
                 return r;
         case KVD_MSG_remote_find:
                 r = answer_remote_find(&q->remote_find, found);
-                found->why = state_of_servers(&found->servers, &found->away);
+                found->why = state_of_servers(&found->servers, &found->away, &found->refusal);
                 found->stale = process.stale;
                 return r;
         case KVD_MSG_remote_get:
                 r = answer_remote_get(&q->remote_get, fds);
                 got->errors = errors_slice();
                 got->checksums = checksums_slice();
-                got->why = state_of_servers(&got->servers, &got->away);
+                got->why = state_of_servers(&got->servers, &got->away, &got->refusal);
                 return r;
         case KVD_MSG_remote_put:
                 r = answer_remote_put(&q->remote_put, fds);
                 put->errors = errors_slice();
                 put->names = (struct kvd_slice){process.names,
                                                 process.n * (uint32_t)sizeof *process.names};
-                put->why = state_of_servers(&put->servers, &put->away);
+                put->why = state_of_servers(&put->servers, &put->away, &put->refusal);
                 return r;
         default:
                 return -EPROTO;

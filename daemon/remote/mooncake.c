@@ -46,7 +46,8 @@ static struct mooncake {
         struct caller *caller;
         char master[ADDRESS], metadata[TEXT], devices[TEXT];
         uint64_t timeout_ns;
-        struct kvd_why why; /* it is not up */
+        struct kvd_why why;     /* it is not up */
+        struct kvd_why refusal; /* what it said to an item of the last question that it refused */
 
         /* The thread's, while a call is on its way. */
         enum what what;
@@ -250,6 +251,7 @@ static void fail_all(const struct records *records, int error) {
 /* Those of a question that is asked for. False: there is nobody to ask, or nothing to ask for. */
 static bool gather(const struct records *records) {
         moon.n = 0;
+        moon.refusal.line[0] = 0;
         for (uint32_t i = 0; moon.up && i < records->n; i++) {
                 if (records->errors[i] != -EINPROGRESS)
                         continue;
@@ -268,6 +270,9 @@ static void take_results(const struct records *records,
                 if (r < 0 && is_away(r))
                         go_away("%s: %s says %lld", moon.master, what_text[moon.what],
                                 (long long)r);
+                else if (r < 0)
+                        kvd_refuse(&moon.refusal, 0, "%s: %s says %lld", moon.master,
+                                   what_text[moon.what], (long long)r);
         }
 }
 
@@ -450,7 +455,10 @@ static int open_it(const struct dialect_config *config, struct kvd_why *why) {
 }
 
 static void state(struct dialect_state *ret) {
-        *ret = (struct dialect_state){.servers = 1, .away = !moon.up, .why = moon.why.line};
+        *ret = (struct dialect_state){.servers = 1,
+                                      .away = !moon.up,
+                                      .why = moon.why.line,
+                                      .refusal = moon.refusal.line};
 }
 
 const struct dialect dialect_mooncake = {.schemes = (const char *const[]){SCHEME, NULL},

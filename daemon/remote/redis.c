@@ -32,6 +32,7 @@ static void ask_all(struct talk *talk, const struct records *records) {
         char key[RECORD_KEY];
 
         talk->servers = &servers;
+        servers.refusal.line[0] = 0;
         asked = records;
         for (uint32_t i = 0; i < records->n; i++) {
                 if (records->errors[i] != -EINPROGRESS)
@@ -43,11 +44,12 @@ static void ask_all(struct talk *talk, const struct records *records) {
 }
 
 /* A server that refuses is not one that has nothing. */
-static int error_of(const struct resp *reply) {
+static int error_of(struct talk *talk, const struct resp *reply) {
         if (!reply)
                 return -EHOSTUNREACH;
         if (reply->type != RESP_ERROR)
                 return 0;
+        talk_refused(talk, reply);
         return resp_begins(reply, "OOM ") ? -ENOSPC : -EREMOTEIO;
 }
 
@@ -58,7 +60,7 @@ static bool ask_exists(struct talk *talk, uint32_t item, struct link *link) {
 }
 
 static void answer_exists(struct talk *talk, uint32_t item, const struct resp *reply) {
-        int error = error_of(reply);
+        int error = error_of(talk, reply);
 
         if (!error && reply->type == RESP_NUMBER && reply->number == 1)
                 asked->errors[item] = 0;
@@ -79,7 +81,7 @@ static bool ask_get(struct talk *talk, uint32_t item, struct link *link) {
 }
 
 static void answer_get(struct talk *talk, uint32_t item, const struct resp *reply) {
-        int error = error_of(reply);
+        int error = error_of(talk, reply);
 
         if (!error && reply->type == RESP_NIL)
                 error = -ENOENT;
@@ -114,7 +116,7 @@ static bool ask_set(struct talk *talk, uint32_t item, struct link *link) {
 }
 
 static void answer_set(struct talk *talk, uint32_t item, const struct resp *reply) {
-        int error = error_of(reply);
+        int error = error_of(talk, reply);
 
         asked->errors[item] = error ? error : reply->type == RESP_TEXT ? 0 : -EREMOTEIO;
 }
@@ -178,6 +180,7 @@ static int open_all(const struct dialect_config *config, struct kvd_why *why) {
 static void state(struct dialect_state *ret) {
         ret->away = servers_away(&servers, &ret->servers);
         ret->why = servers_why(&servers);
+        ret->refusal = servers.refusal.line;
         ret->stale = servers.stale;
 }
 

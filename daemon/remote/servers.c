@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "ipc/base/sys.h"
+#include "ipc/base/text.h"
 #include "ipc/base/util.h"
 
 #define PATIENCE 20u     /* timeouts that a question may take */
@@ -184,11 +185,20 @@ static bool send_on(struct talk *talk, uint32_t item, const struct resp *reply) 
         return true;
 }
 
+void talk_refused(struct talk *talk, const struct resp *reply) {
+        struct kvd_why *refusal = &talk->servers->refusal;
+
+        kvd_refuse(refusal, 0, "%s:%u: %.*s", talk->from->host, talk->from->port,
+                   (int)MIN(reply->size, 80), (const char *)reply->text);
+        kvd_make_plain(refusal->line);
+}
+
 static void take_replies(struct talk *talk, struct link *link) {
         struct resp reply;
         uint32_t whose;
         size_t used;
 
+        talk->from = link;
         while (link_reply(link, talk->most, &reply, &whose, &used)) {
                 if (whose == OURS && reply.type == RESP_ERROR)
                         link_end(link, "%.*s", (int)MIN(reply.size, 80), (const char *)reply.text);
@@ -504,7 +514,7 @@ const char *servers_why(struct servers *s) {
                 if ((!link->mapped && !link->seed) || link->state == LINK_UP)
                         continue;
                 kvd_refuse(&s->why, 0, "%s:%u: %s", link->host, link->port, link->why.line);
-                return s->why.line;
+                return kvd_make_plain(s->why.line);
         }
         return "";
 }

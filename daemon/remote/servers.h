@@ -31,6 +31,7 @@ struct servers {
         bool cluster;
         bool stale;            /* slots have moved to whom we do not know */
         struct kvd_why why;
+        struct kvd_why refusal; /* talk_refused */
 };
 
 /* One question to many servers at once: items are asked for, and each is answered once. */
@@ -41,6 +42,7 @@ struct talk {
         bool (*ask)(struct talk *talk, uint32_t item, struct link *link);
         /* NULL: there is no answer */
         void (*answer)(struct talk *talk, uint32_t item, const struct resp *reply);
+        const struct link *from;       /* whose replies are being answered */
         uint8_t sent_on[TALK_ITEMS];   /* how often an item was */
 };
 
@@ -60,5 +62,7 @@ uint32_t servers_slot(const char *key);
 void talk_ask(struct talk *talk, uint32_t item, uint32_t slot);
 /* Until all are answered. A server that says nothing for the timeout is away. */
 void talk_run(struct talk *talk);
+/* Notes what a server said to an item that it refused, in words that can be shown. */
+void talk_refused(struct talk *talk, const struct resp *reply);
 
 #endif

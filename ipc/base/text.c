@@ -60,6 +60,13 @@ bool kvd_is_plain(const char *text, size_t n) {
         return true;
 }
 
+char *kvd_make_plain(char *text) {
+        for (char *p = text; *p; p++)
+                if (*p < 0x20 || *p > 0x7e)
+                        *p = '?';
+        return text;
+}
+
 /* ---- names ----------------------------------------------------------------------------------- */
 
 bool kvd_is_name_letter(char c) {

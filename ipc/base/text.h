@@ -18,6 +18,8 @@ size_t kvd_utf8(const char *text, size_t n);
 bool kvd_is_control(const char *character, size_t bytes);
 /* all of it UTF-8, without control characters */
 bool kvd_is_plain(const char *text, size_t n);
+/* Replaces whatever is not printable ASCII by a question mark. Returns the text. */
+char *kvd_make_plain(char *text);
 
 /* ---- names ----------------------------------------------------------------------------------- */
 

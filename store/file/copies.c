@@ -173,7 +173,7 @@ static void written(struct file *file, struct space *space, const struct store_d
         uint32_t record = (uint32_t)item->place;
         struct copy_owner owner;
 
-        count->errors += error != 0;
+        file_count_error(count, error);
         if (!error)
                 count->written_bytes += bytes_of(file, record);
         owner = space ? owner_of(space, item->copy) : (struct copy_owner){0};
@@ -342,7 +342,7 @@ static void has_read(struct file *file, struct space *space, const struct store_
 
         count->copies_read += !error;
         count->wrong += error == -EBADMSG;
-        count->errors += error && error != -EBADMSG;
+        file_count_error(count, error == -EBADMSG ? 0 : error);
         if (!error)
                 count->read_bytes += bytes_of(file, (uint32_t)item->place);
         if (!space)

@@ -491,11 +491,12 @@ void demote_done(struct file *file, uint32_t disk, const int32_t *errors, uint32
 
         for (uint32_t i = 0; i < q->n; i++) {
                 uint32_t place = (uint32_t)q->items[i].place;
-                bool written = i < n && errors[i] == 0;
+                int error = i < n ? errors[i] : -ECANCELED;
+                bool written = !error;
 
                 if (q->space)
                         block_let_go(q->space, kvd_ref_id(q->items[i].block));
-                file_count(file, place)->errors += !written;
+                file_count_error(file_count(file, place), error);
                 if (!written && q->space)
                         file_space_of(q->space)->left++;
                 if (!written) {

@@ -351,7 +351,7 @@ void store_disk_told(struct store *store, uint32_t i, int error) {
                 return;
         }
         if (error) {
-                d->count.errors++;
+                file_count_error(&d->count, error);
                 file_off(file, i, error);
                 return;
         }
@@ -394,7 +394,7 @@ void store_disk_scanned(struct store *store, uint32_t i, int error, uint32_t slo
         struct file_disk *d = &file->disks[i];
 
         d->asked = false;
-        d->count.errors += error != 0;
+        file_count_error(&d->count, error);
         if (!error)
                 take_all_found(file, i, slot_bytes, found, n);
         d->slot += KVD_DISK_FOUND;
@@ -493,7 +493,7 @@ void store_disk_lost(struct store *store, uint32_t i) {
         d->told = 0;
         if (!d->asked || host_has_question(file, i))
                 return;
-        d->count.errors++;
+        file_count_error(&d->count, -ECANCELED);
         if (d->telling)
                 d->telling = d->asked = 0;
         else if (d->question.what == STORE_DISK_SCAN)

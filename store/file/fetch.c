@@ -357,7 +357,7 @@ static void record_read(struct file *file, uint32_t disk, const struct store_dis
         count->hits += !error;
         count->misses += error != 0;
         count->wrong += error == -EBADMSG;
-        count->errors += error && error != -EBADMSG;
+        file_count_error(count, error == -EBADMSG ? 0 : error);
         if (!error)
                 count->read_bytes += c->extents[place / FILE_SLOTS].slot_bytes;
         else if (error != -ECANCELED && !c->entries[place].busy)

@@ -7,6 +7,7 @@
 
 #include "store/file/file.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -61,6 +62,13 @@ uint32_t store_disk_files_off(const struct store *store) {
         return n;
 }
 
+const char *file_last_error(const struct file_count *count) {
+        return !count->last_error ? "" :
+               count->last_error == -ECANCELED ?
+                                    "a process that works for the daemon ended, or could not do its part" :
+                                    strerror(-count->last_error);
+}
+
 static void get_counts(const struct file_disk *disk, struct store_disk_info *ret) {
         const struct file_count *count = &disk->count;
 
@@ -75,6 +83,7 @@ static void get_counts(const struct file_disk *disk, struct store_disk_info *ret
         ret->copies_written = count->copies_written;
         ret->copies_read = count->copies_read;
         ret->copies_lost = count->copies_lost;
+        ret->last_error = file_last_error(count);
         if (count->why[0])
                 memcpy(ret->why, count->why, sizeof ret->why);
 }

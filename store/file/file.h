@@ -53,6 +53,7 @@ struct file_erasing {
 struct file_count { /* of one of the files */
         uint64_t hits, misses, wrong, errors, read_bytes, written_bytes;
         uint64_t copies_written, copies_read, copies_lost;
+        int last_error;               /* of errors; 0: there was none */
         uint32_t failing;             /* questions in a row of which it did nothing */
         char why[128];                /* it is off */
 };
@@ -145,6 +146,13 @@ static inline uint32_t file_disk_of(const struct file *file, uint64_t place) {
 static inline struct file_count *file_count(struct file *file, uint64_t place) {
         return &file->disks[file_disk_of(file, place)].count;
 }
+/* 0 is no error, and nothing to count. */
+static inline void file_count_error(struct file_count *count, int error) {
+        count->errors += error != 0;
+        count->last_error = error ?: count->last_error;
+}
+/* What the last one was; "": there was none. */
+const char *file_last_error(const struct file_count *count);
 /* Of all files. */
 static inline uint64_t file_bytes(const struct file *file) {
         uint64_t bytes = 0;

@@ -462,6 +462,7 @@ uint32_t store_host_get_info(const struct store *store, struct store_disk_info *
                                         .misses = h->count.misses,
                                         .wrong = h->count.wrong,
                                         .errors = h->count.errors,
+                                        .last_error = file_last_error(&h->count),
                                         .read_bytes = h->count.read_bytes,
                                         .written_bytes = h->count.written_bytes};
         return 1;

@@ -42,6 +42,7 @@ struct remote { /* of a store */
         uint32_t prefix[KVD_FETCH_TOKENS]; /* ... its tokens */
         uint64_t epoch;               /* servers came back so often: what they had may be gone */
         struct store_remote_info info;
+        char refusal[128];            /* store_remote_refused */
         struct carry *carry;          /* owned; NULL: the pool is in memory of the host */
         int32_t errors[KVD_REMOTE_ITEMS]; /* ... that it ended with */
 };
@@ -65,6 +66,8 @@ struct remote_space {
 /* NULL: there are no servers, or all are away, or the space is not for them. */
 struct remote *remote_for(const struct space *space);
 void remote_want(struct remote *remote, bool soon);
+/* Counts an error, and keeps what it was. */
+void remote_failed(struct remote *remote, int error);
 void remote_begin_question(struct remote *remote, enum store_remote_ask what, struct space *space);
 /* May one more block go along? Is there memory for it on its way? */
 bool remote_question_is_full(const struct remote *remote);

@@ -205,7 +205,8 @@ static void count(struct remote *remote, int error) {
         remote->info.hits += !error;
         remote->info.misses += error != 0;
         remote->info.wrong += error == -EBADMSG;
-        remote->info.errors += error && error != -EBADMSG && error != -ENOENT;
+        if (error && error != -EBADMSG && error != -ENOENT)
+                remote_failed(remote, error);
         if (!error && q->space)
                 remote->info.read_bytes += q->space->ix->block_bytes;
 }

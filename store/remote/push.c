@@ -6,6 +6,7 @@
  * already is found by the remote process, and costs no transfer.
  */
 
+#include <errno.h>
 #include <string.h>
 
 #include "ipc/base/sys.h"
@@ -203,10 +204,12 @@ void push_done(struct remote *remote, const struct kvd_key *names, const int32_t
         uint32_t all = 0;
 
         for (uint32_t i = 0; i < q->n; i++) {
-                bool written = i < n && errors[i] == 0;
+                int error = i < n ? errors[i] : -ECANCELED;
+                bool written = !error;
 
                 all += written;
-                remote->info.errors += !written;
+                if (error)
+                        remote_failed(remote, error);
                 if (!q->space)
                         continue;
                 block_let_go(q->space, kvd_ref_id(q->items[i].block));

@@ -296,6 +296,38 @@ int store_remote_memory(struct store *store, uint32_t item, uint64_t *offset) {
         return carry_memory(store->remote->carry, item, q->space, q->items[item].block, offset);
 }
 
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+static const char *text_of(const struct remote *remote, int error) {
+        switch (error) {
+        case -EREMOTEIO:
+        case -ENOSPC:
+                return remote->refusal[0] ? remote->refusal : "an answer made no sense";
+        case -EHOSTUNREACH:
+                return "a server did not answer";
+        case -EBUSY:
+                return "another client has begun to put a block there, and has not ended";
+        case -ECANCELED:
+                return "a process that works for the daemon ended, or could not do its part";
+        default:
+                return strerror(-error);
+        }
+}
+
+void remote_failed(struct remote *remote, int error) {
+        remote->info.errors++;
+        snprintf(remote->info.last_error, sizeof remote->info.last_error, "%s",
+                 text_of(remote, error));
+}
+
+void store_remote_refused(struct store *store, uint32_t n, const char *refusal) {
+        struct remote *remote = store->remote;
+
+        snprintf(remote->refusal, sizeof remote->refusal, "%s", refusal);
+        for (uint32_t i = 0; i < n; i++)
+                remote_failed(remote, -EREMOTEIO);
+}
+
 /* ---- answers --------------------------------------------------------------------------------- */
 
 static void end_question(struct remote *remote) {
@@ -353,7 +385,7 @@ void store_remote_lost(struct store *store) {
 
         if (!remote->asked || (remote->carry && carry_is_under_way(remote->carry)))
                 return;
-        remote->info.errors++;
+        remote_failed(remote, -ECANCELED);
         lost(remote);
 }
 

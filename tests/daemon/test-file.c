@@ -333,6 +333,12 @@ START_TEST(what_made_way_comes_back_from_the_file) {
 }
 END_TEST
 
+static bool why_has(const char *words) {
+        char line[160];
+
+        return strstr(kvd_slice_copy(tier().why, line, sizeof line), words);
+}
+
 static pid_t disk_process(void) {
         return child_of(in.pid, "kvd-disk");
 }
@@ -353,6 +359,7 @@ START_TEST(the_disk_dies_during_evict_to_file) {
         r = wait_for_the_file();
         ck_assert_msg(r == 0 || r == ENOSPC, "%s", strerror((int)r));
         ck_assert_uint_eq(r == 0, tier().records == BLOCKS);
+        ck_assert_msg(r == 0 || why_has("last error: a process that works for the daemon ended"), "%d", r);
         ck_assert_uint_eq(resident(tokens), BLOCKS);
         ck_assert_uint_eq(all_to_file(), 0);
         evict_all();

@@ -16,6 +16,7 @@
 
 #include "ipc/base/util.h"
 #include "tests/daemon/remote_tier.h"
+#include "tests/lib/log_lines.h"
 #include "tests/lib/suite.h"
 
 static void start_a_cluster(void) {
@@ -46,6 +47,7 @@ static const struct {
         {"+PONG\r\n+PONG\r\n+PONG\r\n", false},
         {"-NOAUTH Authentication required.\r\n", false},
         {"+PONG", true},
+        {"-\x1b]0;x\x07 \xff\r\n", false}, /* what a terminal might obey */
 };
 static int strange_fd;
 static _Atomic bool strange_ends;
@@ -103,11 +105,62 @@ START_TEST(strange_servers_are_away) {
         make_chain(&machines[0], tokens);
         ck_assert_uint_eq(resident(&machines[0], tokens), BLOCKS);
         ck_assert_uint_gt(tier(&machines[0]).why.size, 0);
+        ck_assert_msg(!strstr(why_away(&machines[0]), "its process ended"), "%s",
+                      why_away(&machines[0]));
         strange_ends = true;
         stop_machine(&machines[0]);
         shutdown(strange_fd, SHUT_RDWR);
         pthread_join(thread, NULL);
         close(strange_fd);
+}
+END_TEST
+
+/* ---- servers that refuse --------------------------------------------------------------------- */
+
+static void start_and_read_log(void) {
+        log_catch();
+        start_all();
+}
+
+static void stop_and_let_log_go(void) {
+        stop_all();
+        log_let_go();
+}
+
+static bool why_has(const char *words) {
+        return strstr(why_away(&machines[0]), words);
+}
+
+/* A replica after a fail-over. */
+START_TEST(a_replica_says_why_it_takes_nothing) {
+        char place[32];
+
+        snprintf(place, sizeof place, "127.0.0.1:%u", servers[0].port);
+        ck_assert_str_eq(REDIS(&servers[0], "REPLICAOF", "127.0.0.1", "1"), "OK");
+        REDIS(&servers[0], "CONFIG", "SET", "replica-serve-stale-data", "yes");
+        make_chain(&machines[0], tokens);
+        WAIT_UNTIL(tier(&machines[0]).errors >= BLOCKS);
+        ck_assert(tier_is(&machines[0], "on"));
+        ck_assert_msg(why_has("last error: ") && why_has(place) && why_has(": READONLY "), "%s",
+                      why_away(&machines[0]));
+        WAIT_UNTIL(tier(&machines[0]).errors >= 3 * BLOCKS);
+        ck_assert_uint_ge(log_count("READONLY"), 1);
+        ck_assert_uint_le(log_count("READONLY"), 10);
+}
+END_TEST
+
+/* What a server may not be asked was a miss, and no error. */
+START_TEST(a_server_that_may_not_be_asked_says_so) {
+        write_chain(&machines[0]);
+        ck_assert_str_eq(REDIS(&servers[0], "ACL", "SETUSER", "default", "-exists"), "OK");
+        ck_assert(fetch(&machines[1]));
+        WAIT_UNTIL(tier(&machines[1]).errors >= BLOCKS);
+        ck_assert_msg(strstr(why_away(&machines[1]), "NOPERM"), "%s", why_away(&machines[1]));
+        ck_assert_str_eq(REDIS(&servers[0], "ACL", "SETUSER", "default", "+exists", "-get"), "OK");
+        ck_assert(fetch(&machines[1]));
+        WAIT_UNTIL(tier(&machines[1]).errors >= 2 * BLOCKS);
+        ck_assert_uint_eq(resident(&machines[1], tokens), 0);
+        ck_assert_uint_ge(log_count("NOPERM"), 1);
 }
 END_TEST
 
@@ -337,5 +390,7 @@ SUITE("remote-redis", SKIP_IF(!servers_are_there()), CASE("cluster"), FIXTURE(st
       CASE("password of a cluster"), FIXTURE(start_a_cluster, stop_all),
       TESTS(a_cluster_asks_for_a_password),
       CASE("whole"), FIXTURE(start_whole, stop_all), TESTS(a_prefix_with_a_hole_is_missed),
+      CASE("refusals"), FIXTURE(start_and_read_log, stop_and_let_log_go),
+      TESTS(a_replica_says_why_it_takes_nothing, a_server_that_may_not_be_asked_says_so),
       CASE("strange"), FIXTURE(prepare_for_strange, stop_all), LOOPS(ARRAY_SIZE(strange), strange_servers_are_away),
       TESTS(settings_that_make_no_sense_are_refused))

@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #include "ipc/base/util.h"
-#include "tests/daemon/fake_server.h"
 #include "tests/lib/certificates.h"
+#include "tests/lib/fake_server.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/suite.h"
 

@@ -29,6 +29,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/blocks.h"
+#include "tests/lib/fake_server.h"
 #include "tests/lib/inproc.h"
 #include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
@@ -390,6 +391,34 @@ static void test_remote_tier(void) {
         inproc_stop(&it);
         inproc_start(&it, HOST("daemon.remote=redis://127.0.0.1:1"));
         WAIT_UNTIL(SHOWN(it.in));
+        inproc_stop(&it);
+}
+
+/* It answers, but to every block it says no. */
+static void test_remote_refused(void) {
+        struct fake_server replica = {.says = "-READONLY You can't write against a replica.\r\n"};
+        uint32_t tokens[4] = {1, 2, 3, 4};
+        char setting[64];
+        struct peer_end *p;
+        struct kvd_msg r;
+        uint32_t space;
+        kvd_ref block;
+
+        fake_server_start(&replica, "127.0.0.1", 0);
+        snprintf(setting, sizeof setting, "daemon.remote=redis://127.0.0.1:%u", replica.port);
+        inproc_start_with_worker(&it, HOST(setting, "daemon.remote_depth=0", "daemon.remote_timeout=10000"),
+                                 getenv("KVD"));
+        p = peer_attach(it.in.socket);
+        space = peer_open_space(p, "s");
+        ck_assert(!SHOWN(it.in));
+        r = peer_ok(p, MSG(allocate, .space = space, .count = 1));
+        memcpy(&block, r.allocate_reply.blocks.data, sizeof block);
+        peer_ok(p, MSG(seal, .space = space, .blocks = {&block, sizeof block},
+                       .tokens = {tokens, sizeof tokens}));
+        WAIT_UNTIL(SHOWN(it.in));
+        replica.says = NULL;
+        WAIT_UNTIL(is_gone_later());
+        peer_close(p);
         inproc_stop(&it);
 }
 

@@ -404,6 +404,33 @@ static void write_chain_to_both(void) {
         evict();
 }
 
+static struct store_disk_info info_of(uint32_t file) {
+        struct store_disk_info ret;
+
+        store_disk_get_info(store, file, &ret);
+        return ret;
+}
+
+/* Each file has its own; one that was is not forgotten when all is well again. */
+START_TEST(the_last_error_of_a_file_is_kept) {
+        open_two();
+        make_chain(N, 1000);
+        space_demote(space);
+        ck_assert_ptr_null(asked_of(0));
+        expect(1, STORE_DISK_WRITE, 1);
+        expect(0, STORE_DISK_WRITE, 2);
+        ck_assert_str_eq(info_of(1).last_error, "");
+        answer(1, 1, -ENOSPC);
+        answer(0, 2, 0);
+        ck_assert_uint_eq(info_of(1).errors, 1);
+        ck_assert_str_eq(info_of(1).last_error, strerror(ENOSPC));
+        ck_assert_uint_eq(info_of(0).errors, 0);
+        ck_assert_str_eq(info_of(0).last_error, "");
+        check_clean(space);
+        close_file();
+}
+END_TEST
+
 static int begin_fetch(void) {
         struct fetch_request q = {.n_tokens = N * BT, .tokens = tokens};
         int fd;
@@ -680,7 +707,7 @@ END_TEST
 SUITE("disk-answers", FIXTURE(forget_files, forget_files),
       LOOPS(2, both_are_asked_at_once_and_answer_in_any_order, a_chain_ends_where_a_file_hangs,
             what_is_deleted_is_deleted_in_both, a_deletion_waits_for_a_file_that_hangs),
-      TESTS(one_hangs_and_the_other_is_written_to, another_file_is_off,
+      TESTS(the_last_error_of_a_file_is_kept, one_hangs_and_the_other_is_written_to, another_file_is_off,
             what_a_prefix_lacks_is_written_again),
       LOOPS(2, a_prefix_comes_from_both_whole),
       LOOPS(6, a_prefix_is_missed_where_one_of_two_fails),

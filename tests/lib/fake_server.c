@@ -2,7 +2,7 @@
 
 /* A thread accepts, and one for each connection takes commands apart with the daemon's own parser. */
 
-#include "tests/daemon/fake_server.h"
+#include "tests/lib/fake_server.h"
 
 #include <arpa/inet.h>
 #include <openssl/ssl.h>
@@ -56,15 +56,17 @@ static bool shake_hands(struct connection *c) {
 /* ---- commands -------------------------------------------------------------------------------- */
 
 static void obey(struct connection *c, const struct resp *word) {
-        const char *slots = c->server->slots;
+        const char *slots = c->server->slots, *says = c->server->says;
 
         c->server->commands++;
         if (resp_begins(word, "AUTH"))
                 c->server->passwords++;
         if (resp_begins(word, "CLUSTER"))
                 say(c, slots ? slots : "-ERR This instance has cluster support disabled\r\n");
+        else if (resp_begins(word, "PING"))
+                say(c, "+PONG\r\n");
         else
-                say(c, resp_begins(word, "PING") ? "+PONG\r\n" : "+OK\r\n");
+                say(c, says && !resp_begins(word, "AUTH") ? says : "+OK\r\n");
 }
 
 static void take_commands(struct connection *c) {

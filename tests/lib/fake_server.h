@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_TESTS_DAEMON_FAKE_SERVER_H
-#define KVD_TESTS_DAEMON_FAKE_SERVER_H
+#ifndef KVD_TESTS_LIB_FAKE_SERVER_H
+#define KVD_TESTS_LIB_FAKE_SERVER_H
 
 /*
  * A server that speaks enough of Redis's protocol to be connected to, says what a test wants it to
@@ -16,6 +16,7 @@ struct fake_server {
         uint16_t port;
         const char *folder, *name;      /* of its certificate (certificates.h); NULL: without TLS */
         const char *_Atomic slots;      /* its reply to CLUSTER SLOTS; NULL: it is no Cluster's */
+        const char *_Atomic says;       /* ... to commands about keys; NULL: "+OK\r\n" */
         _Atomic uint32_t connections, commands, passwords; /* that it was told */
         int fd;
         struct ssl_ctx_st *tls;
