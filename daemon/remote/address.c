@@ -8,6 +8,7 @@
 #include "daemon/remote/address.h"
 
 #include <netdb.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
@@ -42,6 +43,20 @@ void addresses_take(const struct addrinfo *list, struct addresses *ret) {
                 memcpy(&to->any, from->ai_addr, from->ai_addrlen);
                 ret->n += !is_among(ret, to);
         }
+}
+
+bool addresses_parse(const char *host, uint16_t port, struct addresses *ret) {
+        struct addrinfo hints = {.ai_socktype = SOCK_STREAM,
+                                 .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
+        struct addrinfo *list;
+        char text[8];
+
+        snprintf(text, sizeof text, "%u", port);
+        if (getaddrinfo(host, text, &hints, &list))
+                return false;
+        addresses_take(list, ret);
+        freeaddrinfo(list);
+        return true;
 }
 
 void address_text(const struct address *a, char ret[static ADDRESS_TEXT]) {

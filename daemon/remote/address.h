@@ -27,6 +27,8 @@ struct addresses {
         struct address all[ADDRESSES];
 };
 
+/* If the host is an address, and no name; nobody is asked. */
+bool addresses_parse(const char *host, uint16_t port, struct addresses *ret);
 /* Copies the list, in its order, each address once. */
 void addresses_take(const struct addrinfo *list, struct addresses *ret);
 bool address_equal(const struct address *a, const struct address *b); /* the port, too */

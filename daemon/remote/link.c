@@ -9,7 +9,6 @@
 #include "daemon/remote/link.h"
 
 #include <errno.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -18,6 +17,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "daemon/remote/lookup.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -39,6 +39,9 @@ static void note(struct link *link, const char *reason) {
 }
 
 static void go_away(struct link *link) {
+        if (link->lookup)
+                lookup_leave(link->lookup);
+        link->lookup = NULL;
         if (link->state != LINK_AWAY)
                 wire_end(&link->wire);
         link->state = LINK_AWAY;
@@ -106,12 +109,23 @@ void link_end(struct link *link, const char *why, ...) {
         va_end(words);
 }
 
-void link_fail(struct link *link, const char *why, ...) {
+/* The same, but one that is not up yet goes on to its next address. */
+_printf_(2, 3) static void fail(struct link *link, const char *why, ...) {
         va_list words;
 
         va_start(words, why);
         stop(link, false, why, words);
         va_end(words);
+}
+
+void link_late(struct link *link, uint64_t ns) {
+        static const char *const texts[] = {[LINK_RESOLVING] = "its name was not looked up",
+                                            [LINK_CONNECTING] = "it did not answer",
+                                            [LINK_SHAKING] = "it did not go on with TLS",
+                                            [LINK_UP] = "it did not answer"};
+
+        link->slow_name |= link->state == LINK_RESOLVING;
+        fail(link, "%s within %llu ms", texts[link->state], (unsigned long long)(ns / 1000000));
 }
 
 const struct address *link_address(const struct link *link) {
@@ -122,25 +136,54 @@ uint64_t link_patience(const struct link *link, uint64_t timeout_ns) {
         return link->state == LINK_CONNECTING ? timeout_ns / link->addresses.n : timeout_ns;
 }
 
-void link_begin(struct link *link, struct ssl_ctx_st *tls) {
-        struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV}, *list;
-        char port[8];
-        int r;
+/* ---- its name -------------------------------------------------------------------------------- */
 
+static void connect_to_first(struct link *link) {
+        link->state = LINK_AWAY; /* until one is connected to */
+        if (!connect_from(link, 0))
+                go_away(link);
+}
+
+/* Goes on if the name has been looked up by now. */
+static void resolve(struct link *link) {
+        struct kvd_why why;
+        int r = lookup_take(link->lookup, &link->addresses, &why);
+
+        if (r == 0)
+                return;
+        link->lookup = NULL;
+        if (r < 0) {
+                link_end(link, "%s", why.line);
+                return;
+        }
+        link->slow_name = false;
+        connect_to_first(link);
+}
+
+static void begin_lookup(struct link *link) {
+        struct kvd_why why;
+
+        link->lookup = lookup_begin(link->host, link->port, &why);
+        if (!link->lookup) {
+                link_end(link, "%s", why.line);
+                return;
+        }
+        link->state = LINK_RESOLVING;
+        link->wire = (struct wire){.fd = -1, .since_ns = sys_now_ns()};
+        resolve(link);
+        if (link->state == LINK_RESOLVING && link->slow_name)
+                link_end(link, "its name is still being looked up: a name server is slow or silent");
+}
+
+void link_begin(struct link *link, struct ssl_ctx_st *tls) {
         link->n = 0;
         link->tls = tls;
         link->addresses.n = 0;
         link->why.line[0] = 0;
-        snprintf(port, sizeof port, "%u", link->port);
-        r = getaddrinfo(link->host, port, &hints, &list);
-        if (r) {
-                link_end(link, "%s", gai_strerror(r));
-                return;
-        }
-        addresses_take(list, &link->addresses);
-        freeaddrinfo(list);
-        if (!connect_from(link, 0))
-                go_away(link);
+        if (addresses_parse(link->host, link->port, &link->addresses))
+                connect_to_first(link);
+        else
+                begin_lookup(link);
 }
 
 /* ---- what is sent ---------------------------------------------------------------------------- */
@@ -251,7 +294,7 @@ static void connected(struct link *link) {
         if (sys->getsockopt(link->wire.fd, SOL_SOCKET, SO_ERROR, &error, &size) < 0)
                 error = errno;
         if (error) {
-                link_fail(link, "%s", strerror(error));
+                fail(link, "%s", strerror(error));
                 return;
         }
         link->state = LINK_SHAKING;
@@ -263,14 +306,20 @@ static void shake(struct link *link) {
         int r = wire_shake(&link->wire, &why);
 
         if (r < 0)
-                link_fail(link, "%s", why.line);
+                fail(link, "%s", why.line);
         if (r != 1)
                 return;
         link->state = LINK_UP;
         link->why.line[0] = 0; /* of addresses before this one */
 }
 
+int link_fd(const struct link *link) {
+        return link->state == LINK_RESOLVING ? lookup_fd(link->lookup) : link->wire.fd;
+}
+
 short link_wants(const struct link *link) {
+        if (link->state == LINK_RESOLVING)
+                return POLLIN;
         if (link->state == LINK_CONNECTING)
                 return POLLOUT;
         if (link->state == LINK_SHAKING || link->out_at == link->out_n)
@@ -291,6 +340,11 @@ static void send_and_receive(struct link *link, short revents, uint64_t most) {
 }
 
 bool link_move(struct link *link, short revents, uint64_t most) {
+        if (link->state == LINK_RESOLVING) {
+                if (revents)
+                        resolve(link);
+                return false;
+        }
         if (link->state == LINK_CONNECTING && revents)
                 connected(link);
         if (link->state == LINK_SHAKING && revents) {

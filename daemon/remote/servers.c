@@ -228,10 +228,7 @@ static uint64_t check_time(struct talk *talk, struct link *link, uint64_t now, u
 
                 if (now < end)
                         return end - now;
-                link_fail(link, "%s within %llu ms",
-                          link->state == LINK_SHAKING ? "it did not go on with TLS" :
-                                                        "it did not answer",
-                          (unsigned long long)(patience / 1000000));
+                link_late(link, patience);
         }
         return 0;
 }
@@ -254,7 +251,7 @@ static uint32_t watch(struct talk *talk, uint64_t until, struct pollfd *fds, str
                 if (!left || !link->n)
                         continue;
                 *wait = MIN(*wait, left);
-                fds[n] = (struct pollfd){.fd = link->wire.fd, .events = link_wants(link)};
+                fds[n] = (struct pollfd){.fd = link_fd(link), .events = link_wants(link)};
                 of[n++] = link;
         }
         return n;

@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <netdb.h>
+#include <semaphore.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -28,6 +29,7 @@ static struct servers servers; /* of this test: each has a process */
 /* Names that only this test knows. */
 static struct name {
         const char *name, *addresses[3]; /* NULL ends them */
+        bool silent;                     /* they come through the gate */
 } known[4];
 
 static void name_is(uint32_t i, const char *name, const char *first, const char *second) {
@@ -35,6 +37,24 @@ static void name_is(uint32_t i, const char *name, const char *first, const char 
 }
 
 typedef int lookup_fn(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+
+/* A name server that is silent until the gate is opened, or for as long as names are given up. */
+#define SILENT_S 20
+
+static sem_t gate;
+static _Atomic uint32_t begun, ended; /* lookups there */
+
+static int ask_silent_server(void) {
+        struct timespec until;
+        int r;
+
+        begun++;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += SILENT_S;
+        r = sem_timedwait(&gate, &until) == 0 ? 0 : EAI_AGAIN;
+        ended++;
+        return r;
+}
 
 /* In place of libc's: each address is its own list there, and they are chained here. */
 int getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
@@ -46,9 +66,11 @@ int getaddrinfo(const char *host, const char *port, const struct addrinfo *hints
         for (uint32_t i = 0; i < ARRAY_SIZE(known); i++)
                 if (known[i].name && strcmp(known[i].name, host) == 0)
                         name = &known[i];
-        if (!name)
+        if (!name || hints->ai_flags & AI_NUMERICHOST)
                 return real(host, port, hints, ret);
         *ret = NULL;
+        if (name->silent)
+                r = ask_silent_server();
         for (uint32_t i = 0; r == 0 && name->addresses[i]; i++) {
                 r = real(name->addresses[i], port, hints, ret);
                 ret = &(*ret)->ai_next;
@@ -133,6 +155,40 @@ START_TEST(an_address_that_did_not_answer_is_named_once) {
         use("127.0.0.78:%u", port);
         ck_assert_uint_eq(away(), 1);
         why_is("127.0.0.78:%u: Connection refused", port);
+}
+END_TEST
+
+/* ---- names that take long -------------------------------------------------------------------- */
+
+/* A name server that is silent must not hold up the servers that are known. */
+START_TEST(a_name_that_takes_long_holds_up_no_other) {
+        struct fake_server server = {0}, other = {0};
+
+        ck_assert_int_eq(sem_init(&gate, 0, 0), 0);
+        fake_server_start(&server, "127.0.0.1", 0);
+        fake_server_start(&other, "127.0.0.2", 0);
+        name_is(0, "slow", "127.0.0.2", NULL);
+        known[0].silent = true;
+        use("127.0.0.1:%u,slow:%u", server.port, other.port);
+        servers.timeout_ns = UINT64_C(200000000);
+        WAIT_UNTIL(away() == 1); /* a slow machine tries again */
+        ck_assert_uint_eq(ended, 0);
+        ck_assert_uint_eq(away(), 1); /* it is not waited for again, and not asked for twice */
+        ck_assert_uint_eq(ended, 0);
+        ck_assert_uint_eq(begun, 1);
+        why_is("slow:%u: its name is still being looked up: a name server is slow or silent",
+               other.port);
+        sem_post(&gate);
+        WAIT_UNTIL(away() == 0);
+        ck_assert_uint_eq(begun, 1);
+}
+END_TEST
+
+START_TEST(a_name_that_does_not_exist_is_said) {
+        use("kvd.invalid:1");
+        name_is(0, "kvd.invalid", NULL, NULL);
+        ck_assert_uint_eq(away(), 1);
+        why_is("kvd.invalid:1: Name or service not known");
 }
 END_TEST
 
@@ -295,6 +351,8 @@ SUITE("servers", CASE("addresses"),
             the_next_address_of_a_name_is_tried_if_one_is_silent,
             each_address_of_a_name_that_did_not_answer_is_named,
             an_address_that_did_not_answer_is_named_once),
+      CASE("slow names"),
+      TESTS(a_name_that_takes_long_holds_up_no_other, a_name_that_does_not_exist_is_said),
       CASE("passwords"),
       TESTS(a_server_cannot_send_the_password_to_others, others_are_asked_if_there_is_no_password,
             a_cluster_that_is_named_gets_the_password,
