@@ -97,6 +97,8 @@ int resp_take_whole(const uint8_t *data, size_t n, size_t most, struct resp *ret
         size_t some;
 
         *used = 0;
+        if (!n) /* and perhaps no memory either, in which there would be no place */
+                return 0;
         while (left) {
                 int r = resp_take(data + *used, n - *used, most, &member, &some);
 

@@ -192,6 +192,18 @@ START_TEST(a_name_that_does_not_exist_is_said) {
 }
 END_TEST
 
+/* ---- replies --------------------------------------------------------------------------------- */
+
+/* No memory was made for a reply yet. */
+START_TEST(nothing_that_was_received_is_no_reply) {
+        struct resp reply;
+        size_t used = 1;
+
+        ck_assert_int_eq(resp_take_whole(NULL, 0, 100, &reply, &used), 0);
+        ck_assert_uint_eq(used, 0);
+}
+END_TEST
+
 /* ---- passwords ------------------------------------------------------------------------------- */
 
 #define OTHERS 20u
@@ -351,6 +363,7 @@ SUITE("servers", CASE("addresses"),
             the_next_address_of_a_name_is_tried_if_one_is_silent,
             each_address_of_a_name_that_did_not_answer_is_named,
             an_address_that_did_not_answer_is_named_once),
+      TESTS(nothing_that_was_received_is_no_reply),
       CASE("slow names"),
       TESTS(a_name_that_takes_long_holds_up_no_other, a_name_that_does_not_exist_is_said),
       CASE("passwords"),
