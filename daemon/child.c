@@ -156,7 +156,7 @@ static void start_again(struct loop_timer *timer) {
         log_limited(LOG_WARNING, "the %s cannot be started: %s; trying again", c->ops->name,
                     strerror(-r));
         give_up(c);
-        degraded_note(worker);
+        degraded_note_one(c->ops->degraded);
         if (c->ops->not_started)
                 c->ops->not_started(c);
         pause_and_start(c);
@@ -195,7 +195,7 @@ static void process_ended(struct loop_source *source, short revents) {
         if (waitpid(c->pid, &status, WNOHANG) == 0)
                 return;
         log_end(c, status);
-        degraded_note(worker);
+        degraded_note_one(c->ops->degraded);
         close_ends(c);
         c->pid = 0;
         c->ops->ended(c, asked);

@@ -4,8 +4,8 @@
 
 /*
  * A child: a process of the same program that does what the loop must not do itself. The daemon has
- * two kinds, the worker (worker_jobs.h), which computes, and the exporter (exporter.h), which keeps
- * memory in a CUDA context.
+ * four kinds: the worker (worker_jobs.h), which computes, the exporter (exporter.h), which keeps
+ * memory in a CUDA context, a disk process for each file (disk.h), and the remote process (remote.h).
  *
  *      nobody ──wanted──▶ runs ◀──answer──▶ asked
  *        ▲                  │ it ends, says nonsense, or says nothing until the deadline
@@ -17,6 +17,7 @@
 #include <sys/types.h>
 
 #include "daemon/loop.h"
+#include "ipc/base/degraded.h"
 #include "ipc/frame.h"
 #include "ipc/msg.h"
 
@@ -26,7 +27,8 @@ struct child;
 
 /* The differences between one kind of child and the other. */
 struct child_ops {
-        const char *name; /* in the log */
+        const char *name;            /* in the log */
+        enum kvd_degraded degraded;  /* it ended, or cannot be started */
 
         /* is there anything to start it for? NULL: always */
         bool (*wanted)(struct child *);

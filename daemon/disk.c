@@ -332,6 +332,7 @@ static void ended(struct child *child, uint32_t asked) {
 
 static const struct child_ops ops = {
         .name = "disk process",
+        .degraded = KVD_DEGRADED_disk_process,
         .wanted = wanted,
         .prepare = prepare,
         .late = late,

@@ -98,6 +98,7 @@ static void ended(struct child *child, uint32_t asked) {
 
 static const struct child_ops ops = {
         .name = "exporter",
+        .degraded = KVD_DEGRADED_exporter,
         .prepare = prepare,
         .ended = ended,
         .next = next,

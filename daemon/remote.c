@@ -301,6 +301,7 @@ static void ended(struct child *child, uint32_t asked) {
 
 static const struct child_ops ops = {
         .name = "remote process",
+        .degraded = KVD_DEGRADED_remote_process,
         .prepare = prepare,
         .not_started = not_there,
         .ended = ended,

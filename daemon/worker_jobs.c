@@ -356,6 +356,7 @@ static void answered(struct child *child, uint32_t asked, const struct kvd_msg *
 
 static const struct child_ops ops = {
         .name = "worker",
+        .degraded = KVD_DEGRADED_worker,
         .wanted = wanted,
         .prepare = prepare,
         .not_started = not_started,

@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -161,6 +162,16 @@ START_TEST(a_server_that_may_not_be_asked_says_so) {
         WAIT_UNTIL(tier(&machines[1]).errors >= 2 * BLOCKS);
         ck_assert_uint_eq(resident(&machines[1], tokens), 0);
         ck_assert_uint_ge(log_count("NOPERM"), 1);
+}
+END_TEST
+
+START_TEST(servers_that_answer_again_are_said_to) {
+        ck_assert_int_eq(kill(servers[0].pid, SIGKILL), 0);
+        WAIT_UNTIL(tier_is(&machines[0], "away"));
+        ck_assert_uint_ge(log_count("remote: 1 of 1 servers is away: 127.0.0.1:"), 1);
+        redis_again(&servers[0], on_tls() ? &server_tls : NULL);
+        WAIT_UNTIL(tier_is(&machines[0], "on"));
+        WAIT_UNTIL(log_count("remote: 1 of 1 servers answer") > 0);
 }
 END_TEST
 
@@ -391,6 +402,7 @@ SUITE("remote-redis", SKIP_IF(!servers_are_there()), CASE("cluster"), FIXTURE(st
       TESTS(a_cluster_asks_for_a_password),
       CASE("whole"), FIXTURE(start_whole, stop_all), TESTS(a_prefix_with_a_hole_is_missed),
       CASE("refusals"), FIXTURE(start_and_read_log, stop_and_let_log_go),
-      TESTS(a_replica_says_why_it_takes_nothing, a_server_that_may_not_be_asked_says_so),
+      TESTS(a_replica_says_why_it_takes_nothing, a_server_that_may_not_be_asked_says_so,
+            servers_that_answer_again_are_said_to),
       CASE("strange"), FIXTURE(prepare_for_strange, stop_all), LOOPS(ARRAY_SIZE(strange), strange_servers_are_away),
       TESTS(settings_that_make_no_sense_are_refused))

@@ -97,13 +97,13 @@ static const char *const names[KVD_N_DEGRADED] = {
 
 static enum kvd_degraded now_tested;
 
-static bool says(const char *socket, const char *verb) {
+static bool says_of(enum kvd_degraded state, const char *socket, const char *verb) {
         char command[300], line[600], begin[64];
         bool found = false;
         FILE *f;
 
         snprintf(command, sizeof command, "KVD_SOCKET='%s' '%s' %s", socket, getenv("KVCTL"), verb);
-        snprintf(begin, sizeof begin, "degraded: %s", names[now_tested]);
+        snprintf(begin, sizeof begin, "degraded: %s", names[state]);
         f = popen(command, "r");
         ck_assert_ptr_nonnull(f);
         while (fgets(line, sizeof line, f))
@@ -111,6 +111,10 @@ static bool says(const char *socket, const char *verb) {
                          strchr(",: (", line[strlen(begin)]);
         ck_assert_int_eq(pclose(f), 0);
         return found;
+}
+
+static bool says(const char *socket, const char *verb) {
+        return says_of(now_tested, socket, verb);
 }
 
 #define SHOWN(daemon) says((daemon).socket, "status")
@@ -332,6 +336,78 @@ static void test_worker(void) {
         expect_for_a_minute();
 }
 
+/* It is not taken for another one. */
+static void kill_child(const char *name) {
+        pid_t pid;
+
+        WAIT_UNTIL((pid = child_of(getpid(), name)) > 0);
+        ck_assert(!SHOWN(it.in));
+        kill(pid, SIGKILL);
+        WAIT_UNTIL(SHOWN(it.in));
+        ck_assert(!says_of(KVD_DEGRADED_worker, it.in.socket, "status"));
+}
+
+static void seal_one(struct peer_end *p, const char *name, uint32_t token) {
+        uint32_t space = peer_open_space(p, name), tokens[4] = {token, 2, 3, 4};
+        struct kvd_msg r = peer_ok(p, MSG(allocate, .space = space, .count = 1));
+        kvd_ref block;
+
+        memcpy(&block, r.allocate_reply.blocks.data, sizeof block);
+        peer_ok(p, MSG(seal, .space = space, .blocks = {&block, sizeof block},
+                       .tokens = {tokens, sizeof tokens}));
+}
+
+/* A process that is asked nothing is not late when time jumps. */
+static void write_one(struct peer_end *p, uint32_t token) {
+        uint64_t written = peer_ok(p, MSG(tier_info)).tier_info_reply.written_bytes;
+
+        seal_one(p, "s", token);
+        WAIT_UNTIL(peer_ok(p, MSG(tier_info)).tier_info_reply.written_bytes > written);
+}
+
+static void test_disk_process(void) {
+        char setting[80], path[64];
+        struct peer_end *p;
+
+        snprintf(path, sizeof path, "/tmp/kvd-disk-process-%d", getpid());
+        snprintf(setting, sizeof setting, "daemon.file=%s", path);
+        inproc_start_with_worker(&it, HOST(setting, "daemon.file_size=16M", "daemon.file_depth=0"),
+                                 getenv("KVD"));
+        p = peer_attach(it.in.socket);
+        write_one(p, 1);
+        kill_child("kvd-disk");
+        write_one(p, 2);
+        peer_close(p);
+        expect_for_a_minute();
+        unlink(path);
+}
+
+static void test_remote_process(void) {
+        inproc_start_with_worker(&it, HOST("daemon.remote=redis://127.0.0.1:1"), getenv("KVD"));
+        kill_child("kvd-remote");
+        expect_for_a_minute();
+}
+
+/* By the stand-in driver, where that is built. */
+static void test_exporter(void) {
+        const char *driver = getenv("FAKECUDA");
+        struct peer_end *p;
+        pid_t pid;
+
+        if (!driver)
+                return;
+        setenv("LD_LIBRARY_PATH", driver, 1);
+        run("--backend", "cuda-legacy");
+        p = peer_attach(in.socket);
+        peer_ok(p, peer_space_message("s"));
+        WAIT_UNTIL((pid = child_of(in.pid, "kvd-exporter")) > 0);
+        ck_assert(!SHOWN(in));
+        kill(pid, SIGKILL);
+        WAIT_UNTIL(SHOWN(in));
+        peer_close(p);
+        instance_end(&in);
+}
+
 static void test_no_worker(void) {
         struct user u;
 
@@ -397,24 +473,16 @@ static void test_remote_tier(void) {
 /* It answers, but to every block it says no. */
 static void test_remote_refused(void) {
         struct fake_server replica = {.says = "-READONLY You can't write against a replica.\r\n"};
-        uint32_t tokens[4] = {1, 2, 3, 4};
         char setting[64];
         struct peer_end *p;
-        struct kvd_msg r;
-        uint32_t space;
-        kvd_ref block;
 
         fake_server_start(&replica, "127.0.0.1", 0);
         snprintf(setting, sizeof setting, "daemon.remote=redis://127.0.0.1:%u", replica.port);
         inproc_start_with_worker(&it, HOST(setting, "daemon.remote_depth=0", "daemon.remote_timeout=10000"),
                                  getenv("KVD"));
         p = peer_attach(it.in.socket);
-        space = peer_open_space(p, "s");
         ck_assert(!SHOWN(it.in));
-        r = peer_ok(p, MSG(allocate, .space = space, .count = 1));
-        memcpy(&block, r.allocate_reply.blocks.data, sizeof block);
-        peer_ok(p, MSG(seal, .space = space, .blocks = {&block, sizeof block},
-                       .tokens = {tokens, sizeof tokens}));
+        seal_one(p, "s", 1);
         WAIT_UNTIL(SHOWN(it.in));
         replica.says = NULL;
         WAIT_UNTIL(is_gone_later());

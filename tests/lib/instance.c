@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <glob.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -131,18 +132,30 @@ static bool is_called(pid_t pid, const char *name) {
         return !name || strcmp(text, name) == 0;
 }
 
-pid_t child_of(pid_t parent, const char *name) {
-        char path[64];
+static pid_t child_in(const char *children, const char *name) {
+        FILE *f = fopen(children, "re");
         int pid, found = 0;
-        FILE *f;
 
-        snprintf(path, sizeof path, "/proc/%d/task/%d/children", parent, parent);
-        f = fopen(path, "re");
         while (f && !found && fscanf(f, "%d", &pid) == 1)
                 if (is_called(pid, name))
                         found = pid;
         if (f)
                 fclose(f);
+        return found;
+}
+
+/* A child belongs to the thread that made it. */
+pid_t child_of(pid_t parent, const char *name) {
+        char pattern[64];
+        pid_t found = 0;
+        glob_t threads;
+
+        snprintf(pattern, sizeof pattern, "/proc/%d/task/*/children", parent);
+        if (glob(pattern, 0, NULL, &threads) != 0)
+                return 0;
+        for (size_t i = 0; !found && i < threads.gl_pathc; i++)
+                found = child_in(threads.gl_pathv[i], name);
+        globfree(&threads);
         return found;
 }
 
