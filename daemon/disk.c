@@ -49,6 +49,7 @@ struct disk_owner {
         uint32_t n_files;
         struct disk_file files[DISK_FILES];
         uint32_t files_off;     /* as it was said last */
+        struct tier_errors host_errors; /* of copies in memory of the host */
         /* of the question, or the answer, that is being made or taken */
         struct kvd_disk_item items[KVD_DISK_ITEMS];
         uint32_t tokens[KVD_DISK_TOKENS];
@@ -98,6 +99,8 @@ static void say_errors(struct disk_file *f) {
         store_disk_get_info(f->owner->store, f->number, &info);
         if (info.errors)
                 tier_errors_say(&f->errors, info.name, info.errors, info.last_error);
+        if (store_host_get_info(f->owner->store, &info) && info.errors)
+                tier_errors_say(&f->owner->host_errors, "host tier", info.errors, info.last_error);
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */

@@ -20,9 +20,13 @@ static void wants(void *data, bool soon) {
 
 static void look(struct loop_timer *timer) {
         struct host_tier *t = container_of(timer, struct host_tier, look);
+        struct store_disk_info info;
 
         if (store_host_next(t->store))
                 wants(t, false);
+        store_disk_get_info(t->store, 0, &info);
+        if (info.errors)
+                tier_errors_say(&t->errors, "host tier", info.errors, info.last_error);
 }
 
 int host_tier_begin(struct host_tier *t, const struct config *config, struct loop *loop,
@@ -36,7 +40,7 @@ int host_tier_begin(struct host_tier *t, const struct config *config, struct loo
         r = store_disk_begin(store, &tier);
         if (r < 0)
                 return kvd_refuse(why, r, "%s", store_why(store));
-        *t = (struct host_tier){loop, store, {.fire = look}};
+        *t = (struct host_tier){.loop = loop, .store = store, .look = {.fire = look}};
         store_on_disk(store, wants, t);
         return 0;
 }

@@ -9,12 +9,14 @@
 
 #include "daemon/loop.h"
 #include "daemon/config.h"
+#include "daemon/tier_errors.h"
 #include "store/store.h"
 
 struct host_tier {
         struct loop *loop;
         struct store *store;      /* NULL: there is no such tier */
         struct loop_timer look;
+        struct tier_errors errors;
 };
 
 /* Does nothing if host_tier is 0, or if there is a file: then that has it (disk.h). */

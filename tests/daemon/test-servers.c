@@ -358,6 +358,25 @@ START_TEST(with_tls_the_password_goes_to_certificates_of_named_servers) {
 }
 END_TEST
 
+/* What answers at the first address does not speak TLS. */
+START_TEST(the_next_address_of_a_name_is_tried_if_one_has_no_tls) {
+        struct fake_server plain = {0};
+
+        certificate_make(folder, "named", "DNS:both", "ca", 30);
+        named[0].folder = folder;
+        named[0].name = "named";
+        fake_server_start(&plain, "127.0.0.2", 0);
+        fake_server_start(&named[0], "127.0.0.1", plain.port);
+        name_is(0, "both", "127.0.0.2", "127.0.0.1");
+        use("both:%u", plain.port);
+        trust_ca();
+        servers.timeout_ns = UINT64_C(400000000);
+        WAIT_UNTIL(away() == 0); /* a slow machine tries again */
+        ck_assert_uint_gt(plain.connections, 0);
+        ck_assert_uint_eq(plain.commands, 0);
+}
+END_TEST
+
 SUITE("servers", CASE("addresses"),
       TESTS(the_next_address_of_a_name_is_tried_if_one_refuses,
             the_next_address_of_a_name_is_tried_if_one_is_silent,
@@ -371,4 +390,5 @@ SUITE("servers", CASE("addresses"),
             a_cluster_that_is_named_gets_the_password,
             a_cluster_that_is_named_by_names_gets_the_password),
       CASE("certificates"), FIXTURE(make_folder, remove_folder),
+      TESTS(the_next_address_of_a_name_is_tried_if_one_has_no_tls),
       LOOPS(ARRAY_SIZE(certificates), with_tls_the_password_goes_to_certificates_of_named_servers))
