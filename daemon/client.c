@@ -31,7 +31,8 @@ static void quarantine_over(struct loop_timer *timer);
 static void close_socket(struct client *c) {
         client_follow(c, NULL);
         rounds_leave(c);
-        turns_remove(&c->server->turns, &c->place);
+        if (!c->end)
+                turns_remove(&c->server->turns, &c->place);
         loop_remove(&c->socket);
         server_close_connection(c->server, c->socket.fd, c->may_bring_fds);
         c->socket.fd = -1;
@@ -86,10 +87,17 @@ static void log_end(const struct client *c, bool died) {
                           c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name);
 }
 
-/* It was not told that it had to wake us, so nothing that it posted is left behind. */
-static void take_rings(struct client *c) {
-        for (c->rings |= c->told; c->rings;)
-                client_take_ring(c);
+/*
+ * A process may have many connections, which all end at once: each waits for its turn, like a request
+ * of its user.
+ */
+static void in_its_turn(struct client *c, void (*end)(struct client *)) {
+        c->end = end;
+        turns_add(&c->server->turns, &c->place);
+}
+
+static void die(struct client *c) {
+        client_end(c, true);
 }
 
 void client_end(struct client *c, bool died) {
@@ -105,11 +113,11 @@ void client_end(struct client *c, bool died) {
                 seats_remove_half_open(&c->server->seats, c);
         if (c->n_spaces)
                 loop_want_idle(c->server->loop);
-        take_rings(c);
         for (uint32_t i = 0; i < CLIENT_SPACES; i++)
                 if (c->spaces[i].attachment)
                         attachment_free(c->spaces[i].attachment, died);
         close_socket(c);
+        turns_remove(&c->server->turns, &c->place);
         loop_remove(&c->process);
         loop_timer_stop(&c->quarantine);
         closep(&c->peer.pidfd);
@@ -117,16 +125,25 @@ void client_end(struct client *c, bool died) {
                 shared_pages_watch_semaphores(&c->server->pages);
         seats_leave(&c->server->seats, c);
         while ((mate = mates_without_team(&ended)))
-                client_end(mate, true);
+                in_its_turn(mate, die);
 }
 
 static void orphan(struct client *c) {
-        take_rings(c);
         rounds_leave(c);
         c->state = CLIENT_ORPHANED;
+        loop_want_idle(c->server->loop);
         for (uint32_t i = 0; i < CLIENT_SPACES; i++)
                 if (c->spaces[i].attachment)
                         attachment_orphan(c->spaces[i].attachment);
+}
+
+bool client_ends(struct client *c) {
+        void (*end)(struct client *) = c->end;
+
+        c->end = NULL;
+        if (end)
+                end(c);
+        return end;
 }
 
 void client_disconnect(struct client *c) {
@@ -202,12 +219,11 @@ static void quarantine_over(struct loop_timer *timer) {
         if (c->held || was_held)
                 begin_quarantine(c);
         else
-                client_end(c, true);
+                in_its_turn(c, die);
 }
 
 /* A teammate may be using what it held. */
 static void wait_for_team(struct client *c) {
-        loop_remove(&c->process);
         c->gone = true;
         if (c->state == CLIENT_ATTACHED)
                 client_disconnect(c);
@@ -229,23 +245,17 @@ static void end_process(struct client *c) {
                 client_end(c, true);
                 return;
         }
-        loop_remove(&c->process);
-        turns_remove(&c->server->turns, &c->place);
         loop_remove(&c->socket); /* it stays open, to see who else has it, but nobody is heard */
         if (c->state == CLIENT_ATTACHED)
                 orphan(c);
         begin_quarantine(c);
 }
 
-/* What it costs is his whose process it was. */
 static void process_ended(struct loop_source *source, short revents) {
         struct client *c = container_of(source, struct client, process);
-        struct turns *turns = &c->server->turns;
-        struct user *user = c->user;
-        uint64_t began = sys_now_ns();
 
-        end_process(c);
-        turns_charge(turns, &user->turns, sys_now_ns() - began);
+        loop_remove(source);
+        in_its_turn(c, end_process);
 }
 
 /* ---- following ------------------------------------------------------------------------------- */

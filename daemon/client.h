@@ -44,6 +44,7 @@ struct client {
         struct peer peer;
         struct user *user;           /* whose kernel credentials it has */
         struct turns_place place;
+        void (*end)(struct client *); /* its process has ended: to be called in its next turn */
         struct loop_source socket;   /* its fd is owned; -1: closed */
         struct loop_source process;  /* of peer.pidfd */
         struct loop_timer quarantine; /* the process is gone, its GPU work perhaps not yet */
@@ -77,6 +78,9 @@ int client_make_lifeline(struct client *client, uint64_t process, int *writing);
  * use memory.
  */
 void client_disconnect(struct client *client);
+
+/* Its process ended while it waited for its turn: what follows from that is done. False: it did not. */
+bool client_ends(struct client *client);
 
 /* The process cannot touch memory any more, or the daemon ends: gives everything back. */
 void client_end(struct client *client, bool died);

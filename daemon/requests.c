@@ -238,8 +238,11 @@ static int go_on(struct client *c) {
  */
 bool request_serve(struct turns_place *place) {
         struct client *c = container_of(place, struct client, place);
-        int r = go_on(c);
+        int r;
 
+        if (client_ends(c))
+                return false;
+        r = go_on(c);
         if (c->socket.loop && (c->rings || (r > 0 && turns_wanted(&c->server->turns))))
                 return true;
         if (r >= 0 && c->socket.loop)

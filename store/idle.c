@@ -25,7 +25,7 @@ void space_be_quiet(struct space *space, bool quiet) {
 static bool space_idle(struct space *space) {
         return hooks_idle(space) ||
                garbage_sweep(space, SWEEP / (1 + space->n_attachments / 8)) ||
-               attachment_fold(space) || evict_restamp(space) || space_trim(space) ||
+               posts_take_left(space) || attachment_fold(space) || evict_restamp(space) || space_trim(space) ||
                space_tidy(space) || space_fill_ahead(space) || available_look(space);
 }
 

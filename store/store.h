@@ -331,7 +331,8 @@ int space_seal(struct attachment *attachment, const struct seal_request *request
  */
 bool attachment_was_kicked(struct attachment *attachment);
 bool attachment_take_posts(struct attachment *attachment);
-uint32_t attachment_posts(const struct attachment *attachment); /* that were not taken */
+/* that were not taken, and can have been meant: not more than blocks that it is filling */
+uint32_t attachment_posts(const struct attachment *attachment);
 
 /* ---- semaphores of spaces on a GPU, see device/semaphore.c ----------------------------------- */
 

@@ -173,7 +173,7 @@ static int allocate(struct attachment *a, uint32_t n, kvd_ref *ret) {
                 ret[got++] = block_ref(space, id);
         }
         if (!got)
-                return r == -EAGAIN ? 0 : refuse_full(space, r);
+                return r == -EAGAIN || posts_take_left(space) ? 0 : refuse_full(space, r);
         space_count(space, KVD_SPACE_ALLOCATED, got);
         return (int)got;
 }

@@ -7,9 +7,9 @@
  *      ATTACHED ──connection lost──► ORPHANED ──process gone──► FOLDING ──idle──► (freed)
  *         └────────────said goodbye, or process gone──────────────┘
  *
- * Pins count until FOLDING. There, what it was filling is freed, its sequences are closed, and the
- * times of last use that it wrote are taken over into the daemon's own, so that what a short-lived
- * process used does not look unused: all of it a piece at a time.
+ * Pins count until FOLDING. What it posted last is sealed, what it was filling is freed, its sequences
+ * are closed, and the times of last use that it wrote are taken over into the daemon's own, so that
+ * what a short-lived process used does not look unused: all of it a piece at a time.
  */
 
 #include <errno.h>
@@ -122,6 +122,13 @@ uint32_t space_users(const struct space *space) {
         return n;
 }
 
+/* A post is of a block that its client is filling: so many can be meant, and so many fit into the ring. */
+uint32_t attachment_posts(const struct attachment *a) {
+        uint64_t n = atomic_load_explicit(&a->page->posted, memory_order_seq_cst) - a->posts_taken;
+
+        return (uint32_t)MIN(MIN(n, KVD_POSTS), a->filling.n);
+}
+
 void attachment_counters(const struct attachment *a, uint32_t n, uint64_t *ret) {
         for (uint32_t i = 0; i < n; i++)
                 ret[i] = atomic_load_explicit(&a->page->counters[i], memory_order_relaxed);
@@ -171,7 +178,8 @@ static void bury(struct attachment *a) {
 }
 
 static bool has_ended(const struct attachment *a) {
-        return a->state == FOLDING && !a->stopping && !a->filling.n && !hooks_attachment_lingers(a);
+        return a->state == FOLDING && !a->posts_left && !a->stopping && !a->filling.n &&
+               !hooks_attachment_lingers(a);
 }
 
 static uint32_t free_seat(struct space *space) {
@@ -325,6 +333,8 @@ static bool to_limbo(struct attachment *a, uint32_t n) {
 
 /* False: nothing is left that it holds but its place. */
 static bool clear_up(struct attachment *a, uint32_t n) {
+        if (a->posts_left)
+                return false;
         if (a->stopping) {
                 a->stopping = hooks_attachment_stops(a);
                 return true;
@@ -345,6 +355,7 @@ static void begin_to_clear_up(struct attachment *a) {
 }
 
 void attachment_orphan(struct attachment *a) {
+        a->posts_left = attachment_posts(a);
         leases_drop(a, true);
         a->state = ORPHANED;
         begin_to_clear_up(a);
@@ -372,6 +383,8 @@ static void end(struct attachment *a, bool died) {
 struct attachment *attachment_free(struct attachment *a, bool died) {
         if (!a)
                 return NULL;
+        if (a->state == ATTACHED)
+                a->posts_left = attachment_posts(a);
         end(a, died);
         begin_to_clear_up(a);
         return NULL;
@@ -385,7 +398,10 @@ void attachments_end(struct space *space) {
         for (uint32_t i = 0; i < space->n_attachments; i++) {
                 struct attachment *a = space->attachments[i];
 
-                if (!a || a->state == FOLDING)
+                if (!a)
+                        continue;
+                a->posts_left = 0;
+                if (a->state == FOLDING)
                         continue;
                 if (a->gone)
                         a->gone(a);
@@ -401,7 +417,7 @@ bool attachments_give(struct space *space) {
         for (uint32_t i = 0; i < space->n_attachments; i++) {
                 struct attachment *a = space->attachments[i];
 
-                if (!a || a->state != FOLDING || a->stopping || !a->filling.n)
+                if (!a || a->state != FOLDING || a->posts_left || a->stopping || !a->filling.n)
                         continue;
                 discard(a, AT_ONCE);
                 return true;

@@ -140,6 +140,7 @@ struct attachment {
         struct kvd_pin_words *words; /* inside page */
         shm_u32 *use;          /* ... each a struct kvd_use */
         uint64_t posts_taken;  /* see post.c */
+        uint32_t posts_left;   /* not ATTACHED: posts that are still to be taken */
         /* owned; a bit for each segment, see drain.c; NULL in host spaces */
         uint64_t *mapped, *told;
         struct block_list filling; /* blocks that it fills */
@@ -566,6 +567,7 @@ bool store_bury(struct store *store);                     /* of the memory of de
 bool garbage_sweep(struct space *space, uint32_t budget); /* frees what nobody pins */
 /* clears up behind clients that ended, and takes over when they used blocks */
 bool attachment_fold(struct space *space);
+bool posts_take_left(struct space *space); /* some that clients posted before they ended; false: none */
 /* of a policy that changed */
 bool evict_restamp(struct space *space);
 /*

@@ -3,8 +3,9 @@
 /*
  * Blocks that clients seal without waiting for an answer. They lie in a ring in the client's pin
  * page, which the client may write at any time: each is copied once, and only the copy is looked
- * at, by the same checks as a request's. How many were taken is our own count. What was not taken
- * when the client or we end is a block that was being filled.
+ * at, by the same checks as a request's. How many were taken is our own count. How many there are is
+ * the client's, and believed only up to the number of blocks that the client is filling. A block
+ * whose post was not taken when the daemon ends is still being filled.
  */
 
 #include <errno.h>
@@ -133,28 +134,74 @@ static void take_window(struct attachment *a, uint32_t n) {
                 take_one(a, &w.posts[i].post, &w.keys[i]);
 }
 
-/* As many as a ring holds: a client that says more cannot have meant them. */
-uint32_t attachment_posts(const struct attachment *a) {
-        uint64_t posted = atomic_load_explicit(&a->page->posted, memory_order_acquire);
-
-        return (uint32_t)MIN(posted - a->posts_taken, KVD_POSTS);
+/* What the client says that it posted, and was not looked at. It may say anything. */
+static uint64_t said(const struct attachment *a) {
+        return atomic_load_explicit(&a->page->posted, memory_order_seq_cst) - a->posts_taken;
 }
 
-bool attachment_take_posts(struct attachment *a) {
-        uint32_t n = attachment_posts(a);
+/* What cannot have been posted is refused at once, however much it is: later it would be work again. */
+static void refuse_rest(struct attachment *a, uint64_t n) {
+        struct kvd_pinpage *page = a->page;
+
+        if (!n)
+                return;
+        atomic_store_explicit(&page->posts_errno, ESTALE, memory_order_relaxed);
+        atomic_fetch_add_explicit(&page->posts_refused, n, memory_order_relaxed);
+        a->posts_taken += n;
+        atomic_store_explicit(&page->posts_taken, a->posts_taken, memory_order_release);
+}
+
+static void take_posts(struct attachment *a, uint32_t n) {
         bool quiet = a->space->listed.quiet;
 
         a->space->listed.quiet = true;
         for (uint32_t left = n; left; left -= MIN(left, WINDOW))
                 take_window(a, MIN(left, WINDOW));
         a->space->listed.quiet = quiet;
+}
+
+bool attachment_take_posts(struct attachment *a) {
+        uint64_t all = said(a);
+        uint32_t n = (uint32_t)MIN(all, attachment_posts(a));
+
+        take_posts(a, n);
+        refuse_rest(a, all - n);
         if (n)
                 available_tell(a);
         return n;
 }
 
-/* R3, R4. Whoever posts from now on says so again; what was posted before is seen here. Partner: R1, R2. */
+/*
+ * R3, R4. A client that posts from now on sends a message again; what was posted before is seen here.
+ * Partner: R1, R2. Both words are sequentially consistent: an acquire load may pass the store (LDAPR).
+ */
 bool attachment_was_kicked(struct attachment *a) {
         atomic_exchange(&a->page->kicked, 0); /* a store would not order what follows */
         return attachment_take_posts(a);
+}
+
+/* ---- the last ones --------------------------------------------------------------------------- */
+
+static void take_piece(struct attachment *a) {
+        uint32_t n = MIN(a->posts_left, WINDOW);
+
+        take_posts(a, n);
+        a->posts_left -= n;
+}
+
+/*
+ * A process that ends may leave a full ring in each of many spaces. How many of its posts count is
+ * settled when it ends; taking them is idle work, a window at a time, and what an allocation does
+ * before it is refused.
+ */
+bool posts_take_left(struct space *space) {
+        for (uint32_t i = 0; i < space->n_attachments; i++) {
+                struct attachment *a = space->attachments[i];
+
+                if (!a || !a->posts_left)
+                        continue;
+                take_piece(a);
+                return true;
+        }
+        return false;
 }

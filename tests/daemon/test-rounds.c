@@ -55,6 +55,7 @@ static void set_up(void) {
         for (uint32_t i = 0; i < CLIENTS; i++) {
                 memset(&all[i], 0, sizeof all[i]);
                 all[i].attachment.page = &all[i].page;
+                all[i].attachment.filling.n = KVD_POSTS;
                 all[i].client.server = &server;
                 all[i].client.used = USED;
                 all[i].client.place.user = &user.turns;

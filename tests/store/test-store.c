@@ -198,6 +198,111 @@ START_TEST(whole_prefixes_are_not_posted) {
 }
 END_TEST
 
+/* ---- posts ----------------------------------------------------------------------------------- */
+
+/* A chain of one block each time, in the ring's next place. */
+static void post(struct attachment *a, kvd_ref block, uint32_t token) {
+        const struct kvd_index *ix = space_index(attachment_space(a));
+        uint64_t number = atomic_load(&a->page->posted);
+        struct kvd_post *at = (void *)((uint8_t *)a->page + kvd_posts_off(ix->capacity) +
+                                       number % KVD_POSTS * kvd_post_stride(BT));
+
+        *at = (struct kvd_post){.block = block, .parent = KVD_ROOT};
+        for (uint32_t i = 0; i < BT; i++)
+                at->tokens[i] = token;
+        atomic_store(&a->page->posted, number + 1);
+}
+
+static uint32_t fill(struct attachment *a, uint32_t n, kvd_ref *ret) {
+        uint32_t got = 0;
+        int r;
+
+        while (got < n && (r = space_allocate(a, n - got, ret + got)) > 0)
+                got += (uint32_t)r;
+        return got;
+}
+
+START_TEST(a3_a_counter_of_posts_is_believed_up_to_what_is_being_filled) {
+        struct space *space = make_space("s");
+        struct attachment *a = fixture_attach(space);
+        uint64_t lie = UINT64_C(1) << 40;
+        kvd_ref own[3];
+
+        ck_assert_uint_eq(fill(a, 3, own), 3);
+        post(a, own[0], 1);
+        ck_assert_uint_eq(attachment_posts(a), 1);
+        atomic_store(&a->page->posted, lie);
+        ck_assert_uint_eq(attachment_posts(a), 3);
+        ck_assert(attachment_take_posts(a));
+        ck_assert_uint_eq(usage_of(space).sealed, 1);
+        ck_assert_uint_eq(atomic_load(&a->page->posts_taken), lie);
+        ck_assert_uint_eq(atomic_load(&a->page->posts_refused), lie - 1);
+        ck_assert_uint_eq(attachment_posts(a), 0);
+        ck_assert(!attachment_take_posts(a));
+        atomic_store(&a->page->posted, 7); /* back again */
+        ck_assert_uint_eq(space_release(a, own, 3), 2);
+        ck_assert_uint_eq(attachment_posts(a), 0);
+        ck_assert(!attachment_was_kicked(a));
+        ck_assert_uint_eq(atomic_load(&a->page->posts_taken), 7);
+        check_clean(space);
+}
+END_TEST
+
+#define A_PIECE 16u /* posts, at most */
+
+START_TEST(a3_posts_of_the_dead_are_taken_in_pieces) {
+        struct space *spaces[2];
+        kvd_ref own[24];
+        uint64_t sealed = 0;
+
+        for (uint32_t i = 0; i < 2; i++) {
+                struct attachment *a = fixture_attach_as(spaces[i] = make_space(i ? "t" : "s"), 1);
+
+                ck_assert_uint_eq(fill(a, 24, own), 24);
+                for (uint32_t k = 0; k < 20; k++)
+                        post(a, own[k], k);
+                if (_i)
+                        attachment_orphan(a);
+                else
+                        attachment_free(a, true);
+                ck_assert_uint_eq(usage_of(spaces[i]).sealed, 0);
+        }
+        for (bool more = true; more;) {
+                uint64_t before = sealed;
+
+                more = store_idle(store);
+                sealed = usage_of(spaces[0]).sealed + usage_of(spaces[1]).sealed;
+                ck_assert_uint_le(sealed - before, A_PIECE);
+        }
+        ck_assert_uint_eq(sealed, 40);
+        for (uint32_t i = 0; i < 2; i++) {
+                ck_assert_uint_eq(usage_of(spaces[i]).limbo, _i ? 4 : 0);
+                ck_assert_uint_eq(usage_of(spaces[i]).filling, 0);
+                check_clean(spaces[i]);
+        }
+}
+END_TEST
+
+/* They take the whole space, and another client wants some of it before there was time. */
+START_TEST(a3_posts_of_the_dead_are_had_before_an_allocation_is_refused) {
+        struct space *space = make_space("s");
+        struct attachment *a = fixture_attach_as(space, 1), *b = fixture_attach_as(space, 2);
+        kvd_ref own[32], others[32];
+        int r;
+
+        domain->config.client_quota = UINT64_MAX;
+        ck_assert_uint_eq(fill(a, 32, own), 32);
+        ck_assert_uint_eq(fill(b, 32, others), 32);
+        for (uint32_t k = 0; k < 32; k++)
+                post(a, own[k], k);
+        attachment_free(a, true);
+        while ((r = space_allocate(b, 1, own)) == 0)
+                ;
+        ck_assert_int_eq(r, 1);
+        check_clean(space);
+}
+END_TEST
+
 START_TEST(nonsense_is_refused_and_changes_nothing) {
         struct space *space = make_space("s");
         struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
@@ -826,9 +931,11 @@ SUITE("store",
       FIXTURE(setup, teardown),
       TESTS(chain_is_sealed_and_found_again, chains_of_different_salts_never_share,
             partial_tail_ends_a_chain, a_whole_prefix_has_a_length, whole_prefixes_are_not_posted,
+            a3_a_counter_of_posts_is_believed_up_to_what_is_being_filled,
+            a3_posts_of_the_dead_are_had_before_an_allocation_is_refused,
             nonsense_is_refused_and_changes_nothing, full_pool_evicts_coldest_leaf_first,
             uses_between_two_allocations_have_an_order, fifo_ignores_use),
-      LOOPS(2, pinned_leaf_keeps_its_whole_chain),
+      LOOPS(2, a3_posts_of_the_dead_are_taken_in_pieces, pinned_leaf_keeps_its_whole_chain),
       TESTS(full_of_pins_is_refused_not_stalled, evict_on_request,
             chain_eviction_leaves_only_what_is_used, client_quota_bounds_filling,
             domain_quota_bounds_the_space, second_space_takes_memory_from_the_first,
