@@ -290,7 +290,7 @@ void space_follow(struct space *space, bool begins);
  */
 uint32_t attachment_pins(const struct attachment *attachment, uint32_t *cursor, uint32_t *ret,
                          uint32_t n);
-/* the first n words */
+/* the first n words that it counts in, cut to what can be true */
 void attachment_counters(const struct attachment *attachment, uint32_t n, uint64_t *ret);
 
 /* ---- blocks ---------------------------------------------------------------------------------- */

@@ -129,11 +129,6 @@ uint32_t attachment_posts(const struct attachment *a) {
         return (uint32_t)MIN(MIN(n, KVD_POSTS), a->filling.n);
 }
 
-void attachment_counters(const struct attachment *a, uint32_t n, uint64_t *ret) {
-        for (uint32_t i = 0; i < n; i++)
-                ret[i] = atomic_load_explicit(&a->page->counters[i], memory_order_relaxed);
-}
-
 /* ---- life ------------------------------------------------------------------------------------ */
 
 /* Its page counts in full: the client may fill every byte of it. */
@@ -362,14 +357,10 @@ void attachment_orphan(struct attachment *a) {
 }
 
 static void end(struct attachment *a, bool died) {
-        uint64_t counters[KVD_CLIENT_WORDS];
-
         drop_attachment(a);
         leases_drop(a, died);
         hooks_attachment_ends(a);
-        attachment_counters(a, KVD_CLIENT_WORDS, counters);
-        for (uint32_t i = 0; i < KVD_CLIENT_WORDS; i++)
-                a->space->account.past_counters[i] += counters[i];
+        counters_add(a, a->space->account.past_counters);
         if (a->arena->writer == a)
                 a->arena->writer = NULL;
         if (died)

@@ -128,6 +128,9 @@ bool evict_subtree(struct space *space, uint32_t id, uint32_t *at, uint32_t *rea
 /* ahead.c: fetches what evicting up to n blocks will look at; says for how many it did, at least 1 */
 uint32_t evict_ahead(const struct space *space, const struct arena *arena, uint32_t n);
 
+/* counters.c: what the client counted, to sums of KVD_CLIENT_WORDS */
+void counters_add(const struct attachment *a, uint64_t *sums);
+
 /* attachment.c */
 /* a block that a client of the daemon before may still write; false: there is none */
 bool block_inherit(struct space *space, uint32_t id);

@@ -12,8 +12,6 @@
 #include "store/hooks.h"
 
 static void sum_clients(struct space *space, struct space_usage *ret) {
-        uint64_t counters[KVD_CLIENT_WORDS];
-
         memcpy(ret->client_counters, space->account.past_counters, sizeof ret->client_counters);
         for (uint32_t i = 0; i < space->n_attachments; i++) {
                 struct attachment *a = space->attachments[i];
@@ -21,9 +19,7 @@ static void sum_clients(struct space *space, struct space_usage *ret) {
                 if (!a || a->state == FOLDING)
                         continue;
                 ret->attachments++;
-                attachment_counters(a, KVD_CLIENT_WORDS, counters);
-                for (uint32_t k = 0; k < KVD_CLIENT_WORDS; k++)
-                        ret->client_counters[k] += counters[k];
+                counters_add(a, ret->client_counters);
         }
 }
 

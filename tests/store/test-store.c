@@ -812,11 +812,45 @@ START_TEST(chains_and_clients_are_told_of) {
         ck_assert_uint_eq(chain.tokens, 5 * BT);
         ck_assert_uint_eq(chain.head[0], 7);
         ck_assert_uint_eq(chain.pins, 2); /* who, not how often */
-        atomic_store(&a->page->counters[KVD_CLIENT_HITS], 3);
-        atomic_store(&b->page->counters[KVD_CLIENT_HITS], 4);
-        ck_assert_uint_eq(usage_of(space).client_counters[KVD_CLIENT_HITS], 7);
+        atomic_store(&a->page->counters[KVD_CLIENT_LOOKUPS], 3);
+        atomic_store(&b->page->counters[KVD_CLIENT_LOOKUPS], 4);
+        ck_assert_uint_eq(usage_of(space).client_counters[KVD_CLIENT_LOOKUPS], 7);
         atomic_store(&a->words[kvd_ref_id(refs[4])].pins, 0);
         atomic_store(&b->words[kvd_ref_id(refs[4])].pins, 0);
+}
+END_TEST
+
+/* What a client wrote, which is nonsense, as it is shown and as it is kept. */
+START_TEST(a8_nonsense_in_counters_is_cut_before_it_is_kept) {
+        struct space *space = make_space("s");
+        uint32_t fetches = kvd_latency_sum(KVD_LATENCY_FETCH),
+                 seals = kvd_latency_sum(KVD_LATENCY_SEAL);
+        struct space_usage usage;
+        struct attachment *a;
+
+        for (int i = 0; i < 4; i++) {
+                a = fixture_attach(space);
+                for (uint32_t k = 0; k < KVD_CLIENT_WORDS; k++)
+                        atomic_store(&a->page->counters[k], UINT64_MAX / (1 + k % 3));
+                atomic_store(&a->page->counters[KVD_CLIENT_LOOKUPS], 100);
+                atomic_store(&a->page->counters[KVD_CLIENT_TOKENS_ASKED], 1000);
+                for (uint32_t k = 0; k < KVD_LATENCY_BUCKETS; k++)
+                        atomic_store(&a->page->counters[seals + 1 + k], k == 1);
+                for (int ended = 0; ended < 2; ended++) {
+                        uint32_t n = (uint32_t)i + 1;
+
+                        usage = usage_of(space);
+                        ck_assert_uint_eq(usage.client_counters[KVD_CLIENT_LOOKUPS], n * 100);
+                        ck_assert_uint_eq(usage.client_counters[KVD_CLIENT_HITS], n * 100);
+                        ck_assert_uint_eq(usage.client_counters[KVD_CLIENT_TOKENS_FOUND], n * 1000);
+                        ck_assert_uint_eq(usage.client_counters[KVD_CLIENT_RETRIES], (uint64_t)n << 53);
+                        ck_assert_uint_eq(usage.client_counters[KVD_N_CLIENT_COUNTERS], 0);
+                        ck_assert_uint_eq(usage.client_counters[seals], n * 128); /* ns: below its bucket's end */
+                        for (uint32_t k = 0; k <= KVD_LATENCY_BUCKETS; k++)
+                                ck_assert_uint_eq(usage.client_counters[fetches + k], 0);
+                        a = attachment_free(a, false);
+                }
+        }
 }
 END_TEST
 
@@ -944,6 +978,6 @@ SUITE("store",
             what_a_dead_client_used_stays_warm, arena_hands_out_own_segments_only,
             an_arena_without_memory_serves_the_next_client, a_client_that_gets_no_arena_is_refused,
             a_store_leaves_no_descriptor, a_check_puts_no_memory_behind_what_was_never_written,
-            chains_and_clients_are_told_of,
+            chains_and_clients_are_told_of, a8_nonsense_in_counters_is_cut_before_it_is_kept,
             another_geometry_is_refused_by_name, lease_has_one_holder_and_dies_with_it),
       LOOPS(2, random_walk_keeps_the_invariants))

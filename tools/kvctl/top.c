@@ -124,7 +124,7 @@ static double reused_of(const struct top *top) {
                 asked += top_since(a->by[KVD_CLIENT_TOKENS_ASKED], b->by[KVD_CLIENT_TOKENS_ASKED]);
                 found += top_since(a->by[KVD_CLIENT_TOKENS_FOUND], b->by[KVD_CLIENT_TOKENS_FOUND]);
         }
-        return asked ? (double)found / (double)asked : -1;
+        return asked ? (double)MIN(found, asked) / (double)asked : -1;
 }
 
 static void remember(struct top *top) {

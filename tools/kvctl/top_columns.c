@@ -39,7 +39,7 @@ const struct column top_columns_clients[] = {
 
 static void fill_space(struct table *t, const struct space_sample *a, const struct space_sample *b,
                        double seconds) {
-        uint64_t of[KVD_N_SPACE_COUNTERS], by[KVD_N_CLIENT_COUNTERS];
+        uint64_t of[KVD_N_SPACE_COUNTERS], by[KVD_N_CLIENT_COUNTERS], hits, found;
 
         for (unsigned i = 0; i < KVD_N_SPACE_COUNTERS; i++)
                 of[i] = top_since(a->of[i], b->of[i]);
@@ -49,9 +49,11 @@ static void fill_space(struct table *t, const struct space_sample *a, const stru
         table_string(t, b->name.name);
         table_share(t, (double)b->sealed, (double)b->total);
         table_real(t, (double)by[KVD_CLIENT_LOOKUPS] / seconds);
-        table_share(t, (double)by[KVD_CLIENT_HITS], (double)by[KVD_CLIENT_LOOKUPS]);
-        table_share(t, (double)by[KVD_CLIENT_TOKENS_FOUND], (double)by[KVD_CLIENT_TOKENS_ASKED]);
-        table_real(t, (double)by[KVD_CLIENT_TOKENS_FOUND] / seconds);
+        hits = MIN(by[KVD_CLIENT_HITS], by[KVD_CLIENT_LOOKUPS]);
+        found = MIN(by[KVD_CLIENT_TOKENS_FOUND], by[KVD_CLIENT_TOKENS_ASKED]);
+        table_share(t, (double)hits, (double)by[KVD_CLIENT_LOOKUPS]);
+        table_share(t, (double)found, (double)by[KVD_CLIENT_TOKENS_ASKED]);
+        table_real(t, (double)found / seconds);
         table_real(t, (double)of[KVD_SPACE_ALLOCATED] / seconds);
         table_real(t, (double)of[KVD_SPACE_SEALED] / seconds);
         table_real(t, (double)of[KVD_SPACE_DUPLICATES] / seconds);
@@ -73,7 +75,7 @@ static void fill_client(struct table *t, const struct client_sample *a,
         table_string(t, b->domain);
         table_real(t, (double)top_since(a->requests, b->requests) / seconds);
         table_real(t, (double)lookups / seconds);
-        table_share(t, (double)found, (double)asked);
+        table_share(t, (double)MIN(found, asked), (double)asked);
         table_number(t, b->held_bytes);
         table_number(t, b->pinned);
         table_number(t, b->filling);
