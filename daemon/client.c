@@ -345,14 +345,25 @@ static struct client_space *find_place(struct client *c) {
  * Each of them with a descriptor of its own: systemd takes an open file once, whatever its names.
  * What cannot be had is kept all the same, so that a successor misses it.
  */
-static void keep(const struct client *c, struct attachment *attachment) {
+static int keep(const struct client *c, struct attachment *attachment) {
         _cleanup_(closep) int pidfd = -1;
 
         if (!c->server->keep || !keep_ops(c->server->keep))
-                return;
+                return 0;
         if (peer_pidfd(c->socket.fd, &c->peer, &pidfd) < 0)
                 pidfd = -1;
-        attachment_keep(attachment, pidfd < 0 ? c->peer.pidfd : pidfd);
+        return attachment_keep(attachment, pidfd < 0 ? c->peer.pidfd : pidfd);
+}
+
+/* One that a successor would not know of would cost the whole space its cache. */
+static int attach(struct client *c, struct space *space, struct attachment **ret) {
+        int r = attachment_new(space, c, c->peer.process, space_gone, ret);
+
+        if (r == 0)
+                r = keep(c, *ret);
+        if (r < 0)
+                *ret = attachment_free(*ret, false);
+        return r;
 }
 
 int client_add_space(struct client *c, struct space *space, uint32_t *handle) {
@@ -363,14 +374,13 @@ int client_add_space(struct client *c, struct space *space, uint32_t *handle) {
                 return client_refuse(c, -EMFILE,
                                      "a connection can use %u spaces at a time; close one",
                                      CLIENT_SPACES);
-        r = attachment_new(space, c, c->peer.process, space_gone, &place->attachment);
+        r = attach(c, space, &place->attachment);
         if (r < 0)
                 return client_store_failed(c, store_make_way(space_domain(space), space, r));
         c->next_handle = c->next_handle % (UINT32_MAX / CLIENT_SPACES - 1) + 1;
         place->handle = c->next_handle * CLIENT_SPACES + (uint32_t)(place - c->spaces);
         c->n_spaces++;
         c->used |= bit_of(c, place);
-        keep(c, place->attachment);
         shared_pages_watch_pins(&c->server->pages);
         *handle = place->handle;
         return 0;

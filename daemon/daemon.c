@@ -105,6 +105,7 @@ static int open_store(struct daemon *d, struct kvd_why *why) {
                                       .max_attachments = d->config.max_clients + SEATS_ADMIN};
         int r;
 
+        keep_room(&d->keep, &config.keep_bytes, &config.keep_least);
         memcpy(config.uuid, d->backend.uuid.bytes, sizeof config.uuid);
         r = store_new(&config, &d->store);
         if (r < 0)

@@ -6,7 +6,8 @@
  * goes before there is room for it is never sent.
  *
  * The number of names and their bytes are limited, because the next daemon is handed all of them in
- * one string of its environment. What does not fit is lost with the daemon, as without a keeper.
+ * one string of its environment. The store shares that room out (store/keep.c). A name that the keeper
+ * is still to close takes none of it: the keeper hears of that before it hears of later ones.
  */
 
 #include "daemon/keep.h"
@@ -26,11 +27,15 @@
 
 #define MOST_ENTRIES 16384u
 #define MOST_BYTES (100u << 10) /* Linux: 128 KiB; the socket and a unit's own have names, too */
+#define SPARE_BYTES 1024u       /* of these, for indexes that are there twice during a takeover */
 #define A_TIME 64u              /* messages without going back to the loop */
 #define MORE_TIME 120000000     /* microseconds that the start may last from now on */
 
+#define ENTRIES(k) (2 * (k)->max) /* those to be kept, and those that the keeper is to close */
+
 struct keep_entry {
         char name[KEEP_NAME_MAX];
+        bool wanted; /* it is to be kept, and counted */
         bool there;  /* the keeper has one of this name */
         bool remove; /* and is to be told to close it */
         int fd;      /* owned; and is to be sent this one; -1: none */
@@ -56,32 +61,49 @@ static struct keep_entry *find(const struct keep *k, const char *name) {
         return NULL;
 }
 
-static struct keep_entry *add(struct keep *k, const char *name) {
-        size_t n = strlen(name);
-        uint32_t i = 0;
+/* Another one is to be kept, under a name that is new, or was to be given up. */
+static bool want(struct keep *k, struct keep_entry *e) {
+        size_t n = strlen(e->name) + 1;
 
-        if (k->n == k->max || k->bytes + n + 1 > MOST_BYTES || n >= KEEP_NAME_MAX) {
+        if (k->n == k->max || k->bytes + n > MOST_BYTES) {
                 log_rarely(LOG_WARNING, "no more than %u descriptors can be kept: what is in others "
                                         "is lost if kvd dies; raise FileDescriptorStoreMax and "
                                         "FDSTORE, or segment", k->n);
-                return NULL;
+                return false;
         }
-        while (k->hashes[i])
-                i++;
-        k->used = MAX(k->used, i + 1);
         k->n++;
-        k->bytes += n + 1;
-        k->hashes[i] = hash_of(name);
+        k->bytes += n;
+        return e->wanted = true;
+}
+
+static void unwant(struct keep *k, struct keep_entry *e) {
+        if (!e->wanted)
+                return;
+        k->n--;
+        k->bytes -= strlen(e->name) + 1;
+        e->wanted = false;
+}
+
+static struct keep_entry *add(struct keep *k, const char *name) {
+        uint32_t i = 0;
+
+        while (i < ENTRIES(k) && k->hashes[i])
+                i++;
+        if (i == ENTRIES(k) || strlen(name) >= KEEP_NAME_MAX)
+                return NULL;
         k->entries[i] = (struct keep_entry){.fd = -1};
         strcpy(k->entries[i].name, name);
+        if (!want(k, &k->entries[i]))
+                return NULL;
+        k->used = MAX(k->used, i + 1);
+        k->hashes[i] = hash_of(name);
         return &k->entries[i];
 }
 
 static void forget(struct keep *k, struct keep_entry *e) {
         kvd_list_remove(&e->node);
         closep(&e->fd);
-        k->n--;
-        k->bytes -= strlen(e->name) + 1;
+        unwant(k, e);
         k->hashes[e - k->entries] = 0;
 }
 
@@ -182,7 +204,7 @@ static void keep_one(void *arg, const char *name, int fd) {
 
         if (k->max && !e)
                 e = add(k, name);
-        if (!e)
+        if (!e || (!e->wanted && !want(k, e)))
                 return;
         closep(&e->fd);
         e->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
@@ -196,6 +218,7 @@ static void drop_one(void *arg, const char *name) {
 
         if (!e)
                 return;
+        unwant(k, e);
         closep(&e->fd);
         e->fd = -1;
         e->remove = e->there;
@@ -232,8 +255,8 @@ int keep_init(struct keep *k, const struct notify *notify) {
         if (n <= 0 || notify->fd < 0)
                 return 0;
         k->max = (uint32_t)MIN(n, MOST_ENTRIES);
-        k->entries = sys->calloc(k->max, sizeof *k->entries);
-        k->hashes = sys->calloc(k->max, sizeof *k->hashes);
+        k->entries = sys->calloc(ENTRIES(k), sizeof *k->entries);
+        k->hashes = sys->calloc(ENTRIES(k), sizeof *k->hashes);
         return k->entries && k->hashes ? 0 : -ENOMEM;
 }
 
@@ -261,6 +284,11 @@ void keep_known(struct keep *k, const char *name) {
 
         if (e)
                 e->there = true;
+}
+
+void keep_room(const struct keep *k, uint64_t *bytes, uint64_t *least) {
+        *bytes = MOST_BYTES - SPARE_BYTES;
+        *least = k->max ? (MOST_BYTES + k->max - 1) / k->max : 0;
 }
 
 uint32_t keep_count(const struct keep *k) {

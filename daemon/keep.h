@@ -22,9 +22,9 @@ struct keep {
         const struct notify *notify;
         struct keep_entry *entries; /* owned; NULL: nobody keeps anything */
         uint32_t *hashes;           /* owned; of the entries' names; 0: unused */
-        uint32_t max, used;         /* entries; those that were ever used are in front */
-        uint32_t n;                 /* with a name */
-        size_t bytes;               /* of the names */
+        uint32_t max, used;         /* that can be kept; entries that were ever used, which are in front */
+        uint32_t n;                 /* that are to be kept: not those that the keeper is to close */
+        size_t bytes;               /* of their names */
         struct kvd_list waiting;    /* entries of which the keeper is to be told, in order */
         struct loop_source queue;   /* there is room in the keeper's queue */
         struct loop *loop;          /* NULL: not running yet */
@@ -39,6 +39,9 @@ void keep_start(struct keep *keep, struct loop *loop);
 
 /* For store_config, with keep as the argument; NULL: nobody keeps anything. */
 const struct keep_ops *keep_ops(const struct keep *keep);
+
+/* For store_config: how many bytes of names there is room for, and as how many each counts at least. */
+void keep_room(const struct keep *keep, uint64_t *bytes, uint64_t *least);
 
 /* It was handed to us, so it is kept already. */
 void keep_known(struct keep *keep, const char *name);

@@ -171,6 +171,7 @@ void account_open(struct store *store) {
         limit[KVD_COST_files] = config->max_files ?: UINT32_MAX;
         limit[KVD_COST_spill] = config->spill_bytes;
         limit[KVD_COST_sketches] = MOST_SKETCHES;
+        limit[KVD_COST_kept] = config->keep_bytes ?: UINT32_MAX;
 }
 
 /* ---- charges --------------------------------------------------------------------------------- */

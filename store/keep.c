@@ -3,14 +3,22 @@
 /*
  * Which descriptors outlive the daemon, and under what names. A name says which index, memory or
  * page it is, not only whose: so a successor cannot take what was replaced for what replaced it.
+ *
+ * The keeper has room for so many bytes of names, and domains have shares of it like of any other
+ * cost. A space without its index, or a client without its page, would cost its whole space its cache
+ * at the next start: where there is no room for these, the space or the client is refused. A segment
+ * costs only its own blocks: it is used, and not kept, before it takes the last quarter of its
+ * domain's share, which is left to clients.
  */
 
 #include "store/keep.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "ipc/base/device.h"
+#include "store/account.h"
 #include "store/cache/cache.h"
 #include "store/kept.h"
 
@@ -81,6 +89,33 @@ static void drop(const struct space *s, struct name name) {
                 config->keep->drop(config->keep_arg, name.text);
 }
 
+/* ---- what it costs --------------------------------------------------------------------------- */
+
+static uint64_t bytes_of(const struct space *s, struct name name) {
+        return MAX(strlen(name.text) + 1, space_store(s)->config.keep_least);
+}
+
+uint64_t space_kept_bytes(const struct space *s) {
+        uint64_t n = keeps(s) ? bytes_of(s, index_name(s, s->ix->life)) : 0;
+
+        return n && s->ix->semaphore_rows ? n + bytes_of(s, semaphores_name(s, s->ix->life)) : n;
+}
+
+/* On a GPU with the semaphores of its life, which may be those of a daemon before. */
+uint64_t attachment_kept_bytes(const struct attachment *a) {
+        const struct space *s = a->space;
+        uint64_t n = a->kept.is ? bytes_of(s, page_name(a)) + bytes_of(s, process_name(a)) : 0;
+
+        return n && s->ix->semaphore_rows ? n + bytes_of(s, semaphores_name(s, a->kept.life)) : n;
+}
+
+static void charge_segment(struct space *space, struct segment *segment) {
+        segment->kept = (uint32_t)bytes_of(space, segment_name(space, segment));
+        account_add(space, KVD_COST_kept, segment->kept);
+}
+
+/* ---- each kind ------------------------------------------------------------------------------- */
+
 void keep_index(const struct space *space) {
         keep(space, index_name(space, space->ix->life), space->index.fd_ro);
 }
@@ -97,30 +132,58 @@ void drop_semaphores(const struct space *space, uint32_t life) {
         drop(space, semaphores_name(space, life));
 }
 
-void keep_segment(const struct space *space, const struct segment *segment, int fd) {
+static bool has_room(const struct space *space, const struct segment *segment) {
+        const struct domain *d = space->domain;
+        uint64_t room = account_room(d, KVD_COST_kept), all = d->used[KVD_COST_kept] + room;
+
+        return room >= bytes_of(space, segment_name(space, segment)) + all / 4;
+}
+
+void keep_segment(struct space *space, struct segment *segment, int fd) {
+        if (!keeps(space) || !has_room(space, segment))
+                return;
+        charge_segment(space, segment);
         keep(space, segment_name(space, segment), fd);
 }
 
-void drop_segment(const struct space *space, const struct segment *segment) {
+void keep_adopted(struct space *space, struct segment *segment) {
+        if (keeps(space))
+                charge_segment(space, segment);
+}
+
+void drop_segment(struct space *space, struct segment *segment) {
+        if (!segment->kept || space->memory.left)
+                return;
         drop(space, segment_name(space, segment));
+        account_discharge(space, KVD_COST_kept, segment->kept);
+        segment->kept = 0;
 }
 
 /*
  * The index counts pages that are kept. A client has its page only later, and forgets it before: so
  * a successor that finds fewer of them knows that somebody may read who cannot be asked.
  */
-void attachment_keep(struct attachment *a, int pidfd) {
+int attachment_keep(struct attachment *a, int pidfd) {
+        int r;
+
         if (!keeps(a->space))
-                return;
+                return 0;
         a->kept = (struct attachment_kept){true, a->space->ix->life, a->seat, a->tenant->process};
+        r = account_charge(a->space, KVD_COST_kept, attachment_kept_bytes(a));
+        if (r < 0) {
+                a->kept.is = false;
+                return r;
+        }
         keep(a->space, process_name(a), pidfd);
         keep(a->space, page_name(a), a->pin_file.fd);
         atomic_fetch_add(&a->space->ix->n_pages, 1);
+        return 0;
 }
 
 void drop_attachment(struct attachment *a) {
         if (!a->kept.is || a->space->memory.left)
                 return;
+        account_discharge(a->space, KVD_COST_kept, attachment_kept_bytes(a));
         a->kept.is = false;
         atomic_fetch_sub(&a->space->ix->n_pages, 1);
         drop(a->space, page_name(a));

@@ -47,7 +47,10 @@ struct kept_file {
  */
 void store_adopt(struct store *store, struct kept_file *files, size_t n);
 
-/* A new attachment outlives the daemon, until the process of this pidfd ends. */
-void attachment_keep(struct attachment *attachment, int pidfd);
+/*
+ * A new attachment outlives the daemon, until the process of this pidfd ends. -EDQUOT, -ENOBUFS: the
+ * keeper has no room for it, and the client must not use the space.
+ */
+int attachment_keep(struct attachment *attachment, int pidfd);
 
 #endif

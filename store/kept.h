@@ -14,11 +14,16 @@ struct segment;
 
 void keep_index(const struct space *space);
 void drop_index(const struct space *space, uint32_t life);
-void keep_segment(const struct space *space, const struct segment *segment, int fd);
-void drop_segment(const struct space *space, const struct segment *segment);
+/* if there is room for one more of its domain's */
+void keep_segment(struct space *space, struct segment *segment, int fd);
+void keep_adopted(struct space *space, struct segment *segment); /* it is kept already */
+void drop_segment(struct space *space, struct segment *segment);
 void drop_attachment(struct attachment *attachment);
 void keep_semaphores(const struct space *space, int fd);
 void drop_semaphores(const struct space *space, uint32_t life);
+/* Of KVD_COST_kept, for the space's own, and for a client that is kept. */
+uint64_t space_kept_bytes(const struct space *space);
+uint64_t attachment_kept_bytes(const struct attachment *attachment);
 /* Does it outlive the daemon, if somebody keeps it? */
 bool space_outlives(const struct space *space);
 

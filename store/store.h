@@ -60,6 +60,8 @@ struct store_config {
         uint64_t quarantine_ns;
         const struct keep_ops *keep; /* what outlives the daemon (keep.h); NULL: nothing */
         void *keep_arg;
+        /* the keeper's room: bytes of all names, and as how many each counts at least; 0: any number */
+        uint64_t keep_bytes, keep_least;
 };
 
 /* On failure *ret may be a store that takes only store_why and store_free. */

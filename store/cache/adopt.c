@@ -126,8 +126,9 @@ static void adopt_segment(struct space *space, const struct before *b, const str
         struct part *part = find(parts, space->ix->instance[0], 's', segment->number, version);
 
         segment->memory_version = version;
-        if (ready && part && segments_to_come(space))
-                segment_adopt(space, segment, ready, version, &part->file->fd);
+        if (ready && part && segments_to_come(space) &&
+            segment_adopt(space, segment, ready, version, &part->file->fd) == 0)
+                keep_adopted(space, segment);
 }
 
 /* Under isolation = arena nobody writes into what was there: it has no writer. */

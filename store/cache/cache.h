@@ -32,6 +32,7 @@ struct segment {
         /* moves when it gets other memory than before; 0: it never had any */
         uint32_t memory_version;
         uint32_t number;
+        uint32_t kept;         /* bytes of its name at the keeper (keep.c); 0: it is not kept */
         uint32_t n_ready;      /* blocks that have memory, from the first on */
         uint32_t n_worn_out;   /* ... and are not used any more: blocks.c */
         uint32_t n_kept;       /* ... and are filled, private or pending: they stay where they are */

@@ -15,8 +15,10 @@
 
 #include "ipc/base/lifeline.h"
 #include "ipc/base/sys.h"
+#include "store/account.h"
 #include "store/cache/inside.h"
 #include "store/hooks.h"
+#include "store/kept.h"
 
 /* ---- taking over ----------------------------------------------------------------------------- */
 
@@ -62,8 +64,10 @@ int attachment_inherit(struct space *space, const struct attachment_kept *kept, 
                                  .process = -1,
                                  .arena = space->memory.arenas};
         attachment_charge(space);
+        account_add(space, KVD_COST_kept, attachment_kept_bytes(a));
         r = inherit(a, page);
         if (r < 0) {
+                account_discharge(space, KVD_COST_kept, attachment_kept_bytes(a));
                 attachment_unmake(a);
                 return r;
         }

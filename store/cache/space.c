@@ -147,6 +147,8 @@ static int charge(struct space *space) {
                 r = account_charge(space, KVD_COST_files, SPACE_FILES);
         if (r == 0)
                 r = account_charge(space, KVD_COST_overhead, space_table_bytes(space->ix));
+        if (r == 0)
+                r = account_charge(space, KVD_COST_kept, space_kept_bytes(space));
         return r;
 }
 

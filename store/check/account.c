@@ -8,6 +8,7 @@
 #include "store/account.h"
 #include "store/check/check.h"
 #include "store/device/device.h"
+#include "store/kept.h"
 #include "store/methods/methods.h"
 #include "store/remote/inside.h"
 
@@ -47,6 +48,16 @@ static uint64_t overhead(const struct space *s) {
                semaphores_bytes(s);
 }
 
+static uint64_t kept(const struct space *s) {
+        uint64_t n = space_kept_bytes(s);
+
+        for (uint32_t i = 0; i < s->n_attachments; i++)
+                n += s->attachments[i] ? attachment_kept_bytes(s->attachments[i]) : 0;
+        for (uint32_t i = 0; i < s->ix->max_segments; i++)
+                n += s->memory.segments[i].kept;
+        return n;
+}
+
 void check_charges(struct walk *w) {
         const struct space *s = w->space;
         const uint64_t has[KVD_N_COSTS] = {
@@ -58,6 +69,7 @@ void check_charges(struct walk *w) {
                 [KVD_COST_spaces] = 1,
                 [KVD_COST_sequences] = sequences_of(s)->n,
                 [KVD_COST_leases] = s->leases.n,
+                [KVD_COST_kept] = kept(s),
         };
 
         w->spent += s->ix->max_segments * 10 + s->n_attachments * 100;

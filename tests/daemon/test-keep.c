@@ -216,6 +216,13 @@ START_TEST(no_more_than_can_be_handed_over) {
         keep_it("c.305", fd);
         read_all(302);
         expect(301, "FDSTORE", "c.305", inode(fd));
+        for (int i = 100; i < 200; i++) { /* of which the keeper does not hear at once */
+                snprintf(name, sizeof name, "c.%d", i);
+                drop_it(name);
+                snprintf(name, sizeof name, "d.%d", i);
+                keep_it(name, fd);
+        }
+        ck_assert_uint_eq(keep_count(&keep), 300);
         tear_down();
         n_seen = 0;
         set_up_with("9999");

@@ -77,7 +77,7 @@ int pidfd_of(pid_t pid) {
 /* ---- daemons --------------------------------------------------------------------------------- */
 
 bool arena;
-uint64_t quota, pool = POOL;
+uint64_t quota, pool = POOL, keep_bytes;
 uint32_t attachments = 8;
 uint8_t uuid[16] = "the GPU of then";
 static struct store *killed[64]; /* they are as they were when they were killed */
@@ -117,7 +117,9 @@ void open_daemon(void) {
                                  .max_attachments = attachments,
                                  .overhead_bytes = UINT64_C(1) << 40,
                                  .keep = &ops,
-                                 .keep_arg = kept};
+                                 .keep_arg = kept,
+                                 .keep_bytes = keep_bytes,
+                                 .keep_least = 40};
         struct domain_config d = {
                 .name = "d", .quota = quota, .client_quota = UINT64_MAX, .arena = arena};
 
@@ -176,6 +178,7 @@ void set_up(void) {
         arena = false;
         quota = 0;
         pool = POOL;
+        keep_bytes = 0;
         attachments = 8;
         if (getenv("KVD_TEST_LARGE_PAGES"))
                 large_pages_begin();
@@ -297,7 +300,7 @@ struct attachment *attach_kept(struct space *space, pid_t pid) {
         struct attachment *a = fixture_attach(space);
         int fd = pidfd_of(pid);
 
-        attachment_keep(a, fd);
+        ck_assert_msg(attachment_keep(a, fd) == 0, "%s", store_why(store));
         close(fd);
         return a;
 }

@@ -23,7 +23,7 @@ extern char last_said[512];
 extern const struct keep_ops no_ops; /* keep nothing */
 
 extern bool arena; /* of daemons from now on, as are these */
-extern uint64_t quota, pool;
+extern uint64_t quota, pool, keep_bytes;
 extern uint32_t attachments;
 extern uint8_t uuid[16]; /* of the GPU */
 

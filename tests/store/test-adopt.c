@@ -270,6 +270,93 @@ START_TEST(without_a_segment_its_blocks_are_lost) {
 }
 END_TEST
 
+/* Clients until the keeper has no room for another one of that domain. */
+static uint32_t crowd_in(struct space *space, int *error) {
+        int fd = pidfd_of(getpid());
+        uint32_t n = 0;
+
+        for (*error = 0; n < 390; n++) {
+                struct attachment *a = fixture_attach(space);
+
+                *error = attachment_keep(a, fd);
+                if (*error == 0)
+                        continue;
+                attachment_free(a, false);
+                break;
+        }
+        close(fd);
+        return n;
+}
+
+/* One domain has as many clients as it can, and the other one's cache comes back all the same. */
+START_TEST(a1_names_at_the_keeper_have_shares) {
+        struct domain_config other = {.name = "other", .client_quota = UINT64_MAX};
+        struct space *space, *victim;
+        static struct chain chain;
+        struct domain *d;
+        int error;
+
+        tear_down();
+        keep_bytes = 32768; /* at 40 or more each */
+        attachments = 400;
+        open_daemon();
+        make_memory();
+        d = domain;
+        ck_assert_int_eq(store_domain(store, &other, &domain), 0);
+        victim = fixture_space("v", POOL);
+        make_chain(attach_kept(victim, getpid()), &chain, CHAIN / 2, 0, 1, 0, 0);
+        domain = d;
+        space = fixture_space("s", POOL);
+        ck_assert_uint_gt(crowd_in(space, &error), 60);
+        ck_assert_int_eq(error, -ENOBUFS);
+        ck_assert_ptr_nonnull(strstr(store_why(store), "kept for the next daemon"));
+        attach_kept(victim, getpid()); /* the hog left it that */
+        check_clean(space);
+        check_clean(victim);
+        kill_daemon();
+        open_daemon();
+        d = domain;
+        ck_assert_int_eq(store_domain(store, &other, &domain), 0);
+        adopt();
+        make_memory();
+        victim = space_again("v");
+        ck_assert_msg(victim != NULL, "%s", last_said);
+        ck_assert_uint_eq(found(victim, &chain), CHAIN / 2);
+        check_clean(victim);
+        ck_assert_ptr_nonnull(space_by_name(d, "s"));
+        check_clean(space_by_name(d, "s"));
+}
+END_TEST
+
+/* What a segment has is lost without it, and all that the space has without a client's page. */
+START_TEST(a1_segments_leave_room_for_clients) {
+        struct space *space;
+        struct attachment *a;
+        uint32_t n = 0;
+        kvd_ref refs[POOL];
+        int error;
+
+        tear_down();
+        keep_bytes = 600;
+        open_daemon();
+        make_memory();
+        space = fixture_space("s", POOL);
+        a = attach_kept(space, getpid());
+        while (n < POOL && space_allocate(a, 1, &refs[n]) == 1)
+                n++;
+        ck_assert_uint_eq(n, POOL);
+        check_clean(space);
+        for (uint32_t i = 0; i < space_index(space)->n_segments; i++)
+                n -= space->memory.segments[i].kept ? 1 : 0;
+        ck_assert_uint_lt(n, POOL);     /* some are kept, */
+        ck_assert_uint_gt(n, POOL - 16); /* and some are not */
+        ck_assert_uint_ge(crowd_in(space, &error), 1);
+        restart(0);
+        ck_assert_ptr_nonnull(space_again("s"));
+        check_clean(space_again("s"));
+}
+END_TEST
+
 START_TEST(a_smaller_quota_keeps_what_fits) {
         struct space *space = fixture_space("s", POOL);
         static struct chain one;
@@ -553,4 +640,6 @@ SUITE("adopt",
       WHEN(!on_gpu(), TESTS(large_pages_that_are_free_by_now_are_left_alone,
                             many_old_clients_are_looked_at_a_few_at_a_time, many_blocks)),
       WHEN(!on_gpu() && SMALL_PAGES, TESTS(without_a_segment_its_blocks_are_lost,
+                                           a1_names_at_the_keeper_have_shares,
+                                           a1_segments_leave_room_for_clients,
                                            a_smaller_quota_keeps_what_fits)))
