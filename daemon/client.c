@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -118,6 +119,7 @@ void client_end(struct client *c, bool died) {
                         attachment_free(c->spaces[i].attachment, died);
         close_socket(c);
         turns_remove(&c->server->turns, &c->place);
+        free(c->late);
         loop_remove(&c->process);
         loop_timer_stop(&c->quarantine);
         closep(&c->peer.pidfd);
@@ -469,6 +471,10 @@ int client_find_domain(struct client *c, struct kvd_slice name, struct domain **
         return 0;
 }
 
+int client_await_space(struct space *space) {
+        return space_take_over(space) ? 0 : CLIENT_LATER;
+}
+
 int client_find_named(struct client *c, struct kvd_slice domain_name, struct kvd_slice name,
                       struct space **ret) {
         char text[KVD_NAME_MAX + 1];
@@ -482,7 +488,7 @@ int client_find_named(struct client *c, struct kvd_slice domain_name, struct kvd
         if (!*ret)
                 return client_refuse(c, -ENOENT, "there is no space '%s' in domain '%s'", text,
                                      domain_config(domain)->name);
-        return 0;
+        return client_await_space(*ret);
 }
 
 /* ---- refusals -------------------------------------------------------------------------------- */

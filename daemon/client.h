@@ -49,6 +49,8 @@ struct client {
         struct loop_source process;  /* of peer.pidfd */
         struct loop_timer quarantine; /* the process is gone, its GPU work perhaps not yet */
         bool held;                   /* in it: a process that it forked had the connection, too */
+        void *late;                  /* owned; a request that waits (requests.c); NULL: none does */
+        size_t late_bytes;
         int64_t room;                /* bytes of replies that the socket surely takes */
         uint64_t connected_ns, requests;
         uint32_t next_handle, n_spaces;
@@ -108,7 +110,14 @@ void client_follow(struct client *client, struct space *space);
 
 /* The domain a request names: the client's own if it names none. -EPERM, -ENOENT. */
 int client_find_domain(struct client *client, struct kvd_slice name, struct domain **ret);
-/* Space by name in such a domain. */
+/*
+ * What the daemon before had in the space is there. CLIENT_LATER: not yet, and a piece of that was done;
+ * the handler returns it before it changes anything, and is called again in the client's next turn.
+ */
+#define CLIENT_LATER (-EINPROGRESS)
+int client_await_space(struct space *space);
+
+/* Space by name in such a domain, once it is there as a whole. */
 int client_find_named(struct client *client, struct kvd_slice domain, struct kvd_slice space,
                       struct space **ret);
 /* NULL: nobody has this number. */

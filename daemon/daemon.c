@@ -301,6 +301,7 @@ static void adopt(struct daemon *d, struct activation *handed) {
         for (size_t i = 0; i < handed->n; i++)
                 keep_known(&d->keep, handed->files[i].name);
         store_adopt(d->store, handed->files, handed->n);
+        loop_want_idle(d->loop);
         handed->n = 0;
         say_short(store_resize(d->store, d->config.pool, d->config.spill));
         shared_pages_watch_pins(&d->server->pages); /* streams may wait for who ends before anybody comes */

@@ -40,6 +40,13 @@ static void spec_of(const struct kvd_msg_space *m, struct space_spec *ret) {
         kvd_slice_copy(m->layout, ret->geometry.layout, sizeof ret->geometry.layout);
 }
 
+/* One of that name may be on its way from the daemon before. */
+static int await_namesake(struct domain *domain, const char *name) {
+        struct space *space = space_by_name(domain, name);
+
+        return space ? client_await_space(space) : 0;
+}
+
 static int check_space_count(struct client *c, struct domain *domain, const char *name) {
         uint32_t limit = c->server->config->max_spaces, n = domain_spaces(domain);
 
@@ -62,7 +69,9 @@ static int make_space(struct client *c, const struct kvd_msg_space *m, struct sp
         if (r < 0)
                 return r;
         spec_of(m, &spec);
-        r = check_space_count(c, domain, spec.name);
+        r = await_namesake(domain, spec.name);
+        if (r == 0)
+                r = check_space_count(c, domain, spec.name);
         if (r < 0)
                 return r;
         r = space_open(domain, &spec, true, ret, created);

@@ -29,7 +29,6 @@
 #define MOST_BYTES (100u << 10) /* Linux: 128 KiB; the socket and a unit's own have names, too */
 #define SPARE_BYTES 1024u       /* of these, for indexes that are there twice during a takeover */
 #define A_TIME 64u              /* messages without going back to the loop */
-#define MORE_TIME 120000000     /* microseconds that the start may last from now on */
 
 #define ENTRIES(k) (2 * (k)->max) /* those to be kept, and those that the keeper is to close */
 
@@ -225,14 +224,8 @@ static void drop_one(void *arg, const char *name) {
         wait_turn(k, e);
 }
 
-/* The start may last as long as spaces come back. */
 static void say(void *arg, const char *line) {
-        struct keep *k = arg;
-        char text[64];
-
         log_info("%s", line);
-        snprintf(text, sizeof text, "EXTEND_TIMEOUT_USEC=%u", MORE_TIME);
-        notify_send(k->notify, text, 0);
 }
 
 static struct domain *domain(void *arg, const char *name) {

@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -148,7 +149,29 @@ static int read_request(struct client *c, ssize_t size, struct kvd_msg *ret) {
         return r;
 }
 
-/* False: it was a request that gets none. */
+/* It is looked at again in its client's next turn, and what else was sent waits in the socket. */
+static int put_off(struct client *c, size_t size) {
+        if (c->late)
+                return CLIENT_LATER;
+        c->late = sys->calloc(1, size);
+        if (!c->late)
+                return client_refuse(c, -ENOMEM, "out of memory for a request that has to wait");
+        memcpy(c->late, c->server->scratch->in, size);
+        c->late_bytes = size;
+        return CLIENT_LATER;
+}
+
+static ssize_t take_late(struct client *c) {
+        memcpy(c->server->scratch->in, c->late, c->late_bytes);
+        return (ssize_t)c->late_bytes;
+}
+
+static void not_late(struct client *c) {
+        free(c->late);
+        c->late = NULL;
+}
+
+/* False: it was a request that gets none, or that waits. */
 static bool answer(struct client *c, ssize_t size) {
         struct kvd_msg request;
         struct call call = {.own_fd = -1};
@@ -158,6 +181,11 @@ static bool answer(struct client *c, ssize_t size) {
         call.reply.serial = request.serial;
         if (r >= 0)
                 r = call_handler(c, &request, &call);
+        if (r == CLIENT_LATER)
+                r = put_off(c, (size_t)size);
+        if (r == CLIENT_LATER)
+                return false;
+        not_late(c);
         if (r < 0)
                 make_error(c, r, &call);
         c->server->request_errors += r < 0 && !is_end_of_list(request.number, r);
@@ -207,6 +235,8 @@ static int refuse_fds(struct client *c) {
 static int read_and_answer(struct client *c) {
         ssize_t n;
 
+        if (c->late)
+                return answer(c, take_late(c));
         if (c->may_bring_fds && kvd_frame_has_fds(c->socket.fd))
                 return refuse_fds(c);
         n = kvd_frame_receive(c->socket.fd, c->server->scratch->in, NULL, MSG_DONTWAIT);
@@ -243,7 +273,7 @@ bool request_serve(struct turns_place *place) {
         if (client_ends(c))
                 return false;
         r = go_on(c);
-        if (c->socket.loop && (c->rings || (r > 0 && turns_wanted(&c->server->turns))))
+        if (c->socket.loop && (c->rings || c->late || (r > 0 && turns_wanted(&c->server->turns))))
                 return true;
         if (r >= 0 && c->socket.loop)
                 r = loop_release(&c->socket);

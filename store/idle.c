@@ -23,6 +23,8 @@ void space_be_quiet(struct space *space, bool quiet) {
 }
 
 static bool space_idle(struct space *space) {
+        if (!space_take_over(space))
+                return true;
         return hooks_idle(space) ||
                garbage_sweep(space, SWEEP / (1 + space->n_attachments / 8)) ||
                posts_take_left(space) || attachment_fold(space) || evict_restamp(space) || space_trim(space) ||
@@ -80,7 +82,7 @@ static enum store_again go_round(struct store *store, struct round *round,
 }
 
 static uint32_t look_at_pins(struct space *space) {
-        uint32_t ended = inherited_look(space);
+        uint32_t ended = space_is_incomplete(space) ? 1 : inherited_look(space);
 
         return ended + available_round(space);
 }

@@ -40,7 +40,7 @@ struct kept_file {
 };
 
 /*
- * Takes over what the daemon before had: before there are clients, when all domains are there, and on
+ * Takes over what the daemon before had, but for spaces' blocks (space_take_over): before there are clients, when all domains are there, and on
  * a GPU before there is memory (store_make_memory). All descriptors are the store's from now on; what
  * cannot be verified is closed, and dropped. Memory behind legacy CUDA handles ends with the process
  * that made it, and is not kept.

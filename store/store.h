@@ -191,6 +191,12 @@ int domain_make_way(struct domain *domain);
 uint64_t store_collected(const struct store *store); /* spaces that were removed to make room so far */
 
 /*
+ * Does a piece of taking over what the daemon before had in it. True: all of that is there. Before it
+ * is, the space must not be used, changed or deleted.
+ */
+bool space_take_over(struct space *space);
+
+/*
  * Every space of every domain, in the order they were made: the one whose number is at least
  * cursor, or NULL.
  */

@@ -1,10 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The spaces of the daemon before are taken over, each as a whole: a new index over the memory that
- * there was, with the clients of then. A space is dropped if its domain is not there any more, or if
- * somebody may still read it who cannot be asked; a segment that does not fit its quota is, with the
- * blocks in it.
+ * The spaces of the daemon before are taken over: a new index over the memory that there was, with
+ * the clients of then. A space is dropped if its domain is not there any more, or if somebody may
+ * still read it who cannot be asked; a segment that does not fit its quota is, with the blocks in it.
+ *
+ * The daemon serves after work that grows with the number of names it was handed, which is limited,
+ * and not with what is cached. Before it serves, each space is made, with its segments, its clients'
+ * pages, its settings and all that is charged to domains: so another domain gets what it is entitled
+ * to, and nobody gets memory that is in use. Its blocks are taken over afterwards, in pieces
+ * (before.c), by whichever comes first:
+ *
+ *      idle work              a piece of one space at a time, as all of it
+ *      a request for it       opening it, or naming it in kvctl: each turn of the request does a piece,
+ *                             and the request is answered when all is there (daemon/requests.c)
+ *
+ * Until then the space has no clients but those of then, and stays as it is: no other idle work is
+ * done for it, none of its memory is taken (an allocation that needs some asks again), and what its
+ * old clients let go of is found out later. The keeper has the old index until the new one is
+ * complete. So a daemon that dies meanwhile leaves its successor all that it found.
  */
 
 #include <errno.h>
@@ -76,6 +90,12 @@ _printf_(2, 3) static void say(struct store *store, const char *format, ...) {
         vsnprintf(line, sizeof line, format, args);
         va_end(args);
         store->config.keep->said(store->config.keep_arg, line);
+}
+
+static void forget(struct store *store, struct kept_file *file) {
+        closep(&file->fd);
+        file->fd = -1;
+        store->config.keep->drop(store->config.keep_arg, file->name);
 }
 
 /* ---- one space ------------------------------------------------------------------------------- */
@@ -157,17 +177,6 @@ static void adopt_settings(struct space *space, const struct before *b) {
         hooks_setting_changed(space);
 }
 
-/* The clock goes on, so that what old clients say of their last uses is understood. */
-static void adopt_blocks(struct space *space, struct before *b) {
-        uint64_t clock = MAX(atomic_load(&b->header.clock), 1), n;
-
-        n = before_give_blocks(b, space);
-        space->clock = clock;
-        atomic_store(&space->ix->clock, (uint32_t)clock);
-        say(space_store(space), "space '%s' goes on, with %" PRIu64 " sealed blocks", space->name,
-            n);
-}
-
 /* A GPU's segments are as large as the pool's, and the pool's GPU is that of then. */
 static bool is_same_memory(const struct store *store, const struct kvd_index *before) {
         const struct store_config *config = &store->config;
@@ -202,6 +211,7 @@ static int make_space(struct store *store, const struct before *b, struct space 
         return r;
 }
 
+/* Takes *b, which is closed when its blocks are taken over. */
 static void adopt_space(struct store *store, struct before *b, const struct parts *parts) {
         struct space *space = NULL;
         int r = make_space(store, b, &space);
@@ -213,24 +223,56 @@ static void adopt_space(struct store *store, struct before *b, const struct part
         if (r < 0) {
                 say(store, "space '%s' of domain '%s' begins empty: %s", b->header.name,
                     b->header.domain, store_why(store));
+                forget(store, &b->file);
+                before_close(b);
                 if (space)
                         space_delete(space, true);
                 return;
         }
         adopt_memory(space, b, parts);
         adopt_settings(space, b);
-        adopt_blocks(space, b);
+        before_begin(b, space);
+        space->memory.before = b;
+}
+
+/* The clock goes on, so that what old clients say of their last uses is understood. */
+static void complete(struct space *space, struct before *b) {
+        struct shared_file last = {.fd = b->file.fd, .fd_ro = -1, .bytes = b->header.size};
+        uint64_t clock = MAX(atomic_load(&b->header.clock), 1);
+
+        space->memory.before = NULL;
+        space->clock = clock;
+        atomic_store(&space->ix->clock, (uint32_t)clock);
         hooks_inherited(space);
         keep_index(space);
+        store_close_file(space_store(space), &last);
+        b->file.fd = -1;
+        forget(space_store(space), &b->file);
+        before_close(b);
+        say(space_store(space), "space '%s' goes on, with %" PRIu64 " sealed blocks", space->name,
+            space->count[KVD_SEALED]);
+        space_count_unused(space);
+        space_is_busy(space);
+}
+
+void adopt_leave(struct space *space) {
+        struct before *b = space->memory.before;
+
+        if (!b)
+                return;
+        closep(&b->file.fd);
+        before_close(b);
+}
+
+bool space_take_over(struct space *space) {
+        struct before *b = space->memory.before;
+
+        if (b && !before_piece(b, space))
+                complete(space, b);
+        return !space->memory.before;
 }
 
 /* ---- all of them ----------------------------------------------------------------------------- */
-
-static void forget(struct store *store, struct kept_file *file) {
-        closep(&file->fd);
-        file->fd = -1;
-        store->config.keep->drop(store->config.keep_arg, file->name);
-}
 
 /* A daemon that ended while it took over may have kept semaphores, and not yet their index. */
 static void forget_ahead(struct store *store, const struct part *index,
@@ -241,17 +283,30 @@ static void forget_ahead(struct store *store, const struct part *index,
                         forget(store, p->file);
 }
 
+/* NULL: it cannot be used. */
+static struct before *open_before(struct part *index) {
+        struct before *b = sys->calloc(1, sizeof *b);
+        int r = b ? before_open(index->file->fd, b) : -ENOMEM;
+
+        if (r == 0 && b->header.instance[0] == index->cache && b->header.life == index->number[0] &&
+            atomic_load(&b->header.alive)) {
+                b->file = *index->file;
+                index->file->fd = -1;
+                return b;
+        }
+        if (b)
+                before_close(b);
+        return NULL;
+}
+
 static void adopt_index(struct store *store, struct part *index, const struct parts *parts) {
-        struct before b = {.at = NULL};
-        int r = before_open(index->file->fd, &b);
+        struct before *b = open_before(index);
 
         forget_ahead(store, index, parts);
-        if (r == 0 && b.header.instance[0] == index->cache && b.header.life == index->number[0] &&
-            atomic_load(&b.header.alive))
-                adopt_space(store, &b, parts);
+        if (b)
+                adopt_space(store, b, parts);
         else
                 say(store, "an index of the daemon before cannot be used: %s", index->file->name);
-        before_close(&b);
 }
 
 /* The last of its cache? There are two if a daemon ended while it took over. */

@@ -7,6 +7,14 @@
  * incarnation, whose key follows from its tokens and from the block before it, and which stands
  * behind a block that was taken itself. All else is free, or left alone while somebody may write it:
  * on a GPU, too, what its producer's stream had not written yet, as the semaphores of then say.
+ *
+ * That takes time for each block, and the daemon serves meanwhile: so it is done in pieces, in four
+ * phases, each of which goes through the ids once.
+ *
+ *      NUMBERS   every block gets the generation that it had, and memory behind what is written of it
+ *      JUDGES    what is sealed is verified, parents first; a path up to them is kept between pieces
+ *      FREES     all others are free, or left alone
+ *      UNMAPS    the old index goes
  */
 
 #include "store/cache/before.h"
@@ -61,10 +69,11 @@ int before_open(int fd, struct before *b) {
 }
 
 void before_close(struct before *b) {
-        if (b->at)
+        if (b->bytes && b->at)
                 munmap((void *)b->at, b->bytes);
         free(b->fate);
         free(b->path);
+        free(b);
 }
 
 static const struct kvd_desc *old_desc(const struct before *b, uint32_t id) {
@@ -87,13 +96,26 @@ uint32_t before_memory(const struct before *b, uint32_t segment) {
         return atomic_load(&memory[segment]);
 }
 
-uint32_t before_ready(const struct before *b, uint32_t segment) {
-        uint32_t first = kvd_segment_first(&b->header, segment),
-                 end = kvd_segment_end(&b->header, segment);
+/* A block that had its last generation had memory, and its state does not say so. */
+static bool may_have_memory(const struct before *b, uint32_t id) {
+        return kvd_slot_state(old_slot(b, id)) != KVD_ABSENT ||
+               kvd_slot_generation(old_slot(b, id)) >= KVD_GENERATION_LAST;
+}
 
-        while (end > first && kvd_slot_state(old_slot(b, end - 1)) == KVD_ABSENT)
-                end--;
-        return end - first;
+/* There are none behind the last of them; not one by one, since a segment may have a million blocks. */
+uint32_t before_ready(const struct before *b, uint32_t segment) {
+        uint32_t first = kvd_segment_first(&b->header, segment), low = first,
+                 high = kvd_segment_end(&b->header, segment);
+
+        while (low < high) {
+                uint32_t middle = low + (high - low) / 2;
+
+                if (may_have_memory(b, middle))
+                        low = middle + 1;
+                else
+                        high = middle;
+        }
+        return low - first;
 }
 
 /* ---- one block ------------------------------------------------------------------------------- */
@@ -210,9 +232,7 @@ static enum fate judge(struct before *b, struct space *space, uint32_t id) {
         return TAKEN;
 }
 
-/* ---- all of them ----------------------------------------------------------------------------- */
-
-#define PAGE sys_page_bytes()
+/* ---- the order of judging -------------------------------------------------------------------- */
 
 static bool has_memory(const struct space *space, uint32_t id) {
         const struct segment *segment = block_segment(space, id);
@@ -229,74 +249,6 @@ static bool leads_up(const struct before *b, uint32_t id, uint32_t *parent) {
                shm_get32(&old_desc(b, *parent)->depth) + UINT64_C(1) == shm_get32(&desc->depth);
 }
 
-/* Parents first: up to a block whose fate is known, and down again. */
-static void decide(struct before *b, struct space *space, uint32_t id) {
-        uint32_t n = 0;
-
-        while (b->fate[id] == UNKNOWN && n < b->ids) {
-                b->path[n++] = id;
-                if (!leads_up(b, id, &id))
-                        break;
-        }
-        while (n-- > 0)
-                b->fate[b->path[n]] = has_memory(space, b->path[n]) ?
-                                              (uint8_t)judge(b, space, b->path[n]) :
-                                              LOST;
-}
-
-/*
- * All of it is about to be written. A page at a time costs more than all that is done with the
- * blocks on it; if the kernel does not want to, that is what happens.
- */
-static void have_pages(void *from, uint64_t bytes) {
-        uintptr_t begin = ALIGN_UP((uintptr_t)from, PAGE),
-                  end = ((uintptr_t)from + bytes) & ~(uintptr_t)(PAGE - 1);
-
-        if (begin >= end)
-                return;
-        sys->madvise((void *)begin, end - begin, MADV_HUGEPAGE);
-        sys->madvise((void *)begin, end - begin, MADV_POPULATE_WRITE);
-}
-
-#define KEYS_PER_PAGE 4u /* from then on hardly a page of a table stays unwritten */
-
-static void have_all_pages(const struct before *b, struct space *space) {
-        struct kvd_index *ix = space->ix;
-        uint64_t table = ix->table_slots * sizeof(shm_u64), ready = 0;
-
-        for (uint32_t i = 0; i < b->n_segments; i++) {
-                uint32_t first = kvd_segment_first(ix, i), n = space->memory.segments[i].n_ready;
-
-                have_pages(&space->blocks[first], n * sizeof *space->blocks);
-                have_pages(kvd_index_desc(ix, first), (uint64_t)n * ix->desc_stride);
-                ready += n;
-        }
-        if (ready >= table / PAGE * KEYS_PER_PAGE)
-                have_pages(kvd_index_table(ix), table);
-}
-
-/* An incarnation names one block as long as the cache lives, so generations go on. */
-static void carry_generations(const struct before *b, struct space *space) {
-        for (uint32_t id = 0; id < b->ids; id++) {
-                uint32_t generation = kvd_slot_generation(old_slot(b, id));
-
-                if (generation)
-                        index_set_state(space, id, KVD_ABSENT,
-                                        MIN(generation, KVD_GENERATION_LAST));
-        }
-}
-
-static void give_rest(const struct before *b, struct space *space) {
-        for (uint32_t id = 0; id < b->ids; id++) {
-                enum kvd_state state = kvd_slot_state(old_slot(b, id));
-
-                if (b->fate[id] == TAKEN || !has_memory(space, id))
-                        continue;
-                if (state == KVD_FREE || state == KVD_ABSENT || !block_inherit(space, id))
-                        block_append_free(space, id);
-        }
-}
-
 #define AHEAD 16u /* blocks: the time that a cache line takes to come */
 
 /* Keys are spread over the whole table, so each is a miss or two, unless they come all at once. */
@@ -305,18 +257,166 @@ static void look_ahead(const struct before *b, const struct space *space, uint32
                 index_prefetch(space, old_desc(b, id)->key, id);
 }
 
-static void decide_all(struct before *b, struct space *space) {
-        for (uint32_t id = 0; id < b->ids; id++) {
-                look_ahead(b, space, id + AHEAD);
-                decide(b, space, id);
+static void begin_path(struct before *b, const struct space *space, uint32_t id) {
+        look_ahead(b, space, id + AHEAD);
+        if (b->fate[id] != UNKNOWN)
+                return;
+        b->path[0] = id;
+        b->n_path = 1;
+        b->climbs = true;
+}
+
+/* Up to a block whose fate is known. */
+static void climb(struct before *b) {
+        uint32_t up;
+
+        b->climbs = leads_up(b, b->path[b->n_path - 1], &up) && b->fate[up] == UNKNOWN &&
+                    b->n_path < b->ids;
+        if (b->climbs)
+                b->path[b->n_path++] = up;
+}
+
+static void judge_last(struct before *b, struct space *space) {
+        uint32_t id = b->path[--b->n_path];
+
+        b->fate[id] = has_memory(space, id) ? (uint8_t)judge(b, space, id) : LOST;
+}
+
+/* Parents first: up to a block whose fate is known, and down again. False: there are no more. */
+static bool step(struct before *b, struct space *space) {
+        if (b->climbs)
+                climb(b);
+        else if (b->n_path)
+                judge_last(b, space);
+        else if (b->next < b->ids)
+                begin_path(b, space, b->next++);
+        else
+                return false;
+        return true;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+#define PAGE sys_page_bytes()
+#define KEYS_PER_PAGE 4u /* from then on hardly a page of a table stays unwritten */
+
+/* If the kernel does not want to, pages come one by one, as they are written. */
+static void advise(void *from, uint64_t bytes, int advice) {
+        uintptr_t begin = ALIGN_UP((uintptr_t)from, PAGE),
+                  end = ((uintptr_t)from + bytes) & ~(uintptr_t)(PAGE - 1);
+
+        if (begin < end)
+                sys->madvise((void *)begin, end - begin, advice);
+}
+
+static void advise_ids(struct space *space, uint32_t first, uint32_t n, int advice) {
+        struct kvd_index *ix = space->ix;
+
+        advise(&space->blocks[first], (uint64_t)n * sizeof *space->blocks, advice);
+        advise(kvd_index_desc(ix, first), (uint64_t)n * ix->desc_stride, advice);
+}
+
+/*
+ * What is about to be written for these ids, and as large a part of the table: a page at a time
+ * costs more than all that is done with the blocks on it.
+ */
+static void have_pages(const struct before *b, struct space *space, uint32_t first, uint32_t n) {
+        uint64_t table = space->ix->table_slots * sizeof(shm_u64), from = table * first / b->ids;
+
+        if (has_memory(space, first))
+                advise_ids(space, first, n, MADV_POPULATE_WRITE);
+        if (b->fills_table)
+                advise((uint8_t *)kvd_index_table(space->ix) + from,
+                       table * (first + n) / b->ids - from, MADV_POPULATE_WRITE);
+}
+
+/* ---- pieces ---------------------------------------------------------------------------------- */
+
+#define PASSED 4096u /* ids of one piece */
+#define STEPS 1024u  /* of judging, each of which is about a block */
+#define UNMAPPED (UINT64_C(4) << 20)
+
+/* An incarnation names one block as long as the cache lives, so generations go on. */
+static void carry_generation(const struct before *b, struct space *space, uint32_t id) {
+        uint32_t generation = kvd_slot_generation(old_slot(b, id));
+
+        if (generation)
+                index_set_state(space, id, KVD_ABSENT, MIN(generation, KVD_GENERATION_LAST));
+}
+
+static void give_free(const struct before *b, struct space *space, uint32_t id) {
+        enum kvd_state state = kvd_slot_state(old_slot(b, id));
+
+        if (b->fate[id] == TAKEN || !has_memory(space, id))
+                return;
+        if (state == KVD_FREE || state == KVD_ABSENT || !block_inherit(space, id))
+                block_append_free(space, id);
+}
+
+/* False: those were the last ids. */
+static bool pass(struct before *b, struct space *space,
+                 void (*each)(const struct before *, struct space *, uint32_t)) {
+        uint32_t end = b->next + MIN(b->ids - b->next, PASSED);
+
+        for (; b->next < end; b->next++)
+                each(b, space, b->next);
+        return b->next < b->ids;
+}
+
+static bool number(struct before *b, struct space *space) {
+        if (b->next < b->ids)
+                have_pages(b, space, b->next, MIN(b->ids - b->next, PASSED));
+        return pass(b, space, carry_generation);
+}
+
+static bool judge_some(struct before *b, struct space *space) {
+        bool more = space->ix->kind == KVD_kind_causal;
+
+        for (uint32_t i = 0; more && i < STEPS; i++)
+                more = step(b, space);
+        return more;
+}
+
+static bool unmap(struct before *b) {
+        uint64_t n = MIN(b->bytes, UNMAPPED);
+
+        munmap((void *)b->at, n);
+        b->at += n;
+        b->bytes -= n;
+        return b->bytes;
+}
+
+static bool go_on(struct before *b, struct space *space) {
+        switch (b->phase) {
+        case BEFORE_NUMBERS:
+                return number(b, space);
+        case BEFORE_JUDGES:
+                return judge_some(b, space);
+        case BEFORE_FREES:
+                return pass(b, space, give_free);
+        default:
+                return unmap(b);
         }
 }
 
-uint64_t before_give_blocks(struct before *b, struct space *space) {
-        have_all_pages(b, space);
-        carry_generations(b, space);
-        if (space->ix->kind == KVD_kind_causal)
-                decide_all(b, space);
-        give_rest(b, space);
-        return space->count[KVD_SEALED];
+bool before_piece(struct before *b, struct space *space) {
+        if (go_on(b, space))
+                return true;
+        b->next = 0;
+        return b->phase++ < BEFORE_UNMAPS;
+}
+
+void before_begin(struct before *b, struct space *space) {
+        struct kvd_index *ix = space->ix;
+        uint64_t table = ix->table_slots * sizeof(shm_u64), ready = 0;
+
+        for (uint32_t i = 0; i < b->n_segments; i++) {
+                uint32_t n = space->memory.segments[i].n_ready;
+
+                advise_ids(space, kvd_segment_first(ix, i), n, MADV_HUGEPAGE);
+                ready += n;
+        }
+        b->fills_table = ready >= table / PAGE * KEYS_PER_PAGE;
+        if (b->fills_table)
+                advise(kvd_index_table(ix), table, MADV_HUGEPAGE);
 }

@@ -24,6 +24,8 @@ struct block_list {
 
 /* ---- segment --------------------------------------------------------------------------------- */
 
+struct before;
+
 struct segment {
         struct shared_file file; /* host memory: owned; none until first used */
         struct chunk *chunk;   /* a GPU's: what it has; or NULL */
@@ -187,6 +189,7 @@ struct look {
 
 struct space_memory { /* segment.c */
         bool left;                /* it stays as it is, for the next daemon */
+        struct before *before;    /* owned; blocks are still taken over from it: adopt.c; or NULL */
         struct segment *segments; /* owned; max_segments of them */
         struct arena *arenas;     /* owned */
         uint32_t max_blocks;      /* blocks that may have memory */
@@ -198,7 +201,7 @@ struct space_memory { /* segment.c */
         uint32_t unused, emptied;
         kvd_ref stopped;          /* ... and where that is in a chain; 0: in none */
         uint32_t given_up;        /* segments in a row that could not be given back */
-        uint64_t before;          /* only uses before that clock were allowed in the round (take.c) */
+        uint64_t allowed;         /* uses before that clock, in the round under way: take.c */
         uint32_t n_kept;          /* segments with a block that is kept ... */
         uint32_t n_occupied;      /* ... or held */
         uint64_t warm;            /* not asked for cold segments by anyone whose leaves are older */
@@ -410,6 +413,11 @@ static inline uint32_t block_generation(const struct space *s, uint32_t id) {
 
 static inline kvd_ref block_ref(const struct space *s, uint32_t id) {
         return kvd_ref_make(id, block_generation(s, id));
+}
+
+/* Does it wait for blocks of the daemon before? Then it stays as it is: adopt.c. */
+static inline bool space_is_incomplete(const struct space *s) {
+        return s->memory.before != NULL;
 }
 
 /* Or is it deleted, and buried a piece at a time? */

@@ -16,7 +16,7 @@
 #include "store/hooks.h"
 
 static bool is_idle(const struct space *space) {
-        return space_users(space) == 0;
+        return space_users(space) == 0 && !space_is_incomplete(space);
 }
 
 /* Its idle spaces: the oldest of them, and what all of them have of that cost. */

@@ -151,6 +151,9 @@ int arena_new(struct space *space, struct attachment *writer, struct arena **ret
 /* as space_open makes it, over an index that was verified; nobody has it kept yet */
 int space_succeed(struct domain *domain, const struct kvd_index *before, struct space **ret);
 
+/* adopt.c: what the daemon before had and was not taken over stays with the keeper */
+void adopt_leave(struct space *space);
+
 /* inherit.c: clients of the daemon before */
 /* *page and *process are taken if that works */
 int attachment_inherit(struct space *space, const struct attachment_kept *kept, int *page,

@@ -111,6 +111,7 @@ static void space_free(struct space *space) {
                 free(arena->heap);
                 free(arena);
         }
+        adopt_leave(space);
         hooks_space_ends(space);
         account_close(space);
         index_free(space);

@@ -47,7 +47,7 @@ static bool found_unused(struct space *space, struct segment *segment, uint32_t 
                 if (state == KVD_FREE || state == KVD_ABSENT)
                         continue;
                 if (state != KVD_SEALED || block_in_use(space, first + *i, reads) ||
-                    !used_before(space, first + *i, space->memory.before, reads))
+                    !used_before(space, first + *i, space->memory.allowed, reads))
                         return false;
         }
         return true;
@@ -126,9 +126,9 @@ static void begin_round(struct space *space, const struct wish *wish) {
 
         if (space->memory.given_up == 0 && space->memory.unused == 0 && arena && arena->n_heap)
                 space->memory.hand = kvd_segment_of(space->ix, arena->heap[0]);
-        if (wish->before < space->memory.before)
+        if (wish->before < space->memory.allowed)
                 begin_segment(space);
-        space->memory.before = wish->before;
+        space->memory.allowed = wish->before;
 }
 
 /*
@@ -295,7 +295,7 @@ static struct donor next_donor(const struct space *space, uint64_t search, uint6
                         struct space *s = d->spaces.at[i].space;
                         struct donor donor;
 
-                        if (s == space || s->memory.asked_in == search ||
+                        if (s == space || s->memory.asked_in == search || space_is_incomplete(s) ||
                             !may_give(s, space->domain, own_domain_only) || !has_some(s))
                                 continue;
                         donor = when == ANY_TIME ? rank_any(s, space) : rank_cold(s, space, when);
@@ -369,6 +369,20 @@ int space_take_cold(struct space *space, struct arena *arena, uint32_t *reads) {
         return go_on_searching(space, &space->memory.cold, leaf_age(space, arena), reads);
 }
 
+/* What the daemon before had in them is not known yet: they may give later. */
+static bool others_are_incomplete(const struct space *space) {
+        bool own_domain_only = quota_used_up(space->domain, space->ix->segment_bytes);
+
+        for (struct domain *d = space_store(space)->domains; d; d = d->next)
+                for (uint32_t i = 0; i < d->spaces.n; i++)
+                        if (space_is_incomplete(d->spaces.at[i].space) &&
+                            may_give(d->spaces.at[i].space, space->domain, own_domain_only))
+                                return true;
+        return false;
+}
+
 int space_take_any(struct space *space, uint32_t *reads) {
-        return go_on_searching(space, &space->memory.any, ANY_TIME, reads);
+        int r = go_on_searching(space, &space->memory.any, ANY_TIME, reads);
+
+        return r == 0 && !wants_none(space) && others_are_incomplete(space) ? -EAGAIN : r;
 }

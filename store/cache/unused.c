@@ -9,9 +9,11 @@
 #include "store/account.h"
 #include "store/cache/inside.h"
 
-/* What others could have of it: of a deleted space everything. */
+/* What others could have of it: of a deleted space everything, of an incomplete one nothing yet. */
 void space_count_unused(struct space *space) {
-        uint32_t occupied = space_lives(space) ? space->memory.n_occupied : 0;
+        uint32_t occupied = !space_lives(space)         ? 0 :
+                            space_is_incomplete(space) ? space->memory.n_with_memory :
+                                                         space->memory.n_occupied;
 
         account_unused(space, (space->memory.n_with_memory - occupied) * space->ix->segment_bytes);
 }

@@ -76,7 +76,7 @@ int pidfd_of(pid_t pid) {
 
 /* ---- daemons --------------------------------------------------------------------------------- */
 
-bool arena;
+bool arena, all_at_once = true;
 uint64_t quota, pool = POOL, keep_bytes;
 uint32_t attachments = 8;
 uint8_t uuid[16] = "the GPU of then";
@@ -139,6 +139,14 @@ void make_memory(void) {
                 store_clear_done(store, true);
 }
 
+void take_all_over(void) {
+        struct space *s = store_next_space(store, 0);
+
+        for (; s; s = store_next_space(store, space_number(s) + 1))
+                while (!space_take_over(s))
+                        ;
+}
+
 /* The table as it is handed on: the one who keeps has his own descriptors. */
 void adopt(void) {
         struct kept_file *files = calloc(n_kept + 1, sizeof *files);
@@ -148,6 +156,8 @@ void adopt(void) {
         for (size_t i = 0; i < n; i++)
                 files[i].fd = fcntl(kept[i].fd, F_DUPFD_CLOEXEC, 0);
         store_adopt(store, files, n);
+        if (all_at_once)
+                take_all_over();
         for (size_t i = 0; i < n; i++)
                 ck_assert_int_eq(files[i].fd, -1);
         free(files);
@@ -176,6 +186,7 @@ struct space *space_again(const char *name) {
 
 void set_up(void) {
         arena = false;
+        all_at_once = true;
         quota = 0;
         pool = POOL;
         keep_bytes = 0;

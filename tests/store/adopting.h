@@ -23,6 +23,7 @@ extern char last_said[512];
 extern const struct keep_ops no_ops; /* keep nothing */
 
 extern bool arena; /* of daemons from now on, as are these */
+extern bool all_at_once; /* adopt takes blocks over as well; else that is left to the test */
 extern uint64_t quota, pool, keep_bytes;
 extern uint32_t attachments;
 extern uint8_t uuid[16]; /* of the GPU */
@@ -32,6 +33,7 @@ void set_up(void);
 void tear_down(void);
 void open_daemon(void); /* one that has not taken anything over yet, nor has a GPU's memory */
 void adopt(void);
+void take_all_over(void); /* the blocks of all spaces */
 void make_memory(void);
 void kill_daemon(void); /* it stays as it is */
 void stop_daemon(void);

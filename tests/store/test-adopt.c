@@ -536,6 +536,7 @@ static uint32_t try_image(uint64_t bytes) {
         open_daemon();
         store->config.keep = &no_ops;
         store_adopt(store, files, n);
+        take_all_over();
         space = store_next_space(store, 0);
         if (space)
                 back = check_all(space);
@@ -581,22 +582,11 @@ END_TEST
 
 /* ---- many blocks ----------------------------------------------------------------------------- */
 
-static double own_seconds(void) {
-        struct timespec t;
-
-        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-        return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-/* ADOPT_BLOCKS=1000000 measures what the aim is set for; by itself it is over in a moment. */
-START_TEST(many_blocks) {
-        const char *wanted = getenv("ADOPT_BLOCKS");
-        uint32_t many = wanted ? (uint32_t)strtoul(wanted, NULL, 10) / 64 * 64 : 64000;
+static void space_of_many(uint32_t many) {
         static uint32_t tokens[256];
         static kvd_ref refs[64], sealed[64];
         struct attachment *a;
         struct space *space;
-        double began;
 
         tear_down();
         pool = many + many / 100 + 1024;
@@ -618,6 +608,22 @@ START_TEST(many_blocks) {
                         tokens[i] = (n * 31 + i) % 100000;
                 ck_assert_int_eq(space_seal(a, &q, sealed), 0);
         }
+}
+
+static double own_seconds(void) {
+        struct timespec t;
+
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+        return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+/* ADOPT_BLOCKS=1000000 measures what the aim is set for; by itself it is over in a moment. */
+START_TEST(many_blocks) {
+        const char *wanted = getenv("ADOPT_BLOCKS");
+        uint32_t many = wanted ? (uint32_t)strtoul(wanted, NULL, 10) / 64 * 64 : 64000;
+        double began;
+
+        space_of_many(many);
         stop_daemon();
         open_daemon();
         began = own_seconds();
@@ -628,11 +634,105 @@ START_TEST(many_blocks) {
 }
 END_TEST
 
+/* ---- while the daemon serves ----------------------------------------------------------------- */
+
+#define A_PIECE 1024u /* blocks that are sealed in one, at most */
+
+/* The first allocation of another space comes before all work that is done for each block. */
+START_TEST(a5_what_is_cached_delays_nobody) {
+        const uint32_t many = 64000;
+        uint32_t before = 0, pieces = 0;
+        struct space *space, *other;
+        kvd_ref ref;
+
+        space_of_many(many);
+        kill_daemon();
+        all_at_once = false;
+        next_daemon();
+        space = space_again("s");
+        other = fixture_space("other", 64);
+        ck_assert_int_eq(space_allocate(fixture_attach(other), 1, &ref), 1);
+        ck_assert_uint_eq(space->count[KVD_ABSENT], space_index(space)->capacity);
+        for (bool done = false; !done; pieces++) {
+                done = space_take_over(space);
+                ck_assert_uint_le(space->count[KVD_SEALED] - before, A_PIECE);
+                before = (uint32_t)space->count[KVD_SEALED];
+        }
+        ck_assert_uint_eq(before, many);
+        ck_assert_uint_ge(pieces, many / A_PIECE);
+        check_clean(space);
+}
+END_TEST
+
+/* It dies, or is asked to end, after each piece of the way: its successor finds all that it found. */
+START_TEST(a5_a_daemon_that_ends_meanwhile_loses_nothing) {
+        struct space *space = fixture_space("s", POOL);
+        struct attachment *a = attach_kept(space, getpid());
+        uint64_t bytes = attachment_pin_bytes(a);
+        struct kvd_pin_words *pins = map_pins(a);
+        static struct chain one, two;
+
+        make_chain(a, &one, CHAIN, 0, 1, 0, 0);
+        make_chain(a, &two, CHAIN, 0, 2, 20, 1);
+        all_at_once = false;
+        for (uint32_t pieces = 0; pieces < 6; pieces++) {
+                restart(_i);
+                if (pieces == 3)
+                        atomic_store(&page_of(pins)->left, 1); /* which is found out later */
+                space = space_again("s");
+                ck_assert_msg(space != NULL, "%s", last_said);
+                for (uint32_t i = 0; i < pieces; i++) {
+                        space_take_over(space);
+                        store_look_at_pins(store);
+                }
+        }
+        restart(_i);
+        space = space_again("s");
+        idle();
+        ck_assert_uint_eq(check_all(space), CHAIN + CHAIN - 20);
+        ck_assert_uint_eq(found(space, &one), CHAIN);
+        ck_assert_uint_eq(found(space, &two), CHAIN);
+        look();
+        check_clean(space);
+        munmap(page_of(pins), bytes);
+}
+END_TEST
+
+/* All memory is in a space that is not complete yet: nobody is refused for that, nor gets any of it. */
+START_TEST(a5_an_allocation_waits_for_memory_that_is_on_its_way) {
+        struct space *space = fixture_space("s", POOL), *other;
+        struct attachment *a = attach_kept(space, getpid());
+        static struct chain chains[POOL / 32];
+        kvd_ref ref;
+        int r;
+
+        for (uint32_t i = 0; i < POOL / 32; i++)
+                make_chain(a, &chains[i], 32, i, i, 0, 0);
+        atomic_store(&a->page->left, 1);
+        kill_daemon();
+        all_at_once = false;
+        next_daemon();
+        space = space_again("s");
+        other = fixture_space("other", 64);
+        a = fixture_attach(other);
+        ck_assert_int_eq(space_allocate(a, 1, &ref), 0);
+        while (!space_take_over(space)) {
+                check_clean(other);
+                ck_assert_int_eq(space_allocate(a, 1, &ref), 0);
+        }
+        while ((r = space_allocate(a, 1, &ref)) == 0)
+                look();
+        ck_assert_int_eq(r, 1);
+        ck_assert_uint_gt(check_all(space), POOL / 2);
+}
+END_TEST
+
 SUITE("adopt",
       FIXTURE(set_up, tear_down),
       TESTS(what_is_kept_is_dropped_when_it_goes, what_nobody_wants_is_closed),
       LOOPS(2, sealed_chains_come_back, pins_of_old_clients_hold,
-            blocks_that_may_be_written_are_left_alone, without_a_page_the_space_begins_empty),
+            blocks_that_may_be_written_are_left_alone, without_a_page_the_space_begins_empty,
+            a5_a_daemon_that_ends_meanwhile_loses_nothing),
       WHEN(SMALL_PAGES, LOOPS(2, under_arenas_too)),
       TESTS(another_isolation_begins_empty),
       /* a key of 8 bits is that of another parent's child, once in 256 */
@@ -642,4 +742,6 @@ SUITE("adopt",
       WHEN(!on_gpu() && SMALL_PAGES, TESTS(without_a_segment_its_blocks_are_lost,
                                            a1_names_at_the_keeper_have_shares,
                                            a1_segments_leave_room_for_clients,
-                                           a_smaller_quota_keeps_what_fits)))
+                                           a_smaller_quota_keeps_what_fits,
+                                           a5_what_is_cached_delays_nobody,
+                                           a5_an_allocation_waits_for_memory_that_is_on_its_way)))
