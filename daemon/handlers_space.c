@@ -215,7 +215,9 @@ int handle_space_delete(struct client *c, const struct kvd_msg *request, struct 
         r = client_find_named(c, m->domain, m->space, &space);
         if (r < 0)
                 return r;
-        r = space_delete(space, m->force);
+        r = store_disk_may_erase(c->server->store, of);
+        if (r == 0)
+                r = space_delete(space, m->force);
         if (r < 0)
                 return client_store_failed(c, r);
         worker_look(c->server->worker); /* the worker has the space's memory mapped */

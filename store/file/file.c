@@ -278,6 +278,21 @@ bool store_disk_erasing(const struct store *store, const char *domain, const cha
         return false;
 }
 
+#define ERASING_SHARE (ERASING / 4 * 3) /* of one domain */
+
+int store_disk_may_erase(struct store *store, const char *domain) {
+        const struct file *file = store->file;
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; file && file->n_erasing && i < ERASING; i++)
+                n += file->erasing[i].wanted && strcmp(file->erasing[i].name.domain, domain) == 0;
+        if (n < ERASING_SHARE && (!file || file->n_erasing < ERASING))
+                return 0;
+        return store_refuse(store, -EBUSY,
+                            "the file tier still has to forget %u deleted spaces, %u of domain '%s'; "
+                            "delete this one later", file->n_erasing, n, domain);
+}
+
 #define SWEEP_LOOKS 4096u
 
 /* Records of what was erased make room, a piece at a time. */

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -546,6 +547,31 @@ START_TEST(what_is_deleted_is_deleted_in_both) {
 }
 END_TEST
 
+/* Deletions that the file has not seen take up places, of which one domain leaves some to others. */
+START_TEST(a1_deletions_while_a_file_opens_do_not_turn_it_off) {
+        struct store_disk_config config = {.n_files = 1, .bytes = {FILE_HEAD + EXTENT_BYTES(4)}};
+        uint32_t n = 0;
+        char name[16];
+
+        n_files = 1;
+        fixture_super(supers, 0, 1, EXTENT_BYTES(4));
+        fixture_open(64, 0);
+        ck_assert_int_eq(store_disk_begin(store, &config), 0);
+        for (; store_disk_may_erase(store, "d") == 0 && n < 1000; n++) {
+                snprintf(name, sizeof name, "n%u", n);
+                ck_assert_int_eq(space_delete(fixture_space(name, 16), true), 0);
+                idle();
+        }
+        ck_assert_uint_gt(n, 100);
+        ck_assert_uint_lt(n, 256);
+        ck_assert_int_eq(store_disk_may_erase(store, "other"), 0);
+        look(0);
+        scan_one_extent();
+        ck_assert_int_eq(store_disk_may_erase(store, "d"), 0);
+        close_file();
+}
+END_TEST
+
 /* It may have it, and is erased when it is heard of again; one that is off is not waited for. */
 START_TEST(a_deletion_waits_for_a_file_that_hangs) {
         open_two();
@@ -713,6 +739,6 @@ SUITE("disk-answers", FIXTURE(forget_files, forget_files),
       LOOPS(6, a_prefix_is_missed_where_one_of_two_fails),
       TESTS(what_the_disk_did_not_take_is_said, a_name_that_was_not_answered_is_asked_again,
             what_was_deleted_is_erased_by_the_next_process,
-            what_no_file_knows_is_erased_at_once,
+            what_no_file_knows_is_erased_at_once, a1_deletions_while_a_file_opens_do_not_turn_it_off,
             records_of_too_many_sizes_are_left_alone, chains_go_from_their_ends_after_a_restart,
             evict_to_file_takes_no_more_than_a_domains_share))
