@@ -88,10 +88,7 @@ static void log_end(const struct client *c, bool died) {
                           c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name);
 }
 
-/*
- * A process may have many connections, which all end at once: each waits for its turn, like a request
- * of its user.
- */
+/* All connections of a process end at once, so each waits for its turn, like a request of its user. */
 static void in_its_turn(struct client *c, void (*end)(struct client *)) {
         c->end = end;
         turns_add(&c->server->turns, &c->place);
@@ -357,7 +354,7 @@ static int keep(const struct client *c, struct attachment *attachment) {
         return attachment_keep(attachment, pidfd < 0 ? c->peer.pidfd : pidfd);
 }
 
-/* One that a successor would not know of would cost the whole space its cache. */
+/* If a client cannot be kept, it is refused: the next daemon would have to drop the whole space. */
 static int attach(struct client *c, struct space *space, struct attachment **ret) {
         int r = attachment_new(space, c, c->peer.process, space_gone, ret);
 

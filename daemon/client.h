@@ -81,7 +81,7 @@ int client_make_lifeline(struct client *client, uint64_t process, int *writing);
  */
 void client_disconnect(struct client *client);
 
-/* Its process ended while it waited for its turn: what follows from that is done. False: it did not. */
+/* If its process has ended, does what follows from that. False: it has not. */
 bool client_ends(struct client *client);
 
 /* The process cannot touch memory any more, or the daemon ends: gives everything back. */
@@ -111,8 +111,8 @@ void client_follow(struct client *client, struct space *space);
 /* The domain a request names: the client's own if it names none. -EPERM, -ENOENT. */
 int client_find_domain(struct client *client, struct kvd_slice name, struct domain **ret);
 /*
- * What the daemon before had in the space is there. CLIENT_LATER: not yet, and a piece of that was done;
- * the handler returns it before it changes anything, and is called again in the client's next turn.
+ * 0: the space is complete (space_take_over). CLIENT_LATER: not yet; a handler returns this before it
+ * changes anything, and is called again in the client's next turn.
  */
 #define CLIENT_LATER (-EINPROGRESS)
 int client_await_space(struct space *space);

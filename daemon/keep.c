@@ -6,8 +6,9 @@
  * goes before there is room for it is never sent.
  *
  * The number of names and their bytes are limited, because the next daemon is handed all of them in
- * one string of its environment. The store shares that room out (store/keep.c). A name that the keeper
- * is still to close takes none of it: the keeper hears of that before it hears of later ones.
+ * one string of its environment. The store gives domains shares of that room (store/keep.c). A name
+ * that the keeper was not told yet to close does not count: messages keep their order, so the keeper
+ * closes it before it gets a later one.
  */
 
 #include "daemon/keep.h"
@@ -30,7 +31,7 @@
 #define SPARE_BYTES 1024u       /* of these, for indexes that are there twice during a takeover */
 #define A_TIME 64u              /* messages without going back to the loop */
 
-#define ENTRIES(k) (2 * (k)->max) /* those to be kept, and those that the keeper is to close */
+#define ENTRIES(k) (2 * (k)->max) /* to be kept, and to be closed by the keeper */
 
 struct keep_entry {
         char name[KEEP_NAME_MAX];
@@ -60,7 +61,7 @@ static struct keep_entry *find(const struct keep *k, const char *name) {
         return NULL;
 }
 
-/* Another one is to be kept, under a name that is new, or was to be given up. */
+/* False: no room for one more. */
 static bool want(struct keep *k, struct keep_entry *e) {
         size_t n = strlen(e->name) + 1;
 

@@ -149,7 +149,7 @@ static int read_request(struct client *c, ssize_t size, struct kvd_msg *ret) {
         return r;
 }
 
-/* It is looked at again in its client's next turn, and what else was sent waits in the socket. */
+/* Handles the request again in the client's next turn; later requests wait in the socket. */
 static int put_off(struct client *c, size_t size) {
         if (c->late)
                 return CLIENT_LATER;

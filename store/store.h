@@ -191,8 +191,8 @@ int domain_make_way(struct domain *domain);
 uint64_t store_collected(const struct store *store); /* spaces that were removed to make room so far */
 
 /*
- * Does a piece of taking over what the daemon before had in it. True: all of that is there. Before it
- * is, the space must not be used, changed or deleted.
+ * Takes over a piece of what the previous daemon had in the space. True: the space is complete. An
+ * incomplete space must not be attached to, changed or deleted.
  */
 bool space_take_over(struct space *space);
 
@@ -339,7 +339,7 @@ int space_seal(struct attachment *attachment, const struct seal_request *request
  */
 bool attachment_was_kicked(struct attachment *attachment);
 bool attachment_take_posts(struct attachment *attachment);
-/* that were not taken, and can have been meant: not more than blocks that it is filling */
+/* that were not taken yet; not more than blocks that it is filling */
 uint32_t attachment_posts(const struct attachment *attachment);
 
 /* ---- semaphores of spaces on a GPU, see device/semaphore.c ----------------------------------- */

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The spaces of the daemon before are taken over: a new index over the memory that there was, with
- * the clients of then. A space is dropped if its domain is not there any more, or if somebody may
- * still read it who cannot be asked; a segment that does not fit its quota is, with the blocks in it.
+ * Takes over the spaces of the previous daemon: each gets a new index over the same memory, and keeps
+ * the clients that were connected. A space is dropped if its domain no longer exists, or if a client
+ * may still read it whose page is missing. A segment is dropped, with its blocks, if it exceeds the
+ * domain's quota.
  *
- * The daemon serves after work that grows with the number of names it was handed, which is limited,
- * and not with what is cached. Before it serves, each space is made, with its segments, its clients'
- * pages, its settings and all that is charged to domains: so another domain gets what it is entitled
- * to, and nobody gets memory that is in use. Its blocks are taken over afterwards, in pieces
- * (before.c), by whichever comes first:
+ * The work before the first request grows with the number of names that the keeper handed over, which
+ * is limited, and not with what is cached. Before the daemon serves, it makes each space with its
+ * segments, its clients' pages, its settings and its charges: so other domains get at once what they
+ * are entitled to, and memory in use is not given away. The blocks follow in pieces (before.c), in
  *
- *      idle work              a piece of one space at a time, as all of it
- *      a request for it       opening it, or naming it in kvctl: each turn of the request does a piece,
- *                             and the request is answered when all is there (daemon/requests.c)
+ *      idle work          a piece of one space at a time, like all idle work
+ *      requests for it    opening the space, or naming it in kvctl: each turn of the request does a
+ *                         piece, and the reply is sent when the space is complete (daemon/requests.c)
  *
- * Until then the space has no clients but those of then, and stays as it is: no other idle work is
- * done for it, none of its memory is taken (an allocation that needs some asks again), and what its
- * old clients let go of is found out later. The keeper has the old index until the new one is
- * complete. So a daemon that dies meanwhile leaves its successor all that it found.
+ * An incomplete space has only the clients of the previous daemon, and nothing but this work changes
+ * it: other idle work skips it, no other space takes its memory (an allocation that needs some has to
+ * ask again), and clients that leave are noticed afterwards. The keeper holds the old index until the
+ * new one is complete. So if this daemon dies meanwhile, its successor finds everything it found.
  */
 
 #include <errno.h>
@@ -211,7 +211,7 @@ static int make_space(struct store *store, const struct before *b, struct space 
         return r;
 }
 
-/* Takes *b, which is closed when its blocks are taken over. */
+/* Owns b from now on, until all of its blocks are taken over. */
 static void adopt_space(struct store *store, struct before *b, const struct parts *parts) {
         struct space *space = NULL;
         int r = make_space(store, b, &space);
@@ -235,7 +235,7 @@ static void adopt_space(struct store *store, struct before *b, const struct part
         space->memory.before = b;
 }
 
-/* The clock goes on, so that what old clients say of their last uses is understood. */
+/* The clock continues, because old clients wrote their times of last use by it. */
 static void complete(struct space *space, struct before *b) {
         struct shared_file last = {.fd = b->file.fd, .fd_ro = -1, .bytes = b->header.size};
         uint64_t clock = MAX(atomic_load(&b->header.clock), 1);

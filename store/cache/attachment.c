@@ -122,7 +122,7 @@ uint32_t space_users(const struct space *space) {
         return n;
 }
 
-/* A post is of a block that its client is filling: so many can be meant, and so many fit into the ring. */
+/* There can be no more posts than blocks that the client is filling, or than places in the ring. */
 uint32_t attachment_posts(const struct attachment *a) {
         uint64_t n = atomic_load_explicit(&a->page->posted, memory_order_seq_cst) - a->posts_taken;
 

@@ -8,13 +8,13 @@
  * behind a block that was taken itself. All else is free, or left alone while somebody may write it:
  * on a GPU, too, what its producer's stream had not written yet, as the semaphores of then say.
  *
- * That takes time for each block, and the daemon serves meanwhile: so it is done in pieces, in four
- * phases, each of which goes through the ids once.
+ * Each block takes time, and the daemon serves meanwhile. So the work is done in pieces, in four
+ * phases:
  *
- *      NUMBERS   every block gets the generation that it had, and memory behind what is written of it
- *      JUDGES    what is sealed is verified, parents first; a path up to them is kept between pieces
- *      FREES     all others are free, or left alone
- *      UNMAPS    the old index goes
+ *      NUMBERS   copies the generation of each block, and populates the pages to be written
+ *      JUDGES    verifies sealed blocks, parents first; the path up to them is kept between pieces
+ *      FREES     frees all other blocks, or leaves them to old clients
+ *      UNMAPS    unmaps the old index
  */
 
 #include "store/cache/before.h"
@@ -96,13 +96,13 @@ uint32_t before_memory(const struct before *b, uint32_t segment) {
         return atomic_load(&memory[segment]);
 }
 
-/* A block that had its last generation had memory, and its state does not say so. */
+/* A worn-out block is ABSENT, and has memory. */
 static bool may_have_memory(const struct before *b, uint32_t id) {
         return kvd_slot_state(old_slot(b, id)) != KVD_ABSENT ||
                kvd_slot_generation(old_slot(b, id)) >= KVD_GENERATION_LAST;
 }
 
-/* There are none behind the last of them; not one by one, since a segment may have a million blocks. */
+/* A binary search, since a segment may have a million blocks: those with memory are in front. */
 uint32_t before_ready(const struct before *b, uint32_t segment) {
         uint32_t first = kvd_segment_first(&b->header, segment), low = first,
                  high = kvd_segment_end(&b->header, segment);

@@ -415,7 +415,7 @@ static inline kvd_ref block_ref(const struct space *s, uint32_t id) {
         return kvd_ref_make(id, block_generation(s, id));
 }
 
-/* Does it wait for blocks of the daemon before? Then it stays as it is: adopt.c. */
+/* Are blocks still to be taken over from the previous daemon? Until then, nothing else changes it: adopt.c. */
 static inline bool space_is_incomplete(const struct space *s) {
         return s->memory.before != NULL;
 }

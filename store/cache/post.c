@@ -134,12 +134,12 @@ static void take_window(struct attachment *a, uint32_t n) {
                 take_one(a, &w.posts[i].post, &w.keys[i]);
 }
 
-/* What the client says that it posted, and was not looked at. It may say anything. */
+/* How many posts the client says are waiting. It may say anything. */
 static uint64_t said(const struct attachment *a) {
         return atomic_load_explicit(&a->page->posted, memory_order_seq_cst) - a->posts_taken;
 }
 
-/* What cannot have been posted is refused at once, however much it is: later it would be work again. */
+/* Posts that cannot be there are refused all at once; otherwise they would be looked for again and again. */
 static void refuse_rest(struct attachment *a, uint64_t n) {
         struct kvd_pinpage *page = a->page;
 
@@ -190,9 +190,9 @@ static void take_piece(struct attachment *a) {
 }
 
 /*
- * A process that ends may leave a full ring in each of many spaces. How many of its posts count is
- * settled when it ends; taking them is idle work, a window at a time, and what an allocation does
- * before it is refused.
+ * A process may leave a full ring in each of many spaces when it ends. The number of posts is fixed
+ * then (posts_left). Taking them is idle work, a window at a time; an allocation that would be
+ * refused takes a window first.
  */
 bool posts_take_left(struct space *space) {
         for (uint32_t i = 0; i < space->n_attachments; i++) {

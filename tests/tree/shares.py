@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A limit that clients have in common, and that one of them can use up, is a fault. Every constant that bounds something
-in the store or the daemon is in shares.def, with the reason why it is none.
+"""A limit that all clients share, and that one of them can use up, is a fault. shares.def lists every constant that bounds
+something in the store or the daemon, and says how clients share it.
 
     shares.py ROOT          one line for each that is missing there, or that is there and does not exist; status 1 if any
     shares.py --self-test   does it find what it is there to find?
 
 A constant bounds something if it is the size of an array, or of what is allocated, or if its name (MAX, MOST, SEATS,
-PLACES, WAITING) or its comment (at once, under way, at most) says so. Times are none: they bound waiting, not sharing.
+PLACES, WAITING) or its comment (at once, under way, at most) says so. Times are not listed: they bound waiting.
 """
 import pathlib
 import re
@@ -16,7 +16,7 @@ import tempfile
 
 LIST = "tests/tree/shares.def"
 FOLDERS = ("store", "daemon", "ipc/base")
-# Processes of their own: what they have is bounded by what the daemon asks of them.
+# Programs of child processes: the daemon bounds what it asks of them.
 OTHERS = ("daemon/worker/", "daemon/disk/", "daemon/remote/", "daemon/keeper/", "daemon/exporter/")
 KINDS = ("account", "process", "user", "domain", "space", "client", "piece", "thing", "memory", "common")
 
@@ -65,7 +65,7 @@ def rows(root):
 def complaints(root):
     there, listed = constants(root), rows(root)
     for path, name in sorted(there - set(listed)):
-        yield f"{path}: {name} bounds something, and {LIST} does not say who shares it"
+        yield f"{path}: {name} bounds something, and {LIST} does not say how clients share it"
     for (path, name), complaint in sorted(listed.items()):
         if complaint or (path, name) not in there:
             yield f"{LIST}: {path} {name} {complaint or 'bounds nothing, or does not exist'}"
@@ -80,7 +80,7 @@ def self_test():
         (root / "store/a.h").write_text("#define PLACES 8u\n#define WAIT_MOST_NS 5u\n#define FEW 3u\n#define ODD 4u\n")
         (root / "store/b.c").write_text("static int table[FEW];\n#define GONE 7u\n")
         (root / LIST).write_text("# path name kind\nstore/a.h PLACES account files: each is one\n")
-        assert list(complaints(root)) == [f"store/a.h: FEW bounds something, and {LIST} does not say who shares it"]
+        assert list(complaints(root)) == [f"store/a.h: FEW bounds something, and {LIST} does not say how clients share it"]
         (root / LIST).write_text("store/a.h PLACES account nothing: x\nstore/a.h FEW piece: x\nstore/b.c GONE thing: x\n")
         found = list(complaints(root))
         assert len(found) == 2 and "names no cost" in found[0] and "does not exist" in found[1], found
