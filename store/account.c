@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "store/cache/cache.h"
+#include "store/disk.h"
 
 #define OVERHEAD_LEAST (UINT64_C(2) << 30)
 /* each is a descriptor, and who has a sequence says how small they are */
@@ -171,6 +172,7 @@ void account_open(struct store *store) {
         limit[KVD_COST_files] = config->max_files ?: UINT32_MAX;
         limit[KVD_COST_spill] = config->spill_bytes;
         limit[KVD_COST_sketches] = MOST_SKETCHES;
+        limit[KVD_COST_file_names] = STORE_DISK_SPACES;
         limit[KVD_COST_kept] = config->keep_bytes ?: UINT32_MAX;
 }
 

@@ -116,6 +116,8 @@ uint64_t store_disk_place(const struct store *store, uint64_t place);
 /* Where a question's block is for the disk: a descriptor, and where in there; or a negative errno. */
 int store_disk_memory(struct store *store, uint32_t file, uint32_t item, uint64_t *offset);
 
+#define STORE_DISK_SPACES 158u /* of which the files can have blocks */
+
 /* Has a space of that name been deleted, whose records the file may still have? */
 bool store_disk_erasing(const struct store *store, const char *domain, const char *space);
 /* -EBUSY: so many spaces of the domain, or of all, are still to be forgotten; none may be deleted now. */

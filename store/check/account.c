@@ -8,6 +8,7 @@
 #include "store/account.h"
 #include "store/check/check.h"
 #include "store/device/device.h"
+#include "store/file/file.h"
 #include "store/kept.h"
 #include "store/methods/methods.h"
 #include "store/remote/inside.h"
@@ -70,6 +71,7 @@ void check_charges(struct walk *w) {
                 [KVD_COST_sequences] = sequences_of(s)->n,
                 [KVD_COST_leases] = s->leases.n,
                 [KVD_COST_kept] = kept(s),
+                [KVD_COST_file_names] = s->parts.file && s->parts.file->charged,
         };
 
         w->spent += s->ix->max_segments * 10 + s->n_attachments * 100;

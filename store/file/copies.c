@@ -86,7 +86,7 @@ static bool is_short(const struct file *file, const struct space *space) {
 static int number_of(struct file *file, struct space *space) {
         int number = file_space_number(file, space);
 
-        if (number < 0 && catalog_space(&file->catalog, file_space_of(space)->id, true) >= 0)
+        if (number < 0 && file_enter_space(file, space) >= 0)
                 number = file_space_number(file, space);
         if (number >= 0)
                 file->catalog.spaces[number].owner = space->domain;

@@ -381,7 +381,7 @@ static bool sweep(struct file *file, struct space *space) {
 static void make_name(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
         struct catalog_namespace *n;
-        int number = catalog_space(&file->catalog, fs->id, true);
+        int number = file_enter_space(file, space);
 
         fs->refused = number < 0;
         if (fs->refused)

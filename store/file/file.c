@@ -14,6 +14,7 @@
 #include "ipc/base/enums.h"
 #include "ipc/base/tier.h"
 #include "ipc/base/wide.h"
+#include "store/account.h"
 
 /* ---- state ----------------------------------------------------------------------------------- */
 
@@ -165,12 +166,22 @@ int file_space_number(struct file *file, struct space *space) {
                 return fs->number;
         fs->number = catalog_space(&file->catalog, fs->id, false);
         if (fs->number >= 0) {
+                account_add(space, KVD_COST_file_names, !fs->charged);
+                fs->charged = true;
                 file->owners[fs->number] = space;
                 catalog_tell(&file->catalog, fs->number, space->ix);
                 fs->told = file->catalog.spaces[fs->number].records ? 0 : CATALOG_NOWHERE;
                 space_is_busy(space);
         }
         return fs->number;
+}
+
+int file_enter_space(struct file *file, struct space *space) {
+        struct file_space *fs = file_space_of(space);
+
+        if (!fs->charged)
+                fs->charged = account_charge(space, KVD_COST_file_names, 1) == 0;
+        return fs->charged ? catalog_space(&file->catalog, fs->id, true) : -1;
 }
 
 uint64_t file_root(const struct space *space, uint64_t root, const uint32_t *tokens) {

@@ -128,6 +128,7 @@ struct file_space {
         int number;                   /* of its namespace in the catalog; -1: not known */
         bool named;                   /* id is made */
         bool refused;                 /* the file takes no more namespaces */
+        bool charged;                 /* ... for having one: KVD_COST_file_names */
         bool unswept;                 /* something changed since its blocks were looked at */
         enum file_all all;            /* under way: what is not admitted goes there, too */
         uint64_t since_ns;            /* it began then: what it found or wrote stays */
@@ -170,6 +171,8 @@ static inline struct file_space *file_space_of(const struct space *space) {
 struct file *file_for(const struct space *space);
 /* The number of its namespace; -1: it has none yet. */
 int file_space_number(struct file *file, struct space *space);
+/* The same, of one that has none yet; -1: there is no place, or none for its domain. */
+int file_enter_space(struct file *file, struct space *space);
 void file_want(struct file *file, bool soon);
 /* Clients ask for what is below while it can come. */
 void file_tell_below(struct space *space);

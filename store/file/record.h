@@ -38,6 +38,7 @@
 
 #include "ipc/base/disk.h"
 #include "ipc/base/key.h"
+#include "store/disk.h"
 #include "store/file/disk.h"
 
 #define FILE_MAGIC UINT64_C(0x656c69660064766b) /* "kvd\0file" */
@@ -45,6 +46,7 @@
 #define FILE_HEAD (UINT64_C(128) << 10)
 #define FILE_COPIES 2u
 #define FILE_NAMESPACES 158u
+static_assert(FILE_NAMESPACES == STORE_DISK_SPACES, "domains have shares of them");
 #define FILE_NO_EPOCH 0u /* those of namespaces count from 1 */
 
 /* of a sector: what it is */

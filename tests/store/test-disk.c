@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "ipc/base/key.h"
+#include "store/account.h"
 #include "store/disk.h"
 #include "store/file/volume.h"
 #include "tests/lib/suite.h"
@@ -547,6 +548,38 @@ START_TEST(what_is_deleted_is_deleted_in_both) {
 }
 END_TEST
 
+/* One domain has all the names that it may have, and a space of another is written all the same. */
+START_TEST(a1_names_in_a_file_have_shares) {
+        struct domain_config other = {.name = "other", .client_quota = UINT64_MAX};
+        struct space *hog;
+        uint64_t n;
+
+        open_file(1, EXTENT_BYTES(4));
+        scan_one_extent();
+        hog = fixture_space("hog", 16);
+        n = account_room(domain, KVD_COST_file_names);
+        ck_assert_uint_ge(n, 100);
+        ck_assert_int_eq(account_charge(hog, KVD_COST_file_names, n), 0);
+        make_chain(N, 1000);
+        for (int i = 0; i < 10; i++) {
+                idle();
+                ck_assert_ptr_null(asked_of(0));
+        }
+        ck_assert_uint_eq(supers[0].n_namespaces, 0);
+        check_clean(space);
+        attachment = attachment_free(attachment, false);
+        ck_assert_int_eq(store_domain(store, &other, &domain), 0);
+        space = fixture_space("s", 0);
+        attachment = fixture_attach(space);
+        make_chain(N, 1000);
+        space_demote(space);
+        moved(asked(STORE_DISK_WRITE), 0);
+        ck_assert_uint_eq(supers[0].n_namespaces, 1);
+        check_clean(space);
+        close_file();
+}
+END_TEST
+
 /* Deletions that the file has not seen take up places, of which one domain leaves some to others. */
 START_TEST(a1_deletions_while_a_file_opens_do_not_turn_it_off) {
         struct store_disk_config config = {.n_files = 1, .bytes = {FILE_HEAD + EXTENT_BYTES(4)}};
@@ -740,5 +773,6 @@ SUITE("disk-answers", FIXTURE(forget_files, forget_files),
       TESTS(what_the_disk_did_not_take_is_said, a_name_that_was_not_answered_is_asked_again,
             what_was_deleted_is_erased_by_the_next_process,
             what_no_file_knows_is_erased_at_once, a1_deletions_while_a_file_opens_do_not_turn_it_off,
+            a1_names_in_a_file_have_shares,
             records_of_too_many_sizes_are_left_alone, chains_go_from_their_ends_after_a_restart,
             evict_to_file_takes_no_more_than_a_domains_share))
