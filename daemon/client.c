@@ -88,7 +88,9 @@ static void log_end(const struct client *c, bool died) {
                           c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name);
 }
 
-/* All connections of a process end at once, so each waits for its turn, like a request of its user. */
+/*
+ * All connections of a process end at once, so each waits for its turn, like a request of its user.
+ */
 static void in_its_turn(struct client *c, void (*end)(struct client *)) {
         c->end = end;
         turns_add(&c->server->turns, &c->place);
@@ -409,8 +411,9 @@ int client_remove_space(struct client *c, uint32_t handle) {
 }
 
 /*
- * A client that is in the rounds stays told, and its ring is looked at again. Not one in which there
- * was nothing: what was posted there had been taken before, and whoever posts next has to say so.
+ * A client that is in the rounds stays told, and its ring is looked at again. Not one in which
+ * there was nothing: what was posted there had been taken before, and whoever posts next has to say
+ * so.
  */
 static bool take_ring(struct client *c, uint32_t place) {
         struct attachment *a = c->spaces[place].attachment;

@@ -7,8 +7,8 @@
  *
  * The number of names and their bytes are limited, because the next daemon is handed all of them in
  * one string of its environment. The store gives domains shares of that room (store/keep.c). A name
- * that the keeper was not told yet to close does not count: messages keep their order, so the keeper
- * closes it before it gets a later one.
+ * that the keeper was not told yet to close does not count: messages keep their order, so the
+ * keeper closes it before it gets a later one.
  */
 
 #include "daemon/keep.h"

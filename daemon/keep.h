@@ -40,7 +40,7 @@ void keep_start(struct keep *keep, struct loop *loop);
 /* For store_config, with keep as the argument; NULL: nobody keeps anything. */
 const struct keep_ops *keep_ops(const struct keep *keep);
 
-/* For store_config: how many bytes of names there is room for, and as how many each counts at least. */
+/* For store_config: room for names, in bytes, and the bytes that each counts for at least. */
 void keep_room(const struct keep *keep, uint64_t *bytes, uint64_t *least);
 
 /* It was handed to us, so it is kept already. */

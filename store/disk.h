@@ -120,7 +120,7 @@ int store_disk_memory(struct store *store, uint32_t file, uint32_t item, uint64_
 
 /* Has a space of that name been deleted, whose records the file may still have? */
 bool store_disk_erasing(const struct store *store, const char *domain, const char *space);
-/* -EBUSY: so many spaces of the domain, or of all, are still to be forgotten; none may be deleted now. */
+/* -EBUSY: too many spaces of the domain, or of all, are still to be forgotten. */
 int store_disk_may_erase(struct store *store, const char *domain);
 
 enum store_disk_state {

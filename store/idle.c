@@ -27,7 +27,8 @@ static bool space_idle(struct space *space) {
                 return true;
         return hooks_idle(space) ||
                garbage_sweep(space, SWEEP / (1 + space->n_attachments / 8)) ||
-               posts_take_left(space) || attachment_fold(space) || evict_restamp(space) || space_trim(space) ||
+               posts_take_left(space) || attachment_fold(space) || evict_restamp(space) ||
+               space_trim(space) ||
                space_tidy(space) || space_fill_ahead(space) || available_look(space);
 }
 

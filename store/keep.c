@@ -4,11 +4,11 @@
  * Which descriptors outlive the daemon, and under what names. A name says which index, memory or
  * page it is, not only whose: so a successor cannot take what was replaced for what replaced it.
  *
- * The keeper has room for a limited number of bytes of names, which is a cost with shares like others.
- * If the index of a space or the page of a client were not kept, the next daemon would drop the whole
- * space: so without room, the space or the client is refused. If a segment is not kept, only its
- * blocks are lost: segments are used all the same, and leave the last quarter of their domain's share
- * to clients.
+ * The keeper has room for a limited number of bytes of names, which is a cost with shares like
+ * others. If the index of a space or the page of a client were not kept, the next daemon would drop
+ * the whole space: so without room, the space or the client is refused. If a segment is not kept,
+ * only its blocks are lost: segments are used all the same, and leave the last quarter of their
+ * domain's share to clients.
  */
 
 #include "store/keep.h"

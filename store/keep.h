@@ -40,16 +40,16 @@ struct kept_file {
 };
 
 /*
- * Takes over what the daemon before had, but for spaces' blocks (space_take_over): before there are clients, when all domains are there, and on
- * a GPU before there is memory (store_make_memory). All descriptors are the store's from now on; what
- * cannot be verified is closed, and dropped. Memory behind legacy CUDA handles ends with the process
- * that made it, and is not kept.
+ * Takes over what the daemon before had, but for spaces' blocks (space_take_over): before there are
+ * clients, when all domains are there, and on a GPU before there is memory (store_make_memory). All
+ * descriptors are the store's from now on; what cannot be verified is closed, and dropped. Memory
+ * behind legacy CUDA handles ends with the process that made it, and is not kept.
  */
 void store_adopt(struct store *store, struct kept_file *files, size_t n);
 
 /*
- * A new attachment outlives the daemon, until the process of this pidfd ends. -EDQUOT, -ENOBUFS: the
- * keeper has no room for it, and the client must not use the space.
+ * A new attachment outlives the daemon, until the process of this pidfd ends. -EDQUOT, -ENOBUFS:
+ * the keeper has no room for it, and the client must not use the space.
  */
 int attachment_keep(struct attachment *attachment, int pidfd);
 

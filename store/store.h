@@ -60,7 +60,7 @@ struct store_config {
         uint64_t quarantine_ns;
         const struct keep_ops *keep; /* what outlives the daemon (keep.h); NULL: nothing */
         void *keep_arg;
-        /* the keeper's room: bytes of all names, and as how many each counts at least; 0: any number */
+        /* the keeper's room: bytes of all names, and what each counts for at least; 0: no limit */
         uint64_t keep_bytes, keep_least;
 };
 

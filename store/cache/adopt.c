@@ -1,24 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Takes over the spaces of the previous daemon: each gets a new index over the same memory, and keeps
- * the clients that were connected. A space is dropped if its domain no longer exists, or if a client
- * may still read it whose page is missing. A segment is dropped, with its blocks, if it exceeds the
- * domain's quota.
+ * Takes over the spaces of the previous daemon: each gets a new index over the same memory, and
+ * keeps the clients that were connected. A space is dropped if its domain no longer exists, or if a
+ * client may still read it whose page is missing. A segment is dropped, with its blocks, if it
+ * exceeds the domain's quota.
  *
- * The work before the first request grows with the number of names that the keeper handed over, which
- * is limited, and not with what is cached. Before the daemon serves, it makes each space with its
- * segments, its clients' pages, its settings and its charges: so other domains get at once what they
- * are entitled to, and memory in use is not given away. The blocks follow in pieces (before.c), in
+ * The work before the first request grows with the number of names that the keeper handed over,
+ * which is limited, and not with what is cached. Before the daemon serves, it makes each space with
+ * its segments, its clients' pages, its settings and its charges: so other domains get at once what
+ * they are entitled to, and memory in use is not given away. The blocks follow in pieces
+ * (before.c), in
  *
  *      idle work          a piece of one space at a time, like all idle work
  *      requests for it    opening the space, or naming it in kvctl: each turn of the request does a
  *                         piece, and the reply is sent when the space is complete (daemon/requests.c)
  *
- * An incomplete space has only the clients of the previous daemon, and nothing but this work changes
- * it: other idle work skips it, no other space takes its memory (an allocation that needs some has to
- * ask again), and clients that leave are noticed afterwards. The keeper holds the old index until the
- * new one is complete. So if this daemon dies meanwhile, its successor finds everything it found.
+ * An incomplete space has only the clients of the previous daemon, and nothing but this work
+ * changes it: other idle work skips it, no other space takes its memory (an allocation that needs
+ * some has to ask again), and clients that leave are noticed afterwards. The keeper holds the old
+ * index until the new one is complete. So if this daemon dies meanwhile, its successor finds
+ * everything it found.
  */
 
 #include <errno.h>

@@ -415,7 +415,7 @@ static inline kvd_ref block_ref(const struct space *s, uint32_t id) {
         return kvd_ref_make(id, block_generation(s, id));
 }
 
-/* Are blocks still to be taken over from the previous daemon? Until then, nothing else changes it: adopt.c. */
+/* Are blocks still to be taken over from the previous daemon? Nothing else changes it then: adopt.c. */
 static inline bool space_is_incomplete(const struct space *s) {
         return s->memory.before != NULL;
 }
@@ -576,7 +576,8 @@ bool store_bury(struct store *store);                     /* of the memory of de
 bool garbage_sweep(struct space *space, uint32_t budget); /* frees what nobody pins */
 /* clears up behind clients that ended, and takes over when they used blocks */
 bool attachment_fold(struct space *space);
-bool posts_take_left(struct space *space); /* some that clients posted before they ended; false: none */
+/* some that clients posted before they ended; false: there are none */
+bool posts_take_left(struct space *space);
 /* of a policy that changed */
 bool evict_restamp(struct space *space);
 /*

@@ -3,8 +3,8 @@
 /*
  * Blocks that clients seal without waiting for an answer. They lie in a ring in the client's pin
  * page, which the client may write at any time: each is copied once, and only the copy is looked
- * at, by the same checks as a request's. How many were taken is our own count. How many there are is
- * the client's, and believed only up to the number of blocks that the client is filling. A block
+ * at, by the same checks as a request's. How many were taken is our own count. How many there are
+ * is the client's, and believed only up to the number of blocks that the client is filling. A block
  * whose post was not taken when the daemon ends is still being filled.
  */
 
@@ -33,7 +33,9 @@ static void copy_post(const struct attachment *a, uint64_t number, union copy *r
 
 /* ---- ahead ----------------------------------------------------------------------------------- */
 
-/* Some posts, which are looked at in stages: what the daemon knows of their blocks has gone cold. */
+/*
+ * Some posts, which are looked at in stages: what the daemon knows of their blocks has gone cold.
+ */
 #define WINDOW 16u
 
 struct window {
@@ -66,7 +68,8 @@ static struct kvd_key key_before(const struct space *space, const struct window 
 
 /*
  * Copies them, and fetches what sealing them will touch: first of their blocks and of those before
- * them, then the places of their keys. Nothing follows from it but that a key need not be made again.
+ * them, then the places of their keys. Nothing follows from it but that a key need not be made
+ * again.
  */
 static void look_ahead(const struct attachment *a, struct window *w) {
         const struct space *space = a->space;
@@ -139,7 +142,10 @@ static uint64_t said(const struct attachment *a) {
         return atomic_load_explicit(&a->page->posted, memory_order_seq_cst) - a->posts_taken;
 }
 
-/* Posts that cannot be there are refused all at once; otherwise they would be looked for again and again. */
+/*
+ * Posts that cannot be there are refused all at once; otherwise they would be looked for again and
+ * again.
+ */
 static void refuse_rest(struct attachment *a, uint64_t n) {
         struct kvd_pinpage *page = a->page;
 
@@ -172,8 +178,9 @@ bool attachment_take_posts(struct attachment *a) {
 }
 
 /*
- * R3, R4. A client that posts from now on sends a message again; what was posted before is seen here.
- * Partner: R1, R2. Both words are sequentially consistent: an acquire load may pass the store (LDAPR).
+ * R3, R4. A client that posts from now on sends a message again; what was posted before is seen
+ * here. Partner: R1, R2. Both words are sequentially consistent: an acquire load may pass the store
+ * (LDAPR).
  */
 bool attachment_was_kicked(struct attachment *a) {
         atomic_exchange(&a->page->kicked, 0); /* a store would not order what follows */

@@ -3,8 +3,8 @@
 /*
  * A daemon ends, by a signal or by itself, and the next one takes over what somebody kept for it:
  * here a table of descriptors. What is in a block follows from all tokens up to its end, so that a
- * block in the wrong place is seen. An old index is changed in thousands of ways, too: blocks may be
- * lost by that, and none may be wrong.
+ * block in the wrong place is seen. An old index is changed in thousands of ways, too: blocks may
+ * be lost by that, and none may be wrong.
  */
 
 #include <errno.h>
@@ -520,7 +520,9 @@ static uint32_t sealed_in(const struct kvd_index *ix) {
         return n;
 }
 
-/* A new daemon adopts files like the kept ones, but for the index. Returns blocks that came back. */
+/*
+ * A new daemon adopts files like the kept ones, but for the index. Returns blocks that came back.
+ */
 static uint32_t try_image(uint64_t bytes) {
         struct kept_file files[64];
         struct space *space;
@@ -664,7 +666,9 @@ START_TEST(a5_what_is_cached_delays_nobody) {
 }
 END_TEST
 
-/* It dies, or is asked to end, after each piece of the way: its successor finds all that it found. */
+/*
+ * It dies, or is asked to end, after each piece of the way: its successor finds all that it found.
+ */
 START_TEST(a5_a_daemon_that_ends_meanwhile_loses_nothing) {
         struct space *space = fixture_space("s", POOL);
         struct attachment *a = attach_kept(space, getpid());
@@ -698,7 +702,10 @@ START_TEST(a5_a_daemon_that_ends_meanwhile_loses_nothing) {
 }
 END_TEST
 
-/* All memory is in a space that is not complete yet: nobody is refused for that, nor gets any of it. */
+/*
+ * All memory is in a space that is not complete yet: nobody is refused for that, nor gets any of
+ * it.
+ */
 START_TEST(a5_an_allocation_waits_for_memory_that_is_on_its_way) {
         struct space *space = fixture_space("s", POOL), *other;
         struct attachment *a = attach_kept(space, getpid());
