@@ -286,8 +286,8 @@ int kvd_catch_up(kvd_space *space);
  * close, at any time; what is on its way comes all the same. 512 blocks come at a time, and more by
  * asking again, of the first 15,360 tokens and 4,096 blocks. salt as in struct kvd_pin. In a
  * bidirectional space the tokens are a whole prefix, which comes whole or not at all; one of more than
- * 15,360 tokens or 512 blocks does not. -EBUSY: too many are under way; -EINVAL: group out of range,
- * or a salt in a bidirectional space.
+ * 15,360 tokens or 512 blocks does not. -EBUSY: too many fetches of the caller's own domain
+ * wait already; -EINVAL: group out of range, or a salt in a bidirectional space.
  */
 int64_t kvd_fetch(kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
                   uint32_t n_tokens, int *fd);

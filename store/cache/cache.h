@@ -281,6 +281,7 @@ struct audit {
         /* sums of mixed numbers: what blocks say less what others do */
         uint64_t owners, refs, holds;
         uint64_t places, n_places, moved, below, shared, spilled, vague, leaving, sketches, sketch_bytes;
+        uint64_t fetches, fetch_bytes;
         struct { /* of the sequence under way */
                 uint64_t listed[16], sketched; /* mixed numbers of entries, by enum entry_busy */
                 uint32_t busy[16], own, copies;

@@ -31,7 +31,8 @@ static uint64_t n_arenas(const struct space *s) {
 
 static uint64_t n_files(const struct walk *w) {
         const struct space *s = w->space;
-        uint64_t n = SPACE_FILES + n_attachments(s) + w->audit->sketches + semaphores_before(s);
+        uint64_t n = SPACE_FILES + n_attachments(s) + w->audit->sketches + w->audit->fetches +
+                     semaphores_before(s);
 
         for (uint32_t i = 0; i < s->ix->max_segments; i++)
                 if (s->memory.segments[i].file.fd >= 0)
@@ -39,14 +40,15 @@ static uint64_t n_files(const struct walk *w) {
         return n;
 }
 
-static uint64_t overhead(const struct space *s) {
+static uint64_t overhead(const struct walk *w) {
+        const struct space *s = w->space;
         const struct sequences *all = sequences_of(s);
 
         return space_table_bytes(s->ix) + n_arenas(s) * arena_bytes(s->ix) +
                n_attachments(s) * kvd_pinpage_bytes(s->ix->capacity) +
                all->n * sizeof(struct sequence) + all->n_entries * sequence_entry_bytes(s) +
                summaries_bytes(s) + (s->parts.remote ? remote_space_bytes(s->ix) : 0) +
-               semaphores_bytes(s);
+               semaphores_bytes(s) + w->audit->fetch_bytes;
 }
 
 static uint64_t kept(const struct space *s) {
@@ -63,7 +65,7 @@ void check_charges(struct walk *w) {
         const struct space *s = w->space;
         const uint64_t has[KVD_N_COSTS] = {
                 [KVD_COST_pool] = s->memory.n_with_memory * s->ix->segment_bytes,
-                [KVD_COST_overhead] = overhead(s),
+                [KVD_COST_overhead] = overhead(w),
                 [KVD_COST_files] = n_files(w),
                 [KVD_COST_spill] = tiers_of(s)->spill_bytes,
                 [KVD_COST_sketches] = w->audit->sketches,

@@ -391,7 +391,11 @@ static void count_moving(struct walk *w, kvd_ref block) {
 }
 
 static void count_bringing(struct walk *w, const struct bringing *b) {
-        if (b->space == w->space && b->last)
+        if (b->space != w->space)
+                return;
+        w->audit->fetches++;
+        w->audit->fetch_bytes += b->bytes;
+        if (b->last)
                 w->audit->holds -= check_mixed(kvd_ref_id(b->last));
 }
 
@@ -430,8 +434,8 @@ static void count_file(struct walk *w) {
                 return;
         for (uint32_t i = 0; i < file->config.n_files; i++)
                 count_disk(w, file, i);
-        for (uint32_t i = 0; i < FETCHES; i++)
-                count_fetch(w, &file->all_fetches[i]);
+        for (struct kvd_list_node *node = file->fetches.first; node; node = node->next)
+                count_fetch(w, container_of(node, struct fetch, to.waiting));
 }
 
 /* The same for the servers. */
@@ -443,8 +447,8 @@ static void count_remote(struct walk *w) {
         for (uint32_t i = 0; remote->question.space == w->space && i < remote->question.n; i++)
                 count_moving(w, remote->question.items[i].block);
         count_carry(w, remote->carry);
-        for (uint32_t i = 0; i < PULLS; i++)
-                count_bringing(w, &remote->all_pulls[i].to);
+        for (struct kvd_list_node *node = remote->pulls.first; node; node = node->next)
+                count_bringing(w, container_of(node, struct bringing, waiting));
 }
 
 /* The references of a sequence that was closed are let go of when there is time. */

@@ -6,14 +6,18 @@
  */
 
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "ipc/base/sys.h"
+#include "store/account.h"
 #include "store/file/bring.h"
 
 #include <sys/eventfd.h>
 
 #define WALK 4096u /* resident blocks of a chain that one request goes along */
+#define PLACES 512u /* fetches of a domain, in each tier */
 
 static struct chain_at begin_of(const struct space *space, const struct fetch_request *q) {
         return chain_begin(space, q->group, q->salt, q->tokens, q->n_tokens);
@@ -43,22 +47,138 @@ bool bring_is_needless(const struct bringing *b, const uint32_t *tokens) {
         return !b->last && space_finds_whole(b->space) && bring_walk(b->space, &q).depth;
 }
 
-int bring_begin(struct bringing *b, struct kvd_list *list, struct attachment *a,
-                const struct fetch_request *q, const struct chain_at *at, int *fd) {
-        b->fd = sys->eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-        if (b->fd < 0)
-                return store_refuse(space_store(a->space), -errno, "no descriptor for a fetch");
-        *fd = b->fd;
+/* ---- the queue ------------------------------------------------------------------------------- */
+
+static struct bringing *bringing_of(struct kvd_list_node *node) {
+        return container_of(node, struct bringing, waiting);
+}
+
+/* The client's turn in its domain. -EBUSY: it has as many fetches as are left for others. */
+static int take_turn(const struct kvd_list *queue, const struct attachment *a, uint64_t *ret) {
+        uint64_t n = 0, own = 0, turn = 0;
+
+        for (struct kvd_list_node *node = queue->first; node; node = node->next) {
+                const struct bringing *b = bringing_of(node);
+
+                if (b->space->domain != a->space->domain)
+                        continue;
+                if (!n++)
+                        turn = MAX(turn, b->turn);
+                if (b->attachment != a)
+                        continue;
+                turn = b->turn + 1;
+                own++;
+        }
+        if (n + own >= PLACES)
+                return store_refuse(space_store(a->space), -EBUSY,
+                                    "%llu fetches of domain '%s' wait already, %llu of them this "
+                                    "client's; ask again when some have ended",
+                                    (unsigned long long)n, a->space->domain->config.name,
+                                    (unsigned long long)own);
+        *ret = turn;
+        return 0;
+}
+
+/* Behind those of its round: they came first. */
+static void insert(struct kvd_list *queue, struct bringing *b) {
+        struct kvd_list_node *before = NULL, *last = queue->last;
+
+        while (last && bringing_of(last)->round > b->round) {
+                before = last;
+                last = last->prev;
+        }
+        kvd_list_insert(queue, before, &b->waiting);
+}
+
+/* It takes the place of its domain's first one with a later turn; that one moves on, and so forth. */
+static void enqueue(struct kvd_list *queue, struct bringing *b) {
+        const struct domain *domain = b->space->domain;
+        uint64_t round = queue->first ? bringing_of(queue->first)->round : 0;
+        bool displaces = false;
+        struct kvd_list_node *next;
+
+        for (struct kvd_list_node *node = queue->first; node; node = next) {
+                struct bringing *other = bringing_of(node);
+
+                next = node->next;
+                if (other->space->domain != domain)
+                        continue;
+                round = other->round + 1;
+                displaces = displaces || other->turn > b->turn;
+                if (!displaces)
+                        continue;
+                b->round = other->round;
+                kvd_list_insert(queue, node, &b->waiting);
+                kvd_list_remove(node);
+                b = other;
+        }
+        b->round = round;
+        insert(queue, b);
+}
+
+/* ---- its beginning --------------------------------------------------------------------------- */
+
+static int charge(struct space *space, uint64_t bytes) {
+        int r = account_charge(space, KVD_COST_files, 1);
+
+        if (r < 0)
+                return r;
+        r = account_charge(space, KVD_COST_overhead, bytes);
+        if (r < 0)
+                account_discharge(space, KVD_COST_files, 1);
+        return r;
+}
+
+static void discharge(struct space *space, uint64_t bytes) {
+        account_discharge(space, KVD_COST_files, 1);
+        account_discharge(space, KVD_COST_overhead, bytes);
+}
+
+static int make(struct space *space, size_t bytes, struct bringing **ret) {
+        struct bringing *b;
+        int r = charge(space, bytes);
+
+        if (r < 0)
+                return r;
+        b = sys->calloc(1, bytes);
+        r = b ? sys->eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : -1;
+        if (r < 0) {
+                r = b ? -errno : -ENOMEM;
+                free(b);
+                discharge(space, bytes);
+                return store_refuse(space_store(space), r,
+                                    "no memory or descriptor for a fetch: %s", strerror(-r));
+        }
+        b->fd = r;
+        b->bytes = bytes;
+        *ret = b;
+        return 0;
+}
+
+int bring_begin(struct kvd_list *queue, size_t bytes, struct attachment *a,
+                const struct fetch_request *q, const struct chain_at *at, struct bringing **ret) {
+        struct bringing *b;
+        uint64_t turn;
+        int r = take_turn(queue, a, &turn);
+
+        if (r == 0)
+                r = make(a->space, bytes, &b);
+        if (r < 0)
+                return r;
         b->begun_ns = sys_now_ns();
         b->space = a->space;
         b->attachment = a;
         b->chain = begin_of(a->space, q);
         b->last = at->leaf;
+        b->turn = turn;
         if (b->last)
                 block_hold(b->space, kvd_ref_id(b->last));
-        kvd_list_insert(list, NULL, &b->waiting);
+        enqueue(queue, b);
+        *ret = b;
         return 0;
 }
+
+/* ---- its end --------------------------------------------------------------------------------- */
 
 /* With what clients say that their calls took. */
 static void count_latency(struct bringing *b) {
@@ -72,10 +192,10 @@ static void count_latency(struct bringing *b) {
 void bring_tell(struct bringing *b) {
         uint64_t one = 1;
 
-        if (b->fd >= 0 && b->space)
-                count_latency(b);
-        if (b->fd >= 0)
-                (void)!write(b->fd, &one, sizeof one);
+        if (b->fd < 0)
+                return;
+        count_latency(b);
+        (void)!write(b->fd, &one, sizeof one);
         closep(&b->fd);
         b->fd = -1;
 }
@@ -89,13 +209,14 @@ static bool is_useless(const struct bringing *b) {
 
 void bring_end(struct bringing *b) {
         kvd_list_remove(&b->waiting);
-        if (b->space && b->last) {
+        if (b->last) {
                 block_let_go(b->space, kvd_ref_id(b->last));
                 if (is_useless(b))
                         block_condemn(b->space, kvd_ref_id(b->last));
         }
         bring_tell(b);
-        b->space = NULL;
+        discharge(b->space, b->bytes);
+        free(b);
 }
 
 kvd_ref bring_settle(struct bringing *b, kvd_ref block, const uint32_t *tokens, bool filled) {

@@ -7,9 +7,14 @@
 #include "store/cache/cache.h"
 #include "store/disk.h"
 
-struct bringing {
-        struct kvd_list_node waiting;
-        struct space *space;           /* NULL: it is unused, or nobody's any more */
+#define BRING_IN_A_ROW 8u /* questions for fetches; then what is to be written has a turn */
+
+struct bringing { /* the first part of its kind's struct */
+        struct kvd_list_node waiting;  /* in its tier's queue until its end; the first is next */
+        uint64_t round;                /* of the queue: a domain has one fetch in each */
+        uint64_t turn;                 /* of its domain: a client has one fetch in each */
+        uint64_t bytes;                /* of its memory, which its domain is charged for */
+        struct space *space;
         struct attachment *attachment; /* NULL: it ends with the answer that is awaited */
         struct chain_at chain;         /* its beginning */
         kvd_ref last;                  /* block that the next one comes behind, held; 0: the root */
@@ -23,14 +28,18 @@ struct bringing {
  */
 struct chain_at bring_walk(const struct space *space, const struct fetch_request *q);
 
-/* Behind the block where at ends, in that list. *fd is what becomes readable at its end. */
-int bring_begin(struct bringing *b, struct kvd_list *list, struct attachment *a,
-                const struct fetch_request *q, const struct chain_at *at, int *fd);
+/*
+ * Enters a fetch behind the block where at ends, in memory of so many bytes. Domains take turns in
+ * the queue, and the clients of a domain take turns in its turns. -EBUSY: too many fetches of its
+ * own domain wait already, whatever others ask for.
+ */
+int bring_begin(struct kvd_list *queue, size_t bytes, struct attachment *a,
+                const struct fetch_request *q, const struct chain_at *at, struct bringing **ret);
 /* Nothing came yet, and somebody else has brought or made the whole prefix of these tokens. */
 bool bring_is_needless(const struct bringing *b, const uint32_t *tokens);
 /* Tells who waits for it, once. */
 void bring_tell(struct bringing *b);
-/* ... and it is over. */
+/* ... and frees it. */
 void bring_end(struct bringing *b);
 
 /*

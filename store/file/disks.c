@@ -289,6 +289,10 @@ static void plan(struct file *file, uint32_t i, bool *later) {
         if (!d->copies_last)
                 file->copies->next(file, i, later);
         d->copies_last &= d->ready; /* now */
+        if (d->reads_in_a_row >= BRING_IN_A_ROW) {
+                d->reads_in_a_row = 0;
+                demote_next(file, later);
+        }
         if (fetch_next(file, later))
                 demote_next(file, later);
         file->copies->next(file, i, later);

@@ -14,11 +14,17 @@
 #include "store/cache/inside.h"
 #include "store/file/file.h"
 
+#define AT_WORK 64u /* fetches that have blocks for what comes, at most; others wait */
+
 /* ---- its end --------------------------------------------------------------------------------- */
 
+static struct fetch *fetch_of(struct kvd_list_node *node) {
+        return container_of(node, struct fetch, to.waiting);
+}
+
 static void fetch_end(struct fetch *f) {
-        bring_end(&f->to);
         f->file->info.queue--;
+        bring_end(&f->to);
 }
 
 /* Nobody writes to its block. */
@@ -64,10 +70,13 @@ static void forget(struct file *file, struct fetch *f) {
 
 /* a: NULL: the space goes, and all blocks with it. */
 void fetches_end(struct file *file, const struct space *space, const struct attachment *a) {
-        for (uint32_t i = 0; i < FETCHES; i++) {
-                struct fetch *f = &file->all_fetches[i];
+        struct kvd_list_node *next;
 
-                if (!f->to.space || f->to.space != space || (a && f->to.attachment != a))
+        for (struct kvd_list_node *node = file->fetches.first; node; node = next) {
+                struct fetch *f = fetch_of(node);
+
+                next = node->next;
+                if (f->to.space != space || (a && f->to.attachment != a))
                         continue;
                 if (!a)
                         forget(file, f);
@@ -77,23 +86,25 @@ void fetches_end(struct file *file, const struct space *space, const struct atta
 }
 
 void fetches_end_all(struct file *file) {
-        for (uint32_t i = 0; i < FETCHES; i++) {
-                struct fetch *f = &file->all_fetches[i];
+        struct kvd_list_node *next;
 
-                if (!f->to.space)
-                        continue;
+        for (struct kvd_list_node *node = file->fetches.first; node; node = next) {
+                struct fetch *f = fetch_of(node);
+
+                next = node->next;
                 f->to.attachment = NULL;
                 end_if_over(f);
         }
 }
 
 void fetches_miss(struct file *file, uint32_t disk) {
-        for (uint32_t i = 0; i < FETCHES; i++) {
-                struct fetch *f = &file->all_fetches[i];
+        struct kvd_list_node *next;
+
+        for (struct kvd_list_node *node = file->fetches.first; node; node = next) {
+                struct fetch *f = fetch_of(node);
                 uint32_t at = f->at;
 
-                if (!f->to.space)
-                        continue;
+                next = node->next;
                 while (at < f->n && (f->steps[at].state == FETCH_HERE ||
                                      file_disk_of(file, f->steps[at].place) != disk))
                         at++;
@@ -104,63 +115,66 @@ void fetches_miss(struct file *file, uint32_t disk) {
 
 /* ---- its beginning --------------------------------------------------------------------------- */
 
-static struct fetch *unused_fetch(struct file *file) {
-        for (uint32_t i = 0; i < FETCHES; i++)
-                if (!file->all_fetches[i].to.space)
-                        return &file->all_fetches[i];
-        return NULL;
-}
+/* What a request finds: records behind what is resident, of which file->steps has those to come. */
+struct found {
+        struct chain_at at;           /* the end of what is resident */
+        uint32_t up, n;               /* its record, or CATALOG_NOWHERE; records behind it */
+        uint64_t root;                /* of the records */
+};
 
 /* The next record, behind up. Returns its place, or CATALOG_NOWHERE. */
-static uint32_t find_step(struct fetch *f, struct kvd_label *label, uint32_t up,
-                          const uint32_t *tokens, uint32_t bt) {
-        struct catalog *c = &f->file->catalog;
-        uint32_t place = file_record_behind(f->file, label, up, tokens);
+static uint32_t find_step(struct file *file, struct kvd_label *label, uint32_t up,
+                          const uint32_t *tokens, struct fetch_step *ret) {
+        uint32_t place = file_record_behind(file, label, up, tokens);
 
         if (place == CATALOG_NOWHERE)
                 return place;
         if (up != CATALOG_NOWHERE)
-                catalog_link(c, place, up);
-        memcpy(f->tokens + f->n * bt, tokens, label->n_tokens * sizeof *tokens);
-        f->steps[f->n++] = (struct fetch_step){.place = place,
-                                               .sequence = c->entries[place].sequence};
+                catalog_link(&file->catalog, place, up);
+        *ret = (struct fetch_step){.place = place,
+                                   .sequence = file->catalog.entries[place].sequence};
         return place;
 }
 
 /* The records behind what is resident, one after the other. */
-static void find_steps(struct fetch *f, struct space *space, const struct fetch_request *q,
-                       const struct chain_at *at, uint32_t up) {
+static void find_steps(struct file *file, struct space *space, const struct fetch_request *q,
+                       struct found *found) {
         uint32_t bt = space->ix->geometry.block_tokens, most = MIN(q->n_tokens, KVD_FETCH_TOKENS);
-        const struct catalog *c = &f->file->catalog;
-        struct kvd_label label = {.epoch = c->spaces[file_space_number(f->file, space)].epoch,
-                                  .root = file_root(space, at->root, q->tokens),
-                                  .group = q->group};
+        uint32_t up = found->up, depth = found->at.depth;
+        int number = file_space_number(file, space);
+        struct kvd_label label = {.epoch = file->catalog.spaces[number].epoch, .group = q->group};
 
-        f->n = 0;
-        f->record = up == CATALOG_NOWHERE ? 0 : c->entries[up].sequence;
-        f->root = label.root;
-        f->first_depth = at->depth;
-        for (uint32_t depth = at->depth; f->n < KVD_FETCH_BLOCKS; depth++) {
-                label.n_tokens = tokens_at(space, at->root, depth);
+        label.root = found->root = file_root(space, found->at.root, q->tokens);
+        for (found->n = 0; found->n < KVD_FETCH_BLOCKS; found->n++, depth++) {
+                label.n_tokens = tokens_at(space, found->at.root, depth);
                 if (!label.n_tokens || (uint64_t)depth * bt + label.n_tokens > most)
                         break;
-                up = find_step(f, &label, up, q->tokens + depth * bt, bt);
+                up = find_step(file, &label, up, q->tokens + depth * bt, &file->steps[found->n]);
                 if (up == CATALOG_NOWHERE)
                         break;
         }
 }
 
-/* Tokens of the chain that will be resident. */
-static int64_t promised(const struct fetch *f, const struct fetch_request *q, uint32_t bt) {
-        return (int64_t)MIN((uint64_t)(f->first_depth + f->n) * bt, q->n_tokens);
+/* Tokens of the chain that are resident, or will be. */
+static int64_t tokens_of(const struct found *found, const struct fetch_request *q, uint32_t bt) {
+        return (int64_t)MIN((uint64_t)(found->at.depth + found->n) * bt, q->n_tokens);
 }
 
-/* Is it worth to begin? A bidirectional prefix comes whole, or not at all. */
-static bool is_enough(const struct fetch *f, const struct space *space,
-                      const struct fetch_request *q) {
+/* Of a bidirectional prefix all or nothing. */
+static void find(struct file *file, struct space *space, const struct fetch_request *q,
+                 struct found *ret) {
         uint32_t bt = space->ix->geometry.block_tokens;
 
-        return f->n && (!space_finds_whole(space) || promised(f, q, bt) == q->n_tokens);
+        *ret = (struct found){.at = bring_walk(space, q), .up = CATALOG_NOWHERE};
+        if (!file || file_space_number(file, space) < 0)
+                return;
+        if (ret->at.leaf)
+                ret->up = file_record_of(file, space, kvd_ref_id(ret->at.leaf));
+        if (ret->at.leaf && ret->up == CATALOG_NOWHERE)
+                return;
+        find_steps(file, space, q, ret);
+        if (space_finds_whole(space) && tokens_of(ret, q, bt) != q->n_tokens)
+                ret->n = 0;
 }
 
 /* From its end on, so that what others are behind is the warmest. */
@@ -169,51 +183,49 @@ static void warm_up(struct fetch *f) {
                 catalog_touch(&f->file->catalog, f->steps[i].place);
 }
 
-static int begin(struct fetch *f, struct attachment *a, const struct fetch_request *q,
-                 const struct chain_at *at, int *fd) {
-        int r = bring_begin(&f->to, &f->file->fetches, a, q, at, fd);
+static int begin(struct file *file, struct attachment *a, const struct fetch_request *q,
+                 const struct found *found, int *fd) {
+        uint32_t first = found->at.depth * a->space->ix->geometry.block_tokens;
+        size_t steps = found->n * sizeof(struct fetch_step);
+        size_t tokens = ((size_t)tokens_of(found, q, a->space->ix->geometry.block_tokens) - first) *
+                        sizeof(uint32_t);
+        struct bringing *to;
+        struct fetch *f;
+        int r = bring_begin(&file->fetches, sizeof *f + steps + tokens, a, q, &found->at, &to);
 
         if (r < 0)
                 return r;
-        f->at = f->taken = f->under_way = 0;
-        f->file->info.fetches++;
-        f->file->info.queue++;
+        f = container_of(to, struct fetch, to);
+        f->file = file;
+        f->record = found->up == CATALOG_NOWHERE ? 0 : file->catalog.entries[found->up].sequence;
+        f->root = found->root;
+        f->first_depth = found->at.depth;
+        f->n = found->n;
+        f->steps = memcpy(f + 1, file->steps, steps);
+        f->tokens = memcpy(f->steps + f->n, q->tokens + first, tokens);
+        *fd = to->fd;
+        file->info.fetches++;
+        file->info.queue++;
         warm_up(f);
-        file_want(f->file, true);
+        file_want(file, true);
         return 0;
 }
 
 int64_t space_fetch(struct attachment *a, const struct fetch_request *q, int *fd) {
         struct space *space = a->space;
         struct file *file = file_for(space);
-        uint32_t bt = space->ix->geometry.block_tokens, up = CATALOG_NOWHERE;
-        struct chain_at at;
-        struct fetch *f;
-        int64_t there;
-        int r;
+        struct found found;
+        int r = 0;
 
         *fd = -1;
         if (q->group >= space->ix->geometry.layer_groups)
                 return store_refuse(space_store(space), -EINVAL, "there is no such layer group");
         if (q->salt && space_finds_whole(space))
                 return store_refuse(space_store(space), -EINVAL, "salts are for causal spaces");
-        at = bring_walk(space, q);
-        there = (int64_t)MIN((uint64_t)at.depth * bt, q->n_tokens);
-        if (!file || file_space_number(file, space) < 0)
-                return there;
-        if (at.leaf)
-                up = file_record_of(file, space, kvd_ref_id(at.leaf));
-        if (at.leaf && up == CATALOG_NOWHERE)
-                return there;
-        f = unused_fetch(file);
-        if (!f)
-                return store_refuse(space_store(space), -EBUSY,
-                                    "%u fetches are under way already; ask again later", FETCHES);
-        find_steps(f, space, q, &at, up);
-        if (!is_enough(f, space, q))
-                return there;
-        r = begin(f, a, q, &at, fd);
-        return r < 0 ? r : promised(f, q, bt);
+        find(file, space, q, &found);
+        if (found.n)
+                r = begin(file, a, q, &found, fd);
+        return r < 0 ? r : tokens_of(&found, q, space->ix->geometry.block_tokens);
 }
 
 /* ---- a piece --------------------------------------------------------------------------------- */
@@ -296,6 +308,7 @@ static void end_questions(struct fetch *f, uint32_t idle) {
                 if (!(idle >> i & 1) || !d->question.n)
                         continue;
                 d->reading = f;
+                d->reads_in_a_row++;
                 f->under_way++;
                 file_question_ready(f->file, i);
         }
@@ -323,15 +336,14 @@ static bool is_needless(const struct fetch *f) {
 
 bool fetch_next(struct file *file, bool *later) {
         uint32_t reads = KVD_PIN_READS;
-        struct kvd_list_node *next;
+        struct kvd_list_node *next = file->fetches.first;
 
         for (uint32_t i = 0; i < file->config.n_files; i++)
                 file->disks[i].awaited = false;
-        for (struct kvd_list_node *node = file->fetches.first; node && file_any_idle(file);
-             node = next) {
-                struct fetch *f = container_of(node, struct fetch, to.waiting);
+        for (uint32_t i = 0; i < AT_WORK && next && file_any_idle(file); i++) {
+                struct fetch *f = fetch_of(next);
 
-                next = node->next;
+                next = next->next;
                 if (is_needless(f))
                         cut(f, 0);
                 else

@@ -11,8 +11,6 @@
 #include "store/file/host.h"
 #include "store/file/set.h"
 
-#define FETCHES 64u       /* under way at once, of all spaces */
-
 /* ROOM: it has a block, and is asked for when its file is asked next; HERE: it has come */
 enum fetch_step_state { FETCH_WANTED, FETCH_ROOM, FETCH_ASKED, FETCH_HERE };
 
@@ -31,8 +29,8 @@ struct fetch {
         uint32_t n, at, first_depth;  /* steps; at: those that are done */
         uint32_t taken;               /* ... those that are more than wanted */
         uint32_t under_way;           /* questions */
-        struct fetch_step steps[KVD_FETCH_BLOCKS];
-        uint32_t tokens[KVD_FETCH_TOKENS]; /* of the steps, block_tokens each */
+        struct fetch_step *steps;     /* behind this struct */
+        uint32_t *tokens;             /* ... behind the steps, block_tokens for each */
 };
 
 struct file_name { /* of a namespace: its id is the hash of this */
@@ -73,6 +71,7 @@ struct file_disk {
         bool awaited;                 /* a fetch is next, once it may begin (host_may_begin) */
         struct kvd_list wanted;       /* spaces with copies that are to be read there */
         bool copies_last;             /* blocks are next */
+        uint32_t reads_in_a_row;      /* questions for fetches since writing last had a turn */
         struct file_count count;
         uint64_t read_ns, write_ns;
 };
@@ -99,8 +98,8 @@ struct file { /* of a store; all of its files */
         struct file_super super;      /* ... and what */
 
         struct space *owners[FILE_NAMESPACES]; /* by their number; NULL: deleted */
-        struct kvd_list fetches;
-        struct fetch *all_fetches;    /* owned; FETCHES */
+        struct kvd_list fetches;      /* owned */
+        struct fetch_step steps[KVD_FETCH_BLOCKS]; /* of a fetch that may begin */
         uint32_t turn;                /* number of the space that is swept next */
         uint32_t prefix[KVD_FETCH_TOKENS]; /* a bidirectional one, while it is looked at */
         struct file_erasing erasing[ERASING];

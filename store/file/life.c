@@ -20,14 +20,9 @@
 static int make_tables(struct file *file) {
         uint32_t n = MAX(file->config.n_files, 1);
 
-        file->all_fetches = sys->calloc(FETCHES, sizeof *file->all_fetches);
         file->disks = sys->calloc(n, sizeof *file->disks);
-        if (!file->all_fetches || !file->disks)
+        if (!file->disks)
                 return store_refuse(file->store, -ENOMEM, "out of memory for the file");
-        for (uint32_t i = 0; i < FETCHES; i++) {
-                file->all_fetches[i].file = file;
-                file->all_fetches[i].to.fd = -1;
-        }
         for (uint32_t i = 0; i < n; i++)
                 file->disks[i].state = STORE_DISK_OPENING;
         return 0;
@@ -64,9 +59,8 @@ static void store_ends(struct store *store) {
                 return;
         file->host = host_free(file->host);
         catalog_close(&file->catalog);
-        for (uint32_t i = 0; file->all_fetches && i < FETCHES; i++)
-                closep(&file->all_fetches[i].to.fd);
-        free(file->all_fetches);
+        while (file->fetches.first)
+                bring_end(kvd_list_first(&file->fetches, struct bringing, waiting));
         free(file->disks);
         free(file);
 }

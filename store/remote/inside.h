@@ -9,8 +9,6 @@
 #include "store/remote.h"
 #include "store/tier/carry.h"
 
-#define PULLS 32u          /* fetches under way at once, of all spaces */
-
 struct pull {
         struct bringing to;           /* in remote->pulls */
         uint32_t first;               /* blocks that were resident */
@@ -18,7 +16,7 @@ struct pull {
         bool found;                   /* names is filled */
         uint32_t n, at;               /* blocks that are there; those that are done */
         struct kvd_key names[KVD_REMOTE_FOUND + 1]; /* the first: of the block before them */
-        uint32_t tokens[KVD_FETCH_TOKENS];
+        uint32_t tokens[];
 };
 
 struct remote { /* of a store */
@@ -33,8 +31,8 @@ struct remote { /* of a store */
         uint64_t asked_ns;            /* when */
         struct store_remote_question question;
         struct pull *pulling;         /* FIND, GET: whose */
-        struct kvd_list pulls;
-        struct pull *all_pulls;       /* owned; PULLS */
+        struct kvd_list pulls;        /* owned */
+        uint32_t pulls_in_a_row;      /* questions for fetches since writing last had a turn */
         uint32_t turn;                /* number of the space that is swept next */
         uint64_t push_at_ns;          /* not before then, since they took nothing last time */
         uint64_t push_pause_ns;       /* ... the pause after which that is; 0: they took all */

@@ -16,34 +16,37 @@
 /* ---- its end --------------------------------------------------------------------------------- */
 
 static void pull_end(struct remote *remote, struct pull *p) {
-        bring_end(&p->to);
+        if (p == remote->pulling)
+                remote->pulling = NULL;
         remote->info.queue--;
+        bring_end(&p->to);
 }
 
 /* One whose answer is awaited ends with that, unless the whole space goes. */
 void pulls_end(struct remote *remote, const struct space *space, const struct attachment *a) {
-        for (uint32_t i = 0; i < PULLS; i++) {
-                struct pull *p = &remote->all_pulls[i];
+        struct kvd_list_node *next;
 
-                if (!p->to.space || p->to.space != space || (a && p->to.attachment != a))
+        for (struct kvd_list_node *node = remote->pulls.first; node; node = next) {
+                struct pull *p = container_of(node, struct pull, to.waiting);
+
+                next = node->next;
+                if (p->to.space != space || (a && p->to.attachment != a))
                         continue;
-                if (a && p == remote->pulling) {
+                if (a && p == remote->pulling)
                         p->to.attachment = NULL;
-                        continue;
-                }
-                if (p == remote->pulling)
-                        remote->pulling = NULL;
-                pull_end(remote, p);
+                else
+                        pull_end(remote, p);
         }
 }
 
 /* wait: but the one whose answer is awaited: that is told, and ends with it. */
 void pulls_end_all(struct remote *remote, bool wait) {
-        for (uint32_t i = 0; i < PULLS; i++) {
-                struct pull *p = &remote->all_pulls[i];
+        struct kvd_list_node *next;
 
-                if (!p->to.space)
-                        continue;
+        for (struct kvd_list_node *node = remote->pulls.first; node; node = next) {
+                struct pull *p = container_of(node, struct pull, to.waiting);
+
+                next = node->next;
                 p->to.attachment = NULL;
                 if (wait && p == remote->pulling)
                         bring_tell(&p->to);
@@ -54,31 +57,22 @@ void pulls_end_all(struct remote *remote, bool wait) {
 
 /* ---- its beginning --------------------------------------------------------------------------- */
 
-static struct pull *unused_pull(struct remote *remote) {
-        for (uint32_t i = 0; i < PULLS; i++)
-                if (!remote->all_pulls[i].to.space)
-                        return &remote->all_pulls[i];
-        return NULL;
-}
-
 static int begin(struct remote *remote, struct attachment *a, const struct fetch_request *q,
                  const struct chain_at *at, int *fd) {
-        struct pull *p = unused_pull(remote);
         uint32_t bt = a->space->ix->geometry.block_tokens;
-        int r;
+        uint32_t n = space_finds_whole(a->space) ? q->n_tokens :
+                                                   MIN(q->n_tokens, KVD_FETCH_TOKENS) / bt * bt;
+        struct bringing *to;
+        struct pull *p;
+        int r = bring_begin(&remote->pulls, sizeof *p + n * sizeof *p->tokens, a, q, at, &to);
 
-        if (!p)
-                return store_refuse(remote->store, -EBUSY,
-                                    "%u fetches are under way already; ask again later", PULLS);
-        r = bring_begin(&p->to, &remote->pulls, a, q, at, fd);
         if (r < 0)
                 return r;
+        *fd = to->fd;
+        p = container_of(to, struct pull, to);
         p->first = at->depth;
-        p->n_tokens = space_finds_whole(a->space) ? q->n_tokens :
-                                                    MIN(q->n_tokens, KVD_FETCH_TOKENS) / bt * bt;
-        p->found = false;
-        p->n = p->at = 0;
-        memcpy(p->tokens, q->tokens, p->n_tokens * sizeof *p->tokens);
+        p->n_tokens = n;
+        memcpy(p->tokens, q->tokens, n * sizeof *p->tokens);
         remote->info.fetches++;
         remote->info.queue++;
         remote_want(remote, true);

@@ -43,12 +43,8 @@ int store_remote_begin(struct store *store, const struct store_remote_config *co
         remote->store = store;
         remote->config = *config;
         remote->state = STORE_REMOTE_CONNECTING;
-        remote->all_pulls = sys->calloc(PULLS, sizeof *remote->all_pulls);
-        if (!remote->all_pulls ||
-            (store->config.backend != KVD_BACKEND_HOST && make_carry(remote) < 0))
+        if (store->config.backend != KVD_BACKEND_HOST && make_carry(remote) < 0)
                 return store_refuse(store, -ENOMEM, "out of memory for the remote tier");
-        for (uint32_t i = 0; i < PULLS; i++)
-                remote->all_pulls[i].to.fd = -1;
         return 0;
 }
 
@@ -97,12 +93,10 @@ static void store_ends(struct store *store) {
 
         if (!remote)
                 return;
-        if (remote->all_pulls)
-                pulls_end_all(remote, false);
+        pulls_end_all(remote, false);
         if (remote->carry)
                 carry_close(remote->carry, store);
         free(remote->carry);
-        free(remote->all_pulls);
         free(remote);
 }
 
@@ -263,10 +257,24 @@ void remote_question_add(struct remote *remote, const struct store_remote_item *
         q->items[q->n++] = *item;
 }
 
+/* What somebody waits for comes first, but a flood of fetches does not put off writing for good. */
+static bool plan(struct remote *remote, bool *later) {
+        bool may_push = remote->pulls_in_a_row >= BRING_IN_A_ROW;
+
+        if (may_push)
+                remote->pulls_in_a_row = 0;
+        if (may_push && push_next(remote, later))
+                return true;
+        if (pull_next(remote, later)) {
+                remote->pulls_in_a_row++;
+                return true;
+        }
+        return !remote->pulls.first && !may_push && push_next(remote, later);
+}
+
 /* What is put goes to a worker first. */
 static const struct store_remote_question *make_question(struct remote *remote, bool *later) {
-        remote->asked = pull_next(remote, later) ||
-                        (!remote->pulls.first && push_next(remote, later));
+        remote->asked = plan(remote, later);
         remote->asked_ns = sys_now_ns();
         if (!remote->asked && remote->carry)
                 *later |= carry_shrink(remote->carry);

@@ -92,7 +92,8 @@ class Space:
 
     def fetch(self, tokens: Tokens, group: int = 0, *, salt: int = 0) -> Fetch:
         """Has the daemon bring up what its file or its servers have behind what is in the pool of a prompt. Returns at
-        once; a lookup finds what has come. One message to the daemon. kvd.Busy: too many are under way."""
+        once; a lookup finds what has come. One message to the daemon. kvd.Busy: too many fetches of the domain
+        wait already."""
         return Fetch(self._open(), group, salt, words(tokens))
 
     def find(self, tokens: Tokens, group: int = 0, *, salt: int = 0, wait: float = 1.0) -> Pin:
