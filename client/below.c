@@ -38,7 +38,8 @@ static uint32_t in_the_file(const struct kvd_index *ix, const struct lookup_end 
                 if (!handle)
                         return 0;
         }
-        while (n < KVD_FETCH_BLOCKS && (n + 1) * bt <= e->n_tokens) {
+        while (n < KVD_FETCH_BLOCKS && (n + 1) * bt <= e->n_tokens &&
+               kvd_fetch_reaches(e->depth + n, bt)) {
                 handle = record_behind(ix, e, handle, e->tokens + n * bt, bt);
                 if (!handle)
                         break;
@@ -68,9 +69,8 @@ static bool can_come(const struct kvd_index *ix, const struct lookup_end *e) {
         uint32_t bt = ix->geometry.block_tokens;
 
         if (ix->kind != KVD_BIDIRECTIONAL)
-                return e->n_tokens >= bt;
-        return e->leaf == KVD_ROOT && e->n_tokens && e->n_tokens <= KVD_FETCH_TOKENS &&
-               DIV_UP(e->n_tokens, bt) <= KVD_FETCH_BLOCKS;
+                return e->n_tokens >= bt && kvd_fetch_reaches(e->depth, bt);
+        return e->leaf == KVD_ROOT && e->n_tokens && kvd_fetch_takes(e->n_tokens, bt);
 }
 
 uint32_t lookup_below(const struct kvd_index *ix, const struct lookup_end *e) {

@@ -10,7 +10,8 @@
 #include "client/internal.h"
 #include "ipc/base/util.h"
 
-#define MOST_TOKENS (KVD_MOST_fetch_tokens / (uint32_t)sizeof(uint32_t))
+static_assert(KVD_MOST_fetch_tokens == KVD_FETCH_TOKENS * sizeof(uint32_t),
+              "a request has all tokens that can come");
 
 static int ask(struct kvd_space *space, struct kvd_msg_fetch *request,
                struct kvd_msg_fetch_reply *reply, int *fd) {
@@ -30,7 +31,7 @@ static int ask(struct kvd_space *space, struct kvd_msg_fetch *request,
 
 int64_t kvd_fetch(struct kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
                   uint32_t n_tokens, int *fd) {
-        uint32_t n = MIN(n_tokens, MOST_TOKENS);
+        uint32_t n = MIN(n_tokens, KVD_FETCH_TOKENS);
         struct kvd_msg_fetch request = {
                 .group = group, .salt = salt, .tokens = {tokens, n * (uint32_t)sizeof *tokens}};
         struct kvd_msg_fetch_reply reply;

@@ -214,7 +214,7 @@ void latency_count(struct view *view, enum kvd_latency which, uint64_t begun_ns)
 struct lookup_end {
         kvd_ref leaf;
         uint64_t root;
-        uint32_t group, n_tokens;
+        uint32_t group, depth, n_tokens; /* depth: blocks before them */
         const uint32_t *tokens;
 };
 uint32_t lookup_below(const struct kvd_index *ix, const struct lookup_end *end);

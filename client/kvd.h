@@ -261,9 +261,10 @@ struct kvd_pin {
  * file, so that nobody need ask who has nothing to fetch: 0: nothing that kvd_fetch would bring,
  * as always without a tier below the pool; KVD_BELOW_UNKNOWN: only kvd_fetch finds out, because
  * servers that other machines fill as well may have it, or because the daemon has just begun to
- * look into its file. It is a hint, of 512 blocks at most: what was written this moment may be
- * missing, and once in thousands of times kvd_fetch finds less. In a bidirectional space it is
- * n_tokens where nothing was found, or 0. 0 where max_blocks cut the answer. kvd_unpin makes it 0.
+ * look into its file. It counts what one fetch brings, 512 blocks at most, and never what no fetch
+ * brings. It is a hint: what was written this moment may be missing, and once in thousands of times
+ * kvd_fetch finds less. In a bidirectional space it is n_tokens where nothing was found, or 0. 0
+ * where max_blocks cut the answer. kvd_unpin makes it 0.
  */
 int64_t kvd_lookup(kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens,
                    uint32_t *blocks, uint32_t max_blocks, struct kvd_pin *pin);
@@ -284,10 +285,11 @@ int kvd_catch_up(kvd_space *space);
  * readable when that has ended, well or not, so that the caller waits as long as it is worth
  * (poll), and then looks up. -1: there is nothing to wait for. The descriptor is the caller's to
  * close, at any time; what is on its way comes all the same. 512 blocks come at a time, and more by
- * asking again, of the first 15,360 tokens and 4,096 blocks. salt as in struct kvd_pin. In a
- * bidirectional space the tokens are a whole prefix, which comes whole or not at all; one of more than
- * 15,360 tokens or 512 blocks does not. -EBUSY: too many fetches of the caller's own domain
- * wait already; -EINVAL: group out of range, or a salt in a bidirectional space.
+ * asking again, of the first 15,360 tokens and 4,096 blocks; nothing else is written below the pool,
+ * nor is a block that is not full. salt as in struct kvd_pin. In a bidirectional space the tokens are
+ * a whole prefix, which comes whole or not at all; one of more than 15,360 tokens or 512 blocks does
+ * not. -EBUSY: too many fetches of the caller's own domain wait already; -EINVAL: group out of range,
+ * or a salt in a bidirectional space.
  */
 int64_t kvd_fetch(kvd_space *space, uint32_t group, uint64_t salt, const uint32_t *tokens,
                   uint32_t n_tokens, int *fd);

@@ -556,6 +556,7 @@ static inline uint32_t below(const struct search *s) {
         return lookup_below(s->ix, &(struct lookup_end){.leaf = s->leaf,
                                                         .root = s->root,
                                                         .group = s->group,
+                                                        .depth = s->n_found,
                                                         .n_tokens = s->n_tokens - s->n_covered,
                                                         .tokens = s->tokens + s->n_covered});
 }

@@ -183,11 +183,12 @@ int handle_lease(struct client *c, const struct kvd_msg *request, struct call *c
 
 int handle_evict(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct kvd_msg_evict *m = &request->evict;
+        uint64_t *no_return = &call->reply.evict_reply.no_return;
         bool more = false;
         int64_t n;
 
         n = m->to == 1 ? space_demote(call->space) :
-            m->to == 2 ? space_demoted(call->space) :
+            m->to == 2 ? space_demoted(call->space, no_return) :
                          space_evict(call->space, m->blocks, m->chain, &more);
         if (n < 0)
                 return client_store_failed(c, (int)n);

@@ -173,9 +173,10 @@ int64_t space_fetch(struct attachment *attachment, const struct fetch_request *q
 /*
  * Writes what the file does not have of a space, be it admitted or not: space_demote begins it,
  * space_demoted says how it goes. 1: it is under way; 0: all is there that was sealed when it
- * began; -ENOSPC: some of it did not go; -EOPNOTSUPP: there is no file, or none any more.
+ * began, but for blocks that no fetch could bring back (no_return); -ENOSPC: some of it did not go;
+ * -EOPNOTSUPP: there is no file, or none any more.
  */
 int space_demote(struct space *space);
-int space_demoted(struct space *space);
+int space_demoted(struct space *space, uint64_t *no_return);
 
 #endif

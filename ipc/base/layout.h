@@ -211,7 +211,24 @@ enum kvd_below {
 #define KVD_HANDLE_BITS 48u
 
 #define KVD_FETCH_BLOCKS 512u   /* that one kvd_fetch brings at most */
-#define KVD_FETCH_TOKENS 15360u /* of a chain, from its beginning on, that it looks at */
+#define KVD_FETCH_TOKENS 15360u /* of a chain, from its beginning on, that fit into a request */
+#define KVD_FETCH_DEPTH 4096u   /* ... and blocks that a request goes along */
+
+/*
+ * What can come back, which decides what is written, looked for and hinted at: of a causal chain its
+ * first blocks, if they are full; a bidirectional prefix whole.
+ */
+static inline uint32_t kvd_fetch_most(uint32_t block_tokens) {
+        return MIN(KVD_FETCH_TOKENS / block_tokens, KVD_FETCH_DEPTH) * block_tokens;
+}
+
+static inline bool kvd_fetch_reaches(uint64_t depth, uint32_t block_tokens) {
+        return (depth + 1) * block_tokens <= kvd_fetch_most(block_tokens);
+}
+
+static inline bool kvd_fetch_takes(uint64_t n_tokens, uint32_t block_tokens) {
+        return n_tokens <= KVD_FETCH_TOKENS && DIV_UP(n_tokens, block_tokens) <= KVD_FETCH_BLOCKS;
+}
 
 static inline struct kvd_key kvd_hint_key(uint64_t hint) {
         return (struct kvd_key){hint, hint * UINT64_C(0x9e3779b97f4a7c15)};

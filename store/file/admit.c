@@ -14,13 +14,19 @@ bool admit_can_be_written(const struct block *b) {
         return b->state == KVD_SEALED && !b->private && !b->pending && !b->poisoned;
 }
 
+bool admit_can_return(const struct space *space, uint32_t id) {
+        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+        uint32_t bt = space->ix->geometry.block_tokens;
+
+        return space_finds_whole(space) ? kvd_fetch_takes(desc->root, bt) :
+                                          desc->n_tokens == bt && kvd_fetch_reaches(desc->depth, bt);
+}
+
 bool admit_can_lead(const struct space *space, uint32_t id) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
 
-        return admit_can_be_written(&space->blocks[id]) &&
-               (!space_finds_whole(space) ||
-                (!tokens_at(space, desc->root, desc->depth + 1) &&
-                 desc->root <= KVD_FETCH_TOKENS && desc->depth < KVD_FETCH_BLOCKS));
+        return admit_can_be_written(&space->blocks[id]) && admit_can_return(space, id) &&
+               (!space_finds_whole(space) || !tokens_at(space, desc->root, desc->depth + 1));
 }
 
 /* Its last use when nobody had it pinned is noted; a later one is its second. */

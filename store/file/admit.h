@@ -7,6 +7,8 @@
 #include "store/cache/cache.h"
 
 bool admit_can_be_written(const struct block *b);
+/* Could a fetch bring it back? Not if it lies too deep in its chain, or is not full. */
+bool admit_can_return(const struct space *space, uint32_t id);
 /*
  * May it be written, with all that it is behind? Of a bidirectional prefix it is the last block, and
  * the prefix is one that can come back, whole.

@@ -16,7 +16,6 @@
 
 #include <sys/eventfd.h>
 
-#define WALK 4096u /* resident blocks of a chain that one request goes along */
 #define PLACES 512u /* fetches of a domain, in each tier */
 
 static struct chain_at begin_of(const struct space *space, const struct fetch_request *q) {
@@ -33,10 +32,19 @@ struct chain_at bring_walk(const struct space *space, const struct fetch_request
         struct chain_at begin = begin_of(space, q), at = begin;
         uint32_t bt = space->ix->geometry.block_tokens;
 
-        while (at.depth < WALK && next_end(space, &at) <= q->n_tokens &&
+        while (at.depth < KVD_FETCH_DEPTH && next_end(space, &at) <= q->n_tokens &&
                chain_step(space, &at, q->tokens + (uint64_t)at.depth * bt))
                 ;
         return space_finds_whole(space) && tokens_at(space, at.root, at.depth) ? begin : at;
+}
+
+bool bring_reaches(const struct space *space, const struct fetch_request *q,
+                   const struct chain_at *at) {
+        uint32_t bt = space->ix->geometry.block_tokens;
+
+        if (space_finds_whole(space))
+                return tokens_at(space, at->root, at->depth) && kvd_fetch_takes(q->n_tokens, bt);
+        return next_end(space, at) <= q->n_tokens && kvd_fetch_reaches(at->depth, bt);
 }
 
 bool bring_is_needless(const struct bringing *b, const uint32_t *tokens) {
@@ -90,7 +98,7 @@ static void insert(struct kvd_list *queue, struct bringing *b) {
         kvd_list_insert(queue, before, &b->waiting);
 }
 
-/* It takes the place of its domain's first one with a later turn; that one moves on, and so forth. */
+/* It takes the place of the first one of its domain with a later turn; that one moves on. */
 static void enqueue(struct kvd_list *queue, struct bringing *b) {
         const struct domain *domain = b->space->domain;
         uint64_t round = queue->first ? bringing_of(queue->first)->round : 0;

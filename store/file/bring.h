@@ -27,6 +27,9 @@ struct bringing { /* the first part of its kind's struct */
  * is not gone on from, because its tokens do not say that it is of this one.
  */
 struct chain_at bring_walk(const struct space *space, const struct fetch_request *q);
+/* Can the block there come, as far as chains come back at all? */
+bool bring_reaches(const struct space *space, const struct fetch_request *q,
+                   const struct chain_at *at);
 
 /*
  * Enters a fetch behind the block where at ends, in memory of so many bytes. Domains take turns in

@@ -339,6 +339,8 @@ static void look_at(struct file *file, struct space *space, uint32_t *looks, uin
         fs->hand = id + 1 < space_ids(space) ? id + 1 : 0;
         fs->looked++;
         file_forget_stale(file, space, id);
+        fs->no_return += is_wanted(space) && admit_can_be_written(&space->blocks[id]) &&
+                         !admit_can_return(space, id);
         if (!admit_can_lead(space, id))
                 return;
         keep(file, space, file_record_of(file, space, id));
@@ -448,14 +450,15 @@ int space_demote(struct space *space) {
         fs->since_ns = sys_now_ns();
         fs->unswept = true;
         fs->looked = 0;
-        fs->left = 0;
+        fs->left = fs->no_return = 0;
         file_want(file, true);
         return 1;
 }
 
-int space_demoted(struct space *space) {
+int space_demoted(struct space *space, uint64_t *no_return) {
         const struct file_space *fs = file_space_of(space);
 
+        *no_return = 0;
         if (!file_for(space))
                 return refuse_demotion(space);
         if (fs->all == ALL_NOT) /* a daemon before was asked */
@@ -466,6 +469,7 @@ int space_demoted(struct space *space) {
                 return store_refuse(space_store(space), -ENOSPC,
                                     "%llu blocks did not go to the file; see kvctl tiers",
                                     (unsigned long long)fs->left);
+        *no_return = fs->no_return;
         return 0;
 }
 

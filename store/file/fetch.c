@@ -139,19 +139,20 @@ static uint32_t find_step(struct file *file, struct kvd_label *label, uint32_t u
 /* The records behind what is resident, one after the other. */
 static void find_steps(struct file *file, struct space *space, const struct fetch_request *q,
                        struct found *found) {
-        uint32_t bt = space->ix->geometry.block_tokens, most = MIN(q->n_tokens, KVD_FETCH_TOKENS);
-        uint32_t up = found->up, depth = found->at.depth;
+        uint32_t bt = space->ix->geometry.block_tokens, up = found->up;
+        struct chain_at at = found->at;
         int number = file_space_number(file, space);
         struct kvd_label label = {.epoch = file->catalog.spaces[number].epoch, .group = q->group};
 
         label.root = found->root = file_root(space, found->at.root, q->tokens);
-        for (found->n = 0; found->n < KVD_FETCH_BLOCKS; found->n++, depth++) {
-                label.n_tokens = tokens_at(space, found->at.root, depth);
-                if (!label.n_tokens || (uint64_t)depth * bt + label.n_tokens > most)
-                        break;
-                up = find_step(file, &label, up, q->tokens + depth * bt, &file->steps[found->n]);
+        while (found->n < KVD_FETCH_BLOCKS && bring_reaches(space, q, &at)) {
+                label.n_tokens = tokens_at(space, at.root, at.depth);
+                up = find_step(file, &label, up, q->tokens + at.depth * bt,
+                               &file->steps[found->n]);
                 if (up == CATALOG_NOWHERE)
                         break;
+                found->n++;
+                at.depth++;
         }
 }
 

@@ -132,6 +132,7 @@ struct file_space {
         enum file_all all;            /* under way: what is not admitted goes there, too */
         uint64_t since_ns;            /* it began then: what it found or wrote stays */
         uint64_t left;                /* blocks that did not go */
+        uint64_t no_return;           /* ... since no fetch could bring them back */
         uint32_t hand;                /* block to look at next */
         uint32_t looked;              /* ... since something was found */
         uint64_t changes;             /* when it was last marked */

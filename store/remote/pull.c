@@ -61,7 +61,7 @@ static int begin(struct remote *remote, struct attachment *a, const struct fetch
                  const struct chain_at *at, int *fd) {
         uint32_t bt = a->space->ix->geometry.block_tokens;
         uint32_t n = space_finds_whole(a->space) ? q->n_tokens :
-                                                   MIN(q->n_tokens, KVD_FETCH_TOKENS) / bt * bt;
+                                                   MIN(q->n_tokens, kvd_fetch_most(bt)) / bt * bt;
         struct bringing *to;
         struct pull *p;
         int r = bring_begin(&remote->pulls, sizeof *p + n * sizeof *p->tokens, a, q, at, &to);
@@ -79,18 +79,6 @@ static int begin(struct remote *remote, struct attachment *a, const struct fetch
         return 0;
 }
 
-/* Is there something behind what is resident that can come? A bidirectional prefix comes whole. */
-static bool can_come(const struct space *space, const struct fetch_request *q,
-                     const struct chain_at *at) {
-        uint32_t bt = space->ix->geometry.block_tokens;
-        uint32_t next = tokens_at(space, at->root, at->depth);
-
-        if (space_finds_whole(space))
-                return next && q->n_tokens <= KVD_FETCH_TOKENS &&
-                       DIV_UP(q->n_tokens, bt) <= KVD_FETCH_BLOCKS;
-        return (uint64_t)at->depth * bt + next <= MIN(q->n_tokens, KVD_FETCH_TOKENS);
-}
-
 int64_t space_fetch_remote(struct attachment *a, const struct fetch_request *q, int *fd) {
         struct space *space = a->space;
         struct remote *remote = remote_for(space);
@@ -99,7 +87,7 @@ int64_t space_fetch_remote(struct attachment *a, const struct fetch_request *q, 
         int r = 0;
 
         *fd = -1;
-        if (remote && can_come(space, q, &at))
+        if (remote && bring_reaches(space, q, &at))
                 r = begin(remote, a, q, &at, fd);
         return r < 0 ? r : (int64_t)MIN((uint64_t)at.depth * bt, q->n_tokens);
 }

@@ -178,6 +178,74 @@ START_TEST(others_are_not_there) {
 }
 END_TEST
 
+#define REACH (KVD_FETCH_TOKENS / BLOCK_TOKENS) /* blocks of a chain that can come back */
+#define DEEP (REACH + 64u)
+
+static void seal_deep_chain(const uint32_t *chain) {
+        static struct kvd_block blocks[DEEP];
+        struct kvd_pin pin = {0};
+        int r;
+
+        for (uint32_t n = 0; n < DEEP; n += (uint32_t)r) {
+                r = kvd_alloc(space, DEEP - n, blocks + n);
+                ck_assert_msg(r > 0, "%s", kvd_error());
+        }
+        ck_assert_int_ge(kvd_seal(space, &pin, DEEP, blocks, chain, DEEP * BLOCK_TOKENS), 0);
+        kvd_unpin(space, &pin);
+}
+
+/* Tokens of the first n of the chain that are resident; *below: of all of it, as a lookup says. */
+static uint32_t look_up_deep(const uint32_t *chain, uint32_t *below) {
+        static uint32_t ids[DEEP];
+        struct kvd_pin pin = {0};
+        int64_t n;
+
+        kvd_catch_up(space);
+        n = kvd_lookup(space, 0, chain, DEEP * BLOCK_TOKENS, ids, DEEP, &pin);
+        ck_assert_int_ge(n, 0);
+        *below = pin.n_below;
+        kvd_unpin(space, &pin);
+        return (uint32_t)n;
+}
+
+static void fetch_deep(const uint32_t *chain, uint32_t n) {
+        struct pollfd p = {.events = POLLIN};
+
+        ck_assert_int_ge(kvd_fetch(space, 0, 0, chain, n, &p.fd), 0);
+        ck_assert_int_ge(p.fd, 0);
+        ck_assert_int_eq(poll(&p, 1, PATIENCE_MS), 1);
+        close(p.fd);
+}
+
+/* n_below counted what no fetch brought. */
+START_TEST(b20_lookups_promise_what_fetches_bring) {
+        static uint32_t chain[DEEP * BLOCK_TOKENS];
+        const uint32_t all = REACH * BLOCK_TOKENS, most = KVD_FETCH_BLOCKS * BLOCK_TOKENS;
+        uint32_t found, below;
+
+        pool = "daemon.pool=32M";
+        file_size = "daemon.file_size=32M";
+        unlink(file);
+        restart(false);
+        for (uint32_t i = 0; i < ARRAY_SIZE(chain); i++)
+                chain[i] = i;
+        seal_deep_chain(chain);
+        WAIT_UNTIL(tier().written_bytes >= REACH * (uint64_t)RECORD_BYTES);
+        evict_all();
+        ck_assert_uint_eq(tier().records, REACH);
+        ck_assert_uint_eq(look_up_deep(chain, &below), 0);
+        ck_assert_uint_eq(below, most);
+        fetch_deep(chain, 100 * BLOCK_TOKENS); /* not all that there is */
+        do {
+                found = look_up_deep(chain, &below);
+                ck_assert_uint_eq(below, MIN(most, all - found));
+                if (below)
+                        fetch_deep(chain, ARRAY_SIZE(chain));
+        } while (below);
+        ck_assert_uint_eq(found, all);
+}
+END_TEST
+
 /* ---- evict --to file ------------------------------------------------------------------------- */
 
 static struct kvd_msg to_file(uint32_t to) {
@@ -475,7 +543,8 @@ END_TEST
 
 SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
       TESTS(evicted_blocks_come_back, a_file_full_of_long_chains_goes_on,
-            lookups_say_what_is_below, a_killed_daemons_disk_process_is_waited_for,
+            lookups_say_what_is_below, b20_lookups_promise_what_fetches_bring,
+            a_killed_daemons_disk_process_is_waited_for,
             only_what_is_behind_the_resident_comes, others_are_not_there, deleted_is_deleted,
             what_made_way_comes_back_from_the_file,
             what_does_not_go_to_the_file_is_said, a_killed_evict_to_file_leaves_nothing_behind,

@@ -15,10 +15,11 @@ says '^TIER .* READ/S  *WRITTEN/S  *AGE  *EVICTED' '^file  *on  *16.0 MiB .* -  
 kvctl 2 evict llama --all --to disk
 complains '--to takes file, not "disk"'
 kvctl 0 evict llama --all --to file
-says '^20 blocks evicted from llama; 26 are in use and stay\.$'
+says '^20 blocks evicted from llama; 26 are in use and stay\.$' \
+        '^1 blocks were not written to the file, because fetches cannot bring them back: only full blocks'
 kvctl 0 tiers --json
 json_is_valid
-says '"records": 46,' '"read_per_second": null' '"written_per_second": [0-9]' '"age_ms": [0-9]' '"errors": 0'
+says '"records": 45,' '"read_per_second": null' '"written_per_second": [0-9]' '"age_ms": [0-9]' '"errors": 0'
 
 # from the second picture on, rates are those since the one before
 "$KVCTL" tiers --watch 0.2 --json >"$dir/out" 2>"$dir/err" &
@@ -30,7 +31,7 @@ wait $watcher
 # what is there is not written again
 kvctl 1 evict llama --all --to file
 kvctl 0 tiers --json
-says '"records": 46,'
+says '"records": 45,'
 
 # killed in the middle: the next one does all of it
 "$KVCTL" evict llama --all --to file >/dev/null 2>&1 &

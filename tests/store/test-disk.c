@@ -179,6 +179,10 @@ static void evict(void) {
                 space_evict(space, N, KVD_ROOT, &more);
 }
 
+static int demoted(void) {
+        return space_demoted(space, &(uint64_t){0});
+}
+
 /* ---- tests ----------------------------------------------------------------------------------- */
 
 START_TEST(what_the_disk_did_not_take_is_said) {
@@ -188,9 +192,9 @@ START_TEST(what_the_disk_did_not_take_is_said) {
         make_chain(1, 2000);
         ck_assert_int_eq(space_demote(space), 1);
         moved(asked(STORE_DISK_WRITE), 1);
-        for (uint32_t i = 0; i < 1000 && space_demoted(space) == 1; i++)
+        for (uint32_t i = 0; i < 1000 && demoted() == 1; i++)
                 ck_assert_ptr_null(asked_of(0));
-        ck_assert_int_eq(space_demoted(space), -ENOSPC);
+        ck_assert_int_eq(demoted(), -ENOSPC);
         ck_assert_ptr_nonnull(strstr(store_why(store), "1 blocks did not go"));
         ck_assert_uint_eq(info().records, 1);
         close_file();
@@ -307,7 +311,7 @@ static int demote_all(void) {
                 q = asked_of(0);
                 if (q)
                         moved(q, 0);
-                r = space_demoted(space);
+                r = demoted();
         }
         return r;
 }
@@ -747,7 +751,7 @@ START_TEST(what_a_prefix_lacks_is_written_again) {
         ck_assert_int_eq(fd, -1);
         make_chain(N, 1000);
         space_demote(space);
-        for (uint32_t i = 0; i < 1000 && space_demoted(space) == 1; i++)
+        for (uint32_t i = 0; i < 1000 && demoted() == 1; i++)
                 for (uint32_t file = 0; file < 2; file++) {
                         const struct store_disk_question *w = asked_of(file);
 
@@ -755,7 +759,7 @@ START_TEST(what_a_prefix_lacks_is_written_again) {
                         if (w)
                                 answer(file, w->n, 0);
                 }
-        ck_assert_int_eq(space_demoted(space), 0);
+        ck_assert_int_eq(demoted(), 0);
         evict();
         close(begin_fetch());
         check_clean(space);

@@ -108,8 +108,8 @@ static int evict(struct kvctl *kvctl, struct kvd_msg_evict *request, uint64_t *e
 
 #define DEMOTE_PAUSE_US 5000u
 
-/* All of the space goes to the file; nothing goes from the pool before. */
-static int demote(struct kvctl *kvctl, const struct kvd_msg_evict *which) {
+/* All of the space goes to the file that could come back; nothing goes from the pool before. */
+static int demote(struct kvctl *kvctl, const struct kvd_msg_evict *which, uint64_t *no_return) {
         struct kvd_msg_evict request = {.space = which->space, .domain = which->domain, .to = 1};
         struct kvd_msg_evict_reply reply = {0};
         int r;
@@ -118,6 +118,7 @@ static int demote(struct kvctl *kvctl, const struct kvd_msg_evict *which) {
                 request.to = 2;
                 usleep(DEMOTE_PAUSE_US);
         }
+        *no_return = reply.no_return;
         return r;
 }
 
@@ -173,7 +174,7 @@ static int add_result(struct kvctl *kvctl, struct answer *answer, const struct s
 
 int verb_evict(struct kvctl *kvctl, struct answer *answer) {
         struct kvd_msg_evict request = {0};
-        uint64_t evicted = 0, held = 0;
+        uint64_t evicted = 0, held = 0, no_return = 0;
         struct space_name space;
         int r = parse(kvctl, &request);
 
@@ -183,10 +184,19 @@ int verb_evict(struct kvctl *kvctl, struct answer *answer) {
                 return r;
         request.space = kvd_slice_of(space.name);
         request.domain = kvd_slice_of(space.domain);
-        r = args_has(&kvctl->args, FLAG_TO) ? demote(kvctl, &request) : 0;
+        r = args_has(&kvctl->args, FLAG_TO) ? demote(kvctl, &request, &no_return) : 0;
         if (r == 0)
                 r = evict(kvctl, &request, &evicted);
         if (r == 0 && args_has(&kvctl->args, FLAG_ALL))
                 r = count_held(kvctl, &space, &held);
-        return r < 0 ? r : add_result(kvctl, answer, &space, evicted, held);
+        if (r < 0)
+                return r;
+        r = add_result(kvctl, answer, &space, evicted, held);
+        if (no_return)
+                answer_say(answer,
+                           "%llu blocks were not written to the file, because fetches cannot bring "
+                           "them back: only full blocks among the first %u tokens of a chain "
+                           "return.",
+                           (unsigned long long)no_return, KVD_FETCH_TOKENS);
+        return r;
 }

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What a tier below the pool takes of a long chain is what fetches bring back, no more and no less.
+ */
+
+#include "store/disk.h"
+#include "store/file/volume.h"
+#include "store/remote.h"
+#include "tests/lib/suite.h"
+#include "tests/store/fixture.h"
+
+#define REACH (KVD_FETCH_TOKENS / BT) /* blocks of a chain that can come back */
+#define BLOCKS (REACH + 10)
+#define EXTENT_BYTES ((uint64_t)DISK_SECTOR + FILE_SLOTS * file_slot_bytes(BLOCK_BYTES))
+#define EXTENTS 2u
+
+static struct space *space;
+static struct attachment *a;
+static bool files;
+static uint32_t tokens[BLOCKS * BT], written, fetched;
+
+/* ---- tiers that take and bring everything ---------------------------------------------------- */
+
+static void take_disk_question(const struct store_disk_question *q) {
+        static const int32_t errors[KVD_DISK_ITEMS];
+
+        if (q->what == STORE_DISK_SUPER) {
+                store_disk_told(store, 0, 0);
+        } else if (q->what == STORE_DISK_SCAN) {
+                store_disk_scanned(store, 0, 0, 0, NULL, 0);
+        } else {
+                *(q->what == STORE_DISK_READ ? &fetched : &written) += q->n;
+                store_disk_moved(store, 0, errors, NULL, q->n);
+        }
+}
+
+static void take_remote_question(const struct store_remote_question *q) {
+        static const int32_t errors[KVD_REMOTE_ITEMS];
+        static struct kvd_key names[KVD_REMOTE_FOUND + 1];
+        uint32_t n = q->n, there = q->n_tokens / BT - q->first;
+
+        if (q->what == STORE_REMOTE_FIND) {
+                store_remote_found(store, names, 1 + MIN(there, KVD_REMOTE_FOUND));
+        } else if (q->what == STORE_REMOTE_GET) {
+                fetched += n;
+                store_remote_got(store, errors, NULL, n);
+        } else {
+                written += n;
+                store_remote_put(store, names, errors, n);
+        }
+}
+
+/* Until nothing is asked any more. */
+static void serve(void) {
+        const struct store_remote_question *servers;
+        const struct store_disk_question *disk;
+        uint32_t quiet = 0;
+        bool later;
+
+        while (quiet < 10) {
+                idle();
+                disk = files ? store_disk_next(store, 0, &later) : NULL;
+                servers = files ? NULL : store_remote_next(store, &later);
+                if (disk)
+                        take_disk_question(disk);
+                if (servers)
+                        take_remote_question(servers);
+                quiet = disk || servers ? 0 : quiet + 1;
+        }
+}
+
+static void open_file(void) {
+        struct store_disk_config config = {.n_files = 1,
+                                           .bytes = {FILE_HEAD + EXTENTS * EXTENT_BYTES}};
+        struct file_super supers[FILE_COPIES];
+
+        fixture_super(supers, 0, EXTENTS, EXTENT_BYTES);
+        supers[1] = supers[0];
+        ck_assert_int_eq(store_disk_begin(store, &config), 0);
+        store_disk_looked(store, 0, 0, supers, sizeof supers);
+        serve();
+}
+
+static void begin(bool of_files) {
+        files = of_files;
+        written = fetched = 0;
+        fixture_open(BLOCKS + 64, 0);
+        if (files)
+                open_file();
+        else
+                ck_assert_int_eq(store_remote_begin(store, &(struct store_remote_config){0}), 0);
+        space = fixture_space("s", 0);
+        a = fixture_attach(space);
+        if (!files)
+                store_remote_servers(store, 1, 0, "");
+}
+
+static void seal_chain(uint32_t n_tokens, uint32_t first) {
+        static kvd_ref refs[BLOCKS];
+        uint32_t n = DIV_UP(n_tokens, BT), made = 0;
+        struct seal_request q = {
+                .n_blocks = n, .blocks = refs, .n_tokens = n_tokens, .tokens = tokens};
+
+        for (uint32_t i = 0; i < n_tokens; i++)
+                tokens[i] = first + i;
+        for (int r; made < n; made += (uint32_t)r) {
+                r = space_allocate(a, n - made, refs + made);
+                ck_assert_int_gt(r, 0);
+        }
+        ck_assert_int_eq(space_seal(a, &q, refs), 0);
+}
+
+static void evict(void) {
+        bool more = true;
+
+        while (more)
+                space_evict(space, BLOCKS, KVD_ROOT, &more);
+}
+
+/* Asks for more as long as something comes. */
+static void fetch_all(void) {
+        struct fetch_request q = {.n_tokens = BLOCKS * BT, .tokens = tokens};
+        uint32_t before;
+        int fd;
+
+        do {
+                before = fetched;
+                ck_assert_int_ge(files ? space_fetch(a, &q, &fd) : space_fetch_remote(a, &q, &fd),
+                                 0);
+                serve();
+        } while (fetched > before);
+        ck_assert_int_eq(fd, -1);
+}
+
+/* ---- tests ----------------------------------------------------------------------------------- */
+
+/* Of 65,536 tokens 50,176 were written that no fetch would ever have asked for. */
+START_TEST(b20_only_what_can_come_back_is_written) {
+        begin(_i);
+        seal_chain(BLOCKS * BT, 1000);
+        serve();
+        ck_assert_uint_eq(written, REACH);
+        evict();
+        fetch_all();
+        ck_assert_uint_eq(fetched, REACH);
+        ck_assert_uint_eq(usage_of(space).sealed, REACH);
+        check_clean(space);
+        fixture_close();
+}
+END_TEST
+
+/* Fetches look for full blocks. */
+START_TEST(b20_a_block_that_is_not_full_is_not_written) {
+        begin(_i);
+        seal_chain(2 * BT + 1, 1000);
+        serve();
+        ck_assert_uint_eq(written, 2);
+        fixture_close();
+}
+END_TEST
+
+START_TEST(b20_evict_to_file_says_what_cannot_come_back) {
+        uint64_t no_return;
+
+        begin(true);
+        seal_chain(BLOCKS * BT, 1000);
+        ck_assert_int_eq(space_demote(space), 1);
+        serve();
+        ck_assert_int_eq(space_demoted(space, &no_return), 0);
+        ck_assert_uint_eq(no_return, BLOCKS - REACH);
+        fixture_close();
+}
+END_TEST
+
+START_TEST(b20_the_reach_is_in_tokens_and_in_blocks) {
+        ck_assert(kvd_fetch_reaches(REACH - 1, BT) && !kvd_fetch_reaches(REACH, BT));
+        ck_assert(kvd_fetch_reaches(KVD_FETCH_DEPTH - 1, 1));
+        ck_assert(!kvd_fetch_reaches(KVD_FETCH_DEPTH, 1));
+        ck_assert_uint_eq(kvd_fetch_most(7), KVD_FETCH_TOKENS / 7 * 7);
+        ck_assert(kvd_fetch_takes(KVD_FETCH_TOKENS, 256));
+        ck_assert(!kvd_fetch_takes(KVD_FETCH_TOKENS + 1, 256));
+        ck_assert(kvd_fetch_takes(KVD_FETCH_BLOCKS, 1));
+        ck_assert(!kvd_fetch_takes(KVD_FETCH_BLOCKS + 1, 1));
+}
+END_TEST
+
+SUITE("reach", LOOPS(2, b20_only_what_can_come_back_is_written,
+                     b20_a_block_that_is_not_full_is_not_written),
+      TESTS(b20_evict_to_file_says_what_cannot_come_back, b20_the_reach_is_in_tokens_and_in_blocks))
