@@ -89,6 +89,21 @@ static void get_counts(const struct file_disk *disk, struct store_disk_info *ret
                 memcpy(ret->why, count->why, sizeof ret->why);
 }
 
+/* Records are entered before they are written, and count once they are. */
+static void get_written(const struct file *file, uint32_t number, struct store_disk_info *ret) {
+        const struct catalog_file *f = &file->catalog.files[number];
+        const struct store_disk_question *q = &file->disks[number].question;
+        bool writes = q->what == STORE_DISK_WRITE && !q->copies && q->n;
+
+        ret->records = f->records;
+        ret->used = f->bytes;
+        if (!writes)
+                return;
+        ret->records -= q->n;
+        ret->used -= (uint64_t)q->n *
+                     file->catalog.extents[q->items[0].place / FILE_SLOTS].slot_bytes;
+}
+
 /* Also of one that has been read already: nothing is found before all are. */
 static enum store_disk_state state_of(const struct file *file, const struct file_disk *disk) {
         return disk->state == STORE_DISK_OFF ? STORE_DISK_OFF :
@@ -110,10 +125,9 @@ void store_disk_get_info(const struct store *store, uint32_t number, struct stor
         ret->state = state_of(file, disk);
         memcpy(ret->name, file->config.names[number], sizeof ret->name);
         ret->bytes = file->config.bytes[number];
-        ret->used = f->bytes;
-        ret->records = f->records;
         ret->evicted = f->evicted;
         ret->copies = f->copies;
+        get_written(file, number, ret);
         ret->age_ns = f->records ? catalog_age(&file->catalog, number) : 0;
         ret->extents = f->n_extents;
         ret->scanned = disk->extent;

@@ -201,6 +201,25 @@ START_TEST(what_the_disk_did_not_take_is_said) {
 }
 END_TEST
 
+/* A daemon that was ended found 416 of 480 records: the last question was not answered. */
+START_TEST(a11_what_is_being_written_does_not_count_as_written) {
+        const struct store_disk_question *q;
+
+        open_file(1, EXTENT_BYTES(4));
+        scan_one_extent();
+        make_chain(N, 1000);
+        space_demote(space);
+        q = asked(STORE_DISK_WRITE);
+        ck_assert_uint_eq(q->n, N);
+        ck_assert_uint_eq(info().records, 0);
+        ck_assert_uint_eq(info().used, 0);
+        moved(q, 1);
+        ck_assert_uint_eq(info().records, N - 1);
+        ck_assert_uint_eq(info().used, (N - 1) * SLOT);
+        close_file();
+}
+END_TEST
+
 /* Another process opens the file anew, and is asked what the one before it did not answer. */
 static void lose_process(void) {
         store_disk_lost(store, 0);
@@ -774,7 +793,8 @@ SUITE("disk-answers", FIXTURE(forget_files, forget_files),
             what_a_prefix_lacks_is_written_again),
       LOOPS(2, a_prefix_comes_from_both_whole),
       LOOPS(6, a_prefix_is_missed_where_one_of_two_fails),
-      TESTS(what_the_disk_did_not_take_is_said, a_name_that_was_not_answered_is_asked_again,
+      TESTS(what_the_disk_did_not_take_is_said, a11_what_is_being_written_does_not_count_as_written,
+            a_name_that_was_not_answered_is_asked_again,
             what_was_deleted_is_erased_by_the_next_process,
             what_no_file_knows_is_erased_at_once, a1_deletions_while_a_file_opens_do_not_turn_it_off,
             a1_names_in_a_file_have_shares,
