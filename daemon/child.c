@@ -32,6 +32,7 @@
 static void look_now(struct loop_timer *timer);
 static void start_again(struct loop_timer *timer);
 static void too_late(struct loop_timer *timer);
+static void too_slow(struct loop_timer *timer);
 
 int child_init(struct child *c, const struct child_ops *ops, const char *program,
                struct loop *loop) {
@@ -40,8 +41,14 @@ int child_init(struct child *c, const struct child_ops *ops, const char *program
         c->look.fire = look_now;
         c->retry.fire = start_again;
         c->deadline.fire = too_late;
+        c->doubt.fire = too_slow;
         c->frame = sys->calloc(1, KVD_FRAME_MAX);
         return c->frame ? kvd_decoder_new(&c->decoder) : -ENOMEM;
+}
+
+static void stop_waiting(struct child *c) {
+        loop_timer_stop(&c->deadline);
+        loop_timer_stop(&c->doubt);
 }
 
 static void close_ends(struct child *c) {
@@ -50,7 +57,7 @@ static void close_ends(struct child *c) {
         closep(&c->socket.fd);
         closep(&c->process.fd);
         c->socket.fd = c->process.fd = -1;
-        loop_timer_stop(&c->deadline);
+        stop_waiting(c);
         c->asked = 0;
 }
 
@@ -168,7 +175,7 @@ void child_end(struct child *c, const char *why) {
         log_limited(LOG_WARNING, "%s %d %s: it is replaced", c->ops->name, c->pid, why);
         kill(c->pid, SIGKILL);
         loop_remove(&c->socket);
-        loop_timer_stop(&c->deadline);
+        stop_waiting(c);
 }
 
 static void too_late(struct loop_timer *timer) {
@@ -177,6 +184,12 @@ static void too_late(struct loop_timer *timer) {
         child_end(c, "has not answered in time");
         if (c->ops->late)
                 c->ops->late(c);
+}
+
+static void too_slow(struct loop_timer *timer) {
+        struct child *c = container_of(timer, struct child, doubt);
+
+        c->ops->slow(c);
 }
 
 static void log_end(const struct child *c, int status) {
@@ -215,6 +228,8 @@ int child_ask(struct child *c, struct kvd_msg *msg, const struct kvd_fds *fds) {
                 return r;
         c->asked = msg->number;
         loop_timer_set(c->loop, &c->deadline, sys_now_ns() + c->patience_ns);
+        if (c->slow_ns)
+                loop_timer_set(c->loop, &c->doubt, sys_now_ns() + c->slow_ns);
         return 0;
 }
 
@@ -279,7 +294,7 @@ static void take_answer(struct child *c, const struct kvd_msg *answer) {
         uint32_t asked = c->asked;
 
         c->asked = 0;
-        loop_timer_stop(&c->deadline);
+        stop_waiting(c);
         c->ops->answered(c, asked, answer);
         go_on(c);
 }

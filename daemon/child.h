@@ -34,6 +34,8 @@ struct child_ops {
         bool (*wanted)(struct child *);
         int (*prepare)(struct child *);        /* before each start; sets arguments */
         void (*not_started)(struct child *);   /* NULL: nothing is to be done about it */
+        /* it has said nothing for longer than slow_ns, and may still answer */
+        void (*slow)(struct child *);
         void (*late)(struct child *);          /* it says nothing, and is killed; NULL: as above */
         /* the kernel says that the process is gone */
         void (*ended)(struct child *, uint32_t asked);
@@ -58,11 +60,12 @@ struct child {
         pid_t pid;                    /* 0: none */
         struct loop_source socket;    /* its fd is owned; -1 */
         struct loop_source process;   /* its pidfd is owned; -1 */
-        struct loop_timer look, retry, deadline;
+        struct loop_timer look, retry, deadline, doubt;
         bool stopped;
         uint32_t asked;               /* number of the message that is not answered yet; 0: none */
         uint64_t serial, starts;
         uint64_t patience_ns;         /* for an answer */
+        uint64_t slow_ns;             /* ... before ops->slow is called; 0: it never is */
         /* before the next start; it doubles up to most_pause_ns */
         uint64_t pause_ns, most_pause_ns;
 

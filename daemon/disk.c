@@ -27,6 +27,9 @@
 #define LATER_NS UINT64_C(200000000)   /* between two looks for what could be written */
 #define WHOLE_BYTES (UINT64_C(1) << 20)
 #define LEAST_BYTES (UINT64_C(4) << 20)
+#define SLOW_NS UINT64_C(1000000000)    /* without an answer, at least: fetches wait no longer */
+#define SLOW_PART 30u                   /* ... and such a part of file_timeout */
+#define SLOW_BYTES (UINT64_C(32) << 20) /* ... and SLOW_NS more for each of so many bytes */
 #define MOST_STARTS 5u                 /* in a row without an answer: then it is off */
 
 static_assert(KVD_DISK_FILES <= KVD_FRAME_FDS, "a question is one frame");
@@ -142,6 +145,8 @@ static bool ask_to_move(struct disk_file *f, const struct store_disk_question *q
                 return true;
         }
         tokens = (struct kvd_slice){d->tokens, n_tokens * (uint32_t)sizeof *d->tokens};
+        f->child.slow_ns = MAX(SLOW_NS, f->child.patience_ns / SLOW_PART) +
+                           q->n * bytes * SLOW_NS / SLOW_BYTES;
         if (reads)
                 msg.disk_read = (struct kvd_msg_disk_read){bytes, items, tokens, q->checksums};
         else
@@ -152,6 +157,7 @@ static bool ask_to_move(struct disk_file *f, const struct store_disk_question *q
 static bool ask(struct disk_file *f, const struct store_disk_question *q) {
         struct kvd_msg msg = {0};
 
+        f->child.slow_ns = 0;
         switch (q->what) {
         case STORE_DISK_SUPER:
                 msg.number = KVD_MSG_disk_super;
@@ -173,6 +179,7 @@ static bool ask_to_open(struct disk_file *f) {
         struct kvd_fds fds = {.n = 1, .fd = {f->fd}};
 
         msg.disk_open.bytes = (uint64_t)f->bytes;
+        f->child.slow_ns = 0;
         return child_ask_or_end(&f->child, &msg, &fds);
 }
 
@@ -312,6 +319,19 @@ static int prepare(struct child *child) {
         return is_off(f) ? -ECANCELED : 0;
 }
 
+/* Else each fetch would wait, as long as its client does, until the process is late. */
+static void slow(struct child *child) {
+        struct disk_file *f = file_of(child);
+        struct store_disk_info info;
+
+        store_disk_get_info(f->owner->store, f->number, &info);
+        log_limited(LOG_WARNING,
+                    "%s of the file tier does not answer: what it has is missed until it does",
+                    info.name);
+        store_disk_slow(f->owner->store, f->number);
+        say_what_is_off(f->owner);
+}
+
 /* As long as it is not gone, it may write to what it was asked to read. */
 static void late(struct child *child) {
         struct disk_file *f = file_of(child);
@@ -338,6 +358,7 @@ static const struct child_ops ops = {
         .degraded = KVD_DEGRADED_disk_process,
         .wanted = wanted,
         .prepare = prepare,
+        .slow = slow,
         .late = late,
         .ended = ended,
         .next = next,

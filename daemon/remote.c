@@ -29,6 +29,9 @@
 #define FIRST_AGAIN_NS UINT64_C(100000000)
 #define MOST_AGAIN_NS UINT64_C(10000000000)
 #define PATIENCE_NS UINT64_C(30000000000)
+#define SLOW_NS UINT64_C(1000000000)      /* without an answer, at least: fetches wait no longer */
+#define SLOW_TIMES 10u                    /* ... and so many times as long as for a server */
+#define SLOW_BYTES (UINT64_C(32) << 20)   /* ... and SLOW_NS more for each of so many bytes */
 #define KEY_LEAST 16
 #define KEY_MOST 4096u
 
@@ -54,6 +57,13 @@ static struct remote_owner *owner_of(const struct child *child) {
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */
+
+/* After which silence it is the process that hangs, not a server that it waits for. */
+static void set_slow(struct remote_owner *o, uint64_t bytes) {
+        uint64_t timeout = o->config->remote_timeout * UINT64_C(1000000);
+
+        o->child.slow_ns = MAX(SLOW_NS, SLOW_TIMES * timeout) + bytes * SLOW_NS / SLOW_BYTES;
+}
 
 static int write_items(struct remote_owner *o, const struct store_remote_question *q,
                        struct kvd_fds *fds, uint32_t *n_tokens) {
@@ -89,6 +99,7 @@ static bool ask_to_move(struct remote_owner *o, const struct store_remote_questi
                 return true;
         }
         tokens = (struct kvd_slice){o->tokens, n_tokens * (uint32_t)sizeof *o->tokens};
+        set_slow(o, q->n * bytes);
         if (gets)
                 msg.remote_get = (struct kvd_msg_remote_get){tenant, content, bytes,
                                                              items, tokens, q->checksums};
@@ -142,6 +153,7 @@ static bool next(struct child *child) {
         const struct store_remote_question *q;
         bool later;
 
+        set_slow(o, 0);
         if (!o->open || now >= o->open_at_ns)
                 return ask_to_open(o);
         q = store_remote_next(o->store, &later);
@@ -299,11 +311,17 @@ static void ended(struct child *child, uint32_t asked) {
         loop_want_idle(child->loop);
 }
 
+/* Else each fetch would wait, as long as its client does, until the process is killed. */
+static void slow(struct child *child) {
+        nobody_is_there(owner_of(child), kvd_slice_of("its process does not answer"));
+}
+
 static const struct child_ops ops = {
         .name = "remote process",
         .degraded = KVD_DEGRADED_remote_process,
         .prepare = prepare,
         .not_started = not_there,
+        .slow = slow,
         .ended = ended,
         .next = next,
         .answered = answered,

@@ -106,6 +106,8 @@ void store_disk_scanned(struct store *store, uint32_t file, int error, uint32_t 
 /* checksums: XXH3-64 of what was read; NULL if they were not asked for. */
 void store_disk_moved(struct store *store, uint32_t file, const int32_t *errors,
                       const uint64_t *checksums, uint32_t n);
+/* No answer has come for a while: nobody waits for it until one does. What is being read may still come. */
+void store_disk_slow(struct store *store, uint32_t file);
 /* No answer comes, but its process is not gone: nothing is waited for until it is (lost). */
 void store_disk_hangs(struct store *store, uint32_t file);
 /* The process is gone, and with it the question; the next one looks at the file. */

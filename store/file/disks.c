@@ -95,7 +95,7 @@ void store_disk_file_off(struct store *store, uint32_t i, const char *why) {
                 return;
         }
         file->sweep = 0;
-        fetches_miss(file, i);
+        fetches_miss(file, i, NULL);
         file->copies->miss(file, i);
         file_changes(file);
         file_erase(file);
@@ -459,9 +459,8 @@ void file_settle(struct file *file, uint32_t i, const int32_t *errors, uint32_t 
         file->disks[i].question.n = 0;
 }
 
-void store_disk_moved(struct store *store, uint32_t i, const int32_t *errors,
-                      const uint64_t *checksums, uint32_t n) {
-        struct file *file = store->file;
+static void moved(struct file *file, uint32_t i, const int32_t *errors, const uint64_t *checksums,
+                  uint32_t n) {
         uint32_t asked = MIN(n, file->disks[i].question.n);
 
         if (!host_asks_then(file, i, errors, checksums, n))
@@ -469,7 +468,24 @@ void store_disk_moved(struct store *store, uint32_t i, const int32_t *errors,
         judge_answer(file, i, errors, asked);
 }
 
+void store_disk_moved(struct store *store, uint32_t i, const int32_t *errors,
+                      const uint64_t *checksums, uint32_t n) {
+        heard(store->file, i);
+        moved(store->file, i, errors, checksums, n);
+}
+
 /* ---- no answer ------------------------------------------------------------------------------- */
+
+void store_disk_slow(struct store *store, uint32_t i) {
+        struct file *file = store->file;
+        struct file_disk *d = &file->disks[i];
+
+        if (d->state != STORE_DISK_ON || d->hangs)
+                return;
+        d->hangs = file->catalog.files[i].hangs = true;
+        fetches_miss(file, i, d->reading);
+        file_changes(file);
+}
 
 /* One that was never looked at is off: which of them belong together is known without it. */
 void store_disk_hangs(struct store *store, uint32_t i) {
@@ -482,7 +498,7 @@ void store_disk_hangs(struct store *store, uint32_t i) {
         if (file->disks[i].state == STORE_DISK_OFF)
                 return;
         file->disks[i].hangs = file->catalog.files[i].hangs = true;
-        fetches_miss(file, i);
+        fetches_miss(file, i, NULL);
         file->copies->miss(file, i);
         file_changes(file);
         try_on(file);
@@ -503,7 +519,7 @@ void store_disk_lost(struct store *store, uint32_t i) {
         else if (d->question.what == STORE_DISK_SCAN)
                 store_disk_scanned(store, i, -EIO, 0, NULL, 0);
         else
-                store_disk_moved(store, i, NULL, NULL, 0);
+                moved(file, i, NULL, NULL, 0);
         file_want(file, true);
 }
 

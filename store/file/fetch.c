@@ -97,7 +97,7 @@ void fetches_end_all(struct file *file) {
         }
 }
 
-void fetches_miss(struct file *file, uint32_t disk) {
+void fetches_miss(struct file *file, uint32_t disk, const struct fetch *but) {
         struct kvd_list_node *next;
 
         for (struct kvd_list_node *node = file->fetches.first; node; node = next) {
@@ -105,6 +105,8 @@ void fetches_miss(struct file *file, uint32_t disk) {
                 uint32_t at = f->at;
 
                 next = node->next;
+                if (f == but)
+                        continue;
                 while (at < f->n && (f->steps[at].state == FETCH_HERE ||
                                      file_disk_of(file, f->steps[at].place) != disk))
                         at++;

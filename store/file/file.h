@@ -230,6 +230,7 @@ bool fetch_next(struct file *file, bool *later);
 void fetch_done(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n);
 void fetches_end(struct file *file, const struct space *space, const struct attachment *a);
 void fetches_end_all(struct file *file);
-void fetches_miss(struct file *file, uint32_t disk); /* nothing comes from there */
+/* nothing comes from there, but to that one, or NULL */
+void fetches_miss(struct file *file, uint32_t disk, const struct fetch *but);
 
 #endif

@@ -21,7 +21,7 @@ struct peer_end *watcher;
 char file[128], files[512];
 static char file_setting[600];
 const char *pool = "daemon.pool=4M", *file_size = "daemon.file_size=16M";
-const char *depth = "daemon.file_depth=0";
+const char *depth = "daemon.file_depth=0", *timeout = "daemon.file_timeout=1800";
 kvd *handle;
 kvd_space *space;
 bool opaque;
@@ -34,8 +34,8 @@ const char *const *settings(void) {
         static const char *list[8];
 
         snprintf(file_setting, sizeof file_setting, "daemon.file=%s", files[0] ? files : file);
-        memcpy(list, SETTINGS(pool, "daemon.segment=1M", file_setting, file_size, depth),
-               6 * sizeof *list);
+        memcpy(list, SETTINGS(pool, "daemon.segment=1M", file_setting, file_size, depth, timeout),
+               7 * sizeof *list);
         return list;
 }
 
@@ -101,6 +101,7 @@ void start(void) {
         pool = "daemon.pool=4M";
         file_size = "daemon.file_size=16M";
         depth = "daemon.file_depth=0";
+        timeout = "daemon.file_timeout=1800";
         files[0] = 0;
         snprintf(file, sizeof file, "/var/tmp/kvd-test-file-%d", getpid());
         unlink(file);

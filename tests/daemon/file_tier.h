@@ -18,7 +18,7 @@ extern struct instance in;
 extern struct peer_end *watcher;
 /* file: the first one; files: all of them, as in the setting */
 extern char file[128], files[512];
-extern const char *pool, *file_size, *depth;
+extern const char *pool, *file_size, *depth, *timeout;
 extern kvd *handle;
 extern kvd_space *space;
 extern bool opaque;         /* are its blocks? */

@@ -449,6 +449,30 @@ START_TEST(a_disk_process_that_dies_is_replaced) {
 }
 END_TEST
 
+/* Until it was killed, each find waited its whole second. */
+START_TEST(b13_a_disk_process_that_hangs_is_not_waited_for) {
+        pid_t pid;
+        int fd;
+
+        timeout = "daemon.file_timeout=90";
+        restart(false);
+        write_chain();
+        evict_all();
+        pid = disk_process();
+        ck_assert_int_eq(kill(pid, SIGSTOP), 0);
+        ck_assert_int_eq(kvd_fetch(space, 0, 0, tokens, n_tokens, &fd), n_tokens);
+        close(fd);
+        WAIT_UNTIL(tier_is("hanging"));
+        ck_assert_int_eq(kvd_fetch(space, 0, 0, tokens, n_tokens, &fd), 0);
+        ck_assert_int_eq(fd, -1);
+        ck_assert_int_eq(kill(pid, SIGCONT), 0);
+        WAIT_UNTIL(tier_is("on"));
+        ck_assert_int_eq(disk_process(), pid);
+        fetch(tokens);
+        ck_assert_uint_eq(resident(tokens), BLOCKS);
+}
+END_TEST
+
 /* A record that rots is a miss, and what is behind it, too. */
 START_TEST(rot_is_a_miss) {
         write_chain();
@@ -545,6 +569,7 @@ SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
       TESTS(evicted_blocks_come_back, a_file_full_of_long_chains_goes_on,
             lookups_say_what_is_below, b20_lookups_promise_what_fetches_bring,
             a_killed_daemons_disk_process_is_waited_for,
+            b13_a_disk_process_that_hangs_is_not_waited_for,
             only_what_is_behind_the_resident_comes, others_are_not_there, deleted_is_deleted,
             what_made_way_comes_back_from_the_file,
             what_does_not_go_to_the_file_is_said, a_killed_evict_to_file_leaves_nothing_behind,

@@ -24,6 +24,12 @@ static void start_with_host_tier(void) {
         start_all();
 }
 
+/* With a shorter one, for their process that hangs. */
+static void start_with_short_waits(void) {
+        more[0] = "daemon.remote_timeout=200";
+        start_all();
+}
+
 /* With a short timeout, for servers that hang. */
 static void start_impatiently(void) {
         more[0] = "daemon.remote_timeout=2000";
@@ -175,6 +181,23 @@ START_TEST(a_server_that_hangs_costs_one_fetch) {
         servers_hang(false);
         WAIT_UNTIL(tier_is(&machines[0], "on"));
         WAIT_UNTIL((fetch(&machines[0]), resident(&machines[0], tokens) == BLOCKS));
+}
+END_TEST
+
+/* Until it was killed, each find waited its whole second. */
+START_TEST(b13_a_remote_process_that_hangs_is_not_waited_for) {
+        pid_t pid;
+
+        write_chain(&machines[0]);
+        evict_all(&machines[0]);
+        pid = remote_process(&machines[0]);
+        ck_assert_int_eq(kill(pid, SIGSTOP), 0);
+        fetch(&machines[0]);
+        WAIT_UNTIL(tier_is(&machines[0], "away"));
+        ck_assert(!fetch(&machines[0]));
+        ck_assert_int_eq(kill(pid, SIGCONT), 0);
+        WAIT_UNTIL((fetch(&machines[0]), resident(&machines[0], tokens) == BLOCKS));
+        ck_assert_int_eq(remote_process(&machines[0]), pid);
 }
 END_TEST
 
@@ -423,6 +446,8 @@ SUITE("remote", SKIP_IF(!servers_are_there()),
       LOOPS(9, lies_are_misses),
       CASE("hang"), FIXTURE(start_impatiently, stop_all),
       TESTS(a_server_that_hangs_costs_one_fetch),
+      CASE("process"), FIXTURE(start_with_short_waits, stop_all),
+      TESTS(b13_a_remote_process_that_hangs_is_not_waited_for),
       WHEN(instance_on_gpu(), TESTS(servers_go_while_a_worker_has_what_came),
            CASE("host tier"), FIXTURE(start_with_host_tier, stop_all),
            TESTS(the_nearer_tier_answers, the_second_machine_starts_warm)),

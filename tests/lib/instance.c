@@ -187,15 +187,17 @@ static void start(struct instance *in, bool public, const char *const *settings)
                                                 "--set", "daemon.segment=1M",
                                                 "--set", "daemon.quarantine_ms=20",
                                                 "--set", "daemon.socket_mode=0666",
+                                                /* a busy machine is no disk that hangs */
+                                                "--set", "daemon.file_timeout=1800",
                                                 "--backend", "host"};
-        int n = 12;
+        int n = 14;
 
         if (public && geteuid() == 0) { /* also where there is a user kvd */
                 arguments[n++] = "--user";
                 arguments[n++] = "root";
         }
         if (instance_on_gpu()) { /* the stand-in makes what is to stay free, to see whether it is there */
-                arguments[11] = getenv("KVD_TEST_BACKEND");
+                arguments[n - 1] = getenv("KVD_TEST_BACKEND");
                 arguments[n++] = "--set";
                 arguments[n++] = "daemon.reserve=1M";
         }

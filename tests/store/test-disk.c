@@ -523,6 +523,37 @@ START_TEST(a_chain_ends_where_a_file_hangs) {
 }
 END_TEST
 
+/* Each fetch waited as long as its client did, until the process was killed. */
+START_TEST(b13_fetches_do_not_wait_for_a_slow_file) {
+        struct fetch_request q = {.n_tokens = N * BT, .tokens = tokens};
+        int first, second, third;
+
+        open_file(1, EXTENT_BYTES(4));
+        scan_one_extent();
+        make_chain(N, 1000);
+        space_demote(space);
+        moved(asked(STORE_DISK_WRITE), 0);
+        evict();
+        first = begin_fetch();
+        expect(0, STORE_DISK_READ, N);
+        second = begin_fetch();
+        store_disk_slow(store, 0);
+        ck_assert_int_eq(state_of(0), STORE_DISK_HANGS);
+        ck_assert(has_ended(second));
+        ck_assert(!has_ended(first)); /* it may come */
+        ck_assert_int_eq(space_fetch(attachment, &q, &third), 0);
+        ck_assert_int_eq(third, -1);
+        answer(0, N, 0);
+        ck_assert(has_ended(first));
+        ck_assert_int_eq(state_of(0), STORE_DISK_ON);
+        ck_assert_uint_eq(resident(), N);
+        evict();
+        close(begin_fetch());
+        check_clean(space);
+        close_file();
+}
+END_TEST
+
 /* Not a file is closed meanwhile: the other one takes what there is. */
 START_TEST(one_hangs_and_the_other_is_written_to) {
         open_two();
@@ -794,7 +825,7 @@ SUITE("disk-answers", FIXTURE(forget_files, forget_files),
       LOOPS(2, a_prefix_comes_from_both_whole),
       LOOPS(6, a_prefix_is_missed_where_one_of_two_fails),
       TESTS(what_the_disk_did_not_take_is_said, a11_what_is_being_written_does_not_count_as_written,
-            a_name_that_was_not_answered_is_asked_again,
+            b13_fetches_do_not_wait_for_a_slow_file, a_name_that_was_not_answered_is_asked_again,
             what_was_deleted_is_erased_by_the_next_process,
             what_no_file_knows_is_erased_at_once, a1_deletions_while_a_file_opens_do_not_turn_it_off,
             a1_names_in_a_file_have_shares,
