@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "daemon/degraded.h"
+#include "daemon/file_place.h"
 #include "daemon/log.h"
 #include "daemon/tier_errors.h"
 #include "ipc/base/sys.h"
@@ -27,6 +28,7 @@
 #define LATER_NS UINT64_C(200000000)   /* between two looks for what could be written */
 #define WHOLE_BYTES (UINT64_C(1) << 20)
 #define LEAST_BYTES (UINT64_C(4) << 20)
+#define PLACES_NS UINT64_C(2000000000) /* between two looks whether files are where they were */
 #define SLOW_NS UINT64_C(1000000000)    /* without an answer, at least: fetches wait no longer */
 #define SLOW_PART 30u                   /* ... and such a part of file_timeout */
 #define SLOW_BYTES (UINT64_C(32) << 20) /* ... and SLOW_NS more for each of so many bytes */
@@ -44,6 +46,8 @@ struct disk_file {
         bool late;              /* its last process did not answer in time */
         bool said;              /* that it is off */
         struct tier_errors errors;
+        struct file_place place;
+        bool gone;              /* from that place */
         uint32_t starts;        /* since its process last answered */
 };
 
@@ -53,6 +57,8 @@ struct disk_owner {
         struct disk_file files[DISK_FILES];
         uint32_t files_off;     /* as it was said last */
         struct tier_errors host_errors; /* of copies in memory of the host */
+        struct loop *loop;
+        struct loop_timer places;
         /* of the question, or the answer, that is being made or taken */
         struct kvd_disk_item items[KVD_DISK_ITEMS];
         uint32_t tokens[KVD_DISK_TOKENS];
@@ -104,6 +110,41 @@ static void say_errors(struct disk_file *f) {
                 tier_errors_say(&f->errors, info.name, info.errors, info.last_error);
         if (store_host_get_info(f->owner->store, &info) && info.errors)
                 tier_errors_say(&f->owner->host_errors, "host tier", info.errors, info.last_error);
+}
+
+/* ---- gone ------------------------------------------------------------------------------------ */
+
+static void look_at_place(struct disk_file *f) {
+        bool gone = !file_place_holds(&f->place, f->fd);
+        struct store_disk_info info;
+
+        if (gone == f->gone)
+                return;
+        f->gone = gone;
+        store_disk_get_info(f->owner->store, f->number, &info);
+        store_disk_note(f->owner->store, f->number,
+                        gone ? "deleted, moved or replaced: what it has is missed at the next start" :
+                               "");
+        if (gone)
+                log_error("%s of the file tier was deleted, moved or replaced: what it has is missed "
+                          "at the next start; move it back to %s, or restart kvd",
+                          info.name, f->place.path);
+        else
+                log_info("%s of the file tier is back", info.name);
+}
+
+static void look_at_places(struct loop_timer *timer) {
+        struct disk_owner *d = container_of(timer, struct disk_owner, places);
+        uint32_t n = 0;
+
+        for (uint32_t i = 0; i < d->n_files; i++) {
+                if (d->files[i].fd < 0)
+                        continue;
+                look_at_place(&d->files[i]);
+                n += d->files[i].gone;
+        }
+        degraded_set(file_gone, n);
+        loop_timer_set(d->loop, timer, sys_now_ns() + PLACES_NS);
 }
 
 /* ---- questions ------------------------------------------------------------------------------- */
@@ -481,6 +522,7 @@ static int begin_file(struct disk_file *f, const struct config *config, struct l
                 store_disk_looked(f->owner->store, f->number, (int)f->bytes, NULL, 0);
                 return 0;
         }
+        file_place_note(&f->place, f->fd);
         r = child_init(&f->child, &ops, config->worker_program, loop);
         f->child.most_pause_ns = MOST_PAUSE_NS;
         f->child.patience_ns = config->file_timeout * UINT64_C(1000000000);
@@ -515,6 +557,8 @@ int disk_owner_new(const struct config *config, struct loop *loop, struct store 
         if (!d)
                 return kvd_refuse(why, -ENOMEM, "out of memory for the disk processes");
         d->store = store;
+        d->loop = loop;
+        d->places.fire = look_at_places;
         for (uint32_t i = 0; i < DISK_FILES; i++)
                 d->files[i] = (struct disk_file){.owner = d, .number = i, .fd = -1};
         r = begin(d, config, loop, why);
@@ -530,6 +574,7 @@ struct disk_owner *disk_owner_free(struct disk_owner *d) {
         if (!d)
                 return NULL;
         store_on_disk(d->store, NULL, NULL);
+        loop_timer_stop(&d->places);
         for (uint32_t i = 0; i < DISK_FILES; i++) {
                 if (d->files[i].child.ops)
                         child_clear(&d->files[i].child);
@@ -540,7 +585,10 @@ struct disk_owner *disk_owner_free(struct disk_owner *d) {
 }
 
 void disk_owner_start(struct disk_owner *d) {
-        for (uint32_t i = 0; d && i < d->n_files; i++)
+        if (!d)
+                return;
+        for (uint32_t i = 0; i < d->n_files; i++)
                 if (d->files[i].fd >= 0)
                         child_look(&d->files[i].child);
+        look_at_places(&d->places);
 }

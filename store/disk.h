@@ -83,6 +83,8 @@ void store_on_disk(struct store *store, void (*called)(void *data, bool soon), v
  */
 void store_disk_looked(struct store *store, uint32_t file, int error, const void *copies,
                        uint64_t bytes);
+/* What there is to say of a file that is used; "": nothing. */
+void store_disk_note(struct store *store, uint32_t file, const char *why);
 /* For good, until the daemon is started again: a file, or all. */
 void store_disk_file_off(struct store *store, uint32_t file, const char *why);
 void store_disk_off(struct store *store, const char *why);
@@ -106,7 +108,7 @@ void store_disk_scanned(struct store *store, uint32_t file, int error, uint32_t 
 /* checksums: XXH3-64 of what was read; NULL if they were not asked for. */
 void store_disk_moved(struct store *store, uint32_t file, const int32_t *errors,
                       const uint64_t *checksums, uint32_t n);
-/* No answer has come for a while: nobody waits for it until one does. What is being read may still come. */
+/* No answer has come for a while: fetches miss what it has until one comes. What is being read goes on. */
 void store_disk_slow(struct store *store, uint32_t file);
 /* No answer comes, but its process is not gone: nothing is waited for until it is (lost). */
 void store_disk_hangs(struct store *store, uint32_t file);
@@ -148,7 +150,7 @@ struct store_disk_info { /* of a file; fetches and queue are of all of them */
         uint64_t copies_lost;    /* that were there, and could not be read as they were */
         const char *last_error;  /* of errors */
         uint64_t age_ns;         /* of what goes first: since it was used, or was found at the start */
-        char why[128];           /* it is off */
+        char why[128];           /* it is off, or what else there is to say */
 };
 uint32_t store_disk_n_files(const struct store *store);
 /* How many of them are off, or hang. */

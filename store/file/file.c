@@ -134,6 +134,13 @@ void store_disk_get_info(const struct store *store, uint32_t number, struct stor
         get_counts(disk, ret);
 }
 
+void store_disk_note(struct store *store, uint32_t number, const char *why) {
+        struct file_disk *disk = &store->file->disks[number];
+
+        if (disk->state != STORE_DISK_OFF)
+                snprintf(disk->count.why, sizeof disk->count.why, "%s", why);
+}
+
 /* ---- spaces ---------------------------------------------------------------------------------- */
 
 struct file *file_for(const struct space *space) {

@@ -53,7 +53,7 @@ struct file_count { /* of one of the files */
         uint64_t copies_written, copies_read, copies_lost;
         int last_error;               /* of errors; 0: there was none */
         uint32_t failing;             /* questions in a row of which it did nothing */
-        char why[128];                /* it is off */
+        char why[128];                /* it is off, or what else there is to say */
 };
 
 /* One of the files: what its process is asked, a question at a time, and no other waits for it. */
@@ -230,7 +230,7 @@ bool fetch_next(struct file *file, bool *later);
 void fetch_done(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n);
 void fetches_end(struct file *file, const struct space *space, const struct attachment *a);
 void fetches_end_all(struct file *file);
-/* nothing comes from there, but to that one, or NULL */
+/* They end where they need that disk, but for one of them, or NULL. */
 void fetches_miss(struct file *file, uint32_t disk, const struct fetch *but);
 
 #endif

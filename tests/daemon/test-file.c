@@ -473,6 +473,22 @@ START_TEST(b13_a_disk_process_that_hangs_is_not_waited_for) {
 }
 END_TEST
 
+static bool why_says(const char *text) {
+        struct kvd_msg_tier_info_reply t = tier_of(0);
+
+        return memmem(t.why.data, t.why.size, text, strlen(text));
+}
+
+/* kvd went on without a word, and the next daemon found nothing. */
+START_TEST(b18_a_file_that_is_deleted_is_said_to_be) {
+        write_chain();
+        ck_assert(!why_says("deleted"));
+        ck_assert_int_eq(unlink(file), 0);
+        WAIT_UNTIL(why_says("deleted, moved or replaced"));
+        ck_assert(tier_is("on"));
+}
+END_TEST
+
 /* A record that rots is a miss, and what is behind it, too. */
 START_TEST(rot_is_a_miss) {
         write_chain();
@@ -570,6 +586,7 @@ SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
             lookups_say_what_is_below, b20_lookups_promise_what_fetches_bring,
             a_killed_daemons_disk_process_is_waited_for,
             b13_a_disk_process_that_hangs_is_not_waited_for,
+            b18_a_file_that_is_deleted_is_said_to_be,
             only_what_is_behind_the_resident_comes, others_are_not_there, deleted_is_deleted,
             what_made_way_comes_back_from_the_file,
             what_does_not_go_to_the_file_is_said, a_killed_evict_to_file_leaves_nothing_behind,

@@ -460,6 +460,24 @@ static void test_file_tier(void) {
         unlink(path);
 }
 
+/* It is moved away and back, and deleted. */
+static void test_file_gone(void) {
+        char setting[80], path[64], moved[80];
+
+        snprintf(path, sizeof path, "/tmp/kvd-file-gone-%d", getpid());
+        snprintf(moved, sizeof moved, "%s-moved", path);
+        snprintf(setting, sizeof setting, "daemon.file=%s", path);
+        inproc_start(&it, HOST(setting, "daemon.file_size=64M"));
+        ck_assert(!SHOWN(it.in));
+        ck_assert_int_eq(rename(path, moved), 0);
+        WAIT_UNTIL(SHOWN(it.in));
+        ck_assert_int_eq(rename(moved, path), 0);
+        WAIT_UNTIL(!SHOWN(it.in));
+        unlink(path);
+        WAIT_UNTIL(SHOWN(it.in));
+        inproc_stop(&it);
+}
+
 /* Nobody listens at that port, and the process that would find out cannot be started either. */
 static void test_remote_tier(void) {
         inproc_start(&it, HOST());
