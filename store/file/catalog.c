@@ -235,7 +235,7 @@ static struct catalog_class *class_of(struct catalog *c, uint32_t slot_bytes) {
         for (uint32_t i = 0; i < CATALOG_CLASSES; i++) {
                 if (c->classes[i].extents && c->classes[i].slot_bytes == slot_bytes)
                         return &c->classes[i];
-                if (!c->classes[i].extents)
+                if (!unused && !c->classes[i].extents)
                         unused = &c->classes[i];
         }
         if (unused)

@@ -20,7 +20,7 @@
 #include "store/file/volume.h"
 
 #define CATALOG_NOWHERE UINT32_MAX
-#define CATALOG_CLASSES 16u /* sizes of slots */
+#define CATALOG_CLASSES FILE_NAMESPACES /* sizes of slots: a space has one */
 
 struct catalog_namespace {
         struct kvd_key id;

@@ -14,7 +14,7 @@
 #include "ipc/base/key.h"
 #include "store/account.h"
 #include "store/disk.h"
-#include "store/file/volume.h"
+#include "store/file/catalog.h"
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
@@ -273,15 +273,15 @@ START_TEST(what_was_deleted_is_erased_by_the_next_process) {
 }
 END_TEST
 
-/* Of each there is a list of extents with room, and there are 16. */
+/* Of each there is a list of extents with room, and there are so many. */
 START_TEST(records_of_too_many_sizes_are_left_alone) {
-        const uint32_t sizes = 17;
+        const uint32_t sizes = CATALOG_CLASSES + 1;
         struct kvd_disk_found found = {.label = {.sequence = 1, .epoch = 7, .n_tokens = BT}};
 
-        fixture_super(supers, 0, sizes, EXTENT_BYTES(64));
+        fixture_super(supers, 0, sizes, EXTENT_BYTES(256));
         supers[0].namespaces[supers[0].n_namespaces++] = (struct kvd_disk_namespace){{1, 2}, 7};
         file_sector_seal(supers[0].secret, FILE_SUPER, &supers[0].mark);
-        open_file(sizes, EXTENT_BYTES(64));
+        open_file(sizes, EXTENT_BYTES(256));
         for (uint32_t i = 0; i < sizes; i++) {
                 ck_assert_uint_eq(asked(STORE_DISK_SCAN)->extent, i);
                 found.label.sequence++;
