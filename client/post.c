@@ -62,7 +62,7 @@ static int tell_refused(struct view *view, uint64_t refused) {
                            (unsigned long long)(refused - told), strerror((int)error));
 }
 
-/* What the caller was not told yet. The reason is there: partner of take_one in store/cache/post.c. */
+/* What the caller was not told yet. The reason is there: partner of refuse in store/cache/post.c. */
 static int tell(struct view *view) {
         struct kvd_space *space = view->space;
         uint64_t refused = atomic_load_explicit(&view->page->posts_refused, memory_order_acquire);

@@ -116,15 +116,19 @@ static int take(struct attachment *a, const struct kvd_post *post, const struct 
         return r;
 }
 
+/* The reason comes before the count: partner of tell in client/post.c. */
+static void refuse(struct kvd_pinpage *page, uint64_t n, int error) {
+        atomic_store_explicit(&page->posts_errno, (uint32_t)-error, memory_order_relaxed);
+        atomic_fetch_add_explicit(&page->posts_refused, n, memory_order_release);
+}
+
 static void take_one(struct attachment *a, const struct kvd_post *post,
                      const struct key_ahead *key) {
         struct kvd_pinpage *page = a->page;
         int r = take(a, post, key);
 
-        if (r < 0) {
-                atomic_store_explicit(&page->posts_errno, (uint32_t)-r, memory_order_relaxed);
-                atomic_fetch_add_explicit(&page->posts_refused, 1, memory_order_release);
-        }
+        if (r < 0)
+                refuse(page, 1, r);
         atomic_store_explicit(&page->posts_taken, ++a->posts_taken, memory_order_release);
 }
 
@@ -147,14 +151,11 @@ static uint64_t said(const struct attachment *a) {
  * again.
  */
 static void refuse_rest(struct attachment *a, uint64_t n) {
-        struct kvd_pinpage *page = a->page;
-
         if (!n)
                 return;
-        atomic_store_explicit(&page->posts_errno, ESTALE, memory_order_relaxed);
-        atomic_fetch_add_explicit(&page->posts_refused, n, memory_order_relaxed);
+        refuse(a->page, n, -ESTALE);
         a->posts_taken += n;
-        atomic_store_explicit(&page->posts_taken, a->posts_taken, memory_order_release);
+        atomic_store_explicit(&a->page->posts_taken, a->posts_taken, memory_order_release);
 }
 
 static void take_posts(struct attachment *a, uint32_t n) {

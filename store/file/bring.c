@@ -165,8 +165,8 @@ static int make(struct space *space, size_t bytes, struct bringing **ret) {
 
 int bring_begin(struct kvd_list *queue, size_t bytes, struct attachment *a,
                 const struct fetch_request *q, const struct chain_at *at, struct bringing **ret) {
-        struct bringing *b;
-        uint64_t turn;
+        struct bringing *b = NULL;
+        uint64_t turn = 0;
         int r = take_turn(queue, a, &turn);
 
         if (r == 0)
