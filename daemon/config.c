@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "daemon/setting.h"
+#include "daemon/trusted.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/text.h"
 #include "ipc/base/util.h"
@@ -33,7 +34,7 @@ static int set_defaults(const struct setting *settings, void *base) {
 }
 
 int config_init(struct config *config) {
-        *config = (struct config){0};
+        *config = (struct config){.owner = geteuid()};
         return set_defaults(daemon_settings, config);
 }
 
@@ -241,14 +242,17 @@ static int read_lines(struct config *config, FILE *f, const char *path, FILE *al
 }
 
 static int open_file(const char *path, bool optional, FILE **ret, struct kvd_why *why) {
-        int fd = sys->open(path, O_RDONLY | O_CLOEXEC);
+        const struct trusted file = {"configuration", path, TRUST_CONFIG, geteuid()};
+        int fd = trusted_open(&file, O_RDONLY, why);
 
-        if (fd < 0 && errno == ENOENT && optional)
+        if (fd == -ENOENT && optional)
                 return 0;
+        if (fd == TRUSTED_NOT)
+                return -EINVAL;
         if (fd < 0)
                 return kvd_refuse(why, -EINVAL,
                                   "%s: cannot be opened: %s; give another with --config", path,
-                                  strerror(errno));
+                                  strerror(-fd));
         *ret = fdopen(fd, "r");
         if (*ret)
                 return 1;

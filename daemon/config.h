@@ -89,6 +89,7 @@ struct config {
         char worker_program[256];
         uint32_t log;
         bool own_user_only;    /* kvd --private */
+        uint32_t owner;        /* the user that serves: main knows whom root becomes */
         struct config_domain *domains; /* owned, in the order of the file */
 };
 

@@ -20,6 +20,7 @@
 #include "daemon/file_place.h"
 #include "daemon/log.h"
 #include "daemon/tier_errors.h"
+#include "daemon/trusted.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "store/disk.h"
@@ -409,15 +410,14 @@ static const struct child_ops ops = {
 /* ---- life ------------------------------------------------------------------------------------ */
 
 /* Without O_DIRECT where the file system has none. */
-static int open_file(const char *path) {
-        int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
-        int fd = open(path, flags | O_DIRECT, 0600);
+static int open_file(const char *path, uid_t owner, struct kvd_why *why) {
+        const struct trusted file = {"file", path, TRUST_DATA, owner};
+        int fd = trusted_open(&file, O_RDWR | O_CREAT | O_DIRECT, why);
 
-        if (fd >= 0 || errno != EINVAL)
-                return fd < 0 ? -errno : fd;
+        if (fd != -EINVAL)
+                return fd;
         log_warning("%s is on a file system without O_DIRECT: what is read is cached twice", path);
-        fd = open(path, flags, 0600);
-        return fd < 0 ? -errno : fd;
+        return trusted_open(&file, O_RDWR | O_CREAT, why);
 }
 
 #define LOCK_TRIES 200u
@@ -443,8 +443,6 @@ static int size_of(int fd, uint64_t wanted, int64_t *ret) {
 
         if (fstat(fd, &st) < 0)
                 return -errno;
-        if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
-                return -EMEDIUMTYPE;
         at = lseek(fd, 0, SEEK_END);
         end = at < 0 ? 0 : (uint64_t)at;
         *ret = (int64_t)((S_ISBLK(st.st_mode) ? MIN(wanted ?: end, end) : wanted ?: end) /
@@ -467,22 +465,22 @@ static bool is_taken(const struct disk_owner *d, uint32_t n, int fd) {
 }
 
 /* One that cannot be opened is off, if there are others. */
-static int take_file(struct disk_owner *d, uint32_t i, const char *path, uint64_t bytes,
+static int take_file(struct disk_owner *d, uint32_t i, const struct config *config,
                      struct kvd_why *why) {
         struct disk_file *f = &d->files[i];
-        int fd = f->fd = open_file(path), r;
+        const char *path = config->files.paths[i];
+        int fd = f->fd = open_file(path, config->owner, why), r;
 
         if (fd < 0) {
                 f->bytes = fd;
-                return d->n_files > 1 ? 0 :
-                                        kvd_refuse(why, fd, "file %s: %s", path, strerror(-fd));
+                return d->n_files > 1 && fd != TRUSTED_NOT ? 0 : fd;
         }
         if (is_taken(d, i, fd))
                 return kvd_refuse(why, -EEXIST, "file %s is named twice", path);
         r = lock_file(fd);
         if (r < 0)
                 return kvd_refuse(why, r, "file %s: another kvd has it open", path);
-        r = size_of(fd, bytes, &f->bytes);
+        r = size_of(fd, config->file_size, &f->bytes);
         if (r == -EINVAL)
                 return kvd_refuse(why, r, "file %s: set file_size, at least 4M", path);
         return r < 0 ? kvd_refuse(why, r, "file %s: %s", path, strerror(-r)) : 0;
@@ -505,7 +503,7 @@ static int take_all(struct disk_owner *d, const struct config *config,
                 const char *path = config->files.paths[i];
 
                 name_file(tier->names[i], d->n_files > 1 ? path : "");
-                r = take_file(d, i, path, config->file_size, why);
+                r = take_file(d, i, config, why);
                 there += d->files[i].fd >= 0;
                 tier->bytes[i] = (uint64_t)MAX(d->files[i].bytes, 0);
         }

@@ -25,6 +25,7 @@
 #include "daemon/log.h"
 #include "daemon/options.h"
 #include "daemon/private.h"
+#include "daemon/trusted.h"
 #include "daemon/worker/main.h"
 #include "ipc/base/util.h"
 
@@ -104,6 +105,8 @@ static int prepare(const struct options *options, pid_t parent, struct start *s,
                 r = identity_choose(&s->config, options->private_dir, &s->identity, why);
         if (r < 0)
                 config_clear(&s->config);
+        else if (!s->identity.stays)
+                s->config.owner = s->identity.uid;
         return r;
 }
 
@@ -183,7 +186,11 @@ static int begin(const struct options *options, pid_t parent, int argc, char **a
 
         if (prepare(options, parent, &s, &why) < 0)
                 return fail(EXIT_CONFIG, why.line);
-        status = options->keep ? keep(options, &s, argc, argv) : run(options, &s);
+        if (s.handed.listen < 0 && trusted_socket(s.config.socket, s.config.owner, &why) < 0)
+                status = fail(EXIT_SYSTEM, why.line);
+        else
+                status = options->keep ? keep(options, &s, argc, argv) : run(options, &s);
+        config_clear(&s.config);
         activation_clear(&s.handed);
         return status;
 }

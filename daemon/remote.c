@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/degraded.h"
@@ -19,6 +18,7 @@
 #include "daemon/remote/dialect.h"
 #include "daemon/remote/sealed.h"
 #include "daemon/tier_errors.h"
+#include "daemon/trusted.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "store/remote.h"
@@ -339,28 +339,11 @@ static void wants(void *data, bool soon) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static int open_file(const char *setting, const char *path, int flags, struct kvd_why *why) {
-        int fd = open(path, O_RDONLY | O_CLOEXEC | flags);
-
-        return fd < 0 ? kvd_refuse(why, -errno, "%s %s: %s", setting, path, strerror(errno)) : fd;
-}
-
-/* What nobody else can read. */
-static int open_secret(const char *setting, const char *path, struct kvd_why *why) {
-        int fd = open_file(setting, path, O_NOFOLLOW, why);
-        struct stat st;
-
-        if (fd < 0 || (fstat(fd, &st) == 0 && !(st.st_mode & (S_IRWXG | S_IRWXO))))
-                return fd;
-        close(fd);
-        return kvd_refuse(why, -EPERM, "%s %s: others may read or change it; chmod 600 it", setting,
-                          path);
-}
-
 /* Returns the bytes. */
-static int read_secret(const char *setting, const char *path, uint8_t *to, size_t most,
-                       struct kvd_why *why) {
-        _cleanup_(closep) int fd = open_secret(setting, path, why);
+static int read_secret(const struct config *config, const char *setting, const char *path,
+                       uint8_t *to, size_t most, struct kvd_why *why) {
+        const struct trusted file = {setting, path, TRUST_SECRET, config->owner};
+        _cleanup_(closep) int fd = trusted_open(&file, O_RDONLY, why);
         ssize_t got = fd < 0 ? fd : read(fd, to, most);
 
         if (fd >= 0 && got < 0)
@@ -371,7 +354,7 @@ static int read_secret(const char *setting, const char *path, uint8_t *to, size_
 static int take_key(struct remote_owner *o, struct kvd_why *why) {
         const char *path = o->config->remote_key;
         uint8_t key[KEY_MOST];
-        int n = path[0] ? read_secret("remote_key", path, key, sizeof key, why) : 0;
+        int n = path[0] ? read_secret(o->config, "remote_key", path, key, sizeof key, why) : 0;
 
         if (path[0] && n >= 0 && (n < KEY_LEAST || n == KEY_MOST))
                 n = kvd_refuse(why, -EINVAL,
@@ -393,7 +376,7 @@ static int take_password(struct remote_owner *o, struct kvd_why *why) {
 
         if (!path[0])
                 return 0;
-        n = read_secret("remote_password", path, text, sizeof o->password, why);
+        n = read_secret(o->config, "remote_password", path, text, sizeof o->password, why);
         fits = n < (int)sizeof o->password; /* or it was cut */
         while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r'))
                 text[--n] = 0;
@@ -406,19 +389,39 @@ static int take_password(struct remote_owner *o, struct kvd_why *why) {
         return MIN(n, 0);
 }
 
-/* The process reads them, which may be another user then. */
-static int open_files(const struct config *config, struct tls_files *files, struct kvd_why *why) {
-        int r = 0;
+/* Without one that is named *to stays as it is. */
+static int open_file(const struct trusted *file, int *to, struct kvd_why *why) {
+        if (!file->path[0])
+                return 0;
+        *to = trusted_open(file, O_RDONLY, why);
+        return MIN(*to, 0);
+}
 
-        if (config->remote_ca[0])
-                r = files->ca = open_file("remote_ca", config->remote_ca, 0, why);
-        if (r >= 0 && config->remote_certificate[0])
-                r = files->certificate =
-                        open_file("remote_certificate", config->remote_certificate, 0, why);
-        if (r >= 0 && config->remote_certificate_key[0])
-                r = files->key =
-                        open_secret("remote_certificate_key", config->remote_certificate_key, why);
-        return MIN(r, 0);
+/* The loader gets its path: it says what else is wrong with it. */
+static int check_library(const struct config *c, struct kvd_why *why) {
+        _cleanup_(closep) int fd = -1;
+
+        return open_file(&(struct trusted){"remote_library", c->remote_library, TRUST_LIBRARY,
+                                           c->owner},
+                         &fd, why) == TRUSTED_NOT ?
+                       TRUSTED_NOT :
+                       0;
+}
+
+/* The process reads them, which may be another user then. */
+static int open_files(const struct config *c, struct tls_files *files, struct kvd_why *why) {
+        const struct trusted ca = {"remote_ca", c->remote_ca, TRUST_PUBLIC, c->owner};
+        const struct trusted certificate = {"remote_certificate", c->remote_certificate,
+                                            TRUST_PUBLIC, c->owner};
+        const struct trusted key = {"remote_certificate_key", c->remote_certificate_key,
+                                    TRUST_SECRET, c->owner};
+        int r = open_file(&ca, &files->ca, why);
+
+        if (r == 0)
+                r = open_file(&certificate, &files->certificate, why);
+        if (r == 0)
+                r = open_file(&key, &files->key, why);
+        return r < 0 ? r : check_library(c, why);
 }
 
 static void close_files(struct tls_files *files) {

@@ -31,8 +31,9 @@ static int real_uring(int result) {
         return -1;
 }
 
+/* What O_CREAT makes is its maker's alone. */
 static int real_open(const char *path, int flags) {
-        return open(path, flags);
+        return open(path, flags, 0600);
 }
 
 static int real_add_seals(int fd, int seals) {

@@ -569,7 +569,7 @@ START_TEST(a_file_that_cannot_be_used_costs_nothing) {
         leave_it();
         instance_stop(&in);
         snprintf(files, sizeof files, "%s-wrong", file);
-        snprintf(command, sizeof command, "yes precious | head -c 5000 >%s", files);
+        snprintf(command, sizeof command, "umask 077; yes precious | head -c 5000 >%s", files);
         ck_assert_int_eq(system(command), 0);
         instance_again(&in, settings());
         watcher = peer_attach(in.socket);

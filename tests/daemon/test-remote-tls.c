@@ -350,7 +350,7 @@ START_TEST(files_that_make_no_sense_are_refused) {
         REFUSED("rediss://h", "No such file", with_file("remote_ca", "none"));
         REFUSED("rediss://h", "remote_ca: no certificates in PEM",
                 with_file("remote_ca", "server.key"));
-        REFUSED("rediss://h", "no file of at most", "daemon.remote_ca=/tmp");
+        REFUSED("rediss://h", "remote_ca /tmp: it is not a regular file", "daemon.remote_ca=/tmp");
         REFUSED("rediss://h", "need each other", good);
         REFUSED("rediss://h", "need each other", key);
         REFUSED("rediss://h", "not that of remote_certificate", good,
