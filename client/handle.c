@@ -79,7 +79,8 @@ int handle_connect(struct kvd *handle) {
                 r = join(handle->conn, handle->team);
         if (r < 0) {
                 handle->conn = conn_close(handle->conn);
-                return r;
+                /* -ENOENT is for kvd_open: of other calls it says that what they name is not there */
+                return r == -ENOENT && handle->epoch ? -ECONNREFUSED : r;
         }
         handle->epoch++;
         return 0;

@@ -493,7 +493,10 @@ int client_find_named(struct client *c, struct kvd_slice domain_name, struct kvd
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
+/* store_why() says what the daemon lacks; to its client any of that is a lack of memory. */
 int client_store_failed(struct client *c, int error) {
+        if (error == -EMFILE || error == -ENFILE || error == -ENOSYS || error == -ENODEV)
+                error = -ENOMEM;
         return client_refuse(c, error, "%s", store_why(c->server->store));
 }
 

@@ -38,6 +38,7 @@
 #include "daemon/server.h"
 #include "daemon/setting.h"
 #include "daemon/worker_jobs.h"
+#include "ipc/base/file.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
@@ -84,6 +85,27 @@ static uint64_t files_of_spaces(const struct config *config) {
         if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
                 return 0;
         return MAX(limit.rlim_cur - MIN(limit.rlim_cur, others), limit.rlim_cur / 4 + 1);
+}
+
+/* Without these calls there can be no space: no client is to be the first to hear of it. */
+static int try_memory(struct kvd_why *why) {
+        struct shared_file file;
+        int r = shared_file_new("kvd-start", 1, SHARED_MAPPED | SHARED_ONE_WRITER, &file), twin;
+
+        if (r < 0)
+                return kvd_refuse(why, r,
+                                  "memory cannot be shared: %s; kvd needs memfd_create with seals "
+                                  "(Linux 5.1)",
+                                  strerror(-r));
+        twin = shared_file_for_reading(file.fd);
+        shared_file_close(&file);
+        if (twin < 0)
+                return kvd_refuse(why, twin,
+                                  "memory cannot be shared for reading only, by /proc/self/fd: %s; "
+                                  "mount /proc",
+                                  strerror(-twin));
+        close(twin);
+        return 0;
 }
 
 static int open_store(struct daemon *d, struct kvd_why *why) {
@@ -242,6 +264,8 @@ int daemon_new(struct config *config, struct daemon **ret, struct kvd_why *why) 
         r = open_notify(d, why);
         if (r >= 0)
                 r = choose_backend(d, why);
+        if (r >= 0)
+                r = try_memory(why);
         if (r >= 0)
                 r = open_store(d, why);
         if (r >= 0)

@@ -424,15 +424,18 @@ static int open_file(const char *path, uid_t owner, struct kvd_why *why) {
 #define LOCK_PAUSE_US 10000u
 
 /* The disk process of a kvd that was killed has it a moment longer than that kvd. */
-static int lock_file(int fd) {
+static int lock_file(int fd, const char *path, struct kvd_why *why) {
         for (uint32_t i = 0; i < LOCK_TRIES; i++) {
-                if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+                if (sys->flock(fd, LOCK_EX | LOCK_NB) == 0)
                         return 0;
                 if (errno != EWOULDBLOCK)
-                        return -errno;
+                        return kvd_refuse(why, -errno,
+                                          "file %s: it cannot be locked, so a second kvd could open "
+                                          "it: %s; use a local file system",
+                                          path, strerror(errno));
                 usleep(LOCK_PAUSE_US);
         }
-        return -EWOULDBLOCK;
+        return kvd_refuse(why, -EWOULDBLOCK, "file %s: another kvd has it open", path);
 }
 
 /* 0: as large as it is. */
@@ -444,10 +447,12 @@ static int size_of(int fd, uint64_t wanted, int64_t *ret) {
         if (fstat(fd, &st) < 0)
                 return -errno;
         at = lseek(fd, 0, SEEK_END);
-        end = at < 0 ? 0 : (uint64_t)at;
+        if (at < 0)
+                return -errno;
+        end = (uint64_t)at;
         *ret = (int64_t)((S_ISBLK(st.st_mode) ? MIN(wanted ?: end, end) : wanted ?: end) /
                          WHOLE_BYTES * WHOLE_BYTES);
-        return (uint64_t)*ret >= LEAST_BYTES ? 0 : -EINVAL;
+        return (uint64_t)*ret >= LEAST_BYTES ? 0 : -ERANGE;
 }
 
 /* By another name, too: its lock would be ours. */
@@ -477,12 +482,12 @@ static int take_file(struct disk_owner *d, uint32_t i, const struct config *conf
         }
         if (is_taken(d, i, fd))
                 return kvd_refuse(why, -EEXIST, "file %s is named twice", path);
-        r = lock_file(fd);
+        r = lock_file(fd, path, why);
         if (r < 0)
-                return kvd_refuse(why, r, "file %s: another kvd has it open", path);
+                return r;
         r = size_of(fd, config->file_size, &f->bytes);
-        if (r == -EINVAL)
-                return kvd_refuse(why, r, "file %s: set file_size, at least 4M", path);
+        if (r == -ERANGE)
+                return kvd_refuse(why, -EINVAL, "file %s: set file_size, at least 4M", path);
         return r < 0 ? kvd_refuse(why, r, "file %s: %s", path, strerror(-r)) : 0;
 }
 

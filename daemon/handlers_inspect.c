@@ -132,7 +132,7 @@ static int give_page(struct client *c, uint32_t at, struct call *call) {
                 return client_refuse(c, -ENOENT, "there are no more clients");
         call->own_fd = shared_file_for_reading(attachment_pin_fd(attachment));
         if (call->own_fd < 0)
-                return client_refuse(c, call->own_fd, "a client's page cannot be opened again: %s",
+                return client_refuse(c, -ENOMEM, "a client's page cannot be opened again: %s",
                                      strerror(-call->own_fd));
         m->next = at + 2;
         m->bytes = attachment_pin_bytes(attachment);

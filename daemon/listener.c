@@ -40,8 +40,11 @@ static int lock_folder(const char *path) {
         slash = strrchr(folder, '/');
         slash[slash == folder] = 0;
         fd = sys->open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-        for (int i = 0; fd >= 0 && i < 2 * LINGER_MS / 10 && flock(fd, LOCK_EX | LOCK_NB) < 0; i++)
+        for (int i = 0; fd >= 0 && i < 2 * LINGER_MS / 10; i++) {
+                if (sys->flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+                        break;
                 usleep(10000);
+        }
         return fd;
 }
 

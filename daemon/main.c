@@ -114,9 +114,12 @@ static int serve(struct daemon *daemon, const struct options *options, struct st
                  const char *socket) {
         bool is_handed = s->handed.listen >= 0;
         struct kvd_why why;
+        int r = daemon_handle_signals(daemon, options);
 
-        if (daemon_handle_signals(daemon, options) < 0)
-                return fail(EXIT_SYSTEM, "signals cannot be received");
+        if (r < 0) {
+                kvd_refuse(&why, r, "signals cannot be received: %s", strerror(-r));
+                return fail(EXIT_SYSTEM, why.line);
+        }
         if (daemon_listen(daemon, &s->handed, &s->identity, &why) < 0)
                 return fail(EXIT_SYSTEM, why.line);
         log_info("kvd " KVD_PROJECT_VERSION " serves %s (%s)",

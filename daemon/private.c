@@ -71,5 +71,8 @@ int private_prepare(const char *folder, pid_t parent, struct kvd_why *why) {
         if (r < 0)
                 return r;
         r = bind_to_parent(parent);
-        return r < 0 ? kvd_refuse(why, r, "--private: the process that started kvd has ended") : 0;
+        if (r == -ESRCH)
+                return kvd_refuse(why, r, "--private: the process that started kvd has ended");
+        return r < 0 ? kvd_refuse(why, r, "--private: kvd would outlive its parent: %s", strerror(-r)) :
+                       0;
 }

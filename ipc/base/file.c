@@ -32,17 +32,16 @@ static int open_memory(const char *name, unsigned flags) {
         return fd < 0 && errno == EINVAL ? sys->memfd_create(name, flags) : fd;
 }
 
-static int open_twin(int fd) {
+/* -ENOENT would be taken for the answer that there is no such space. */
+int shared_file_for_reading(int fd) {
         char path[64];
+        int twin;
 
         snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-        return sys->open(path, O_RDONLY | O_CLOEXEC);
-}
-
-int shared_file_for_reading(int fd) {
-        int twin = open_twin(fd);
-
-        return twin < 0 ? -errno : twin;
+        twin = sys->open(path, O_RDONLY | O_CLOEXEC);
+        if (twin >= 0)
+                return twin;
+        return errno == ENOENT || errno == ENOTDIR ? -ENOSYS : -errno;
 }
 
 /* Whatever was made before a failure is in the file. */
@@ -64,8 +63,8 @@ static int make(struct shared_file *f, const char *name, unsigned flags) {
             0)
                 return -errno;
         if (flags & SHARED_TWIN)
-                f->fd_ro = open_twin(f->fd);
-        return flags & SHARED_TWIN && f->fd_ro < 0 ? -errno : 0;
+                f->fd_ro = shared_file_for_reading(f->fd);
+        return flags & SHARED_TWIN ? MIN(f->fd_ro, 0) : 0;
 }
 
 int shared_file_new(const char *name, uint64_t bytes, unsigned flags, struct shared_file *ret) {
@@ -97,8 +96,8 @@ int shared_file_adopt(int *fd, uint64_t bytes, unsigned flags, struct shared_fil
         *ret = SHARED_FILE_NONE;
         file.bytes = bytes;
         if (r == 0 && flags & SHARED_TWIN) {
-                file.fd_ro = open_twin(*fd);
-                r = file.fd_ro < 0 ? -errno : 0;
+                file.fd_ro = shared_file_for_reading(*fd);
+                r = MIN(file.fd_ro, 0);
         }
         if (r == 0 && flags & SHARED_MAPPED)
                 r = shared_file_map(*fd, bytes, PROT_READ | PROT_WRITE, &file.at);

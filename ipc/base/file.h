@@ -25,7 +25,7 @@ enum shared_file_flags {
         SHARED_HUGE = 8,       /* of pages of 2 MiB */
 };
 
-/* 0 or -errno; then *ret is SHARED_FILE_NONE. The file reads as zeros. */
+/* 0 or -errno; then *ret is SHARED_FILE_NONE. The file reads as zeros. -ENOSYS: /proc is missing. */
 int shared_file_new(const char *name, uint64_t bytes, unsigned flags, struct shared_file *ret);
 /*
  * As if made here, from *fd, which is taken if that works; -EPROTO: it is of another size or kind, or not sealed
@@ -34,7 +34,7 @@ int shared_file_new(const char *name, uint64_t bytes, unsigned flags, struct sha
 int shared_file_adopt(int *fd, uint64_t bytes, unsigned flags, struct shared_file *ret);
 void shared_file_close(struct shared_file *file); /* it is SHARED_FILE_NONE afterwards */
 
-/* Another descriptor of it, which can be mapped for reading only: the caller's; or -errno. */
+/* Another descriptor of it, which can be mapped for reading only: the caller's; or -errno, as above. */
 int shared_file_for_reading(int fd);
 
 /*

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
@@ -141,6 +142,7 @@ const struct kvd_sys kvd_sys_real = {
         .fchmod = fchmod,
         .add_seals = real_add_seals,
         .open = real_open,
+        .flock = flock,
         .getrandom = getrandom,
         .sysconf = sysconf,
         .clock_ns = real_clock_ns,

@@ -44,6 +44,7 @@ struct pollfd;
         CALL(int, fchmod, (int fd, mode_t mode), (fd, mode)) \
         CALL(int, add_seals, (int fd, int seals), (fd, seals)) \
         CALL(int, open, (const char *path, int flags), (path, flags)) \
+        CALL(int, flock, (int fd, int operation), (fd, operation)) \
         CALL(ssize_t, getrandom, (void *to, size_t n, unsigned flags), (to, n, flags)) \
         CALL(long, sysconf, (int name), (name)) \
         CALL(int, clock_ns, (uint64_t * ret), (ret)) \

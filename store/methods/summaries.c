@@ -145,8 +145,8 @@ static int make_file(struct space *space, struct shared_file *file) {
         if (r == 0)
                 return 0;
         account_discharge(space, KVD_COST_overhead, bytes);
-        return store_refuse(space_store(space), r, "no memory for the summaries of space '%s'",
-                            space->name);
+        return store_refuse(space_store(space), r, "no memory for the summaries of space '%s': %s",
+                            space->name, strerror(-r));
 }
 
 /* A worker maps them of every space; of opaque blocks there is nothing in them. */

@@ -41,6 +41,7 @@ static const int errors[N_FAULT_CALLS][5] = {
         [FAULT_fchmod] = {EIO},
         [FAULT_add_seals] = {EBUSY},
         [FAULT_open] = {ENFILE},
+        [FAULT_flock] = {ENOLCK, ENOSYS},
         [FAULT_getrandom] = {EAGAIN, EINTR},
         [FAULT_sysconf] = {0},
         [FAULT_clock_ns] = {EINVAL},

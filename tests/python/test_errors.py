@@ -26,7 +26,16 @@ def test_a_daemon_that_is_not_there(space):
             kvd.connect(path)
         with raises(kvd.NotKvd):
             kvd.connect(folder)
+        with raises(kvd.DaemonNotFound):
+            kvd.connect(path.with_name("none"))
     assert issubclass(kvd.DaemonNotFound, kvd.Error) and issubclass(kvd.Error, OSError)
+
+
+def test_what_a_daemon_lacks_is_no_missing_daemon(space):
+    """B8: ENOENT of a reply says that what the call names is not there; the daemon has just answered."""
+    refusal = kvd.Error(errno.ENOENT, "there is no such sequence")
+    assert type(refusal) is kvd.NotFound and not isinstance(refusal, kvd.DaemonNotFound)
+    assert isinstance(pickle.loads(pickle.dumps(kvd.DaemonNotFound(errno.ENOENT, "no kvd"))), kvd.DaemonNotFound)
 
 
 def test_a_path_like_is_a_path(space):

@@ -42,8 +42,8 @@ from ._attend import Table
 from ._block import Block
 from ._daemon import Daemon, connect
 from ._errors import (Busy, Closed, ConnectionLost, ConnectionRefused, DaemonNotFound, DataLost, Error, Forked,
-                      Invalid, Mismatch, NoData, NotAllowed, NotKvd, NotSupported, NotYet, OutOfMemory, PoolFull,
-                      QuotaExceeded, Refused, Stale, TimedOut, TooMany)
+                      Invalid, Mismatch, NoData, NotAllowed, NotFound, NotKvd, NotSupported, NotYet, OutOfMemory,
+                      PoolFull, QuotaExceeded, Refused, Stale, TimedOut, TooMany)
 from ._fetch import Fetch
 from ._fingerprint import fingerprint
 from ._geometry import Geometry
@@ -57,9 +57,9 @@ from ._tokens import Tokens
 
 __all__ = ["Block", "Busy", "Closed", "ConnectionLost", "ConnectionRefused", "Counters", "Daemon", "DaemonNotFound",
            "DataLost", "Entry", "EntryFlags", "Error", "Fetch", "Forked", "Geometry", "Invalid", "Labels", "Lease", "Memory",
-           "Mismatch", "NoData", "NotAllowed", "NotKvd", "NotSupported", "NotYet", "OutOfMemory", "Pin", "PoolFull",
-           "QuotaExceeded", "Refused", "Sequence", "Sharing", "Space", "Stale", "Stats", "Table", "TimedOut", "Tokens",
-           "TooMany", "View", "__version__", "connect", "fingerprint"]
+           "Mismatch", "NoData", "NotAllowed", "NotFound", "NotKvd", "NotSupported", "NotYet", "OutOfMemory", "Pin",
+           "PoolFull", "QuotaExceeded", "Refused", "Sequence", "Sharing", "Space", "Stale", "Stats", "Table", "TimedOut",
+           "Tokens", "TooMany", "View", "__version__", "connect", "fingerprint"]
 
 for _it in (Block, Counters, Daemon, Entry, EntryFlags, Fetch, Geometry, Labels, Lease, Memory, Pin, Sequence, Sharing,
             Space, Stats, Table, View):

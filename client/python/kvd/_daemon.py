@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import weakref
 from ctypes import byref, c_void_p
 from typing import Union
 
+from ._errors import DaemonNotFound
 from ._geometry import Geometry, choice
 from ._handle import Handle
-from ._native import OptionsStruct, c_string, check, closed, lib, number
+from ._native import OptionsStruct, c_string, check, closed, error, lib, number
 from ._space import Space
 
 Path = Union[str, "os.PathLike[str]"]
@@ -26,9 +28,12 @@ class Daemon:
 
     def __init__(self, path: Path | None = None, *, server_user: str | int | None = None):
         pointer = c_void_p()
-        check(lib.kvd_open_expecting(c_string("path", os.fsencode(path)) if path is not None else None,
-                                     c_string("server_user", str(server_user)) if server_user is not None else None,
-                                     byref(pointer)))
+        opened = lib.kvd_open_expecting(c_string("path", os.fsencode(path)) if path is not None else None,
+                                        c_string("server_user", str(server_user)) if server_user is not None else None,
+                                        byref(pointer))
+        if opened == -errno.ENOENT:
+            raise DaemonNotFound(*error(opened).args)
+        check(opened)
         self.path = os.fspath(path) if path is not None else os.environ.get("KVD_SOCKET") or DEFAULT
         """Of the daemon's socket."""
         self._handle: Handle | None = Handle(pointer, lib.kvd_close)

@@ -17,8 +17,12 @@ class Error(OSError):
         return made
 
 
-class DaemonNotFound(Error, FileNotFoundError):
-    """ENOENT: there is no socket at that path, so no daemon; or a setting of that name is not there."""
+class NotFound(Error, FileNotFoundError):
+    """ENOENT: the daemon has no such space, sequence, chain or setting; the words name it."""
+
+
+class DaemonNotFound(NotFound):
+    """ENOENT of connect(): there is no socket at that path, so no daemon."""
 
 
 class ConnectionRefused(Error, ConnectionRefusedError):
@@ -103,7 +107,7 @@ class OutOfMemory(Error, MemoryError):
 
 
 _CLASSES: dict[int, type[Error]] = {
-    errno.ENOENT: DaemonNotFound, errno.ECONNREFUSED: ConnectionRefused, errno.ECONNRESET: ConnectionLost,
+    errno.ENOENT: NotFound, errno.ECONNREFUSED: ConnectionRefused, errno.ECONNRESET: ConnectionLost,
     errno.EPIPE: ConnectionLost, errno.EACCES: NotAllowed, errno.EPERM: NotAllowed, errno.EPROTO: NotKvd,
     errno.ENOTSOCK: NotKvd, errno.ETIMEDOUT: TimedOut, errno.EEXIST: Mismatch, errno.ENOBUFS: PoolFull,
     errno.EDQUOT: QuotaExceeded,
@@ -113,6 +117,6 @@ _CLASSES: dict[int, type[Error]] = {
     errno.ENOTSUP: NotSupported, errno.ENOMEM: OutOfMemory,
 }
 
-__all__ = ["Error", *sorted({it.__name__ for it in _CLASSES.values()})]
-for _it in (Error, *_CLASSES.values()):
+__all__ = ["Error", *sorted({it.__name__ for it in (DaemonNotFound, *_CLASSES.values())})]
+for _it in (Error, DaemonNotFound, *_CLASSES.values()):
     _it.__module__ = "kvd"
