@@ -336,6 +336,13 @@ static int check_segment(const struct config *config, struct kvd_why *why) {
         return 0;
 }
 
+static int check_file(const struct config *config, struct kvd_why *why) {
+        if (config->file_size && config->file_size < CONFIG_FILE_MIN)
+                return kvd_refuse(why, -EINVAL,
+                                  "file_size is smaller than 4M; raise it, or leave it out");
+        return 0;
+}
+
 static int check_users(const struct config_domain *a, struct kvd_why *why) {
         for (const struct config_domain *b = a->next; b; b = b->next)
                 for (uint32_t i = 0; i < a->users.n; i++)
@@ -368,6 +375,8 @@ int config_check(const struct config *config, struct kvd_why *why) {
                                           (unsigned long long)(config->pool >> 20));
         }
         r = check_most(config, why);
+        if (r == 0)
+                r = check_file(config, why);
         return r < 0 ? r : check_segment(config, why);
 }
 

@@ -17,6 +17,7 @@
 #include "store/store.h"
 
 #define CONFIG_SEGMENT_MIN (64U << 10)
+#define CONFIG_FILE_MIN (UINT64_C(4) << 20)
 
 struct id_list {
         uint32_t *ids; /* owned */
@@ -90,6 +91,7 @@ struct config {
         uint32_t log;
         bool own_user_only;    /* kvd --private */
         uint32_t owner;        /* the user that serves: main knows whom root becomes */
+        bool only_checked;     /* kvd --check-config: nothing is made or locked */
         struct config_domain *domains; /* owned, in the order of the file */
 };
 

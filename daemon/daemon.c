@@ -260,7 +260,8 @@ int daemon_new(struct config *config, struct daemon **ret, struct kvd_why *why) 
         d->listener = LISTENER_NONE;
         d->notify.fd = d->signals.fd = d->stop.fd = -1;
         d->reload = RELOAD_NONE;
-        log_set_level(log_levels[d->config.log]);
+        if (!d->config.only_checked)
+                log_set_level(log_levels[d->config.log]);
         r = open_notify(d, why);
         if (r >= 0)
                 r = choose_backend(d, why);

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -28,7 +29,6 @@
 #define MOST_PAUSE_NS UINT64_C(1000000000)
 #define LATER_NS UINT64_C(200000000)   /* between two looks for what could be written */
 #define WHOLE_BYTES (UINT64_C(1) << 20)
-#define LEAST_BYTES (UINT64_C(4) << 20)
 #define PLACES_NS UINT64_C(2000000000) /* between two looks whether files are where they were */
 #define SLOW_NS UINT64_C(1000000000)    /* without an answer, at least: fetches wait no longer */
 #define SLOW_PART 30u                   /* ... and such a part of file_timeout */
@@ -410,14 +410,30 @@ static const struct child_ops ops = {
 /* ---- life ------------------------------------------------------------------------------------ */
 
 /* Without O_DIRECT where the file system has none. */
-static int open_file(const char *path, uid_t owner, struct kvd_why *why) {
-        const struct trusted file = {"file", path, TRUST_DATA, owner};
-        int fd = trusted_open(&file, O_RDWR | O_CREAT | O_DIRECT, why);
+static int open_file(const struct config *config, const char *path, struct kvd_why *why) {
+        const struct trusted file = {"file", path, TRUST_DATA, config->owner};
+        int flags = O_RDWR | (config->only_checked ? 0 : O_CREAT);
+        int fd = trusted_open(&file, flags | O_DIRECT, why);
 
         if (fd != -EINVAL)
                 return fd;
         log_warning("%s is on a file system without O_DIRECT: what is read is cached twice", path);
-        return trusted_open(&file, O_RDWR | O_CREAT, why);
+        return trusted_open(&file, flags, why);
+}
+
+/* Memory stands in for a file that the start would make. */
+static int open_missing(const char *path, struct kvd_why *why) {
+        char folder[108], *slash;
+        int fd;
+
+        snprintf(folder, sizeof folder, "%s", path);
+        slash = strrchr(folder, '/');
+        slash[slash == folder] = 0;
+        if (faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) < 0)
+                return kvd_refuse(why, -errno, "file %s: it cannot be made: %s", path,
+                                  strerror(errno));
+        fd = sys->memfd_create("kvd-check", MFD_CLOEXEC);
+        return fd < 0 ? kvd_refuse(why, -errno, "file %s: %s", path, strerror(errno)) : fd;
 }
 
 #define LOCK_TRIES 200u
@@ -452,7 +468,7 @@ static int size_of(int fd, uint64_t wanted, int64_t *ret) {
         end = (uint64_t)at;
         *ret = (int64_t)((S_ISBLK(st.st_mode) ? MIN(wanted ?: end, end) : wanted ?: end) /
                          WHOLE_BYTES * WHOLE_BYTES);
-        return (uint64_t)*ret >= LEAST_BYTES ? 0 : -ERANGE;
+        return (uint64_t)*ret >= CONFIG_FILE_MIN ? 0 : -ERANGE;
 }
 
 /* By another name, too: its lock would be ours. */
@@ -474,15 +490,18 @@ static int take_file(struct disk_owner *d, uint32_t i, const struct config *conf
                      struct kvd_why *why) {
         struct disk_file *f = &d->files[i];
         const char *path = config->files.paths[i];
-        int fd = f->fd = open_file(path, config->owner, why), r;
+        int fd = open_file(config, path, why), r;
 
+        if (fd == -ENOENT && config->only_checked)
+                fd = open_missing(path, why);
+        f->fd = fd;
         if (fd < 0) {
                 f->bytes = fd;
                 return d->n_files > 1 && fd != TRUSTED_NOT ? 0 : fd;
         }
         if (is_taken(d, i, fd))
                 return kvd_refuse(why, -EEXIST, "file %s is named twice", path);
-        r = lock_file(fd, path, why);
+        r = config->only_checked ? 0 : lock_file(fd, path, why);
         if (r < 0)
                 return r;
         r = size_of(fd, config->file_size, &f->bytes);

@@ -86,6 +86,14 @@ struct start {
         struct activation handed; /* owned */
 };
 
+static int choose_identity(const struct options *options, struct start *s, struct kvd_why *why) {
+        int r = identity_choose(&s->config, options->private_dir, &s->identity, why);
+
+        if (r >= 0 && !s->identity.stays)
+                s->config.owner = s->identity.uid;
+        return r;
+}
+
 static int prepare(const struct options *options, pid_t parent, struct start *s,
                    struct kvd_why *why) {
         int r = 0;
@@ -102,11 +110,9 @@ static int prepare(const struct options *options, pid_t parent, struct start *s,
         if (r >= 0)
                 r = activation_take(&s->handed, why);
         if (r >= 0)
-                r = identity_choose(&s->config, options->private_dir, &s->identity, why);
+                r = choose_identity(options, s, why);
         if (r < 0)
                 config_clear(&s->config);
-        else if (!s->identity.stays)
-                s->config.owner = s->identity.uid;
         return r;
 }
 
@@ -198,6 +204,38 @@ static int begin(const struct options *options, pid_t parent, int argc, char **a
         return status;
 }
 
+/* A start that makes and locks nothing, and ends before anybody can connect. */
+static int try_start(const struct options *options, struct kvd_why *why) {
+        _cleanup_(daemon_freep) struct daemon *daemon = NULL;
+        struct start s;
+        int r = options_load(options, &s.config, why);
+
+        if (r < 0)
+                return r;
+        s.config.only_checked = true;
+        strcpy(s.config.worker_program, "/proc/self/exe");
+        r = choose_identity(options, &s, why);
+        if (r >= 0)
+                r = trusted_socket(s.config.socket, s.config.owner, why);
+        if (r >= 0)
+                r = daemon_new(&s.config, &daemon, why);
+        config_clear(&s.config);
+        return r;
+}
+
+static int check(const struct options *options) {
+        struct kvd_why why;
+
+        log_set_level(LOG_ERR);
+        if (options_check(options, stderr) < 0)
+                return EXIT_CONFIG;
+        if (try_start(options, &why) < 0) {
+                fprintf(stderr, "%s\n", why.line);
+                return EXIT_CONFIG;
+        }
+        return EXIT_CLEAN;
+}
+
 int main(int argc, char **argv) {
         pid_t parent = getppid();
         struct options options;
@@ -220,7 +258,7 @@ int main(int argc, char **argv) {
                 config_print(stdout);
                 return EXIT_CLEAN;
         case OPTIONS_CHECK_CONFIG:
-                return options_check(&options, stderr) < 0 ? EXIT_CONFIG : EXIT_CLEAN;
+                return check(&options);
         case OPTIONS_VERSION:
                 puts("kvd " KVD_PROJECT_VERSION);
                 return EXIT_CLEAN;

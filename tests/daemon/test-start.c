@@ -7,6 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 
 #include "client/kvd.h"
 #include "daemon/daemon.h"
@@ -149,9 +151,113 @@ START_TEST(b8_a_daemon_that_is_gone_is_not_missing) {
 }
 END_TEST
 
+/* ---- B11 ------------------------------------------------------------------------------------- */
+
+/* KEY is a file's path, TIER one that is not there. */
+static const struct {
+        const char *text;
+        mode_t mode; /* of KEY */
+        const char *why; /* NULL: both take it */
+} judged[] = {
+        {"[daemon]\nfile = TIER\nfile_size = 8M\n", 0600, NULL},
+        {"[daemon]\nremote = redis://127.0.0.1:1\nremote_key = KEY\n", 0600, NULL},
+        {"[daemon]\nfile = TIER\nfile_size = 1M\n", 0600, "file_size is smaller than 4M"},
+        {"[daemon]\nfile = TIER\n", 0600, "set file_size"},
+        {"[daemon]\nfile = KEY\n", 0600, "set file_size"},
+        {"[daemon]\nfile = TIER,TIER/x\nfile_size = 8M\n", 0600, NULL}, /* the second is off */
+        {"[daemon]\nfile = KEY,KEY\nfile_size = 8M\n", 0600, "named twice"},
+        {"[daemon]\nfile = /nonexistent/tier\nfile_size = 8M\n", 0600, "No such file"},
+        {"[daemon]\nremote = http://foo\n", 0600, "remote 'http://foo' begins with none of"},
+        {"[daemon]\nremote = redis://h:0\n", 0600, "h:0"},
+        {"[daemon]\nremote = redis://h\nremote_key = KEY\n", 0644, "others may read or change it"},
+        {"[daemon]\nremote = redis://h\nremote_key = /nonexistent\n", 0600, "No such file"},
+        {"[daemon]\nremote = rediss://h\nremote_ca = KEY\n", 0600, "no certificates in PEM"},
+        {"[daemon]\nremote = mooncake://h:1\nremote_password = KEY\n", 0600, "remote_password"},
+        {"[daemon]\nbackend = cuda\n", 0600, "the GPU backend cannot be had"},
+        {"[daemon]\npool = 25%\n[domain a]\nguarantee = 200T\n", 0600, "all guarantees together"},
+};
+
+static void replace(char *text, const char *name, const char *by) {
+        char rest[300];
+
+        for (char *at = text; (at = strstr(at, name)); at += strlen(by)) {
+                strcpy(rest, at + strlen(name));
+                sprintf(at, "%s%s", by, rest);
+        }
+}
+
+static void write_judged(const char *path, const char *key, const char *tier, int i) {
+        char text[400];
+        FILE *f = fopen(path, "w");
+
+        strcpy(text, judged[i].text);
+        replace(text, "KEY", key);
+        replace(text, "TIER", tier);
+        fputs(text, f);
+        fclose(f);
+        f = fopen(key, "w");
+        fputs("0123456789abcdef", f);
+        fchmod(fileno(f), judged[i].mode);
+        fclose(f);
+}
+
+/* The exit status of kvd. */
+static int run(const char *format, const char *path, char said[static 1000]) {
+        char command[600];
+        FILE *f;
+
+        snprintf(command, sizeof command, format, getenv("KVD"), in.dir, path);
+        f = popen(command, "re");
+        ck_assert_ptr_nonnull(f);
+        said[fread(said, 1, 999, f)] = 0;
+        return WEXITSTATUS(pclose(f));
+}
+
+/* A start that works is told to end as soon as it serves. */
+#define START "mkfifo %2$s/up && { %1$s --private %2$s --config %3$s --ready-fd 4 2>&1 4>%2$s/up & " \
+              "} && if read up <%2$s/up; then kill $!; fi; wait $!"
+#define CHECK "%1$s --check-config %3$s 2>&1 && : %2$s"
+
+START_TEST(b11_the_check_and_the_start_share_one_judge) {
+        char path[128], key[128], tier[128], said[1000] = "";
+        int checked, started;
+
+        snprintf(path, sizeof path, "%s/kvd.conf", in.dir);
+        snprintf(key, sizeof key, "%s/secret", in.dir);
+        snprintf(tier, sizeof tier, "%s/tier", in.dir);
+        write_judged(path, key, tier, _i);
+        unsetenv("LD_LIBRARY_PATH"); /* no GPU */
+        checked = run(CHECK, path, said);
+        ck_assert_int_eq(checked, judged[_i].why ? 1 : 0);
+        ck_assert_msg(judged[_i].why ? strstr(said, judged[_i].why) != NULL : !said[0], "%s", said);
+        ck_assert_int_eq(access(tier, F_OK), -1); /* it makes nothing */
+        started = run(START, path, said);
+        ck_assert_msg((started != 0) == (checked != 0), "%d: %s", started, said);
+        ck_assert_msg(!judged[_i].why || strstr(said, judged[_i].why), "%s", said);
+}
+END_TEST
+
+/* Whoever checks a configuration has a kvd running with it. */
+START_TEST(b11_the_check_locks_nothing) {
+        const char *tier = file + strlen("daemon.file=");
+        char path[128], said[1000];
+        int fd = open(tier, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        FILE *f;
+
+        ck_assert_int_eq(flock(fd, LOCK_EX | LOCK_NB), 0);
+        snprintf(path, sizeof path, "%s/kvd.conf", in.dir);
+        f = fopen(path, "w");
+        fprintf(f, "[daemon]\nfile = %s\nfile_size = 8M\n", tier);
+        fclose(f);
+        ck_assert_int_eq(run(CHECK, path, said), 0);
+        close(fd);
+}
+END_TEST
+
 SUITE("start", FIXTURE(setup, teardown),
       LOOPS(ARRAY_SIZE(no_lock), b7_a_file_system_without_locks_is_named),
       TESTS(b7_another_kvd_is_named, b8_a_start_without_memfd_is_refused,
             b8_a_start_without_proc_is_refused,
             b8_what_the_daemon_lacks_is_not_said_in_its_clients_errors,
-            b8_a_daemon_that_is_gone_is_not_missing))
+            b8_a_daemon_that_is_gone_is_not_missing, b11_the_check_locks_nothing),
+      LOOPS(ARRAY_SIZE(judged), b11_the_check_and_the_start_share_one_judge))
