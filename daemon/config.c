@@ -8,16 +8,15 @@
 #include "daemon/config.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 
+#include "daemon/lines.h"
 #include "daemon/setting.h"
-#include "daemon/trusted.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/text.h"
 #include "ipc/base/util.h"
 
-#define LINE_MAX_BYTES 2048
+#define SET_MOST 2048
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -61,6 +60,7 @@ struct section {
         const struct setting *settings; /* NULL: none was opened yet */
         void *base;
         char title[KVD_NAME_MAX + 16];
+        unsigned lines[SETTINGS_MOST]; /* where each setting was given; 0: nowhere yet */
 };
 
 static struct config_domain *find_domain(const struct config *config, const char *name) {
@@ -108,7 +108,7 @@ static int open_section(struct config *config, const char *title, bool may_exist
         int r;
 
         if (strcmp(title, "daemon") == 0) {
-                *ret = (struct section){daemon_settings, config, "daemon"};
+                *ret = (struct section){daemon_settings, config, .title = "daemon"};
                 return 0;
         }
         if (strncmp(title, "domain ", 7) != 0)
@@ -127,22 +127,36 @@ static int open_section(struct config *config, const char *title, bool may_exist
                 if (r < 0)
                         return r;
         }
-        *ret = (struct section){domain_settings, domain, ""};
+        *ret = (struct section){domain_settings, domain, .title = ""};
         snprintf(ret->title, sizeof ret->title, "domain %.*s", KVD_NAME_MAX, title);
         return 0;
 }
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-static char *strip(char *s) {
-        char *end = s + strlen(s);
+/* line: 0: of the command line, where the last one counts. */
+static int check_once(struct section *section, const struct setting *setting, unsigned line,
+                      struct kvd_why *why) {
+        unsigned *before = &section->lines[setting - section->settings];
 
-        while (end > s && strchr(" \t\r\n", end[-1]))
-                *--end = 0;
-        return s + strspn(s, " \t");
+        if (*before && line)
+                return kvd_refuse(why, -EINVAL, "%s was set in line %u; keep one of the two",
+                                  setting->name, *before);
+        *before = line;
+        return 0;
 }
 
-static int assign(const struct section *section, char *text, struct kvd_why *why) {
+/* It would become a part of a path, which may have it. */
+static int check_comment(const struct setting *setting, const char *value, struct kvd_why *why) {
+        for (const char *at = value; (at = strpbrk(at, "#;")); at++)
+                if (at > value && (at[-1] == ' ' || at[-1] == '\t'))
+                        return kvd_refuse(why, -EINVAL,
+                                          "%s: '%.64s': write a comment in a line of its own",
+                                          setting->name, value);
+        return 0;
+}
+
+static int assign(struct section *section, char *text, unsigned line, struct kvd_why *why) {
         char *equals = strchr(text, '='), *key, *value;
         const struct setting *setting;
 
@@ -152,13 +166,15 @@ static int assign(const struct section *section, char *text, struct kvd_why *why
                                   "value",
                                   text);
         *equals = 0;
-        key = strip(text);
-        value = strip(equals + 1);
+        key = lines_strip(text);
+        value = lines_strip(equals + 1);
         setting = setting_find(section->settings, key);
         if (!setting)
                 return kvd_refuse(why, -EINVAL,
                                   "[%s] has no option '%.64s'; see kvd --print-config",
                                   section->title, key);
+        if (check_once(section, setting, line, why) < 0 || check_comment(setting, value, why) < 0)
+                return -EINVAL;
         if (setting_parse(setting, value, section->base, why) < 0)
                 return kvd_refuse(why, -EINVAL, "%s: %s", setting->name, why->line);
         return 0;
@@ -179,7 +195,7 @@ static int read_header(struct reader *reader, char *line, struct kvd_why *why) {
         if (line[n - 1] != ']')
                 return kvd_refuse(why, -EINVAL, "'%.64s' lacks its closing bracket", line);
         line[n - 1] = 0;
-        title = strip(line + 1);
+        title = lines_strip(line + 1);
         daemon = strcmp(title, "daemon") == 0;
         if (daemon && reader->seen_daemon)
                 return kvd_refuse(why, -EINVAL,
@@ -189,10 +205,9 @@ static int read_header(struct reader *reader, char *line, struct kvd_why *why) {
         return open_section(reader->config, title, false, &reader->section, why);
 }
 
-static int read_line(struct reader *reader, char *line, struct kvd_why *why) {
-        line = strip(line);
-        if (!line[0] || line[0] == '#' || line[0] == ';')
-                return 0;
+static int read_line(void *data, char *line, unsigned number, struct kvd_why *why) {
+        struct reader *reader = data;
+
         if (line[0] == '[') {
                 int r = read_header(reader, line, why);
 
@@ -206,82 +221,25 @@ static int read_line(struct reader *reader, char *line, struct kvd_why *why) {
                                   "'%.64s' stands before the first section; write [daemon] above "
                                   "it",
                                   line);
-        return assign(&reader->section, line, why);
-}
-
-static int read_numbered(struct reader *reader, char *line, unsigned number, const char *path,
-                         struct kvd_why *why) {
-        if (strlen(line) == LINE_MAX_BYTES - 1 && !strchr(line, '\n'))
-                return kvd_refuse(why, -EINVAL, "%s:%u: the line is longer than %d bytes; shorten it",
-                                  path, number, LINE_MAX_BYTES - 2);
-        if (read_line(reader, line, why) < 0)
-                return kvd_refuse(why, -EINVAL, "%s:%u: %s", path, number, why->line);
-        return 0;
-}
-
-static int read_lines(struct config *config, FILE *f, const char *path, FILE *all,
-                      struct kvd_why *why) {
-        struct reader reader = {.config = config};
-        char line[LINE_MAX_BYTES];
-        int r = 0;
-
-        for (unsigned number = 1; fgets(line, sizeof line, f); number++) {
-                if (read_numbered(&reader, line, number, path, why) == 0)
-                        continue;
-                r = -EINVAL;
-                if (!all)
-                        return r;
-                fprintf(all, "%s\n", why->line);
-        }
-        if (!ferror(f))
-                return r;
-        kvd_refuse(why, -EINVAL, "%s: reading failed: %s", path, strerror(errno));
-        if (all)
-                fprintf(all, "%s\n", why->line);
-        return -EINVAL;
-}
-
-static int open_file(const char *path, bool optional, FILE **ret, struct kvd_why *why) {
-        const struct trusted file = {"configuration", path, TRUST_CONFIG, geteuid()};
-        int fd = trusted_open(&file, O_RDONLY, why);
-
-        if (fd == -ENOENT && optional)
-                return 0;
-        if (fd == TRUSTED_NOT)
-                return -EINVAL;
-        if (fd < 0)
-                return kvd_refuse(why, -EINVAL,
-                                  "%s: cannot be opened: %s; give another with --config", path,
-                                  strerror(-fd));
-        *ret = fdopen(fd, "r");
-        if (*ret)
-                return 1;
-        close(fd);
-        return kvd_refuse(why, -EINVAL, "%s: %s", path, strerror(errno));
+        return assign(&reader->section, line, number, why);
 }
 
 int config_read(struct config *config, const char *path, bool optional, FILE *all,
                 struct kvd_why *why) {
-        FILE *f;
-        int r = open_file(path, optional, &f, why);
+        struct reader reader = {.config = config};
+        const struct lines lines = {path, optional, all, read_line, &reader};
 
-        if (r < 0 && all)
-                fprintf(all, "%s\n", why->line);
-        if (r <= 0)
-                return r;
-        r = read_lines(config, f, path, all, why);
-        fclose(f);
-        return r;
+        return lines_read(&lines, why);
 }
 
 int config_set(struct config *config, const char *assignment, struct kvd_why *why) {
-        char copy[LINE_MAX_BYTES], *equals, *dot;
+        char copy[SET_MOST], *equals, *dot;
         struct section section;
         int r;
 
         if (strlen(assignment) >= sizeof copy)
                 return kvd_refuse(why, -EINVAL, "--set: the assignment is longer than %d bytes",
-                                  LINE_MAX_BYTES - 1);
+                                  SET_MOST - 1);
         strcpy(copy, assignment);
         equals = strchr(copy, '=');
         dot = equals ? memrchr(copy, '.', (size_t)(equals - copy)) : NULL;
@@ -292,7 +250,7 @@ int config_set(struct config *config, const char *assignment, struct kvd_why *wh
         *dot = 0;
         r = open_section(config, copy, true, &section, why);
         if (r >= 0)
-                r = assign(&section, dot + 1, why);
+                r = assign(&section, dot + 1, 0, why);
         if (r < 0)
                 return kvd_refuse(why, -EINVAL, "--set %.100s: %s", assignment, why->line);
         return 0;

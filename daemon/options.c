@@ -143,6 +143,10 @@ static int take_option(struct options *o, int opt, const char *value, struct kvd
         case OPT_CONFIG:
         case OPT_CONFIG_OPTIONAL:
         case OPT_CHECK_CONFIG:
+                if (o->config)
+                        return kvd_refuse(why, -EINVAL,
+                                          "two configurations, %s and %s: only one is read; give one",
+                                          o->config, value);
                 o->config = value;
                 o->config_optional = opt == OPT_CONFIG_OPTIONAL;
                 if (opt == OPT_CHECK_CONFIG)

@@ -208,6 +208,10 @@ const struct setting domain_settings[] = {
                  "all machines; empty: the domain's name."},
         {.name = NULL}};
 
+static_assert(ARRAY_SIZE(daemon_settings) <= SETTINGS_MOST &&
+                      ARRAY_SIZE(domain_settings) <= SETTINGS_MOST,
+              "config.c has a place for each");
+
 const struct setting *setting_find(const struct setting *settings, const char *name) {
         for (; settings->name; settings++)
                 if (strcmp(settings->name, name) == 0)

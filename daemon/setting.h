@@ -28,6 +28,8 @@ enum setting_type {
         SETTING_GROUPS,
 };
 
+#define SETTINGS_MOST 64u /* of a section */
+
 struct setting {
         const char *name;
         enum setting_type type;

@@ -84,12 +84,110 @@ static const struct {
          ":1: 'uid-5': names with uid- in front are those of unlisted users; choose another"},
         {"[domain a]\nisolation = none\n",
          ":2: isolation: 'none' is not known; write one of shared|arena"},
+        /* B12 */
+        {"[daemon]\npool = 1G\nsegment = 1M\npool = 1G\n",
+         ":4: pool was set in line 2; keep one of the two"},
+        {"[daemon]\nquarantine_ms = 1\n[domain a]\nquota = 1M\nquota = 2M\n",
+         ":5: quota was set in line 4; keep one of the two"},
+        {"\xef\xbb\xbf[daemon]\n",
+         ":1: the file begins with a byte order mark; save it as UTF-8 without one"},
+        {"\xff\xfe[", ":1: the file begins with a byte order mark; save it as UTF-8 without one"},
+        {"[daemon]\rpool = 1G\r", ":1: byte 9 is a control character (0x0d); remove it"},
+        {"[daemon]\n# \x1b[1m\n", ":2: byte 3 is a control character (0x1b); remove it"},
+        {"[daemon]\npool\xc2\xa0= 1G\n",
+         ":2: byte 5 begins an invisible character, such as a no-break space; remove it"},
+        {"[daemon]\nremote = redis://h\xe2\x80\x8b\n",
+         ":2: byte 19 begins an invisible character, such as a no-break space; remove it"},
+        {"[daemon]\nsocket = /run/kvd.sock # ours\n",
+         ":2: socket: '/run/kvd.sock # ours': write a comment in a line of its own"},
+        {"[daemon]\nremote = redis://h ; ours\n",
+         ":2: remote: 'redis://h ; ours': write a comment in a line of its own"},
 };
 
 START_TEST(a_mistake_has_a_place) {
         ck_assert_int_lt(read_text(mistakes[_i].text), 0);
         ck_assert_int_eq(strncmp(why.line, path, strlen(path)), 0);
         ck_assert_str_eq(why.line + strlen(path), mistakes[_i].why);
+}
+END_TEST
+
+/* ---- B12: bytes that an editor does not show -------------------------------------------------- */
+
+static int read_bytes(const char *text, size_t n, FILE *all) {
+        FILE *f = fopen(path, "w");
+
+        ck_assert_uint_eq(fwrite(text, 1, n, f), n);
+        fclose(f);
+        return config_read(&config, path, false, all, &why);
+}
+
+START_TEST(b12_a_nul_byte_is_refused) {
+        static const char text[] = "[daemon]\npool = 1G\0 but this\nlog = debug\n";
+        static const char comment[] = "# \0\n[daemon]\n";
+
+        ck_assert_int_lt(read_bytes(text, sizeof text - 1, NULL), 0);
+        ck_assert_str_eq(why.line + strlen(path), ":2: byte 10 is a control character (0x00); remove it");
+        ck_assert_int_lt(read_bytes(comment, sizeof comment - 1, NULL), 0);
+        ck_assert_str_eq(why.line + strlen(path), ":1: byte 3 is a control character (0x00); remove it");
+}
+END_TEST
+
+START_TEST(b12_a_huge_file_is_refused) {
+        FILE *f = fopen(path, "w");
+
+        for (uint32_t i = 0; i < 1 << 19; i++)
+                fputs("#\n", f);
+        fclose(f);
+        ck_assert_int_eq(config_read(&config, path, false, NULL, &why), 0);
+        f = fopen(path, "a");
+        fputs("#", f);
+        fclose(f);
+        ck_assert_int_lt(config_read(&config, path, false, NULL, &why), 0);
+        ck_assert_str_eq(why.line + strlen(path), ": it is larger than 1 MiB; is it a configuration?");
+}
+END_TEST
+
+/* What is taken as it is meant is named all the same, once. */
+static const struct {
+        const char *text, *named; /* behind the file's name */
+} named[] = {
+        {"[daemon]\r\npool = 1G\r\n", ":1: lines end with CR LF; LF is enough\n"},
+        {"[daemon]\npool = 1G\r\n", ":2: lines end with CR LF; LF is enough\n"},
+        {"[daemon]\npool = 1G",
+         ":2: the last line does not end with a newline; is the file complete?\n"},
+        {"[daemon]\npool = 1G\n", ""},
+        {"[daemon]\n\tpool\t=\t1G  \n\n# \xe2\x80\x8b in a comment\n", ""},
+};
+
+START_TEST(b12_what_may_be_meant_otherwise_is_named) {
+        const char *text = named[_i].text;
+        char *said = NULL;
+        size_t size;
+        FILE *to = open_memstream(&said, &size);
+
+        ck_assert_int_eq(read_bytes(text, strlen(text), to), 0);
+        fclose(to);
+        ck_assert_uint_eq(config.pool, 1u << 30);
+        ck_assert_str_eq(said + (said[0] ? strlen(path) : 0), named[_i].named);
+        free(said);
+}
+END_TEST
+
+/* The rest of a long line is no line of its own. */
+START_TEST(b12_a_long_line_is_one_fault) {
+        char text[5000], *said = NULL, expected[300];
+        size_t size;
+        FILE *to = open_memstream(&said, &size);
+
+        memset(text, 'x', sizeof text);
+        strcpy(text + sizeof text - 8, "\n[what\n");
+        ck_assert_int_lt(read_bytes(text, strlen(text), to), 0);
+        fclose(to);
+        snprintf(expected, sizeof expected,
+                 "%s:1: the line is longer than 2046 bytes; shorten it\n"
+                 "%s:2: '[what' lacks its closing bracket\n", path, path);
+        ck_assert_str_eq(said, expected);
+        free(said);
 }
 END_TEST
 
@@ -259,6 +357,8 @@ static const struct {
          "--set daemon.x=1: [daemon] has no option 'x'; see kvd --print-config"},
         {{"kvd", "--set", "x.y=1"},
          "--set x.y=1: there is no section [x]; there are [daemon] and [domain NAME]"},
+        {{"kvd", "--config=/a", "--config-optional=/b"},
+         "two configurations, /a and /b: only one is read; give one"},
         {{"kvd", "--pool", "x"}, "--set daemon.pool=x: pool: 'x'" NO_MEMORY},
 };
 
@@ -279,6 +379,8 @@ SUITE("config",
       FIXTURE(setup, teardown),
       LOOPS(ARRAY_SIZE(mistakes), a_mistake_has_a_place),
       LOOPS(ARRAY_SIZE(contradictions), a_contradiction_is_named),
+      LOOPS(ARRAY_SIZE(named), b12_what_may_be_meant_otherwise_is_named),
+      TESTS(b12_a_nul_byte_is_refused, b12_a_huge_file_is_refused, b12_a_long_line_is_one_fault),
       TESTS(a_good_file, a_long_line, all_mistakes_in_one_go, a_missing_file, the_printed_file_is_the_default,
             the_command_line_wins),
       LOOPS(ARRAY_SIZE(bad_lines), bad_command_lines))
