@@ -127,3 +127,18 @@ bool memory_limit_exceeded(const struct memory_limit *limit, uint64_t pool, stru
                    (unsigned long long)(limit->bytes >> 20), limit->soft ? "slow down" : "end");
         return true;
 }
+
+uint64_t memory_oom_kills(const char *root) {
+        char path[PATH_MAX], line[128];
+        unsigned long long n = 0;
+        FILE *f;
+
+        snprintf(path, sizeof path, "%s/proc/vmstat", root);
+        f = fopen(path, "re");
+        if (!f)
+                return 0;
+        while (fgets(line, sizeof line, f) && sscanf(line, "oom_kill %llu", &n) != 1)
+                ;
+        fclose(f);
+        return n;
+}

@@ -25,6 +25,9 @@ void memory_limit_read(const char *root, struct memory_limit *ret);
 /* Bytes: the least of that and of what the machine has. */
 uint64_t memory_usable(const char *root);
 
+/* Processes that the kernel has killed for want of memory, in any cgroup. */
+uint64_t memory_oom_kills(const char *root);
+
 /* Whether a pool of host memory is more than the limit; then one line says so in why. */
 bool memory_limit_exceeded(const struct memory_limit *limit, uint64_t pool, struct kvd_why *why);
 

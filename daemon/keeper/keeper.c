@@ -25,6 +25,7 @@
 #include "daemon/keeper/kept.h"
 #include "daemon/keeper/mailbox.h"
 #include "daemon/log.h"
+#include "daemon/memory_limit.h"
 #include "daemon/notify.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
@@ -34,6 +35,9 @@
 #define MOST_FAILURES 10u
 /* then what was kept may be why it dies: the next one starts with the socket alone */
 #define STARTS_TO_LET_GO 5u
+/* after so many of the kernel's kills for want of memory what was kept goes: it is most of the memory */
+#define KILLS_TO_LET_GO 3u
+#define KILLS_APART_NS UINT64_C(3600000000000) /* kills with more time between them are no row */
 /* who has served that long has not failed at once */
 #define STEADY_NS UINT64_C(250000000)
 #define NOTIFY_WAIT_MS 1000
@@ -55,6 +59,8 @@ struct keeper {
         uint64_t start_ns;   /* with no pid: when the next one is started */
         unsigned failures;   /* in a row; and how many of them before it was ready */
         unsigned failed_starts;
+        uint64_t oom_kills;  /* of all processes, when this one was started */
+        unsigned starved;    /* how many in a row were among them */
         int status;          /* -1: not over */
 };
 
@@ -101,6 +107,7 @@ static void start(struct keeper *k) {
 
         k->again = false;
         k->ready_ns = 0;
+        k->oom_kills = memory_oom_kills("");
         if (r == 0) {
                 k->pid = fork();
                 r = k->pid < 0 ? -errno : 0;
@@ -119,6 +126,25 @@ static void start(struct keeper *k) {
 
 static uint64_t pause_ns(unsigned failures) {
         return failures < 2 ? 0 : MIN(FIRST_PAUSE_NS << (failures - 2), MOST_PAUSE_NS);
+}
+
+/*
+ * What is kept counts for the cgroup of whoever touched it, whether a kvd runs or not: the next one
+ * would be killed as soon as it is filled again.
+ */
+static void shed_if_starved(struct keeper *k, int status) {
+        bool late = k->ready_ns && sys_now_ns() - k->ready_ns > KILLS_APART_NS;
+
+        if (status != 128 + SIGKILL || memory_oom_kills("") == k->oom_kills)
+                return;
+        k->starved = late ? 1 : k->starved + 1;
+        if (k->starved < KILLS_TO_LET_GO || k->kept.n <= 1)
+                return;
+        log_warning("the kernel killed kvd %u times for want of memory: the next one starts with an "
+                    "empty cache; set pool below the memory that there is, or raise the cgroup's limit",
+                    k->starved);
+        k->starved = 0;
+        kept_cut(&k->kept, 1);
 }
 
 static void start_later(struct keeper *k) {
@@ -143,6 +169,7 @@ static void died(struct keeper *k, int status, bool by_itself) {
                 k->status = k->ending && status == 128 + SIGTERM ? 0 : status;
                 return;
         }
+        shed_if_starved(k, status);
         start_later(k);
         if (k->failures < MOST_FAILURES)
                 return;

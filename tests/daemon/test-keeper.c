@@ -10,11 +10,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -214,6 +216,41 @@ static void script_poison(long start) {
         verdict(start == 7);
 }
 
+/* The kernel has killed n processes for want of memory, as far as this test's /proc says. */
+static void say_kills(long n) {
+        FILE *f = fopen(getenv("VMSTAT"), "w");
+
+        if (!f || fprintf(f, "pgfault 7\noom_kill %ld\nunevictable_pgs_scanned 9\n", n) < 0 || fclose(f) != 0)
+                _exit(95);
+}
+
+static void begin_with_a_cache(long start) {
+        say("READY=1");
+        if (start == 1)
+                store("a.1", file_with("one"));
+        else if (!handed(2, "listen:a.1") || !reads(4, "one"))
+                verdict(false);
+}
+
+/* B17: filled again each time. What it keeps does not fit into its cgroup. */
+static void script_starved(long start) {
+        if (start > 3)
+                verdict(handed(1, "listen"));
+        begin_with_a_cache(start);
+        say_kills(start);
+        crash();
+}
+
+/* Killed by others, and not by the kernel: it keeps what it has. */
+static void script_killed(long start) {
+        begin_with_a_cache(start);
+        if (start == 6)
+                verdict(true);
+        if (start == 2)
+                say_kills(100); /* one such kill is no row */
+        crash();
+}
+
 static void script_loop(long start) {
         crash();
 }
@@ -227,7 +264,7 @@ static const struct {
         void (*run)(long start);
 } scripts[] = {{"keeps", script_keeps},     {"many", script_many},     {"too-many", script_too_many},
                {"hostile", script_hostile}, {"poison", script_poison}, {"loop", script_loop},
-               {"status", script_status}};
+               {"status", script_status},   {"starved", script_starved}, {"killed", script_killed}};
 
 static _Noreturn void run_script(const char *name) {
         struct kvd_address address;
@@ -325,6 +362,37 @@ END_TEST
 START_TEST(what_kills_it_again_and_again_is_let_go) {
         ck_assert_int_eq(keep_script("poison"), 0);
         ck_assert_int_eq(starts(), 7);
+}
+END_TEST
+
+static bool own_vmstat(void) {
+        static char path[128];
+
+        if (geteuid() != 0 || unshare(CLONE_NEWNS) < 0 ||
+            mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0) {
+                fputs("not run: only root can stand in for /proc/vmstat\n", stderr);
+                return false;
+        }
+        snprintf(path, sizeof path, "%s/vmstat", in.dir);
+        setenv("VMSTAT", path, 1);
+        say_kills(0);
+        ck_assert_int_eq(mount(path, "/proc/vmstat", NULL, MS_BIND, NULL), 0);
+        return true;
+}
+
+START_TEST(b17_what_does_not_fit_into_the_cgroup_is_let_go) {
+        if (!own_vmstat())
+                return;
+        ck_assert_int_eq(keep_script("starved"), 0);
+        ck_assert_int_eq(starts(), 4);
+}
+END_TEST
+
+START_TEST(b17_kills_by_others_cost_nothing) {
+        if (!own_vmstat())
+                return;
+        ck_assert_int_eq(keep_script("killed"), 0);
+        ck_assert_int_eq(starts(), 6);
 }
 END_TEST
 
@@ -541,6 +609,7 @@ SUITE("keeper",
       FIXTURE(setup, teardown),
       TESTS(what_is_kept_is_found_again, twenty_thousand_descriptors, one_too_many_is_not_kept,
             only_its_own_daemon_is_believed, what_kills_it_again_and_again_is_let_go,
+            b17_what_does_not_fit_into_the_cgroup_is_let_go, b17_kills_by_others_cost_nothing,
             a_crash_loop_ends, who_ends_at_once_is_not_tried_again),
       TESTS(kvd_comes_back, connections_wait, an_upgrade, a_clean_end_is_the_end,
             a_wrong_configuration, kvd_goes_on_without_its_keeper,
