@@ -187,10 +187,14 @@ int handle_space_set(struct client *c, const struct kvd_msg *request, struct cal
         char key[64], value[256];
         int r;
 
-        r = space_set(call->space, kvd_slice_copy(m->key, key, sizeof key),
-                      kvd_slice_copy(m->value, value, sizeof value));
+        kvd_slice_copy(m->key, key, sizeof key);
+        kvd_slice_copy(m->value, value, sizeof value);
+        r = m->check ? space_check_setting(call->space, key, value) :
+                       space_set(call->space, key, value);
         if (r < 0)
                 return client_store_failed(c, r);
+        if (m->check)
+                return 0;
         log_limited(LOG_INFO, "client %u of domain %s set %s = %s of space '%s'", c->number,
                  domain_config(c->domain)->name, key, value, space_name(call->space));
         return 0;

@@ -18,7 +18,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define KVD_PROTOCOL 8u
+#define KVD_PROTOCOL 9u
 #define KVD_REPLY 128u /* number of a reply: that of the request plus this */
 
 struct kvd_slice {

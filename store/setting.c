@@ -16,26 +16,27 @@
 #include "store/cache/cache.h"
 #include "store/hooks.h"
 
-static int set_policy(struct space *space, const char *value) {
+static int check_policy(struct space *space, const char *value) {
         uint32_t policy = kvd_enum_number(KVD_ENUM_policy, value);
         char what[32];
-        int r;
 
         if (!policy)
                 return store_refuse(space_store(space), -EINVAL,
                                     "policy is one of " KVD_LIST(policy) ", not '%s'", value);
         snprintf(what, sizeof what, "policy %s", value);
-        r = policy_goes_by_worth(policy) ? space_refuse_opaque(space, what) : 0;
-        if (r < 0)
-                return r;
-        if (policy == space->ix->policy)
-                return 0;
-        space->ix->policy = policy;
-        evict_policy_changed(space);
-        return 0;
+        return policy_goes_by_worth(policy) ? space_refuse_opaque(space, what) : 0;
 }
 
-static int set_max_blocks(struct space *space, const char *value) {
+static void set_policy(struct space *space, const char *value) {
+        uint32_t policy = kvd_enum_number(KVD_ENUM_policy, value);
+
+        if (policy == space->ix->policy)
+                return;
+        space->ix->policy = policy;
+        evict_policy_changed(space);
+}
+
+static int check_max_blocks(struct space *space, const char *value) {
         char *end;
         unsigned long long n = strtoull(value, &end, 10);
 
@@ -44,10 +45,13 @@ static int set_max_blocks(struct space *space, const char *value) {
                                     "max_blocks is 1 to %u (the space's index holds no "
                                     "more), or 0 for what quota and pool allow; not '%s'",
                                     space->ix->capacity, value);
-        space->ix->max_blocks = (uint32_t)n;
+        return 0;
+}
+
+static void set_max_blocks(struct space *space, const char *value) {
+        space->ix->max_blocks = (uint32_t)strtoull(value, NULL, 10);
         space_fit(space);
         space_is_busy(space);
-        return 0;
 }
 
 /* ---- the methods' settings ------------------------------------------------------------------- */
@@ -74,7 +78,7 @@ static void tell_channels(struct kvd_index *ix) {
         kvd_setting_put(ix->settings, KVD_hshare_channels, ix->label_channels);
 }
 
-static int set_method(struct space *space, enum kvd_setting which, const char *text) {
+static int check_method(struct space *space, enum kvd_setting which, const char *text) {
         double value;
         int r = space_refuse_opaque(space, kvd_setting_info(which)->method);
 
@@ -85,15 +89,18 @@ static int set_method(struct space *space, enum kvd_setting which, const char *t
         if (which == KVD_hshare_channels && value != space->ix->label_channels)
                 return refuse_channels(space);
         /* a worker computes for the methods: what it needs is to be had now, or they would do nothing */
-        r = value != 0 && strcmp(kvd_setting_info(which)->name, "on") == 0 ?
-                    space_summary_fd(space, true) :
-                    0;
-        if (r < 0)
-                return r;
+        if (value != 0 && strcmp(kvd_setting_info(which)->name, "on") == 0)
+                r = space_summary_fd(space, true);
+        return MIN(r, 0);
+}
+
+static void set_method(struct space *space, enum kvd_setting which, const char *text) {
+        double value = 0;
+
+        kvd_setting_parse(which, text, &value);
         kvd_setting_put(space->ix->settings, which, value);
         tell_channels(space->ix); /* a profile would say otherwise */
         hooks_setting_changed(space);
-        return 0;
 }
 
 void settings_init(struct kvd_index *ix) {
@@ -101,18 +108,32 @@ void settings_init(struct kvd_index *ix) {
         tell_channels(ix);
 }
 
-int space_set(struct space *space, const char *key, const char *value) {
+int space_check_setting(struct space *space, const char *key, const char *value) {
         int which;
 
         if (strcmp(key, "policy") == 0)
-                return set_policy(space, value);
+                return check_policy(space, value);
         if (strcmp(key, "max_blocks") == 0)
-                return set_max_blocks(space, value);
+                return check_max_blocks(space, value);
         which = kvd_setting_by_name(key);
         if (which >= 0)
-                return set_method(space, (enum kvd_setting)which, value);
+                return check_method(space, (enum kvd_setting)which, value);
         return store_refuse(space_store(space), -EINVAL,
                             "a space has no setting '%s'; it has policy, max_blocks and "
                             "those of the methods (kvctl space set --help)",
                             key);
+}
+
+int space_set(struct space *space, const char *key, const char *value) {
+        int r = space_check_setting(space, key, value);
+
+        if (r < 0)
+                return r;
+        if (strcmp(key, "policy") == 0)
+                set_policy(space, value);
+        else if (strcmp(key, "max_blocks") == 0)
+                set_max_blocks(space, value);
+        else
+                set_method(space, (enum kvd_setting)kvd_setting_by_name(key), value);
+        return 0;
 }

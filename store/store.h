@@ -237,6 +237,8 @@ void space_get_usage(struct space *space, struct space_usage *ret);
  * settings.def.
  */
 int space_set(struct space *space, const char *key, const char *value);
+/* Whether that can be done: what it refuses does not depend on other settings. */
+int space_check_setting(struct space *space, const char *key, const char *value);
 
 /*
  * -EBUSY while it has attachments, unless force: those then end (their mappings stay valid for

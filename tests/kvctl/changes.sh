@@ -58,6 +58,24 @@ kvctl 1 space set tiny polcy=fifo
 complains policy
 kvctl 2 space set tiny policy
 complains KEY=VALUE
+# B10: all or nothing, wherever the fault is, and whoever finds it
+for wrong in foo=1 memshare=perhaps hshare.channels=3 keydiff.recent_frac=7 memshare.foo=on; do
+        kvctl 1 space set tiny max_blocks=32 policy=priority $wrong
+        kvctl 1 space set tiny $wrong max_blocks=32 policy=priority
+        kvctl 1 space set tiny max_blocks=32 $wrong policy=priority
+done
+for wrong in policy=lur max_blocks=-1 max_blocks=99999999999; do
+        kvctl 1 space set tiny keydiff.recent_frac=0.7 $wrong
+        kvctl 1 space set tiny $wrong keydiff.recent_frac=0.7
+done
+kvctl 2 space set tiny max_blocks=32 policy
+kvctl 2 space set tiny max_blocks=32 =7
+kvctl 2 space set tiny max_blocks=32 policy=lru max_blocks=16
+complains 'max_blocks.* is set twice'
+kvctl 0 spaces --json
+says '"max_blocks": 64' '"policy": "fifo"'
+kvctl 0 methods tiny --settings
+says_not 'keydiff.recent_frac  *0.7'
 kvctl 1 space set nix policy=fifo
 complains nix
 

@@ -519,7 +519,7 @@ END_TEST
 
 static void set(const char *key, const char *value) {
         struct kvd_msg_space_set request = {
-                kvd_slice_of("model"), {0}, kvd_slice_of(key), kvd_slice_of(value)};
+                kvd_slice_of("model"), {0}, kvd_slice_of(key), kvd_slice_of(value), 0};
         struct conn *conn = instance_connect(&server);
 
         ck_assert_msg(conn_call(conn, KVD_MSG_space_set, &request, NULL) == 0, "%s: %s", key,

@@ -187,11 +187,12 @@ static const struct column set_columns[] = {
         {"value", NULL, UNIT_NONE},
 };
 
-static int set_one(struct kvctl *kvctl, const char *pair) {
+static int set_one(struct kvctl *kvctl, const char *pair, bool check) {
         const char *equals = strchr(pair, '=');
         char key[64];
         struct kvd_msg_space_set request = {.space = kvd_slice_of(kvctl->args.operand[0]),
-                                            .domain = kvctl_domain(kvctl)};
+                                            .domain = kvctl_domain(kvctl),
+                                            .check = check};
         struct kvd_msg_space_set_reply reply;
 
         if (!equals || equals == pair || equals - pair >= (ptrdiff_t)sizeof key)
@@ -201,6 +202,33 @@ static int set_one(struct kvctl *kvctl, const char *pair) {
         request.key = kvd_slice_of(key);
         request.value = kvd_slice_of(equals + 1);
         return kvctl_call(kvctl, KVD_MSG_space_set, &request, &reply);
+}
+
+/* What is twice there has no order that everybody would guess. */
+static int check_once(struct kvctl *kvctl, unsigned i) {
+        const struct args *args = &kvctl->args;
+        size_t n = strcspn(args->operand[i], "=");
+
+        for (unsigned k = 1; k < i; k++)
+                if (strncmp(args->operand[k], args->operand[i], n + 1) == 0)
+                        return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "\"%.*s\" is set twice",
+                                          (int)MIN(n, (size_t)64), args->operand[i]);
+        return 0;
+}
+
+/* All or nothing: nothing is set before everything was found good. */
+static int set_all(struct kvctl *kvctl) {
+        const struct args *args = &kvctl->args;
+        int r = 0;
+
+        for (unsigned i = 1; i < args->n_operands && r == 0; i++) {
+                r = check_once(kvctl, i);
+                if (r == 0)
+                        r = set_one(kvctl, args->operand[i], true);
+        }
+        for (unsigned i = 1; i < args->n_operands && r == 0; i++)
+                r = set_one(kvctl, args->operand[i], false);
+        return r;
 }
 
 static void fill_setting(struct table *t, const char *space, const char *pair) {
@@ -224,11 +252,9 @@ int verb_space_set(struct kvctl *kvctl, struct answer *answer) {
         int r = t ? check_name(kvctl) : kvctl_out_of_memory(kvctl);
         bool of_a_method = false;
 
-        for (unsigned i = 1; i < args->n_operands; i++) {
-                if (r == 0)
-                        r = set_one(kvctl, args->operand[i]);
-                if (r < 0)
-                        return r;
+        if (r == 0)
+                r = set_all(kvctl);
+        for (unsigned i = 1; i < args->n_operands && r == 0; i++) {
                 fill_setting(t, args->operand[0], args->operand[i]);
                 answer_say(answer, "%s: %s", args->operand[0], args->operand[i]);
                 of_a_method |= is_of_a_method(args->operand[i]);
@@ -237,7 +263,7 @@ int verb_space_set(struct kvctl *kvctl, struct answer *answer) {
                 answer_say(answer, "kvlm and programs that call kvd_methods.h follow this;");
                 answer_say(answer, "vLLM, transformers and the other engines do not.");
         }
-        return 0;
+        return r;
 }
 
 /* ---- delete ---------------------------------------------------------------------------------- */

@@ -221,12 +221,12 @@ static void note_refusals(struct conn *conn, char *t) {
                 note(t, "space_delete: %s\n", kvd_error());
                 conn_call(conn, KVD_MSG_space_set,
                           &(struct kvd_msg_space_set){llama, own, kvd_slice_of("policy"),
-                                                      kvd_slice_of("fifo")},
+                                                      kvd_slice_of("fifo"), 0},
                           &reply);
                 note(t, "space_set: %s\n", kvd_error());
                 conn_call(conn, KVD_MSG_space_set,
                           &(struct kvd_msg_space_set){llama, own, kvd_slice_of("memshare"),
-                                                      kvd_slice_of("on")},
+                                                      kvd_slice_of("on"), 0},
                           &reply);
                 note(t, "a method's setting: %s\n", kvd_error());
                 for (uint32_t op = 1; op <= 4; op++) {
