@@ -27,9 +27,19 @@
 #include "daemon/private.h"
 #include "daemon/trusted.h"
 #include "daemon/worker/main.h"
+#include "ipc/base/text.h"
 #include "ipc/base/util.h"
 
 enum { EXIT_CLEAN = 0, EXIT_CONFIG = 1, EXIT_SYSTEM = 2 };
+
+/* What was cut is perhaps a valid configuration. */
+static int end_output(void) {
+        int r = kvd_end_output(stdout);
+
+        if (r < 0)
+                fprintf(stderr, "kvd: cannot write: %s\n", strerror(-r));
+        return r < 0 ? EXIT_SYSTEM : EXIT_CLEAN;
+}
 
 static int fail(int status, const char *why) {
         log_error("%s", why);
@@ -256,15 +266,15 @@ int main(int argc, char **argv) {
         switch (options.action) {
         case OPTIONS_PRINT_CONFIG:
                 config_print(stdout);
-                return EXIT_CLEAN;
+                return end_output();
         case OPTIONS_CHECK_CONFIG:
                 return check(&options);
         case OPTIONS_VERSION:
                 puts("kvd " KVD_PROJECT_VERSION);
-                return EXIT_CLEAN;
+                return end_output();
         case OPTIONS_HELP:
                 options_print_help(stdout);
-                return EXIT_CLEAN;
+                return end_output();
         case OPTIONS_RUN:
                 break;
         }

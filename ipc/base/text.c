@@ -8,8 +8,10 @@
 
 #include "ipc/base/text.h"
 
+#include <errno.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- characters ------------------------------------------------------------------------------ */
 
@@ -101,4 +103,20 @@ int kvd_word_index(const char *words, const char *word) {
                 if (strlen(word) == n && memcmp(at, word, n) == 0)
                         return i;
         return -1;
+}
+
+/* ---- output ---------------------------------------------------------------------------------- */
+
+/* A failure before has left no errno: what is broken anyway is written to once more, to be told. */
+int kvd_flush_output(FILE *to) {
+        int error = !ferror(to) ? 0 : write(fileno(to), "\n", 1) < 0 ? errno : EIO;
+
+        return fflush(to) != 0 ? -errno : -error;
+}
+
+/* Where it was closed from the start (>&-) that is an error only if something was printed. */
+int kvd_end_output(FILE *to) {
+        int r = kvd_flush_output(to);
+
+        return fclose(to) != 0 && errno != EBADF && r == 0 ? -errno : r;
 }

@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 /* ---- characters ------------------------------------------------------------------------------ */
 
@@ -20,6 +21,12 @@ bool kvd_is_control(const char *character, size_t bytes);
 bool kvd_is_plain(const char *text, size_t n);
 /* Replaces whatever is not printable ASCII by a question mark. Returns the text. */
 char *kvd_make_plain(char *text);
+
+/* ---- output ---------------------------------------------------------------------------------- */
+
+/* 0, or -errno: not all that was printed so far has arrived. */
+int kvd_flush_output(FILE *to);
+int kvd_end_output(FILE *to); /* the same, and closes it */
 
 /* ---- names ----------------------------------------------------------------------------------- */
 

@@ -399,8 +399,7 @@ static int begin(struct kvctl *kvctl, struct events *e, const struct space_name 
         if (args_has(args, FLAG_REPLAY))
                 printf(", replays at %s", publisher_replay_endpoint(e->publisher));
         putchar('\n');
-        fflush(stdout);
-        return 0;
+        return kvctl_flush(kvctl);
 }
 
 static void events_free(struct events *e) {

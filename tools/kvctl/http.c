@@ -312,10 +312,10 @@ int http_serve(struct kvctl *kvctl, const char *address) {
         }
         screen_watch_begin(&kvctl->screen, false, false);
         printf("Metrics are at %s (Ctrl-C ends)\n", server.listener.name);
-        fflush(stdout);
-        while (serve_some(&server))
+        r = kvctl_flush(kvctl);
+        while (r == 0 && serve_some(&server))
                 ;
         server_clear(&server);
         screen_watch_end(&kvctl->screen);
-        return 0;
+        return r;
 }

@@ -6,6 +6,7 @@
  * was replaced.
  */
 
+#include "ipc/base/text.h"
 #include "tools/kvctl/kvctl.h"
 
 #include <endian.h>
@@ -19,6 +20,12 @@
 
 int kvctl_out_of_memory(struct kvctl *kvctl) {
         return kvctl_fail(kvctl, KVCTL_NO, -ENOMEM, "out of memory");
+}
+
+int kvctl_flush(struct kvctl *kvctl) {
+        int r = kvd_flush_output(stdout);
+
+        return r < 0 ? kvctl_fail(kvctl, KVCTL_NO, r, "cannot write: %s", strerror(-r)) : 0;
 }
 
 /* ---- the daemon ------------------------------------------------------------------------------ */

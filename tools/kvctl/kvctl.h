@@ -42,6 +42,7 @@ struct kvctl {
 #define kvctl_fail(kvctl, status, ...) \
         ((kvctl)->exit = (status), kvd_refuse(&(kvctl)->why, __VA_ARGS__))
 int kvctl_out_of_memory(struct kvctl *kvctl);
+int kvctl_flush(struct kvctl *kvctl); /* what was printed so far: 0, or it was noted */
 
 /* ---- the daemon ------------------------------------------------------------------------------ */
 

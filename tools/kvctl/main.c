@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "client/kvd.h"
+#include "ipc/base/text.h"
 #include "tools/kvctl/kvctl.h"
 #include "tools/kvctl/text.h"
 #include "tools/kvctl/top.h"
@@ -181,8 +182,8 @@ static int next_picture(struct kvctl *kvctl, struct watch *watch) {
                 r = show_picture(kvctl, watch, answer);
         else if (r != -EINTR && watch->paint && kvctl->pictures && kvctl->exit == KVCTL_NO_DAEMON)
                 r = show_picture(kvctl, watch, NULL);
-        if (fflush(stdout) != 0 && r == 0)
-                r = kvctl_fail(kvctl, KVCTL_NO, -errno, "cannot write: %s", strerror(errno));
+        if (r == 0)
+                r = kvctl_flush(kvctl);
         kvctl->pictures += !(kvctl->top && kvctl->top->again);
         return r;
 }
@@ -210,11 +211,17 @@ static int run_watch(struct kvctl *kvctl) {
 
 /* ---- from command line to exit status -------------------------------------------------------- */
 
+static int end_output(struct kvctl *kvctl) {
+        int r = kvd_end_output(stdout);
+
+        return r < 0 ? kvctl_fail(kvctl, KVCTL_NO, r, "cannot write: %s", strerror(-r)) : 0;
+}
+
 static int finish(struct kvctl *kvctl, int r) {
         kvctl_hang_up(kvctl);
         kvctl->top = top_free(kvctl->top);
-        if (r >= 0 && (fflush(stdout) != 0 || ferror(stdout)))
-                r = kvctl_fail(kvctl, KVCTL_NO, -errno, "cannot write: %s", strerror(errno));
+        if (r >= 0)
+                r = end_output(kvctl) ?: r;
         if (r < 0)
                 complain(kvctl->why.line);
         return r < 0 ? (int)kvctl->exit : r;
@@ -224,7 +231,8 @@ static bool is_about_self(const struct args *args) {
         return !args->verb || args_has(args, FLAG_HELP) || args_has(args, FLAG_VERSION);
 }
 
-static int answer_about_self(const struct args *args) {
+static int answer_about_self(struct kvctl *kvctl) {
+        const struct args *args = &kvctl->args;
         bool asked = args_has(args, FLAG_HELP);
 
         if (args_has(args, FLAG_VERSION))
@@ -235,7 +243,8 @@ static int answer_about_self(const struct args *args) {
                 help_group(stdout, args->group);
         else
                 help_all(asked ? stdout : stderr);
-        return args->verb || asked || args_has(args, FLAG_VERSION) ? KVCTL_OK : KVCTL_USAGE;
+        return finish(kvctl, args->verb || asked || args_has(args, FLAG_VERSION) ? KVCTL_OK :
+                                                                                   KVCTL_USAGE);
 }
 
 int main(int argc, char **argv) {
@@ -247,7 +256,7 @@ int main(int argc, char **argv) {
                 return KVCTL_USAGE;
         }
         if (is_about_self(&kvctl.args))
-                return answer_about_self(&kvctl.args);
+                return answer_about_self(&kvctl);
         screen_measure(&kvctl.screen, stdout);
         r = repeats(&kvctl.args) ? run_watch(&kvctl) : run_once(&kvctl);
         return finish(&kvctl, r);

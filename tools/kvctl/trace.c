@@ -103,9 +103,7 @@ static void put_begin(void *arg, const struct space_name *space, const struct kv
 
 static int write_out(struct kvctl *kvctl, void *arg) {
         (void)arg;
-        return fflush(stdout) == 0 ? 0 :
-                                     kvctl_fail(kvctl, KVCTL_NO, -errno, "cannot write: %s",
-                                                strerror(errno));
+        return kvctl_flush(kvctl);
 }
 
 static const struct watch_ops trace_ops = {

@@ -13,6 +13,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "ipc/base/text.h"
 #include "tools/kvlm/cache.h"
 #include "tools/kvlm/device_place.h"
 #include "tools/kvlm/diffuse_main.h"
@@ -346,9 +347,13 @@ int main(int argc, char **argv) {
         int r = options_parse(argc, argv, &p.options);
 
         if (r <= 0) {
+                int printed = r == 0 ? kvd_end_output(stdout) : 0;
+
                 if (r < 0)
                         fprintf(stderr, "kvlm: %s\n", refusal());
-                return r < 0 ? 2 : 0;
+                else if (printed < 0)
+                        fprintf(stderr, "kvlm: cannot write: %s\n", strerror(-printed));
+                return r < 0 ? 2 : printed < 0;
         }
         catch_signals();
         r = run(&p);
