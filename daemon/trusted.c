@@ -49,17 +49,22 @@ static int follow(const struct trusted *t, int flags, struct kvd_why *why) {
         if (st.st_uid != 0 && !is_ours(st.st_uid, t->user))
                 return REFUSE(t, "it is a link of user %u; give the path of the file itself",
                               st.st_uid);
-        fd = sys->open(t->path, flags & ~O_CREAT);
+        fd = sys->open(t->path, flags);
         return fd < 0 ? -errno : fd;
 }
 
-/* O_NONBLOCK: a pipe in the place of a file must not hold us up. */
+/*
+ * O_NONBLOCK: a pipe in the place of a file must not hold us up. Without O_CREAT first: with it, the
+ * kernel may refuse another user's file in a sticky folder (fs.protected_regular), and not say whose.
+ */
 static int open_path(const struct trusted *t, int flags, struct kvd_why *why) {
         int all = flags | O_CLOEXEC | O_NOCTTY | (t->trust == TRUST_CONFIG ? 0 : O_NONBLOCK);
-        int fd = sys->open(t->path, all | O_NOFOLLOW);
+        int fd = sys->open(t->path, (all & ~O_CREAT) | O_NOFOLLOW);
 
+        if (fd < 0 && errno == ENOENT && flags & O_CREAT)
+                fd = sys->open(t->path, all | O_EXCL);
         if (fd < 0 && errno == ELOOP)
-                fd = follow(t, all, why);
+                fd = follow(t, all & ~O_CREAT, why);
         else if (fd < 0)
                 fd = -errno;
         if (fd < 0 && fd != TRUSTED_NOT)

@@ -127,6 +127,26 @@ START_TEST(a2_the_user_that_kvd_becomes_is_trusted) {
 }
 END_TEST
 
+/* In a sticky folder the kernel may refuse to open it with O_CREAT, and would not say whose it is. */
+START_TEST(a2_a_file_in_a_folder_for_everybody) {
+        struct trusted file = {"setting", path, TRUST_DATA, 0};
+        struct stat st;
+        int fd;
+
+        ck_assert_int_eq(chmod(in.dir, 01777), 0);
+        make(path, MALLORY, 0666);
+        ck_assert_int_eq(trusted_open(&file, O_RDWR | O_CREAT, &why), TRUSTED_NOT);
+        ck_assert_ptr_nonnull(strstr(why.line, OWNER));
+        unlink(path);
+        umask(0);
+        fd = trusted_open(&file, O_RDWR | O_CREAT, &why);
+        ck_assert_int_ge(fd, 0);
+        ck_assert(fstat(fd, &st) == 0 && (st.st_mode & 07777) == 0600);
+        close(fd);
+        ck_assert_int_eq(try(TRUST_DATA, 0), 0);
+}
+END_TEST
+
 START_TEST(a2_a_hard_link_is_refused) {
         make(path, 0, 0600);
         ck_assert_int_eq(link(path, other), 0);
@@ -257,7 +277,8 @@ END_TEST
 
 SUITE("trusted", SKIP_IF(geteuid() != 0), FIXTURE(setup, teardown),
       LOOPS(ARRAY_SIZE(files), a2_a_file_is_opened_if_no_other_user_could_change_it),
-      TESTS(a2_the_user_that_kvd_becomes_is_trusted, a2_a_hard_link_is_refused,
+      TESTS(a2_the_user_that_kvd_becomes_is_trusted, a2_a_file_in_a_folder_for_everybody,
+            a2_a_hard_link_is_refused,
             a2_a_link_is_followed_if_it_is_ours, a2_what_is_no_file_is_refused,
             a2_a_folder_of_a_socket),
       LOOPS(ARRAY_SIZE(settings), a2_a_setting_that_names_another_users_file_is_refused),
