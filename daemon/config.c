@@ -134,7 +134,7 @@ static int open_section(struct config *config, const char *title, bool may_exist
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-/* line: 0: of the command line, where the last one counts. */
+/* line: 0: from the command line, where the last value counts. */
 static int check_once(struct section *section, const struct setting *setting, unsigned line,
                       struct kvd_why *why) {
         unsigned *before = &section->lines[setting - section->settings];
@@ -146,7 +146,7 @@ static int check_once(struct section *section, const struct setting *setting, un
         return 0;
 }
 
-/* It would become a part of a path, which may have it. */
+/* A comment behind a path would become part of the path. */
 static int check_comment(const struct setting *setting, const char *value, struct kvd_why *why) {
         for (const char *at = value; (at = strpbrk(at, "#;")); at++)
                 if (at > value && (at[-1] == ' ' || at[-1] == '\t'))

@@ -87,7 +87,7 @@ static uint64_t files_of_spaces(const struct config *config) {
         return MAX(limit.rlim_cur - MIN(limit.rlim_cur, others), limit.rlim_cur / 4 + 1);
 }
 
-/* Without these calls there can be no space: no client is to be the first to hear of it. */
+/* No space can be made without these calls. Fail at the start, not at the first client's request. */
 static int try_memory(struct kvd_why *why) {
         struct shared_file file;
         int r = shared_file_new("kvd-start", 1, SHARED_MAPPED | SHARED_ONE_WRITER, &file), twin;
@@ -99,10 +99,12 @@ static int try_memory(struct kvd_why *why) {
                                   strerror(-r));
         twin = shared_file_for_reading(file.fd);
         shared_file_close(&file);
-        if (twin < 0)
+        if (twin == -ENOSYS)
                 return kvd_refuse(why, twin,
-                                  "memory cannot be shared for reading only, by /proc/self/fd: %s; "
-                                  "mount /proc",
+                                  "there is no /proc, and kvd shares memory for reading through "
+                                  "/proc/self/fd; mount /proc");
+        if (twin < 0)
+                return kvd_refuse(why, twin, "memory cannot be shared for reading only: %s",
                                   strerror(-twin));
         close(twin);
         return 0;

@@ -421,7 +421,7 @@ static int open_file(const struct config *config, const char *path, struct kvd_w
         return trusted_open(&file, flags, why);
 }
 
-/* Memory stands in for a file that the start would make. */
+/* --check-config: a memfd stands in for the file that the start would make. */
 static int open_missing(const char *path, struct kvd_why *why) {
         char folder[108], *slash;
         int fd;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Reads the file as a whole and cuts it into lines. A line ends with LF, or with CR LF; that, and a
- * last line without an end, is taken as it is meant, and named.
+ * Reads the file as a whole and cuts it into lines. CR LF and a last line without a newline are
+ * accepted, with a warning.
  */
 
 #include "daemon/lines.h"
@@ -104,7 +104,7 @@ static int check_bytes(const char *line, size_t n, struct kvd_why *why) {
         return 0;
 }
 
-/* Spaces that are none, and marks without width, as text has that was copied from a page. */
+/* No-break spaces, and characters without width, which come with text copied from a web page. */
 static int check_visible(const char *line, struct kvd_why *why) {
         static const char *const invisible[] = {"\xc2\xa0", "\xc2\xad", "\xe2\x80\x8b", "\xe2\x80\x8c",
                                                 "\xe2\x80\x8d", "\xe2\x80\xaf", "\xe2\x81\xa0",

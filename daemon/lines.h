@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_LINES_H
 #define KVD_DAEMON_LINES_H
 
-/* The lines of a configuration file. Bytes that an editor does not show are refused, not skipped. */
+/* Reads the lines of a configuration file. Bytes that an editor does not show are errors. */
 
 #include <stdbool.h>
 #include <stdio.h>

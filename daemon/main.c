@@ -32,7 +32,7 @@
 
 enum { EXIT_CLEAN = 0, EXIT_CONFIG = 1, EXIT_SYSTEM = 2 };
 
-/* What was cut is perhaps a valid configuration. */
+/* A configuration that was cut may still be valid. */
 static int end_output(void) {
         int r = kvd_end_output(stdout);
 

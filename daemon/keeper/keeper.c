@@ -35,9 +35,9 @@
 #define MOST_FAILURES 10u
 /* then what was kept may be why it dies: the next one starts with the socket alone */
 #define STARTS_TO_LET_GO 5u
-/* after so many of the kernel's kills for want of memory what was kept goes: it is most of the memory */
+/* after so many out-of-memory kills the kept descriptors are closed: they hold most of the memory */
 #define KILLS_TO_LET_GO 3u
-#define KILLS_APART_NS UINT64_C(3600000000000) /* kills with more time between them are no row */
+#define KILLS_APART_NS UINT64_C(3600000000000) /* kills further apart are not counted together */
 /* who has served that long has not failed at once */
 #define STEADY_NS UINT64_C(250000000)
 #define NOTIFY_WAIT_MS 1000
@@ -59,8 +59,8 @@ struct keeper {
         uint64_t start_ns;   /* with no pid: when the next one is started */
         unsigned failures;   /* in a row; and how many of them before it was ready */
         unsigned failed_starts;
-        uint64_t oom_kills;  /* of all processes, when this one was started */
-        unsigned starved;    /* how many in a row were among them */
+        uint64_t oom_kills;  /* the kernel's count of them when this kvd was started */
+        unsigned starved;    /* daemons in a row that the kernel killed for want of memory */
         int status;          /* -1: not over */
 };
 
@@ -129,8 +129,8 @@ static uint64_t pause_ns(unsigned failures) {
 }
 
 /*
- * What is kept counts for the cgroup of whoever touched it, whether a kvd runs or not: the next one
- * would be killed as soon as it is filled again.
+ * Kept memory stays charged to the cgroup, whether a kvd runs or not: the next kvd would be killed
+ * as soon as clients fill it again.
  */
 static void shed_if_starved(struct keeper *k, int status) {
         bool late = k->ready_ns && sys_now_ns() - k->ready_ns > KILLS_APART_NS;

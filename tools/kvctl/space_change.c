@@ -204,7 +204,7 @@ static int set_one(struct kvctl *kvctl, const char *pair, bool check) {
         return kvctl_call(kvctl, KVD_MSG_space_set, &request, &reply);
 }
 
-/* What is twice there has no order that everybody would guess. */
+/* It would not be clear which of two values counts. */
 static int check_once(struct kvctl *kvctl, unsigned i) {
         const struct args *args = &kvctl->args;
         size_t n = strcspn(args->operand[i], "=");
@@ -216,7 +216,7 @@ static int check_once(struct kvctl *kvctl, unsigned i) {
         return 0;
 }
 
-/* All or nothing: nothing is set before everything was found good. */
+/* All or nothing: the daemon accepts every setting before the first one changes. */
 static int set_all(struct kvctl *kvctl) {
         const struct args *args = &kvctl->args;
         int r = 0;
