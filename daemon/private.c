@@ -52,11 +52,6 @@ static int check_private(const char *folder, struct kvd_why *why) {
                 return kvd_refuse(why, -EINVAL,
                                   "--private %s: the folder is user %u's; give one of your own",
                                   folder, st.st_uid);
-        if (st.st_mode & S_ISVTX && st.st_mode & (S_IWGRP | S_IWOTH))
-                return kvd_refuse(why, -EINVAL,
-                                  "--private %s: the folder is for several users; make one of your "
-                                  "own in it",
-                                  folder);
         if (st.st_mode & (S_IWGRP | S_IWOTH))
                 return kvd_refuse(why, -EINVAL,
                                   "--private %s: others may write to the folder; give one of your "
