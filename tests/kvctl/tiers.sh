@@ -16,7 +16,7 @@ kvctl 2 evict llama --all --to disk
 complains '--to takes file, not "disk"'
 kvctl 0 evict llama --all --to file
 says '^20 blocks evicted from llama; 26 are in use and stay\.$' \
-        '^1 blocks were not written to the file, because fetches cannot bring them back: only full blocks'
+        '^Not written to the file, because fetches cannot bring them back: 1 blocks\. Only full blocks'
 kvctl 0 tiers --json
 json_is_valid
 says '"records": 45,' '"read_per_second": null' '"written_per_second": [0-9]' '"age_ms": [0-9]' '"errors": 0'

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tools/kvctl/holders.h"
+#include "tools/kvctl/map.h"
 #include "tools/kvctl/kvctl.h"
 #include "tools/kvctl/verbs.h"
 
@@ -74,21 +74,27 @@ static int count_pinned(struct kvctl *kvctl, const struct kvd_msg_client_end *of
         return r;
 }
 
-/* Of the memory that eviction cannot take: what it pins, all that lies before that, what it fills. */
+/*
+ * Of the memory that eviction cannot take: what it pins, all that lies before that, what it fills. Pins
+ * are asked for anew: the daemon's own figure may be older than they are.
+ */
 static int measure_kept(struct kvctl *kvctl, uint32_t client, uint32_t pid, uint64_t *ret) {
-        _cleanup_(holders_clear) struct holders holders = {0};
         _cleanup_(maps_clear) struct maps maps = {0};
         struct kvd_msg_client_info_reply info;
+        char domain[KVD_NAME_MAX + 1];
         uint32_t cursor = 0;
         int r = maps_read(kvctl, false, &maps);
 
-        if (r == 0)
-                r = holders_read(kvctl, &maps, &holders);
         if (r < 0)
                 return r;
-        while ((r = kvctl_next_client(kvctl, &cursor, &info)) == 1)
-                if (info.client == client && info.pid == pid)
-                        *ret = holders_bytes(&holders, &info);
+        while ((r = kvctl_next_client(kvctl, &cursor, &info)) == 1) {
+                if (info.client != client || info.pid != pid)
+                        continue;
+                kvd_slice_copy(info.domain, domain, sizeof domain);
+                r = maps_held_by(kvctl, &maps, client, domain, ret);
+                *ret += info.filling_bytes;
+                break;
+        }
         return r;
 }
 

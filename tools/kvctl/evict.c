@@ -194,9 +194,8 @@ int verb_evict(struct kvctl *kvctl, struct answer *answer) {
         r = add_result(kvctl, answer, &space, evicted, held);
         if (no_return)
                 answer_say(answer,
-                           "%llu blocks were not written to the file, because fetches cannot bring "
-                           "them back: only full blocks among the first %u tokens of a chain "
-                           "return.",
+                           "Not written to the file, because fetches cannot bring them back: %llu "
+                           "blocks. Only full blocks among the first %u tokens of a chain return.",
                            (unsigned long long)no_return, KVD_FETCH_TOKENS);
         return r;
 }
