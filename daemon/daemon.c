@@ -480,7 +480,7 @@ int daemon_handle_signals(struct daemon *d, const struct options *options) {
         sigaddset(&set, SIGTERM);
         sigaddset(&set, SIGINT);
         sigaddset(&set, SIGHUP);
-        d->parent = options->private_dir ? getppid() : 0;
+        d->parent = options && options->private_dir ? getppid() : 0;
         d->reload.options = options;
         d->reload.loaded = loaded;
         r = reload_init(&d->reload, d->loop);

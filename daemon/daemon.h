@@ -27,7 +27,7 @@ int daemon_listen(struct daemon *daemon, struct activation *handed,
 
 /*
  * SIGTERM and SIGINT end daemon_run, SIGHUP loads the configuration again. The caller has blocked
- * them.
+ * them. options: of the command line; NULL: all have their defaults.
  */
 int daemon_handle_signals(struct daemon *daemon, const struct options *options);
 
