@@ -86,9 +86,9 @@ def seal(space: kvd.Space, number: int, n: int, value: float = 0, salt: int = 0)
 
 
 def fill_pool(space: kvd.Space) -> None:
-    """With other chains, until everything that nobody holds is gone."""
+    """With other chains, more than the pool has room for, until everything that nobody holds is gone."""
     fill_pool.number += 1000
-    for i in range(300):
+    for i in range(400):
         seal(space, fill_pool.number + i, 4)
 
 

@@ -117,6 +117,8 @@ _CLASSES: dict[int, type[Error]] = {
     errno.ENOTSUP: NotSupported, errno.ENOMEM: OutOfMemory,
 }
 
-__all__ = ["Error", *sorted({it.__name__ for it in (DaemonNotFound, *_CLASSES.values())})]
-for _it in (Error, DaemonNotFound, *_CLASSES.values()):
+_NAMED: set[type[Error]] = {DaemonNotFound, *_CLASSES.values()}
+
+__all__ = ["Error", *sorted(it.__name__ for it in _NAMED)]
+for _it in {Error, *_NAMED}:
     _it.__module__ = "kvd"
