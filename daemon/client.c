@@ -367,6 +367,12 @@ static int attach(struct client *c, struct space *space, struct attachment **ret
         return r;
 }
 
+int client_make_way(struct client *c, struct domain *domain, const struct space *except, int error) {
+        int r = store_make_way(domain, except, error);
+
+        return r == -EINPROGRESS ? CLIENT_LATER : client_store_failed(c, r);
+}
+
 int client_add_space(struct client *c, struct space *space, uint32_t *handle) {
         struct client_space *place = find_place(c);
         int r;
@@ -377,7 +383,7 @@ int client_add_space(struct client *c, struct space *space, uint32_t *handle) {
                                      CLIENT_SPACES);
         r = attach(c, space, &place->attachment);
         if (r < 0)
-                return client_store_failed(c, store_make_way(space_domain(space), space, r));
+                return client_make_way(c, space_domain(space), space, r);
         c->next_handle = c->next_handle % (UINT32_MAX / CLIENT_SPACES - 1) + 1;
         place->handle = c->next_handle * CLIENT_SPACES + (uint32_t)(place - c->spaces);
         c->n_spaces++;

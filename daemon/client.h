@@ -116,6 +116,9 @@ int client_find_domain(struct client *client, struct kvd_slice name, struct doma
  */
 #define CLIENT_LATER (-EINPROGRESS)
 int client_await_space(struct space *space);
+/* A space or a place in one was refused with that error: later, if unused spaces can make way. */
+int client_make_way(struct client *client, struct domain *domain, const struct space *except,
+                    int error);
 
 /* Space by name in such a domain, once it is there as a whole. */
 int client_find_named(struct client *client, struct kvd_slice domain, struct kvd_slice space,

@@ -76,7 +76,7 @@ static int make_space(struct client *c, const struct kvd_msg_space *m, struct sp
                 return r;
         r = space_open(domain, &spec, true, ret, created);
         if (r < 0)
-                return client_store_failed(c, store_make_way(domain, NULL, r));
+                return client_make_way(c, domain, NULL, r);
         if (*created)
                 log_limited(LOG_INFO, "space '%s' of domain %s was made", spec.name,
                          domain_config(domain)->name);

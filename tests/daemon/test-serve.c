@@ -295,6 +295,25 @@ START_TEST(spaces_have_limits) {
 }
 END_TEST
 
+/* The request waits until what unused spaces had is free. */
+START_TEST(a_space_waits_for_room_that_others_leave) {
+        struct peer_end *p;
+        char name[16];
+
+        instance_start(&in, (const char *const[]){loops[_i], "daemon.overhead=256M",
+                                                          "daemon.max_spaces=4096", NULL});
+        p = peer_attach(in.socket);
+        for (uint32_t i = 0; i < 32; i++) {
+                snprintf(name, sizeof name, "s%u", i);
+                peer_ok(p, MSG(space, .name = kvd_slice_of(name), .create = 2, SMALL));
+        }
+        peer_refused(p, MSG(space, .name = kvd_slice_of("s0")), -ENOENT);
+        peer_ok(p, MSG(space, .name = kvd_slice_of("s31")));
+        peer_close(p);
+        instance_end(&in);
+}
+END_TEST
+
 /* Until one is refused; how many were not. The refused one is closed. */
 static uint32_t attach_all(struct peer_end **ends) {
         struct kvd_msg r;
@@ -608,6 +627,6 @@ SUITE("serve",
       LOOPS(2, attach, another_protocol, nothing_before_attach, a_refused_request_changes_nothing,
             a_message_from_the_future, a_malformed_frame_ends_the_connection,
             a_block_from_free_to_evicted, leases, a_space_deleted_under_its_client,
-            spaces_have_limits, clients_have_limits),
+            spaces_have_limits, a_space_waits_for_room_that_others_leave, clients_have_limits),
       TESTS(a11_two_users_cannot_take_all_connections, a20_subordinate_users, a20_overflow_uid,
             tenants, a_client_is_ended_by_its_user_or_an_administrator, private_is_private))
