@@ -107,23 +107,11 @@ static int map_all(struct view *view, const struct kvd_msg_space_reply *reply,
         return reserve(view, fds->fd[2], reply->semaphore_row);
 }
 
-/* Spaces that nobody uses may have to be removed first. */
-static int ask_for(struct kvd_space *space, struct kvd_msg_space_reply *reply,
-                   struct kvd_fds *fds) {
-        struct kvd_msg_space request = open_request(space);
-        int r;
-
-        while ((r = handle_call(space->handle, KVD_MSG_space, &request, reply, fds)) ==
-                       -EINPROGRESS &&
-               sys_now_ns() < deadline_ns())
-                nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-        return r;
-}
-
 static int attach(struct kvd_space *space, struct view *view) {
+        struct kvd_msg_space request = open_request(space);
         struct kvd_msg_space_reply reply;
         struct kvd_fds fds;
-        int r = ask_for(space, &reply, &fds);
+        int r = handle_call(space->handle, KVD_MSG_space, &request, &reply, &fds);
 
         if (r < 0)
                 return r;

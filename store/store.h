@@ -183,7 +183,7 @@ struct space *space_by_name(struct domain *domain, const char *name);
 /*
  * collect.c: space_open or attachment_new was refused to the domain with that error. If deleting spaces
  * without clients, other than `except`, will help, the one that was not used for longest goes, and
- * what it had comes free in pieces: -EINPROGRESS, ask again. Else the error.
+ * what it had comes free in pieces: -EINPROGRESS; call again. Else the error.
  */
 int store_make_way(struct domain *domain, const struct space *except, int error);
 /* The same for the number of its spaces: -EDQUOT: all have clients; 0: one has gone. */

@@ -11,7 +11,7 @@
 
 #include "store/cache/inside.h"
 
-/* The uses that the oldest entries tell apart from later ones are of blocks that have left. */
+/* Counts the oldest entries that describe only blocks evicted by now. */
 static uint32_t outlived(const struct space *space) {
         const struct ages *ages = &space->leaves.ages;
         uint32_t n = 0;
@@ -57,8 +57,8 @@ void space_tick(struct space *space) {
 }
 
 /*
- * At times: what is only read ages, too, and what is used no more is told from what comes. True:
- * it was used since the last time.
+ * Called at intervals, so that a space that is only read has later stamps as well. True: the space
+ * was used since the last call.
  */
 bool space_age(struct space *space, uint64_t pins) {
         struct ages *ages = &space->leaves.ages;

@@ -48,8 +48,8 @@ static int take_cold(struct space *space, struct arena *arena, uint32_t *reads) 
 
 /*
  * Makes at least one block free for the arena, by the means that costs least. 0 or an error: there
- * is none; -EAGAIN: that is not known yet. While colder memory is on its way, one block of its own
- * will do. *reads: what it may cost, and what is left of that.
+ * is none; -EAGAIN: that is not known yet. While memory of another space is being freed, it evicts only
+ * one of its own blocks. *reads: what it may cost, and what is left of that.
  */
 static int find_room(struct space *space, struct arena *arena, uint32_t want, uint32_t *reads) {
         uint64_t bytes = want * space->ix->block_bytes;

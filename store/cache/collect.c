@@ -6,7 +6,7 @@
  * as it exists. Where one of these is short, the space that was not used for longest is deleted, if
  * it has no clients: first in the domain that asks, then in others that have more of it than they
  * are guaranteed. What a file or servers have of it stays there, and is found again by a space of
- * the same name and geometry. A deleted space is buried in pieces, so the one who asks comes again.
+ * the same name and geometry. A deleted space is freed in pieces; the request waits for them.
  */
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which space gives memory to which. Memory that nobody uses serves whoever needs it: a space that
- * finds no free block, and no budget for more, takes from others, a segment at a time:
+ * This file decides which space gives memory to which. Unused memory is available to every space: one
+ * that finds no free block, and no budget for more, takes from others, a segment at a time:
  *
  *      cold     what has not been used for longer than the coldest block that it could evict itself
  *      larger   ... or from a space that has clearly more than it

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "client/kvd.h"
@@ -151,20 +150,6 @@ static int add_created(struct kvctl *kvctl, struct answer *answer,
         return 0;
 }
 
-#define MAKING_ROOM_MS 5000u
-
-/* Spaces that nobody uses may have to be removed first, which takes the daemon some calls. */
-static int ask_for_space(struct kvctl *kvctl, const struct kvd_msg_space *request,
-                         struct kvd_msg_space_reply *reply) {
-        int r = kvctl_call(kvctl, KVD_MSG_space, request, reply);
-
-        for (uint32_t ms = 0; r == -EINPROGRESS && ms < MAKING_ROOM_MS; ms++) {
-                nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-                r = kvctl_call(kvctl, KVD_MSG_space, request, reply);
-        }
-        return r;
-}
-
 int verb_space_create(struct kvctl *kvctl, struct answer *answer) {
         struct kvd_msg_space request = {.name = kvd_slice_of(kvctl->args.operand[0]),
                                         .domain = kvctl_domain(kvctl),
@@ -175,7 +160,7 @@ int verb_space_create(struct kvctl *kvctl, struct answer *answer) {
         if (r == 0)
                 r = take_settings(kvctl, &request);
         if (r == 0)
-                r = ask_for_space(kvctl, &request, &reply);
+                r = kvctl_call(kvctl, KVD_MSG_space, &request, &reply);
         return r < 0 ? r : add_created(kvctl, answer, &reply);
 }
 
