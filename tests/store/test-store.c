@@ -60,7 +60,11 @@ static struct space *make_space(const char *name) {
         return make_space_with(name, (struct space_options){0});
 }
 
-/* Seals n blocks of which all tokens are `token`, behind parent, in a chain of that salt. */
+/*
+ * Seals n blocks behind parent, in a chain of that salt. Their first tokens count up from `token`, and
+ * the others are `token`: with 8-bit keys a chain of equal blocks runs into a cycle of keys, and the
+ * buckets of a short cycle do not hold them all.
+ */
 static int seal_salted(struct attachment *a, uint64_t salt, kvd_ref parent, uint32_t n,
                        uint32_t token, kvd_ref *ret) {
         uint32_t tokens[64 * BT];
@@ -75,7 +79,7 @@ static int seal_salted(struct attachment *a, uint64_t salt, kvd_ref parent, uint
         int r;
 
         for (uint32_t i = 0; i < n * BT; i++)
-                tokens[i] = token;
+                tokens[i] = i % BT ? token : (token + i / BT) % geometry.vocab;
         while (got < n) {
                 r = space_allocate(a, n - got, own + got);
                 if (r < 0) {
@@ -98,6 +102,14 @@ static int seal_run(struct attachment *a, kvd_ref parent, uint32_t n, uint32_t t
 
 /* ---- chains ---------------------------------------------------------------------------------- */
 
+/* With 8-bit keys a block may find both of its buckets full; it is then not found again. */
+static bool all_are_indexed(struct space *space) {
+        bool all = counter(space, KVD_SPACE_UNINDEXED) == 0;
+
+        ck_assert(all || KVD_HASH_BITS == 8);
+        return all;
+}
+
 START_TEST(chain_is_sealed_and_found_again) {
         struct space *space = make_space("s");
         struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
@@ -107,6 +119,8 @@ START_TEST(chain_is_sealed_and_found_again) {
         ck_assert_uint_eq(usage_of(space).sealed, 20);
         ck_assert_uint_eq(usage_of(space).leaves, 1);
         ck_assert_uint_eq(usage_of(space).runs, 1);
+        if (!all_are_indexed(space))
+                return;
         ck_assert_int_eq(seal_run(b, KVD_ROOT, 20, 7, second), 0);
         ck_assert_mem_eq(first, second, 20 * sizeof *first);
         ck_assert_uint_eq(usage_of(space).sealed, 20);
@@ -129,7 +143,7 @@ START_TEST(chains_of_different_salts_never_share) {
         for (uint32_t i = 0; i < 5; i++)
                 ck_assert_int_eq(seal_salted(a, salts[i], KVD_ROOT, 12, 7, chain[i]), 0);
         ck_assert_uint_eq(usage_of(space).sealed, 60);
-        for (uint32_t i = 0; i < 5; i++) {
+        for (uint32_t i = 0; i < 5 && all_are_indexed(space); i++) {
                 ck_assert_int_eq(seal_salted(a, salts[i], KVD_ROOT, 4, 7, again), 0);
                 ck_assert_mem_eq(again, chain[i], 4 * sizeof *again);
                 ck_assert_int_eq(seal_salted(a, salts[(i + 1) % 5], chain[i][11], 1, 8, again),
