@@ -18,9 +18,9 @@
 #include <errno.h>
 #include <pthread.h>
 
-#include "client/conn.h"
-#include "client/deadline.h"
-#include "client/error.h"
+#include "client/conn/conn.h"
+#include "client/conn/deadline.h"
+#include "client/conn/error.h"
 #include "client/kvd.h"
 #include "client/kvd_methods.h"
 #include "ipc/base/sequence.h"

@@ -4,7 +4,7 @@
 
 /*
  * The file tier, as the daemon sees it. The store knows what is at which place of the files, and
- * decides what goes there and what comes back; each file has a disk process (daemon/disk), which
+ * decides what goes there and what comes back; each file has a disk process (daemon/process/disk), which
  * reads and writes it. One question is out at each, and nobody waits for it but those who asked
  * for blocks. What is asked at once is spread over the files, and one that fails or hangs costs
  * what it has.

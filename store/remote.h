@@ -4,7 +4,7 @@
 
 /*
  * The remote tier, as the daemon sees it: servers that several machines share. The store decides
- * what goes there and what is asked for; a remote process (daemon/remote) speaks to the servers.
+ * what goes there and what is asked for; a remote process (daemon/process/remote) speaks to the servers.
  * Nobody knows what lies there without asking, and one question is out at a time.
  *
  *      connecting ──► on ◄──► partly, away     by what the process says of its servers

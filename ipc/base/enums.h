@@ -5,7 +5,7 @@
 /*
  * The choices that a space is made with, once: their numbers on the wire, their words in flags,
  * settings, tables and JSON, and the constants of client/kvd.h that mean the same
- * (client/geometry.c asserts it).
+ * (client/conn/geometry.c asserts it).
  *
  *      KVD_WORDS_policy(FIRST, NEXT)    FIRST(policy, number, word, constant of kvd.h), and
  *                                       NEXT(...) of each other one

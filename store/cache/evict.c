@@ -11,7 +11,7 @@
  * too warm: a leaf that comes up is looked at again, and sinks if it was used since.
  *
  * The protocol with pinning clients (steps as named in tests/client/spin/pins.pml and leaf.pml; the
- * client's half is in client/lookup.c):
+ * client's half is in client/cache/lookup.c):
  *
  *      D1  choose a leaf that nobody seems to pin
  *      D2  slot word := RETIRING, same generation     D3  full fence (one exchange does both)

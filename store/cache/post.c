@@ -116,7 +116,7 @@ static int take(struct attachment *a, const struct kvd_post *post, const struct 
         return r;
 }
 
-/* The reason comes before the count: partner of tell in client/post.c. */
+/* The reason comes before the count: partner of tell in client/cache/post.c. */
 static void refuse(struct kvd_pinpage *page, uint64_t n, int error) {
         atomic_store_explicit(&page->posts_errno, (uint32_t)-error, memory_order_relaxed);
         atomic_fetch_add_explicit(&page->posts_refused, n, memory_order_release);

@@ -256,7 +256,7 @@ uint64_t semaphores_bytes(const struct space *space) {
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-/* Partner: nothing_pending in client/stream.c. */
+/* Partner: nothing_pending in client/gpu/stream.c. */
 static void set_pending(struct space *space, uint64_t n) {
         space->unready.n_pending = n;
         atomic_store_explicit(&space->ix->n_pending, (uint32_t)MIN(n, UINT32_MAX),

@@ -5,7 +5,7 @@
 /*
  * A disk as the file tier needs one: reads and writes of whole sectors of a file, many at once
  * and in no order, and a flush behind which everything that was answered before is there to stay.
- * The real one is the disk process's (daemon/disk); tests have one that forgets, tears and lies.
+ * The real one is the disk process's (daemon/process/disk); tests have one that forgets, tears and lies.
  */
 
 #include <stdbool.h>

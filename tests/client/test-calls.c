@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/deadline.h"
+#include "client/conn/deadline.h"
 #include "client/kvd.h"
 #include "client/kvd_attend.h"
 #include "client/kvd_cuda.h"

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "client/kvd.h"
 #include "tests/lib/daemon_process.h"
 #include "tests/lib/session.h"

@@ -15,8 +15,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/conn.h"
-#include "client/dlpack.h"
+#include "client/conn/conn.h"
+#include "client/gpu/dlpack.h"
 #include "client/kvd.h"
 #include "client/kvd_cuda.h"
 #include "client/kvd_methods.h"

@@ -16,9 +16,9 @@
 #include <sys/wait.h>
 
 #include "client/kvd.h"
-#include "daemon/activation.h"
-#include "daemon/daemon.h"
-#include "daemon/identity.h"
+#include "daemon/base/identity.h"
+#include "daemon/main/activation.h"
+#include "daemon/main/daemon.h"
 #include "tests/lib/inproc.h"
 #include "tests/lib/suite.h"
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/options.h"
+#include "daemon/main/options.h"
 #include "ipc/base/util.h"
 #include "tests/lib/suite.h"
 

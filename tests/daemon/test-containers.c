@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "client/kvd.h"
 #include "ipc/base/util.h"
 #include "tests/lib/container.h"

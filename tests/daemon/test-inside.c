@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 
-#include "daemon/daemon.h"
+#include "daemon/main/daemon.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/lib/inproc.h"

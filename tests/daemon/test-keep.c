@@ -17,9 +17,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "daemon/keep.h"
-#include "daemon/loop.h"
-#include "daemon/notify.h"
+#include "daemon/base/loop.h"
+#include "daemon/base/notify.h"
+#include "daemon/children/keep.h"
 #include "ipc/base/util.h"
 #include "ipc/frame.h"
 #include "tests/lib/instance.h"

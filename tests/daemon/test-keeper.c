@@ -22,7 +22,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "daemon/keeper/keeper.h"
+#include "daemon/process/keeper/keeper.h"
 #include "ipc/address.h"
 #include "ipc/base/util.h"
 #include "tests/lib/peer.h"

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/log.h"
+#include "daemon/base/log.h"
 #include "ipc/base/sys.h"
 #include "tests/lib/log_lines.h"
 #include "tests/lib/peer.h"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 
-#include "daemon/loop.h"
+#include "daemon/base/loop.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/lib/instance.h"

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "daemon/memory_limit.h"
+#include "daemon/base/memory_limit.h"
 #include "ipc/base/util.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/suite.h"

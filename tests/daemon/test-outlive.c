@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "client/kvd.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"

@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-#include "daemon/client.h"
-#include "daemon/rounds.h"
+#include "daemon/serve/client.h"
+#include "daemon/serve/rounds.h"
 #include "ipc/base/sys.h"
 #include "store/cache/cache.h"
 #include "tests/lib/suite.h"

@@ -5,7 +5,7 @@
  * addresses that a name has, names that are not found, and which servers are told the password.
  */
 
-#include "daemon/remote/servers.h"
+#include "daemon/process/remote/servers.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>

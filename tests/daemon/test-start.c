@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 
 #include "client/kvd.h"
-#include "daemon/daemon.h"
+#include "daemon/main/daemon.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/lib/inproc.h"

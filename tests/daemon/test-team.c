@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "client/kvd.h"
 #include "ipc/base/util.h"
 #include "tests/lib/instance.h"

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "daemon/trusted.h"
+#include "daemon/base/trusted.h"
 #include "ipc/base/util.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/suite.h"

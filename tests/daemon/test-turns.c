@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-#include "daemon/turns.h"
+#include "daemon/serve/turns.h"
 #include "ipc/base/sys.h"
 #include "tests/lib/suite.h"
 

@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include "daemon/daemon.h"
+#include "daemon/main/daemon.h"
 #include "ipc/base/job.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"

@@ -22,10 +22,10 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#include "daemon/child.h"
-#include "daemon/closer.h"
-#include "daemon/identity.h"
-#include "daemon/log.h"
+#include "daemon/base/identity.h"
+#include "daemon/base/log.h"
+#include "daemon/children/child.h"
+#include "daemon/serve/closer.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/blocks.h"

@@ -9,9 +9,9 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-#include "daemon/activation.h"
-#include "daemon/daemon.h"
-#include "daemon/identity.h"
+#include "daemon/base/identity.h"
+#include "daemon/main/activation.h"
+#include "daemon/main/daemon.h"
 #include "tests/lib/inproc.h"
 
 enum { EXIT_REFUSED = 3, EXIT_LOOP = 4, EXIT_LEAK = 5 };

@@ -13,7 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/remote/resp.h"
+#include "daemon/process/remote/resp.h"
 #include "ipc/base/util.h"
 #include "tests/lib/mark.h"
 

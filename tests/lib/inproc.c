@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/activation.h"
-#include "daemon/daemon.h"
-#include "daemon/identity.h"
+#include "daemon/base/identity.h"
+#include "daemon/main/activation.h"
+#include "daemon/main/daemon.h"
 
 static void set(struct config *config, const char *assignment) {
         struct kvd_why why;

@@ -20,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/remote/resp.h"
+#include "daemon/process/remote/resp.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/mark.h"
 

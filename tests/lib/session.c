@@ -9,8 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/conn.h"
-#include "client/error.h"
+#include "client/conn/conn.h"
+#include "client/conn/error.h"
 #include "client/kvd_methods.h"
 #include "ipc/base/sys.h"
 #include "tests/lib/oracle.h"

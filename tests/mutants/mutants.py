@@ -62,7 +62,7 @@ from running import Stopped, Test, Time  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("store", "client", "ipc")
-NOT_MUTATED = ("store/check/", "store/refuse.c", "client/error.c", "ipc/describe.c", "ipc/base/why.c")
+NOT_MUTATED = ("store/check/", "store/refuse.c", "client/conn/error.c", "ipc/describe.c", "ipc/base/why.c")
 SUITES = ("ipc", "fuzz", "store", "client", "daemon", "device", "inproc", "killpoints", "hostile", "soak", "kvctl",
           "python", "kvlm", "methods", "fakecuda", "systemd")
 NOT_RUN = ("bench-runs", "catches-no", "catches-look") # they judge speed, or broken copies

@@ -66,7 +66,7 @@ def not_launched(root):
     for path, text in texts(root):
         if re.fullmatch(r"kernels/cuda/\w+\.h", path):
             operations |= {name: path for name in OPERATION.findall(text)}
-        elif path.startswith(("daemon/worker/", "tools/")) or path == OPS:
+        elif path.startswith(("daemon/process/worker/", "tools/")) or path == OPS:
             callers += text
     return sorted(f"{path}: {name}" for name, path in operations.items()
                   if not re.search(rf"(?<!struct )\b{name}\b", callers))
@@ -84,7 +84,7 @@ def self_test():
             "kernels/cuda/g.h": "struct gpu_add {\n};\nint gpu_add(struct gpu *gpu, cu_stream stream, int a);\n"
                                 "int gpu_sum(struct gpu *gpu, cu_stream stream, int a);\n",
             "kernels/cuda/g.c": "int gpu_sum(struct gpu *gpu, cu_stream stream, int a) {\n  return gpu_add(0, 0, 1);\n}\n",
-            "daemon/worker/w.c": "int used(void) {\n  struct gpu_add a;\n  return gpu_sum(0, 0, a);\n}\n",
+            "daemon/process/worker/w.c": "int used(void) {\n  struct gpu_add a;\n  return gpu_sum(0, 0, a);\n}\n",
             "tests/t.c": "int main(void) {\n  return dead(1, 2);\n}\n",
         }.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)

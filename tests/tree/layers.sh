@@ -23,12 +23,23 @@ store/device    ipc/base store store/cache
 store/file      ipc/base store store/cache store/tier
 store/remote    ipc/base store store/cache store/tier store/file
 store/check     ipc/base store store/cache store/tier store/sequence store/methods store/device store/file store/remote
-client          ipc/base ipc kernels
-daemon          ipc/base ipc store kernels daemon/worker daemon/disk daemon/remote
-daemon/disk     ipc/base ipc store/file daemon
-daemon/remote   ipc/base ipc daemon
-daemon/worker   ipc/base ipc kernels daemon
-tools           ipc/base ipc client kernels
+client          ipc/base ipc kernels client/conn client/cache client/gpu client/methods
+client/conn     ipc/base ipc client client/gpu
+client/cache    ipc/base ipc kernels client client/conn client/gpu
+client/gpu      ipc/base ipc client client/conn
+client/methods  ipc/base ipc kernels client client/conn client/gpu
+daemon/base     ipc/base ipc store
+daemon/process  ipc/base ipc daemon/base
+daemon/process/disk      ipc/base ipc store/file daemon/base daemon/process
+daemon/process/exporter  ipc/base ipc daemon/base daemon/process
+daemon/process/keeper    ipc/base ipc daemon/base daemon/process
+daemon/process/remote    ipc/base ipc daemon/base daemon/process
+daemon/process/worker    ipc/base ipc kernels daemon/base daemon/process
+daemon/children ipc/base ipc store daemon/base daemon/process/remote
+daemon/handlers ipc/base ipc store daemon/base daemon/children daemon/serve
+daemon/serve    ipc/base ipc store daemon/base daemon/children daemon/handlers
+daemon/main     ipc/base ipc store daemon/base daemon/children daemon/serve daemon/process/disk daemon/process/exporter daemon/process/keeper daemon/process/remote daemon/process/worker
+tools           ipc/base ipc client client/conn kernels
 tests           *
 '
 

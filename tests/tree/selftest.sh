@@ -37,11 +37,14 @@ sh "$root/tests/tree/layers.sh" "$copy/tree" || {
         exit 1
 }
 
-plant store/store.h '#include "daemon/loop.h"'
-expect 'store must not include "daemon/loop.h" (daemon)'
+plant store/store.h '#include "daemon/base/loop.h"'
+expect 'store must not include "daemon/base/loop.h" (daemon/base)'
 
-plant client/conn.h '#include "store/store.h"'
-expect 'client must not include "store/store.h" (store)'
+plant client/conn/conn.h '#include "store/store.h"'
+expect 'client/conn must not include "store/store.h" (store)'
+
+plant daemon/base/loop.h '#include "daemon/serve/server.h"'
+expect 'daemon/base must not include "daemon/serve/server.h" (daemon/serve)'
 
 plant ipc/base/util.h '  #  include "ipc/msg.h"'
 expect 'ipc/base must not include "ipc/msg.h" (ipc)'
@@ -49,10 +52,10 @@ expect 'ipc/base must not include "ipc/msg.h" (ipc)'
 plant ipc/base/util.h '#include "client/kvd.h"'
 expect 'ipc/base must not include "client/kvd.h" (client)'
 
-plant daemon/loop.h '#include "../ipc/msg.h"'
+plant daemon/base/loop.h '#include "../ipc/msg.h"'
 expect '"../ipc/msg.h" is not written from the root'
 
-plant daemon/loop.h '#include "loop.h"'
+plant daemon/base/loop.h '#include "loop.h"'
 expect '"loop.h" is no file, seen from the root'
 
 plant store/store.h '#include <sys/socket.h>'
@@ -67,7 +70,7 @@ expect 'store/cache must not include "store/methods/methods.h" (store/methods)'
 plant store/tier/tier.c '#include <sys/socket.h>'
 expect 'store/tier must not include <sys/socket.h>'
 
-plant client/conn.h '#include "kvd.h"'
+plant client/conn/conn.h '#include "kvd.h"'
 expect '"kvd.h" is no file, seen from the root'
 
 plant client/kvd_cuda.h '#include "client/kvd.h"'

@@ -2,7 +2,7 @@
 
 /*
  * Clients note in their own pages what they look up while somebody follows their space
- * (client/asked.c). This reads these pages. They are their clients' to write: what is in them is
+ * (client/cache/asked.c). This reads these pages. They are their clients' to write: what is in them is
  * believed no further than that it may be shown.
  */
 

@@ -13,8 +13,8 @@
 #include <errno.h>
 #include <string.h>
 
-#include "client/conn.h"
-#include "client/deadline.h"
+#include "client/conn/conn.h"
+#include "client/conn/deadline.h"
 #include "client/kvd.h"
 #include "tools/kvctl/text.h"
 

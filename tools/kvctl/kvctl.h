@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/why.h"
 #include "tools/kvctl/answer.h"

@@ -11,7 +11,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "ipc/base/device.h"
 #include "ipc/msg.h"
 #include "tools/kvlm/refuse.h"

@@ -35,7 +35,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "ipc/address.h"
 #include "ipc/base/util.h"
 #include "tests/client/killpoints/actor.h"

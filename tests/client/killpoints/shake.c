@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "ipc/base/util.h"
 #include "tests/client/killpoints/chains.h"
 #include "tests/client/killpoints/hook.h"

@@ -4,7 +4,7 @@
  * Posts: what a client puts into its ring is taken, though mostly nobody says so. `posted` and `taken` count, `kicked` is
  * the client's word that the daemon knows, or looks by itself.
  *
- *   client (client/post.c)                           daemon (store/cache/post.c, daemon/rounds.c)
+ *   client (client/cache/post.c)                           daemon (store/cache/post.c, daemon/serve/rounds.c)
  *   R1  posted := posted + 1                         R3  exchange kicked for 0: a message came
  *   R2  exchange kicked for 1; it was 0: a message   R4  take all that is posted
  *                                                    R5  in the rounds: look at a ring that is told, and leave it so

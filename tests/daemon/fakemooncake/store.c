@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/remote/mooncake_library.h"
+#include "daemon/process/remote/mooncake_library.h"
 
 #define BUFFERS 8u
 

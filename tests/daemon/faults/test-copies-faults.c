@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/disk/main.h"
+#include "daemon/process/disk/main.h"
 #include "ipc/base/degraded.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"

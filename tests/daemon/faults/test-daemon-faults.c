@@ -10,7 +10,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "client/kvd.h"
 #include "tests/lib/fault.h"
 #include "tests/lib/session.h"

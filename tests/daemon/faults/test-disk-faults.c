@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #include "client/kvd.h"
-#include "daemon/disk/main.h"
+#include "daemon/process/disk/main.h"
 #include "ipc/base/degraded.h"
 #include "ipc/base/util.h"
 #include "tests/lib/amount.h"

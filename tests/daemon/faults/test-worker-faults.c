@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "client/kvd_methods.h"
 #include "ipc/base/util.h"
 #include "tests/lib/daemon_process.h"

@@ -28,7 +28,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "client/kvd_methods.h"
 #include "ipc/base/util.h"
 #include "tests/client/killpoints/chains.h"

@@ -20,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/hostile/hostile.h"
 #include "tests/daemon/hostile/raw.h"

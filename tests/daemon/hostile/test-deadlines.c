@@ -24,8 +24,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/conn.h"
-#include "client/deadline.h"
+#include "client/conn/conn.h"
+#include "client/conn/deadline.h"
 #include "client/kvd_methods.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"

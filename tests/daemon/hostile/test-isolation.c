@@ -20,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "client/kvd_methods.h"
 #include "tests/lib/inproc.h"
 #include "tests/lib/oracle.h"

@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "client/kvd_methods.h"
 #include "ipc/base/util.h"
 #include "tests/lib/instance.h"

@@ -20,8 +20,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/conn.h"
-#include "client/deadline.h"
+#include "client/conn/conn.h"
+#include "client/conn/deadline.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/hostile/raw.h"
 #include "tests/daemon/hostile/victim.h"

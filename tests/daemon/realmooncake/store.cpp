@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "daemon/remote/mooncake_library.h"
+#include "daemon/process/remote/mooncake_library.h"
 
 namespace mooncake {
 class TransferEngine;

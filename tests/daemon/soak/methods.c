@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "ipc/base/util.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/oracle.h"

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "ipc/base/util.h"
 #include "tests/lib/oracle.h"
 

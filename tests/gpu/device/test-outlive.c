@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/killpoints/armed.h"
 #include "tests/gpu/device/peer.h"

@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/conn.h"
+#include "client/conn/conn.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/gpu/device/peer.h"

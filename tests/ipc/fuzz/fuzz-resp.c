@@ -8,7 +8,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "daemon/remote/resp.h"
+#include "daemon/process/remote/resp.h"
 #include "tests/ipc/fuzz/fuzz.h"
 
 #define MOST 4096u

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "daemon/config.h"
+#include "daemon/base/config.h"
 #include "ipc/base/settings.h"
 #include "ipc/base/util.h"
 #include "ipc/frame.h"

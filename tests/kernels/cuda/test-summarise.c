@@ -83,7 +83,7 @@ static void make_scene(struct scene *s, const struct gpu_memshare_shape *shape, 
         memcpy(s->expected, s->got, BLOCKS * s->a.row_bytes);
 }
 
-/* ---- the worker's way: daemon/worker/job_summarise.c ----------------------------------------- */
+/* ---- the worker's way: daemon/process/worker/job_summarise.c ----------------------------------------- */
 
 /* What is behind a block's last token counts as zeros. */
 static const uint8_t *whole_layer(const struct scene *s, const uint8_t *planes, uint32_t tokens) {

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Opening and closing a space, and where its memory lies. A space handle outlives its attachments:
+ * each daemon that takes the place of another one gives it a new view.
+ */
+
+#include <assert.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "client/gpu/device.h"
+#include "ipc/base/enums.h"
+#include "ipc/base/sys.h"
+
+static void space_free(struct kvd_space *space) {
+        attend_free_scratch(space);
+        view_free_all(space);
+        if (!forked(space->handle))
+                mapping_host_end(space);
+        free(space);
+}
+
+/* What the daemon could only call a value over its limit, or never gets to see. */
+static int check_options(const struct kvd_space_options *o) {
+        const char *bad = o->kind > KVD_kind_max             ? "kind: " KVD_NUMBERED(kind) :
+                          o->keys > KVD_keys_max             ? "keys: " KVD_NUMBERED(keys) :
+                          o->policy > KVD_policy_max         ? "policy: " KVD_NUMBERED(policy) :
+                          o->flags & ~(uint32_t)KVD_SPACE_FIXED ? "flags: 1 fixed" :
+                          o->max_blocks > UINT32_MAX         ? "max_blocks: less than 2^32" :
+                                                               NULL;
+
+        return bad ? client_fail(-EINVAL, "an option is unknown; %s", bad) : 0;
+}
+
+static int check_request(const char *name, const struct kvd_geometry *geometry,
+                         const struct kvd_space_options *options) {
+        if (!name || !geometry)
+                return client_fail(-EINVAL, "a space needs a name and a geometry");
+        if (strlen(name) > KVD_NAME_MAX)
+                return client_fail(-EINVAL, "a space's name has at most %d characters",
+                                   KVD_NAME_MAX);
+        return options ? check_options(options) : 0;
+}
+
+int kvd_space_open(struct kvd *handle, const char *name, const struct kvd_geometry *geometry,
+                   const struct kvd_space_options *options, struct kvd_space **ret) {
+        struct kvd_space *space;
+        struct view *view;
+        const char *why;
+        int r;
+
+        if (handle_check(handle) < 0)
+                return -ECHILD;
+        r = check_request(name, geometry, options);
+        if (r < 0)
+                return r;
+        space = sys->calloc(1, sizeof *space);
+        if (!space)
+                return client_fail(-ENOMEM, "out of memory");
+        space->handle = handle;
+        atomic_init(&space->users, 1);
+        strcpy(space->name, name);
+        space->geometry = shape_of(geometry);
+        if (options)
+                space->options = *options;
+        r = kvd_shape_normalise(&space->geometry, &why);
+        if (r < 0) {
+                free(space);
+                return client_fail(r, "space '%s': %s", name, why);
+        }
+        r = handle_lock(handle);
+        if (r == 0) {
+                r = view_attach(space, &view);
+                handle_unlock(handle);
+        }
+        if (r < 0) {
+                space_free(space);
+                return r;
+        }
+        atomic_fetch_add(&handle->users, 1);
+        *ret = space;
+        return 0;
+}
+
+static void detach(struct kvd *handle, uint64_t epoch, uint32_t number) {
+        struct kvd_msg_detach request = {number};
+
+        if (handle_lock(handle) < 0) {
+                later_detach(handle, epoch, number);
+                return;
+        }
+        if (epoch == handle->epoch && conn_is_open(handle->conn))
+                handle_call(handle, KVD_MSG_detach, &request, NULL, NULL);
+        handle_unlock(handle);
+}
+
+/* Tells the daemon that this process has no use for the space any more, after it was unmapped. */
+static void close_space(struct kvd_space *space) {
+        struct kvd *handle = space->handle;
+        struct view *view;
+        bool quiet = false;
+        uint32_t number;
+        uint64_t epoch;
+
+        view = atomic_load(&space->view);
+        number = view->handle;
+        epoch = view->epoch;
+        deadline_begin();
+        if (forked(handle))
+                view_forget_mappings(space);
+        else
+                quiet = !view->device || deferred_quiet(view);
+        space_free(space);
+        if (!forked(handle) && quiet) /* the end of the process is the end of what its GPU does */
+                detach(handle, epoch, number);
+        kvd_close(handle);
+}
+
+void space_put(struct kvd_space *space) {
+        if (atomic_fetch_sub(&space->users, 1) == 1)
+                close_space(space);
+}
+
+struct kvd_space *kvd_space_close(struct kvd_space *space) {
+        if (space)
+                space_put(space);
+        return NULL;
+}
+
+void kvd_counters(struct kvd_space *space, struct kvd_counters *ret) {
+        uint64_t *out = (uint64_t *)ret;
+        struct view *view;
+
+        *ret = (struct kvd_counters){0};
+        if (forked(space->handle))
+                return;
+        for (uint32_t i = 0; i < COUNTERS; i++)
+                out[i] = atomic_load_explicit(&space->counters[i], memory_order_relaxed);
+        view = view_get(space);
+        view_count(view, out);
+        view_put(view);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/*
+ * Segments that came into being since, or have other memory. A daemon that is gone has none to give, and what is mapped
+ * is what there is.
+ */
+static void map_new_segments(struct view *view) {
+        struct kvd *handle = view->space->handle;
+        uint32_t n = atomic_load(&view->ix->n_segments);
+
+        if (likely(atomic_load(&view->n_mapped) >= n && view_is_fresh(view)))
+                return;
+        if (handle_lock(handle) < 0)
+                return;
+        view_map_segments(view, n);
+        handle_unlock(handle);
+}
+
+void view_memory(struct view *view, struct kvd_space_memory *ret) {
+        map_new_segments(view);
+        *ret = (struct kvd_space_memory){
+                .base = view->base,
+                .sealed = view->sealed,
+                .block_bytes = view->ix->block_bytes,
+                .blocks = is_fixed(view->space) ? view->space->fixed.blocks : view->ix->capacity,
+                .mapped = MIN(kvd_segments_ids(view->ix, atomic_load(&view->n_mapped)),
+                              view->ix->capacity),
+        };
+}
+
+int kvd_space_memory(struct kvd_space *space, struct kvd_space_memory *ret) {
+        struct view *view;
+
+        if (space_check(space) < 0)
+                return -ECHILD;
+        view = view_get(space);
+        view_memory(view, ret);
+        view_put(view);
+        return 0;
+}

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Blocks and layers as tensors of other libraries. A tensor is a struct of ours with the memory's
+ * owner in it: a pin, or a reference to the mapping. What deletes it may be any thread of any
+ * library, at any time: the last of a space that was closed meanwhile closes it.
+ */
+
+#include <dlfcn.h>
+#include <errno.h>
+
+#include "client/gpu/device.h"
+#include "client/gpu/dlpack.h"
+#include "ipc/base/sys.h"
+
+#define DIMENSIONS 5
+
+struct owner {
+        struct DLManagedTensor managed;
+        struct DLManagedTensorVersioned versioned; /* the same, for who took that */
+        int64_t shape[DIMENSIONS], strides[DIMENSIONS];
+        struct kvd_space *space;
+        struct view *view; /* with a reference, but for tensors of everything at fixed addresses */
+        bool lasts;        /* such a one */
+        kvd_ref pinned;    /* with a pin; KVD_ROOT: nothing */
+        void *stream;      /* behind which the pin is let go of; NULL: the legacy default stream */
+};
+
+/* ---- letting go ------------------------------------------------------------------------------ */
+
+/* What reads the block on a GPU may still be under way. */
+static void let_go(struct owner *o) {
+        struct view *view = o->view;
+
+        if (o->pinned == KVD_ROOT)
+                return;
+        if (!view->device) {
+                unpin_block(view, kvd_ref_id(o->pinned));
+                return;
+        }
+        deferred_settle(view);
+        deferred_unpin(view, o->pinned, o->stream);
+}
+
+static void end(struct owner *o) {
+        if (!forked(o->space->handle)) {
+                let_go(o);
+                if (!o->lasts)
+                        view_put(o->view);
+        }
+        space_put(o->space);
+        free(o);
+}
+
+static void delete(struct DLManagedTensor *managed) {
+        end(managed->owner);
+}
+
+static void delete_versioned(struct DLManagedTensorVersioned *versioned) {
+        end(versioned->owner);
+}
+
+uint32_t kvd_dlpack_live(struct kvd_space *space) {
+        return atomic_load(&space->users) - 1;
+}
+
+void kvd_dlpack_release_on(struct DLManagedTensor *managed, void *stream) {
+        struct owner *o = managed->owner;
+
+        o->stream = stream;
+}
+
+/* Sealed blocks are mapped read-only (on a GPU they are not, but the consumer should know). */
+int kvd_dlpack_versioned(struct DLManagedTensor *managed, struct DLManagedTensorVersioned **ret) {
+        struct owner *o = managed->owner;
+
+        o->versioned = (struct DLManagedTensorVersioned){
+                .version = {1, 1},
+                .owner = o,
+                .deleter = delete_versioned,
+                .flags = o->pinned == KVD_ROOT ? 0 : DLPACK_READ_ONLY,
+                .tensor = managed->tensor,
+        };
+        *ret = &o->versioned;
+        return 0;
+}
+
+/*
+ * Python's functions are looked for in the process that calls this, and so are there. A capsule
+ * that somebody took the tensor out of has another name by then.
+ */
+void kvd_dlpack_capsule_free(void *capsule) {
+        int (*is_valid)(void *capsule, const char *name);
+        void *(*get_pointer)(void *capsule, const char *name);
+
+        *(void **)&is_valid = dlsym(RTLD_DEFAULT, "PyCapsule_IsValid");
+        *(void **)&get_pointer = dlsym(RTLD_DEFAULT, "PyCapsule_GetPointer");
+        if (!is_valid || !get_pointer)
+                return;
+        if (is_valid(capsule, "dltensor"))
+                delete(get_pointer(capsule, "dltensor"));
+        else if (is_valid(capsule, "dltensor_versioned"))
+                delete_versioned(get_pointer(capsule, "dltensor_versioned"));
+}
+
+/* ---- shapes ---------------------------------------------------------------------------------- */
+
+static struct DLDataType type_of(const struct kvd_shape *g) {
+        uint8_t code = g->dtype == KVD_I8   ? DLPACK_INT :
+                       g->dtype == KVD_BF16 ? DLPACK_BFLOAT :
+                                              DLPACK_FLOAT;
+
+        return (struct DLDataType){code, (uint8_t)(kvd_dtype_bytes(g->dtype) * 8), 1};
+}
+
+/* The last three dimensions: one plane. */
+static void shape_plane(const struct kvd_shape *g, int64_t *shape, int64_t *strides) {
+        bool hnd = g->order == KVD_HND;
+
+        shape[0] = hnd ? g->kv_heads : g->block_tokens;
+        shape[1] = hnd ? g->block_tokens : g->kv_heads;
+        shape[2] = g->head_dim;
+        strides[0] = shape[1] * shape[2];
+        strides[1] = shape[2];
+        strides[2] = 1;
+}
+
+/* Opaque blocks are bytes. */
+static void shape_opaque(struct owner *o) {
+        o->managed.tensor.dtype = (struct DLDataType){DLPACK_UINT, 8, 1};
+        o->shape[0] = (int64_t)o->view->ix->block_bytes;
+        o->strides[0] = 1;
+        o->managed.tensor.ndim = 1;
+}
+
+static void shape_memory(struct owner *o, const struct kvd_space_memory *memory) {
+        o->managed.tensor.dtype = (struct DLDataType){DLPACK_INT, 8, 1};
+        o->shape[0] = memory->blocks;
+        o->shape[1] = o->strides[0] = (int64_t)memory->block_bytes;
+        o->strides[1] = 1;
+        o->managed.tensor.ndim = 2;
+}
+
+static void shape_planes(struct owner *o) {
+        const struct kvd_shape *g = &o->view->ix->geometry;
+        int64_t plane = (int64_t)g->kv_heads * g->block_tokens * g->head_dim;
+
+        o->shape[0] = g->layers / g->layer_groups;
+        o->shape[1] = 2;
+        o->strides[0] = 2 * plane;
+        o->strides[1] = plane;
+        shape_plane(g, o->shape + 2, o->strides + 2);
+        o->managed.tensor.ndim = 5;
+}
+
+static void shape_layer(struct owner *o, const struct kvd_layer_view *layer) {
+        o->shape[0] = is_fixed(o->space) ? o->space->fixed.blocks : o->view->ix->capacity;
+        o->strides[0] = (int64_t)(layer->block_stride / layer->element);
+        shape_plane(&o->view->ix->geometry, o->shape + 1, o->strides + 1);
+        o->managed.tensor.ndim = 4;
+}
+
+static void shape_block(struct owner *o) {
+        if (kvd_shape_is_opaque(&o->view->ix->geometry))
+                shape_opaque(o);
+        else
+                shape_planes(o);
+}
+
+static int make(struct kvd_space *space, struct view *view, void *data, bool lasts,
+                struct owner **ret) {
+        struct owner *o = sys->calloc(1, sizeof *o);
+
+        if (!o)
+                return client_fail(-ENOMEM, "out of memory");
+        o->space = space;
+        o->view = view;
+        o->lasts = lasts;
+        o->pinned = KVD_ROOT;
+        o->managed.tensor = (struct DLTensor){
+                .data = data,
+                .device = view->device ? (struct DLDevice){DLPACK_CUDA, view->device->gpu.ordinal} :
+                                         (struct DLDevice){DLPACK_CPU, 0},
+                .dtype = type_of(&view->ix->geometry),
+                .shape = o->shape,
+                .strides = o->strides,
+        };
+        o->managed.owner = o;
+        o->managed.deleter = delete;
+        atomic_fetch_add(&view->refs, !lasts);
+        atomic_fetch_add(&space->users, 1);
+        *ret = o;
+        return 0;
+}
+
+/* ---- the calls ------------------------------------------------------------------------------- */
+
+/*
+ * The block's incarnation in the chain; KVD_ROOT: it is not in it. Fixed while the chain is held.
+ */
+static kvd_ref find_in_chain(const struct kvd_pin *pin, uint32_t block) {
+        const struct view *view = pin->view;
+        kvd_ref at = kvd_ref_make(pin->leaf, pin->generation);
+
+        for (uint32_t i = 0;
+             i < pin->n_blocks && at != KVD_ROOT && kvd_ref_id(at) < view->ix->capacity; i++) {
+                if (kvd_ref_id(at) == block)
+                        return at;
+                at = shm_get64(&kvd_index_desc(view->ix, kvd_ref_id(at))->parent);
+        }
+        return KVD_ROOT;
+}
+
+/*
+ * The new pin needs no second look: the chain is held by the caller's, and whoever sees that one
+ * gone sees ours, too.
+ */
+int kvd_dlpack_block(struct kvd_space *space, const struct kvd_pin *pin, uint32_t block,
+                     struct DLManagedTensor **ret) {
+        struct view *view = pin->view;
+        struct owner *o;
+        kvd_ref ref;
+        int r = space_check(space);
+
+        if (r < 0)
+                return r;
+        ref = view ? find_in_chain(pin, block) : KVD_ROOT;
+        if (ref == KVD_ROOT)
+                return client_fail(-EINVAL, "block %u is not in the chain that the pin holds",
+                                   block);
+        r = make(space, view, kvd_pin_block(pin, block), false, &o);
+        if (r < 0)
+                return r;
+        shape_block(o);
+        atomic_fetch_add_explicit(&view->words[block].pins, 1, memory_order_seq_cst);
+        o->pinned = ref;
+        *ret = &o->managed;
+        return 0;
+}
+
+int kvd_dlpack_filling(struct kvd_space *space, const struct kvd_block *block,
+                       struct DLManagedTensor **ret) {
+        struct owner *o;
+        int r = space_check(space);
+
+        if (r < 0)
+                return r;
+        if (!block->view || !block->data || is_posted(block))
+                return client_fail(-EINVAL, "no block that is being filled");
+        r = make(space, block->view, block->data, false, &o);
+        if (r < 0)
+                return r;
+        shape_block(o);
+        *ret = &o->managed;
+        return 0;
+}
+
+/*
+ * The view that is current after the layer was laid out may be another one, if the daemon was
+ * replaced: then again.
+ */
+static int view_of_layer(struct kvd_space *space, uint32_t layer, struct kvd_layer_view *at,
+                         struct view **ret) {
+        for (;;) {
+                struct view *view = view_get(space);
+                int r = kvd_layer_view(space, layer, at);
+
+                if (r == 0 && view_is_current(view)) {
+                        *ret = view;
+                        return 0;
+                }
+                view_put(view);
+                if (r < 0)
+                        return r;
+        }
+}
+
+int kvd_dlpack_layer(struct kvd_space *space, uint32_t layer, uint32_t values,
+                     struct DLManagedTensor **ret) {
+        struct kvd_layer_view at;
+        struct view *view = NULL;
+        struct owner *o;
+        int r = space_check(space);
+
+        if (r == 0)
+                r = view_of_layer(space, layer, &at, &view);
+        if (r < 0)
+                return r;
+        r = make(space, view, values ? at.values : at.keys, is_fixed(space), &o);
+        view_put(view);
+        if (r < 0)
+                return r;
+        shape_layer(o, &at);
+        *ret = &o->managed;
+        return 0;
+}
+
+int kvd_dlpack_memory(struct kvd_space *space, struct DLManagedTensor **ret) {
+        struct kvd_space_memory memory;
+        struct view *view;
+        struct owner *o;
+        int r = space_check(space);
+
+        if (r < 0)
+                return r;
+        view = view_get(space);
+        view_memory(view, &memory);
+        r = make(space, view, memory.base, is_fixed(space), &o);
+        view_put(view);
+        if (r < 0)
+                return r;
+        shape_memory(o, &memory);
+        *ret = &o->managed;
+        return 0;
+}

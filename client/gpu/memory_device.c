@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A pool on a GPU, as its user maps it. The daemon names the GPU by UUID, since its ordinal here
+ * may be another one; all is done in that GPU's primary context. VMM segments lie side by side in
+ * one reserved range of device addresses, as the host's do in one of host addresses; a legacy
+ * handle brings its own address, so there is one segment and no range.
+ *
+ * The driver may wait for whatever the GPU has to do, and that may wait for anything: it maps and
+ * unmaps without kvd.lock, so that other threads go on meanwhile, and nobody else touches the
+ * segments that are in its hands.
+ *
+ * What the GPU may be using is never unmapped: a segment is given back only when the daemon says
+ * that it has no blocks, and a block stays while it is pinned, which it is until the stream of its
+ * last reader has passed (semaphore.c).
+ */
+
+#include <errno.h>
+#include <string.h>
+
+#include "client/gpu/device.h"
+#include "ipc/base/sys.h"
+
+static int open_gpu(struct view *view, struct device *d) {
+        struct cu_uuid uuid;
+        char text[KVD_UUID_TEXT];
+        int r;
+
+        memcpy(uuid.bytes, view->ix->device, sizeof uuid.bytes);
+        r = kvd_device_open(&d->gpu, &uuid);
+        if (r == 0)
+                return 0;
+        kvd_uuid_text(&uuid, NULL, text);
+        return client_fail(r,
+                           "the pool is on the GPU with UUID %s, which this process cannot see: %s",
+                           text, d->gpu.why);
+}
+
+static int device_fail(const struct kvd_device *gpu, int error, const char *what) {
+        return client_fail(error, "%s: %s", what, gpu->why);
+}
+
+static int reserve(struct view *view) {
+        uint64_t bytes = (uint64_t)view->ix->max_segments * view->ix->segment_bytes;
+        struct device *d;
+        cu_address at;
+        int r;
+
+        if (is_fixed(view->space))
+                return client_fail(-ENOTSUP, "fixed addresses (KVD_SPACE_FIXED) are for pools in "
+                                             "host memory");
+        d = sys->calloc(1, sizeof *d);
+        if (!d)
+                return client_fail(-ENOMEM, "out of memory");
+        r = open_gpu(view, d);
+        if (r < 0) {
+                kvd_device_close(&d->gpu);
+                free(d);
+                return r;
+        }
+        view->device = d;
+        if (view->ix->backend == KVD_BACKEND_LEGACY)
+                return 0; /* the address comes with the segment */
+        r = kvd_device_reserve(&d->gpu, bytes, &at);
+        if (r < 0)
+                return device_fail(&d->gpu, r, "no device addresses for the pool");
+        view->base = view->sealed = (uint8_t *)at;
+        view->reserved = bytes;
+        return 0;
+}
+
+static cu_address address(const struct view *view, uint32_t number) {
+        return (cu_address)view->base + (uint64_t)number * view->ix->segment_bytes;
+}
+
+/* ---- in the driver's hands ------------------------------------------------------------------- */
+
+static uint64_t *busy_word(struct view *view, uint32_t number) {
+        return &view->device->busy[number / 64];
+}
+
+static bool is_busy(struct view *view, uint32_t number) {
+        return *busy_word(view, number) >> number % 64 & 1;
+}
+
+/* Until hand_back they are this thread's, and kvd.lock is not. */
+static void hand_over(struct view *view, const uint32_t *segments, uint32_t n) {
+        for (uint32_t i = 0; i < n; i++)
+                *busy_word(view, segments[i]) |= UINT64_C(1) << segments[i] % 64;
+        view->device->n_busy += n;
+        atomic_fetch_add(&view->refs, 1);
+        handle_unlock(view->space->handle);
+}
+
+static void hand_back(struct view *view, const uint32_t *segments, uint32_t n) {
+        handle_lock_again(view->space->handle);
+        view_leave(view);
+        for (uint32_t i = 0; i < n; i++)
+                *busy_word(view, segments[i]) &= ~(UINT64_C(1) << segments[i] % 64);
+        view->device->n_busy -= n;
+        handle_changed(view->space->handle);
+}
+
+bool device_is_mapping(const struct view *view) {
+        return view->device->n_busy;
+}
+
+static int wait_for(struct view *view, uint32_t number) {
+        int r = 0;
+
+        atomic_fetch_add(&view->refs, 1);
+        while (r == 0 && is_busy(view, number))
+                r = handle_wait(view->space->handle);
+        view_leave(view);
+        return r;
+}
+
+/* ---- mapping --------------------------------------------------------------------------------- */
+
+static int map_legacy(struct view *view, uint32_t number, const struct segment_source *from) {
+        struct kvd_device gpu = view->device->gpu; /* with words of our own */
+        struct cu_ipc_handle handle;
+        cu_address at;
+        int r;
+
+        if (view->base)
+                return 0;
+        if (number != 0 || !from->handle)
+                return daemon_fail(-EPROTO, "a pool of legacy handles has one");
+        memcpy(handle.bytes, from->handle, sizeof handle.bytes);
+        hand_over(view, &number, 1);
+        r = kvd_device_open_handle(&gpu, &handle, &at);
+        hand_back(view, &number, 1);
+        if (r < 0)
+                return device_fail(&gpu, r, "cannot open the pool's handle");
+        /* before n_mapped, and so before any block is looked for in it */
+        view->base = view->sealed = (uint8_t *)at;
+        return 0;
+}
+
+static void unmap(struct view *view, uint32_t number) {
+        struct kvd_device gpu = view->device->gpu; /* with words of our own */
+
+        kvd_device_unmap(&gpu, address(view, number), view->ix->segment_bytes);
+}
+
+/*
+ * One that is mapped read-only and is to be written now belongs to nobody but us: nothing of it is
+ * in use here.
+ */
+static int map_vmm(struct view *view, uint32_t number, int fd, bool writable) {
+        struct kvd_device gpu = view->device->gpu; /* with words of our own */
+        bool had = view_has(view, number);
+        int r;
+
+        if (had && (!writable || view_may_write(view, number)))
+                return 0;
+        view_lose_segment(view, number);
+        hand_over(view, &number, 1);
+        if (had)
+                unmap(view, number);
+        r = kvd_device_map(&gpu, address(view, number), view->ix->segment_bytes, fd, writable);
+        hand_back(view, &number, 1);
+        return r < 0 ? device_fail(&gpu, r, "cannot map a segment of the pool") : 0;
+}
+
+static int map(struct view *view, uint32_t number, const struct segment_source *from,
+               bool writable) {
+        int r = wait_for(view, number);
+
+        if (r < 0)
+                return r;
+        return view->ix->backend == KVD_BACKEND_LEGACY ?
+                       map_legacy(view, number, from) :
+                       map_vmm(view, number, from->fd, writable);
+}
+
+static void unmap_all(struct view *view) {
+        if (view->ix->backend == KVD_BACKEND_LEGACY) {
+                if (view->base)
+                        kvd_device_close_handle(&view->device->gpu, (cu_address)view->base);
+                return;
+        }
+        for (uint32_t i = 0; i < view->ix->max_segments; i++)
+                if (view_has(view, i))
+                        unmap(view, i);
+        if (view->base)
+                kvd_device_unreserve(&view->device->gpu, (cu_address)view->base, view->reserved);
+}
+
+static void release(struct view *view) {
+        if (!view->device)
+                return;
+        semaphore_close(view);
+        unmap_all(view);
+        kvd_device_close(&view->device->gpu);
+        free(view->device);
+        view->device = NULL;
+}
+
+const struct mapping_kind mapping_device = {
+        .reserve = reserve, .map = map, .release = release};
+
+/* ---- giving segments back -------------------------------------------------------------------- */
+
+#define DRAIN_MAX 1024u /* segments in one message */
+#define DRAIN_ROUNDS 16u
+
+/* Reports n segments as not mapped; n becomes those that are wanted back, into the same place. */
+static int ask_drain(struct view *view, uint32_t *segments, uint32_t *n) {
+        struct kvd_msg_drain request = {view->handle, {segments, *n * (uint32_t)sizeof *segments}};
+        struct kvd_msg_drain_reply reply;
+        int r = handle_call(view->space->handle, KVD_MSG_drain, &request, &reply, NULL);
+
+        if (r < 0)
+                return r;
+        *n = MIN(reply.wanted.size / (uint32_t)sizeof *segments, DRAIN_MAX);
+        if (*n)
+                memcpy(segments, reply.wanted.data, *n * sizeof *segments);
+        return 0;
+}
+
+/*
+ * The bit goes first: who meets a block there later on maps the segment again, whatever it is made
+ * of by then. *n: those that we had, which come first; one that is being mapped is not yet had.
+ */
+static void lose(struct view *view, uint32_t *segments, uint32_t *n) {
+        uint32_t had = 0;
+
+        for (uint32_t i = 0; i < *n; i++) {
+                uint32_t number = segments[i];
+
+                if (number >= view->ix->max_segments || !view_has(view, number))
+                        continue;
+                view_lose_segment(view, number);
+                segments[i] = segments[had];
+                segments[had++] = number;
+        }
+        *n = had;
+}
+
+static void give_back(struct view *view, uint32_t *segments, uint32_t n) {
+        uint32_t had = n;
+
+        lose(view, segments, &had);
+        if (!had)
+                return;
+        hand_over(view, segments, had);
+        for (uint32_t i = 0; i < had; i++)
+                unmap(view, segments[i]);
+        hand_back(view, segments, had);
+}
+
+static bool is_unmapped(struct view *view, uint32_t number) {
+        return number >= view->ix->max_segments ||
+               (!view_has(view, number) && !is_busy(view, number));
+}
+
+/* What another thread has mapped again meanwhile, or is about to, is not to be reported. */
+static uint32_t keep_unmapped(struct view *view, uint32_t *segments, uint32_t n) {
+        uint32_t kept = 0;
+
+        for (uint32_t i = 0; i < n; i++)
+                if (is_unmapped(view, segments[i]))
+                        segments[kept++] = segments[i];
+        return kept;
+}
+
+bool device_drain_wanted(const struct view *view) {
+        return view->ix->backend == KVD_BACKEND_VMM &&
+               atomic_load(&view->ix->drain_epoch) != atomic_load(&view->device->drained);
+}
+
+static void drain(struct view *view) {
+        uint32_t epoch = atomic_load(&view->ix->drain_epoch), segments[DRAIN_MAX], n = 0;
+
+        for (uint32_t i = 0; i < DRAIN_ROUNDS && view_is_connected(view); i++) {
+                n = keep_unmapped(view, segments, n);
+                if (ask_drain(view, segments, &n) < 0)
+                        return;
+                if (n == 0) {
+                        atomic_store(&view->device->drained, epoch);
+                        return;
+                }
+                give_back(view, segments, n);
+        }
+}
+
+/* One thread at a time; the view is not released while the lock is somebody else's. */
+void device_drain(struct view *view) {
+        if (likely(!device_drain_wanted(view)) || view->device->draining)
+                return;
+        view->device->draining = true;
+        atomic_fetch_add(&view->refs, 1);
+        drain(view);
+        view->device->draining = false;
+        view_leave(view);
+}

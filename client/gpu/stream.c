@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The calls of kvd_cuda.h: seal, read and let go in the order of streams. A block's descriptor says
+ * which semaphore must have which value before its data is there; see ipc/base/semaphore.h, and
+ * store/device/semaphore.c for why that is enough, whoever dies.
+ */
+
+#include <errno.h>
+#include <string.h>
+
+#include "client/gpu/device.h"
+
+int kvd_space_place(struct kvd_space *space, struct kvd_place *ret) {
+        struct view *view;
+
+        *ret = (struct kvd_place){.memory = KVD_MEMORY_HOST, .device = -1};
+        if (space_check(space) < 0)
+                return -ECHILD;
+        view = view_get(space);
+        if (view->device) {
+                ret->memory = KVD_MEMORY_CUDA;
+                ret->device = view->device->gpu.ordinal;
+                memcpy(ret->uuid, view->ix->device, sizeof ret->uuid);
+                ret->legacy = view->ix->backend == KVD_BACKEND_LEGACY;
+                ret->stream_order = view->device->streams;
+        }
+        view_put(view);
+        return 0;
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+struct need {
+        uint32_t semaphore;
+        uint64_t value;
+};
+
+/*
+ * semaphores that one walk remembers; a chain whose blocks come from more streams waits in pieces
+ */
+#define NEEDS 16u
+
+static int wait_for(struct view *view, void *stream, const struct need *needs, uint32_t n) {
+        int r = 0;
+
+        for (uint32_t i = 0; r == 0 && i < n; i++)
+                r = semaphore_wait(view, stream, needs[i].semaphore, needs[i].value);
+        return r;
+}
+
+/* One wait for each semaphore, for the largest value. Returns how many there are, or an error. */
+static int add_need(struct view *view, void *stream, struct need *needs, uint32_t n,
+                    struct need one) {
+        int r;
+
+        for (uint32_t i = 0; i < n; i++)
+                if (needs[i].semaphore == one.semaphore) {
+                        needs[i].value = MAX(needs[i].value, one.value);
+                        return (int)n;
+                }
+        if (n == NEEDS) {
+                r = wait_for(view, stream, needs, n);
+                if (r < 0)
+                        return r;
+                n = 0;
+        }
+        needs[n] = one;
+        return (int)n + 1;
+}
+
+/*
+ * A block of the chain that ends with the pin's: its parents, and what they say, are fixed while
+ * that is held.
+ */
+static const struct kvd_desc *next_block(const struct view *view, kvd_ref *at) {
+        const struct kvd_desc *desc;
+
+        if (*at == KVD_ROOT || kvd_ref_id(*at) >= view->ix->capacity)
+                return NULL;
+        desc = kvd_index_desc(view->ix, kvd_ref_id(*at));
+        *at = shm_get64(&desc->parent);
+        return desc;
+}
+
+/*
+ * The semaphore before its value: the daemon takes it back once the data is there. Partner:
+ * index_arrived.
+ */
+static struct need need_of(const struct kvd_desc *desc) {
+        struct need need = {__atomic_load_n(&desc->semaphore, __ATOMIC_ACQUIRE), 0};
+
+        need.value = need.semaphore ? shm_get64(&desc->semaphore_value) : 0;
+        return need;
+}
+
+/* Then the data of all blocks is there. Partner: set_pending in store/device/semaphore.c. */
+static bool nothing_pending(const struct view *view) {
+        return !view->device ||
+               atomic_load_explicit(&view->ix->n_pending, memory_order_acquire) == 0;
+}
+
+int kvd_wait_on(struct kvd_space *space, const struct kvd_pin *pin, void *stream) {
+        kvd_ref at = kvd_ref_make(pin->leaf, pin->generation);
+        struct need needs[NEEDS], need;
+        struct view *view = pin->view;
+        const struct kvd_desc *desc;
+        int n = 0;
+
+        if (space_check(space) < 0)
+                return -ECHILD;
+        if (!view || nothing_pending(view))
+                return 0;
+        while (n >= 0 && (desc = next_block(view, &at))) {
+                need = need_of(desc);
+                if (need.semaphore)
+                        n = add_need(view, stream, needs, (uint32_t)n, need);
+        }
+        return n < 0 ? n : wait_for(view, stream, needs, (uint32_t)n);
+}
+
+/*
+ * The semaphore before the flag: the daemon sets the flag first, and reaches the value for a dead
+ * producer only then. A daemon after it cannot set the flag: then the semaphore itself says it.
+ */
+static int check_block(const struct view *view, const struct kvd_desc *desc) {
+        struct need need = need_of(desc);
+        uint64_t has = need.semaphore ? semaphore_reached(view, need.semaphore) : 0;
+
+        if (__atomic_load_n(&desc->flags, __ATOMIC_ACQUIRE) & KVD_DESC_POISONED)
+                return -EIO;
+        if (has < need.value)
+                return -EAGAIN;
+        return semaphore_was_reached(has, need.value) ? 0 : -EIO;
+}
+
+int kvd_check_pin(struct kvd_space *space, const struct kvd_pin *pin) {
+        kvd_ref at = kvd_ref_make(pin->leaf, pin->generation);
+        const struct view *view = pin->view;
+        const struct kvd_desc *desc;
+        bool waits = false;
+        int r;
+
+        if (space_check(space) < 0)
+                return -ECHILD;
+        if (!view || !view->device)
+                return 0;
+        while ((desc = next_block(view, &at))) {
+                r = check_block(view, desc);
+                if (r == -EIO)
+                        return client_fail(r,
+                                           "a block's data was never written: its producer died");
+                waits |= r == -EAGAIN;
+        }
+        return waits ? client_fail(-EAGAIN, "a block's data has not been written yet") : 0;
+}
+
+/* ---- publishing ------------------------------------------------------------------------------ */
+
+static int seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
+                   struct kvd_block *blocks, const uint32_t *tokens, uint32_t n_tokens,
+                   uint32_t *ids, void *stream) {
+        int r = seal_check(space, pin, n, blocks, n_tokens);
+        struct promise until;
+        struct view *view;
+
+        if (r < 0)
+                return r;
+        view = blocks[0].view;
+        if (!view->device)
+                return seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids, NULL);
+        r = semaphore_promise(view, stream, &until);
+        if (r < 0 && r != -ENOTSUP)
+                return r;
+        r = seal_blocks(space, pin, n, blocks, tokens, n_tokens, ids, r == 0 ? &until : NULL);
+        deferred_settle(view);
+        return r;
+}
+
+int kvd_seal_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,
+                const uint32_t *tokens, uint32_t n_tokens, void *stream) {
+        return seal_on(space, pin, n, blocks, tokens, n_tokens, NULL, stream);
+}
+
+int kvd_seal_keep_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
+                     struct kvd_block *blocks, const uint32_t *tokens, uint32_t n_tokens,
+                     uint32_t *ids, void *stream) {
+        return seal_on(space, pin, n, blocks, tokens, n_tokens, ids, stream);
+}
+
+/* ---- letting go ------------------------------------------------------------------------------ */
+
+/*
+ * 1: there is a promise; 0: the stream was waited for; -EBUSY. When neither a promise can be had
+ * nor the stream waited for, its context has failed: whatever it was to do is over, and will never
+ * touch the blocks again.
+ */
+static int promise_or_wait(struct view *view, void *stream, struct promise *ret) {
+        int r = semaphore_promise(view, stream, ret);
+
+        return r == -EBUSY ? r : r == 0;
+}
+
+int kvd_unpin_on(struct kvd_space *space, struct kvd_pin *pin, void *stream) {
+        struct view *view = pin->view;
+        struct promise until;
+        int r = 0;
+
+        if (!view || forked(space->handle))
+                return 0;
+        if (view->device)
+                r = promise_or_wait(view, stream, &until);
+        if (r < 0)
+                return r;
+        if (r > 0) {
+                deferred_settle(view);
+                /* the deferred one's; kvd_unpin takes the caller's */
+                atomic_fetch_add(&view->words[pin->leaf].pins, 1);
+                deferred_add(view, until, kvd_ref_make(pin->leaf, pin->generation), true);
+        }
+        kvd_unpin(space, pin);
+        return 0;
+}
+
+static bool on_device(const struct kvd_block *block) {
+        struct view *view = view_of(block);
+
+        return view && view->device;
+}
+
+/* The promise of one view holds for all of its blocks. As promise_or_wait. */
+struct behind {
+        struct view *view;
+        struct promise until;
+};
+
+static int free_behind(struct kvd_block *block, void *stream, struct behind *behind) {
+        struct view *view = view_of(block);
+        int r = 1;
+
+        /* nobody knows its state (seal.c, post.c): the daemon does, and may free it at once */
+        if (!block->data || is_posted(block))
+                return semaphore_finish(view, stream);
+        if (view != behind->view)
+                r = promise_or_wait(view, stream, &behind->until);
+        if (r <= 0)
+                return r;
+        behind->view = view;
+        deferred_add(view, behind->until, kvd_ref_make(block->id, block->generation), false);
+        *block = (struct kvd_block){0};
+        view_put(view); /* the deferred one's reference holds on */
+        return r;
+}
+
+int kvd_free_on(struct kvd_space *space, uint32_t n, struct kvd_block *blocks, void *stream) {
+        struct behind behind = {0};
+        int r;
+
+        if (forked(space->handle))
+                return 0;
+        for (uint32_t i = 0; i < n; i++)
+                if (on_device(&blocks[i])) {
+                        r = free_behind(&blocks[i], stream, &behind);
+                        if (r < 0)
+                                return r;
+                }
+        kvd_free(space, n, blocks);
+        if (behind.view)
+                kvd_settle(space);
+        return 0;
+}
+
+/* The daemon wants memory back, and this process may not call anything else for long. */
+static void give_back_memory(struct kvd_space *space) {
+        struct view *view = view_get(space);
+
+        if (view->device && device_drain_wanted(view) && handle_lock(space->handle) == 0) {
+                device_drain(view);
+                handle_unlock(space->handle);
+        }
+        view_put(view);
+}
+
+int kvd_settle(struct kvd_space *space) {
+        uint32_t waiting = 0;
+
+        if (forked(space->handle))
+                return 0;
+        deadline_begin();
+        for (struct view *view = atomic_load(&space->view); view; view = view->older)
+                if (view_hold(view)) {
+                        waiting += view->device ? deferred_settle(view) : 0;
+                        view_put(view);
+                }
+        give_back_memory(space);
+        return (int)waiting;
+}
+
+/* ---- layers ---------------------------------------------------------------------------------- */
+
+void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer,
+                   struct kvd_layer_view *ret) {
+        const struct kvd_shape *g = &ix->geometry;
+        uint32_t per_group = g->layers / g->layer_groups, bytes = kvd_dtype_bytes(g->dtype);
+        uint64_t row = (uint64_t)g->head_dim * bytes, plane = row * g->kv_heads * g->block_tokens;
+        bool hnd = g->order == KVD_HND;
+
+        *ret = (struct kvd_layer_view){
+                .keys = base + layer % per_group * 2 * plane,
+                .values = base + (layer % per_group * 2 + 1) * plane,
+                .block_stride = ix->block_bytes,
+                .head_stride = hnd ? row * g->block_tokens : row,
+                .token_stride = hnd ? row : row * g->kv_heads,
+                .element = bytes,
+                .group = layer / per_group,
+        };
+}
+
+int kvd_layer_view(struct kvd_space *space, uint32_t layer, struct kvd_layer_view *ret) {
+        struct view *view;
+        int r;
+
+        if (space_check(space) < 0)
+                return -ECHILD;
+        if (kvd_shape_is_opaque(&space->geometry))
+                return client_fail(-EINVAL,
+                                   "space '%s' has opaque blocks (%s), in which kvd knows no "
+                                   "layers",
+                                   space->name, space->geometry.layout);
+        if (layer >= space->geometry.layers)
+                return client_fail(-EINVAL, "layer %u of %u", layer, space->geometry.layers);
+        r = handle_lock(space->handle);
+        if (r < 0)
+                return r;
+        r = view_attach(space, &view);
+        if (r == 0)
+                r = view_map_segments(view, atomic_load(&view->ix->n_segments));
+        if (r == 0) {
+                layer_lay_out(view->ix, view->base, layer, ret);
+                ret->blocks = kvd_segments_ids(view->ix, atomic_load(&view->n_mapped));
+        }
+        handle_unlock(space->handle);
+        return r;
+}

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Attention over a table of block ids, by the kernels that kvlm uses. A call turns ids into
+ * addresses first, which is also where they are checked; the memory for that and for scores is the
+ * space's, kept from call to call.
+ */
+
+#include "client/kvd_attend.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "client/gpu/device.h"
+#include "ipc/base/sys.h"
+#include "kernels/attend.h"
+
+#define LINE 64u
+
+/* A layer of a call: where its planes are in each block. */
+struct layer {
+        const struct kvd_shape *geometry;
+        const struct kvd_ops *ops;
+        struct view *view;
+        struct kvd_layer_view at;
+        size_t keys, values; /* bytes from a block's start */
+};
+
+/* ---- scratch memory -------------------------------------------------------------------------- */
+
+struct scratch {
+        size_t bytes;
+        alignas(16) uint8_t data[];
+};
+
+static struct scratch *scratch_new(size_t bytes) {
+        struct scratch *s = sys->calloc(1, sizeof *s + bytes);
+
+        if (s)
+                s->bytes = bytes;
+        return s;
+}
+
+/*
+ * What an earlier call left, or a new one: of twice the size, because contexts grow by a token a
+ * call.
+ */
+static struct scratch *scratch_take(struct kvd_space *space, size_t bytes) {
+        for (uint32_t i = 0; i < ARRAY_SIZE(space->scratch); i++) {
+                struct scratch *s = atomic_exchange(&space->scratch[i], NULL);
+
+                if (s && s->bytes >= bytes)
+                        return s;
+                free(s);
+        }
+        return scratch_new(2 * bytes);
+}
+
+static void scratch_put(struct kvd_space *space, struct scratch *s) {
+        for (uint32_t i = 0; s && i < ARRAY_SIZE(space->scratch); i++)
+                s = atomic_exchange(&space->scratch[i], s);
+        free(s);
+}
+
+void attend_free_scratch(struct kvd_space *space) {
+        for (uint32_t i = 0; i < ARRAY_SIZE(space->scratch); i++)
+                free(atomic_exchange(&space->scratch[i], NULL));
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+static struct view *find_view(struct kvd_space *space, const void *view) {
+        struct view *it = atomic_load(&space->view);
+
+        while (it && it != view)
+                it = it->older;
+        return it;
+}
+
+static int check_space(const struct kvd_space *space, uint32_t layer) {
+        const struct kvd_shape *g = &space->geometry;
+
+        if (space_check(space) < 0)
+                return -ECHILD;
+        if (kvd_shape_is_opaque(g))
+                return client_fail(-EINVAL,
+                                   "space '%s' has opaque blocks (%s), in which kvd knows no "
+                                   "layers",
+                                   space->name, g->layout);
+        if (g->dtype != KVD_F32 && g->dtype != KVD_F16 && g->dtype != KVD_BF16)
+                return client_fail(-EINVAL, "attention is over f32, f16 and bf16, not over what "
+                                            "this space holds");
+        return layer < g->layers ? 0 : client_fail(-EINVAL, "layer %u of %u", layer, g->layers);
+}
+
+static int check_table(const struct kvd_space *space, const struct view *view,
+                       const struct kvd_table *t) {
+        uint64_t room = (uint64_t)t->n_blocks * space->geometry.block_tokens;
+
+        if (!view)
+                return client_fail(-EINVAL,
+                                   "the table's view is not that of a pin or block of this space");
+        if (view->device)
+                return client_fail(-EINVAL, "the space's blocks are on a GPU, and this attention "
+                                            "is the processor's");
+        if (t->n == 0 || (uint64_t)t->first + t->n > room)
+                return client_fail(-EINVAL,
+                                   "%u tokens from position %u on, in a table of %u blocks", t->n,
+                                   t->first, t->n_blocks);
+        return 0;
+}
+
+static int find_layer(struct kvd_space *space, uint32_t number, const struct kvd_table *t,
+                      struct layer *ret) {
+        struct view *view;
+        int r = check_space(space, number);
+
+        if (r < 0)
+                return r;
+        view = find_view(space, t->view);
+        r = check_table(space, view, t);
+        if (r < 0)
+                return r;
+        *ret = (struct layer){.geometry = &space->geometry, .ops = client_ops(), .view = view};
+        layer_lay_out(view->ix, view->base, number, &ret->at);
+        ret->keys = (size_t)(ret->at.keys - view->base);
+        ret->values = (size_t)(ret->at.values - view->base);
+        return 0;
+}
+
+static int find_block(const struct view *view, uint32_t id, uint8_t **ret) {
+        if (id >= view->ix->capacity || !view_has(view, kvd_segment_of(view->ix, id)))
+                return client_fail(-EINVAL, "block %u of the table is nobody's: it is not mapped",
+                                   id);
+        *ret = view->base + id * view->ix->block_bytes;
+        return 0;
+}
+
+/* A block to write to. In limbo: its daemon has lost the connection, but not yet the process. */
+static int find_filling(const struct view *view, uint32_t id, uint8_t **ret) {
+        int r = find_block(view, id, ret);
+        enum kvd_state state;
+
+        if (r < 0)
+                return r;
+        state = kvd_slot_state(atomic_load(&kvd_index_desc(view->ix, id)->slot));
+        if (state != KVD_FILLING && state != KVD_LIMBO)
+                return client_fail(-EINVAL, "block %u of the table is not being filled", id);
+        return 0;
+}
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+static void store(const struct layer *l, uint8_t *to, const float *from) {
+        const struct kvd_shape *g = l->geometry;
+
+        for (uint32_t h = 0; h < g->kv_heads; h++, to += l->at.head_stride, from += g->head_dim)
+                if (g->dtype == KVD_F32)
+                        memcpy(to, from, g->head_dim * sizeof *from);
+                else
+                        l->ops->narrow((uint16_t *)to, from, g->head_dim,
+                                       (enum kvd_number)g->dtype);
+}
+
+int kvd_paged_write(struct kvd_space *space, uint32_t layer, const struct kvd_table *t,
+                    const float *k, const float *v, size_t ld) {
+        uint32_t tokens = space->geometry.block_tokens, last = UINT32_MAX;
+        struct layer l;
+        uint8_t *block = NULL;
+        int r = find_layer(space, layer, t, &l);
+
+        for (uint32_t i = 0; r == 0 && i < t->n; i++, k += ld, v += ld) {
+                uint32_t position = t->first + i;
+                uint64_t slot = position % tokens * l.at.token_stride;
+
+                if (position / tokens != last)
+                        r = find_filling(l.view, t->blocks[position / tokens], &block);
+                if (r < 0)
+                        break;
+                last = position / tokens;
+                store(&l, block + l.keys + slot, k);
+                store(&l, block + l.values + slot, v);
+        }
+        return r;
+}
+
+/* ---- attention ------------------------------------------------------------------------------- */
+
+static struct kvd_attention describe(const struct layer *l, const struct kvd_table *t,
+                                     uint32_t heads, float scale) {
+        const struct kvd_shape *g = l->geometry;
+
+        return (struct kvd_attention){
+                .ops = l->ops,
+                .stride = l->at.token_stride / l->at.element,
+                .type = (enum kvd_number)g->dtype,
+                .block_tokens = g->block_tokens,
+                .dim = g->head_dim,
+                .first = t->first,
+                .n = t->n,
+                .group = heads / g->kv_heads,
+                .scale = scale,
+        };
+}
+
+/* All KV heads, one after the other. */
+static void attend(const struct layer *l, struct kvd_attention *a, const float *q, float *out) {
+        for (uint32_t h = 0; h < l->geometry->kv_heads; h++) {
+                a->k_offset = l->keys + h * l->at.head_stride;
+                a->v_offset = l->values + h * l->at.head_stride;
+                a->q = q + (size_t)h * a->group * a->dim;
+                a->out = out + (size_t)h * a->group * a->dim;
+                kvd_attend(a);
+        }
+}
+
+static int check_heads(const struct kvd_shape *g, uint32_t heads, float scale) {
+        if (g->rope == KVD_ROPE_PRE)
+                return client_fail(-EINVAL, "the space's keys are stored before their rotation");
+        if (heads == 0 || heads % g->kv_heads != 0)
+                return client_fail(-EINVAL, "%u query heads do not share %u KV heads evenly", heads,
+                                   g->kv_heads);
+        return scale > 0 ? 0 : client_fail(-EINVAL, "the scale must be more than 0");
+}
+
+/* The table's addresses, at the start of the scratch memory. */
+static int find_blocks(const struct layer *l, const struct kvd_table *t, uint32_t n,
+                       uint8_t **blocks) {
+        int r = 0;
+
+        for (uint32_t i = 0; r == 0 && i < n; i++)
+                r = find_block(l->view, t->blocks[i], blocks + i);
+        return r;
+}
+
+/* Room for scores behind the addresses. On failure s is what it was. */
+static int scratch_grow(struct scratch **s, size_t used, size_t bytes) {
+        struct scratch *larger;
+
+        if ((*s)->bytes >= bytes)
+                return 0;
+        larger = scratch_new(2 * bytes);
+        if (!larger)
+                return client_fail(-ENOMEM, "no memory for the scores of a call");
+        memcpy(larger->data, (*s)->data, used);
+        free(*s);
+        *s = larger;
+        return 0;
+}
+
+static int attend_in(struct scratch **s, const struct layer *l, const struct kvd_table *t,
+                     struct kvd_attention *a, const float *q, float *out) {
+        uint32_t n_blocks = DIV_UP(t->first + t->n, a->block_tokens);
+        size_t used = ALIGN_UP(n_blocks * sizeof(uint8_t *), LINE);
+        int r = find_blocks(l, t, n_blocks, (uint8_t **)(*s)->data);
+
+        if (r < 0)
+                return r;
+        a->blocks = (const uint8_t *const *)(*s)->data;
+        r = scratch_grow(s, used, used + kvd_attend_scratch(a) * sizeof(float));
+        if (r < 0)
+                return r;
+        a->blocks = (const uint8_t *const *)(*s)->data;
+        a->scratch = (float *)((*s)->data + used);
+        attend(l, a, q, out);
+        return 0;
+}
+
+int kvd_paged_attention(struct kvd_space *space, uint32_t layer, const struct kvd_table *t,
+                        uint32_t heads, float scale, const float *q, size_t ldq, float *out,
+                        size_t ldo) {
+        struct kvd_attention a;
+        struct scratch *s;
+        struct layer l;
+        int r = find_layer(space, layer, t, &l);
+
+        if (r == 0)
+                r = check_heads(l.geometry, heads, scale);
+        if (r < 0)
+                return r;
+        a = describe(&l, t, heads, scale);
+        a.ldq = ldq;
+        a.ldo = ldo;
+        s = scratch_take(space, ALIGN_UP(t->n_blocks * sizeof(uint8_t *), LINE));
+        if (!s)
+                return client_fail(-ENOMEM, "no memory for a table of %u blocks", t->n_blocks);
+        r = attend_in(&s, &l, t, &a, q, out);
+        scratch_put(space, s);
+        return r;
+}

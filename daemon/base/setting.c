@@ -1,0 +1,513 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Every option of the configuration is a row of a table: its name, default, limits, text, and where
+ * its value goes. The parser, --print-config, reloading and the manual page all come from it.
+ */
+
+#include "daemon/base/setting.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/config.h"
+#include "daemon/base/memory_limit.h"
+#include "ipc/base/sys.h"
+#include "ipc/base/text.h"
+#include "ipc/base/util.h"
+
+#define KIB (UINT64_C(1) << 10)
+#define MIB (UINT64_C(1) << 20)
+#define TIB (UINT64_C(1) << 40)
+
+const struct setting daemon_settings[] = {
+        {"socket", SETTING_PATH, "/run/kvd-%i.sock", .fixed = true,
+         .offset = offsetof(struct config, socket),
+         .text = "Where clients connect: a path, or '@' and an abstract name; %i is the number "
+                 "given with --instance."},
+        {"socket_mode", SETTING_MODE, "0660", .fixed = true,
+         .offset = offsetof(struct config, socket_mode),
+         .text = "Permissions of the socket; who may write to it may use the pool."},
+        {"socket_group", SETTING_GROUP, "", .fixed = true,
+         .offset = offsetof(struct config, socket_group),
+         .text = "Group of the socket; empty: the daemon's own."},
+        {"user", SETTING_USER, "", .fixed = true, .offset = offsetof(struct config, user),
+         .text = "Whom a daemon that root starts becomes once its socket is open; empty: kvd, if "
+                 "there is such a user."},
+        {"backend", SETTING_CHOICE, "auto", .choices = "auto|host|cuda|cuda-legacy", .fixed = true,
+         .offset = offsetof(struct config, backend),
+         .text = "Where the pool is: auto takes the GPU if it can give memory to other processes, "
+                 "else host memory."},
+        {"device", SETTING_NUMBER, "", .low = 0, .high = 4095, .fixed = true,
+         .offset = offsetof(struct config, device),
+         .text = "Which GPU, as nvidia-smi counts; empty: the one with the number given with "
+                 "--instance."},
+        {"pool", SETTING_MEMORY, "25%", .low = 4 * MIB, .high = 256 * TIB, .fixed_on_gpu = true,
+         .offset = offsetof(struct config, pool), .share = offsetof(struct config, pool_share),
+         .text = "Most memory for keys and values, of all domains together: host memory is taken "
+                 "as it is needed, a "
+                 "GPU's at the start."},
+        {"pool_most", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
+         .offset = offsetof(struct config, pool_most),
+         .text = "What a reload may raise pool to, if the pool is host memory: indexes are made for "
+                 "so much; 0: as much as pool is at the start."},
+        {"reserve", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
+         .offset = offsetof(struct config, reserve),
+         .text = "GPU memory that the pool leaves free, for the contexts of kvd's worker and of "
+                 "every engine; 0: 1G, and less on a small GPU."},
+        {"spill", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
+         .offset = offsetof(struct config, spill),
+         .text = "Most memory for exact copies of blocks that left the pool, and sketches; 0: as "
+                 "much as the pool."},
+        {"file", SETTING_FILES, "", .fixed = true, .offset = offsetof(struct config, files),
+         .text = "File or block device for blocks that leave the pool, which outlive kvd and the "
+                 "machine's restart, or several with commas between them; empty: none."},
+        {"file_size", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
+         .offset = offsetof(struct config, file_size),
+         .text = "Size of each file; one that has another is not used. 0: as large as it is, or "
+                 "all of the block device."},
+        {"file_depth", SETTING_COUNT, "1024", .low = 0, .high = 1u << 30, .fixed = true,
+         .offset = offsetof(struct config, file_depth),
+         .text = "Blocks go to the file at their second use, or at the first if so many tokens end "
+                 "with them."},
+        {"file_timeout", SETTING_COUNT, "30", .low = 1, .high = 3600, .fixed = true,
+         .offset = offsetof(struct config, file_timeout),
+         .text = "Seconds for which the file's disk may be silent: then what it has is missed, until "
+                 "it is heard of again."},
+        {"host_tier", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
+         .offset = offsetof(struct config, host_tier),
+         .text = "Memory of the host, out of spill, for blocks that leave a pool on a GPU, before they "
+                 "go to the file, or instead; 0: none."},
+        {"host_tier_depth", SETTING_COUNT, "1024", .low = 0, .high = 1u << 30, .fixed = true,
+         .offset = offsetof(struct config, host_tier_depth),
+         .text = "Blocks go there at their second use, or at the first if so many tokens end with "
+                 "them. With a file, file_depth counts."},
+        {"remote", SETTING_TEXT, "", .fixed = true, .offset = offsetof(struct config, remote),
+         .text = "Servers for blocks that leave the pool, which machines share: redis://host:port, "
+                 "Redis or Valkey, with commas between several, or some of a Cluster; "
+                 "rediss://host:port, the same with TLS; "
+                 "mooncake://host:port, a Mooncake Store's master; empty: none."},
+        {"remote_key", SETTING_FILE, "", .fixed = true,
+         .offset = offsetof(struct config, remote_key),
+         .text = "File with a secret that machines share: with it, blocks on the servers are "
+                 "encrypted; empty: anybody there may read and make them."},
+        {"remote_password", SETTING_FILE, "", .fixed = true,
+         .offset = offsetof(struct config, remote_password),
+         .text = "File with the password for the servers, or user:password, on one line; empty: "
+                 "they ask for none."},
+        {"remote_ca", SETTING_FILE, "", .fixed = true, .offset = offsetof(struct config, remote_ca),
+         .text = "File in PEM with who signs certificates of rediss:// servers; empty: whom the "
+                 "system trusts."},
+        {"remote_certificate", SETTING_FILE, "", .fixed = true,
+         .offset = offsetof(struct config, remote_certificate),
+         .text = "File in PEM with the certificate that rediss:// servers are shown; empty: they ask "
+                 "for none."},
+        {"remote_certificate_key", SETTING_FILE, "", .fixed = true,
+         .offset = offsetof(struct config, remote_certificate_key),
+         .text = "File in PEM with the private key of remote_certificate, without a passphrase."},
+        {"remote_library", SETTING_FILE, "", .fixed = true,
+         .offset = offsetof(struct config, remote_library),
+         .text = "Mooncake Store's library with the C API; empty: libmooncake_store.so, where the "
+                 "loader finds it."},
+        {"remote_metadata", SETTING_TEXT, "", .fixed = true,
+         .offset = offsetof(struct config, remote_metadata),
+         .text = "Mooncake's metadata server, as the store's other machines have it; empty: they "
+                 "have none (P2PHANDSHAKE)."},
+        {"remote_devices", SETTING_TEXT, "", .fixed = true,
+         .offset = offsetof(struct config, remote_devices),
+         .text = "RDMA devices for Mooncake, with commas between several, or auto; empty: TCP."},
+        {"remote_timeout", SETTING_COUNT, "100", .low = 1, .high = 10000, .fixed = true,
+         .offset = offsetof(struct config, remote_timeout),
+         .text = "Milliseconds for which a server may be silent: then it is left alone for a while, "
+                 "and what it has is missed."},
+        {"remote_depth", SETTING_COUNT, "1024", .low = 0, .high = 1u << 30, .fixed = true,
+         .offset = offsetof(struct config, remote_depth),
+         .text = "Blocks go to the servers at their second use, or at the first if so many tokens "
+                 "end with them."},
+        {"overhead", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
+         .offset = offsetof(struct config, overhead),
+         .text = "Most memory beside the pool, for indexes, tables and pin pages of all spaces; 0: "
+                 "half of the pool, and at least 2G."},
+        {"segment", SETTING_BYTES, "0", .low = 0, .high = TIB, .fixed = true,
+         .offset = offsetof(struct config, segment),
+         .text = "Size of the pieces in which memory is given to a space and taken back; 0: 64M, "
+                 "and less in a small "
+                 "pool."},
+        {"pages", SETTING_CHOICE, "auto", .choices = "auto|small|huge", .fixed = true,
+         .offset = offsetof(struct config, pages),
+         .text = "Memory pages: huge are reserved 2 MiB pages (vm.nr_hugepages); auto takes them "
+                 "if there are enough."},
+        {"loop", SETTING_CHOICE, "auto", .choices = "auto|io_uring|epoll", .fixed = true,
+         .offset = offsetof(struct config, loop),
+         .text = "How the daemon waits; auto takes io_uring where it is allowed."},
+        {"quarantine_ms", SETTING_COUNT, "1000", .low = 0, .high = 600000,
+         .offset = offsetof(struct config, quarantine_ms),
+         .text = "Milliseconds after its end for which a process' GPU work may still write: its "
+                 "blocks wait so long."},
+        {"max_clients", SETTING_COUNT, "256", .low = 1, .high = 4096, .fixed = true,
+         .offset = offsetof(struct config, max_clients), .text = "Most connections at a time; root and admins may have four more."},
+        {"user_clients", SETTING_COUNT, "0", .low = 0, .high = 4096,
+         .offset = offsetof(struct config, user_clients),
+         .text = "Most connections of one user; 0: as many as are free yet (alone half of them), so "
+                 "that others find some."},
+        {"max_spaces", SETTING_COUNT, "64", .low = 1, .high = 4096,
+         .offset = offsetof(struct config, max_spaces), .text = "Most spaces of one domain."},
+        {"admins", SETTING_USERS, "", .offset = offsetof(struct config, admins),
+         .text = "Users who may see and change every domain, with commas; root and the daemon's "
+                 "own user always may."},
+        {"unlisted", SETTING_CHOICE, "own", .choices = "own|refuse",
+         .offset = offsetof(struct config, unlisted),
+         .text = "A user whom no [domain] lists gets a domain of its own, called uid-N, or is "
+                 "refused (but root and admins)."},
+        {"worker", SETTING_CHOICE, "auto", .choices = "auto|off", .fixed = true,
+         .offset = offsetof(struct config, worker),
+         .text = "auto: a process of low priority runs the methods' kernels, from when one is "
+                 "needed; off: none does."},
+        {"worker_threads", SETTING_COUNT, "0", .low = 0, .high = 256,
+         .offset = offsetof(struct config, worker_threads),
+         .text = "Threads of the worker; 0: half of the processors, and at least one."},
+        {"worker_share", SETTING_COUNT, "20", .low = 1, .high = 100,
+         .offset = offsetof(struct config, worker_share),
+         .text = "Percent of a GPU's time that the worker's kernels take at most: then they rest, "
+                 "and whoever infers has it alone."},
+        {"worker_deadline", SETTING_COUNT, "60", .low = 1, .high = 3600,
+         .offset = offsetof(struct config, worker_deadline),
+         .text = "Seconds after which a worker that has not answered is ended and replaced."},
+        {"log", SETTING_CHOICE, "info", .choices = "error|warning|info|debug",
+         .offset = offsetof(struct config, log), .text = "Least severe kind of line to log."},
+        {.name = NULL}};
+
+const struct setting domain_settings[] = {
+        {"users", SETTING_USERS, "", .offset = offsetof(struct config_domain, users),
+         .text = "Users who belong to the domain, names or numbers with commas; one user belongs "
+                 "to one domain."},
+        {"groups", SETTING_GROUPS, "", .offset = offsetof(struct config_domain, groups),
+         .text = "Groups whose members belong to it, unless a domain lists them as users; the "
+                 "first match counts."},
+        {"quota", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
+         .offset = offsetof(struct config_domain, quota),
+         .text = "Most pool memory of the domain, which has that share of everything else as well; "
+                 "0: the whole pool."},
+        {"guarantee", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
+         .offset = offsetof(struct config_domain, guarantee),
+         .text = "Pool memory that is kept for the domain, whatever others do, with that share of "
+                 "everything else."},
+        {"client_quota", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
+         .offset = offsetof(struct config_domain, client_quota),
+         .text = "Most memory that one process may be filling in one space; 0: half of the space."},
+        {"isolation", SETTING_CHOICE, "shared", .choices = "shared|arena",
+         .offset = offsetof(struct config_domain, isolation),
+         .text = "shared: clients of the domain may write all of its memory; arena: each only "
+                 "segments of its own."},
+        {"remote_prefix", SETTING_NAME, "", .fixed = true,
+         .offset = offsetof(struct config_domain, remote_prefix),
+         .text = "Whose blocks these are on the servers: domains with the same prefix share them, on "
+                 "all machines; empty: the domain's name."},
+        {.name = NULL}};
+
+static_assert(ARRAY_SIZE(daemon_settings) <= SETTINGS_MOST &&
+                      ARRAY_SIZE(domain_settings) <= SETTINGS_MOST,
+              "config.c has a place for each");
+
+const struct setting *setting_find(const struct setting *settings, const char *name) {
+        for (; settings->name; settings++)
+                if (strcmp(settings->name, name) == 0)
+                        return settings;
+        return NULL;
+}
+
+const char *setting_unit(const struct setting *setting) {
+        static const char *const units[] = {
+                [SETTING_PATH] = "path",
+                [SETTING_FILE] = "path",
+                [SETTING_FILES] = "path, ...",
+                [SETTING_TEXT] = "text",
+                [SETTING_NAME] = "name",
+                [SETTING_MODE] = "octal mode",
+                [SETTING_GROUP] = "group name or number",
+                [SETTING_USER] = "user name or number",
+                [SETTING_BYTES] = "bytes, with K, M, G or T",
+                [SETTING_MEMORY] = "bytes, with K, M, G or T, or % of memory",
+                [SETTING_COUNT] = "number",
+                [SETTING_NUMBER] = "number",
+                [SETTING_USERS] = "users",
+                [SETTING_GROUPS] = "groups"};
+
+        return setting->type == SETTING_CHOICE ? setting->choices : units[setting->type];
+}
+
+/* ---- values ---------------------------------------------------------------------------------- */
+
+static bool parse_number(const char *text, int base, uint64_t *ret, const char **rest) {
+        char *end;
+
+        errno = 0;
+        *ret = strtoull(text, &end, base);
+        *rest = end;
+        return errno == 0 && end != text && text[0] >= '0' && text[0] <= '9';
+}
+
+static int parse_path(const char *value, char to[static 108], struct kvd_why *why) {
+        if (!value[0] || (value[0] != '/' && value[0] != '@'))
+                return kvd_refuse(why, -EINVAL,
+                                  "'%s' is not a path; write one that begins with / or, if "
+                                  "abstract, with @",
+                                  value);
+        if (strlen(value) > 107)
+                return kvd_refuse(why, -EINVAL,
+                                  "the path has %zu bytes; a socket's has at most 107",
+                                  strlen(value));
+        memset(to, 0, 108);
+        memcpy(to, value, strlen(value));
+        return 0;
+}
+
+static int parse_file(const char *value, char to[static 108], struct kvd_why *why) {
+        if (value[0] && value[0] != '/')
+                return kvd_refuse(why, -EINVAL, "'%s' is not a path; write one that begins with /",
+                                  value);
+        if (strlen(value) > 107)
+                return kvd_refuse(why, -EINVAL, "the path has %zu bytes; 107 are enough here",
+                                  strlen(value));
+        memset(to, 0, 108);
+        memcpy(to, value, strlen(value));
+        return 0;
+}
+
+static int parse_files(const char *value, struct file_list *to, struct kvd_why *why) {
+        char copy[DISK_FILES * sizeof *to->paths], *save = NULL;
+        int r = 0;
+
+        memset(to, 0, sizeof *to);
+        if (strlen(value) >= sizeof copy)
+                return kvd_refuse(why, -EINVAL, "the list is longer than %zu bytes",
+                                  sizeof copy - 1);
+        strcpy(copy, value);
+        for (char *path = strtok_r(copy, ",", &save); path && r == 0;
+             path = strtok_r(NULL, ",", &save)) {
+                path += strspn(path, " \t");
+                for (size_t n = strlen(path); n && strchr(" \t", path[n - 1]); n--)
+                        path[n - 1] = 0;
+                if (to->n == DISK_FILES)
+                        return kvd_refuse(why, -EINVAL, "there are more than %u paths",
+                                          DISK_FILES);
+                r = parse_file(path, to->paths[to->n++], why);
+        }
+        return r;
+}
+
+static int parse_text(const char *value, char to[static 1024], struct kvd_why *why) {
+        if (strlen(value) > 1023)
+                return kvd_refuse(why, -EINVAL, "it has more than 1023 bytes");
+        memset(to, 0, 1024);
+        memcpy(to, value, strlen(value));
+        return 0;
+}
+
+static int parse_name(const char *value, char to[static KVD_NAME_MAX + 1], struct kvd_why *why) {
+        if (value[0] && !kvd_is_name(value, KVD_NAME_MAX))
+                return kvd_refuse(why, -EINVAL,
+                                  "'%s' is not a name; use letters, digits, dot, underscore and "
+                                  "minus, at most %u",
+                                  value, KVD_NAME_MAX);
+        memset(to, 0, KVD_NAME_MAX + 1);
+        memcpy(to, value, strlen(value));
+        return 0;
+}
+
+static int parse_mode(const char *value, uint32_t *to, struct kvd_why *why) {
+        const char *rest;
+        uint64_t n;
+
+        if (!parse_number(value, 8, &n, &rest) || *rest || n > 0777)
+                return kvd_refuse(why, -EINVAL,
+                                  "'%s' is not a mode; write octal digits, such as 0660", value);
+        *to = (uint32_t)n;
+        return 0;
+}
+
+/* A share is one of the memory that the machine and the cgroups allow, and not below the least. */
+static bool scale(const char *unit, const struct setting *o, uint64_t *n) {
+        static const char letters[] = "KMGT";
+        const char *letter = unit[0] ? strchr(letters, unit[0]) : NULL;
+        unsigned shift = letter ? 10 * (unsigned)(letter - letters + 1) : 0;
+
+        if (o->type == SETTING_MEMORY && strcmp(unit, "%") == 0 && *n <= 100) {
+                *n = *n ? MAX(memory_usable("") / 100 * *n, o->low) : 0;
+                return true;
+        }
+        if ((unit[0] && !letter) || (letter && unit[1]) || *n > UINT64_MAX >> shift)
+                return false;
+        *n <<= shift;
+        return true;
+}
+
+static int parse_bytes(const struct setting *o, const char *value, uint64_t *to, uint32_t *share,
+                       struct kvd_why *why) {
+        const char *rest;
+        uint64_t n;
+
+        if (!parse_number(value, 10, &n, &rest) || !scale(rest, o, &n))
+                return kvd_refuse(why, -EINVAL, "'%s' is not a size; write %s, such as 512M or 8G",
+                                  value, setting_unit(o));
+        if (n < o->low || n > o->high)
+                return kvd_refuse(why, -EINVAL,
+                                  "'%s' is out of range; at least %lluK, at most %lluG", value,
+                                  (unsigned long long)(o->low / KIB),
+                                  (unsigned long long)(o->high >> 30));
+        *to = n;
+        if (share)
+                *share = strcmp(rest, "%") == 0 ? (uint32_t)strtoul(value, NULL, 10) : 0;
+        return 0;
+}
+
+static int parse_count(const struct setting *o, const char *value, uint32_t *to,
+                       struct kvd_why *why) {
+        const char *rest;
+        uint64_t n;
+
+        if (!parse_number(value, 10, &n, &rest) || *rest || n < o->low || n > o->high)
+                return kvd_refuse(why, -EINVAL, "'%s' is not a number from %llu to %llu", value,
+                                  (unsigned long long)o->low, (unsigned long long)o->high);
+        *to = (uint32_t)n;
+        return 0;
+}
+
+static int parse_choice(const struct setting *o, const char *value, uint32_t *to,
+                        struct kvd_why *why) {
+        const char *at = o->choices;
+        size_t n;
+
+        for (uint32_t i = 0; *at; i++) {
+                n = strcspn(at, "|");
+                if (strlen(value) == n && memcmp(at, value, n) == 0) {
+                        *to = i;
+                        return 0;
+                }
+                at += n + (at[n] == '|');
+        }
+        return kvd_refuse(why, -EINVAL, "'%s' is not known; write one of %s", value, o->choices);
+}
+
+/* ---- users and groups ------------------------------------------------------------------------ */
+
+static int resolve(const char *name, bool group, uint32_t *ret, struct kvd_why *why) {
+        const char *rest;
+        uint64_t n;
+
+        if (parse_number(name, 10, &n, &rest) && !*rest && n < UINT32_MAX) {
+                *ret = (uint32_t)n;
+                return 0;
+        }
+        if (group) {
+                const struct group *g = getgrnam(name);
+
+                *ret = g ? g->gr_gid : UINT32_MAX;
+        } else {
+                const struct passwd *p = getpwnam(name);
+
+                *ret = p ? p->pw_uid : UINT32_MAX;
+        }
+        if (*ret == UINT32_MAX)
+                return kvd_refuse(why, -EINVAL,
+                                  "there is no %s '%s' on this machine; create it or write its "
+                                  "number",
+                                  group ? "group" : "user", name);
+        return 0;
+}
+
+static int parse_id(const char *value, bool group, uint32_t *to, struct kvd_why *why) {
+        *to = UINT32_MAX;
+        return value[0] ? resolve(value, group, to, why) : 0;
+}
+
+static int append(struct id_list *list, uint32_t id, struct kvd_why *why) {
+        uint32_t *ids = sys->calloc(list->n + 1, sizeof *ids);
+
+        if (!ids)
+                return kvd_refuse(why, -EINVAL, "out of memory");
+        if (list->n)
+                memcpy(ids, list->ids, list->n * sizeof *ids);
+        ids[list->n++] = id;
+        free(list->ids);
+        list->ids = ids;
+        return 0;
+}
+
+static int parse_ids(const char *value, bool groups, struct id_list *to, struct kvd_why *why) {
+        char copy[1024], *save = NULL;
+        uint32_t id;
+        int r = 0;
+
+        if (strlen(value) >= sizeof copy)
+                return kvd_refuse(why, -EINVAL,
+                                  "the list is longer than %zu bytes; use a group instead",
+                                  sizeof copy - 1);
+        strcpy(copy, value);
+        free(to->ids);
+        *to = (struct id_list){0};
+        for (char *name = strtok_r(copy, ", \t", &save); name && r >= 0;
+             name = strtok_r(NULL, ", \t", &save)) {
+                r = resolve(name, groups, &id, why);
+                if (r >= 0)
+                        r = append(to, id, why);
+        }
+        return r;
+}
+
+bool setting_keep(const struct setting *o, const void *now, void *next) {
+        static const size_t sizes[] = {
+                [SETTING_PATH] = 108, [SETTING_FILE] = 108, [SETTING_TEXT] = 1024,
+                [SETTING_FILES] = sizeof(struct file_list),
+                [SETTING_NAME] = KVD_NAME_MAX + 1, [SETTING_MODE] = 4,   [SETTING_GROUP] = 4,
+                [SETTING_BYTES] = 8,  [SETTING_MEMORY] = 8, [SETTING_COUNT] = 4,
+                [SETTING_NUMBER] = 4, [SETTING_CHOICE] = 4, [SETTING_USER] = 4};
+        const void *from = (const char *)now + o->offset;
+        void *to = (char *)next + o->offset;
+        bool changed = memcmp(from, to, sizes[o->type]) != 0;
+
+        memcpy(to, from, sizes[o->type]);
+        return changed;
+}
+
+int setting_parse(const struct setting *o, const char *value, void *base, struct kvd_why *why) {
+        void *to = (char *)base + o->offset;
+
+        switch (o->type) {
+        case SETTING_PATH:
+                return parse_path(value, to, why);
+        case SETTING_FILE:
+                return parse_file(value, to, why);
+        case SETTING_FILES:
+                return parse_files(value, to, why);
+        case SETTING_TEXT:
+                return parse_text(value, to, why);
+        case SETTING_NAME:
+                return parse_name(value, to, why);
+        case SETTING_MODE:
+                return parse_mode(value, to, why);
+        case SETTING_GROUP:
+        case SETTING_USER:
+                return parse_id(value, o->type == SETTING_GROUP, to, why);
+        case SETTING_BYTES:
+        case SETTING_MEMORY:
+                return parse_bytes(o, value, to,
+                                   o->share ? (uint32_t *)((char *)base + o->share) : NULL, why);
+        case SETTING_COUNT:
+                return parse_count(o, value, to, why);
+        case SETTING_NUMBER:
+                if (value[0])
+                        return parse_count(o, value, to, why);
+                *(uint32_t *)to = UINT32_MAX;
+                return 0;
+        case SETTING_CHOICE:
+                return parse_choice(o, value, to, why);
+        case SETTING_USERS:
+        case SETTING_GROUPS:
+                return parse_ids(value, o->type == SETTING_GROUPS, to, why);
+        }
+        return -EINVAL;
+}

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Decides once, at the start, where the pool is, and says why in one line.
+ *
+ * The driver is initialised in this process: it starts no thread before there is a context, and
+ * what this process starts afterwards it starts by exec, so that nothing inherits a driver that a
+ * fork has broken.
+ */
+
+#include "daemon/children/backend.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/degraded.h"
+#include "daemon/base/memory_limit.h"
+#include "daemon/children/exporter_child.h"
+#include "ipc/base/util.h"
+#include "store/disk.h"
+
+static int check(struct backend *b, cu_result error, const char *what) {
+        char text[128];
+
+        if (error == CU_OK)
+                return 0;
+        return kvd_refuse(&b->why, kvd_cuda_errno(error), "%s: %s", what,
+                          kvd_cuda_why(b->cuda, error, text, sizeof text));
+}
+
+const char *backend_name(enum kvd_backend backend) {
+        static const char *const names[] = {[KVD_BACKEND_HOST] = "host",
+                                            [KVD_BACKEND_VMM] = "cuda (vmm)",
+                                            [KVD_BACKEND_LEGACY] = "cuda (legacy)"};
+
+        return names[backend];
+}
+
+/* ---- device ---------------------------------------------------------------------------------- */
+
+/*
+ * GPUs are counted as nvidia-smi and the device nodes do, not by speed, unless the user has chosen
+ * otherwise.
+ */
+static void count_by_bus(void) {
+        setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0);
+}
+
+/*
+ * MPS has one server for each user, who waits for another user's clients to end, and ends all of
+ * its clients when one of them faults: kvd and what it starts keep out, unless the user has chosen
+ * otherwise. Engines of one user may be its clients all the same.
+ */
+static void keep_out_of_mps(void) {
+        setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent", 0);
+}
+
+/*
+ * A service may see only its own GPU (DeviceAllow, a container's devices), which is number 0 then,
+ * whatever its number on the machine. With several to choose from, the number must be right.
+ */
+static int find_device(struct backend *b, uint32_t number) {
+        int n, r = check(b, b->cuda->cuDeviceGetCount(&n), "cuDeviceGetCount");
+
+        if (r < 0)
+                return r;
+        if (n == 0)
+                return kvd_refuse(&b->why, -ENODEV, "the driver sees no GPU");
+        if (number >= (uint32_t)n && n > 1)
+                return kvd_refuse(&b->why, -ENODEV,
+                                  "there is no GPU %u; the driver sees %d, from 0 on", number, n);
+        return check(b, b->cuda->cuDeviceGet(&b->ordinal, n == 1 ? 0 : (int)number), "cuDeviceGet");
+}
+
+static int describe(struct backend *b) {
+        char name[100] = "", uuid[KVD_UUID_TEXT];
+        size_t bytes;
+        int r;
+
+        r = check(b, b->cuda->cuDeviceGetName(name, sizeof name, b->ordinal), "cuDeviceGetName");
+        if (r == 0)
+                r = check(b, b->cuda->cuDeviceGetUuid(&b->uuid, b->ordinal), "cuDeviceGetUuid");
+        if (r == 0)
+                r = check(b, b->cuda->cuDeviceTotalMem(&bytes, b->ordinal), "cuDeviceTotalMem");
+        if (r < 0)
+                return r;
+        b->bytes = bytes;
+        kvd_uuid_text(&b->uuid, name, uuid);
+        snprintf(b->device, sizeof b->device, "%s, UUID %s", name, uuid);
+        return 0;
+}
+
+/* ---- what it can do -------------------------------------------------------------------------- */
+
+/*
+ * Attributes say what a device could do; drivers, containers and virtual machines decide what it
+ * does.
+ */
+static int probe_vmm(struct backend *b) {
+        const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,
+                                           .handle_types = CU_HANDLE_POSIX_FD,
+                                           .location = {CU_LOCATION_DEVICE, b->ordinal}};
+        size_t bytes = 0;
+        cu_memory memory;
+        int fd = -1, r;
+
+        r = check(b,
+                  b->cuda->cuMemGetAllocationGranularity(&bytes, &what, CU_GRANULARITY_RECOMMENDED),
+                  "cuMemGetAllocationGranularity");
+        if (r == 0)
+                r = check(b, b->cuda->cuMemCreate(&memory, bytes, &what, 0), "cuMemCreate");
+        if (r < 0)
+                return r;
+        r = check(b, b->cuda->cuMemExportToShareableHandle(&fd, memory, CU_HANDLE_POSIX_FD, 0),
+                  "cuMemExportToShareableHandle");
+        b->cuda->cuMemRelease(memory);
+        if (r == 0)
+                close(fd);
+        return r;
+}
+
+static int find(struct backend *b, const struct config *config) {
+        const char *why = NULL;
+        int r;
+
+        b->cuda = kvd_cuda_load(&why);
+        if (!b->cuda)
+                return kvd_refuse(&b->why, -ENODEV, "%s", why);
+        count_by_bus();
+        keep_out_of_mps();
+        r = check(b, b->cuda->cuInit(0), "cuInit");
+        if (r == 0)
+                r = find_device(b, config->device);
+        return r == 0 ? describe(b) : r;
+}
+
+static int take_vmm(struct backend *b) {
+        int r = probe_vmm(b);
+
+        if (r < 0)
+                return r;
+        b->backend = KVD_BACKEND_VMM;
+        return kvd_refuse(&b->why, 0,
+                          "memory can be made, and given to other processes as descriptors");
+}
+
+/* Needs a context, and so a process of its own. because: descriptors were not to be had. */
+static int take_legacy(struct backend *b, const struct config *config, const char *because) {
+        const char *also = because[0] ? "; " : "";
+        char why[120];
+        int r = exporter_probe(config->worker_program, b->uuid.bytes, why, sizeof why);
+
+        if (r < 0)
+                return kvd_refuse(&b->why, r, "%s%s%s", because, also, why);
+        b->backend = KVD_BACKEND_LEGACY;
+        return kvd_refuse(&b->why, 0,
+                          "%s%san exporter can make memory, and give it to other processes as "
+                          "legacy handles",
+                          because, also);
+}
+
+static int take_gpu(struct backend *b, const struct config *config) {
+        int r;
+
+        if (config->backend == CONFIG_BACKEND_LEGACY)
+                return take_legacy(b, config, "backend = cuda-legacy");
+        r = take_vmm(b);
+        return r < 0 ? take_legacy(b, config, b->why.line) : r;
+}
+
+static void take_host(struct backend *b, const char *because) {
+        struct kvd_why why;
+
+        kvd_refuse(&why, 0, "%s", because);
+        *b = (struct backend){.backend = KVD_BACKEND_HOST, .why = why};
+}
+
+int backend_choose(const struct config *config, struct backend *ret) {
+        int r;
+
+        *ret = (struct backend){.backend = KVD_BACKEND_HOST};
+        if (config->backend == CONFIG_BACKEND_HOST) {
+                take_host(ret, "backend = host");
+                return 0;
+        }
+        r = find(ret, config);
+        if (r == 0)
+                r = take_gpu(ret, config);
+        if (r < 0 && config->backend == CONFIG_BACKEND_AUTO) {
+                degraded_set(host_memory, ret->cuda != NULL);
+                take_host(ret, ret->why.line);
+                return 0;
+        }
+        return r;
+}
+
+/* ---- pool ------------------------------------------------------------------------------------ */
+
+#define RESERVE (UINT64_C(1) << 30) /* the worker's context, and an engine's */
+
+static void size_by_gpu(const struct backend *b, struct config *config) {
+        uint64_t share = b->bytes / 100 * config->pool_share;
+
+        if (!config->reserve)
+                config->reserve = MIN(RESERVE, b->bytes / 16);
+        if (config->pool_share)
+                config->pool = MIN(share, b->bytes - MIN(b->bytes, config->reserve));
+}
+
+/* What goes to a file or to servers, or comes, goes through memory of the host, beside what stays there. */
+static uint64_t least_spill(const struct config *config) {
+        return config->host_tier + (config->files.n ? STORE_CARRY_BYTES : 0) +
+               (config->remote[0] ? STORE_CARRY_BYTES : 0);
+}
+
+int backend_size_pool(const struct backend *b, struct config *config, struct kvd_why *why) {
+        if (b->backend != KVD_BACKEND_HOST)
+                size_by_gpu(b, config);
+        config->pool_share = 0;
+        if (b->backend == KVD_BACKEND_HOST)
+                return config_check(config, why);
+        if (!config->spill)
+                config->spill = MIN(config->pool, memory_usable("") / 4) + least_spill(config);
+        if (config->spill < least_spill(config))
+                return kvd_refuse(why, -EINVAL,
+                                  "spill is less than the %llu MiB that host_tier, file and remote "
+                                  "need of it below a GPU (16 MiB each beside host_tier); raise it",
+                                  (unsigned long long)(least_spill(config) >> 20));
+        if (config->pool + config->reserve > b->bytes)
+                return kvd_refuse(why, -EINVAL,
+                                  "pool is %llu MiB, reserve %llu MiB, and %s has %llu MiB; lower "
+                                  "one of them",
+                                  (unsigned long long)(config->pool >> 20),
+                                  (unsigned long long)(config->reserve >> 20), b->device,
+                                  (unsigned long long)(b->bytes >> 20));
+        if (config->worker == CONFIG_OFF)
+                return kvd_refuse(why, -EINVAL,
+                                  "worker = off, and a GPU's memory is cleared by the worker "
+                                  "before "
+                                  "anybody gets it; set worker = auto, or backend = host");
+        return config_check(config, why);
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_CHILDREN_REMOTE_CHILD_H
+#define KVD_DAEMON_CHILDREN_REMOTE_CHILD_H
+
+/*
+ * The owner's side of the remote process (kvd --remote), which speaks to the servers of the remote
+ * tier (store/remote.h). Servers that do not answer are tried again after a pause, which doubles;
+ * meanwhile nobody asks them, and nobody waits.
+ */
+
+#include "daemon/base/config.h"
+#include "daemon/children/child.h"
+#include "store/store.h"
+
+struct remote_owner;
+
+/* Reads the key. *ret is NULL if the configuration names no servers. */
+int remote_owner_new(const struct config *config, struct loop *loop, struct store *store,
+                     struct remote_owner **ret, struct kvd_why *why);
+struct remote_owner *remote_owner_free(struct remote_owner *remote);
+void remote_owner_start(struct remote_owner *remote); /* NULL is fine */
+
+#endif

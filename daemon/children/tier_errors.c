@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * An error that is new is said soon, one that stays is said every minute. Servers choose the words
+ * of theirs, so that new ones are limited, too.
+ */
+
+#include "daemon/children/tier_errors.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static bool may_say(struct tier_errors *e, const char *last) {
+        return strcmp(e->said, last) == 0 ? log_allow_rarely(&e->again) : log_allow(&e->new);
+}
+
+void tier_errors_say(struct tier_errors *e, const char *tier, uint64_t n, const char *last) {
+        if (n == e->n || !may_say(e, last))
+                return;
+        log_warning("%s: %llu errors more, the last: %s", tier, (unsigned long long)(n - e->n), last);
+        e->n = n;
+        snprintf(e->said, sizeof e->said, "%s", last);
+}
+
+const char *tier_errors_why(char *to, size_t size, const char *why, uint64_t n, const char *last) {
+        snprintf(to, size, "%s", why);
+        if (n)
+                snprintf(to + strlen(to), size - strlen(to), "%slast error: %s", *why ? "; " : "",
+                         last);
+        return to;
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_CHILDREN_WORKER_FILES_H
+#define KVD_DAEMON_CHILDREN_WORKER_FILES_H
+
+/*
+ * The files that the worker has: descriptors of spaces, of their segments and of one sketch, which
+ * it got before the jobs that need them, and maps. Spaces are named by their numbers here, since a
+ * space may be deleted while the worker still has it mapped.
+ */
+
+#include "daemon/children/child.h"
+#include "store/store.h"
+
+struct worker_files {
+        struct known_space *known;     /* owned */
+        uint32_t sketch_space, sketch; /* 0: none */
+};
+
+/* The worker has nothing of a space any more, or of any space, since it is gone. */
+void worker_files_forget(struct worker_files *files, uint32_t space);
+void worker_files_forget_all(struct worker_files *files);
+void worker_files_forget_sketch(struct worker_files *files);
+
+/* The space with that number; NULL: it was deleted. */
+struct space *worker_files_space(struct store *store, uint32_t space);
+
+/* Has the worker a space that was deleted? Then *ret is its number. */
+bool worker_files_deleted(const struct worker_files *files, struct store *store, uint32_t *ret);
+
+/* The worker is asked to unmap a segment. False: it does not have the space. */
+bool worker_files_unmap(struct worker_files *files, uint32_t space, uint32_t segment);
+
+/*
+ * Sends what the worker lacks for a job of the space, one message a call. 1: it was sent something,
+ * 0: it lacks nothing. arguments: the descriptor from which it reads its jobs.
+ */
+int worker_files_send(struct worker_files *files, struct child *child, struct space *space,
+                      uint32_t sketch, int arguments);
+
+#endif

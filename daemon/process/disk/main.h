@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_PROCESS_DISK_MAIN_H
+#define KVD_DAEMON_PROCESS_DISK_MAIN_H
+
+/*
+ * The disk process: kvd --disk. It reads and writes the file of the file tier, so that a disk that
+ * hangs holds up nobody else. It ends with its owner. Returns an exit status.
+ */
+int disk_main(void);
+
+#endif

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_PROCESS_REMOTE_ADDRESS_H
+#define KVD_DAEMON_PROCESS_REMOTE_ADDRESS_H
+
+/* The addresses that a server's name has: one of them may answer where another does not. */
+
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define ADDRESSES 8u     /* of a name; others are not tried */
+#define ADDRESS_TEXT 64u /* bytes of one, for people */
+
+struct addrinfo;
+
+struct address {
+        union {
+                struct sockaddr any;
+                struct sockaddr_in v4;
+                struct sockaddr_in6 v6;
+        };
+        socklen_t size;
+};
+
+struct addresses {
+        uint32_t n;
+        struct address all[ADDRESSES];
+};
+
+/* If the host is an address, and no name; nobody is asked. */
+bool addresses_parse(const char *host, uint16_t port, struct addresses *ret);
+/* Copies the list, in its order, each address once. */
+void addresses_take(const struct addrinfo *list, struct addresses *ret);
+bool address_equal(const struct address *a, const struct address *b); /* the port, too */
+/* Without the port. */
+void address_text(const struct address *a, char ret[static ADDRESS_TEXT]);
+
+#endif

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * KeyDiff's compaction: each layer and KV head chooses, among the tokens of the source blocks,
+ * those of highest score (job_score.c has the anchor: of the sources and the rest of the sequence)
+ * and moves their keys and values into the destination blocks, packed, in order of position. What
+ * is left of the last one, and the state plane, is zeros. A layer is a piece of work of its own.
+ */
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/process/worker/compact.h"
+#include "daemon/process/worker/jobs.h"
+#include "daemon/process/worker/score.h"
+#include "kernels/block.h"
+#include "kernels/keydiff.h"
+
+static struct kvd_key_rows keys_of(const struct task *task, uint32_t layer) {
+        const struct shape *s = &task->shape;
+
+        return (struct kvd_key_rows){.offset = layer * 2 * s->plane,
+                                     .head_stride = s->head_stride,
+                                     .token_stride = s->token_stride,
+                                     .per_block = s->tokens,
+                                     .heads = s->heads,
+                                     .dim = s->dim,
+                                     .type = s->type};
+}
+
+/* A block at a time: they need not be full. */
+static void score_layer(const struct packing *p, uint32_t layer, float *scores, float *scratch) {
+        const struct shape *s = &p->task->shape;
+        const float *anchor = p->anchors + (size_t)layer * s->heads * s->dim;
+        struct kvd_key_rows keys = keys_of(p->task, layer);
+        uint32_t at = 0;
+
+        for (uint32_t i = 0; i < p->n_from; i++) {
+                const uint8_t *block = p->from[i];
+                uint32_t n = MIN(p->task->items[i].n_tokens, s->tokens);
+
+                keys.blocks = &block;
+                p->task->ops->keydiff->score(scores + at, p->n_tokens, &keys, 0, n, anchor,
+                                             scratch);
+                at += n;
+        }
+}
+
+static void move(const struct packing *p, uint32_t layer, uint32_t head, const uint32_t *chosen) {
+        const struct shape *s = &p->task->shape;
+        struct kvd_slots from = {.blocks = p->from,
+                                 .stride = s->token_stride * s->element,
+                                 .per_block = s->tokens,
+                                 .bytes = s->dim * s->element};
+        struct kvd_slots to = from;
+
+        to.blocks = p->to;
+        for (uint32_t plane = 0; plane < 2; plane++) {
+                from.offset = to.offset = (2 * layer + plane) * s->plane +
+                                          head * s->head_stride * s->element;
+                p->task->ops->block->compact(&to, &from, chosen, p->keep);
+        }
+}
+
+static void pack_layer(void *data, uint32_t layer, uint32_t thread) {
+        const struct packing *p = data;
+        const struct shape *s = &p->task->shape;
+        float *scores = (float *)(p->rooms + thread * p->room),
+              *scratch = scores + (size_t)s->heads * p->n_tokens;
+        uint32_t *chosen = (uint32_t *)(scratch + p->scratch);
+
+        score_layer(p, layer, scores, scratch);
+        for (uint32_t h = 0; h < s->heads; h++) {
+                p->task->ops->block->topk(chosen, scores + (size_t)h * p->n_tokens, p->n_tokens,
+                                          p->keep, true, chosen + p->n_tokens);
+                for (uint32_t i = 0; i < p->keep; i++)
+                        chosen[i] = p->place[chosen[i]];
+                move(p, layer, h, chosen);
+        }
+}
+
+/* ---- what the job names ---------------------------------------------------------------------- */
+
+static int find_places(struct packing *p) {
+        struct task *task = p->task;
+
+        p->place = task_room(task, p->n_tokens, sizeof *p->place);
+        for (uint32_t i = 0, at = 0; p->place && i < p->n_from; i++)
+                for (uint32_t t = 0; t < MIN(task->items[i].n_tokens, task->shape.tokens); t++)
+                        p->place[at++] = i * task->shape.tokens + t;
+        return p->place ? 0 : -ENOMEM;
+}
+
+static int count(struct packing *p) {
+        struct task *task = p->task;
+
+        p->n_from = task->job->param[0];
+        p->n_to = task->job->param[1];
+        p->keep = task->job->param[2];
+        if ((uint64_t)p->n_from + p->n_to > task->job->n_items)
+                return task_refuse(task, -EPROTO, "blocks beyond the job's items");
+        for (uint32_t i = 0; i < p->n_from; i++)
+                p->n_tokens += MIN(task->items[i].n_tokens, task->shape.tokens);
+        if (!p->keep || p->keep > p->n_tokens || DIV_UP(p->keep, task->shape.tokens) != p->n_to)
+                return task_refuse(task, -EPROTO, "%u tokens of %u in %u blocks", p->keep,
+                                   p->n_tokens, p->n_to);
+        return find_places(p);
+}
+
+static int find_blocks(struct packing *p) {
+        struct task *task = p->task;
+
+        for (uint32_t i = 0; i < p->n_from + p->n_to; i++) {
+                uint8_t *block = task_block(task, i);
+
+                if (!block)
+                        return task_refuse(task, -ESTALE, "a block is gone");
+                *(i < p->n_from ? &p->from[i] : &p->to[i - p->n_from]) = block;
+        }
+        for (uint32_t i = 0; i < p->n_to; i++) {
+                memset(p->to[i], 0, task->shape.block_bytes);
+                task_spend(task, task->shape.block_bytes);
+        }
+        return 0;
+}
+
+static int make_rooms(struct packing *p) {
+        struct task *task = p->task;
+        struct kvd_key_rows keys = keys_of(task, 0);
+
+        p->scratch = ALIGN_UP(kvd_keydiff_scratch(&keys), 16);
+        p->room = ALIGN_UP(
+                ((size_t)task->shape.heads * p->n_tokens + p->scratch + 2 * p->n_tokens) *
+                        sizeof(float),
+                64);
+        p->from = task_room(task, p->n_from, sizeof *p->from);
+        p->to = task_room(task, p->n_to, sizeof *p->to);
+        p->rooms = task_room(task, threads_count(task->threads), p->room);
+        p->anchors = score_anchors(task);
+        return p->from && p->to && p->rooms && p->anchors ? 0 : -ENOMEM;
+}
+
+static int begin(struct packing *p) {
+        int r = task_needs_numbers(p->task);
+
+        if (r == 0)
+                r = count(p);
+        if (r == 0 && !task_results(p->task, 1, sizeof(uint32_t)))
+                r = -E2BIG;
+        return r;
+}
+
+static int do_compact(struct task *task) {
+        struct packing p = {.task = task};
+        int r = begin(&p);
+
+        if (r == 0)
+                r = make_rooms(&p);
+        if (r == 0)
+                r = find_blocks(&p);
+        if (r < 0)
+                return r;
+        task_share(task, task->shape.layers, 2 * task->shape.plane * (p.n_from + p.n_to),
+                   pack_layer, &p);
+        return 0;
+}
+
+static int do_compact_on_device(struct task *task) {
+        struct packing p = {.task = task};
+        int r = begin(&p);
+
+        return r < 0 ? r : pack_on_device(&p);
+}
+
+const struct job_kind job_compact = {.name = "compact",
+                                     .access = TASK_PACK,
+                                     .call = do_compact,
+                                     .on_device = do_compact_on_device};

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * HShare's sharing configuration of one sequence, from what its last prompt queries selected: a row
+ * of bits, a bit a token, for each layer, head and query. Heads of a layer are compared query by
+ * query, layers head by head and query by query. Layers that are not sparse select nothing that
+ * others could use. Bits are counted where the blocks are, and compared here.
+ *
+ *      items   blocks with u64 [layer][head][query][word], one after the other    param  layers, heads, queries, words
+ *      result  u8 [layers]: source of each layer, then u8 [layers][heads]: source of each head of it
+ */
+
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/process/worker/config.h"
+#include "daemon/process/worker/jobs.h"
+
+/* Rows from there on that are compared. */
+struct rows {
+        const struct config *c;
+        struct gpu_overlap_pair pair;
+        uint32_t n;
+        uint32_t *to; /* [row]: bits that both have */
+};
+
+static uint32_t row_of(const struct config *c, uint32_t layer, uint32_t head) {
+        return (layer * c->heads + head) * c->queries;
+}
+
+/* ---- input ----------------------------------------------------------------------------------- */
+
+static int check(struct config *c) {
+        const uint32_t *param = c->task->job->param;
+        uint64_t rows, bytes;
+
+        c->layers = param[0];
+        c->heads = param[1];
+        c->queries = param[2];
+        c->words = param[3];
+        if (!c->layers || c->layers > 256 || !c->heads || c->heads > 256 || !c->queries ||
+            c->queries > 4096 || !c->words || c->words > 65536)
+                return task_refuse(c->task, -EINVAL,
+                                   "a configuration is of 1 to 256 layers and heads, 4096 queries, "
+                                   "and "
+                                   "65536 words of bits");
+        rows = (uint64_t)c->layers * c->heads * c->queries;
+        bytes = rows * c->words * sizeof(uint64_t);
+        if (rows > KVD_CONFIG_ROWS || bytes > c->task->job->n_items * c->task->shape.block_bytes)
+                return task_refuse(c->task, -EINVAL, "%llu rows of bits, %llu bytes, in %u blocks",
+                                   (unsigned long long)rows, (unsigned long long)bytes,
+                                   c->task->job->n_items);
+        return 0;
+}
+
+static int find_blocks(struct config *c) {
+        struct task *task = c->task;
+
+        c->blocks = task_room(task, task->job->n_items, sizeof *c->blocks);
+        for (uint32_t i = 0; c->blocks && i < task->job->n_items; i++) {
+                c->blocks[i] = task_block(task, i);
+                if (!c->blocks[i])
+                        return task_refuse(task, -ESTALE, "a block of bits is gone");
+        }
+        return c->blocks ? 0 : -ENOMEM;
+}
+
+#define ROOM (1u << 16) /* rows of pairs that are compared at a time, if a pair has not more */
+
+static int make_room(struct config *c) {
+        struct task *task = c->task;
+        size_t n = MAX(c->heads, c->layers);
+
+        c->room = MAX(row_of(c, 1, 0), ROOM);
+        c->counts = task_room(task, row_of(c, c->layers, 0), sizeof *c->counts);
+        c->both = task_room(task, c->room, sizeof *c->both);
+        c->pairs = task_room(task, MAX(c->room / c->queries, c->layers), sizeof *c->pairs);
+        c->similar = task_room(task, n * n + n, sizeof *c->similar);
+        c->plan = task_room(task, n, sizeof *c->plan);
+        c->layer_result = task_results(task, (size_t)c->layers * (1 + c->heads), 1);
+        if (!c->counts || !c->both || !c->pairs || !c->similar || !c->plan || !c->layer_result)
+                return -ENOMEM;
+        c->head_result = c->layer_result + c->layers;
+        return 0;
+}
+
+/* ---- rows of bits ---------------------------------------------------------------------------- */
+
+/* Words from that one on that lie in one block, at most so many. */
+static const uint64_t *words_at(const struct config *c, uint64_t word, uint32_t *n) {
+        uint64_t at = word * sizeof(uint64_t), bytes = c->task->shape.block_bytes;
+
+        *n = (uint32_t)MIN(*n, (bytes - at % bytes) / sizeof(uint64_t));
+        return (const uint64_t *)(c->blocks[at / bytes] + at % bytes);
+}
+
+static uint32_t overlap(const struct config *c, size_t a, size_t b) {
+        uint32_t sum = 0;
+
+        for (uint32_t w = 0, n; w < c->words; w += n) {
+                const uint64_t *x, *y;
+                uint32_t both;
+
+                n = c->words - w;
+                x = words_at(c, a * c->words + w, &n);
+                y = words_at(c, b * c->words + w, &n);
+                c->task->ops->hshare->overlap(&both, x, y, 1, n);
+                sum += both;
+        }
+        return sum;
+}
+
+#define ROWS 16u /* that a thread compares at a time */
+
+static void compare_rows(void *data, uint32_t i, uint32_t thread) {
+        const struct rows *r = data;
+
+        for (uint32_t row = i * ROWS; row < MIN((i + 1) * ROWS, r->n); row++)
+                r->to[row] = overlap(r->c, (size_t)r->pair.a + row, (size_t)r->pair.b + row);
+}
+
+static int compare(const struct config *c, const struct gpu_overlap_pair *pairs, uint32_t n,
+                   uint32_t rows, uint32_t *to) {
+        for (uint32_t i = 0; i < n; i++) {
+                struct rows r = {c, pairs[i], rows, to + (size_t)i * rows};
+
+                task_share(c->task, DIV_UP(rows, ROWS),
+                           2 * sizeof(uint64_t) * c->words * MIN(rows, ROWS), compare_rows, &r);
+        }
+        return 0;
+}
+
+/* ---- similarity ------------------------------------------------------------------------------ */
+
+/* Of n things: thing i has rows from there on, and so many. */
+struct things {
+        uint32_t n, first, rows;
+};
+
+static struct gpu_overlap_pair pair_of(const struct things *t, uint32_t i, uint32_t j) {
+        return (struct gpu_overlap_pair){t->first + i * t->rows, t->first + j * t->rows};
+}
+
+/* The pairs of things, row by row of a triangle. */
+struct place {
+        uint32_t i, j;
+};
+
+static void next(struct place *at) {
+        if (++at->j == at->i)
+                *at = (struct place){at->i + 1, 0};
+}
+
+/* As many pairs from there on as there is room for. */
+static int compare_some(struct config *c, const struct things *t, struct place *at) {
+        struct place from = *at;
+        uint32_t n = 0;
+        int r;
+
+        for (; at->i < t->n && (n + 1) * t->rows <= c->room; next(at))
+                c->pairs[n++] = pair_of(t, at->i, at->j);
+        r = c->compare(c, c->pairs, n, t->rows, c->both);
+        for (uint32_t k = 0; r == 0 && k < n; k++, next(&from))
+                c->similar[(size_t)from.i * t->n + from.j] = (float)kvd_share_similarity(
+                        c->both + (size_t)k * t->rows, c->counts + c->pairs[k].a,
+                        c->counts + c->pairs[k].b, t->rows);
+        return r;
+}
+
+/* That many of the things share. */
+static int plan(struct config *c, const struct things *t, uint32_t share) {
+        struct place at = {1, 0};
+        int r = 0;
+
+        while (r == 0 && at.i < t->n)
+                r = compare_some(c, t, &at);
+        if (r < 0)
+                return r;
+        kvd_share_plan(c->similar, t->n, share, c->how, c->plan,
+                       c->similar + (size_t)t->n * t->n);
+        task_spend(c->task, (uint64_t)t->n * t->n * sizeof(float) *
+                                    (1 + MIN(share, t->n - share)));
+        return 0;
+}
+
+static int plan_heads(struct config *c, uint32_t layer) {
+        const struct things heads = {c->heads, row_of(c, layer, 0), c->queries};
+        uint32_t k = kvd_share_count(task_setting(c->task, KVD_hshare_head_ratio), c->heads);
+        int r = plan(c, &heads, layer < c->dense ? 0 : k);
+
+        for (uint32_t h = 0; r == 0 && h < c->heads; h++)
+                c->head_result[(size_t)layer * c->heads + h] = (uint8_t)c->plan[h];
+        return r;
+}
+
+static int plan_layers(struct config *c) {
+        const struct things layers = {c->layers - c->dense, row_of(c, c->dense, 0), row_of(c, 1, 0)};
+        double ratio = task_setting(c->task, KVD_hshare_layer_ratio);
+        int r = layers.n ? plan(c, &layers, kvd_share_count(ratio, layers.n)) : 0;
+
+        for (uint32_t l = 0; l < c->dense; l++)
+                c->layer_result[l] = (uint8_t)l;
+        for (uint32_t l = 0; r == 0 && l < layers.n; l++)
+                c->layer_result[c->dense + l] = (uint8_t)(c->dense + c->plan[l]);
+        return r;
+}
+
+static int count(struct config *c) {
+        for (uint32_t l = 0; l < c->layers; l++)
+                c->pairs[l] = (struct gpu_overlap_pair){row_of(c, l, 0), row_of(c, l, 0)};
+        return c->compare(c, c->pairs, c->layers, row_of(c, 1, 0), c->counts);
+}
+
+/* ---- the job --------------------------------------------------------------------------------- */
+
+static int begin(struct config *c) {
+        int r = check(c);
+
+        if (r < 0)
+                return r;
+        c->dense = (uint32_t)MIN(task_setting(c->task, KVD_hshare_dense_layers), c->layers);
+        c->how = task_setting(c->task, KVD_hshare_algo) ? KVD_SHARE_STAR : KVD_SHARE_GREEDY_ROOT;
+        return make_room(c);
+}
+
+static int make_plans(struct config *c) {
+        int r = count(c);
+
+        for (uint32_t l = 0; r == 0 && l < c->layers; l++)
+                r = plan_heads(c, l);
+        return r < 0 ? r : plan_layers(c);
+}
+
+static int do_config(struct task *task) {
+        struct config c = {.task = task, .compare = compare};
+        int r = begin(&c);
+
+        if (r == 0)
+                r = find_blocks(&c);
+        return r < 0 ? r : make_plans(&c);
+}
+
+static int do_config_on_device(struct task *task) {
+        struct config c = {.task = task};
+        int r = begin(&c);
+
+        if (r == 0)
+                r = config_on_device(&c);
+        return r < 0 ? r : make_plans(&c);
+}
+
+const struct job_kind job_config = {.name = "config",
+                                    .access = TASK_READ,
+                                    .call = do_config,
+                                    .on_device = do_config_on_device};

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVD_DAEMON_SERVE_REQUESTS_H
+#define KVD_DAEMON_SERVE_REQUESTS_H
+
+/*
+ * A client's socket: when it is ready the client waits for its turn (turns.h), in which one request
+ * is read, answered by its handler (handlers.h), and the reply sent.
+ */
+
+#include "daemon/base/loop.h"
+#include "daemon/serve/turns.h"
+
+void request_came(struct loop_source *source, short revents); /* source: a client's socket */
+bool request_serve(struct turns_place *place);                  /* place: a client's */
+
+#endif
