@@ -20,7 +20,7 @@
 #include "ipc/base/sequence.h"
 #include "ipc/base/util.h"
 #include "kernels/ops.h"
-#include "tests/daemon/owner.h"
+#include "tests/daemon/process/owner.h"
 #include "tests/lib/suite.h"
 
 static struct owner o;

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "ipc/base/util.h"
-#include "tests/daemon/remote_tier.h"
+#include "tests/daemon/children/remote_tier.h"
 #include "tests/lib/certificates.h"
 #include "tests/lib/suite.h"
 

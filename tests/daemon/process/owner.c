@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/daemon/owner.h"
+#include "tests/daemon/process/owner.h"
 
 #include <errno.h>
 #include <poll.h>

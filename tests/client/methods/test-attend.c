@@ -21,7 +21,7 @@
 #include "client/kvd_attend.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
-#include "tests/client/attend_reference.h"
+#include "tests/client/methods/attend_reference.h"
 #include "tests/lib/instance.h"
 #include "tests/lib/suite.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_TESTS_DAEMON_OWNER_H
-#define KVD_TESTS_DAEMON_OWNER_H
+#ifndef KVD_TESTS_DAEMON_PROCESS_OWNER_H
+#define KVD_TESTS_DAEMON_PROCESS_OWNER_H
 
 /*
  * The test as a worker's owner: starts $KVD --worker, gives it memory of its own making, and asks

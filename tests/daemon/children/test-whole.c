@@ -15,7 +15,7 @@
 #include "client/kvd.h"
 #include "ipc/base/key.h"
 #include "ipc/base/util.h"
-#include "tests/daemon/file_tier.h"
+#include "tests/daemon/children/file_tier.h"
 #include "tests/lib/suite.h"
 
 #define TOKENS (BLOCKS * BLOCK_TOKENS)

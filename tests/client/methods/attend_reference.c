@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/client/attend_reference.h"
+#include "tests/client/methods/attend_reference.h"
 
 #include <math.h>
 #include <stdlib.h>

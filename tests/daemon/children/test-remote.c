@@ -14,7 +14,7 @@
 
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
-#include "tests/daemon/remote_tier.h"
+#include "tests/daemon/children/remote_tier.h"
 #include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
 

@@ -17,7 +17,7 @@
 
 #include "client/kvd_methods.h"
 #include "ipc/base/util.h"
-#include "tests/daemon/file_tier.h"
+#include "tests/daemon/children/file_tier.h"
 #include "tests/lib/amount.h"
 #include "tests/lib/suite.h"
 

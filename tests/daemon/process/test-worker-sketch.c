@@ -14,7 +14,7 @@
 #include "ipc/base/sequence.h"
 #include "ipc/base/util.h"
 #include "kernels/sketch.h"
-#include "tests/daemon/owner.h"
+#include "tests/daemon/process/owner.h"
 #include "tests/lib/suite.h"
 
 #define BLOCKS 8u       /* that have contents */

@@ -18,7 +18,7 @@
 #include "client/kvd.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
-#include "tests/daemon/file_tier.h"
+#include "tests/daemon/children/file_tier.h"
 #include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_TESTS_DAEMON_FILE_TIER_H
-#define KVD_TESTS_DAEMON_FILE_TIER_H
+#ifndef KVD_TESTS_DAEMON_CHILDREN_FILE_TIER_H
+#define KVD_TESTS_DAEMON_CHILDREN_FILE_TIER_H
 
 /* A daemon with a file tier, a client of it, and chains that go there and come back. */
 

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "ipc/base/util.h"
-#include "tests/daemon/file_tier.h"
+#include "tests/daemon/children/file_tier.h"
 #include "tests/lib/suite.h"
 
 static char second[140];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_TESTS_DAEMON_REMOTE_TIER_H
-#define KVD_TESTS_DAEMON_REMOTE_TIER_H
+#ifndef KVD_TESTS_DAEMON_CHILDREN_REMOTE_TIER_H
+#define KVD_TESTS_DAEMON_CHILDREN_REMOTE_TIER_H
 
 /* Machines, each a daemon with a client, that share servers, and chains that go there and come. */
 

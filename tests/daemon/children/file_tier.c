@@ -4,7 +4,7 @@
  * What tests of the file tier share.
  */
 
-#include "tests/daemon/file_tier.h"
+#include "tests/daemon/children/file_tier.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "ipc/base/util.h"
-#include "tests/daemon/remote_tier.h"
+#include "tests/daemon/children/remote_tier.h"
 #include "tests/lib/mooncake.h"
 #include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"

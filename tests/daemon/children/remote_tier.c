@@ -5,7 +5,7 @@
  * says: "mooncake", or real Redis ones, with "tls" or without.
  */
 
-#include "tests/daemon/remote_tier.h"
+#include "tests/daemon/children/remote_tier.h"
 
 #include <fcntl.h>
 #include <poll.h>
