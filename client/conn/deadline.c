@@ -26,10 +26,11 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
+uint32_t deadline_ms = DEADLINE_MS;
 _Thread_local uint64_t deadline_of_call;
 
 uint64_t deadline_from_now(void) {
-        return sys_now_ns() + DEADLINE_MS * UINT64_C(1000000);
+        return sys_now_ns() + deadline_ms * UINT64_C(1000000);
 }
 
 uint64_t deadline_ns(void) {
