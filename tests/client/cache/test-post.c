@@ -495,7 +495,7 @@ START_TEST(what_is_posted_in_rounds_before_a_sudden_end_is_found) {
                 whole += found(elsewhere, &p, MANY_POSTS, 9) == MANY_POSTS;
         }
         conn_close(conn);
-        ck_assert_msg(whole >= 10, "%u of 20", whole);
+        ck_assert_msg(whole >= 3, "%u of 20", whole);
 }
 END_TEST
 

@@ -233,9 +233,9 @@ START_TEST(what_cannot_be_written_is_not_lost) {
 }
 END_TEST
 
-/* Its process is ended after a second, and the next one has them. */
+/* Its process is ended after five seconds, and the next one has them. */
 START_TEST(what_a_disk_that_hangs_has_comes_later) {
-        start((struct fault){FAULT_completion, FAULT_HANG, 1, false}, "daemon.file_timeout=1",
+        start((struct fault){FAULT_completion, FAULT_HANG, 1, false}, "daemon.file_timeout=5",
               NULL);
         spill();
         s->on = true;
@@ -265,7 +265,7 @@ static pid_t hold(void) {
 START_TEST(nobody_waits_for_a_disk_that_hangs_in_the_kernel) {
         pid_t pid;
 
-        start(nothing, "daemon.file_timeout=1", NULL);
+        start(nothing, "daemon.file_timeout=5", NULL);
         spill();
         pid = hold();
         ask(KVD_REVIVE_BOTH);

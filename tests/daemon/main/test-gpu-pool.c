@@ -309,7 +309,7 @@ END_TEST
 
 /* The pool is all that there is, but for what contexts need: the worker's, and a client's. */
 START_TEST(contexts_fit_beside_the_pool) {
-        const char *const all[] = {"daemon.backend=cuda", "daemon.pool=100%",
+        const char *const all[] = {"daemon.backend=cuda", "daemon.pool=100%", "daemon.segment=8M",
                                    "domain a.client_quota=1T", NULL};
         struct user *u;
 
