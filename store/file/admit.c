@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which blocks are worth being written below the pool: those deep in their chain, where computing
- * them again costs most, and those that a client has used again after all had let go of them. What
- * is asked for once only costs neither a disk nor a network a write.
+ * Which blocks are worth writing to a tier below the pool: those deep in their chain, which are the
+ * most expensive to recompute, and those that a client used again after no client had them pinned.
+ * A block that is used only once causes no write to disk or network.
  */
 
 #include "ipc/base/enums.h"
@@ -29,7 +29,7 @@ bool admit_can_lead(const struct space *space, uint32_t id) {
                (!space_finds_whole(space) || !tokens_at(space, desc->root, desc->depth + 1));
 }
 
-/* Its last use when nobody had it pinned is noted; a later one is its second. */
+/* Remembers the block's last use when it is first found unpinned; a later use is its second. */
 static bool used_again(struct space *space, uint32_t id, uint32_t *reads) {
         uint32_t *mark = &space->records[id].mark, last;
 

@@ -2,21 +2,21 @@
 #ifndef KVD_STORE_FILE_ADMIT_H
 #define KVD_STORE_FILE_ADMIT_H
 
-/* What the tiers below the pool ask of a block before they take it. */
+/* The conditions under which a block is written to a tier below the pool. */
 
 #include "store/cache/cache.h"
 
 bool admit_can_be_written(const struct block *b);
-/* Could a fetch bring it back? Not if it lies too deep in its chain, or is not full. */
+/* Could a fetch bring the block back? Not if it is too deep in its chain, or not full. */
 bool admit_can_return(const struct space *space, uint32_t id);
 /*
- * May it be written, with all that it is behind? Of a bidirectional prefix it is the last block, and
- * the prefix is one that can come back, whole.
+ * Can the block be written and fetched back, with all blocks before it? In a bidirectional prefix
+ * only the last block leads, if the whole prefix can be fetched back.
  */
 bool admit_can_lead(const struct space *space, uint32_t id);
 /*
- * depth: tokens that end with a block which is taken at its first use; what is in the file was
- * admitted already. Takes the pin pages that it reads from *reads.
+ * depth: a block that ends at or beyond this many tokens is admitted at its first use. A block that
+ * has a record was admitted before. Subtracts the number of pin pages that it reads from *reads.
  */
 bool admit_block(struct space *space, uint32_t id, uint32_t depth, uint32_t *reads);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What fetches of all tiers have in common: what they come behind is held, what came is sealed
- * behind it, and whoever asked is told by a descriptor at the end.
+ * The common part of fetches from all tiers. A fetch holds the last resident block of its chain,
+ * seals each block that arrives after it, and signals the caller's eventfd when it ends.
  */
 
 #include <errno.h>
@@ -22,7 +22,7 @@ static struct chain_at begin_of(const struct space *space, const struct fetch_re
         return chain_begin(space, q->group, q->salt, q->tokens, q->n_tokens);
 }
 
-/* Of q's tokens, those before the end of the next block. */
+/* Number of tokens from the chain's beginning to the end of the next block. */
 static uint64_t next_end(const struct space *space, const struct chain_at *at) {
         return (uint64_t)at->depth * space->ix->geometry.block_tokens +
                tokens_at(space, at->root, at->depth);
@@ -61,7 +61,10 @@ static struct bringing *bringing_of(struct kvd_list_node *node) {
         return container_of(node, struct bringing, waiting);
 }
 
-/* The client's turn in its domain. -EBUSY: it has as many fetches as are left for others. */
+/*
+ * The client's turn in its domain. -EBUSY: the client has at least as many fetches as its domain
+ * has places left.
+ */
 static int take_turn(const struct kvd_list *queue, const struct attachment *a, uint64_t *ret) {
         uint64_t n = 0, own = 0, turn = 0;
 
@@ -87,7 +90,7 @@ static int take_turn(const struct kvd_list *queue, const struct attachment *a, u
         return 0;
 }
 
-/* Behind those of its round: they came first. */
+/* After the fetches of the same round, which came first. */
 static void insert(struct kvd_list *queue, struct bringing *b) {
         struct kvd_list_node *before = NULL, *last = queue->last;
 
@@ -98,7 +101,10 @@ static void insert(struct kvd_list *queue, struct bringing *b) {
         kvd_list_insert(queue, before, &b->waiting);
 }
 
-/* It takes the place of the first one of its domain with a later turn; that one moves on. */
+/*
+ * Takes the position of the domain's first fetch with a later turn. Each displaced fetch takes the
+ * position of the domain's next one.
+ */
 static void enqueue(struct kvd_list *queue, struct bringing *b) {
         const struct domain *domain = b->space->domain;
         uint64_t round = queue->first ? bringing_of(queue->first)->round : 0;
@@ -188,7 +194,7 @@ int bring_begin(struct kvd_list *queue, size_t bytes, struct attachment *a,
 
 /* ---- its end --------------------------------------------------------------------------------- */
 
-/* With what clients say that their calls took. */
+/* Adds the fetch to the latency histogram that the clients' own calls are counted in. */
 static void count_latency(struct bringing *b) {
         uint64_t *words = b->space->account.past_counters, ns = sys_now_ns() - b->begun_ns;
 
@@ -196,7 +202,7 @@ static void count_latency(struct bringing *b) {
         words[kvd_latency_bucket(KVD_LATENCY_FETCH, ns)]++;
 }
 
-/* A descriptor that is readable already need not be told. */
+/* The result of write does not matter: it fails only if the eventfd is readable already. */
 void bring_tell(struct bringing *b) {
         uint64_t one = 1;
 
@@ -208,7 +214,7 @@ void bring_tell(struct bringing *b) {
         b->fd = -1;
 }
 
-/* What came of a prefix that did not come whole is of no use. */
+/* Only a part of a bidirectional prefix arrived. */
 static bool is_useless(const struct bringing *b) {
         const struct kvd_desc *last = kvd_index_desc(b->space->ix, kvd_ref_id(b->last));
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The catalog is a table with an entry for each place of the volume, of which only those that are
- * used take memory. Nothing here reads the disk, and nothing takes longer than a bounded number of
- * steps.
+ * The catalog is a table with an entry for each place of the volumes. Only entries that were used
+ * take memory. No function here reads a disk, and each takes a bounded number of steps.
  */
 
 #include "store/file/catalog.h"
@@ -14,8 +13,8 @@
 
 #include "ipc/base/sys.h"
 
-#define BUCKET_BYTES (UINT64_C(256) << 10) /* of the file for each of them */
-#define LOOKS 64u /* at records with the same hash, and at cold ones */
+#define BUCKET_BYTES (UINT64_C(256) << 10) /* bytes of the files for each bucket */
+#define LOOKS 64u /* records that one search looks at, in a bucket or from the cold end */
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -30,7 +29,7 @@ static void *table(uint64_t n, size_t size) {
         return at == MAP_FAILED ? NULL : at;
 }
 
-/* Returns the bytes of all extents. */
+/* Returns the total bytes of all extents. */
 static uint64_t take_files(struct catalog *c, const struct catalog_size *sizes) {
         uint64_t bytes = 0;
 
@@ -109,7 +108,7 @@ int catalog_space_of_epoch(const struct catalog *c, uint64_t epoch) {
         return -1;
 }
 
-/* What all namespaces of its owner have. */
+/* Bytes of all namespaces with the same owner. */
 static struct catalog_namespace sum_of_owner(const struct catalog *c, int space) {
         struct catalog_namespace sum = {0};
 
@@ -160,9 +159,9 @@ static void hash_remove(struct catalog *c, uint32_t place) {
 /* ---- in the order of use --------------------------------------------------------------------- */
 
 /*
- * Only those that nothing is behind are in it: others cannot go, however cold they are, and would
- * be in the way of those that can. Each file has its own, so that one which takes nothing is in
- * nobody's way.
+ * The LRU list contains only records without children: others cannot be evicted, however cold they
+ * are, and would only slow down the search. Each file has its own list, so that the records of a
+ * file that takes nothing do not slow it down either.
  */
 static void use_remove(struct catalog *c, uint32_t place) {
         const struct catalog_entry *e = &c->entries[place];
@@ -172,7 +171,7 @@ static void use_remove(struct catalog *c, uint32_t place) {
         *(e->newer == CATALOG_NOWHERE ? &f->warmest : &c->entries[e->newer].older) = e->older;
 }
 
-/* newer: CATALOG_NOWHERE: it is the warmest */
+/* newer: its neighbour in the list; CATALOG_NOWHERE: it becomes the warmest */
 static void use_insert(struct catalog *c, uint32_t place, uint32_t newer) {
         struct catalog_file *f = catalog_file(c, place);
         struct catalog_entry *e = &c->entries[place];
@@ -183,7 +182,10 @@ static void use_insert(struct catalog *c, uint32_t place, uint32_t newer) {
         *(newer == CATALOG_NOWHERE ? &f->warmest : &c->entries[newer].older) = place;
 }
 
-/* It can go again: where its last use is among the coldest, or else it is warm. */
+/*
+ * The record has no children any more. It is inserted by its last use if that is among the coldest
+ * LOOKS records, and otherwise as the warmest.
+ */
 static void use_return(struct catalog *c, uint32_t place) {
         uint32_t newer = catalog_file(c, place)->coldest;
 
@@ -257,7 +259,7 @@ static void extent_begin(struct catalog *c, struct catalog_extent *e, struct cat
         kvd_list_insert(&class->roomy[e->file], NULL, &e->node);
 }
 
-/* It is nobody's once its last record is gone. */
+/* The extent has no records any more: makes it available for any slot size. */
 static void extent_end(struct catalog *c, struct catalog_extent *e) {
         class_of(c, e->slot_bytes)->extents--;
         kvd_list_remove(&e->node);
@@ -290,9 +292,9 @@ static void slot_give(struct catalog *c, uint32_t place) {
                 extent_end(c, e);
 }
 
-/* ---- what clients are told ------------------------------------------------------------------- */
+/* ---- hints for clients ----------------------------------------------------------------------- */
 
-/* Where a record's hint is, or with 0 the first place for one. NULL: nowhere. */
+/* The slot with a record's hint; with value 0: the first free slot for one. NULL: there is none. */
 static shm_u64 *hint_find(const struct kvd_index *ix, uint64_t hint, uint64_t value) {
         for (uint32_t i = 0; i < KVD_BUCKETS * KVD_BUCKET_SLOTS; i++) {
                 shm_u64 *slot = kvd_index_hint(ix, hint, i);
@@ -462,7 +464,7 @@ static uint32_t coldest_of(const struct catalog *c, uint32_t file, const void *o
         return CATALOG_NOWHERE;
 }
 
-/* The coldest that may go, of an owner or of anybody, in files that take more. */
+/* The coldest record that may be evicted, of that owner (NULL: any), in files that take records. */
 static uint32_t coldest(const struct catalog *c, const void *owner, uint32_t slot_bytes,
                         uint64_t since_ns) {
         uint32_t ret = CATALOG_NOWHERE;
@@ -480,7 +482,7 @@ static uint32_t coldest(const struct catalog *c, const void *owner, uint32_t slo
         return ret;
 }
 
-/* All that shares an extent, what it is before notwithstanding. False: some of it is in use. */
+/* Evicts all records of an extent, even those with children. False: some of them are in use. */
 static bool extent_clear(struct catalog *c, struct catalog_extent *e, uint64_t since_ns) {
         uint32_t first = first_place(c, e), n = e->fresh;
 
@@ -569,9 +571,12 @@ uint32_t catalog_take_copy(struct catalog *c, uint32_t slot_bytes, int space, ui
         return place;
 }
 
-/* ---- what was there at the start ------------------------------------------------------------- */
+/* ---- records that the scan found ------------------------------------------------------------- */
 
-/* An extent that is found begins with its first record; slots before that one are free. */
+/*
+ * The first record that is found in an extent begins it. Records are found in the order of their
+ * slots, so those that were passed over are free.
+ */
 static bool slot_found(struct catalog *c, uint32_t slot_bytes, uint32_t place) {
         struct catalog_extent *e = extent_of(c, place);
         struct catalog_class *class = class_of(c, slot_bytes);

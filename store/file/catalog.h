@@ -3,79 +3,79 @@
 #define KVD_STORE_FILE_CATALOG_H
 
 /*
- * What the daemon knows of its volumes, one in each file, as one: which record is at which place,
- * in memory. A record is found by its key, and knows the one before it by place and sequence; one
- * that others are behind is kept for as long as they are. Which goes for a new one is decided
- * here: the coldest that nothing is behind, and where all extents have slots of another size, all
- * that shares an extent with it.
+ * The daemon's directory of all its volumes, one per file, in memory: which record is at which
+ * place. A record is found by its key, and refers to its parent (the record before it in the chain)
+ * by place and sequence. A record stays as long as it has children. The catalog also decides which
+ * record is evicted for a new one: the coldest one without children or, where all extents have
+ * slots of another size, all records of that one's extent.
  *
- * New ones go to the files in turn, as long as these have room: so the blocks of one chain are in
- * all of them, and each gets the same share of what is read or written at once. When all are
- * full, what goes says which file is next, and that was spread in this way before. A file that
- * takes nothing for a while (closed) is passed over. A place is extent x FILE_SLOTS + slot;
- * extents are numbered from the first file on.
+ * New records are written to the files in turn while these have room, so that the blocks of a chain
+ * are spread over all files, and each has an equal share of what is read or written at once. When
+ * all files are full, the next record takes the place of the evicted one; evicted records were
+ * spread in the same way. A file that takes nothing for a while (closed) is skipped. A place is
+ * extent x FILE_SLOTS + slot; extents are numbered through all files.
  */
 
 #include "ipc/base/list.h"
 #include "store/file/volume.h"
 
 #define CATALOG_NOWHERE UINT32_MAX
-#define CATALOG_CLASSES FILE_NAMESPACES /* sizes of slots: a space has one */
+#define CATALOG_CLASSES FILE_NAMESPACES /* slot sizes: each space has one */
 
 struct catalog_namespace {
         struct kvd_key id;
         uint64_t epoch;         /* 0: not known yet */
-        const void *owner;      /* a domain; NULL: nobody has opened it since the start */
-        struct kvd_index *told; /* whose clients are told what is there; NULL: nobody's */
+        const void *owner;      /* a domain; NULL: not opened since the daemon started */
+        struct kvd_index *told; /* index in which clients find hints of its records; or NULL */
         uint64_t bytes, records;
-        uint64_t copy_bytes;    /* ... of them of exact copies, which are no records */
+        uint64_t copy_bytes;    /* part of bytes: exact copies, which are not counted in records */
         uint64_t serial;        /* of the first superblock that names it */
         bool used, dead;        /* dead: it is being erased */
 };
 
 /*
- * bad: the disk did not take it; it is tried again after a restart. copy: an exact copy's
- * (copies.c): it is found by nobody, and goes for nobody.
+ * BAD: a write failed; the slot is not used again before a restart. COPY: an exact copy (copies.c),
+ * which is never found by a key and never evicted.
  */
 enum catalog_state { CATALOG_FREE, CATALOG_WRITING, CATALOG_THERE, CATALOG_BAD, CATALOG_COPY };
 
 struct catalog_entry {
         uint64_t tag, hint, sequence, parent;
-        uint64_t used_ns;       /* when it was entered, or used last */
-        uint32_t same;          /* next with that hash */
-        uint32_t up;            /* place of the record before it */
+        uint64_t used_ns;       /* time of its last use, or when it was entered */
+        uint32_t same;          /* next in its hash bucket: place + 1; 0: none */
+        uint32_t up;            /* place of its parent */
         uint32_t children;
-        /* in the order of use, unless there are children; free: older is the next free slot */
+        /* links in the file's LRU list, unless it has children; FREE: older: next free slot */
         uint32_t older, newer;
-        uint8_t state, space;   /* space: its namespace */
-        uint16_t busy;          /* it is being read: it stays */
+        uint8_t state, space;   /* space: number of its namespace */
+        uint16_t busy;          /* number of reads under way; not evicted unless 0 */
 };
 
 struct catalog_extent {
-        struct kvd_list_node node; /* in its class's list, while it has free slots; or in empty */
-        uint32_t slot_bytes;       /* 0: it is nobody's */
+        struct kvd_list_node node; /* in its class's list while it has free slots; or in empty */
+        uint32_t slot_bytes;       /* 0: unused */
         uint32_t slots, used;
         uint32_t file;
-        uint32_t fresh;            /* slots from here on were never used */
-        uint32_t free;             /* first free slot below that: a place */
-        bool bad;                  /* the disk did not take something there */
+        uint32_t fresh;            /* first slot that was never used */
+        uint32_t free;             /* place of the first free slot below fresh */
+        bool bad;                  /* a write failed there */
 };
 
 struct catalog_class {
         uint32_t slot_bytes, extents;
-        struct kvd_list roomy[DISK_FILES]; /* in each file */
+        struct kvd_list roomy[DISK_FILES]; /* of each file: extents with free slots */
 };
 
 struct catalog_file {
         uint64_t extent_bytes;
         uint32_t first, n_extents, n_bad;
-        struct kvd_list empty;     /* extents */
-        uint32_t coldest, warmest; /* of its records */
+        struct kvd_list empty;     /* unused extents */
+        uint32_t coldest, warmest; /* ends of the LRU list of its records */
         uint64_t records, bytes, evicted;
-        uint64_t copies;           /* exact ones, whose bytes are in bytes, too */
-        bool off;                  /* nothing goes there, and what is there is not found */
-        bool hangs;                /* ... for now */
-        bool closed;               /* nothing goes there for now; what is there is found */
+        uint64_t copies;           /* number of exact copies, whose bytes are part of bytes */
+        bool off;                  /* takes no records, and lookups miss those that it has */
+        bool hangs;                /* the same, until it answers */
+        bool closed;               /* takes no records for now; lookups find those that it has */
 };
 
 struct catalog_size { /* of a file */
@@ -86,68 +86,72 @@ struct catalog_size { /* of a file */
 struct catalog {
         uint32_t n_extents, n_buckets, n_files;
         struct catalog_file files[DISK_FILES];
-        uint32_t turn;                  /* file that the next record goes to */
+        uint32_t turn;                  /* file that is tried first for the next record */
         struct catalog_extent *extents; /* owned, as is all below */
         struct catalog_entry *entries;  /* by place */
-        uint32_t *buckets;              /* place + 1 */
+        uint32_t *buckets;              /* place + 1; 0: empty */
         struct catalog_class classes[CATALOG_CLASSES];
         struct catalog_namespace spaces[FILE_NAMESPACES];
         uint64_t records, bytes, copy_bytes, most_copy_bytes;
-        void (*gone)(void *data, uint32_t place); /* a record leaves; or NULL */
+        void (*gone)(void *data, uint32_t place); /* called before a record is removed; or NULL */
         void *data;
 };
 
 int catalog_open(struct catalog *c, const struct catalog_size *sizes, uint32_t n_files);
 void catalog_close(struct catalog *c);
 
-/* The number of a namespace, entered if it is new and enter is true; -1: there is none. */
+/* The number of a namespace, which is entered if it is new and enter is true; or -1. */
 int catalog_space(struct catalog *c, struct kvd_key id, bool enter);
 int catalog_space_of_epoch(const struct catalog *c, uint64_t epoch);
 
-/* CATALOG_NOWHERE: there is no such record. */
+/* The place of the record with that tag; CATALOG_NOWHERE: there is none. */
 uint32_t catalog_find(const struct catalog *c, uint64_t tag);
 
 /*
- * A free place for a record of a namespace; others may have gone for it, but none that was used
- * since then. most: what its domain may have, in bytes. CATALOG_NOWHERE: none.
+ * A free place for a record of a namespace. May evict records for it, but none that was used at or
+ * after since_ns. most: limit of the namespace's domain, in bytes. CATALOG_NOWHERE: no room.
  */
 uint32_t catalog_take(struct catalog *c, uint32_t slot_bytes, int space, uint64_t most,
                       uint64_t since_ns);
 
 /*
- * The same for an exact copy, which has that sequence and is there until it is dropped. Copies of a
- * domain, and of all, have at most a part of what they share with records (CATALOG_COPIES).
+ * The same for an exact copy with that sequence, which stays until it is dropped. The copies of a
+ * domain may use 1/CATALOG_COPIES of its limit, and all copies 1/CATALOG_COPIES of all bytes.
  */
 #define CATALOG_COPIES 2u
 uint32_t catalog_take_copy(struct catalog *c, uint32_t slot_bytes, int space, uint64_t most,
                            uint64_t sequence);
 
-/* What is written there from now on. up: place of the record before it, or CATALOG_NOWHERE. */
+/* Enters a record that is about to be written there. up: its parent's place, or CATALOG_NOWHERE. */
 void catalog_enter(struct catalog *c, uint32_t place, struct kvd_record_key key,
                    const struct kvd_label *label, uint32_t up, int space);
 void catalog_written(struct catalog *c, uint32_t place);
 void catalog_drop(struct catalog *c, uint32_t place);
-/* The disk did not take it: nothing goes there any more, nor where its extent is free. */
+/* The write failed: removes the record. Its slot and the extent's free slots are not used again. */
 void catalog_spoil(struct catalog *c, uint32_t place);
-void catalog_touch(struct catalog *c, uint32_t place); /* it was used */
-/* Nanoseconds since the coldest of a file was; there is one. */
+void catalog_touch(struct catalog *c, uint32_t place); /* marks the record as used now */
+/* Nanoseconds since the last use of the file's coldest record; 0: there is none. */
 uint64_t catalog_age(const struct catalog *c, uint32_t file);
 
 /*
- * Clients of an index are told of a namespace's records: of those to come as they come, of others
- * by going round. NULL: nobody is any more.
+ * From now on, hints of the namespace's new records are written to that index, where clients find
+ * them (NULL: no longer). catalog_tell_some writes hints of the records that exist already.
  */
 void catalog_tell(struct catalog *c, int space, struct kvd_index *ix);
 /*
- * A piece of the round, from a place on. Returns where it goes on; CATALOG_NOWHERE: it has ended.
+ * Looks at a bounded number of places, starting at from. Returns where to continue; CATALOG_NOWHERE:
+ * all are done.
  */
 uint32_t catalog_tell_some(struct catalog *c, int space, uint32_t from);
 
-/* A record that was there at the start; its parent is looked for when all of them are known. */
+/*
+ * Enters a record that the scan found. Its parent may be found later, so the link to it is made on
+ * demand (catalog_link).
+ */
 void catalog_found(struct catalog *c, uint32_t slot_bytes, const struct kvd_disk_found *found);
 void catalog_link(struct catalog *c, uint32_t place, uint32_t up);
 
-/* The file of a place, of which there is one: its number, and what is known of it. */
+/* The file of a valid place. */
 static inline uint32_t catalog_file_of(const struct catalog *c, uint64_t place) {
         return c->extents[place / FILE_SLOTS].file;
 }
@@ -155,7 +159,7 @@ static inline struct catalog_file *catalog_file(struct catalog *c, uint64_t plac
         return &c->files[catalog_file_of(c, place)];
 }
 
-/* Is it in a file that is not used, or not now? */
+/* Is the place in a file that is off or hangs? */
 static inline bool catalog_is_off(const struct catalog *c, uint32_t place) {
         const struct catalog_file *f = &c->files[catalog_file_of(c, place)];
 

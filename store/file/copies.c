@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Exact copies in the files: where memory for copies is short, the bytes of cold ones go to a slot
- * each, and come back when they are wanted. A copy's place stays what it is (tier/tier.h); only its
- * memory is given back once the slot is written.
+ * Exact copies in the files. When memory for copies is short, cold ones are written to a slot each,
+ * and are read back when they are wanted. A copy keeps its place (tier/tier.h); only its memory is
+ * freed once the slot is written.
  *
- * A slot's record has FILE_NO_EPOCH, which no namespace has, so that after a restart it is nobody's
- * and its slot is free, whoever looks at it: nothing need be erased, and other versions see nothing
- * there. In this life its sequence, which was never given before, says whose it is.
+ * The record in such a slot has the epoch FILE_NO_EPOCH, which no namespace has. So after a restart
+ * the record does not count and its slot is free, in every version of kvd, and nothing needs to be
+ * erased. Until then its sequence, which is never used again, identifies the copy.
  */
 
 #include <errno.h>
@@ -17,14 +17,14 @@
 #include "store/hooks.h"
 #include "store/tier/tier.h"
 
-#define FREE_PART 4u  /* of what a domain may have in memory: with less for new ones it is short */
-#define SPACES 64u    /* looked at in one call */
-#define LOOKS 4096u   /* at what might go, in one call */
-#define WAITING 4u    /* spaces that are given memory in one call */
-#define ONCE_BYTES (UINT64_C(2) << 20) /* of one question: so much memory is given back at once */
-#define MISSES 256u   /* copies that are said to be missed in one call */
-#define TRIES 3u      /* to read one, where its process is lost */
-#define PATIENCE_NS UINT64_C(1000000000) /* without memory to read into */
+#define FREE_PART 4u  /* memory is short if less than 1/4 of a domain's limit is free for copies */
+#define SPACES 64u    /* spaces that one call looks at for cold copies */
+#define LOOKS 4096u   /* entries that one call looks at for cold copies */
+#define WAITING 4u    /* spaces whose copies one call reads */
+#define ONCE_BYTES (UINT64_C(2) << 20) /* of a request, since its memory is freed all at once */
+#define MISSES 256u   /* waiting copies that one call reads or reports as missed */
+#define TRIES 3u      /* attempts to read a copy, if the disk process is lost each time */
+#define PATIENCE_NS UINT64_C(1000000000) /* time to wait for memory to read into */
 
 static const uint32_t no_tokens[1];
 
@@ -72,9 +72,9 @@ static bool is_full(const struct file *file, uint32_t disk) {
                         file_question_is_full(file, disk));
 }
 
-/* ---- going ----------------------------------------------------------------------------------- */
+/* ---- writing --------------------------------------------------------------------------------- */
 
-/* There is less than that part for new copies, what is on its way out included. */
+/* Memory of copies that are being written counts as free. */
 static bool is_short(const struct file *file, const struct space *space) {
         uint64_t part = MAX(domain_most(space->domain, KVD_COST_spill) / FREE_PART,
                             space->ix->block_bytes);
@@ -82,7 +82,7 @@ static bool is_short(const struct file *file, const struct space *space) {
         return !carry_spares(space, part - MIN(part, file->copies_go));
 }
 
-/* The number of its namespace, which the superblock need not have. -1: there are too many. */
+/* The number of the space's namespace, which need not be in the superblock. -1: too many. */
 static int number_of(struct file *file, struct space *space) {
         int number = file_space_number(file, space);
 
@@ -93,7 +93,7 @@ static int number_of(struct file *file, struct space *space) {
         return number;
 }
 
-/* A slot in that disk. */
+/* A slot on that disk, or CATALOG_NOWHERE. */
 static uint32_t take_slot(struct file *file, uint32_t disk, struct space *space) {
         uint32_t slot_bytes = file_slot_bytes(space->ix->block_bytes);
         int number = number_of(file, space);
@@ -106,7 +106,7 @@ static uint32_t take_slot(struct file *file, uint32_t disk, struct space *space)
                                  ++file->sequence);
 }
 
-/* 1; 0: none of the space can go there; -EAGAIN: they have not all been looked at. */
+/* Adds a cold copy. 1: added; 0: no copy of the space can be written; -EAGAIN: out of looks. */
 static int write_one(struct file *file, uint32_t disk, struct space *space, uint32_t *looks) {
         struct copy_owner owner;
         int r = hooks_copy_cold(space, looks, &owner);
@@ -128,7 +128,7 @@ static int write_one(struct file *file, uint32_t disk, struct space *space, uint
         return 1;
 }
 
-/* True: the disk is asked. */
+/* True: there is a request. */
 static bool write_some(struct file *file, uint32_t disk, struct space *space, uint32_t *looks) {
         const struct store_disk_question *q = begin(file, disk, STORE_DISK_WRITE, space);
         int r = 1;
@@ -166,7 +166,7 @@ static void copy_made(struct space *space) {
                 file_want(file, true);
 }
 
-/* Somebody wanted it meanwhile, or it is not written: then it is as it was. */
+/* If the write failed, or the copy was used meanwhile, it stays in memory. */
 static void written(struct file *file, struct space *space, const struct store_disk_item *item,
                     int error, bool answered) {
         struct file_count *count = file_count(file, item->place);
@@ -187,7 +187,7 @@ static void written(struct file *file, struct space *space, const struct store_d
         (error && answered ? catalog_spoil : catalog_drop)(&file->catalog, record);
 }
 
-/* ---- coming ---------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* 0, or why it cannot be read. */
 static int readable(const struct file *file, uint32_t record) {
@@ -209,7 +209,6 @@ static void push(struct file *file, struct space *space, uint32_t place) {
         p->state = PLACE_WANTED;
 }
 
-/* There is one. */
 static uint32_t pop(struct file_wanted *w) {
         uint32_t place = w->first;
 
@@ -219,13 +218,13 @@ static uint32_t pop(struct file_wanted *w) {
         return place;
 }
 
-/* To whom it belongs: -EIO and -EBADMSG: it is lost. */
+/* Counts the copy as lost if the error says so. Returns the error. */
 static int said(struct file *file, uint32_t record, int error) {
         file_count(file, record)->copies_lost += error == -EIO || error == -EBADMSG;
         return error;
 }
 
-/* One that is read already, for nobody, is not there. */
+/* A copy whose read was given up (miss_question) but has not ended cannot be read again yet. */
 static int copy_wanted(struct space *space, const struct copy_owner *owner) {
         struct file *file = space_store(space)->file;
         struct place *p = place_moved(space, owner->place);
@@ -243,7 +242,7 @@ static int copy_wanted(struct space *space, const struct copy_owner *owner) {
         return 0;
 }
 
-/* Its bytes are in the file, if anywhere. */
+/* The copy was not read: it has no memory, and its owner is told why. */
 static void not_come(struct file *file, struct space *space, uint32_t place, int error) {
         uint32_t record = place_moved(space, place)->record;
         struct copy_owner owner = owner_of(space, place);
@@ -252,13 +251,13 @@ static void not_come(struct file *file, struct space *space, uint32_t place, int
                 hooks_copy_came(space, &owner, said(file, record, error));
 }
 
-/* So many of those that wait; whoever waited may ask again. */
+/* Reports up to MISSES waiting copies as missed. Their owners may ask again. */
 static void miss_some(struct file *file, struct file_wanted *w, int error) {
         for (uint32_t i = 0; i < MISSES && w->first != KVD_NOWHERE; i++)
                 not_come(file, w->space, pop(w), error);
 }
 
-/* Memory, if need be of copies that can be done without. */
+/* Takes memory for a copy, if necessary by freeing copies that are also resident in the pool. */
 static bool find_memory(struct space *space, uint32_t place) {
         if (place_comes(space, place))
                 return true;
@@ -266,7 +265,7 @@ static bool find_memory(struct space *space, uint32_t place) {
         return place_comes(space, place);
 }
 
-/* They go without, if they have waited long for others to give up some. */
+/* Copies that have waited PATIENCE_NS for memory are reported as missed. */
 static void wait_for_memory(struct file *file, struct file_wanted *w) {
         uint64_t now = sys_now_ns();
 
@@ -277,7 +276,7 @@ static void wait_for_memory(struct file *file, struct file_wanted *w) {
         w->since_ns = 0;
 }
 
-/* The disk is asked for some, as far as there is memory. */
+/* Requests the space's waiting copies, as far as there is memory for them. */
 static void read_some(struct file *file, uint32_t disk, struct file_wanted *w) {
         const struct store_disk_question *q = begin(file, disk, STORE_DISK_READ, w->space);
         uint32_t looks = 0;
@@ -306,7 +305,7 @@ static void read_some(struct file *file, uint32_t disk, struct file_wanted *w) {
         end(file, disk);
 }
 
-/* Its record goes: it has memory again. What is not what it was is lost. */
+/* The copy is back in memory, so its record is dropped. */
 static void came(struct file *file, struct space *space, const struct store_disk_item *item) {
         struct copy_owner owner = owner_of(space, item->copy);
         bool there = place_ends(space, item->copy, PLACE_HERE);
@@ -316,7 +315,7 @@ static void came(struct file *file, struct space *space, const struct store_disk
                 hooks_copy_came(space, &owner, 0);
 }
 
-/* Its process was lost, not the copy. True: it is asked for again. */
+/* The disk process was lost, but not the copy. True: it is requested again. */
 static bool again(struct file *file, struct space *space, uint32_t place) {
         struct place *p = place_moved(space, place);
         struct copy_owner owner = owner_of(space, place);
@@ -330,7 +329,7 @@ static bool again(struct file *file, struct space *space, uint32_t place) {
         return true;
 }
 
-/* What an answer says of one that could not be read; without memory to read it into it stays. */
+/* The error for a copy's owner. Only -ENOMEM, no memory to read into, means that it is not lost. */
 static int judged(int error) {
         return error == -EBADMSG || error == -ENOMEM ? error : -EIO;
 }
@@ -353,9 +352,9 @@ static void has_read(struct file *file, struct space *space, const struct store_
                 not_come(file, space, item->copy, answered ? judged(error) : off ?: error);
 }
 
-/* ---- questions ------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
-/* What somebody waits for comes first; where there is no memory for it, others make some. */
+/* Reads come first, since clients wait for them. If they lack memory, writes make some. */
 static void next(struct file *file, uint32_t disk, bool *later) {
         const struct kvd_list *wanted = &file->disks[disk].wanted;
         const struct kvd_list_node *last = wanted->last, *node = NULL;
@@ -385,7 +384,7 @@ static void done(struct file *file, uint32_t disk, const int32_t *errors, uint32
                 hooks_copies_went(q->space);
 }
 
-/* Whoever waits for an answer is told that none comes; what is being read keeps its memory. */
+/* Tells the owners of copies that are being read that they miss. The reads themselves go on. */
 static void miss_question(struct file *file, uint32_t disk) {
         const struct store_disk_question *q = &file->disks[disk].question;
         bool reads = q->copies && q->space && q->what == STORE_DISK_READ;
@@ -401,7 +400,7 @@ static void miss_question(struct file *file, uint32_t disk) {
         }
 }
 
-/* Those that wait are told a piece at a time. */
+/* Owners of waiting copies are told a piece at a time (copies_miss_some). */
 static void miss(struct file *file, uint32_t disk) {
         struct kvd_list_node *node = file->disks[disk].wanted.first;
 
@@ -429,7 +428,7 @@ bool copies_miss_some(struct file *file, struct space *space) {
 
 /* ---- spaces ---------------------------------------------------------------------------------- */
 
-/* Their slots are given back with their places (tier/tier.c). */
+/* The slots of the space's copies are freed with their places (tier/tier.c). */
 void copies_space_leaves(struct file *file, struct space *space) {
         for (uint32_t i = 0; i < file->config.n_files; i++)
                 kvd_list_remove(&file_space_of(space)->wanted[i].node);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * When blocks are written to the files: a hand goes round a space's blocks, and picks those that
- * are admitted (admit.c), with what they are behind, for all disks that have nothing else to do.
- * Of a bidirectional prefix that is its last block.
+ * Writing blocks to the files. A hand goes round a space's blocks and picks those that are admitted
+ * (admit.c), together with the blocks before them, for all disks that are idle. A bidirectional
+ * prefix is picked by its last block.
  */
 
 #include <errno.h>
@@ -17,8 +17,8 @@
 #include "store/file/file.h"
 
 #define LOOKS 2048u  /* blocks looked at in one call */
-#define ALL_LOOKS 16384u /* ... if nobody's use of them counts */
-#define PATH 1024u   /* blocks before one that are written along with it */
+#define ALL_LOOKS 16384u /* the same while all blocks are demoted: their uses do not matter */
+#define PATH 1024u   /* maximum length of a path: a block and those before it */
 
 uint64_t demote_most(const struct file *file, const struct space *space) {
         uint64_t pool = file->store->config.pool_bytes, quota = space->domain->config.quota;
@@ -28,12 +28,12 @@ uint64_t demote_most(const struct file *file, const struct space *space) {
         return (uint64_t)((double)file_bytes(file) * (double)quota / (double)pool);
 }
 
-/* All of it goes there, and somebody waits for that. */
+/* All blocks of the space are to be demoted (kvctl evict --to file). */
 static bool is_wanted(const struct space *space) {
         return file_space_of(space)->all == ALL_UNDER_WAY;
 }
 
-/* ---- disks that take some -------------------------------------------------------------------- */
+/* ---- disks that take blocks ------------------------------------------------------------------ */
 
 static bool takes_more(const struct file *file, uint32_t disk) {
         const struct catalog_file *f = &file->catalog.files[disk];
@@ -48,13 +48,12 @@ static bool any_takes_more(const struct file *file) {
         return false;
 }
 
-/* Nor is it what a fetch waits for. */
 static bool may_begin(struct file *file, uint32_t disk, struct space *space) {
         return file_is_idle(file, disk) && !file->disks[disk].awaited &&
                host_may_begin(file, disk, space);
 }
 
-/* False: none can be asked now. */
+/* False: no disk takes a request now. */
 static bool begin_questions(struct file *file, struct space *space) {
         bool any = false;
 
@@ -69,7 +68,7 @@ static bool begin_questions(struct file *file, struct space *space) {
         return any;
 }
 
-/* True: some are to be asked. */
+/* True: there are requests. */
 static bool end_questions(struct file *file) {
         bool any = false;
 
@@ -81,7 +80,7 @@ static bool end_questions(struct file *file) {
         return any;
 }
 
-/* Is one busy that may take what the others do not, or that gives back room on the way? */
+/* Is there a busy disk that may take the block later, or that will free host memory? */
 static bool any_is_busy(const struct file *file) {
         for (uint32_t i = 0; i < file->config.n_files; i++)
                 if (file->disks[i].state == STORE_DISK_ON && !file->disks[i].hangs &&
@@ -101,7 +100,7 @@ static bool is_being_written(const struct file *file, const struct space *space)
         return false;
 }
 
-/* Those for whose blocks there is no room on the way, as bits: they are closed. */
+/* Closes the disks whose blocks find no place in host memory. Returns them as bits. */
 static uint32_t close_without_room(struct file *file, const struct space *space) {
         uint32_t bits = 0;
 
@@ -113,7 +112,7 @@ static uint32_t close_without_room(struct file *file, const struct space *space)
         return bits;
 }
 
-/* Nothing goes for it that the record is behind. */
+/* A place for a record. busy keeps its parent, at up, from being evicted for it. */
 static uint32_t take_place(struct file *file, const struct space *space, uint32_t up, int number) {
         struct catalog_entry *parent = up == CATALOG_NOWHERE ? NULL : &file->catalog.entries[up];
         uint32_t place, closed;
@@ -134,7 +133,7 @@ static uint32_t take_place(struct file *file, const struct space *space, uint32_
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* What is there already does not go for what comes. */
+/* While all blocks are demoted, records that exist already are not evicted for new ones. */
 static void keep(struct file *file, const struct space *space, uint32_t place) {
         if (is_wanted(space) && place != CATALOG_NOWHERE)
                 catalog_touch(&file->catalog, place);
@@ -168,15 +167,15 @@ static struct kvd_label label_of(struct file *file, struct space *space, uint32_
                                   .n_tokens = desc->n_tokens};
 }
 
-/* It is the block's from now on. */
+/* Makes that record the block's. */
 static void note(struct file *file, struct space *space, uint32_t id, uint32_t place) {
         keep(file, space, place);
         file_note_record(space, id, place, file->catalog.entries[place].sequence);
 }
 
 /*
- * Is the block's record there already? Of a bidirectional prefix it is another's, with the same tokens
- * in this block, and makes room: nobody would find it any more.
+ * Does the block have a record already? In a bidirectional space a record with its tag belongs to
+ * another prefix, with the same tokens in this block. It is dropped, since the new record hides it.
  */
 static bool plan_none(struct file *file, struct space *space, uint32_t id, uint32_t up,
                       uint64_t tag) {
@@ -196,8 +195,8 @@ static bool plan_none(struct file *file, struct space *space, uint32_t id, uint3
 }
 
 /*
- * A record for the block behind its parent's, or the one that is there already. -EAGAIN: the disks
- * have enough for now; -ENOSPC: there is no room.
+ * Gives the block a record after its parent's, unless there is one already. -EAGAIN: the disks have
+ * enough for now; -ENOSPC: there is no room.
  */
 static int plan(struct file *file, struct space *space, uint32_t id, uint64_t root) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
@@ -226,7 +225,7 @@ static int plan(struct file *file, struct space *space, uint32_t id, uint64_t ro
         return 0;
 }
 
-/* The block, and before it whatever is not in the file. -EPERM: not now; or as plan. */
+/* The block, and before it those that have no record. -EPERM: cannot be written now; or as plan. */
 static int plan_path(struct file *file, struct space *space, uint32_t id, uint32_t *looks) {
         uint32_t path[PATH], n = 0;
         int r = 0;
@@ -255,7 +254,7 @@ struct prefix {
         uint64_t root;                      /* of its records */
 };
 
-/* False: some of it cannot be written (yet). Its tokens are in file->prefix then. */
+/* Also collects its tokens, in file->prefix. False: some block cannot be written (yet). */
 static bool take_prefix(struct file *file, struct space *space, uint32_t last,
                         struct prefix *ret) {
         uint32_t bt = space->ix->geometry.block_tokens;
@@ -274,7 +273,7 @@ static bool take_prefix(struct file *file, struct space *space, uint32_t last,
         return true;
 }
 
-/* Where the last record of the prefix is, if the file has all of them; or CATALOG_NOWHERE. */
+/* Place of the prefix's last record if the files have all of them, or CATALOG_NOWHERE. */
 static uint32_t find_prefix(struct file *file, struct space *space, const struct prefix *p) {
         uint32_t place = CATALOG_NOWHERE, bt = space->ix->geometry.block_tokens;
 
@@ -289,7 +288,7 @@ static uint32_t find_prefix(struct file *file, struct space *space, const struct
         return place;
 }
 
-/* Takes off its first blocks that have records, each behind the one before it. */
+/* Removes the first blocks as long as each has a record that follows the one before it. */
 static void pass_written(const struct file *file, const struct space *space, struct prefix *p) {
         const struct catalog_entry *entries = file->catalog.entries;
         uint64_t before = 0;
@@ -304,10 +303,10 @@ static void pass_written(const struct file *file, const struct space *space, str
 }
 
 /*
- * All blocks of the prefix, behind records of this very chain: tokens before and behind a block, too,
- * say what it is, and nobody compares them here. Where the file has the prefix, as far as hashes
- * tell, it is not written again, but nothing is put behind what is there: so prefixes whose hashes
- * are alike cost each other a miss.
+ * Writes all blocks of the prefix, and continues only records that belong to these blocks: the
+ * content of a block depends on all tokens of the prefix, which are not compared here. If the files
+ * seem to have the whole prefix, by its hashes, it is not written again, but no new record is added
+ * after those that only the hashes found. So prefixes with equal hashes cost each other a miss.
  */
 static int plan_prefix(struct file *file, struct space *space, uint32_t last, uint32_t *looks) {
         uint32_t n, there = CATALOG_NOWHERE;
@@ -348,13 +347,13 @@ static void look_at(struct file *file, struct space *space, uint32_t *looks, uin
             !(is_wanted(space) || admit_block(space, id, file->config.depth, reads)))
                 return;
         if ((space_finds_whole(space) ? plan_prefix : plan_path)(file, space, id, looks) == -EAGAIN) {
-                fs->hand = id; /* the rest of it is the next questions' */
+                fs->hand = id; /* the next requests continue with the same block */
                 fs->looked--;
                 *looks = UINT32_MAX;
         }
 }
 
-/* A round through all blocks has ended. After one that was wanted they are looked at as ever. */
+/* A round through all blocks has ended. A round that demoted all is followed by a normal one. */
 static void end_round(struct space *space) {
         struct file_space *fs = file_space_of(space);
 
@@ -375,11 +374,11 @@ static bool sweep(struct file *file, struct space *space) {
                 look_at(file, space, &looks, &reads);
         any = end_questions(file);
         if (fs->looked >= space_ids(space) && !is_being_written(file, space))
-                end_round(space); /* else it ends behind the answer */
+                end_round(space); /* else it ends after the answer */
         return any;
 }
 
-/* Its namespace is made first. */
+/* Gives the space a namespace, which is a precondition for records. */
 static void make_name(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
         struct catalog_namespace *n;
@@ -401,8 +400,8 @@ static void make_name(struct file *file, struct space *space) {
 }
 
 /*
- * All disks that are asked have it in their superblock, or none is written to yet: so they share
- * it.
+ * Do all disks that take requests have the namespace in their superblock? Before that no disk gets
+ * records of it.
  */
 static bool is_named(const struct file *file, int number) {
         for (uint32_t i = 0; i < file->config.n_files; i++) {
@@ -426,10 +425,10 @@ static bool try_space(struct file *file, struct space *space) {
                 return false;
         file->catalog.spaces[number].owner = space->domain;
         if (is_wanted(space))
-                file_want(file, true); /* also where this piece finds nothing */
+                file_want(file, true); /* even if this piece finds nothing */
         if (begin_questions(file, space))
                 return sweep(file, space);
-        file->turn = space_number(space); /* it is come back to */
+        file->turn = space_number(space); /* retry this space next time */
         return true;
 }
 
@@ -439,7 +438,7 @@ static int refuse_demotion(struct space *space) {
                             "tiers");
 }
 
-/* A second one begins the first one's anew: both see it end. */
+/* A second call restarts the round; both callers see the same end. */
 int space_demote(struct space *space) {
         struct file *file = file_for(space);
         struct file_space *fs = file_space_of(space);
@@ -461,7 +460,7 @@ int space_demoted(struct space *space, uint64_t *no_return) {
         *no_return = 0;
         if (!file_for(space))
                 return refuse_demotion(space);
-        if (fs->all == ALL_NOT) /* a daemon before was asked */
+        if (fs->all == ALL_NOT) /* the previous daemon got the call */
                 return space_demote(space);
         if (fs->all != ALL_DONE)
                 return 1;

@@ -3,9 +3,9 @@
 #define KVD_STORE_FILE_DISK_H
 
 /*
- * A disk as the file tier needs one: reads and writes of whole sectors of a file, many at once
- * and in no order, and a flush behind which everything that was answered before is there to stay.
- * The real one is the disk process's (daemon/process/disk); tests have one that forgets, tears and lies.
+ * A disk as the file tier needs it: reads and writes of whole sectors of a file, many at once and
+ * unordered, and a flush, which makes every write that completed before it durable.
+ * The real one is in the disk process (daemon/disk); tests have one that forgets, tears and lies.
  */
 
 #include <stdbool.h>
@@ -14,21 +14,21 @@
 #define DISK_SECTOR 4096u
 
 struct disk_io {
-        uint64_t at;    /* like bytes and the memory, a multiple of DISK_SECTOR */
+        uint64_t at;    /* offset; like bytes and data, aligned to DISK_SECTOR */
         void *data;
         uint32_t bytes;
         int error;      /* afterwards: 0 or a negative errno */
 };
 
-#define DISK_DEPTH 128u /* of those that have begun and not ended */
+#define DISK_DEPTH 128u /* maximum number of I/Os in flight */
 
 struct disk {
-        uint64_t bytes; /* of which some may not be there yet: they are read as zeros */
+        uint64_t bytes; /* size; parts that are not allocated yet read as zeros */
         void (*begin)(struct disk *disk, struct disk_io *io, bool writes);
-        /* One that has begun, whichever is done first; waits for it. NULL: there is none. */
+        /* Waits for an I/O in flight, whichever completes first. NULL: there is none. */
         struct disk_io *(*end)(struct disk *disk);
-        int (*flush)(struct disk *disk); /* when all have ended */
-        /* what most of them are from or to, which is there as long as the disk; NULL: who cares */
+        int (*flush)(struct disk *disk); /* only while no I/O is in flight */
+        /* announces the buffer of most I/Os, which outlives the disk; NULL: no need for it */
         void (*staging)(struct disk *disk, void *memory, uint64_t bytes);
 };
 

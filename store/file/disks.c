@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The disks of the file tier: what each one's process is asked next, and what becomes of its
- * answers. What is urgent comes first: the superblock, which erases, then what somebody waits
- * for, then what is written ahead.
+ * The disks of the file tier: which request each disk process gets next, and how its answers are
+ * handled. Urgent requests come first: superblocks, which erase, then reads that clients wait for,
+ * then writes, which are made ahead of need.
  */
 
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 /* ---- on and off ------------------------------------------------------------------------------ */
 
-/* Nothing is found before all of them have been scanned that may have something. */
+/* The tier is not on before all files that may have records are scanned. */
 static bool is_waited_for(const struct file *file, uint32_t i) {
         const struct file_disk *d = &file->disks[i];
 
@@ -73,7 +73,7 @@ static bool is_any_used(const struct file *file) {
 
 static void look_at_set(struct file *file);
 
-/* What it had is missed, and goes to others; its records are dropped a piece at a time. */
+/* Its records are missed and dropped a piece at a time; blocks can be written to other files. */
 void store_disk_file_off(struct store *store, uint32_t i, const char *why) {
         struct file *file = store->file;
         struct file_disk *d = &file->disks[i];
@@ -133,7 +133,7 @@ static int take_catalog(struct file *file) {
         return r;
 }
 
-/* Sequences begin with the opening, of which there is room for so many. */
+/* The upper 24 bits of a sequence are the number of the opening. */
 static int judge(struct file *file) {
         int r = set_judge(&file->set, 0);
 
@@ -169,7 +169,7 @@ static void look_at_set(struct file *file) {
         file_want(file, true);
 }
 
-/* By another process: what is where is known already. A file that has changed is off. */
+/* A new process has opened the file, which is known already. If it has changed, it is off. */
 static void look_again(struct file *file, uint32_t i, int error, const void *copies) {
         int r = error ?: set_see_again(&file->set, i, copies);
 
@@ -197,7 +197,7 @@ void store_disk_looked(struct store *store, uint32_t i, int error, const void *c
         look_at_set(file);
 }
 
-/* ---- questions ------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 bool file_is_idle(const struct file *file, uint32_t i) {
         const struct file_disk *d = &file->disks[i];
@@ -224,7 +224,7 @@ void file_begin_question(struct file *file, uint32_t i, enum store_disk_ask what
         q->checksums = file->host && what == STORE_DISK_READ;
 }
 
-/* What is between a GPU and its files is shared by these. */
+/* The files below a pool on a GPU share STORE_CARRY_BYTES of host memory. */
 static uint64_t most_bytes(const struct file *file) {
         return file->host ? STORE_CARRY_BYTES / file->config.n_files : KVD_DISK_BYTES;
 }
@@ -288,7 +288,7 @@ static void plan(struct file *file, uint32_t i, bool *later) {
         *later |= file_sweep_dead(file);
         if (!d->copies_last)
                 file->copies->next(file, i, later);
-        d->copies_last &= d->ready; /* now */
+        d->copies_last &= d->ready; /* blocks have their turn now */
         if (d->reads_in_a_row >= BRING_IN_A_ROW) {
                 d->reads_in_a_row = 0;
                 demote_next(file, later);
@@ -312,7 +312,7 @@ static const struct store_disk_question *tell(struct file *file, uint32_t i) {
         return &file->tell;
 }
 
-/* A question that waits was begun when its disk had been told all that it needs. */
+/* A request that is ready was made when the disk had the superblock that it needs. */
 const struct store_disk_question *store_disk_next(struct store *store, uint32_t i, bool *later) {
         struct file *file = store->file;
         struct file_disk *d = &file->disks[i];
@@ -337,7 +337,7 @@ const struct store_disk_question *store_disk_next(struct store *store, uint32_t 
 
 /* ---- answers --------------------------------------------------------------------------------- */
 
-/* It hangs no more. */
+/* The process answered, so it does not hang (any more). */
 static void heard(struct file *file, uint32_t i) {
         if (!file->disks[i].hangs)
                 return;
@@ -366,10 +366,10 @@ void store_disk_told(struct store *store, uint32_t i, int error) {
                 d->state = STORE_DISK_SCANNING;
         heard(file, i);
         file_erase(file);
-        file_want(file, true); /* others may have waited for it */
+        file_want(file, true); /* other disks may have waited for it */
 }
 
-/* With its place among all files'. False: that is not in the extent that begins there. */
+/* Converts its place to one in the catalog. False: it is not in the extent that begins at begin. */
 static bool take_found(struct catalog *c, uint64_t begin, const struct kvd_disk_found *found,
                        struct kvd_disk_found *ret) {
         uint64_t first = catalog_file(c, begin)->first * (uint64_t)FILE_SLOTS;
@@ -415,7 +415,7 @@ void store_disk_scanned(struct store *store, uint32_t i, int error, uint32_t slo
 
 #define MOST_FAILING 8u
 
-/* Where one extent is bad, others are not; a file that takes nothing any more is left alone. */
+/* A single bad extent does not matter. A file that keeps failing, or is mostly bad, is off. */
 static void judge_disk(struct file *file, uint32_t i, int error) {
         const struct catalog_file *f = &file->catalog.files[i];
         struct file_count *count = &file->disks[i].count;
@@ -425,7 +425,7 @@ static void judge_disk(struct file *file, uint32_t i, int error) {
                 file_off(file, i, error);
 }
 
-/* A file fails if all does that it was asked for. */
+/* A request counts as failed if all of its items failed. */
 static void judge_answer(struct file *file, uint32_t i, const int32_t *errors, uint32_t n) {
         int error = 0;
 
@@ -487,7 +487,7 @@ void store_disk_slow(struct store *store, uint32_t i) {
         file_changes(file);
 }
 
-/* One that was never looked at is off: which of them belong together is known without it. */
+/* A file that was never opened is off, so that the others can be judged without it. */
 void store_disk_hangs(struct store *store, uint32_t i) {
         struct file *file = store->file;
 
@@ -523,7 +523,7 @@ void store_disk_lost(struct store *store, uint32_t i) {
         file_want(file, true);
 }
 
-/* ---- what is asked for ----------------------------------------------------------------------- */
+/* ---- where the data of a request is ---------------------------------------------------------- */
 
 uint64_t store_disk_place(const struct store *store, uint64_t place) {
         const struct catalog *c = &store->file->catalog;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Chains that come back from the files. A fetch knows at its beginning which records it wants,
- * and the tokens they must have; all files that have some are asked at once, and what comes is
- * sealed in the chain's order. It ends where a record is not what it was, or cannot be had, or
- * where there is no room: what comes of those behind it is let go of; of a bidirectional prefix
- * that is all of it. Whoever asked is told by a descriptor, and looks up what there is.
+ * Fetching chains from the files. When a fetch begins, it selects its records and keeps the tokens
+ * that they must have. It reads from all files that have some at the same time, and seals the
+ * blocks in the chain's order. It ends early at a record that is wrong, cannot be read, or finds no
+ * room. Then blocks beyond that one are freed; of a bidirectional prefix, all blocks. The eventfd
+ * tells the client that the fetch has ended; the client then looks up what is there.
  */
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include "store/cache/inside.h"
 #include "store/file/file.h"
 
-#define AT_WORK 64u /* fetches that have blocks for what comes, at most; others wait */
+#define AT_WORK 64u /* maximum number of fetches that have blocks to read into; others wait */
 
 /* ---- its end --------------------------------------------------------------------------------- */
 
@@ -27,7 +27,7 @@ static void fetch_end(struct fetch *f) {
         bring_end(&f->to);
 }
 
-/* Nobody writes to its block. */
+/* Frees a step's block, which is not being read into. */
 static void let_go(struct fetch *f, uint32_t i) {
         struct fetch_step *step = &f->steps[i];
 
@@ -38,8 +38,8 @@ static void let_go(struct fetch *f, uint32_t i) {
 }
 
 /*
- * It ends before that step, and a bidirectional prefix where it is. What is being read behind it is
- * let go of with its answer.
+ * Shortens a fetch to end before that step; for a bidirectional prefix, where it is now. Blocks
+ * beyond the end that are being read into are freed with the answer.
  */
 static void cut(struct fetch *f, uint32_t end) {
         if (end < f->n && space_finds_whole(f->to.space))
@@ -51,7 +51,7 @@ static void cut(struct fetch *f, uint32_t end) {
         f->taken = MIN(f->taken, f->n);
 }
 
-/* Whoever waits is told at once; what is being read keeps it until its answer. */
+/* Tells the client at once, but keeps the fetch until its reads have ended. */
 static void end_if_over(struct fetch *f) {
         if (f->at < f->n && f->to.attachment)
                 return;
@@ -68,7 +68,7 @@ static void forget(struct file *file, struct fetch *f) {
         f->under_way = 0;
 }
 
-/* a: NULL: the space goes, and all blocks with it. */
+/* a: NULL: the space is deleted, with all of its blocks. */
 void fetches_end(struct file *file, const struct space *space, const struct attachment *a) {
         struct kvd_list_node *next;
 
@@ -117,14 +117,14 @@ void fetches_miss(struct file *file, uint32_t disk, const struct fetch *but) {
 
 /* ---- its beginning --------------------------------------------------------------------------- */
 
-/* What a request finds: records behind what is resident, of which file->steps has those to come. */
+/* The records that a client's request finds after the resident blocks; file->steps has them. */
 struct found {
-        struct chain_at at;           /* the end of what is resident */
-        uint32_t up, n;               /* its record, or CATALOG_NOWHERE; records behind it */
+        struct chain_at at;           /* the end of the resident blocks */
+        uint32_t up, n;               /* at's record, or CATALOG_NOWHERE; number of records after it */
         uint64_t root;                /* of the records */
 };
 
-/* The next record, behind up. Returns its place, or CATALOG_NOWHERE. */
+/* The next record, after up. Returns its place, or CATALOG_NOWHERE. */
 static uint32_t find_step(struct file *file, struct kvd_label *label, uint32_t up,
                           const uint32_t *tokens, struct fetch_step *ret) {
         uint32_t place = file_record_behind(file, label, up, tokens);
@@ -138,7 +138,7 @@ static uint32_t find_step(struct file *file, struct kvd_label *label, uint32_t u
         return place;
 }
 
-/* The records behind what is resident, one after the other. */
+/* Finds the records after the resident blocks, one after the other. */
 static void find_steps(struct file *file, struct space *space, const struct fetch_request *q,
                        struct found *found) {
         uint32_t bt = space->ix->geometry.block_tokens, up = found->up;
@@ -158,12 +158,12 @@ static void find_steps(struct file *file, struct space *space, const struct fetc
         }
 }
 
-/* Tokens of the chain that are resident, or will be. */
+/* Number of the chain's tokens that are resident or will be. */
 static int64_t tokens_of(const struct found *found, const struct fetch_request *q, uint32_t bt) {
         return (int64_t)MIN((uint64_t)(found->at.depth + found->n) * bt, q->n_tokens);
 }
 
-/* Of a bidirectional prefix all or nothing. */
+/* Finds all of a bidirectional prefix or nothing. */
 static void find(struct file *file, struct space *space, const struct fetch_request *q,
                  struct found *ret) {
         uint32_t bt = space->ix->geometry.block_tokens;
@@ -180,7 +180,7 @@ static void find(struct file *file, struct space *space, const struct fetch_requ
                 ret->n = 0;
 }
 
-/* From its end on, so that what others are behind is the warmest. */
+/* From the end to the beginning, so that parents are warmer than their children. */
 static void warm_up(struct fetch *f) {
         for (uint32_t i = f->n; i-- > 0;)
                 catalog_touch(&f->file->catalog, f->steps[i].place);
@@ -231,7 +231,7 @@ int64_t space_fetch(struct attachment *a, const struct fetch_request *q, int *fd
         return r < 0 ? r : tokens_of(&found, q, space->ix->geometry.block_tokens);
 }
 
-/* ---- a piece --------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static struct kvd_label label_of(const struct fetch *f, uint32_t i) {
         const struct catalog *c = &f->file->catalog;
@@ -248,8 +248,8 @@ static struct kvd_label label_of(const struct fetch *f, uint32_t i) {
 }
 
 /*
- * A block for the next step: all before it have one, so that nothing is in the way of what it comes
- * behind. False: the record went meanwhile, or there is no room.
+ * Takes a block for the next step. Steps get blocks in the chain's order, so that none takes room
+ * that a step before it needs. False: the record has been evicted, or there is no room.
  */
 static bool take_room(struct fetch *f, uint32_t *reads) {
         struct fetch_step *step = &f->steps[f->taken];
@@ -268,7 +268,7 @@ static bool take_room(struct fetch *f, uint32_t *reads) {
         return true;
 }
 
-/* False: not with what its disk is to be asked. */
+/* False: the disk's request takes no more. */
 static bool add_read(struct fetch *f, uint32_t i) {
         uint32_t disk = file_disk_of(f->file, f->steps[i].place);
         uint32_t bt = f->to.space->ix->geometry.block_tokens;
@@ -290,7 +290,7 @@ static bool add_read(struct fetch *f, uint32_t i) {
         return !file_question_is_full(f->file, disk);
 }
 
-/* The disks that can be asked, as bits. Nothing else is in the way of those that can be soon. */
+/* The disks that take a request, as bits. Disks that will soon take one are kept for fetches. */
 static uint32_t begin_questions(struct fetch *f) {
         uint32_t idle = 0;
 
@@ -317,7 +317,7 @@ static void end_questions(struct fetch *f, uint32_t idle) {
         }
 }
 
-/* Asks all disks that are idle for what they have of the chain. */
+/* Requests from all idle disks what they have of the chain. */
 static void plan(struct fetch *f, uint32_t *reads) {
         uint32_t idle = begin_questions(f), open = idle;
 
@@ -332,7 +332,7 @@ static void plan(struct fetch *f, uint32_t *reads) {
         end_questions(f, idle);
 }
 
-/* Somebody else has brought or made all of it before it has begun. */
+/* All of it has become resident before it began. */
 static bool is_needless(const struct fetch *f) {
         return !f->taken && bring_is_needless(&f->to, f->tokens);
 }
@@ -352,7 +352,7 @@ bool fetch_next(struct file *file, bool *later) {
                 else
                         plan(f, &reads);
                 if (!reads) {
-                        *later = true; /* room was not looked for to the end */
+                        *later = true; /* the search for room has not ended */
                         return false;
                 }
                 end_if_over(f);
@@ -360,7 +360,7 @@ bool fetch_next(struct file *file, bool *later) {
         return true;
 }
 
-/* ---- what has come --------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 static void record_read(struct file *file, uint32_t disk, const struct store_disk_item *item,
                         int error) {
@@ -379,7 +379,7 @@ static void record_read(struct file *file, uint32_t disk, const struct store_dis
                 catalog_drop(c, place);
 }
 
-/* It may have ended before that step, of which nothing is wanted then. */
+/* If the fetch has been cut before that step, the block is freed. */
 static void step_read(struct fetch *f, const struct store_disk_item *item, int error) {
         uint32_t i = item->step;
 
@@ -390,7 +390,7 @@ static void step_read(struct fetch *f, const struct store_disk_item *item, int e
                 cut(f, i);
 }
 
-/* All that has come of what is next in the chain. */
+/* Seals the next steps of the chain, as far as they have been read without a gap. */
 static void go_on(struct file *file, struct fetch *f) {
         uint32_t bt = f->to.space->ix->geometry.block_tokens;
 

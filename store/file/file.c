@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the file tier knows: how its files are, what it has of a space, and what is being erased.
- * What its disks are asked is in disks.c, when it begins and ends in life.c.
+ * The state of the file tier: its files, its records of a space, and what is being erased. Requests
+ * to the disks are in disks.c, the beginning and the end of the tier in life.c.
  */
 
 #include "store/file/file.h"
@@ -30,7 +30,6 @@ void file_want(struct file *file, bool soon) {
                 file->wanted(file->data, soon);
 }
 
-/* Clients ask for what is below while it can come. */
 void file_tell_below(struct space *space) {
         space_set_below(space, KVD_BELOW_FILE, file_for(space));
         space_set_below(space, KVD_BELOW_UNTOLD,
@@ -44,7 +43,7 @@ void file_changes(struct file *file) {
                 if (!space)
                         return;
                 number = space_number(space);
-                file_space_of(space)->changes = UINT64_MAX; /* a file may have gone */
+                file_space_of(space)->changes = UINT64_MAX; /* sweep again: a file may be lost */
                 file_tell_below(space);
                 space_is_busy(space);
         }
@@ -89,7 +88,7 @@ static void get_counts(const struct file_disk *disk, struct store_disk_info *ret
                 memcpy(ret->why, count->why, sizeof ret->why);
 }
 
-/* Records are entered before they are written, and count once they are. */
+/* Records are entered before they are written, but count only once they are written. */
 static void get_written(const struct file *file, uint32_t number, struct store_disk_info *ret) {
         const struct catalog_file *f = &file->catalog.files[number];
         const struct store_disk_question *q = &file->disks[number].question;
@@ -104,7 +103,7 @@ static void get_written(const struct file *file, uint32_t number, struct store_d
                      file->catalog.extents[q->items[0].place / FILE_SLOTS].slot_bytes;
 }
 
-/* Also of one that has been read already: nothing is found before all are. */
+/* A file that has been scanned is not on before the whole tier is. */
 static enum store_disk_state state_of(const struct file *file, const struct file_disk *disk) {
         return disk->state == STORE_DISK_OFF ? STORE_DISK_OFF :
                disk->hangs                   ? STORE_DISK_HANGS :
@@ -151,7 +150,6 @@ struct file *file_for(const struct space *space) {
         return right ? file : NULL;
 }
 
-/* By its names and its geometry: blocks of another one are of no use to it. */
 void file_name_of(const struct space *space, struct file_name *ret) {
         memset(ret, 0, sizeof *ret);
         snprintf(ret->domain, sizeof ret->domain, "%s", space->domain->config.name);
@@ -244,8 +242,8 @@ void file_note_record(struct space *space, uint32_t id, uint32_t place, uint64_t
 /* ---- erasing --------------------------------------------------------------------------------- */
 
 /*
- * One that has nothing yet has nothing to forget; one that is off is erased when it is used
- * again.
+ * Does no file have an older superblock than this? A new file without one has nothing to erase; a
+ * file that is off is erased when it is used again.
  */
 static bool is_told(const struct file *file, uint64_t serial) {
         for (uint32_t i = 0; i < file->set.n_files; i++) {
@@ -273,7 +271,7 @@ static void end_erasing(struct file *file, struct file_erasing *e) {
         file->n_erasing--;
 }
 
-/* What the files do not know they need not forget. */
+/* If the catalog does not have the namespace, there is nothing to erase. */
 static void begin_erasing(struct file *file, struct file_erasing *e) {
         struct kvd_key id = id_of(file, &e->name);
 
@@ -310,7 +308,7 @@ bool store_disk_erasing(const struct store *store, const char *domain, const cha
         return false;
 }
 
-#define ERASING_SHARE (ERASING / 4 * 3) /* of one domain */
+#define ERASING_SHARE (ERASING / 4 * 3) /* maximum for one domain */
 
 int store_disk_may_erase(struct store *store, const char *domain) {
         const struct file *file = store->file;
@@ -327,7 +325,6 @@ int store_disk_may_erase(struct store *store, const char *domain) {
 
 #define SWEEP_LOOKS 4096u
 
-/* Records of what was erased make room, a piece at a time. */
 bool file_sweep_dead(struct file *file) {
         struct catalog *c = &file->catalog;
         uint32_t end = (uint32_t)MIN((uint64_t)file->sweep + SWEEP_LOOKS,

@@ -2,7 +2,10 @@
 #ifndef KVD_STORE_FILE_FILE_H
 #define KVD_STORE_FILE_FILE_H
 
-/* The file tier of a store, and what it keeps for a space. */
+/*
+ * The file tier of a store, and its state of a space. A request to a disk process is a struct
+ * store_disk_question.
+ */
 
 #include "store/cache/cache.h"
 #include "store/disk.h"
@@ -11,12 +14,12 @@
 #include "store/file/host.h"
 #include "store/file/set.h"
 
-/* ROOM: it has a block, and is asked for when its file is asked next; HERE: it has come */
+/* ROOM: has a block, not requested yet; ASKED: requested; HERE: read into the block */
 enum fetch_step_state { FETCH_WANTED, FETCH_ROOM, FETCH_ASKED, FETCH_HERE };
 
 struct fetch_step {
         uint64_t sequence;
-        kvd_ref block;                /* held, unless it is wanted */
+        kvd_ref block;                /* held, unless WANTED */
         uint32_t place;
         enum fetch_step_state state;
 };
@@ -24,66 +27,66 @@ struct fetch_step {
 struct fetch {
         struct bringing to;           /* in file->fetches */
         struct file *file;
-        uint64_t record;              /* sequence of what it comes behind; 0: the root */
+        uint64_t record;              /* sequence of the first step's parent record; 0: none */
         uint64_t root;                /* of its records */
-        uint32_t n, at, first_depth;  /* steps; at: those that are done */
-        uint32_t taken;               /* ... those that are more than wanted */
-        uint32_t under_way;           /* questions */
-        struct fetch_step *steps;     /* behind this struct */
-        uint32_t *tokens;             /* ... behind the steps, block_tokens for each */
+        uint32_t n, at, first_depth;  /* n: steps; at: steps done; first_depth: of step 0 */
+        uint32_t taken;               /* steps that have been given a block, including those done */
+        uint32_t under_way;           /* requests */
+        struct fetch_step *steps;     /* follow this struct */
+        uint32_t *tokens;             /* follow the steps; block_tokens for each */
 };
 
-struct file_name { /* of a namespace: its id is the hash of this */
+struct file_name { /* hashed into the id of a namespace */
         char domain[KVD_NAME_MAX + 1], space[KVD_NAME_MAX + 1];
         struct kvd_shape geometry;
-        uint64_t kind; /* hashed, too, unless it is causal */
+        uint64_t kind; /* not hashed if it is causal */
 };
 
-#define ERASING 256u /* spaces that are being erased, at once */
+#define ERASING 256u /* maximum number of spaces that are being erased */
 
 struct file_erasing {
         bool wanted, begun;
-        int number;          /* in the catalog, once it has begun */
-        uint64_t serial;     /* ... of the first superblock without it */
+        int number;          /* of the namespace in the catalog, once begun */
+        uint64_t serial;     /* of the first superblock without the namespace, once begun */
         struct file_name name;
 };
 
-struct file_count { /* of one of the files */
+struct file_count { /* of one file */
         uint64_t hits, misses, wrong, errors, read_bytes, written_bytes;
         uint64_t copies_written, copies_read, copies_lost;
-        int last_error;               /* of errors; 0: there was none */
-        uint32_t failing;             /* questions in a row of which it did nothing */
-        char why[128];                /* it is off, or what else there is to say */
+        int last_error;               /* the last of errors; 0 if none */
+        uint32_t failing;             /* consecutive requests in which everything failed */
+        char why[128];                /* why the file is off, or a note about it */
 };
 
-/* One of the files: what its process is asked, a question at a time, and no other waits for it. */
+/* One file. Its process has one request at a time; no other file waits for that. */
 struct file_disk {
         enum store_disk_state state;  /* OPENING, SCANNING, ON or OFF */
         bool open;                    /* its process has it open */
-        bool hangs;                   /* no answer is to be expected, or none has come since */
-        uint64_t told, telling;       /* serials of its superblock, and of the one to be; 0: none */
-        uint32_t extent, slot;        /* where its scan goes on */
-        bool asked;                   /* a question is out, at its process or at a worker */
-        bool ready;                   /* there is one, and its process is asked next */
-        uint64_t asked_ns;            /* when */
-        struct store_disk_question question; /* any but SUPER */
-        struct fetch *reading;        /* READ: whose */
-        bool awaited;                 /* a fetch is next, once it may begin (host_may_begin) */
-        struct kvd_list wanted;       /* spaces with copies that are to be read there */
-        bool copies_last;             /* blocks are next */
-        uint32_t reads_in_a_row;      /* questions for fetches since writing last had a turn */
+        bool hangs;                   /* its process does not answer */
+        uint64_t told, telling;       /* serial of the superblock written, being written; or 0 */
+        uint32_t extent, slot;        /* position of the scan */
+        bool asked;                   /* a request is outstanding, at its process or at a worker */
+        bool ready;                   /* question is complete, and is sent to its process next */
+        uint64_t asked_ns;            /* time of the request */
+        struct store_disk_question question; /* the current request, unless that is SUPER */
+        struct fetch *reading;        /* READ: the fetch; or NULL */
+        bool awaited;                 /* the next request is a fetch's (host_may_begin) */
+        struct kvd_list wanted;       /* spaces with copies to read from it */
+        bool copies_last;             /* the last request was of copies: blocks are next */
+        uint32_t reads_in_a_row;      /* requests for fetches since writes last had a turn */
         struct file_count count;
-        uint64_t read_ns, write_ns;
+        uint64_t read_ns, write_ns;   /* total time of its requests */
 };
 
-/* Makes questions of exact copies, which disks.c knows by this alone. */
+/* Requests of exact copies. disks.c calls copies.c only through this table. */
 struct file_copies {
         void (*next)(struct file *file, uint32_t disk, bool *later);
         void (*done)(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n);
-        void (*miss)(struct file *file, uint32_t disk); /* nothing comes from there */
+        void (*miss)(struct file *file, uint32_t disk); /* the disk is off, or hangs */
 };
 
-struct file { /* of a store; all of its files */
+struct file { /* of a store: all of its files */
         struct store *store;
         enum store_disk_state state;
         struct store_disk_config config;
@@ -94,67 +97,66 @@ struct file { /* of a store; all of its files */
         struct catalog catalog;
         struct file_disk *disks;      /* owned; config.n_files */
         uint64_t sequence;            /* of the last record */
-        struct store_disk_question tell; /* SUPER: for whom is asked now */
-        struct file_super super;      /* ... and what */
+        struct store_disk_question tell; /* the SUPER request that is being sent */
+        struct file_super super;      /* ... and its superblock */
 
-        struct space *owners[FILE_NAMESPACES]; /* by their number; NULL: deleted */
-        struct kvd_list fetches;      /* owned */
-        struct fetch_step steps[KVD_FETCH_BLOCKS]; /* of a fetch that may begin */
-        uint32_t turn;                /* number of the space that is swept next */
-        uint32_t prefix[KVD_FETCH_TOKENS]; /* a bidirectional one, while it is looked at */
+        struct space *owners[FILE_NAMESPACES]; /* by number of the namespace; NULL: deleted */
+        struct kvd_list fetches;      /* owned; a queue */
+        struct fetch_step steps[KVD_FETCH_BLOCKS]; /* scratch: of the fetch that begins */
+        uint32_t turn;                /* number of the space to sweep next */
+        uint32_t prefix[KVD_FETCH_TOKENS]; /* scratch: tokens of a bidirectional prefix */
         struct file_erasing erasing[ERASING];
         uint32_t n_erasing;
-        uint32_t sweep;               /* place where dead records are looked for next */
-        struct store_disk_info info;  /* of all */
-        struct host *host;            /* owned; NULL: the pool is in memory of the host */
+        uint32_t sweep;               /* next place to look at for dead records */
+        struct store_disk_info info;  /* of all files */
+        struct host *host;            /* owned; NULL if the pool is in host memory */
         const struct file_copies *copies;
-        uint32_t copies_turn;         /* number of the space whose copies are looked at next */
+        uint32_t copies_turn;         /* number of the space to look at next for cold copies */
         uint64_t copies_go;           /* bytes of copies that are being written */
 };
 
-/* evict --to file: all that is there when it begins */
+/* kvctl evict --to file: demotes all blocks that are sealed when it begins */
 enum file_all { ALL_NOT, ALL_UNDER_WAY, ALL_DONE };
 
-struct file_wanted { /* copies that are to be read from a file, in this order */
-        struct kvd_list_node node;    /* in its disk's, while there are any */
+struct file_wanted { /* queue of a space's copies to read from one file */
+        struct kvd_list_node node;    /* in the disk's list, unless the queue is empty */
         struct space *space;
-        uint64_t since_ns;            /* there has been no memory for them; 0: there may be */
-        uint32_t first, last;
+        uint64_t since_ns;            /* since when there is no memory for them; 0: unknown */
+        uint32_t first, last;         /* places */
 };
 
 struct file_space {
-        struct kvd_key id;
+        struct kvd_key id;            /* of its namespace */
         int number;                   /* of its namespace in the catalog; -1: not known */
-        bool named;                   /* id is made */
+        bool named;                   /* id is set */
         bool refused;                 /* the file takes no more namespaces */
-        bool charged;                 /* ... for having one: KVD_COST_file_names */
-        bool unswept;                 /* something changed since its blocks were looked at */
-        enum file_all all;            /* under way: what is not admitted goes there, too */
-        uint64_t since_ns;            /* it began then: what it found or wrote stays */
-        uint64_t left;                /* blocks that did not go */
-        uint64_t no_return;           /* ... since no fetch could bring them back */
+        bool charged;                 /* for its namespace: KVD_COST_file_names */
+        bool unswept;                 /* something has changed since the last full round */
+        enum file_all all;            /* UNDER_WAY: blocks are demoted even if not admitted */
+        uint64_t since_ns;            /* start of that; records used since then are not evicted */
+        uint64_t left;                /* blocks that could not be demoted */
+        uint64_t no_return;           /* blocks that no fetch could bring back, so not demoted */
         uint32_t hand;                /* block to look at next */
-        uint32_t looked;              /* ... since something was found */
-        uint64_t changes;             /* when it was last marked */
-        struct file_wanted wanted[DISK_FILES]; /* of each file */
-        uint32_t told;                /* place to tell clients of next; CATALOG_NOWHERE: all is */
+        uint32_t looked;              /* blocks looked at in this round */
+        uint64_t changes;             /* carry_changes when unswept was last set */
+        struct file_wanted wanted[DISK_FILES]; /* for each file */
+        uint32_t told;                /* catalog_tell_some's position; CATALOG_NOWHERE: done */
 };
 
-/* The disk of a place, and what happened there. */
+/* The disk of a place, and its counters. */
 static inline uint32_t file_disk_of(const struct file *file, uint64_t place) {
         return catalog_file_of(&file->catalog, place);
 }
 static inline struct file_count *file_count(struct file *file, uint64_t place) {
         return &file->disks[file_disk_of(file, place)].count;
 }
-/* 0 is no error, and nothing to count. */
 static inline void file_count_error(struct file_count *count, int error) {
         count->errors += error != 0;
         count->last_error = error ?: count->last_error;
 }
-/* What the last one was; "": there was none. */
+/* The last error in words; "" if there was none. */
 const char *file_last_error(const struct file_count *count);
-/* Of all files. */
+/* Total size of all files. */
 static inline uint64_t file_bytes(const struct file *file) {
         uint64_t bytes = 0;
 
@@ -167,70 +169,71 @@ static inline struct file_space *file_space_of(const struct space *space) {
         return space->parts.file;
 }
 
-/* NULL: there is no file, or it is not on, or the space is not for it. */
+/* NULL if there is no file tier, it is not on, or the space cannot use it. */
 struct file *file_for(const struct space *space);
-/* The number of its namespace; -1: it has none yet. */
+/* The number of the space's namespace; -1 if the catalog has none yet. */
 int file_space_number(struct file *file, struct space *space);
-/* The same, of one that has none yet; -1: there is no place, or none for its domain. */
+/* The same, but enters one; -1: the catalog is full, or the domain's share is used. */
 int file_enter_space(struct file *file, struct space *space);
 void file_want(struct file *file, bool soon);
-/* Clients ask for what is below while it can come. */
+/* Sets the flags in the index by which clients know whether to fetch from the files. */
 void file_tell_below(struct space *space);
-/* By its names and its geometry: blocks of another one are of no use to it. */
+/* Blocks can only be used by a space with the same names, geometry and kind. */
 void file_name_of(const struct space *space, struct file_name *ret);
-/* Files have come, or gone: what was put off is looked at, and clients are told. */
+/* A file came or went: updates the flags for clients, and has all spaces looked at again. */
 void file_changes(struct file *file);
-/* What was deleted is forgotten, and said to be when no file has it. */
+/* Continues erasing. An erasure ends when no file in use has the namespace any more. */
 void file_erase(struct file *file);
-/* Records of what was erased make room, a piece at a time. True: there is more. */
+/* Drops dead records, a bounded number. True: there may be more. */
 bool file_sweep_dead(struct file *file);
 
-/* Can a disk be asked? A question is begun, has items added, and is made ready. */
+/* Can a request be made? It is begun, has items added, and is made ready. */
 bool file_is_idle(const struct file *file, uint32_t disk);
 bool file_any_idle(const struct file *file);
 void file_begin_question(struct file *file, uint32_t disk, enum store_disk_ask what,
                          struct space *space);
-/* May one more block go along? */
+/* Is there no room for one more block in the request? */
 bool file_question_is_full(const struct file *file, uint32_t disk);
 void file_question_add(struct file *file, uint32_t disk, const struct store_disk_item *item);
 void file_question_ready(struct file *file, uint32_t disk);
-/* What a worker had of the question is done: the disk is next, or nobody. */
+/* A worker has finished its part of the request, which is sent to the disk process next. */
 void file_is_ready(struct file *file, uint32_t disk);
+/* Ends the request. Items from n on have no error, since they were not done (-ECANCELED). */
 void file_settle(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n);
 
-/* The root of a chain's records. tokens: bidirectional: of the whole prefix. */
+/* The root of a chain's records. tokens: used if bidirectional: of the whole prefix. */
 uint64_t file_root(const struct space *space, uint64_t root, const uint32_t *tokens);
 /*
- * The record with these tokens behind up, or the first of its chain (CATALOG_NOWHERE), which label
- * says but for that. Its place, or CATALOG_NOWHERE: it is not there.
+ * The place of the record with these tokens after the one at up (CATALOG_NOWHERE: at the beginning
+ * of its chain), or CATALOG_NOWHERE. Sets label->parent; the caller has set the rest of label.
  */
 uint32_t file_record_behind(const struct file *file, struct kvd_label *label, uint32_t up,
                             const uint32_t *tokens);
-/* The record of a resident block: its place, or CATALOG_NOWHERE. */
+/* The place of a resident block's record, or CATALOG_NOWHERE. */
 uint32_t file_record_of(const struct file *file, const struct space *space, uint32_t id);
-/* one that went for another is no mark of a use */
+/* Clears a reference to a record that is gone, whose mark would be taken for that of a use. */
 void file_forget_stale(const struct file *file, struct space *space, uint32_t id);
 void file_note_record(struct space *space, uint32_t id, uint32_t place, uint64_t sequence);
 
-/* demote.c: makes questions of blocks to be written, for disks that are idle. */
+/* demote.c: makes write requests for disks that are idle. */
 void demote_next(struct file *file, bool *later);
 void demote_done(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n);
 
-/* What a domain may have there, records and copies. */
+/* Maximum bytes of the domain's records and copies. */
 uint64_t demote_most(const struct file *file, const struct space *space);
 
-/* copies.c: of exact copies that go or come back. */
+/* copies.c: makes requests to write and read exact copies. */
 extern const struct file_copies file_copies;
-/* A piece of what waits for files that are off, or hang. True: there is more. */
+/* Reports some copies as missed that wait for files that are off or hang. True: there are more. */
 bool copies_miss_some(struct file *file, struct space *space);
 void copies_space_leaves(struct file *file, struct space *space);
 
-/* fetch.c: of blocks to be read. False: there is more to be looked at before anything else is. */
+/* fetch.c: makes read requests. False: out of pin reads, so call again before anything else. */
 bool fetch_next(struct file *file, bool *later);
 void fetch_done(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n);
 void fetches_end(struct file *file, const struct space *space, const struct attachment *a);
 void fetches_end_all(struct file *file);
-/* They end where they need that disk, but for one of them, or NULL. */
+/* Cuts all fetches before the first step that needs that disk, except but, which may be NULL. */
 void fetches_miss(struct file *file, uint32_t disk, const struct fetch *but);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * When the file tier begins and ends, and what it does when spaces and clients come and go: the
- * hooks by which the cache tells it.
+ * The beginning and the end of the file tier, and the hooks by which the cache tells it that spaces
+ * and clients come and go.
  */
 
 #include <errno.h>
@@ -51,7 +51,7 @@ int store_disk_begin(struct store *store, const struct store_disk_config *config
         return r < 0 || !on_gpu ? r : host_begin(file);
 }
 
-/* The files themselves stay as they are. */
+/* Frees the tier's memory; the files stay as they are. */
 static void store_ends(struct store *store) {
         struct file *file = STEAL(store->file);
 
@@ -67,7 +67,7 @@ static void store_ends(struct store *store) {
 
 /* ---- spaces ---------------------------------------------------------------------------------- */
 
-/* A hint for each block that the whole file has room for: all of it may be one space's. */
+/* Room for a hint of each block that the files can hold: one space may fill all of them. */
 static void lay_out(const struct space *space, uint64_t max_blocks, struct kvd_index *ix) {
         const struct file *file = space_store(space)->file;
 
@@ -93,7 +93,7 @@ static void space_ends(struct space *space) {
         free(space->parts.file);
 }
 
-/* What has changed is looked at when the disk has time. */
+/* If blocks have changed, the space is swept when a disk is idle. */
 static void note_changes(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
         uint64_t changes = carry_changes(host_carry(file, 0), space);
@@ -102,13 +102,13 @@ static void note_changes(struct file *file, struct space *space) {
                 return;
         fs->changes = changes;
         if (fs->all != ALL_UNDER_WAY)
-                fs->looked = 0; /* that round comes to its end whatever changes */
+                fs->looked = 0; /* a round that demotes all blocks ends despite changes */
         if (!fs->unswept)
                 file_want(file, false);
         fs->unswept = true;
 }
 
-/* Its clients learn what the file had before. */
+/* Writes hints for clients of some records that existed before the space was opened. */
 static bool tell_some(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
         int number = file_space_number(file, space);
@@ -143,7 +143,7 @@ static struct file_erasing *unused_erasing(struct file *file) {
         return NULL;
 }
 
-/* What is out goes on, and its answer is nobody's. */
+/* A request that is outstanding goes on without the space; one that was not sent ends. */
 static void leave_question(struct file *file, uint32_t i, const struct space *space) {
         struct file_disk *d = &file->disks[i];
 
@@ -155,8 +155,8 @@ static void leave_question(struct file *file, uint32_t i, const struct space *sp
 }
 
 /*
- * The space was deleted, and the file is to forget it, unless it only made way. What the file has of
- * it is found when the file is open.
+ * The space was deleted, so its records are erased, unless it was only collected to make room. If
+ * the files are not open yet, they are erased once they are.
  */
 static void space_leaves(struct space *space) {
         struct file *file = space_store(space)->file;
