@@ -144,7 +144,7 @@ static int judge(struct file *file) {
         if (r == 0)
                 r = host_opened(file);
         if (r < 0 && !file->set.why.line[0])
-                kvd_refuse(&file->set.why, r, "what is below the pool cannot be made: %s",
+                kvd_refuse(&file->set.why, r, "cannot set up the tier below the pool: %s",
                            strerror(-r));
         return r;
 }

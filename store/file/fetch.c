@@ -120,7 +120,7 @@ void fetches_miss(struct file *file, uint32_t disk, const struct fetch *but) {
 /* The records that a client's request finds after the resident blocks; file->steps has them. */
 struct found {
         struct chain_at at;           /* the end of the resident blocks */
-        uint32_t up, n;               /* at's record, or CATALOG_NOWHERE; number of records after it */
+        uint32_t up, n;               /* at's record, or CATALOG_NOWHERE; n: records after it */
         uint64_t root;                /* of the records */
 };
 

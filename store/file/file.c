@@ -242,8 +242,8 @@ void file_note_record(struct space *space, uint32_t id, uint32_t place, uint64_t
 /* ---- erasing --------------------------------------------------------------------------------- */
 
 /*
- * Does no file have an older superblock than this? A new file without one has nothing to erase; a
- * file that is off is erased when it is used again.
+ * Do all files in use have this superblock or a newer one? A new file that has none yet has nothing
+ * to erase; a file that is off is erased when it is used again.
  */
 static bool is_told(const struct file *file, uint64_t serial) {
         for (uint32_t i = 0; i < file->set.n_files; i++) {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is below a pool on a GPU goes through memory of the host (host.h). Copies that stay belong to their records;
- * the coldest go for others. Without a disk a record is its copy: what is asked of the disk is answered here, names
- * of spaces need none, and nothing outlives the daemon.
+ * Blocks on their way between a pool on a GPU and its files pass through host memory (host.h). A
+ * copy that stays there belongs to its record; the coldest copies are evicted for new ones. Without
+ * a disk, a record is nothing but its copy: requests to the disk are answered here, the names of
+ * spaces are not written anywhere, and nothing outlives the daemon.
  */
 
 #include "store/file/host.h"
@@ -19,23 +20,23 @@
 #define EXTENT_BYTES (UINT64_C(256) << 20)
 #define LEAST_EXTENTS 16u
 #define NAME "host"
-#define LOOKS 64u /* at cold copies, for one that may go */
+#define LOOKS 64u /* copies to look at for one that can be evicted */
 
 struct host_record {
         uint64_t checksum;
-        uint32_t place;                 /* of the exact copy + 1; 0: there is none */
-        uint32_t colder, warmer;        /* records with copies + 1, by their use */
+        uint32_t place;                 /* of the exact copy, plus 1; 0: there is none */
+        uint32_t colder, warmer;        /* LRU list of records with copies: record plus 1; 0: end */
 };
 
 struct host {
         struct file *file;
-        struct carry carries[DISK_FILES]; /* of each disk's question */
+        struct carry carries[DISK_FILES]; /* for each disk's request */
         bool has_disk;
         uint64_t n_records;
-        struct host_record *records;    /* owned; by place of the catalog; NULL: no copies stay */
-        uint32_t coldest, warmest;      /* + 1 */
-        uint64_t most, bytes, n_copies, evicted; /* of them: what they may have, and have */
-        struct file_count count;        /* of them, beside a disk */
+        struct host_record *records;    /* owned; by place in the catalog; NULL: no copies stay */
+        uint32_t coldest, warmest;      /* ends of the LRU list: record plus 1; 0: empty */
+        uint64_t most, bytes, n_copies, evicted; /* of copies; most: maximum of bytes */
+        struct file_count count;        /* of copies; used if there is a disk, too */
         int32_t errors[KVD_DISK_ITEMS];
 };
 
@@ -49,7 +50,7 @@ static struct space *space_of(const struct host *h, uint32_t record) {
         return h->file->owners[h->file->catalog.entries[record].space];
 }
 
-/* The neighbour's word, or an end of the list. */
+/* The link to change: the neighbour's, or the end of the list. */
 static uint32_t *warmer_of(struct host *h, uint32_t number) {
         return number ? &h->records[number - 1].warmer : &h->coldest;
 }
@@ -98,7 +99,7 @@ static void gone(void *data, uint32_t record) {
                 release(h, record);
 }
 
-/* It is not being moved; and without a disk, nothing is behind it. */
+/* Is the copy not being moved and, if there is no disk, its record without children? */
 static bool may_go(const struct host *h, uint32_t record) {
         const struct catalog_entry *e = &h->file->catalog.entries[record];
 
@@ -115,14 +116,17 @@ static void drop(struct host *h, uint32_t record) {
         }
 }
 
-/* Does it make room for that space? A place of its own; or, if it has places, memory of its domain's. */
+/*
+ * Would evicting the copy make room for that space? It must be a copy of the space itself or, if
+ * the space has a free place, of its domain.
+ */
 static bool helps(const struct host *h, uint32_t record, const struct space *space) {
         const struct space *other = space_of(h, record);
 
         return other == space || (other && other->domain == space->domain && places_free(space));
 }
 
-/* The coldest, of those that help that space if it is given. False: none was found. */
+/* Evicts the coldest copy, or the coldest that helps that space. False: none was found. */
 static bool drop_coldest(struct host *h, const struct space *space) {
         uint32_t at = h->records ? h->coldest : 0;
 
@@ -160,7 +164,7 @@ bool host_may_begin(struct file *file, uint32_t disk, struct space *space) {
         return false;
 }
 
-/* The item's copy becomes its record's, if there is room. */
+/* Keeps the item's copy as its record's, if there is room. */
 static void keep(struct host *h, struct carry *carry, uint32_t item, uint32_t record) {
         struct host_record *r = h->records ? &h->records[record] : NULL;
 
@@ -177,7 +181,7 @@ static void keep(struct host *h, struct carry *carry, uint32_t item, uint32_t re
         h->count.written_bytes += bytes_of(h, record);
 }
 
-/* ---- a question's blocks --------------------------------------------------------------------- */
+/* ---- a request's blocks ---------------------------------------------------------------------- */
 
 static bool has_copy(const struct host *h, const struct space *space, uint32_t record) {
         return h->records && h->records[record].place && space_of(h, record) == space;
@@ -195,7 +199,6 @@ bool host_takes(struct file *file, uint32_t disk, uint32_t record) {
                (h->has_disk && host_has_room(file, disk, q->space));
 }
 
-/* There is a place: that was looked for. */
 void host_add(struct file *file, uint32_t disk, struct store_disk_item *item) {
         struct host *h = file->host;
         uint32_t record = (uint32_t)item->place;
@@ -262,7 +265,7 @@ bool host_has_question(const struct file *file, uint32_t disk) {
 
 /* ---- what the worker did --------------------------------------------------------------------- */
 
-/* It was the worker's fault, not theirs. */
+/* The worker failed, not the disk: the space's blocks are swept again. */
 static void look_again(const struct space *space) {
         file_space_of(space)->unswept = true;
         file_space_of(space)->looked = 0;
@@ -273,7 +276,7 @@ static void answer(struct file *file, uint32_t disk, const int32_t *errors, uint
         file_want(file, true);
 }
 
-/* The disk is asked next, unless a block is not here. */
+/* If all blocks have arrived in host memory, the request is sent to the disk next. */
 static void carried_down(struct host *h, uint32_t disk, bool failed) {
         struct carry *carry = &h->carries[disk];
 
@@ -287,7 +290,7 @@ static void carried_down(struct host *h, uint32_t disk, bool failed) {
         answer(h->file, disk, NULL, 0);
 }
 
-/* A copy that stayed is used again; one that is not what it was is the disk's to read. */
+/* Marks the record's copy as used, or frees it if it is corrupt: the disk still has the record. */
 static int32_t settle_copy(struct host *h, uint32_t record, int32_t error) {
         bool wrong = error == -EBADMSG && h->has_disk;
 
@@ -329,7 +332,7 @@ static void carried(struct carry *carry, bool failed) {
 
 /* ---- without a disk -------------------------------------------------------------------------- */
 
-/* What a disk would be asked: it does nothing, and that well. */
+/* There is no disk: answers every request with success. */
 bool store_host_next(struct store *store) {
         static const int32_t errors[KVD_DISK_ITEMS];
         const struct store_disk_question *q;
@@ -351,9 +354,9 @@ static int make_catalog(struct file *file) {
         int r = catalog_open(&file->catalog, &all, 1);
 
         if (r == 0)
-                r = set_judge(&file->set, extent); /* of no file: it begins anew */
+                r = set_judge(&file->set, extent); /* no files: makes a new superblock */
         if (r < 0)
-                return store_refuse(file->store, r, "what is below the pool cannot be made: %s",
+                return store_refuse(file->store, r, "cannot set up the tier below the pool: %s",
                                     strerror(-r));
         file->disks[0].open = true;
         file->disks[0].state = file->state = STORE_DISK_ON;
@@ -373,7 +376,7 @@ int host_opened(struct file *file) {
         if (h->records == MAP_FAILED) {
                 h->records = NULL;
                 return store_refuse(file->store, -ENOMEM,
-                                    "out of memory for what is below the pool");
+                                    "out of memory for the tier below the pool");
         }
         file->catalog.gone = gone;
         file->catalog.data = h;
@@ -386,7 +389,7 @@ int host_begin(struct file *file) {
 
         if (!h)
                 return store_refuse(file->store, -ENOMEM,
-                                    "out of memory for what is below the pool");
+                                    "out of memory for the tier below the pool");
         h->file = file;
         for (uint32_t i = 0; i < DISK_FILES; i++) {
                 h->carries[i].owner = h;
@@ -396,7 +399,7 @@ int host_begin(struct file *file) {
                         carry_open(&h->carries[i], file->store);
         }
         h->has_disk = file->config.n_files > 0;
-        h->most = h->has_disk ? file->config.host : UINT64_MAX; /* the catalog has its bounds */
+        h->most = h->has_disk ? file->config.host : UINT64_MAX; /* no disk: the catalog's limit */
         if (h->has_disk)
                 return 0;
         file->config.n_files = 1;
@@ -428,7 +431,6 @@ static void carry_leaves(struct file *file, uint32_t disk, const struct space *s
                 answer(file, disk, NULL, 0);
 }
 
-/* What a worker has of it is nobody's. */
 void host_space_leaves(struct file *file, const struct space *space) {
         for (uint32_t i = 0; file->host && i < file->config.n_files; i++)
                 carry_leaves(file, i, space);

@@ -3,10 +3,10 @@
 #define KVD_STORE_FILE_HOST_H
 
 /*
- * What is between a pool on a GPU and its file, or there instead of a file: memory of the host. A question's blocks
- * are carried there by a worker before the disk writes them, and from there after it has read them; where there is
- * room, copies stay, and are read without the disk. Below a pool in memory of the host there is none of this
- * (file->host is NULL), and nothing here does anything.
+ * Host memory between a pool on a GPU and its files, or instead of files. A worker copies a
+ * request's blocks there before the disk writes them, and from there after the disk has read them.
+ * As far as there is room, copies stay, and are read without the disk. A pool in host memory needs
+ * none of this: file->host is NULL, and the functions here do nothing.
  */
 
 #include "store/disk.h"
@@ -16,49 +16,53 @@ struct file;
 struct file_count;
 struct host;
 
-/* With the file; config.host: bytes of copies that stay. */
+/* Called when the tier begins. config.host: maximum bytes of copies that stay. */
 int host_begin(struct file *file);
-int host_opened(struct file *file); /* its catalog is there */
+int host_opened(struct file *file); /* called when the catalog has been opened */
 struct host *host_free(struct host *host);
 
 void host_space_leaves(struct file *file, const struct space *space);
 
 /*
- * May a disk's question of that space's blocks be made? If not, nothing is asked, and it may soon:
- * what was used for another's is given back first (host_shrinks).
+ * Can a request of that space's blocks be made now? If not, try again soon: spare places of another
+ * space are given back first (host_shrinks).
  */
 bool host_may_begin(struct file *file, uint32_t disk, struct space *space);
 /*
- * Is there a place for the copy of one more block of a space on the way to a disk, also where
- * cold copies must go for it? There is a host.
+ * Is there a place for one more block of a space on its way to the disk? Evicts cold copies for it.
+ * file->host must not be NULL.
  */
 bool host_has_room(struct file *file, uint32_t disk, const struct space *space);
-/* A place for who carries blocks elsewhere: a cold copy goes for it. file: may be NULL. False: none does. */
+/*
+ * Evicts a cold copy to make a place for blocks on their way to another tier. file: may be NULL.
+ * False: none was evicted.
+ */
 bool host_gives_way(struct file *file, const struct space *space);
 /*
- * May the record be read by the disk's question? Those with a copy here, and those without, do
- * not go together.
+ * Can the record be added to the disk's read request? In a request either all records have a copy
+ * here, or none has.
  */
 bool host_takes(struct file *file, uint32_t disk, uint32_t record);
+/* Room for the item's copy has been found: host_has_room, host_takes. */
 void host_add(struct file *file, uint32_t disk, struct store_disk_item *item);
 
-/* True: the worker has the question now, before or behind the disk. */
+/* Gives the request to a worker before, or after, it is the disk's. True: the worker has it now. */
 bool host_asks_first(struct file *file, uint32_t disk);
 bool host_asks_then(struct file *file, uint32_t disk, const int32_t *errors,
                     const uint64_t *checksums, uint32_t n);
 bool host_has_question(const struct file *file, uint32_t disk);
-/* Nothing is to be asked: gives back a piece of what was used on the way. True: there is more. */
+/* Called when there is nothing to do: gives back some spare places. True: there are more. */
 bool host_shrinks(struct file *file, uint32_t disk);
 
-/* Is there no file? Then what is asked is not written anywhere. */
+/* Is there host memory but no file? */
 bool host_is_all(const struct file *file);
 
-/* Of the record at that place, if it is the space's: of the exact copy; or KVD_NOWHERE. */
+/* The place of the record's copy, if it belongs to the space; or KVD_NOWHERE. */
 uint32_t host_copy(const struct file *file, const struct space *space, uint32_t record);
-/* Who has answered for it: these copies, if there is a disk beside them, or its file. */
+/* The counters for an item: of the copies if one was used and there is a disk; else the file's. */
 struct file_count *host_count(struct file *file, uint32_t disk,
                               const struct store_disk_item *item);
-/* NULL: there is none. */
+/* The carry of the disk's request; NULL if there is no host. */
 const struct carry *host_carry(const struct file *file, uint32_t disk);
 
 #endif

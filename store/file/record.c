@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sectors and records of the file tier, as bytes. Every checksum needs the file's secret, so that
- * no payload, which clients write, can look like a record.
+ * The bytes of the file tier's sectors and records. All checksums are keyed with the file's secret,
+ * so that no payload, which clients write, can pass for a record.
  */
 
 #include "store/file/record.h"
@@ -82,7 +82,7 @@ struct kvd_record_key file_key(const uint8_t *secret, const struct kvd_label *la
                                  label->n_tokens)};
 }
 
-/* Bound to what it is the payload of, and to where that lies. */
+/* Covers the record's label and tokens, and its place, too. */
 static struct kvd_key payload_checksum(const uint8_t *secret, const struct kvd_label *label,
                                        const uint32_t *tokens, uint64_t place, const void *payload,
                                        uint64_t bytes) {

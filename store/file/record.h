@@ -3,34 +3,33 @@
 #define KVD_STORE_FILE_RECORD_H
 
 /*
- * What lies on the disk, version 1. All numbers are little-endian; everything is in whole sectors
- * of 4 KiB, and what is not named is zero.
+ * The format of a file, version 1. All numbers are little-endian. Everything is in whole sectors of
+ * 4 KiB, and unused bytes are zero.
  *
- *      0            superblock          two copies: the whole one with the higher serial counts
+ *      0            superblock          two copies: the intact one with the higher serial counts
  *      64 KiB       superblock
- *      128 KiB      extent 0            one sector says how large its slots are,
- *      ...          extent 1            then slots: a record's sector, and its payload
+ *      128 KiB      extent 0            one sector with the size of its slots, then
+ *      ...          extent 1            the slots: a record's sector and its payload
  *
- * A sector is whole if its checksum, made with the file's secret, is right. A record counts if
- * and only if its sector is whole and names the place where it lies, its epoch is that of a
- * namespace in the superblock, and its payload has the checksum that belongs to all of this. So
- * nothing needs to be written in an order, and nothing is a journal: what was lost or torn is not
- * there.
+ * A sector is intact if its checksum, which is keyed with the file's secret, is right. A record
+ * counts if and only if its sector is intact and names the place where it lies, its epoch is that
+ * of a namespace in the superblock, and its payload has the checksum that covers all of this. So
+ * writes need no order and no journal: a record that was lost or torn does not count.
  *
- * A namespace is a space with its domain and geometry. Its epoch is a number that was never given
- * before, so that all its records are erased when the superblock names another one, or none.
+ * A namespace is a space with its domain and geometry. An epoch is never used twice, so all records
+ * of a namespace are erased once the superblock has it with another epoch, or not at all.
  *
- * A record whose epoch is FILE_NO_EPOCH, which is no namespace's, counts only for who wrote it: an
- * exact copy (copies.c), whose slot is free after a restart.
+ * A record with the epoch FILE_NO_EPOCH, which no namespace has, is an exact copy (copies.c). It
+ * counts only for the daemon that wrote it; after a restart its slot is free.
  *
- * Several files have one superblock: each has a copy, and all that is written is written to each,
- * if not at once; a record may be behind one in another file, and is in none before that one's
- * superblock has its epoch. Which of them belong together they say themselves: all have the
- * secret, and the set, a number that was made when they were opened last. Of these the newest
- * superblock counts, so that a file which had failed meanwhile has nothing that was erased. One
- * that has been opened with the secret and in another set may have given the same numbers to
- * something else: it begins a new life, by which its checksums are made, too, and all its records
- * are none.
+ * Several files share one superblock. Each has a copy, and every change is written to all of them,
+ * though not at the same time. A record may follow one in another file, and is written to a file
+ * only once that file's superblock has its epoch. The files that belong together have the same
+ * secret and the same set, a random number that is drawn at each opening. Among them the newest
+ * superblock counts, so nothing that was erased comes back from a file that had failed meanwhile.
+ * A file with the same secret but another set was opened without the others, and the same numbers
+ * may mean something else there: it begins a new life. The life is part of the key of its
+ * checksums, so none of its old records counts.
  */
 
 #include <assert.h>
@@ -47,28 +46,28 @@
 #define FILE_COPIES 2u
 #define FILE_NAMESPACES 158u
 static_assert(FILE_NAMESPACES == STORE_DISK_SPACES, "domains have shares of them");
-#define FILE_NO_EPOCH 0u /* those of namespaces count from 1 */
+#define FILE_NO_EPOCH 0u /* epochs of namespaces begin at 1 */
 
-/* of a sector: what it is */
 enum file_sector { FILE_SUPER = 1, FILE_EXTENT, FILE_RECORD };
 
-struct file_mark { /* begins every sector but a payload's */
+struct file_mark { /* begins every sector except those of a payload */
         uint64_t magic;
-        uint32_t version, what;
-        struct kvd_key checksum; /* of the sector, this one apart */
+        uint32_t version, what;  /* what: enum file_sector */
+        struct kvd_key checksum; /* of the sector with this field 0 */
 };
 
+/* The same in all files, except for bytes, extent_bytes and life. */
 struct file_super {
         struct file_mark mark;
-        uint64_t serial;         /* of this writing */
-        uint64_t bytes, extent_bytes; /* of this file; what is not, is the same in all */
-        uint64_t opening;        /* counts them: sequences of one begin at file_sequence_of(it) */
+        uint64_t serial;         /* counts changes of the superblock */
+        uint64_t bytes, extent_bytes; /* of this file */
+        uint64_t opening;        /* counts openings; each has sequences from file_sequence_of on */
         uint64_t next_epoch;
         uint32_t n_namespaces, pad;
         uint8_t secret[KVD_SECRET_BYTES];
         struct kvd_disk_namespace namespaces[FILE_NAMESPACES];
-        uint64_t life;           /* of this file; 0: the first one of the secret's */
-        uint64_t set;            /* of the files that were opened together; 0: by a kvd that had one */
+        uint64_t life;           /* of this file; 0: the first file that had the secret */
+        uint64_t set;            /* of the files opened together; 0: by a kvd that knew no sets */
         uint64_t rest[2];
 };
 static_assert(sizeof(struct file_super) == DISK_SECTOR, "version 1");
@@ -96,25 +95,24 @@ static inline uint64_t file_sequence_of(uint64_t opening) {
         return opening << 40;
 }
 
-/* What the checksums of a file's extents and records are made with. */
+/* The key of the checksums of a file's extents and records: KVD_SECRET_BYTES at ret. */
 void file_key_of_life(const uint8_t *secret, uint64_t life, uint8_t *ret);
 
-/* Before a sector is written; and of one that was read: is it such a one, and whole? */
+/* Fills in the mark of a sector before it is written. */
 void file_sector_seal(const uint8_t *secret, enum file_sector what, struct file_mark *sector);
+/* Is it of that kind, and intact? */
 bool file_sector_whole(const uint8_t *secret, enum file_sector what,
                        const struct file_mark *sector);
 
-/* Is it whole, and can it be one? Whose it is it does not say. */
+/* Is it intact and plausible? This does not tell whether it is of the right file or set. */
 bool file_super_makes_sense(const struct file_super *super);
 
-/*
- * What clients call a record: openings and what is counted in each, as much as there is room for.
- */
+/* The clients' number of a record: the low bits of its opening and of its number in that. */
 static inline uint64_t file_handle(uint64_t sequence) {
         return kvd_hint_handle(sequence >> 40 << 32 | (uint32_t)sequence);
 }
 
-/* Where to look for a record: tokens decide whether it is the one. */
+/* The hash by which a record is found. Its tokens are compared when it is read. */
 uint64_t file_tag(const uint8_t *secret, const struct kvd_label *label, const uint32_t *tokens);
 struct kvd_record_key file_key(const uint8_t *secret, const struct kvd_label *label,
                                const uint32_t *tokens);
@@ -122,10 +120,10 @@ struct kvd_record_key file_key(const uint8_t *secret, const struct kvd_label *la
 void file_record_make(const uint8_t *secret, const struct kvd_label *label, const uint32_t *tokens,
                       uint64_t place, const void *payload, uint64_t bytes, struct file_record *ret);
 
-/* Is it whole, and where it belongs? */
+/* Is the record's sector intact, and does it lie where it belongs? */
 bool file_record_lies_right(const uint8_t *secret, const struct file_record *record,
                             uint64_t place);
-/* ... is it the one that is asked for, and is this its payload? */
+/* Does it also have that label and these tokens, and is this its payload? */
 bool file_record_is(const uint8_t *secret, const struct file_record *record,
                     const struct kvd_label *label, const uint32_t *tokens, uint64_t place,
                     const void *payload, uint64_t bytes);

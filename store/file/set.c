@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Superblocks of several files, as bytes that somebody has read: any may be missing, broken, new or
- * another volume's, and the newest of a set counts. Nothing here reads or writes a file.
+ * Judges the superblocks of several files, which its callers have read. Any may be missing, broken,
+ * new or another volume's; the newest one of a set counts. Nothing here reads or writes a file.
  */
 
 #include "store/file/set.h"
@@ -16,9 +16,9 @@
 
 #define EXTENT_BYTES (UINT64_C(64) << 20)
 #define EXTENT_LEAST (UINT64_C(1) << 20)
-#define EXTENTS_FEW 16u /* a small file has smaller ones */
+#define EXTENTS_FEW 16u /* a small file has smaller extents, but about this many */
 
-/* ---- what a file says ------------------------------------------------------------------------ */
+/* ---- superblocks of one file ----------------------------------------------------------------- */
 
 void set_begin(struct set *set, uint32_t n_files, const uint64_t *bytes) {
         *set = (struct set){.n_files = n_files};
@@ -32,7 +32,7 @@ static bool all_zero(const void *sector) {
         return !at[0] && memcmp(at, at + 1, DISK_SECTOR - 1) == 0;
 }
 
-struct copies { /* of a file: is there one that is so? */
+struct copies { /* of a file's superblock: what one of them is */
         bool resized, other;
 };
 
@@ -57,7 +57,7 @@ static void judge_copies(struct set_file *f, const void *copies) {
 
         f->whole = f->ours = false;
         for (uint32_t copy = 0; copy < FILE_COPIES; copy++) {
-                struct file_super s; /* what came in a message is not aligned */
+                struct file_super s; /* the bytes are from a message and not aligned */
 
                 memcpy(&s, (const uint8_t *)copies + copy * DISK_SECTOR, sizeof s);
                 judge_copy(f, &s, &seen);
@@ -103,15 +103,15 @@ const char *set_why(int error) {
         return error == -EMEDIUMTYPE ?
                        "the file is not kvd's, or of another version; empty it if it may go" :
                error == -ERANGE ?
-                       "the file was made with another file_size; set that, or empty it if it may "
-                       "go" :
+                       "the file was made with another file_size; "
+                       "set that size, or empty the file if you do not need it" :
                error == -EINVAL    ? "the file is too small" :
                error == -ETIMEDOUT ? "its disk hangs" :
                error == -ESTALE    ? "the file was changed by somebody else" :
                                      strerror(-error);
 }
 
-/* ---- what belongs together ------------------------------------------------------------------- */
+/* ---- which files belong together ------------------------------------------------------------- */
 
 static bool same_secret(const struct file_super *a, const struct file_super *b) {
         return memcmp(a->secret, b->secret, sizeof a->secret) == 0;
@@ -125,7 +125,7 @@ static bool has_any(const struct set_file *f) {
         return !f->error && f->whole;
 }
 
-/* Whose the list is cannot be told where there are two secrets: any may be the wrong one. */
+/* If the files have two secrets, either may be the wrong one. */
 static int refuse_strangers(struct set *set) {
         const struct set_file *f = set->files;
         uint32_t first = DISK_FILES;
@@ -135,16 +135,15 @@ static int refuse_strangers(struct set *set) {
                         continue;
                 if (first < i && !same_secret(&f[i].newest, &f[first].newest))
                         return refuse(set, -EXDEV,
-                                      "files %u and %u of the list have caches that do not "
-                                      "belong together; name one's files only, or empty "
-                                      "what may go",
+                                      "files %u and %u of the list have caches that do not belong together; "
+                                      "list the files of one cache only, or empty the others",
                                       first + 1, i + 1);
                 first = MIN(first, i);
         }
         return 0;
 }
 
-/* NULL: nobody has any. */
+/* NULL: no file has a superblock. */
 static const struct file_super *find_newest(const struct set *set) {
         const struct file_super *newest = NULL;
 
@@ -155,7 +154,7 @@ static const struct file_super *find_newest(const struct set *set) {
         return newest;
 }
 
-/* Has a file before it that life? Then one is a copy of the other. */
+/* Does a file before this one have the same life? Then one is a copy of the other. */
 static bool life_is_taken(const struct set *set, uint32_t file, uint64_t life) {
         for (uint32_t i = 0; i < file; i++)
                 if (!set->files[i].error && set->files[i].life == life)
@@ -169,7 +168,7 @@ static int draw(struct set *set, void *ret, size_t bytes) {
         return 0;
 }
 
-/* newest: NULL: there is none, and the first file's life is the secret's first. */
+/* newest: NULL: there is none; then the first file gets life 0. */
 static void judge_file(struct set *set, uint32_t file, uint64_t extent_bytes,
                        const struct file_super *newest) {
         struct set_file *f = &set->files[file];
@@ -207,7 +206,7 @@ static void refuse_small(struct set *set, uint64_t extent_bytes) {
         }
 }
 
-/* What no superblock had before: the first serial, the opening, and the set. */
+/* Makes the superblock of this opening, with numbers that no superblock had before. */
 static int begin_opening(struct set *set, const struct file_super *newest) {
         struct file_super *s = &set->super;
         int r = 0;
@@ -225,7 +224,7 @@ static int begin_opening(struct set *set, const struct file_super *newest) {
         return r;
 }
 
-/* The first one's error if there is none. */
+/* Fails with the first file's error if no file is usable. */
 static int find_usable(struct set *set) {
         for (uint32_t i = 0; i < set->n_files; i++)
                 if (!set->files[i].error)
@@ -250,7 +249,7 @@ int set_judge(struct set *set, uint64_t extent_bytes) {
         return r < 0 ? r : begin_opening(set, newest);
 }
 
-/* ---- what it says ---------------------------------------------------------------------------- */
+/* ---- the shared superblock ------------------------------------------------------------------- */
 
 static struct kvd_disk_namespace *find_namespace(struct file_super *s, struct kvd_key id) {
         for (uint32_t i = 0; i < s->n_namespaces; i++)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The superblock of a file, of which it has two copies: how they are read, and how they are
- * written, so that one of them is whole at any time.
+ * Reads and writes the two copies of a file's superblock, in such a way that one of them is intact
+ * at any time.
  */
 
 #include "store/file/super.h"
@@ -50,7 +50,7 @@ static uint64_t copy_at(uint32_t copy) {
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* It is there when it was read again: a disk may have put it elsewhere. */
+/* Reads it back, since a disk may have written it elsewhere. */
 static int write_copy(struct volume *v, uint32_t copy) {
         int r = volume_write_sector(v, copy_at(copy), v->super);
 
@@ -63,7 +63,7 @@ static int write_copy(struct volume *v, uint32_t copy) {
         return r;
 }
 
-/* Whatever kept it from being written, nothing could be erased there. */
+/* Any error breaks the volume, since nothing can be erased there any more. */
 int super_write(struct volume *v) {
         int r = 0;
 
@@ -88,7 +88,10 @@ static int look_at(struct volume *v, uint64_t at) {
 
 #define LOOKS 64u
 
-/* What has data, and no superblock, is not ours: here and there, and at powers of two, where others begin. */
+/*
+ * A file without superblock that has data is not ours. Probes powers of two, where other formats
+ * keep headers, and LOOKS evenly spaced sectors.
+ */
 static int look_for_data(struct volume *v) {
         uint64_t sectors = v->disk->bytes / DISK_SECTOR;
         int r = 0;

@@ -2,7 +2,7 @@
 #ifndef KVD_STORE_FILE_SUPER_H
 #define KVD_STORE_FILE_SUPER_H
 
-/* What volume.c and super.c share: a volume's superblock, and single sectors. */
+/* Shared by volume.c and super.c: a volume's superblock and single sectors. */
 
 #include "store/file/volume.h"
 
@@ -12,10 +12,10 @@ void volume_begin_all(struct volume *v, struct disk_io *ios, uint32_t n, bool wr
 void volume_end_all(struct volume *v);
 int volume_read_sector(struct volume *v, uint64_t at, void *to);
 int volume_write_sector(struct volume *v, uint64_t at, void *from);
-/* Behind one that fails the volume is broken. */
+/* A failed flush breaks the volume. */
 int volume_flush(struct volume *v);
 
-/* Both copies, one after the other. What does not take it is broken. */
+/* Writes both copies, one after the other. A failed write breaks the volume. */
 int super_write(struct volume *v);
 
 #endif

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file writes records to a disk and believes nothing that it reads there. What erases is
- * flushed, and read again before it is answered; what stores is neither, since a block that was
- * lost is a miss.
+ * This file writes records to a disk and verifies everything that it reads there. An erasure is
+ * flushed and read back before it returns. A write is neither, since a lost block is only a miss.
  */
 
 #include "store/file/super.h"
@@ -24,7 +23,7 @@ static uint8_t *pages(uint64_t bytes) {
 }
 
 static int broken(struct volume *v) {
-        return v->broken ? refuse(v, -EIO, "the disk failed to flush: what it has is not known") :
+        return v->broken ? refuse(v, -EIO, "the disk failed to flush: its contents are unknown") :
                            0;
 }
 
@@ -70,7 +69,7 @@ static int lay_out(struct volume *v) {
         return 0;
 }
 
-/* Once it is laid out, it stays so. */
+/* Extent size and key must not change once the volume is laid out. */
 static bool is_for_it(const struct volume *v, const struct file_super *super) {
         uint8_t key[KVD_SECRET_BYTES];
 
@@ -84,7 +83,7 @@ int volume_tell(struct volume *v, const struct file_super *super) {
         int r = broken(v);
 
         if (r == 0 && !is_for_it(v, super))
-                r = refuse(v, -EPROTO, "that is no superblock of this file");
+                r = refuse(v, -EPROTO, "the superblock is not one of this file");
         if (r < 0)
                 return r;
         memcpy(v->super, super, sizeof *super);
@@ -102,7 +101,7 @@ static bool epoch_lives(const struct file_super *s, uint64_t epoch) {
 
 /* ---- extents --------------------------------------------------------------------------------- */
 
-/* What is to be read or written, from the beginning of an extent or at a place. */
+/* An I/O of one sector at the beginning of an extent, or at a place. */
 static struct disk_io io_of_extent(const struct volume *v, uint32_t extent) {
         return (struct disk_io){.at = FILE_HEAD + extent * v->super->extent_bytes,
                                 .bytes = DISK_SECTOR};
@@ -125,8 +124,8 @@ static bool is_place(const struct volume *v, uint64_t place, uint32_t slot_bytes
 }
 
 /*
- * From now on its slots are so large. If that is lost, what is found there later lies wrong, or is
- * a record as it was before.
+ * Sets the size of the extent's slots. If this write is lost, the records found there later are at
+ * the wrong place, and do not count, or are valid old ones.
  */
 static int begin_extent(struct volume *v, uint32_t extent, uint32_t slot_bytes) {
         struct file_extent *e = (void *)v->staging;
@@ -155,7 +154,7 @@ static int read_extent(struct volume *v, uint32_t extent) {
         return 0;
 }
 
-/* ---- looking --------------------------------------------------------------------------------- */
+/* ---- scanning -------------------------------------------------------------------------------- */
 
 static uint32_t batch_of(const struct volume *v, uint32_t n, uint64_t bytes) {
         return (uint32_t)MIN(MIN(n, VOLUME_ITEMS), v->staging_bytes / bytes);
@@ -223,7 +222,7 @@ static int pack(const struct volume *v, const struct volume_item *item, uint8_t 
         return 0;
 }
 
-/* The memory may be a client's: what is copied is what is checked. */
+/* Verifies the bytes in staging, which clients cannot change, before it copies them. */
 static void unpack(const struct volume *v, struct volume_item *item, uint8_t *from) {
         if (file_record_is(v->key, (const struct file_record *)from, item->label, item->tokens,
                            item->place, from + DISK_SECTOR, item->bytes))
@@ -232,7 +231,7 @@ static void unpack(const struct volume *v, struct volume_item *item, uint8_t *fr
                 item->error = -EBADMSG;
 }
 
-/* One that this volume has not looked at yet is looked at now. */
+/* Reads the extent's sector if that was not done yet. */
 static int check_extent(struct volume *v, uint32_t extent, uint32_t slot_bytes) {
         int r = v->slot_bytes[extent] ? 0 : read_extent(v, extent);
 
@@ -252,7 +251,7 @@ static int check_item(struct volume *v, const struct volume_item *item, bool wri
         return writes ? begin_extent(v, extent, slot_bytes) : check_extent(v, extent, slot_bytes);
 }
 
-/* What is under way, and for which item: staging is in parts, of which each has one at a time. */
+/* I/Os in flight and their items. Staging is divided into parts, each for one I/O at a time. */
 struct moving {
         struct disk_io ios[DISK_DEPTH];
         struct volume_item *items[DISK_DEPTH];
@@ -274,7 +273,6 @@ static void begin_moving(const struct volume *v, struct moving *m, const struct 
         }
 }
 
-/* There is a free part. */
 static struct disk_io *take_part(const struct volume *v, struct moving *m,
                                  struct volume_item *item) {
         struct disk_io *io = m->free[--m->n_free];
@@ -288,7 +286,7 @@ static struct disk_io *take_part(const struct volume *v, struct moving *m,
         return io;
 }
 
-/* NULL: nothing is under way; else an item that is not any more. */
+/* Waits for an I/O to complete and returns its item. NULL: none is in flight. */
 static struct volume_item *end_one(struct volume *v, struct moving *m, struct disk_io **io) {
         struct volume_item *item;
 
@@ -306,7 +304,7 @@ static void check_items(struct volume *v, struct volume_item *items, uint32_t n,
                 items[i].error = check_item(v, &items[i], writes);
 }
 
-/* The disk writes some while another is made. */
+/* Makes a record while the disk writes others. */
 void volume_write(struct volume *v, struct volume_item *items, uint32_t n) {
         struct moving m;
         struct disk_io *io;
@@ -329,7 +327,7 @@ void volume_write(struct volume *v, struct volume_item *items, uint32_t n) {
                 ;
 }
 
-/* ... and reads some while another is looked at. */
+/* Verifies a record while the disk reads others. */
 void volume_read(struct volume *v, struct volume_item *items, uint32_t n) {
         struct volume_item *item;
         struct moving m;
