@@ -82,8 +82,8 @@ static int take_turn(const struct kvd_list *queue, const struct attachment *a, u
         }
         if (n + own >= PLACES)
                 return store_refuse(space_store(a->space), -EBUSY,
-                                    "%llu fetches of domain '%s' wait already, %llu of them this "
-                                    "client's; ask again when some have ended",
+                                    "%llu fetches of domain '%s' wait already, "
+                                    "%llu of them this client's; ask again when some have ended",
                                     (unsigned long long)n, a->space->domain->config.name,
                                     (unsigned long long)own);
         *ret = turn;

@@ -139,8 +139,8 @@ uint64_t catalog_age(const struct catalog *c, uint32_t file);
  */
 void catalog_tell(struct catalog *c, int space, struct kvd_index *ix);
 /*
- * Looks at a bounded number of places, starting at from. Returns where to continue; CATALOG_NOWHERE:
- * all are done.
+ * Looks at a bounded number of places, starting at from. Returns where to continue, or
+ * CATALOG_NOWHERE if all are done.
  */
 uint32_t catalog_tell_some(struct catalog *c, int space, uint32_t from);
 

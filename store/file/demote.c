@@ -434,8 +434,7 @@ static bool try_space(struct file *file, struct space *space) {
 
 static int refuse_demotion(struct space *space) {
         return store_refuse(space_store(space), -EOPNOTSUPP,
-                            "there is no file tier for the space, or it is not on; see kvctl "
-                            "tiers");
+                            "there is no file tier for the space, or it is not on; see kvctl tiers");
 }
 
 /* A second call restarts the round; both callers see the same end. */
@@ -466,7 +465,7 @@ int space_demoted(struct space *space, uint64_t *no_return) {
                 return 1;
         if (fs->left)
                 return store_refuse(space_store(space), -ENOSPC,
-                                    "%llu blocks did not go to the file; see kvctl tiers",
+                                    "%llu blocks could not be written to the file; see kvctl tiers",
                                     (unsigned long long)fs->left);
         *no_return = fs->no_return;
         return 0;

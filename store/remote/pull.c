@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Chains that come from the servers. They are asked first how much of a chain is there, and only
- * then is room made for it; blocks come a piece at a time, each behind what the last one brought,
- * and it ends early where one is not what it should be, or where there is no room.
+ * Fetching chains from the servers. A fetch first asks how much of the chain they have, and only
+ * then makes room for it. It gets a bounded number of blocks at a time, which continue the chain,
+ * and ends early at a block that is wrong or finds no room.
  */
 
 #include <errno.h>
@@ -22,7 +22,10 @@ static void pull_end(struct remote *remote, struct pull *p) {
         bring_end(&p->to);
 }
 
-/* One whose answer is awaited ends with that, unless the whole space goes. */
+/*
+ * Ends the fetches of a client, or of a deleted space (a is NULL). A client's fetch that has an
+ * outstanding request ends with the answer.
+ */
 void pulls_end(struct remote *remote, const struct space *space, const struct attachment *a) {
         struct kvd_list_node *next;
 
@@ -39,7 +42,7 @@ void pulls_end(struct remote *remote, const struct space *space, const struct at
         }
 }
 
-/* wait: but the one whose answer is awaited: that is told, and ends with it. */
+/* wait: a fetch with an outstanding request tells its client now, but ends with the answer. */
 void pulls_end_all(struct remote *remote, bool wait) {
         struct kvd_list_node *next;
 
@@ -92,7 +95,7 @@ int64_t space_fetch_remote(struct attachment *a, const struct fetch_request *q, 
         return r < 0 ? r : (int64_t)MIN((uint64_t)at.depth * bt, q->n_tokens);
 }
 
-/* ---- a piece --------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static bool ask_for_names(struct remote *remote, struct pull *p) {
         struct store_remote_question *q = &remote->question;
@@ -153,7 +156,7 @@ bool pull_next(struct remote *remote, bool *later) {
                         return true;
                 }
                 if (!reads) {
-                        *later = true; /* room was not looked for to the end */
+                        *later = true; /* the search for room has not ended */
                         return false;
                 }
                 pull_end(remote, p);

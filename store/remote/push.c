@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * When blocks are written to the servers: a hand goes round a space's blocks, and picks those that
- * are admitted as for the file, with what they are behind. What another machine has put there
- * already is found by the remote process, and costs no transfer.
+ * Writing blocks to the servers. A hand goes round a space's blocks and picks those that are
+ * admitted, as for the files, together with the blocks before them. The remote process finds out
+ * which blocks another machine has written already, and does not transfer those.
  */
 
 #include <errno.h>
@@ -15,11 +15,11 @@
 #include "store/remote/inside.h"
 
 #define LOOKS 2048u /* blocks looked at in one call */
-#define PATH 1024u  /* blocks before one that are written along with it */
+#define PATH 1024u  /* maximum length of a path: a block and those before it */
 #define FIRST_PAUSE_NS UINT64_C(100000000)
 #define MOST_PAUSE_NS UINT64_C(10000000000)
 
-/* behind: item of the question that it is behind, plus 1. */
+/* behind: number of its parent's item in the request, plus 1; 0 if there is none. */
 static void plan(struct remote *remote, struct space *space, uint32_t id, uint32_t behind) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
         const struct remote_space *rs = space->parts.remote;
@@ -38,7 +38,7 @@ static void plan(struct remote *remote, struct space *space, uint32_t id, uint32
         remote_question_add(remote, &item);
 }
 
-/* The block that is in the question already; 0: it is not; else which, plus 1. */
+/* Number of the block's item in the request, plus 1; 0: it is not in the request. */
 static uint32_t planned(const struct remote *remote, const struct space *space, uint32_t id) {
         const struct store_remote_question *q = &remote->question;
 
@@ -49,8 +49,9 @@ static uint32_t planned(const struct remote *remote, const struct space *space, 
 }
 
 /*
- * What a bidirectional prefix is called follows from all of its tokens, which only the remote process
- * can do; it says as well what is there of it. False: the question is another one.
+ * The name of a bidirectional prefix depends on all of its tokens, and only the remote process can
+ * compute it. Turns the request into a FIND, which also tells which blocks are on the servers.
+ * False: the request has items already.
  */
 static bool look_for(struct remote *remote, struct space *space, uint32_t last) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, last);
@@ -74,7 +75,7 @@ static bool look_for(struct remote *remote, struct space *space, uint32_t last) 
         return true;
 }
 
-/* names: of the prefix, and of its blocks that are there. Those are written next that are not. */
+/* names: of the prefix, then of its blocks on the servers. The missing blocks are written next. */
 void push_found(struct remote *remote, const struct kvd_key *names, uint32_t n) {
         struct space *space = remote->question.space;
         kvd_ref last = remote->looking;
@@ -96,12 +97,12 @@ void push_found(struct remote *remote, const struct kvd_key *names, uint32_t n) 
         rs->looked -= MIN(rs->looked, 1);
 }
 
-/* Of a bidirectional prefix one block leads all others, and is come back to until all are there. */
+/* A bidirectional prefix is written via its last block, which is revisited until all are stored. */
 static bool is_left(const struct remote *remote, const struct space *space, uint32_t n) {
         return n && space_finds_whole(space) && remote->question.n;
 }
 
-/* The block, and before it whatever is not there. False: some of it is another question's. */
+/* Adds the block, and before it those that the servers lack. False: it needs another request. */
 static bool plan_path(struct remote *remote, struct space *space, uint32_t id, uint32_t *looks) {
         uint32_t path[PATH], n = 0, behind = 0, last = id;
 
@@ -130,7 +131,7 @@ static void go_on(struct space *space) {
         rs->looked++;
 }
 
-/* False: the question ends here, and the block is come back to. */
+/* False: the request ends here, and the next one continues with the same block. */
 static bool look_at(struct remote *remote, struct space *space, uint32_t *looks, uint32_t *reads) {
         uint32_t id = space->parts.remote->hand;
 
@@ -186,7 +187,7 @@ bool push_next(struct remote *remote, bool *later) {
         return false;
 }
 
-/* Servers that are full are not asked all the time. */
+/* Backs off while servers refuse blocks. */
 static void pause_after(struct remote *remote, uint32_t written, uint32_t n) {
         if (written == n)
                 remote->push_pause_ns = 0;
@@ -222,7 +223,7 @@ void push_done(struct remote *remote, const struct kvd_key *names, const int32_t
         if (!q->space || all == q->n)
                 return;
         if (space_finds_whole(q->space))
-                go_on(q->space); /* it is not come back to at once */
+                go_on(q->space); /* do not retry it at once */
         q->space->parts.remote->unswept = true;
         q->space->parts.remote->looked = 0;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The remote tier's life: what the remote process is asked next, and what becomes of its answers.
- * What somebody waits for comes first, then what is written ahead.
+ * The remote tier's life: which request the remote process gets next, and how its answers are
+ * handled. Fetches come first, since clients wait for them, then writes, which are ahead of need.
  */
 
 #include <errno.h>
@@ -22,7 +22,7 @@
 
 static void carried(struct carry *carry, bool failed);
 
-/* A pool on a GPU: blocks go through memory of the host. */
+/* Blocks of a pool on a GPU pass through host memory. */
 static int make_carry(struct remote *remote) {
         remote->carry = sys->calloc(1, sizeof *remote->carry);
         if (!remote->carry)
@@ -62,7 +62,7 @@ void remote_want(struct remote *remote, bool soon) {
 
 /* ---- servers --------------------------------------------------------------------------------- */
 
-/* Clients ask for what is below while it can come. */
+/* Sets the flag in the index by which clients know whether to fetch from the servers. */
 static void tell_below(struct space *space) {
         space_set_below(space, KVD_BELOW_SERVERS, remote_for(space));
 }
@@ -75,7 +75,7 @@ static void tell_all(struct remote *remote) {
                 tell_below(space);
 }
 
-/* What was put off while they were away is looked at again. */
+/* Sweeps all spaces again, for blocks that were not written while servers were away. */
 static void look_at_all(struct remote *remote) {
         for (uint32_t number = 0;; number++) {
                 struct space *space = store_next_space(remote->store, number);
@@ -162,7 +162,7 @@ struct remote *remote_for(const struct space *space) {
         return right ? remote : NULL;
 }
 
-/* What has changed is looked at when the servers have time. */
+/* If blocks have changed, the space is swept when no request is outstanding. */
 static bool idle(struct space *space) {
         struct remote_space *rs = space->parts.remote;
         struct remote *remote = remote_for(space);
@@ -199,7 +199,7 @@ void remote_note(const struct remote *remote, struct space *space, uint32_t id,
                 .name = name, .block = block_ref(space, id), .epoch = remote->epoch};
 }
 
-/* ---- questions ------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static bool has_fingerprint(const struct kvd_shape *shape) {
         return shape->fingerprint[0] || shape->fingerprint[1];
@@ -236,7 +236,6 @@ bool remote_may_begin(struct remote *remote, struct space *space) {
         return false;
 }
 
-/* A block goes through memory of the host, if the pool is a GPU's. */
 bool remote_has_room(const struct remote *remote) {
         const struct space *space = remote->question.space;
 
@@ -257,7 +256,7 @@ void remote_question_add(struct remote *remote, const struct store_remote_item *
         q->items[q->n++] = *item;
 }
 
-/* What somebody waits for comes first, but a flood of fetches does not put off writing for good. */
+/* Fetches come first, but writes have a turn after BRING_IN_A_ROW of their requests. */
 static bool plan(struct remote *remote, bool *later) {
         bool may_push = remote->pulls_in_a_row >= BRING_IN_A_ROW;
 
@@ -272,7 +271,7 @@ static bool plan(struct remote *remote, bool *later) {
         return !remote->pulls.first && !may_push && push_next(remote, later);
 }
 
-/* What is put goes to a worker first. */
+/* A PUT's blocks are copied to host memory by a worker first, if the pool is on a GPU. */
 static const struct store_remote_question *make_question(struct remote *remote, bool *later) {
         remote->asked = plan(remote, later);
         remote->asked_ns = sys_now_ns();
@@ -314,7 +313,7 @@ static const char *text_of(const struct remote *remote, int error) {
         case -EHOSTUNREACH:
                 return "a server did not answer";
         case -EBUSY:
-                return "another client has begun to put a block there, and has not ended";
+                return "another client has begun to write a block there, and has not finished";
         case -ECANCELED:
                 return "a process that works for the daemon ended, or could not do its part";
         default:
@@ -357,7 +356,7 @@ static void got(struct remote *remote, const int32_t *errors, uint32_t n) {
         end_question(remote);
 }
 
-/* What came is a worker's to bring. False: nothing came, or nobody wants it. */
+/* A worker copies the blocks to the GPU. False: there are none, or the space is gone. */
 static bool carry_got(struct remote *remote, const int32_t *errors, const uint64_t *checksums,
                       uint32_t n) {
         return remote->carry && remote->carry->space &&
@@ -397,9 +396,9 @@ void store_remote_lost(struct store *store) {
         lost(remote);
 }
 
-/* ---- what a worker did ----------------------------------------------------------------------- */
+/* ---- answers of a worker --------------------------------------------------------------------- */
 
-/* The servers are asked next, unless a block is not there to be sent. */
+/* If all blocks have arrived in host memory, the request is sent to the servers next. */
 static void carried_down(struct remote *remote, bool failed) {
         struct remote_space *rs = remote->carry->space->parts.remote;
 
@@ -408,7 +407,7 @@ static void carried_down(struct remote *remote, bool failed) {
                 remote->ready = true;
                 return;
         }
-        rs->unswept = rs->unswept || failed; /* it was the worker's fault, not theirs */
+        rs->unswept = rs->unswept || failed; /* the worker failed: sweep the blocks again */
         rs->looked = failed ? 0 : rs->looked;
         lost(remote);
 }
@@ -429,7 +428,7 @@ static void carried(struct carry *carry, bool failed) {
         remote_want(remote, true);
 }
 
-/* ---- the space of the question goes ---------------------------------------------------------- */
+/* ---- a space is deleted ---------------------------------------------------------------------- */
 
 static void space_leaves(struct space *space) {
         struct remote *remote = space_store(space)->remote;

@@ -41,10 +41,10 @@ stop_filler
 # 256 KiB: what does not go there is said, and nothing leaves the pool
 with_quota 1M
 kvctl 1 evict llama --all --to file
-complains '13 blocks did not go to the file; see kvctl tiers'
+complains '13 blocks could not be written to the file; see kvctl tiers'
 tier_has 32 0
 kvctl 1 evict llama --all --to file
-complains '13 blocks did not go to the file'
+complains '13 blocks could not be written to the file'
 tier_has 32 0
 kvctl 0 spaces --json
 says '"evictable": 20,'
