@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The jobs that carry blocks between a pool on a GPU and places of the host: those of KVReviver's exact copies.
- * After a worker was lost the next one does the same again, to the same places.
+ * Carries blocks between a pool on a GPU and places in host memory, with the jobs that KVReviver
+ * uses for exact copies. If a worker is lost, the next one repeats the job with the same places.
  */
 
 #include "store/tier/carry.h"
@@ -33,7 +33,7 @@ static bool write_items(struct ticket *t, struct job *job) {
         return job->n_items;
 }
 
-/* NULL: nobody wants to know, or the next worker does it. */
+/* NULL: the carry was forgotten, or the next worker repeats the job. */
 static struct carry *settled(const struct job *job, enum job_end end) {
         struct carry *c = job->ticket ? job->ticket->owner : NULL;
 
@@ -121,7 +121,7 @@ bool carry_is_under_way(const struct carry *c) {
 
 /* ---- places ---------------------------------------------------------------------------------- */
 
-#define PIECES 8u /* so many times something is given back; of all of a tier's 2 MiB at once */
+#define PIECES 8u /* calls to give back all spare places: 2 MiB each of STORE_CARRY_BYTES */
 
 bool carry_shrink(struct carry *c) {
         uint64_t bytes = c->last ? c->last->ix->block_bytes : 0;
@@ -203,7 +203,7 @@ void carry_forget(struct carry *c) {
         c->n = c->n_spare = 0;
 }
 
-/* ---- what others leave ----------------------------------------------------------------------- */
+/* ---- room that copies leave ------------------------------------------------------------------ */
 
 void carry_open(struct carry *c, struct store *store) {
         c->next = store->account.carries;
@@ -220,7 +220,7 @@ void carry_close(struct carry *c, struct store *store) {
         carry_forget(c);
 }
 
-/* Of so much that there is for copies: all together no more than half of it. */
+/* The carry's part of most, the bytes for copies. All carries together have at most half of it. */
 static uint64_t needs(const struct store *store, const struct carry *carry, uint64_t most) {
         uint64_t all = 0;
 
@@ -241,16 +241,16 @@ static uint64_t places_of(const struct carry *c) {
         return n;
 }
 
-/* Bytes that it has of a domain, or of all. */
+/* Bytes of a domain, or of all (NULL), that the carry has. */
 static uint64_t held_by(const struct carry *c, const struct domain *domain) {
         return c->last && (!domain || c->last->domain == domain) ?
                        places_of(c) * c->last->ix->block_bytes :
                        0;
 }
 
-#define COME_BACK 16u /* such a part of what there is for copies is kept for those in files */
+#define COME_BACK 16u /* 1/16 of the memory for copies is reserved for reading copies from files */
 
-/* For those that are read from files: at least one of them comes at a time. */
+/* Bytes reserved for copies that are read from files: enough for at least one. */
 static uint64_t come_back(const struct space *space, uint64_t most) {
         return space_store(space)->account.copies_below ?
                        MAX(most / COME_BACK, space->ix->block_bytes) :

@@ -3,89 +3,95 @@
 #define KVD_STORE_TIER_CARRY_H
 
 /*
- * Blocks of a pool on a GPU on their way to a tier below it, or back: disks and servers reach memory of the host
- * alone, so a worker carries blocks to places of exact copies, and from there.
+ * Blocks of a pool on a GPU on their way to a tier below it, or back. Disks and servers can access
+ * only host memory, so a worker copies the blocks to places of exact copies, and from there.
  *
- *      carry_begin ──► carry_add ──┬─► carry_down ──► done ──► what is below reads the copies ─┬─► carry_end
- *                                  └─► what is below writes them ──► carry_up ──► done ────────┘
+ *      carry_begin ─► carry_add ─┬─► carry_down ─► done ─► the tier reads the copies ─┬─► carry_end
+ *                                └─► the tier writes the copies ─► carry_up ─► done ──┘
  *
- * Places that were taken and that nobody has taken over (carry_give) are kept for what is carried next of the same
- * space: their memory need be neither given back nor made. That is done a piece at a time (carry_shrink), and to its
- * end before something of another space is carried (carry_may_begin).
+ * After that, places that were not given to the caller (carry_give) stay as spare places for the
+ * next blocks of the same space, which saves freeing and allocating their memory. Spare places are
+ * given back a few at a time (carry_shrink), and all of them before blocks of another space are
+ * carried (carry_may_begin).
  *
- * Others who want places and memory for copies leave what is needed here: else nothing goes to a tier any more.
+ * Exact copies of sequences must leave enough places and memory for this (carry_spares): otherwise
+ * no block could be written to a tier any more.
  */
 
 #include "store/cache/cache.h"
 
-#define CARRY_MOST 256u /* blocks at once */
+#define CARRY_MOST 256u /* maximum number of blocks at a time */
 
 struct carry_item {
-        kvd_ref block;          /* somebody holds it */
-        uint32_t place;         /* of its copy; KVD_NOWHERE: there is none, or it is another's by now */
-        bool borrowed;          /* ... as it was before */
-        int32_t error;          /* 0, or a negative errno: it is not carried */
+        kvd_ref block;          /* held by the caller */
+        uint32_t place;         /* of its copy; KVD_NOWHERE: none, or given away (carry_give) */
+        bool borrowed;          /* the place is not the carry's (carry_add_copy) */
+        int32_t error;          /* 0, or a negative errno: the block is not carried */
         uint64_t checksum;      /* XXH3-64 of the copy */
 };
 
 struct carry {
         void *owner;
-        void (*done)(struct carry *carry, bool failed); /* failed: by the worker's fault */
-        uint64_t most;          /* bytes of spare places; so much is kept for it */
-        struct carry *next;     /* of the store's */
+        void (*done)(struct carry *carry, bool failed); /* failed: because of the worker */
+        uint64_t most;          /* maximum bytes of spare places; copies leave this much room */
+        struct carry *next;     /* in the store's list */
         struct ticket ticket;
-        struct space *space;    /* NULL: it is empty */
+        struct space *space;    /* NULL: empty */
         uint32_t n, n_spare;
         struct carry_item items[CARRY_MOST];
-        struct space *last;     /* whose the spare places are; NULL: there are none */
-        uint32_t spare[CARRY_MOST]; /* n_spare of them: places with memory, and nobody's copy */
+        struct space *last;     /* space of the spare places; NULL: there are none */
+        uint32_t spare[CARRY_MOST]; /* places that have memory but no copy; n_spare of them */
 };
 
-/* One for each question that a tier below a pool on a GPU has at a time; most is set. */
+/* One for each request that a tier can have outstanding. The caller sets owner, done and most. */
 void carry_open(struct carry *carry, struct store *store);
 void carry_close(struct carry *carry, struct store *store);
 
-/* Not before all that is spare of another space was given back. Nothing of another's is kept from then on. */
+/* False while there are spare places of another space. True: spare places are this space's now. */
 bool carry_may_begin(struct carry *carry, struct space *space);
 void carry_begin(struct carry *carry, struct space *space);
 /* Is there a place for one more block of a space? */
 bool carry_has_room(const struct carry *carry, const struct space *space);
 void carry_add(struct carry *carry, kvd_ref block);
-/* One that has a copy, which stays. */
+/* Adds a block with an existing copy at that place, which stays. */
 void carry_add_copy(struct carry *carry, kvd_ref block, uint32_t place, uint64_t checksum);
 
-/* Those without an error. Each ends with done, if nothing ends it before. */
+/* Carry the items that have no error. Each calls done at its end, unless forgotten. */
 void carry_down(struct carry *carry);
 void carry_up(struct carry *carry);
-/* ... those that what is below has written. False: it wrote none, and the carry has ended. */
+/*
+ * carry_up of the items that the tier has written without an error. False: there are none, and the
+ * carry has ended.
+ */
 bool carry_up_written(struct carry *carry, const int32_t *errors, const uint64_t *checksums,
                       uint32_t n);
 bool carry_is_under_way(const struct carry *carry);
 bool carry_is_whole(const struct carry *carry); /* no item has an error */
 
 /*
- * Where what is below finds a block: a descriptor, and where in there; or a negative errno. carry: NULL: it is not
- * carried, and found where it is.
+ * Where the tier finds a block: returns a descriptor, and the offset in it; or a negative errno.
+ * carry: NULL: the tier accesses the block itself.
  */
 int carry_memory(const struct carry *carry, uint32_t item, struct space *space, kvd_ref block,
                  uint64_t *offset);
-/* The place is the caller's from now on. */
+/* Gives the item's place to the caller. */
 uint32_t carry_give(struct carry *carry, uint32_t item);
-/* One that is nobody's any more. */
+/* Takes a place from the caller, as a spare place or to erase it. */
 void carry_take_back(struct carry *carry, struct space *space, uint32_t place);
 void carry_end(struct carry *carry);
-/* Gives back a piece of what is spare. True: there is more. */
+/* Gives back some spare places. True: there are more. */
 bool carry_shrink(struct carry *carry);
-/* The space goes, and all places with it. */
+/* The space is deleted, with all of its places. */
 void carry_forget(struct carry *carry);
 
-/* May others have a place for a copy of a block of the space, or so many bytes of what is there for copies? */
+/* Is there a place for a copy of one of the space's blocks, or memory, that no carry needs? */
 bool carry_spares_place(const struct space *space);
 bool carry_spares(const struct space *space, uint64_t bytes);
 
 /*
- * Counts what clients did in a space: what a worker does for a tier below changes it, too, and is nothing to look at
- * again. carry: NULL: no worker does anything.
+ * A number that changes when clients allocate or seal blocks of a space. It does not change when a
+ * worker copies blocks for a tier, which is no reason for another sweep. carry: NULL: changes with
+ * everything, since there are no workers.
  */
 uint64_t carry_changes(const struct carry *carry, const struct space *space);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This tier keeps exact copies in the host's memory, in one memfd for each space. A place has
- * memory from when a worker writes it until it is erased (a hole is punched). What all spaces use
- * of it, sketches included, is bounded by spill_bytes. Where there are files, there are places for
- * what they take, too, since a copy keeps its place when its bytes go there.
+ * This tier keeps exact copies in host memory, in one memfd for each space. A place has memory from
+ * when a worker writes it until it is erased (a hole is punched). The memory of all spaces,
+ * including their sketches, is limited by spill_bytes. If there are files, there are additional
+ * places for the copies that these can hold, since a copy keeps its place when it moves to a file.
  */
 
 #include <fcntl.h>
@@ -17,11 +17,11 @@
 #include "store/cache/cache.h"
 #include "store/tier/tier.h"
 
-/* a place costs address space and a few bytes, and memory only where it is used */
+/* a place costs address space and a few bytes, but memory only while it is used */
 #define COPIES_PER_BLOCK 8u
 
-/* A copy has a row of the summaries wherever its bytes are, and all rows are charged at once. */
-#define ROWS_PART 16u /* such a part of overhead is for the rows of those in files */
+/* Each place has a row of the summaries, in a file or not, and all rows are charged in advance. */
+#define ROWS_PART 16u /* 1/16 of the overhead limit is for rows of copies in files */
 
 static uint64_t count_below(const struct store *store, const struct kvd_index *ix) {
         uint64_t rows = store->account.limit[KVD_COST_overhead] / ROWS_PART;

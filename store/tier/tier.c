@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file knows which places of exact copies are used, and which tier each belongs to. Each tier
- * of a space has its numbers on a stack, so that taking and erasing cost a few instructions;
- * whether a copy may be there, and its memory, are the tier's. A copy of the host's memory may have
- * its bytes in a file meanwhile: then its place has no memory.
+ * This file knows which places of exact copies are used, and which tier each belongs to. The free
+ * places of each tier of a space are on a stack, so that taking and erasing one costs a few
+ * instructions. The tier itself decides whether there is room, and handles the memory. While the
+ * bytes of a copy are in a file, its place in tier memory has no memory.
  */
 
 #include "store/tier/tier.h"
@@ -34,7 +34,7 @@ static void lay_out(const struct space *space, uint64_t max_blocks, struct kvd_i
 
 #define BURY_BYTES (UINT64_C(2) << 20)
 
-/* Many copies are not erased in an instant, so it is done piece by piece, from the end. */
+/* Erasing many copies takes long, so it is done piece by piece, from the end. */
 static bool bury_piece(const struct space *space, uint32_t tier, struct tier_places *p) {
         uint64_t bytes = space->ix->block_bytes;
         uint32_t n = (uint32_t)MIN(p->end, DIV_UP(BURY_BYTES, bytes));
@@ -61,8 +61,8 @@ int space_tier_fd(struct space *space, uint32_t tier, uint64_t *bytes) {
 /* ---- one place ------------------------------------------------------------------------------- */
 
 /*
- * Entry i says by how much it differs from the order at first, so that what calloc gives is right
- * as it is.
+ * Entry i is the difference from the initial order, so that the zeros of calloc are the correct
+ * initial stack.
  */
 static uint32_t number_at(const struct tier_places *p, uint32_t i) {
         return p->free[i] + (p->n - 1 - i);
@@ -103,7 +103,7 @@ uint32_t place_take(struct space *space) {
         return kvd_tier_first(space->ix, tier) + number;
 }
 
-/* Nobody's any more, and without memory. */
+/* Makes the place free. It has no memory any more. */
 static void give_number(struct space *space, uint32_t tier, uint32_t number) {
         struct tier_places *p = &tiers_of(space)->places[tier];
         uint32_t i = p->n_free++;
@@ -117,7 +117,7 @@ static void give_memory(struct space *space, uint32_t tier, uint32_t number) {
         tiers[tier]->charge(space, -1);
 }
 
-/* Its bytes are in a file. */
+/* The copy is in a file. */
 static void erase_below(struct space *space, struct place *p) {
         hooks_copy_erased(space, p->record);
         tiers_of(space)->n_below--;
@@ -160,13 +160,13 @@ uint32_t place_free_at(const struct space *space, uint32_t tier, uint32_t i) {
         return kvd_tier_first(space->ix, tier) + number_at(&tiers_of(space)->places[tier], i);
 }
 
-/* ---- without memory -------------------------------------------------------------------------- */
+/* ---- copies in files ------------------------------------------------------------------------- */
 
 static uint64_t moved_bytes(const struct space *space) {
         return (uint64_t)tiers_of(space)->places[KVD_TIER_memory].n * sizeof(struct place);
 }
 
-/* Pages of it come as they are used. */
+/* Only pages that are written take memory. */
 static struct place *make_moved(const struct space *space) {
         void *at = sys->mmap(NULL, moved_bytes(space), PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -211,7 +211,7 @@ bool place_ends(struct space *space, uint32_t place, enum place_state state) {
         return !erased;
 }
 
-/* A piece of a space that goes: those in a file are nobody's. What is under way ends by itself. */
+/* Erases some of a deleted space's copies in files. Copies that are being moved end by themselves. */
 #define BURY_PLACES 4096u
 
 static bool bury_below(struct space *space) {

@@ -3,11 +3,10 @@
 #define KVD_STORE_TIER_H
 
 /*
- * Where exact copies are. The store knows a copy by its place (ipc/base/tier.h): it takes one, has
- * a worker write there (KVD_JOB_SPILL) or read from there (KVD_JOB_REVIVE), and erases it. Both
- * jobs end when a worker says so, however long the tier takes. A tier is one row of
- * ipc/base/tiers.def and a struct tier of that name; places, and who has which, are the same for
- * all of them.
+ * The places of exact copies. The store identifies a copy by its place (ipc/base/tier.h): it takes
+ * a place, has a worker write to it (KVD_JOB_SPILL) or read from it (KVD_JOB_REVIVE), and erases
+ * it. Both jobs end when the worker says so, so a tier may be slow. A tier is one row of
+ * ipc/base/tiers.def and a struct tier of that name; all tiers share the management of places.
  */
 
 #include "ipc/base/tier.h"
@@ -15,22 +14,22 @@
 
 /*
  * Where the bytes of a copy are: in memory (also while they are being written to a file), or in a
- * file (also while they are being read). Its place is the same all the time, so that its row of the
- * summaries is. Only file/copies.c moves them.
+ * file (also while they are being read). The place does not change, and neither does its row of the
+ * summaries. Only file/copies.c moves the bytes.
  *
  *      HERE ──► GOES ──► BELOW ──wanted──► WANTED ──► COMES ──► HERE
  *       ▲         │        ▲                  │         │
- *       └not gone─┘        └──────not come────┴─────────┘
+ *       └─failed──┘        └──────failed──────┴─────────┘
  */
 enum place_state { PLACE_HERE, PLACE_GOES, PLACE_BELOW, PLACE_WANTED, PLACE_COMES };
 
 struct place { /* of tier memory */
-        uint32_t record;          /* place in the files, unless it is HERE */
-        uint32_t sequence, entry; /* who waits for it, WANTED or COMES; sequence 0: nobody */
-        uint32_t next;            /* WANTED: place that is read after it; or KVD_NOWHERE */
+        uint32_t record;          /* place in the files' catalog, unless HERE */
+        uint32_t sequence, entry; /* owner of the copy, unless HERE; sequence 0: none waits */
+        uint32_t next;            /* WANTED: next place to read; or KVD_NOWHERE */
         uint8_t state;
-        uint8_t tries;            /* to read it */
-        bool erased;              /* nobody's any more: given back when nothing is under way */
+        uint8_t tries;            /* number of attempts to read it */
+        bool erased;              /* to be erased when it is not being moved any more */
 };
 
 /* The places of one space in one tier. */
@@ -38,16 +37,16 @@ struct tier_places {
         uint32_t *free;        /* owned; stack of unused places, see number_at */
         uint32_t n_free, n;
         uint32_t end;          /* places from here on never had a copy */
-        /* owned; what a worker needs to reach the copies; -1: nothing, or not yet */
+        /* owned; descriptor with which workers access the copies; -1: not open */
         int fd;
 };
 
 struct tiers { /* of a space */
         struct tier_places places[KVD_N_TIERS];
         uint64_t spill_bytes;  /* of copies in memory and of sketches, charged to the store */
-        struct place *moved;   /* owned; by place; NULL: none ever left memory */
-        uint32_t n_below;      /* places whose bytes have no memory */
-        uint32_t buried;       /* ... looked at, of a space that goes */
+        struct place *moved;   /* owned; by place; NULL: no copy ever left memory */
+        uint32_t n_below;      /* used places without memory: copies in files */
+        uint32_t buried;       /* places that bury_below has looked at */
 };
 
 static inline struct tiers *tiers_of(const struct space *space) {
@@ -57,16 +56,16 @@ static inline struct tiers *tiers_of(const struct space *space) {
 struct tier {
         const char *what;      /* for refusals */
         /*
-         * Most copies of a space, fixed when it is made. Places that are not used must cost nothing
-         * but their number.
+         * Maximum number of copies of a space, fixed when it is made. A place that is not used must
+         * cost nothing but its number.
          */
         uint64_t (*count)(const struct space *space, const struct kvd_index *ix,
                           uint64_t max_blocks);
-        bool (*has_room)(const struct space *space); /* may one more copy be charged to it? */
+        bool (*has_room)(const struct space *space); /* can one more copy be charged? */
         void (*charge)(struct space *space, int64_t copies);
         /* the descriptor for workers, or -errno */
         int (*open)(struct space *space, uint64_t bytes);
-        void (*erase)(int fd, uint64_t from, uint64_t bytes); /* gives back what lies there */
+        void (*erase)(int fd, uint64_t from, uint64_t bytes); /* frees the memory of that range */
 };
 
 #define KVD_TIER(id, what) extern const struct tier tier_##id;
@@ -78,39 +77,38 @@ static inline struct place *place_moved(const struct space *space, uint32_t plac
         return all->moved && place < space->ix->tier_end[KVD_TIER_memory] ? &all->moved[place] :
                                                                             NULL;
 }
-/* Does it have memory with all bytes of the copy? */
+/* Are the bytes of the copy in memory? */
 static inline bool place_is_here(const struct space *space, uint32_t place) {
         const struct place *p = place_moved(space, place);
 
         return !p || p->state <= PLACE_GOES;
 }
 
-/* One that is HERE: its bytes are being written to that record. -ENOMEM: they cannot be. */
+/* HERE to GOES: the copy is being written to that record. -ENOMEM: out of memory. */
 int place_goes(struct space *space, uint32_t place, uint32_t record);
-/* One that is WANTED is given memory to be read into. False: there is none. */
+/* WANTED to COMES: gives the place memory to read into. False: there is none. */
 bool place_comes(struct space *space, uint32_t place);
 /*
- * Nothing is under way any more: it is HERE or BELOW, and without memory there. False: it was
- * erased meanwhile, and is no more.
+ * Ends a move: the copy is HERE, or BELOW and without memory. False: the place was erased
+ * meanwhile, and is free now.
  */
 bool place_ends(struct space *space, uint32_t place, enum place_state state);
-/* Where its memory is: a descriptor, and where in there; or a negative errno. */
+/* Where the place's memory is: returns a descriptor, and the offset in it; or a negative errno. */
 int place_memory(struct space *space, uint32_t place, uint64_t *offset);
 
 bool place_available(const struct space *space);
-uint64_t places_free(const struct space *space); /* whatever memory allows */
+uint64_t places_free(const struct space *space); /* even if there is no memory for them */
 uint32_t place_take(struct space *space); /* KVD_NOWHERE: no tier has room */
 void place_erase(struct space *space, uint32_t place);
 
-/* Memory that copies have: those in files have none. */
+/* Memory of the space's copies, without those in files. */
 uint64_t tiers_copy_bytes(const struct space *space);
-uint64_t places_used(const struct space *space, uint32_t tier); /* copies that are there */
+uint64_t places_used(const struct space *space, uint32_t tier);
 /* the i-th unused place, for checks */
 uint32_t place_free_at(const struct space *space, uint32_t tier, uint32_t i);
 
 /*
- * Copies and sketches of all spaces share a budget of the host memory; the domain of the space must
- * be known.
+ * Copies and sketches of all spaces share a budget of host memory. The space's domain must be set.
  */
 bool spill_charge(struct space *space, uint64_t bytes);
 void spill_discharge(struct space *space, uint64_t bytes);
