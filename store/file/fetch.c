@@ -14,7 +14,7 @@
 #include "store/cache/inside.h"
 #include "store/file/file.h"
 
-#define AT_WORK 64u /* maximum number of fetches that have blocks to read into; others wait */
+#define AT_WORK 64u /* fetches that have blocks to read into, at most; others wait */
 
 /* ---- its end --------------------------------------------------------------------------------- */
 

@@ -121,7 +121,7 @@ bool carry_is_under_way(const struct carry *c) {
 
 /* ---- places ---------------------------------------------------------------------------------- */
 
-#define PIECES 8u /* calls to give back all spare places: 2 MiB each of STORE_CARRY_BYTES */
+#define PIECES 8u /* spare places are given back in this many parts: 2 MiB of a tier at once */
 
 bool carry_shrink(struct carry *c) {
         uint64_t bytes = c->last ? c->last->ix->block_bytes : 0;

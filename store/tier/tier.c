@@ -211,7 +211,7 @@ bool place_ends(struct space *space, uint32_t place, enum place_state state) {
         return !erased;
 }
 
-/* Erases some of a deleted space's copies in files. Copies that are being moved end by themselves. */
+/* Erases some of a deleted space's copies in files. Those that are being moved end by themselves. */
 #define BURY_PLACES 4096u
 
 static bool bury_below(struct space *space) {
