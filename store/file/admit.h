@@ -10,8 +10,8 @@ bool admit_can_be_written(const struct block *b);
 /* Could a fetch bring the block back? Not if it is too deep in its chain, or not full. */
 bool admit_can_return(const struct space *space, uint32_t id);
 /*
- * Can the block be written and fetched back, with all blocks before it? In a bidirectional prefix
- * only the last block leads, if the whole prefix can be fetched back.
+ * Can the block be picked, to be written together with all blocks before it? In a bidirectional
+ * prefix only the last block can, provided that the whole prefix can be fetched back.
  */
 bool admit_can_lead(const struct space *space, uint32_t id);
 /*

@@ -332,7 +332,7 @@ static void plan(struct fetch *f, uint32_t *reads) {
         end_questions(f, idle);
 }
 
-/* All of it has become resident before it began. */
+/* The whole prefix became resident before the fetch began. */
 static bool is_needless(const struct fetch *f) {
         return !f->taken && bring_is_needless(&f->to, f->tokens);
 }

@@ -64,7 +64,7 @@ struct file_disk {
         enum store_disk_state state;  /* OPENING, SCANNING, ON or OFF */
         bool open;                    /* its process has it open */
         bool hangs;                   /* its process does not answer */
-        uint64_t told, telling;       /* serial of the superblock written, being written; or 0 */
+        uint64_t told, telling;       /* serials of the superblock written, being written; 0: none */
         uint32_t extent, slot;        /* position of the scan */
         bool asked;                   /* a request is outstanding, at its process or at a worker */
         bool ready;                   /* question is complete, and is sent to its process next */
@@ -98,7 +98,7 @@ struct file { /* of a store: all of its files */
         struct file_disk *disks;      /* owned; config.n_files */
         uint64_t sequence;            /* of the last record */
         struct store_disk_question tell; /* the SUPER request that is being sent */
-        struct file_super super;      /* ... and its superblock */
+        struct file_super super;      /* the superblock of that request */
 
         struct space *owners[FILE_NAMESPACES]; /* by number of the namespace; NULL: deleted */
         struct kvd_list fetches;      /* owned; a queue */
@@ -198,7 +198,7 @@ void file_question_add(struct file *file, uint32_t disk, const struct store_disk
 void file_question_ready(struct file *file, uint32_t disk);
 /* A worker has finished its part of the request, which is sent to the disk process next. */
 void file_is_ready(struct file *file, uint32_t disk);
-/* Ends the request. Items from n on have no error, since they were not done (-ECANCELED). */
+/* Ends the request. errors has n entries; items beyond these count as -ECANCELED. */
 void file_settle(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n);
 
 /* The root of a chain's records. tokens: used if bidirectional: of the whole prefix. */

@@ -46,7 +46,7 @@ bool host_takes(struct file *file, uint32_t disk, uint32_t record);
 /* Room for the item's copy has been found: host_has_room, host_takes. */
 void host_add(struct file *file, uint32_t disk, struct store_disk_item *item);
 
-/* Gives the request to a worker before, or after, it is the disk's. True: the worker has it now. */
+/* Gives the request to a worker, before or after the disk. True: the worker has it now. */
 bool host_asks_first(struct file *file, uint32_t disk);
 bool host_asks_then(struct file *file, uint32_t disk, const int32_t *errors,
                     const uint64_t *checksums, uint32_t n);

@@ -108,7 +108,7 @@ static void note_changes(struct file *file, struct space *space) {
         fs->unswept = true;
 }
 
-/* Writes hints for clients of some records that existed before the space was opened. */
+/* Writes some of the hints for records that existed before the space was opened. */
 static bool tell_some(struct file *file, struct space *space) {
         struct file_space *fs = file_space_of(space);
         int number = file_space_number(file, space);

@@ -32,7 +32,7 @@ static bool all_zero(const void *sector) {
         return !at[0] && memcmp(at, at + 1, DISK_SECTOR - 1) == 0;
 }
 
-struct copies { /* of a file's superblock: what one of them is */
+struct copies { /* what a file's copies of the superblock include */
         bool resized, other;
 };
 
