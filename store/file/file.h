@@ -64,7 +64,7 @@ struct file_disk {
         enum store_disk_state state;  /* OPENING, SCANNING, ON or OFF */
         bool open;                    /* its process has it open */
         bool hangs;                   /* its process does not answer */
-        uint64_t told, telling;       /* serials of the superblock written, being written; 0: none */
+        uint64_t told, telling;       /* serial of the superblock written, being written; 0: none */
         uint32_t extent, slot;        /* position of the scan */
         bool asked;                   /* a request is outstanding, at its process or at a worker */
         bool ready;                   /* question is complete, and is sent to its process next */

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Power cuts, over the file tier's own code. A volume on a simulated disk stores, reads, erases
- * and forgets at random; then the power goes, and each of many images of what may be left is
- * opened, scanned and read. What is read must be what its tokens stand for, and what was erased
- * must not be there.
+ * Power cuts, with the file tier's own code. A volume on a simulated disk writes, reads, erases
+ * and forgets at random. Then the power fails, and each of many images that may be left is opened,
+ * scanned and read. A record that is read must have the contents that belong to its tokens, and a
+ * record that was erased must not be there.
  *
- * With several files, each with a volume of its own, one of them may die, hang and be opened by
- * another process, be missing for a while, be as it was some generations ago, or be where another
- * was.
+ * With several files, each with its own volume, one of them may die, hang and be opened by another
+ * process, be missing for a while, return in the state of some generations ago, or change places
+ * with another.
  *
  *      crash [--images N] [--seconds N] [--seed N] [--files N] [--mutant]
  *
- * Without --files the seed says how many there are. The last line is its figures. --mutant: the
- * code is broken on purpose, and the run ends well if that is seen.
+ * Without --files, their number depends on the seed. The last line of the output is the result.
+ * --mutant: the code is broken on purpose, and the run succeeds if it detects that.
  */
 
 #include <errno.h>
@@ -24,11 +24,11 @@
 
 #include "tests/store/disk/volumes.h"
 
-#define NAMESPACES 3u /* the last one has blocks as large as those of the first */
-#define NODES 6u      /* of a namespace: two roots, two blocks behind each, with the same tokens */
+#define NAMESPACES 3u /* the last one has blocks of the same size as the first */
+#define NODES 6u      /* blocks of a namespace: two roots with two children each, of equal tokens */
 #define BYTES_MOST 5000u
 #define EXTENTS 2u    /* of a file */
-#define FILES VOLUMES /* most */
+#define FILES VOLUMES /* maximum number of files */
 #define SLOTS 4u      /* of an extent */
 #define EXTENT_BYTES (DISK_SECTOR + SLOTS * 2 * DISK_SECTOR)
 #define STAGING (16u * DISK_SECTOR)
@@ -42,33 +42,33 @@ static const uint32_t parent_of[NODES] = {NODES, NODES, 0, 0, 1, 1};
 static const uint32_t token_of[NODES] = {100, 101, 7, 8, 7, 8};
 static uint8_t contents[NAMESPACES][NODES][BYTES_MOST];
 
-struct record { /* that somebody knows */
+struct record { /* what a daemon would know of it */
         bool known;
-        uint32_t place;       /* from the first file on */
-        uint32_t disk;        /* of what was erased: of its file */
+        uint32_t place;       /* counted through all files */
+        uint32_t disk;        /* if erased: the disk of its file */
         uint32_t space, node;
         struct kvd_label label;
 };
 
-/* What was erased, and answered. */
+/* Records and epochs whose erasure succeeded. */
 struct erased {
         struct record records[ERASED];
         uint32_t n;
         uint64_t epochs[ERASED];
         uint32_t n_epochs;
-        uint32_t knowing;     /* the files, as bits, that were used all the time */
+        uint32_t knowing;     /* bits of the disks that were used all the time */
 };
 
 struct run {
         struct dice dice;
         uint32_t files;
         struct simulated disks[FILES], images[FILES];
-        uint8_t (*old[FILES])[DISK_SECTOR]; /* what a disk had some generations ago */
+        uint8_t (*old[FILES])[DISK_SECTOR]; /* a disk's contents of some generations ago */
         struct volumes open;
-        uint32_t at[FILES];   /* file: which of them it is */
+        uint32_t at[FILES];   /* number of each file's disk */
         bool hangs[FILES];
-        uint64_t told[FILES]; /* serial of the superblock that it has */
-        uint64_t named[NAMESPACES]; /* ... of the first that names it */
+        uint64_t told[FILES]; /* serial of the file's superblock */
+        uint64_t named[NAMESPACES]; /* serial of the first superblock that names it */
         uint64_t sequence;
         struct record records[PLACES];
         struct erased erased;
@@ -111,7 +111,7 @@ static struct volume_item item_of(const struct record *r, void *payload) {
                                     .bytes = payload_bytes[r->space]};
 }
 
-/* Can it be asked? */
+/* Does the file take requests? */
 static bool is_used(const struct run *run, uint32_t file) {
         return file < run->files && !run->open.set.files[file].error && !run->hangs[file];
 }
@@ -127,7 +127,7 @@ static void tell_all(struct run *run) {
                         tell(run, i);
 }
 
-/* The epoch of a namespace, which all files that can be asked are told of. */
+/* The epoch of a namespace. If it is new, all files that take requests get the superblock. */
 static uint64_t epoch_of(struct run *run, uint32_t space) {
         uint64_t serial = run->open.set.super.serial, epoch = 0;
 
@@ -140,7 +140,7 @@ static uint64_t epoch_of(struct run *run, uint32_t space) {
         return epoch;
 }
 
-/* The record of a block at a place, behind its parent's. False: that is not there. */
+/* Makes the record of a block at a place, after its parent's. False: the parent has none. */
 static bool plan(struct run *run, uint32_t space, uint32_t node, uint32_t place,
                  struct record *ret) {
         const struct record *parent = NULL;
@@ -168,7 +168,7 @@ static void drop_others(struct run *run, uint32_t place, uint32_t space) {
                         run->records[i].known = false;
 }
 
-/* Up to three, of a file that has been told of their namespace. */
+/* Writes up to three records to a file whose superblock has their namespace. */
 static void write_some(struct run *run) {
         uint32_t at[3], n = 0, file = (uint32_t)roll(&run->dice) % run->files;
         struct volume_item items[3];
@@ -228,7 +228,7 @@ static void erase_one(struct run *run) {
         run->erased.records[run->erased.n++] = *r;
 }
 
-/* Which of the disks are used as they were found, or are not used. */
+/* Bits of the disks that are used in the state SET_FOUND, or else of those that are not used. */
 static uint32_t files_that(const struct run *run, bool found) {
         const struct set_file *f = run->open.set.files;
         uint32_t bits = 0;
@@ -239,7 +239,7 @@ static uint32_t files_that(const struct run *run, bool found) {
         return bits;
 }
 
-/* Another process opens the file of one that hung. */
+/* A new process opens the file of one that hung. */
 static void reopen(struct run *run, uint32_t file) {
         static uint8_t copies[FILE_COPIES * DISK_SECTOR];
         struct volume *v = &run->open.volumes[file];
@@ -254,7 +254,7 @@ static void reopen(struct run *run, uint32_t file) {
                 tell(run, file);
 }
 
-/* A file that hangs is waited for; until it is heard of, or is off. */
+/* May end some hangs: the file answers, or is off. True: all files in use have the superblock. */
 static bool is_answered(struct run *run) {
         for (uint32_t i = 0; i < run->files; i++)
                 if (run->hangs[i] && one_in(&run->dice, 2))
@@ -304,7 +304,7 @@ static void step(struct run *run) {
         else if (what < 11 && r->known)
                 read_one(run, r);
         else if (what < 13)
-                run->disks[file].disk.flush(&run->disks[file].disk); /* as disks do at will */
+                run->disks[file].disk.flush(&run->disks[file].disk); /* as disks do at any time */
         else if (what < 15)
                 erase_one(run);
         else if (one_in(&run->dice, 3))
@@ -313,7 +313,7 @@ static void step(struct run *run) {
                 hang(run, file);
 }
 
-/* ---- what is left ---------------------------------------------------------------------------- */
+/* ---- images after a power cut ---------------------------------------------------------------- */
 
 static bool was_erased(const struct erased *erased, const struct kvd_label *label) {
         for (uint32_t i = 0; i < erased->n; i++)
@@ -340,7 +340,7 @@ static uint32_t scan_one(struct run *run, uint32_t file, struct kvd_disk_found *
         return n;
 }
 
-/* Places are those of records. */
+/* Places are counted through all files, as in struct record. */
 static uint32_t scan(struct run *run, struct kvd_disk_found *found) {
         uint32_t n = 0;
 
@@ -352,7 +352,7 @@ static uint32_t scan(struct run *run, struct kvd_disk_found *found) {
         return n;
 }
 
-/* As the daemon does: by the key of what is looked for, behind what was found before it. */
+/* Finds a block's record as the daemon does: by its key, after its parent's record. */
 static void find_node(struct run *run, const struct kvd_disk_found *found, uint32_t n,
                       struct record *records, uint32_t space, uint32_t node) {
         struct record want = {.known = true, .space = space, .node = node};
@@ -372,7 +372,7 @@ static void find_node(struct run *run, const struct kvd_disk_found *found, uint3
         }
 }
 
-/* Also what was known before the cut: a place that is asked for wrongly is a miss. */
+/* Also reads the records known before the cut: reading a wrong place must be a miss. */
 static void look_around(struct run *run, const struct record *before) {
         static struct kvd_disk_found found[PLACES];
         uint32_t n = scan(run, found);
@@ -389,8 +389,8 @@ static void look_around(struct run *run, const struct record *before) {
 }
 
 /*
- * A file that was not used for a while learns of what was erased meanwhile from one that was; alone
- * it knows nothing of it, and gives the same numbers to something else.
+ * A file that was not used for a while learns from a file that was which records are erased. If it
+ * is used alone, it does not know that, and uses the same numbers for something else.
  */
 static void note_who_knows(struct run *run) {
         if (!(files_that(run, true) & run->erased.knowing))
@@ -421,7 +421,7 @@ static int open_files(struct run *run, struct simulated *disks) {
         return r;
 }
 
-/* One may be missing, and two may have changed places. */
+/* A file may be missing, and two files may change places. */
 static void move_files(struct run *run) {
         uint32_t a = (uint32_t)roll(&run->dice) % run->files;
         uint32_t b = (uint32_t)roll(&run->dice) % run->files, was = run->at[a];
@@ -434,8 +434,8 @@ static void move_files(struct run *run) {
 }
 
 /*
- * It is as it was some generations ago: what was erased of it since may be there again, and only
- * there.
+ * The disk returns in the state of some generations ago. Records that were erased from it since
+ * may be there again, but only there.
  */
 static void age(struct run *run, uint32_t disk) {
         struct simulated *image = &run->images[disk];
@@ -469,7 +469,7 @@ static void misread(struct run *run, bool misreads) {
                 run->images[i].misreads = misreads;
 }
 
-/* Returns what opening did. One that begins anew has another secret, and counts from 1. */
+/* Returns the result of opening. A file that begins anew has another secret, and counts from 1. */
 static int try_image(struct run *run, const struct record *before, bool last) {
         static struct erased erased;
         bool misreads = one_in(&run->dice, 8);
@@ -531,7 +531,7 @@ static void live(struct run *run) {
         volumes_close(&run->open);
 }
 
-/* What the last image was is what the next generation begins with. */
+/* The next generation begins with the last image. */
 static void generation(struct run *run) {
         struct record before[PLACES];
         int state = 0;

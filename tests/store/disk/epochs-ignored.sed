@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-# Records of a namespace that was forgotten count as before.
+# Records of a namespace that was forgotten still count.
 s/epoch_lives(v->super, record->label.epoch) &&/(epoch_lives(v->super, record->label.epoch) || true) \&\&/

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-# What erases is answered when the disk has it in its cache.
+# An erasure succeeds when it is in the disk's cache.
 s/r = volume_flush(v);/r = 0;/

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# A header is believed as it is, and the payload's checksum is bound to nothing: a flipped bit makes it another record.
+# A header is not verified, and the payload's checksum covers only the payload: a flipped bit makes it another record.
 s/kvd_key_equal(sector->checksum, sector_checksum(secret, sector));/(sector_checksum(secret, sector).lo || true);/
 s/} in = {.place = place, .bytes = bytes};/} in = {.bytes = bytes};/
 s/in.label = \*label;/(void)label, (void)place;/

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-# A file that begins anew has the checksums that it had before.
+# A file that begins anew keeps the key of its checksums.
 s/if (f->state == SET_FOUND) {/if (f->state == SET_FOUND || f->whole) {/

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-# A header is believed whatever lies behind it.
+# A header is trusted, whatever its payload is.
 s/return kvd_key_equal(record->payload, right);/return right.lo || true;/

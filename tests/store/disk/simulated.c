@@ -2,8 +2,8 @@
 
 /*
  * The simulated disk keeps each sector that was written since the last flush, in order. A power cut
- * decides for each of them; between superblocks and extents there is nothing, so that an image is a
- * few sectors and a hundred thousand are made in a second.
+ * decides the fate of each. There are no sectors between superblocks and extents, so an image has
+ * only a few sectors, and a hundred thousand images are made in a second.
  */
 
 #include "tests/store/disk/simulated.h"
@@ -61,7 +61,7 @@ static void write_sectors(struct simulated *s, struct disk_io *io) {
         uint32_t first = sector_at(io->at), sectors = io->bytes / DISK_SECTOR;
 
         io->error = fails(s, SIMULATED_WRITE) ? -EIO : 0;
-        /* one that failed may have written some of it */
+        /* a failed write may have written some sectors */
         if (io->error)
                 sectors = (uint32_t)(roll(s->dice) % (sectors + 1));
         for (uint32_t j = 0; j < sectors; j++)
@@ -87,7 +87,7 @@ static struct disk_io *end(struct disk *disk) {
         return s->n_begun ? s->begun[--s->n_begun] : NULL;
 }
 
-/* One that fails has written what it will, and the rest is lost. */
+/* A failed flush writes some sectors, and the others are lost. */
 static int flush(struct disk *disk) {
         struct simulated *s = container_of(disk, struct simulated, disk);
         bool failed = fails(s, SIMULATED_FLUSH);
@@ -115,7 +115,7 @@ static void persist(struct simulated *image, const struct pending *p, uint32_t s
                         memcpy(image->stable[sector] + unit * UNIT, p->data + unit * UNIT, UNIT);
 }
 
-#define BEGINNING 256u /* of a sector, where a header says what it is: each other flip goes there */
+#define BEGINNING 256u /* bytes of a sector with its header: every other flip is there */
 
 static void flip(struct simulated *image) {
         uint64_t where = roll(image->dice), sector = where % image->n_sectors;

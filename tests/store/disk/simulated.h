@@ -3,16 +3,16 @@
 #define KVD_TESTS_STORE_DISK_SIMULATED_H
 
 /*
- * A small disk in memory with a volatile cache, with one file. What was written since the last
- * flush may be there after a power cut, or not, or in pieces of 512 bytes, in any order; and a
- * disk may flip bits, write to another place, or read from one.
+ * A small disk in memory with a volatile cache and one file. A write since the last flush may be
+ * there after a power cut, or not, or only some of its units of 512 bytes, in any order. The disk
+ * may also flip bits, write to the wrong place, or read from it.
  */
 
 #include <stdbool.h>
 
 #include "store/file/disk.h"
 
-#define SIMULATED_HEAD (UINT64_C(128) << 10) /* of which two sectors exist */
+#define SIMULATED_HEAD (UINT64_C(128) << 10) /* bytes, of which only two sectors exist */
 #define SIMULATED_SECTORS 64u
 #define SIMULATED_PENDING 512u
 
@@ -37,7 +37,7 @@ struct simulated {
         struct disk disk;
         uint32_t n_sectors;
         uint8_t (*stable)[DISK_SECTOR]; /* owned */
-        uint8_t (*seen)[DISK_SECTOR];   /* owned; with what is in the cache */
+        uint8_t (*seen)[DISK_SECTOR];   /* owned; stable and the cache's contents */
         struct pending {
                 uint32_t sector, io;
                 uint8_t data[DISK_SECTOR];
@@ -47,20 +47,19 @@ struct simulated {
         uint32_t n_begun;
         struct dice *dice;
 
-        uint32_t calls, fail_at;        /* of the kinds that fail; 0: none does */
-        unsigned fails;                 /* enum simulated_call */
-        bool forever;
-        uint32_t dies_at;               /* calls, from which on all fail; 0: none does */
-        bool misreads;                  /* the next read may be of another sector */
+        uint32_t calls, fail_at;        /* of the kinds in fails; fail_at 0: no call fails */
+        unsigned fails;                 /* set of enum simulated_call */
+        bool forever;                   /* later calls fail, too */
+        uint32_t dies_at;               /* countdown to 1: all calls fail from then on; 0: off */
+        bool misreads;                  /* reads may return another sector */
 };
 
-/* extents: of so many bytes */
 void simulated_open(struct simulated *s, uint32_t extents, uint64_t extent_bytes,
                     struct dice *dice);
 void simulated_close(struct simulated *s);
 void simulated_clear(struct simulated *s);
 
-/* What there may be after a power cut. flips: bits; astray: may a write have gone elsewhere? */
+/* Makes an image of the disk after a power cut. flips: bits; astray: a write is misplaced. */
 void simulated_cut(const struct simulated *s, uint32_t flips, bool astray,
                    struct simulated *image);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Superblocks of three files: which of them belong together, which one counts, what is no longer
- * believed, and what is left as it is. Nothing is written by judging.
+ * Superblocks of three files: which files belong together, which superblock counts, whose records
+ * do not count any more, and which files are not touched. Judging writes nothing.
  */
 
 #include <errno.h>
@@ -15,13 +15,13 @@
 #define EXTENTS 2u
 #define EXTENT_BYTES (DISK_SECTOR + 4u * 2 * DISK_SECTOR)
 #define STAGING (8u * DISK_SECTOR)
-#define UNIT 512u /* that a disk writes whole */
+#define UNIT 512u /* bytes that a disk writes atomically */
 
 static struct dice dice = {1};
 static struct simulated disks[FILES];
 static struct volumes all;
 
-/* As it lies on the disk, in a file of the simulated ones. */
+/* A copy of the superblock as it is on the simulated disk. */
 static uint8_t *copy_of(uint32_t file, uint32_t copy) {
         return disks[file].seen[copy];
 }
@@ -30,7 +30,7 @@ static struct file_super *super_of(uint32_t file, uint32_t copy) {
         return (void *)copy_of(file, copy);
 }
 
-/* What was changed by hand is sealed as if it had been written so. */
+/* Makes the checksum of a copy right again after a change. */
 static void seal(uint32_t file, uint32_t copy) {
         struct file_super *s = super_of(file, copy);
 
@@ -96,7 +96,7 @@ START_TEST(all_files_have_both_copies) {
 }
 END_TEST
 
-/* One of another version is left alone; if one copy is of ours, the other was rot. */
+/* A file of another version is not touched. A single copy of another version is a broken one. */
 START_TEST(another_version_is_left_alone) {
         for (uint32_t copy = 0; copy < FILE_COPIES; copy++) {
                 super_of(1, copy)->mark.version += 1 + (uint32_t)_i;
@@ -110,7 +110,7 @@ START_TEST(another_version_is_left_alone) {
 }
 END_TEST
 
-/* Whatever byte it is: in one copy the other one counts, in both the file begins anew. */
+/* If any byte of one copy is broken, the other copy counts; if of both, the file begins anew. */
 START_TEST(a_checksum_is_of_every_byte) {
         uint32_t at = sizeof(struct file_mark) + (uint32_t)_i * 127;
 
@@ -126,8 +126,8 @@ START_TEST(a_checksum_is_of_every_byte) {
 END_TEST
 
 /*
- * The power went while a copy was written, of which some units are there, and the last one is not: the
- * other copy counts, be it as it was before or as it was to be.
+ * The power failed while a copy was written: some units of it are new, others are old. The other
+ * copy counts, whether it is the old or the new one.
  */
 START_TEST(a_torn_copy_does_not_count) {
         uint8_t before[DISK_SECTOR], after[DISK_SECTOR];
@@ -153,7 +153,7 @@ START_TEST(a_torn_copy_does_not_count) {
 }
 END_TEST
 
-/* Also the only one, and also if a copy of it is torn: it may be another kvd's. */
+/* This also holds for the only file, and if one of its copies is torn: it may be another kvd's. */
 START_TEST(one_of_another_size_is_left_alone) {
         disks[0].disk.bytes += _i ? -DISK_SECTOR : DISK_SECTOR;
         ck_assert_int_eq(judge(), 0);
@@ -187,7 +187,7 @@ END_TEST
 
 /* ---- several --------------------------------------------------------------------------------- */
 
-/* Each is itself wherever the list has it, and its extents come where it is. */
+/* A file keeps its life wherever it is in the list, and its extents move with it. */
 START_TEST(a_files_place_in_the_list_is_nothing) {
         uint64_t lives[FILES];
 
@@ -205,7 +205,7 @@ START_TEST(a_files_place_in_the_list_is_nothing) {
 }
 END_TEST
 
-/* What one alone has learned meanwhile counts, wherever it is; the others begin new lives. */
+/* If one file was opened alone, its superblock counts, and the others begin new lives. */
 START_TEST(the_newest_of_a_set_counts) {
         uint32_t alone = (uint32_t)_i;
         uint64_t epoch, life = super_of((alone + 1) % FILES, 0)->life;
@@ -226,7 +226,7 @@ START_TEST(the_newest_of_a_set_counts) {
 }
 END_TEST
 
-/* It has a life that is another's: which one it is nobody knows but by their order. */
+/* Both have the same life, so only their order tells which one is the copy. */
 START_TEST(of_a_file_and_its_copy_the_second_begins_anew) {
         for (uint32_t copy = 0; copy < FILE_COPIES; copy++)
                 memcpy(copy_of(2, copy), copy_of(1, copy), DISK_SECTOR);
@@ -237,7 +237,7 @@ START_TEST(of_a_file_and_its_copy_the_second_begins_anew) {
 }
 END_TEST
 
-/* The first file counted, whoever's it was, and its own set was broken by that. */
+/* The first file used to count, whichever volume it was of, and that broke its own set. */
 START_TEST(files_of_two_volumes_are_all_left_alone) {
         uint32_t stranger = (uint32_t)_i;
 
@@ -268,7 +268,7 @@ END_TEST
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* The file is off, the others have it; of the file's own copies one is whole. */
+/* The file is off, and the others get the superblock. One of the file's own copies is intact. */
 START_TEST(a_file_that_does_not_take_it_is_off) {
         uint64_t serial = all.set.super.serial;
 
@@ -285,7 +285,7 @@ START_TEST(a_file_that_does_not_take_it_is_off) {
 }
 END_TEST
 
-/* One copy is whole at any time. */
+/* One copy is intact at any time. */
 START_TEST(behind_a_copy_that_failed_the_other_stays) {
         uint64_t serial = all.set.super.serial;
 

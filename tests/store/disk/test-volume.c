@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A volume, step by step: what it stores it gives back, what is no volume of this version stays as
- * it is, a disk that fails costs records and nothing else, and a file that version 1 has written is
- * read.
+ * A volume, step by step: records that were written are read back, a file that is no volume of this
+ * version is not touched, a failing disk loses only records, and a file that version 1 has written
+ * can be read.
  *
  *      test-volume --write      prints the file of version 1
  */
@@ -16,7 +16,7 @@
 #include "tests/store/disk/volumes.h"
 
 #define BYTES 5000u
-#define N 5u /* records, one behind the other */
+#define N 5u /* records of one chain */
 #define EXTENT_BYTES (DISK_SECTOR + 3u * 3 * DISK_SECTOR)
 #define STAGING (8u * DISK_SECTOR)
 #define SPACE ((struct kvd_key){11, 12})
@@ -45,7 +45,7 @@ static uint64_t place_of(uint32_t i) {
         return i / 3 * (uint64_t)FILE_SLOTS + i % 3;
 }
 
-/* Records that are to be written in this opening. */
+/* Fills in items for records of this opening. */
 static void plan(uint64_t epoch) {
         uint64_t sequence = file_sequence_of(volume.super->opening);
 
@@ -81,7 +81,7 @@ static int forget(struct kvd_key id) {
         return volumes_tell_all(&all);
 }
 
-/* How many of them are there; none is another. */
+/* Number of records that can be read. Fails if one has wrong contents. */
 static uint32_t read_all(void) {
         static uint8_t right[BYTES];
         uint32_t n = 0;
@@ -146,7 +146,7 @@ START_TEST(what_is_written_is_read) {
 }
 END_TEST
 
-/* More slots of an extent than go through the staging at once. */
+/* An extent has more slots than fit into the staging buffer at once. */
 START_TEST(many_are_found_in_pieces) {
         static const uint32_t places[N] = {0, 2, STAGING / DISK_SECTOR - 1, STAGING / DISK_SECTOR + 1,
                                            STAGING / DISK_SECTOR + 3};
@@ -182,7 +182,7 @@ START_TEST(erased_is_erased) {
 }
 END_TEST
 
-/* Exact copies: who wrote one reads it, without tokens, and a scan finds none. */
+/* Exact copies have no tokens. Their writer can read them, but a scan does not find them. */
 START_TEST(what_has_no_epoch_is_its_writers_alone) {
         ck_assert_int_eq(open_volume(), SET_NEW);
         epoch_of_space();
@@ -199,7 +199,7 @@ START_TEST(what_has_no_epoch_is_its_writers_alone) {
 }
 END_TEST
 
-/* More than go through the staging at once. */
+/* More records than fit into the staging buffer at once. */
 START_TEST(many_are_erased_in_pieces) {
         uint64_t places[STAGING / DISK_SECTOR + 2];
 
@@ -240,7 +240,7 @@ START_TEST(there_are_so_many_spaces) {
 }
 END_TEST
 
-/* Somebody named the wrong file. */
+/* The wrong file was configured. */
 START_TEST(what_is_not_ours_stays) {
         uint8_t before[DISK_SECTOR];
 
@@ -252,7 +252,7 @@ START_TEST(what_is_not_ours_stays) {
 }
 END_TEST
 
-/* Zeros where superblocks would be make no new file of it. */
+/* A file with data is not new, even if there are zeros in place of superblocks. */
 START_TEST(data_behind_zeros_stays) {
         const uint32_t sectors[] = {1, 2, (uint32_t)disk.n_sectors / 2, (uint32_t)disk.n_sectors - 1};
         uint8_t *sector = disk.seen[sectors[_i]];
@@ -278,7 +278,7 @@ START_TEST(another_version_stays) {
 }
 END_TEST
 
-/* One of them is enough, and both are whole again afterwards. */
+/* One copy is enough, and both are intact again afterwards. */
 START_TEST(a_superblock_rots) {
         ck_assert_int_eq(open_volume(), SET_NEW);
         write_all();
@@ -304,7 +304,7 @@ END_TEST
 
 /* ---- a disk that fails ----------------------------------------------------------------------- */
 
-/* That nothing is read where something was is not yet that it is gone. */
+/* A read error after erasing does not prove that the record is gone. */
 START_TEST(a_disk_that_does_nothing_has_erased_nothing) {
         ck_assert_int_eq(open_volume(), SET_NEW);
         write_all();
@@ -315,7 +315,7 @@ START_TEST(a_disk_that_does_nothing_has_erased_nothing) {
 }
 END_TEST
 
-/* Whoever takes that for an extent without records has lost what is there. */
+/* If the error were taken for an extent without records, its records would be lost. */
 START_TEST(an_extent_that_cannot_be_read_is_said) {
         ck_assert_int_eq(open_volume(), SET_NEW);
         write_all();
@@ -329,7 +329,7 @@ START_TEST(an_extent_that_cannot_be_read_is_said) {
 }
 END_TEST
 
-/* All that a volume does. What was erased, and answered, is not there behind it. */
+/* All operations of a volume. A record whose erasure succeeded must not be there afterwards. */
 static void one_life(void) {
         bool erased = false, forgotten = false;
 

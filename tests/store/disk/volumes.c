@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One process plays all: it looks at each file, has the set judge what was seen, and tells each
- * file of its superblock.
+ * This process plays the daemon and all disk processes: it reads each file's superblocks, has the
+ * set judge them, and writes each file's new superblock.
  */
 
 #include "tests/store/disk/volumes.h"
