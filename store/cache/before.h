@@ -3,8 +3,8 @@
 #define KVD_STORE_CACHE_BEFORE_H
 
 /*
- * The index of the daemon before, which nobody writes any more. What it says is verified piece by
- * piece; nothing else of it is believed.
+ * The index of the previous daemon. Nothing writes it any more, and each part is verified before it
+ * is used.
  */
 
 #include "store/core.h"
@@ -16,29 +16,30 @@ struct before {
         struct kvd_index header; /* a copy, verified */
         const uint8_t *at;       /* owned mapping, read-only */
         uint64_t bytes;
-        struct kept_file file;   /* its fd is owned; -1 */
+        struct kept_file file;   /* its fd is owned; -1 if none */
         uint32_t n_segments, ids;
-        uint8_t *fate;           /* owned; of each id */
+        uint8_t *fate;           /* owned; enum fate of each id */
 
         enum before_phase phase;
-        uint32_t next;           /* id that the phase goes on at */
-        uint32_t *path;          /* owned; up from there, to blocks that are to be judged first */
+        uint32_t next;           /* id at which the phase continues */
+        uint32_t *path;          /* owned; a block and its ancestors that are to be judged first */
         uint32_t n_path;
-        bool climbs;             /* its end is not reached yet */
-        bool fills_table;        /* so many blocks come that the whole table will be written */
+        bool climbs;             /* the top of the path is not reached yet */
+        bool fills_table;        /* enough blocks to write nearly every page of the table */
 };
 
-/* Into zeros. -EPROTO: no index of this version, or not as a daemon wrote it. */
+/* b must be all zeros. -EPROTO: not an index of this version, or no daemon wrote it. */
 int before_open(int fd, struct before *b);
-void before_close(struct before *b); /* in any case; frees it, and leaves b->file to the caller */
+/* frees b, also if before_open failed; b->file stays the caller's */
+void before_close(struct before *b);
 
-/* Of a segment's blocks, how many had memory, from the first on; which memory that was. */
+/* How many of a segment's blocks had memory (the first ones), and the version of that memory. */
 uint32_t before_ready(const struct before *b, uint32_t segment);
 uint32_t before_memory(const struct before *b, uint32_t segment);
 
 /*
- * The space, whose segments have their memory, gets its blocks: a bounded piece a call, once
- * before_begin was called. False: that was all.
+ * Takes the blocks over into the space, whose segments have their memory already. Call before_begin
+ * once, then before_piece until it returns false; each call is bounded.
  */
 void before_begin(struct before *b, struct space *space);
 bool before_piece(struct before *b, struct space *space);

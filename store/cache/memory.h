@@ -3,12 +3,13 @@
 #define KVD_STORE_CACHE_MEMORY_H
 
 /*
- * Where a segment's memory comes from. segment.c decides who gets how much, by a budget of bytes;
- * one of these tables does it. The daemon maps none of it.
+ * Where a segment's memory comes from. segment.c decides which segment gets how many bytes; one of
+ * these tables provides them. The daemon does not map this memory.
  *
- *      cache/memory.c     memfds: pages come a few MiB at a time, and go by punching holes under whoever has it mapped
- *      device/memory.c   chunks of a GPU's memory, all made at the start; a client has to unmap one before another
- *                        space can have it (drain.c)
+ *      cache/memory.c    memfds: pages are allocated a few MiB at a time, and freed by punching
+ *                        holes, while clients keep their mappings
+ *      device/memory.c   chunks of a GPU's memory, all made at the start; clients must unmap one
+ *                        before another space can have it (drain.c)
  */
 
 #include "store/core.h"
@@ -16,49 +17,49 @@
 struct segment;
 
 struct memory_ops {
-        /* Behind the store's end: every space is buried. */
+        /* The store is closed: all spaces have been freed. */
         void (*close)(struct store *store);
 
         /*
-         * May this segment, which has no blocks, get memory? 0: not now; else the larger the
-         * better.
+         * May this segment, which has no blocks, get memory? 0: not now; otherwise segments with
+         * larger values are preferred.
          */
         uint32_t (*vacant)(const struct space *space, const struct segment *segment);
 
-        /* Memory for it, at least to be filled. -EAGAIN: there is none at present. */
+        /* Assigns memory to the segment; fill provides it. -EAGAIN: there is none at present. */
         int (*begin)(struct space *space, struct segment *segment);
 
-        /* Memory behind n blocks, from that block of it on. */
+        /* Provides memory for n of the segment's blocks, beginning with block `from` of it. */
         int (*fill)(struct space *space, struct segment *segment, uint32_t from, uint32_t n);
 
-        /* What the daemon before had for it, with that version; *fd is taken if that works. */
+        /* Takes over its memory of that version from the previous daemon; takes *fd on success. */
         int (*adopt)(struct space *space, struct segment *segment, uint32_t version, int *fd);
 
         /*
-         * It has no blocks any more. False: not yet, a piece of what is owed to the system was done
-         * instead.
+         * Releases the memory of a segment without blocks. False: it could not yet, and freed a
+         * piece of other memory instead.
          */
         bool (*let_go)(struct space *space, struct segment *segment);
 
-        /* Gives up a segment of a deleted space, when idle has nothing to do; false: it is done. */
+        /* Frees a segment of a deleted space, once idle has returned false. False: done. */
         bool (*bury)(struct space *space, struct segment *segment);
 
-        /* A piece of what is owed to the system; false: nothing is. */
+        /* Frees a piece of the memory that was released; false: all of it is freed. */
         bool (*idle)(struct store *store);
 
-        /* A piece of what the space's segments without memory still cost; false: nothing. */
+        /* Frees a piece of what segments without blocks still use; false: nothing left. */
         bool (*tidy)(struct space *space);
 
-        /* What maps it, the store's own. -ENODATA: it has no memory at present. */
+        /* The descriptor to map, owned by the store. -ENODATA: no memory at present. */
         int (*descriptor)(struct space *space, struct segment *segment, bool writable);
 
-        /* An attachment has got its descriptor. */
+        /* The attachment was given the segment's descriptor. */
         void (*handed_out)(struct attachment *a, uint32_t segment);
 
-        /* A segment that a worker should unmap; false: there is none. */
+        /* Returns a segment that a worker should unmap; false: there is none. */
         bool (*next_unmap)(struct store *store, struct space **space, uint32_t *segment);
 
-        /* Is so much on its way from one space to others that no more should be taken? */
+        /* Is so much memory moving between spaces that no more should be taken? */
         bool (*scarce)(const struct store *store);
 };
 
