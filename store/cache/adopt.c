@@ -8,17 +8,17 @@
  *
  * The work before the first request grows with the number of names that the keeper handed over,
  * which is limited, and not with what is cached. Before the daemon serves, it makes each space with
- * its segments, its clients' pages, its settings and its charges: so other domains get at once what
+ * its segments, its clients' pages, its settings and its charges. So other domains get at once what
  * they are entitled to, and memory in use is not given away. The blocks follow in pieces
  * (before.c), in
  *
  *      idle work          a piece of one space at a time, like all idle work
  *      requests for it    opening the space, or naming it in kvctl: each turn of the request does a
- *                         piece, and the reply is sent when the space is complete (daemon/serve/requests.c)
+ *                         piece, and the reply is sent once it is complete (daemon/requests.c)
  *
  * An incomplete space has only the clients of the previous daemon, and nothing but this work
- * changes it: other idle work skips it, no other space takes its memory (an allocation that needs
- * some has to ask again), and clients that leave are noticed afterwards. The keeper holds the old
+ * changes it. Other idle work skips it, no other space takes its memory (an allocation that needs
+ * some must be retried), and clients that leave are noticed afterwards. The keeper holds the old
  * index until the new one is complete. So if this daemon dies meanwhile, its successor finds
  * everything it found.
  */
@@ -38,9 +38,9 @@
 #include "store/hooks.h"
 #include "store/kept.h"
 
-/* ---- what there is --------------------------------------------------------------------------- */
+/* ---- kept files ------------------------------------------------------------------------------ */
 
-/* A kept file, by its name; see keep.h for the numbers. */
+/* A kept file, and the parts of its name (keep.h). */
 struct part {
         uint64_t cache;
         char kind;
@@ -72,7 +72,7 @@ static int read_names(struct kept_file *files, size_t n, struct parts *ret) {
         return 0;
 }
 
-/* One whose numbers begin with these, and which was not taken; or NULL. */
+/* A file with these first two numbers that was not taken yet; or NULL. */
 static struct part *find(const struct parts *parts, uint64_t cache, char kind, uint64_t a,
                          uint64_t b) {
         for (struct part *p = parts->at; p < parts->at + parts->n; p++)
@@ -109,7 +109,7 @@ static bool has_client_of(const struct parts *parts, uint64_t cache, uint64_t li
         return false;
 }
 
-/* Of this life, and of those of which there are still clients. */
+/* Takes the semaphores of the last life, and of lives that still have clients. */
 static void inherit_semaphores(struct space *space, const struct before *b,
                                const struct parts *parts) {
         uint64_t cache = space->ix->instance[0];
@@ -120,7 +120,7 @@ static void inherit_semaphores(struct space *space, const struct before *b,
                         hooks_inherit(space, (uint32_t)p->number[0], &p->file->fd);
 }
 
-/* Enough of them? */
+/* Takes the old clients' pin pages. False: one is missing. */
 static bool inherit_pages(struct space *space, const struct before *b, const struct parts *parts) {
         uint64_t cache = space->ix->instance[0];
         uint32_t n = 0;
@@ -153,7 +153,7 @@ static void adopt_segment(struct space *space, const struct before *b, const str
                 keep_adopted(space, segment);
 }
 
-/* Under isolation = arena nobody writes into what was there: it has no writer. */
+/* With isolation = arena the arena of the old segments has no writer, so no client writes there. */
 static void adopt_memory(struct space *space, const struct before *b, const struct parts *parts) {
         struct arena *arena = space->memory.arenas;
 
@@ -179,7 +179,7 @@ static void adopt_settings(struct space *space, const struct before *b) {
         hooks_setting_changed(space);
 }
 
-/* A GPU's segments are as large as the pool's, and the pool's GPU is that of then. */
+/* On a GPU, the segment size and the GPU itself must be the same as before. */
 static bool is_same_memory(const struct store *store, const struct kvd_index *before) {
         const struct store_config *config = &store->config;
 
@@ -198,22 +198,23 @@ static int make_space(struct store *store, const struct before *b, struct space 
         if (!domain && config->keep->domain)
                 domain = config->keep->domain(config->keep_arg, b->header.domain);
         if (!domain)
-                return store_refuse(store, -ENOENT, "there is no domain '%s' any more",
+                return store_refuse(store, -ENOENT, "domain '%s' no longer exists",
                                     b->header.domain);
         if (domain->config.arena != b->header.arena)
-                return store_refuse(store, -EPROTO, "domain '%s' has another isolation now",
+                return store_refuse(store, -EPROTO, "the isolation of domain '%s' has changed",
                                     b->header.domain);
         if (!is_same_memory(store, &b->header))
-                return store_refuse(store, -EPROTO, "it is in the memory of %s",
-                                    b->header.backend ? "another GPU, or in other segments" :
-                                                        "the host");
+                return store_refuse(store, -EPROTO, "its memory is %s",
+                                    b->header.backend ?
+                                            "on another GPU, or in segments of another size" :
+                                            "on the host");
         r = space_succeed(domain, &b->header, ret);
         if (r == 0 && b->header.arena)
                 r = arena_new(*ret, NULL, &arena);
         return r;
 }
 
-/* Owns b from now on, until all of its blocks are taken over. */
+/* Takes ownership of b, until all of its blocks are taken over. */
 static void adopt_space(struct store *store, struct before *b, const struct parts *parts) {
         struct space *space = NULL;
         int r = make_space(store, b, &space);
@@ -221,7 +222,7 @@ static void adopt_space(struct store *store, struct before *b, const struct part
         if (r == 0)
                 inherit_semaphores(space, b, parts);
         if (r == 0 && !inherit_pages(space, b, parts))
-                r = store_refuse(store, -EPROTO, "somebody may still read it who is not known");
+                r = store_refuse(store, -EPROTO, "a client that is not known may still read it");
         if (r < 0) {
                 say(store, "space '%s' of domain '%s' begins empty: %s", b->header.name,
                     b->header.domain, store_why(store));
@@ -251,7 +252,7 @@ static void complete(struct space *space, struct before *b) {
         b->file.fd = -1;
         forget(space_store(space), &b->file);
         before_close(b);
-        say(space_store(space), "space '%s' goes on, with %" PRIu64 " sealed blocks", space->name,
+        say(space_store(space), "space '%s' continues with %" PRIu64 " sealed blocks", space->name,
             space->count[KVD_SEALED]);
         space_count_unused(space);
         space_is_busy(space);
@@ -276,7 +277,7 @@ bool space_take_over(struct space *space) {
 
 /* ---- all of them ----------------------------------------------------------------------------- */
 
-/* A daemon that ended while it took over may have kept semaphores, and not yet their index. */
+/* A daemon that ended during a takeover may have kept new semaphores without their index. */
 static void forget_ahead(struct store *store, const struct part *index,
                          const struct parts *parts) {
         for (struct part *p = parts->at; p < parts->at + parts->n; p++)
@@ -285,7 +286,7 @@ static void forget_ahead(struct store *store, const struct part *index,
                         forget(store, p->file);
 }
 
-/* NULL: it cannot be used. */
+/* NULL: the index cannot be used. */
 static struct before *open_before(struct part *index) {
         struct before *b = sys->calloc(1, sizeof *b);
         int r = b ? before_open(index->file->fd, b) : -ENOMEM;
@@ -308,10 +309,10 @@ static void adopt_index(struct store *store, struct part *index, const struct pa
         if (b)
                 adopt_space(store, b, parts);
         else
-                say(store, "an index of the daemon before cannot be used: %s", index->file->name);
+                say(store, "an index of the previous daemon cannot be used: %s", index->file->name);
 }
 
-/* The last of its cache? There are two if a daemon ended while it took over. */
+/* Is it the newest index of its cache? There are two if a daemon ended during a takeover. */
 static bool is_last(const struct part *index, const struct parts *parts) {
         for (const struct part *p = parts->at; p < parts->at + parts->n; p++)
                 if (p->cache == index->cache && p->kind == 'i' && p->file->fd >= 0 &&
@@ -333,7 +334,7 @@ static bool has_index(const struct parts *parts) {
         return false;
 }
 
-/* What is there has small pages, and is worth more than large ones that are free by now. */
+/* Old segments have small pages, and are worth more than large pages that are free now. */
 static void choose_pages_anew(struct store *store, const struct parts *parts) {
         if (store->config.pages == STORE_PAGES_AUTO && has_index(parts))
                 store_take_small_pages(store);

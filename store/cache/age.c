@@ -2,16 +2,16 @@
 
 /*
  * Each space has a clock of its own, and blocks are stamped with it. To find the coldest blocks of
- * several spaces, stamps of different clocks are compared here: every tick of any space also moves
- * the store's clock, and a space remembers for some values of its own clock when that was. Since
- * only the order of ticks counts, what a domain without rivals sees does not depend on others.
+ * several spaces, this file compares stamps of different clocks. Every tick of any space also moves
+ * the store's clock, and a space remembers the store's clock for some values of its own. Only the
+ * order of ticks counts, so a domain without rivals cannot observe the ticks of others.
  */
 
 #include <string.h>
 
 #include "store/cache/inside.h"
 
-/* Counts the oldest entries that describe only blocks evicted by now. */
+/* Counts the oldest entries that describe only evicted blocks. */
 static uint32_t outlived(const struct space *space) {
         const struct ages *ages = &space->leaves.ages;
         uint32_t n = 0;
@@ -21,7 +21,7 @@ static uint32_t outlived(const struct space *space) {
         return n;
 }
 
-/* Room for one more: old entries go, or else every other one. */
+/* Makes room for one more: drops outlived entries or, if there are none, every other entry. */
 static void make_room(struct space *space) {
         struct ages *ages = &space->leaves.ages;
         uint32_t n = outlived(space);
@@ -39,8 +39,9 @@ static void make_room(struct space *space) {
 }
 
 /*
- * Uses between two ticks are of one age. An allocation alone does not tell one request from the
- * next: most of them find in their magazine what they need, but whoever stores anything seals it.
+ * Uses between two ticks have the same age. Allocations tick, but do not separate one request of an
+ * engine from the next, since most are served from the client's magazine. Seals tick too: every
+ * request that stores anything seals it.
  */
 void space_tick(struct space *space) {
         struct ages *ages = &space->leaves.ages;
@@ -57,8 +58,8 @@ void space_tick(struct space *space) {
 }
 
 /*
- * Called at intervals, so that a space that is only read has later stamps as well. True: the space
- * was used since the last call.
+ * Called at intervals, so that the clock of a space that is only read moves as well. True: the
+ * space was used since the last call.
  */
 bool space_age(struct space *space, uint64_t pins) {
         struct ages *ages = &space->leaves.ages;

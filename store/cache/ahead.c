@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What eviction looks at has gone cold: who goes was not used for long. So it guesses who goes next,
- * and asks for all that looking at them will touch, several at once. Nothing follows from a guess.
+ * Prefetches for eviction. Candidates were not used for long, so their data is in no cache of the
+ * processor. This file guesses which blocks are evicted next, and prefetches all that this will
+ * touch, for several at once. A wrong guess costs only time.
  */
 
 #include "store/cache/inside.h"
 
 #define GUESSES 16u
-#define LINES 256u /* asked for at once: half of a first-level cache */
+#define LINES 256u /* cache lines prefetched at once: half of a first-level cache */
 
-#define STEPS 3u /* ahead of a chain whose ids go up or down evenly, as those of memory that is new do */
+#define STEPS 3u /* further blocks, if a chain's ids are evenly spaced as in new memory */
 
 static void fetch_block(const struct space *space, uint32_t id) {
         if (id < space->ix->capacity)
                 __builtin_prefetch(&space->blocks[id], 1);
 }
 
-/* Of a chain that goes from its end, as most do, the block before; or else who stands next in the heap. */
+/* Most chains are evicted from their end: an only child's parent is next. Else the heap's next. */
 static uint32_t guess_next(const struct space *space, const struct arena *arena, uint32_t id,
                            uint32_t *at) {
         const struct block *b = &space->blocks[id];
@@ -29,7 +30,7 @@ static uint32_t guess_next(const struct space *space, const struct arena *arena,
         return ++*at < arena->n_heap ? arena->heap[*at] : NONE;
 }
 
-/* Its descriptor, and what clients say of it. */
+/* Prefetches its descriptor, and its words in the clients' pin pages. */
 static void fetch_words(const struct space *space, uint32_t id) {
         __builtin_prefetch(kvd_index_desc(space->ix, id), 1);
         for (uint32_t i = 0; i < space->n_attachments; i++) {

@@ -12,16 +12,16 @@
 
 #include "store/cache/inside.h"
 
-#define SWEEP 256u /* private blocks without an owner, freed before anything else is looked for */
+#define SWEEP 256u /* private blocks without references, freed before anything else is tried */
 
-/* Blocks freed, 0: all are in use, -EAGAIN: not all were looked at. */
+/* Returns the number of blocks freed; 0: all are in use; -EAGAIN: not all were looked at. */
 static int evict(struct space *space, struct arena *arena, uint32_t want, uint32_t *reads) {
         uint32_t evicted = evict_coldest(space, arena, want, reads);
 
         return evicted ? (int)evicted : evict_goes_on(arena, *reads) ? -EAGAIN : 0;
 }
 
-/* Memory that nobody has. -EAGAIN: some is on its way from spaces that were deleted. */
+/* Takes unused memory. -EAGAIN: memory of deleted spaces is still being freed. */
 static int grow(struct space *space, struct arena *arena, uint64_t bytes) {
         int r = space_grow(space, arena, bytes);
         bool more;
@@ -33,7 +33,7 @@ static int grow(struct space *space, struct arena *arena, uint64_t bytes) {
         return r == 0 && more ? -EAGAIN : r;
 }
 
-/* A segment came free (1). It may be smaller than what is needed: then the next call goes on. */
+/* Grows if a segment came free (taken is 1). -EAGAIN: it was too small; the next call continues. */
 static int grow_into(struct space *space, struct arena *arena, uint64_t bytes, int taken) {
         int r = taken > 0 ? space_grow(space, arena, bytes) : taken;
 
@@ -47,9 +47,9 @@ static int take_cold(struct space *space, struct arena *arena, uint32_t *reads) 
 }
 
 /*
- * Makes at least one block free for the arena, by the means that costs least. 0 or an error: there
- * is none; -EAGAIN: that is not known yet. While memory of another space is being freed, it evicts only
- * one of its own blocks. *reads: what it may cost, and what is left of that.
+ * Makes at least one block free for the arena, by the cheapest means. 0 or an error: there is none;
+ * -EAGAIN: not known yet. While memory of another space is being freed, only one of its own blocks
+ * is evicted.
  */
 static int find_room(struct space *space, struct arena *arena, uint32_t want, uint32_t *reads) {
         uint64_t bytes = want * space->ix->block_bytes;
@@ -68,7 +68,7 @@ static int find_room(struct space *space, struct arena *arena, uint32_t want, ui
         return r;
 }
 
-/* Takes a free block. What is nobody's any more goes for it if need be, but nothing else. */
+/* Takes a free block. If there is none, frees garbage or blocks of ended clients, but no others. */
 static uint32_t pop_or_sweep(struct space *space, struct arena *arena) {
         uint32_t id = block_pop_free(space, arena);
 
@@ -99,7 +99,7 @@ static int refuse_quota(struct space *space, uint32_t limit) {
                             limit, space->name);
 }
 
-/* Of its domain's spaces, the one that uses most beside it; NULL: none does. */
+/* The other space of its domain that uses most memory; NULL if no other uses any. */
 static const struct space *uses_most(const struct space *space) {
         const struct domain *d = space->domain;
         const struct space *most = NULL;
@@ -117,7 +117,7 @@ static const struct space *uses_most(const struct space *space) {
         return most;
 }
 
-/* Errors of the system by their cause, and what may be done about it. */
+/* Says why the system gave no memory, and what to do about it. */
 static int refuse_memory(struct space *space, int error) {
         if (error == -EMFILE || error == -ENFILE)
                 return store_refuse(space_store(space), -ENOBUFS,
@@ -139,12 +139,13 @@ static int refuse_full(struct space *space, int error) {
         if (error < 0)
                 return refuse_memory(space, error);
         if (other)
-                snprintf(others, sizeof others, "space '%s' has %llu MiB, ", other->name,
+                snprintf(others, sizeof others, "space '%s' has %llu MiB and can spare none; ",
+                         other->name,
                          (unsigned long long)(other->memory.n_with_memory *
                                               other->ix->segment_bytes) >> 20);
         return store_refuse(space_store(space), -ENOBUFS,
                             "space '%s' has no block left: %llu are being filled, %llu are sealed "
-                            "and in use; %snone of it to spare; let some go, or raise pool or quota",
+                            "and in use; %sfree or unpin some, or raise pool or quota",
                             space->name,
                             (unsigned long long)(space->count[KVD_FILLING] +
                                                  space->count[KVD_LIMBO]),

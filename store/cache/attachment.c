@@ -7,9 +7,9 @@
  *      ATTACHED ──connection lost──► ORPHANED ──process gone──► FOLDING ──idle──► (freed)
  *         └────────────said goodbye, or process gone──────────────┘
  *
- * Pins count until FOLDING. What it posted last is sealed, what it was filling is freed, its sequences
- * are closed, and the times of last use that it wrote are taken over into the daemon's own, so that
- * what a short-lived process used does not look unused: all of it a piece at a time.
+ * Pins count until FOLDING. The daemon cleans up in pieces: it seals the last posts, closes the
+ * sequences, frees the blocks that were being filled, and copies the client's times of last use
+ * into its own stamps, so that blocks that a short-lived process used do not look unused.
  */
 
 #include <errno.h>
@@ -94,8 +94,8 @@ void attachment_map(struct attachment *a) {
 }
 
 /*
- * The daemon makes and seals it, so that its size is certain: a page that shrank would be SIGBUS
- * for the scan.
+ * The daemon makes the page and seals its size: if a client could shrink it, the scan of the pins
+ * would get SIGBUS.
  */
 static int make_page(struct attachment *a) {
         uint32_t capacity = a->space->ix->capacity;
@@ -112,7 +112,7 @@ static int make_page(struct attachment *a) {
         return 0;
 }
 
-/* ---- who is there ---------------------------------------------------------------------------- */
+/* ---- counts ---------------------------------------------------------------------------------- */
 
 uint32_t space_users(const struct space *space) {
         uint32_t n = 0;
@@ -153,7 +153,7 @@ static void discharge(struct space *space) {
         account_discharge(space, KVD_COST_overhead, kvd_pinpage_bytes(space->ix->capacity));
 }
 
-/* Takes one that was never entered, too. */
+/* Works also for an attachment that was never entered. */
 void attachment_unmake(struct attachment *a) {
         if (a->tenant && a->state != FOLDING)
                 a->tenant->n_live--;
@@ -186,7 +186,7 @@ static uint32_t free_seat(struct space *space) {
         return NONE;
 }
 
-/* Of a client that ended, before its times of use were taken over. False: there is none. */
+/* Frees an attachment that has ended, though its times of use were not copied. False: none. */
 static bool bury_one(struct space *space) {
         for (uint32_t i = 0; i < space->n_attachments; i++)
                 if (space->attachments[i] && has_ended(space->attachments[i])) {
@@ -211,8 +211,8 @@ static int attachment_make(struct attachment *a, uint64_t process) {
         a->tenant = tenant_join(space, process);
         if (a->tenant && a->tenant->n_live > most)
                 return store_refuse(space_store(space), -EUSERS,
-                                    "this process uses space '%s' %u times already, the most that "
-                                    "one can; close some",
+                                    "this process already uses space '%s' %u times, the maximum; "
+                                    "close some",
                                     space->name, most);
         r = a->tenant ? make_page(a) : -ENOMEM;
         if (r == 0)
@@ -227,7 +227,7 @@ static int attachment_make(struct attachment *a, uint64_t process) {
 
 static int refuse_seat(struct space *space) {
         return store_refuse(space_store(space), -EUSERS,
-                            "space '%s' has %u clients already, the most there can be; end some",
+                            "space '%s' already has %u clients, the maximum; end some",
                             space->name, space_store(space)->config.max_attachments);
 }
 
@@ -269,8 +269,8 @@ int attachment_new(struct space *space, void *owner, uint64_t process,
 /* ---- its end --------------------------------------------------------------------------------- */
 
 /*
- * A client may leave much behind, in many spaces at once. What is little is cleared up in the
- * request, or with the process, and all else in pieces when there is time.
+ * A client may leave much behind, in many spaces at once. The first blocks are cleaned up at once,
+ * and the rest in pieces as idle work.
  */
 #define AT_ONCE 64u  /* blocks of one attachment */
 #define PIECE 1024u
@@ -280,8 +280,8 @@ bool attachment_is_inherited(const struct attachment *a) {
 }
 
 /*
- * Nobody knows which client of the daemon before fills a block, so all of them must have gone: one
- * has it, and leaves it to another.
+ * It is not known which client of the previous daemon fills a block, so the block stays in limbo
+ * until all of them have ended. One of them has it, and passes it to another when it ends.
  */
 bool block_inherit(struct space *space, uint32_t id) {
         for (uint32_t i = 0; space->account.inherited.n && i < space->n_attachments; i++) {
@@ -312,7 +312,7 @@ static void discard(struct attachment *a, uint32_t n) {
         }
 }
 
-/* Those that are in limbo stand at the end of the list. False: all are. */
+/* Moves blocks to limbo: these are at the end of the list. False: all are in limbo. */
 static bool to_limbo(struct attachment *a, uint32_t n) {
         struct space *space = a->space;
 
@@ -326,7 +326,7 @@ static bool to_limbo(struct attachment *a, uint32_t n) {
         return a->filling.n && space->blocks[a->filling.first].state == KVD_FILLING;
 }
 
-/* False: nothing is left that it holds but its place. */
+/* Cleans up to n blocks. False: nothing to do here, or posts must be taken first. */
 static bool clear_up(struct attachment *a, uint32_t n) {
         if (a->posts_left)
                 return false;
@@ -382,8 +382,8 @@ struct attachment *attachment_free(struct attachment *a, bool died) {
 }
 
 /*
- * The space is being deleted: what it has goes with it, and workers must forget what it wanted. Or it
- * is left to the next daemon, with all that they have.
+ * The space is being deleted: its blocks are freed with it, and requests to workers are withdrawn.
+ * Or it is left to the next daemon, and so is all that the attachments have.
  */
 void attachments_end(struct space *space) {
         for (uint32_t i = 0; i < space->n_attachments; i++) {
@@ -399,11 +399,11 @@ void attachments_end(struct space *space) {
                 while (!space->memory.left && hooks_attachment_stops(a))
                         ;
                 end(a, false);
-                a->stopping = true; /* what is left is done when it is buried */
+                a->stopping = true; /* the rest is done when the space is buried */
         }
 }
 
-/* An allocation finds nothing: blocks of clients that ended come first. */
+/* Called when an allocation finds no free block. */
 bool attachments_give(struct space *space) {
         for (uint32_t i = 0; i < space->n_attachments; i++) {
                 struct attachment *a = space->attachments[i];
@@ -418,7 +418,7 @@ bool attachments_give(struct space *space) {
 
 /* ---- what was written ------------------------------------------------------------------------ */
 
-/* Reading what nobody ever wrote would put memory behind it. Capacity: there is no more. */
+/* Skips pages that were never written: reading them would allocate memory. */
 uint32_t attachment_words_from(const struct attachment *a, uint32_t id) {
         uint32_t capacity = a->space->ix->capacity;
         off_t at = KVD_PINS_OFF + (off_t)(id * sizeof *a->words), data;
@@ -433,8 +433,8 @@ uint32_t attachment_words_from(const struct attachment *a, uint32_t id) {
 
 /* ---- folding --------------------------------------------------------------------------------- */
 
-#define FOLD_LOOKS 16384u /* touch words of one call */
-#define FOLD_WARMS 512u   /* ... that say something */
+#define FOLD_LOOKS 16384u /* touch words read in one call */
+#define FOLD_WARMS 512u   /* ... of which so many are not 0 */
 
 static bool fold_piece(struct attachment *a) {
         struct space *space = a->space;
@@ -453,9 +453,8 @@ static bool fold_piece(struct attachment *a) {
         return true;
 }
 
-#define GIVE_BACK (UINT64_C(2) << 20) /* of a pin page in one call */
+#define GIVE_BACK (UINT64_C(2) << 20) /* bytes of a pin page freed in one call */
 
-/* A large pin page is not freed in an instant. */
 static bool give_back_piece(struct attachment *a) {
         uint64_t n = MIN(a->pin_file.bytes - a->given_back, GIVE_BACK);
 
@@ -468,8 +467,8 @@ static bool give_back_piece(struct attachment *a) {
 }
 
 /*
- * Idle work: clears up behind a client that ended, and takes over a piece of what it used last.
- * True: there may be more.
+ * Idle work: cleans up after a client that ended, and copies some of its times of last use. True:
+ * there may be more.
  */
 bool attachment_fold(struct space *space) {
         for (uint32_t i = 0; i < space->n_attachments; i++) {

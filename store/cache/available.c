@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A client's pin page says what it may expect of an allocation, and kvd_available reads it there:
- * blocks that are free, that may come to be, or that could be evicted. For the last of these one
- * has to know what pins hold: the pinned blocks and all before them. That is found by going through
- * the pin pages, a piece at a time when there is nothing else to do, and only if pins have changed
- * since, as their clients say in `held` (which is believed for nothing else). Between two such
- * rounds the number follows the space's counts.
+ * The daemon writes into each client's pin page how many blocks the client could allocate, and
+ * kvd_available reads it there: blocks that are free, that memory could be found for, or that could
+ * be evicted. To know the last number, the daemon must know which blocks pins hold: pinned blocks
+ * and all before them. It finds out by rounds through the pin pages, as idle work in pieces. A
+ * round begins only if pins have changed, as clients say in `held` (which is trusted for nothing
+ * else). Between two rounds the number follows the space's counts.
  */
 
 #include "store/account.h"
@@ -25,7 +25,7 @@ uint32_t fill_limit(const struct space *space) {
         return (uint32_t)MIN(MAX(limit, 1), UINT32_MAX);
 }
 
-/* The first segment of a small quota may be larger than it: max_blocks keeps its use below. */
+/* The first segment may be larger than a small quota: max_blocks then limits its use. */
 uint64_t segments_to_come(const struct space *space) {
         const struct domain *domain = space->domain;
         uint64_t bytes = space->ix->segment_bytes,
@@ -37,9 +37,9 @@ uint64_t segments_to_come(const struct space *space) {
 }
 
 /*
- * Segments of others in which nobody uses a block. Those of its own domain do not change what the
- * domain has; the rest is limited by its quota, and what others are still promised goes to them
- * first.
+ * Counts segments of other spaces in which no block is used. Taking those of its own domain does
+ * not change what the domain has. The others are limited by the domain's quota, and guarantees of
+ * other domains come first.
  */
 uint64_t segments_to_take(const struct space *space) {
         const struct domain *d = space->domain;
@@ -58,7 +58,7 @@ static uint64_t total_of(const struct space *space) {
         return space->ix->capacity - space->count[KVD_ABSENT];
 }
 
-/* The pool was made smaller than what is used of it, and the domain has more than its guarantee. */
+/* Was the pool made smaller than its use, and has the domain more than it is guaranteed? */
 static bool pool_is_over(const struct space *space) {
         const struct domain *d = space->domain;
 
@@ -83,8 +83,8 @@ static uint64_t growth(const struct space *space, uint64_t total) {
 }
 
 /*
- * Under isolation = arena only the client's own segments count, and all that is held as if it were
- * there.
+ * With isolation = arena only the client's own segments count, and every held block of the space is
+ * counted as if it were in these.
  */
 void available_tell(struct attachment *a) {
         const struct space *space = a->space;
@@ -113,9 +113,9 @@ static void tell_all(struct space *space) {
                         available_tell(space->attachments[i]);
 }
 
-/* ---- who holds what -------------------------------------------------------------------------- */
+/* ---- held blocks ----------------------------------------------------------------------------- */
 
-/* False: where this client, or several, have been before, so has all that is above. */
+/* False: this client or several have marked the block before, and so all blocks above it. */
 static bool mark(struct space *space, struct attachment *a, uint32_t id) {
         const struct block *b = &space->blocks[id];
         struct look *look = &space->look;
@@ -138,7 +138,7 @@ static bool mark(struct space *space, struct attachment *a, uint32_t id) {
         return true;
 }
 
-/* Goes upwards from a pinned block, as far as the budget reaches. */
+/* Marks a pinned block and those above it, while the budget lasts. */
 static void mark_chain(struct space *space, struct attachment *a, uint32_t *budget) {
         struct look *look = &space->look;
 
@@ -158,7 +158,7 @@ uint64_t pins_state(const struct space *space) {
         return state;
 }
 
-/* What was found in segments: counts, or nothing yet. */
+/* Clears n_found of all segments; if the round is complete (counts), it becomes n_held. */
 static void take_found(struct space *space, bool counts) {
         uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
 
@@ -189,7 +189,7 @@ static void end(struct space *space) {
         take_found(space, true);
         space->look.under_way = false;
         space->look.n_held = space->look.found;
-        space->look.rest = space->look.pieces / 8; /* much to look at: less often */
+        space->look.rest = space->look.pieces / 8; /* long rounds are made less often */
         for (uint32_t i = 0; i < space->n_attachments; i++) {
                 struct attachment *a = live(space, i);
 
@@ -247,11 +247,12 @@ bool available_look(struct space *space) {
         return true;
 }
 
-/* ---- now and then ---------------------------------------------------------------------------- */
+/* ---- the timer ------------------------------------------------------------------------------- */
 
 /*
- * Rounds change something yet, though nobody is there. They go on until they do not: where they end
- * must not show whether another domain has clients, for whose sake they go on.
+ * Would further rounds change something in a space without clients? Then they continue. Otherwise
+ * it would depend on clients of other domains, which keep the timer running, how far they get, and
+ * that can be observed.
  */
 static bool is_unsettled(const struct space *space) {
         return space->look.rest || space->look.under_way || space->private.garbage.n;
@@ -266,7 +267,7 @@ uint32_t available_round(struct space *space) {
                 space->look.rest--;
         else if (!space->look.under_way && state != space->look.state)
                 begin(space, state);
-        /* pins may have gone, and pages come where there are no blocks */
+        /* pins may be gone, and clients may have written to segments without blocks */
         if (space->listed.changed || space->private.garbage.n || n > space->memory.n_with_memory ||
             space_has_too_much(space))
                 space_is_busy(space);

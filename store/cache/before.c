@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A cache's blocks are carried over from the index of the daemon before into a new one. Whatever
- * stopped that daemon, and wherever, only what was complete is taken: a block that the old index
- * calls sealed (or retiring, since it may be pinned), whose proof ties what is said of it to this
- * incarnation, whose key follows from its tokens and from the block before it, and which stands
- * behind a block that was taken itself. All else is free, or left alone while somebody may write it:
- * on a GPU, too, what its producer's stream had not written yet, as the semaphores of then say.
+ * Takes the blocks of a cache over from the previous daemon's index into a new one. Wherever that
+ * daemon stopped, only complete blocks are taken. Such a block is sealed in the old index (or
+ * retiring, since it may be pinned), its proof ties its descriptor to its generation, its key
+ * follows from its tokens and the key before it, and its parent was taken too. On a GPU, the old
+ * semaphores must also say that its data was written. All other blocks are freed, or stay in limbo
+ * while an old client may still write them.
  *
  * Each block takes time, and the daemon serves meanwhile. So the work is done in pieces, in four
  * phases:
@@ -122,14 +122,14 @@ uint32_t before_ready(const struct before *b, uint32_t segment) {
 
 enum fate { UNKNOWN, TAKEN, LOST };
 
-/* What the old index says of it, read once. */
+/* A block according to the old index, read once. */
 struct claim {
         uint32_t id, parent;     /* parent: NONE for the first of a chain */
         uint64_t slot;
         uint64_t proof;
-        uint32_t semaphore;      /* of that life; what it must have reached is in the fields */
+        uint32_t semaphore;      /* of the last life; fields has the value to be reached */
         uint32_t tokens[KVD_MAX_BLOCK_TOKENS];
-        struct kvd_desc fields; /* ends in tokens of its own, which nobody uses */
+        struct kvd_desc fields; /* its own tokens, at its end, are not used */
 };
 
 static void read_claim(const struct before *b, uint32_t id, struct claim *c) {
@@ -153,7 +153,7 @@ static void read_claim(const struct before *b, uint32_t id, struct claim *c) {
         shm_read_words(c->tokens, desc->tokens, b->header.geometry.block_tokens);
 }
 
-/* Its proof says that its data is there, or it says what it waits for, and that has come. */
+/* The proof says that its data is there, or names a semaphore value that has been reached. */
 static bool is_proven(const struct before *b, const struct space *space, const struct claim *c) {
         kvd_ref ref = kvd_ref_make(c->id, kvd_slot_generation(c->slot));
         struct kvd_desc waits = c->fields;
@@ -184,7 +184,7 @@ static bool is_complete(const struct before *b, const struct space *space,
         return true;
 }
 
-/* What it stands behind was taken itself, and is what this block takes it for. */
+/* Its parent was taken itself, and is the block that this one names. */
 static bool follows(const struct before *b, const struct space *space, const struct claim *c) {
         const struct kvd_desc *parent;
 
@@ -217,7 +217,7 @@ static void take(struct space *space, const struct claim *c, struct kvd_key root
         space_count(space, KVD_SPACE_ADOPTED, 1);
 }
 
-/* Of the block before it, the fate is known. */
+/* The fate of its parent must be known. */
 static enum fate judge(struct before *b, struct space *space, uint32_t id) {
         struct kvd_key root;
         struct claim c;
@@ -240,7 +240,7 @@ static bool has_memory(const struct space *space, uint32_t id) {
         return id - kvd_segment_first(space->ix, segment->number) < segment->n_ready;
 }
 
-/* Depth falls on the way up, so that there is an end to it, whatever the links are. */
+/* Depth decreases on the way up, so the path is finite even if the links are wrong. */
 static bool leads_up(const struct before *b, uint32_t id, uint32_t *parent) {
         const struct kvd_desc *desc = old_desc(b, id);
 
@@ -249,9 +249,9 @@ static bool leads_up(const struct before *b, uint32_t id, uint32_t *parent) {
                shm_get32(&old_desc(b, *parent)->depth) + UINT64_C(1) == shm_get32(&desc->depth);
 }
 
-#define AHEAD 16u /* blocks: the time that a cache line takes to come */
+#define AHEAD 16u /* blocks: as many as are judged while a cache line is fetched */
 
-/* Keys are spread over the whole table, so each is a miss or two, unless they come all at once. */
+/* Keys are spread over the whole table, so each lookup is a cache miss or two: prefetch. */
 static void look_ahead(const struct before *b, const struct space *space, uint32_t id) {
         if (id < b->ids)
                 index_prefetch(space, old_desc(b, id)->key, id);
@@ -266,7 +266,7 @@ static void begin_path(struct before *b, const struct space *space, uint32_t id)
         b->climbs = true;
 }
 
-/* Up to a block whose fate is known. */
+/* Extends the path by one block, until it reaches one whose fate is known. */
 static void climb(struct before *b) {
         uint32_t up;
 
@@ -282,7 +282,7 @@ static void judge_last(struct before *b, struct space *space) {
         b->fate[id] = has_memory(space, id) ? (uint8_t)judge(b, space, id) : LOST;
 }
 
-/* Parents first: up to a block whose fate is known, and down again. False: there are no more. */
+/* Judges parents first: climbs to a block whose fate is known, then judges on the way down. */
 static bool step(struct before *b, struct space *space) {
         if (b->climbs)
                 climb(b);
@@ -298,9 +298,9 @@ static bool step(struct before *b, struct space *space) {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 #define PAGE sys_page_bytes()
-#define KEYS_PER_PAGE 4u /* from then on hardly a page of a table stays unwritten */
+#define KEYS_PER_PAGE 4u /* with so many, hardly a page of the table stays unwritten */
 
-/* If the kernel does not want to, pages come one by one, as they are written. */
+/* Best effort: if it fails, pages are allocated one by one as they are written. */
 static void advise(void *from, uint64_t bytes, int advice) {
         uintptr_t begin = ALIGN_UP((uintptr_t)from, PAGE),
                   end = ((uintptr_t)from + bytes) & ~(uintptr_t)(PAGE - 1);
@@ -317,8 +317,8 @@ static void advise_ids(struct space *space, uint32_t first, uint32_t n, int advi
 }
 
 /*
- * What is about to be written for these ids, and as large a part of the table: a page at a time
- * costs more than all that is done with the blocks on it.
+ * Populates the pages that are about to be written for these ids, and the same share of the table:
+ * a page fault for each page would cost more than all work on its blocks.
  */
 static void have_pages(const struct before *b, struct space *space, uint32_t first, uint32_t n) {
         uint64_t table = space->ix->table_slots * sizeof(shm_u64), from = table * first / b->ids;
@@ -332,11 +332,11 @@ static void have_pages(const struct before *b, struct space *space, uint32_t fir
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
 
-#define PASSED 4096u /* ids of one piece */
-#define STEPS 1024u  /* of judging, each of which is about a block */
-#define UNMAPPED (UINT64_C(4) << 20)
+#define PASSED 4096u /* ids in one piece */
+#define STEPS 1024u  /* calls of step in one piece: about as many blocks */
+#define UNMAPPED (UINT64_C(4) << 20) /* bytes in one piece */
 
-/* An incarnation names one block as long as the cache lives, so generations go on. */
+/* (id, generation) names one block as long as the cache lives, so generations continue. */
 static void carry_generation(const struct before *b, struct space *space, uint32_t id) {
         uint32_t generation = kvd_slot_generation(old_slot(b, id));
 

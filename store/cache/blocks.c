@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file changes the states of blocks, and keeps the lists that they are in:
+ * Changes the states of blocks, and maintains their lists:
  *
  *      ABSENT ──fill──► FREE ──allocate──► FILLING ──seal──► SEALED ──evict──► RETIRING ──nobody uses it──► FREE
  *                        ▲                  │  │                ▲                │
@@ -71,10 +71,10 @@ void block_list_remove(struct space *space, struct block_list *list, uint32_t id
 /* ---- free lists ------------------------------------------------------------------------------ */
 
 /*
- * May the block begin another incarnation? (id, generation) names one block for as long as the
- * index lives: clients that stopped for days, links of chains and entries of sequences all rely on
- * it. So generations do not begin again: a block that has had its last one is used no more, and
- * waits for its segment's memory to be given back.
+ * May the block get another generation? (id, generation) names one block for as long as the index
+ * lives: clients that stopped for days, links of chains and entries of sequences all rely on it. So
+ * generations do not wrap: a block that has had its last one is worn out, and is not used again.
+ * Its memory comes back with its segment's.
  */
 static bool begins_anew(struct space *space, struct segment *segment, uint32_t id) {
         if (block_generation(space, id) < KVD_GENERATION_LAST)
@@ -86,7 +86,7 @@ static bool begins_anew(struct space *space, struct segment *segment, uint32_t i
         return false;
 }
 
-/* The block may come from any state that nobody can see any more. */
+/* Clients must not be able to find or use the block any more. */
 static void make_free(struct space *space, struct segment *segment, uint32_t id) {
         block_set_state(space, id, KVD_FREE, block_generation(space, id) + 1);
         if (!segment->avail.in)
@@ -94,7 +94,7 @@ static void make_free(struct space *space, struct segment *segment, uint32_t id)
                                 &segment->avail);
 }
 
-/* The block goes to the head of its segment's list: its memory may still be in a cache. */
+/* Puts the block at the head of its segment's list: its memory may still be in a CPU cache. */
 void block_to_free(struct space *space, uint32_t id) {
         struct segment *segment = block_segment(space, id);
 
@@ -104,9 +104,7 @@ void block_to_free(struct space *space, uint32_t id) {
         make_free(space, segment, id);
 }
 
-/*
- * The block goes to the end: blocks whose memory is new are handed out in the order of their ids.
- */
+/* Puts the block at the end: new blocks are handed out in the order of their ids. */
 void block_append_free(struct space *space, uint32_t id) {
         struct segment *segment = block_segment(space, id);
 
@@ -146,10 +144,7 @@ void block_fill_end(struct space *space, uint32_t id) {
         owner->tenant->n_filling--;
 }
 
-/*
- * Is it a block that this attachment is filling, in this incarnation? Everything in ref comes from
- * a client.
- */
+/* Is the attachment filling this block, in this generation? ref comes from a client. */
 bool block_filled_by(const struct attachment *a, kvd_ref ref) {
         const struct space *space = a->space;
         uint32_t id = kvd_ref_id(ref);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Spaces that nobody uses make way. The memory of their blocks goes to others by itself (take.c), but
- * a space also costs memory beside the pool, descriptors and a place among the spaces, for as long
- * as it exists. Where one of these is short, the space that was not used for longest is deleted, if
- * it has no clients: first in the domain that asks, then in others that have more of it than they
- * are guaranteed. What a file or servers have of it stays there, and is found again by a space of
- * the same name and geometry. A deleted space is freed in pieces; the request waits for them.
+ * Deletes unused spaces to make room. Other spaces can take the memory of their blocks (take.c),
+ * but a space also costs memory outside the pool, descriptors and a place in the list of spaces,
+ * for as long as it exists. When one of these is short, the least recently used space without
+ * clients is deleted: first in the domain that asks, then in domains that have more of it than they
+ * are guaranteed. Its blocks in a file or on servers stay there, and a space of the same name and
+ * geometry finds them again. A deleted space is freed in pieces; the request waits for them.
  */
 
 #include <errno.h>
@@ -19,7 +19,7 @@ static bool is_idle(const struct space *space) {
         return space_users(space) == 0 && !space_is_incomplete(space);
 }
 
-/* Its idle spaces: the oldest of them, and what all of them have of that cost. */
+/* Returns the least recently used idle space, and adds what all idle ones have of that cost. */
 static struct space *oldest_idle(const struct domain *d, const struct space *except,
                                  enum kvd_cost cost, uint64_t *has) {
         struct space *oldest = NULL;
@@ -40,7 +40,7 @@ static bool is_older(const struct space *a, const struct space *b) {
         return a && (!b || a->leaves.ages.last < b->leaves.ages.last);
 }
 
-/* Of other domains. One is not asked below what it is guaranteed, whatever its spaces have. */
+/* The same for all other domains. None gives more than it has above its guarantee. */
 static struct space *oldest_of_others(const struct domain *than, enum kvd_cost cost,
                                       uint64_t *has) {
         struct space *oldest = NULL, *s;
@@ -58,7 +58,7 @@ static struct space *oldest_of_others(const struct domain *than, enum kvd_cost c
         return oldest;
 }
 
-/* NULL: there is none, or all of them together would not be enough. */
+/* The space to delete. NULL: there is none, or all of them together would not be enough. */
 static struct space *choose(const struct domain *domain, const struct space *except, int error) {
         const struct short_of *missing = &domain->store->account.short_of;
         uint64_t has = 0, of_others = 0, used = domain_used(domain, missing->cost);
@@ -79,7 +79,7 @@ static int collect(struct space *space) {
         space->listed.collected = true;
         store->spaces.collected++;
         store_refuse(store, r,
-                     "space '%s' of domain '%s' has no clients, and is removed to make room",
+                     "space '%s' of domain '%s' has no clients and is removed to make room",
                      space->name, space->domain->config.name);
         space_delete(space, false);
         return r;

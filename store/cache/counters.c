@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Clients count in their pin pages what they look up, and how long calls took. They may write
- * anything there, so what is read is cut to what can be true before it is shown, or added to the
- * sums of the space, which outlive the client.
+ * Clients count lookups and the duration of calls in their pin pages. They may write anything
+ * there, so values are limited to what is possible before they are shown, or added to the sums of
+ * the space, which outlive the client.
  */
 
 #include <string.h>
 
 #include "store/cache/inside.h"
 
-/* Of calls, tokens and nanoseconds: more than a client counts in a hundred days at full speed. */
+/* Calls, tokens or nanoseconds: more than a client counts in a hundred days at full speed. */
 #define MOST (UINT64_C(1) << 53)
 
 static void cut(uint64_t *word, uint64_t most) {
         *word = MIN(*word, most);
 }
 
-/* No call counts for more than the upper end of its bucket; fetches are the daemon's to count. */
+/* A call counts for at most the upper end of its bucket. Fetches are counted by the daemon. */
 static void cut_latency(uint64_t *words, enum kvd_latency which) {
         uint64_t *sum = &words[kvd_latency_sum(which)], most = 0;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How clients hear of something without a message: they sleep on a word of the index (FUTEX_WAIT in
- * their read-only mapping), and the store moves it on and wakes them.
+ * Notifies clients without a message: they sleep on a word of the index (FUTEX_WAIT in their
+ * read-only mapping), and the store increments it and wakes them.
  */
 
 #include <limits.h>
@@ -12,7 +12,7 @@
 
 #include "store/cache/inside.h"
 
-/* Partner: whoever reads the word before it sleeps (client/methods/sync.c, client/cache/lease.c). */
+/* Partner: clients that read the word before they sleep (client/sync.c, client/lease.c). */
 void epoch_move(shm_u32 *epoch) {
         atomic_fetch_add_explicit(epoch, 1, memory_order_release);
         syscall(SYS_futex, epoch, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);

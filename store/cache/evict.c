@@ -1,32 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Eviction decides which block goes, and makes sure that nobody uses it.
+ * Eviction chooses the block to evict, and makes sure that it is not in use.
  *
  * Candidates are leaves: sealed blocks without resident children. So a parent stays as long as its
  * children do, and a client that pins the deepest block of a chain holds the whole chain. Each
- * arena keeps its leaves in a heap, coldest first, ordered by what the space's policy says
- * (policies[] below). Clients do not tell the daemon what they use; they write the index clock into
- * their own pin page when they let go of a leaf. The order in the heap may thus be too cold, never
- * too warm: a leaf that comes up is looked at again, and sinks if it was used since.
+ * arena keeps its leaves in a heap, coldest first, in the order of the space's policy (policies[]
+ * below). Clients do not tell the daemon what they use; they write the index clock into their own
+ * pin page when they unpin a leaf. So a leaf's stamp in the heap may be too cold, but never too
+ * warm: when a leaf reaches the top, its stamp is updated, and it sinks if it was used since.
  *
  * The protocol with pinning clients (steps as named in tests/client/spin/pins.pml and leaf.pml; the
  * client's half is in client/cache/lookup.c):
  *
- *      D1  choose a leaf that nobody seems to pin
+ *      D1  choose a leaf that no client seems to pin
  *      D2  slot word := RETIRING, same generation     D3  full fence (one exchange does both)
  *      D4  scan the pin counters of every client not yet reaped
  *      D5  any pin: slot word := SEALED again, same generation; try another block
- *      D6  none:    take it out of the index, generation + 1, FREE
+ *      D6  no pin: take it out of the index, generation + 1, FREE
  *
  * Either the client's second look at the slot word (C5) comes after D2 and sees it, or its pin (C3)
  * comes before the scan and the daemon sees it.
  *
- * Looking at pins is what costs: a word of every client for every leaf. So a call has a number of
- * reads (KVD_PIN_READS) and stops when they are spent, whatever it found; and what was found is
- * remembered. A leaf in use goes to its arena's shelf, behind the heap, where it is looked at again
- * one at a time, beginning with the client that had it. When the heap is empty and all of the shelf
- * was looked at in vain, there is nothing to evict, and only then is that the answer.
+ * Reading pins is what costs time: one word of every client for every leaf. So a call has a budget
+ * of reads (KVD_PIN_READS), stops when they are spent, and remembers what it found. A leaf in use
+ * moves to its arena's shelf, at the end of the heap's array. Leaves of the shelf are looked at
+ * again one at a time, beginning with the client that had the leaf pinned. Only when the heap is
+ * empty and the whole shelf was looked at in vain does the answer say that there is nothing to
+ * evict.
  */
 
 #include <errno.h>
@@ -59,7 +60,7 @@ static void spend(uint32_t *reads, uint32_t n) {
         *reads -= MIN(*reads, n);
 }
 
-/* D4. Whoever pinned it when it was last found pinned is asked first, which is mostly enough. */
+/* D4. Looks first at the client that had it pinned last time, which usually suffices. */
 static bool scan_pins(struct space *space, uint32_t id, uint32_t *reads) {
         struct block *b = &space->blocks[id];
         uint32_t first = b->pinned_by;
@@ -87,9 +88,9 @@ bool block_in_use(struct space *space, uint32_t id, uint32_t *reads) {
                scan_pins(space, id, reads);
 }
 
-#define CLOCK ((UINT64_C(1) << 48) - 1) /* of a stamp: above it is the level of policy priority */
+#define CLOCK ((UINT64_C(1) << 48) - 1) /* part of a stamp; policy priority has its level above */
 
-/* By the index clock; 0: it did not use the block. */
+/* When the client last used the block, by the space's clock; 0 if it did not. */
 static uint64_t time_of_touch(const struct space *space, const struct attachment *a, uint32_t id) {
         uint32_t touch = atomic_load_explicit(&a->words[id].touch, memory_order_relaxed);
         uint64_t when = space->clock - (uint32_t)((uint32_t)space->clock - touch);
@@ -97,10 +98,7 @@ static uint64_t time_of_touch(const struct space *space, const struct attachment
         return touch && when <= space->clock ? when : 0;
 }
 
-/*
- * The clock of a client's last use. A client can only write nonsense about the order in which
- * blocks go.
- */
+/* The space's clock at the last use. A lying client can only change the order of eviction. */
 uint64_t block_last_use(const struct space *space, uint32_t id) {
         uint64_t last = space->blocks[id].stamp & CLOCK;
 
@@ -135,7 +133,7 @@ static uint64_t clock_alone(const struct space *space, uint32_t id, uint64_t clo
         return clock;
 }
 
-#define LEVELS 32u /* of priority: blocks of one level go in the order of their last use */
+#define LEVELS 32u /* of priority; blocks of one level are evicted in the order of their last use */
 
 static uint64_t priority_stamp(const struct space *space, uint32_t id, uint64_t clock) {
         uint64_t level = 1 + (uint64_t)(hooks_worth(space, id) * (LEVELS - 1));
@@ -143,7 +141,7 @@ static uint64_t priority_stamp(const struct space *space, uint32_t id, uint64_t 
         return level << 48 | MIN(clock, CLOCK);
 }
 
-/* Nobody has said anything of it yet, so it goes to the middle. */
+/* The methods do not know its worth yet, so it gets the middle level. */
 static uint64_t priority_first(struct space *space) {
         return (uint64_t)(1 + (LEVELS - 1) / 2) << 48 | space->clock;
 }
@@ -155,11 +153,11 @@ static uint64_t priority_refresh(const struct space *space, uint32_t id) {
 /* One row for each word of ipc/base/enums.h. */
 static const struct policy {
         uint64_t (*first)(struct space *);                   /* stamp of a block just sealed */
-        uint64_t (*refresh)(const struct space *, uint32_t); /* its stamp by now */
-        /* what it would be by that clock: when the policy changes, or a client ends */
+        uint64_t (*refresh)(const struct space *, uint32_t); /* its current stamp */
+        /* its stamp if it was last used at that clock: when the policy changes, or a client ends */
         uint64_t (*stamp)(const struct space *, uint32_t, uint64_t clock);
-        bool by_use;         /* the last use counts */
-        /* asks the methods what a block is worth: not for blocks that they cannot look into */
+        bool by_use;         /* the order depends on the last use */
+        /* asks the methods what a block is worth; not possible for opaque blocks */
         bool by_worth;
 } policies[KVD_policy_end] = {
         [KVD_policy_lru] = {lru_first, lru_refresh, clock_alone, true, false},
@@ -175,7 +173,7 @@ bool policy_goes_by_worth(uint32_t policy) {
         return policies[policy].by_worth;
 }
 
-/* Where uses do not count, all blocks are as warm as the space. */
+/* If the policy ignores uses, all blocks are as warm as the space. */
 uint64_t block_used(const struct space *space, uint32_t id) {
         return policy_of(space)->by_use ? block_last_use(space, id) : space->clock;
 }
@@ -222,7 +220,7 @@ static void sift_up(struct arena *arena, uint32_t at) {
         heap_put(arena, at, id);
 }
 
-/* Of those from first on, which are looked at side by side: there are as many waits as levels. */
+/* The coldest child. They are read side by side, so there is one cache miss for each level. */
 static uint32_t coldest_of(const struct arena *arena, uint32_t first) {
         uint32_t end = MIN(first + HEAP_CHILDREN, arena->n_heap), coldest = first;
 
@@ -249,7 +247,7 @@ static void heap_add(struct arena *arena, uint32_t id) {
         sift_up(arena, arena->n_heap - 1);
 }
 
-/* Puts it where another one was that was in its place. */
+/* Replaces id in the heap by another block, and moves that up or down to its place. */
 static void heap_replace(struct arena *arena, uint32_t id, uint32_t by) {
         const struct block *blocks = arena->space->blocks;
         uint32_t at = blocks[id].heap - 1;
@@ -268,7 +266,7 @@ static void heap_remove(struct arena *arena, uint32_t id) {
                 heap_replace(arena, id, last);
 }
 
-/* The shelf is at the end of the same array, which has room for all blocks, and grows downwards. */
+/* The shelf is at the end of the same array, which has room for all blocks. It grows downwards. */
 static uint32_t shelf_place(const struct arena *arena, uint32_t i) {
         return arena->space->ix->capacity - 1 - i;
 }
@@ -306,8 +304,9 @@ static void leaf_remove(struct space *space, uint32_t id) {
 }
 
 /*
- * The block takes the other one's place among the leaves. Along a chain stamps are nearly the same,
- * so it is its own mostly; an arena's heap as a whole is cold.
+ * Replaces a leaf by another block, in the leaf's place in the heap. Stamps along a chain are
+ * nearly the same, so it seldom has to move. That matters because the heap is not in the
+ * processor's cache.
  */
 static void leaf_replace(struct space *space, uint32_t id, uint32_t by) {
         struct arena *arena = block_arena(space, id);
@@ -322,7 +321,7 @@ static void leaf_replace(struct space *space, uint32_t id, uint32_t by) {
         b->heap = 0;
 }
 
-/* Its stamp has changed: it goes up or down to its place. */
+/* Moves a block up or down after its stamp has changed. */
 static void sift(struct space *space, uint32_t id) {
         struct arena *arena = block_arena(space, id);
 
@@ -332,7 +331,7 @@ static void sift(struct space *space, uint32_t id) {
         sift_down(arena, space->blocks[id].heap - 1);
 }
 
-/* Its place may be higher or lower. A block that goes first whatever the policy stays first. */
+/* A condemned block (stamp 0) stays first, whatever the policy. */
 void block_restamp(struct space *space, uint32_t id) {
         struct block *b = &space->blocks[id];
 
@@ -347,21 +346,21 @@ void block_condemn(struct space *space, uint32_t id) {
         sift(space, id);
 }
 
-/* Policies read stamps differently, so those of all blocks are made anew, when there is time. */
+/* Policies interpret stamps differently, so idle work computes all stamps again. */
 void evict_policy_changed(struct space *space) {
         space->leaves.n_old = space_ids(space);
         space_is_busy(space);
 }
 
-#define RESTAMPS 512u        /* blocks of one call */
-#define RESTAMP_LOOKS 16384u /* ... that are passed over, or not */
+#define RESTAMPS 512u        /* blocks in one call */
+#define RESTAMP_LOOKS 16384u /* ... including blocks that are skipped */
 
-/* The methods ask all clients what a block is worth. */
+/* The methods look at all clients' pages to find a block's worth. */
 uint32_t evict_effort(const struct space *space) {
         return policy_of(space)->by_worth ? space->n_attachments / 8 : 0;
 }
 
-/* Until it is over, blocks are in the old order or in the new one: each is a heap's order. */
+/* Until all are done, old and new stamps are mixed. The heap is valid all the time. */
 bool evict_restamp(struct space *space) {
         uint32_t n = RESTAMPS / (1 + evict_effort(space)), before = space->leaves.n_old;
 
@@ -417,7 +416,7 @@ static void block_unlink(struct space *space, uint32_t id) {
                 return;
         }
         parent = &space->blocks[b->parent];
-        /* Whoever used the child used the parent; but the rest of a prefix that lost its end goes first. */
+        /* Using the child uses the parent, too. But a prefix without its end is evicted first. */
         parent->stamp = space_finds_whole(space) || parent->poisoned ? 0 : MAX(parent->stamp, b->stamp);
         leaf_replace(space, id, b->parent);
 }
@@ -440,8 +439,8 @@ static void leave_lists(struct space *space, uint32_t id) {
 }
 
 /*
- * D2 to D6 of the protocol above, on a leaf that nobody seemed to use. The pins were just read, and
- * cost next to nothing now.
+ * D2 to D6 of the protocol above, for a leaf that seemed unused. Its pins were just read, so
+ * reading them again costs next to nothing.
  */
 static bool retire(struct space *space, uint32_t id) {
         uint32_t generation = block_generation(space, id), again = space->n_attachments;
@@ -460,8 +459,8 @@ static bool retire(struct space *space, uint32_t id) {
 }
 
 /*
- * Takes back a leaf unless somebody uses it. Pins are looked at before the word changes, too: those
- * who have it pinned should not find it RETIRING all the time.
+ * Evicts a leaf unless it is in use. Pins are looked at before its word changes, too: clients that
+ * pin it should not see it RETIRING again and again.
  */
 bool evict_leaf(struct space *space, uint32_t id, uint32_t *reads) {
         if (block_in_use(space, id, reads)) {
@@ -471,7 +470,7 @@ bool evict_leaf(struct space *space, uint32_t id, uint32_t *reads) {
         return retire(space, id);
 }
 
-/* Was it used since it got its stamp? Then it sinks. */
+/* If the block was used since it got its stamp, updates the stamp and lets it sink. */
 static bool warmed_up(struct space *space, uint32_t id) {
         struct block *b = &space->blocks[id];
         uint64_t stamp = b->stamp ? policy_of(space)->refresh(space, id) : 0;
@@ -483,7 +482,7 @@ static bool warmed_up(struct space *space, uint32_t id) {
         return true;
 }
 
-/* By this client's word alone: the others are asked when the block comes up. */
+/* Looks at this client only; the others are looked at when the block reaches the top. */
 void block_warm(const struct attachment *a, uint32_t id) {
         struct space *space = a->space;
         struct block *b = &space->blocks[id];
@@ -503,7 +502,7 @@ static void shelve(struct arena *arena, uint32_t id) {
         shelf_add(arena, id);
 }
 
-/* True: the coldest leaf is gone. Else it sank, or it is in use. */
+/* True: the coldest leaf was evicted. Otherwise it sank, or is in use. */
 static bool try_coldest(struct space *space, struct arena *arena, uint32_t *reads) {
         uint32_t id = arena->heap[0];
 
@@ -522,7 +521,7 @@ static bool try_coldest(struct space *space, struct arena *arena, uint32_t *read
         return false;
 }
 
-/* One leaf of the shelf. In nobody's use any more, it goes back to where it belongs by now. */
+/* Looks at one leaf of the shelf. If it is unused, it returns to the heap with a new stamp. */
 static void look_again(struct space *space, struct arena *arena, uint32_t *reads) {
         struct shelf *shelf = &arena->shelf;
         uint32_t id;
@@ -547,7 +546,7 @@ static bool worth_looking(const struct arena *arena) {
         return arena->n_heap || arena->shelf.in_vain < arena->shelf.n;
 }
 
-/* A round through the shelf that ended in vain is believed until a client lets something go. */
+/* After a round through the shelf in vain, a new one begins only if pins have changed. */
 static void begin_round(struct space *space, struct arena *arena, uint32_t *reads) {
         uint64_t state = pins_state(space);
 
@@ -581,7 +580,7 @@ bool evict_goes_on(const struct arena *arena, uint32_t reads) {
         return !reads && worth_looking(arena);
 }
 
-#define STEPS_PER_READ 4u /* downwards: one cost */
+#define STEPS_PER_READ 4u /* steps down a chain that cost as much as one read */
 
 static uint32_t deepest_first_child(const struct space *space, uint32_t id, uint32_t *reads) {
         for (uint32_t n = 1; space->blocks[id].child != NONE && *reads; n++) {
@@ -592,7 +591,7 @@ static uint32_t deepest_first_child(const struct space *space, uint32_t id, uint
         return id;
 }
 
-/* The next block of a subtree in the order in which children come before their parents. */
+/* The next block of a subtree in post-order (children before their parents). */
 static uint32_t next_upwards(const struct space *space, uint32_t id, uint32_t *reads) {
         uint32_t sibling = space->blocks[id].sib_next;
 
@@ -601,8 +600,8 @@ static uint32_t next_upwards(const struct space *space, uint32_t id, uint32_t *r
 }
 
 /*
- * Evicts what nobody uses of a block and everything behind it. False: the block itself is still
- * there. *at is where it stands: NONE at the beginning, and when it has been through.
+ * Evicts a block and its descendants, except those in use. False: the block itself is still there.
+ * *at is the position, for further calls: NONE at the beginning, and again at the end.
  */
 bool evict_subtree(struct space *space, uint32_t id, uint32_t *at, uint32_t *reads,
                    uint32_t *evicted) {
@@ -620,7 +619,7 @@ bool evict_subtree(struct space *space, uint32_t id, uint32_t *at, uint32_t *rea
         return false;
 }
 
-/* Goes on where the last call for this chain stopped, if that block is there. */
+/* The block where the last call for this chain stopped, if it is still there. */
 static uint32_t stopped_at(const struct space *space, kvd_ref chain) {
         const struct leaves *leaves = &space->leaves;
 
