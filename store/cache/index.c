@@ -22,9 +22,9 @@
 #include "store/cache/inside.h"
 #include "store/hooks.h"
 
-/* ---- changes, for those who follow ----------------------------------------------------------- */
+/* ---- changes, for followers ------------------------------------------------------------------ */
 
-/* Nobody waits for a reader, and none is told: they look. */
+/* Followers poll. The daemon neither notifies them nor waits for them. */
 static void tell_change(struct space *space, uint32_t id) {
         struct kvd_index *ix = space->ix;
         uint64_t n = atomic_load_explicit(&ix->changes, memory_order_relaxed);
@@ -66,7 +66,7 @@ static struct table run_table(const struct kvd_index *ix) {
         return (struct table){kvd_index_run_table(ix), ix->run_table_slots};
 }
 
-/* The slots in which a key may be: both of its buckets, from its own place in them round. */
+/* One of the KVD_BUCKETS buckets in which a key may be. */
 static shm_u64 *bucket_of(const struct table *t, struct kvd_key key, uint32_t which) {
         return t->slots + kvd_bucket(t->n_slots, key, which);
 }
@@ -109,8 +109,8 @@ static uint64_t gcd(uint64_t a, uint64_t b) {
 }
 
 /*
- * A segment has about the wanted size, but small pools are cut in at least 16, and pages must come
- * out even.
+ * A segment has about the configured size. But a small pool has at least 16 segments, and a segment
+ * must be a whole number of pages.
  */
 static uint64_t segment_blocks(const struct space *space, uint64_t block_bytes,
                                uint64_t max_blocks) {
@@ -141,9 +141,9 @@ bool space_fit(struct space *space) {
 }
 
 /*
- * A GPU's segments are of one size for all spaces: what does not hold a whole block is lost, so
- * that there is a limit to blocks. A few more numbers than there can be segments, since some wait
- * for clients to unmap them.
+ * On a GPU the segments of all spaces have one size. The rest of a segment that does not hold a
+ * whole block is wasted, so there is a limit to the size of blocks. There are some more segment
+ * numbers than needed, since some segments wait for clients to unmap them.
  */
 static int cut_device(struct space *space, uint64_t block_bytes, uint64_t max_blocks,
                       struct kvd_index *ix) {
@@ -172,7 +172,7 @@ static int cut_host(struct space *space, uint64_t block_bytes, uint64_t max_bloc
         return 0;
 }
 
-/* The space has one segment, which brings its own address. */
+/* The space has one segment, which the driver maps at an address of its choice. */
 static int cut_legacy(struct space *space, uint64_t block_bytes, struct kvd_index *ix) {
         ix->segment_bytes = space_store(space)->config.segment_bytes;
         ix->segment_blocks = (uint32_t)MIN(ix->segment_bytes / block_bytes, UINT32_MAX);
@@ -186,8 +186,8 @@ static int cut_legacy(struct space *space, uint64_t block_bytes, struct kvd_inde
 }
 
 /*
- * Decides the sizes of segments, and the block ids. In arenas, segments wait for their writer while
- * others need ids.
+ * Chooses the size of segments and the number of block ids. With isolation = arena there are more
+ * ids, since segments without memory stay with their writer.
  */
 static int cut(struct space *space, uint64_t block_bytes, uint64_t max_blocks,
                struct kvd_index *ix) {
@@ -214,7 +214,7 @@ static int cut(struct space *space, uint64_t block_bytes, uint64_t max_blocks,
         return 0;
 }
 
-/* Ids are what clients know of blocks, so they stay what they are. */
+/* Clients know blocks by their ids, so a successor has the same ids in the same segments. */
 static int cut_again(const struct kvd_index *before, struct kvd_index *ix) {
         ix->segment_bytes = before->segment_bytes;
         ix->segment_blocks = before->segment_blocks;
@@ -257,7 +257,7 @@ static int describe(struct space *space, const struct space_spec *spec,
         return 0;
 }
 
-/* A successor has the same secret, since keys are made with it, and is the same cache. */
+/* A successor keeps the secret, since keys depend on it, and the number of the cache. */
 static int draw_secrets(const struct kvd_index *before, struct kvd_index *ix) {
         if (sys->getrandom(ix->secret, sizeof ix->secret, 0) != (ssize_t)sizeof ix->secret ||
             sys->getrandom(ix->instance, sizeof ix->instance, 0) != (ssize_t)sizeof ix->instance)
@@ -270,7 +270,7 @@ static int draw_secrets(const struct kvd_index *before, struct kvd_index *ix) {
         return 0;
 }
 
-/* What may change is left out: its values are all good, within limits. */
+/* Covers the header without the fields that may change, of which any value is valid. */
 uint64_t index_proof(const struct kvd_index *ix) {
         struct kvd_index fixed;
 
@@ -286,7 +286,7 @@ static int map_index(struct space *space, const struct kvd_index *description) {
         if (r < 0)
                 return r;
         space->ix = space->index.at;
-        /* where shmem_enabled = advise; elsewhere no loss */
+        /* has an effect where shmem_enabled = advise */
         sys->madvise(space->ix, description->size, MADV_HUGEPAGE);
         memcpy(space->ix, description, sizeof *description);
         return 0;
@@ -328,7 +328,7 @@ void index_set_state(struct space *space, uint32_t id, enum kvd_state state, uin
         uint64_t word = kvd_slot_make(state, generation);
 
         if (unlikely(space->memory.left))
-                return; /* it is the next daemon's as it is, whatever is cleared up here */
+                return; /* left to the next daemon: must not change while this one cleans up */
         /*
          * D2 and D3 (evict.c): a full fence between this store and the scan of the pins. Partner:
          * C3, C4.
@@ -367,9 +367,7 @@ static uint32_t chain_tokens(const struct kvd_index *ix, uint32_t id, const stru
         return id; /* the block before the run, or NONE */
 }
 
-/*
- * Makes the key of the run that ends with this block; runs begin where a run ended, or at the root.
- */
+/* The key of the run before the one that ends with leaf, or of the root. False: no such run. */
 static bool run_key_before(struct space *space, const struct kvd_desc *leaf, uint32_t before,
                            struct kvd_key root, struct kvd_key *ret) {
         if (leaf->depth < KVD_RUN_BLOCKS) {
@@ -395,10 +393,7 @@ static void write_run(struct kvd_run *run, const struct kvd_run *fields, const u
         shm_write_end(&run->leaf, leaf);
 }
 
-/*
- * Entry i says by how much it differs from the order at first, so that what calloc gives is right
- * as it is.
- */
+/* Entry i is the difference from the initial order, so that calloc's zeros are a valid stack. */
 static uint32_t free_run(const struct space *space) {
         uint32_t i = space->runs.n_free - 1;
 
@@ -411,9 +406,7 @@ static void put_free_run(struct space *space, uint32_t run) {
         space->runs.free[i] = run - (space->ix->run_capacity - 1 - i);
 }
 
-/*
- * Enters the run that ends with a block just sealed, where there is one and there is room for it.
- */
+/* Enters the run that ends with a block just sealed, if there is room and a run to continue. */
 static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
         struct kvd_index *ix = space->ix;
         const struct kvd_desc *leaf = kvd_index_desc(ix, id);
@@ -446,8 +439,8 @@ static void publish_run(struct space *space, uint32_t id, struct kvd_key root) {
 }
 
 /*
- * Ties what is said of a block to its incarnation: what was there before does not look sealed,
- * whatever happens to the word that says what it is. Tokens are tied by the key.
+ * Ties a descriptor to its block's generation: the descriptor of an older generation does not pass
+ * for a sealed block's, whatever the slot word says. Tokens are covered by the key.
  */
 uint64_t block_proof(const struct kvd_index *ix, kvd_ref block, const struct kvd_desc *desc) {
         const uint64_t words[] = {block,
@@ -463,7 +456,7 @@ uint64_t block_proof(const struct kvd_index *ix, kvd_ref block, const struct kvd
         return kvd_key_proof(ix, words, sizeof words);
 }
 
-/* NULL: it has none. */
+/* NULL: this index has no proofs. */
 static uint64_t *proof_of(const struct kvd_index *ix, uint32_t id) {
         if (ix->proof_off)
                 return (uint64_t *)((uint8_t *)ix + ix->proof_off) + id;
@@ -477,7 +470,10 @@ static void prove(struct space *space, uint32_t id, const struct kvd_desc *field
                 shm_set64(proof, block_proof(space->ix, block_ref(space, id), fields));
 }
 
-/* The proof first: it says that the data is there, whichever of the two the daemon after this one finds. */
+/*
+ * The proof is written first: from then on it says that the data is there, whether or not the next
+ * daemon finds the semaphore cleared.
+ */
 void index_arrived(struct space *space, uint32_t id) {
         struct kvd_desc *desc = kvd_index_desc(space->ix, id), fields;
 
@@ -487,7 +483,7 @@ void index_arrived(struct space *space, uint32_t id) {
         __atomic_store_n(&desc->semaphore, 0, __ATOMIC_RELEASE);
 }
 
-/* Writes the descriptor of a block that is being filled: nobody believes it yet. */
+/* Writes the descriptor of a block that is being filled. Readers ignore it until it is SEALED. */
 void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields,
                  const uint32_t *tokens) {
         struct kvd_desc *desc = kvd_index_desc(space->ix, id);
@@ -498,8 +494,8 @@ void index_write(struct space *space, uint32_t id, const struct kvd_desc *fields
 }
 
 /*
- * Makes a block that is sealed by now findable, and the run that it completes. root is the key of
- * its chain's root.
+ * Makes a sealed block findable, and the run that it completes, if any. root is the key of its
+ * chain's root.
  */
 void index_enter(struct space *space, uint32_t id, struct kvd_key root) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
@@ -572,8 +568,8 @@ void index_fetch_run(const struct space *space, uint32_t id) {
 }
 
 /*
- * Might one of a bucket's slots be the key's? All are looked at at once: most blocks that are sealed
- * are new, and nothing is like them. A free slot may look as if it were the key's, too.
+ * May one of a bucket's slots be the key's? Compares all of them at once, since most sealed blocks
+ * are new and match none. A free slot may match, too.
  */
 static bool may_be_in(const shm_u64 *bucket, uint64_t like) {
         typedef uint32_t words __attribute__((vector_size(16), may_alias));
@@ -635,7 +631,7 @@ uint32_t index_slots(const struct space *space, enum index_table which) {
         return table_of(space->ix, which).n_slots;
 }
 
-/* Reading what was never written would put memory behind it. */
+/* Skips pages that were never written: reading them would allocate memory. */
 uint32_t index_written(const struct space *space, enum index_table which, uint32_t from) {
         struct table t = table_of(space->ix, which);
         off_t begin = (off_t)((const uint8_t *)t.slots - (const uint8_t *)space->ix);

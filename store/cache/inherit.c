@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A client of the daemon before this one still reads what it had pinned, by an index that says for
- * ever what it said then. Its page is an attachment without a connection: eviction asks it as any
- * other, and it ends when the client says there that it has let go, or when its process has gone.
+ * Clients of the previous daemon still read the blocks that they had pinned, through the old index,
+ * which does not change any more. Such a client's pin page becomes an attachment without a
+ * connection. Eviction scans it like any other. It ends when the client writes there that it has
+ * left, or when the client's process has ended.
  *
- * D11 (tests/client/spin/restart.pml): before anything is evicted for the first time, its page gets
- * the number of the new index. A pin that its client makes from now on is no pin, and it sees so
- * (C5); the pins that it made before are found by the scan.
+ * D11 (tests/client/spin/restart.pml): before the first eviction, each such page gets the number of
+ * the new index. A pin that the client makes after that is not valid, and the client sees that
+ * (C5). The scan finds pins that were made before.
  */
 
 #include <errno.h>
@@ -30,7 +31,7 @@ static uint32_t free_seat(const struct space *space) {
         return seat;
 }
 
-/* All of them are one process to the space: what they may have together is nobody's share. */
+/* All old clients count as process 0, so that they use up the share of no process. */
 static int inherit(struct attachment *a, int *page) {
         uint64_t bytes = kvd_pinpage_bytes(a->space->ix->capacity);
         int r = shared_file_adopt(page, bytes, SHARED_MAPPED, &a->pin_file);
@@ -79,8 +80,8 @@ int attachment_inherit(struct space *space, const struct attachment_kept *kept, 
 }
 
 /*
- * It has a page that nobody maps, and has ended: what it was filling is free when its last work on
- * the GPU must be over.
+ * An attachment that has ended already, with a page that no process maps. Blocks that the worker
+ * was filling become free when its last work on the GPU must be over.
  */
 int worker_inherit(struct space *space) {
         struct attachment_kept nobody = {.is = false};
@@ -99,7 +100,7 @@ int worker_inherit(struct space *space) {
 
 /* ---- their end ------------------------------------------------------------------------------- */
 
-/* ... and the GPU has stopped what it queued there. */
+/* Has its process ended, and must the GPU have stopped the work that the process queued there? */
 static bool has_died(struct attachment *a) {
         uint64_t now;
 
@@ -114,7 +115,7 @@ static bool has_died(struct attachment *a) {
                space_store(a->space)->config.quarantine_ns + lifeline_delay_ns(a->process);
 }
 
-#define LOOKS 16u /* at processes in one call: each is a system call */
+#define LOOKS 16u /* processes looked at in one call; each takes a system call */
 
 uint32_t inherited_look(struct space *space) {
         uint32_t looks = LOOKS, ended = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What kvctl shows of a space is gathered here: its usage, a map of its blocks, its chains. Nothing
- * is changed by looking.
+ * Gathers what kvctl shows of a space: its usage, a map of its blocks, and its chains. Changes
+ * nothing.
  */
 
 #include <errno.h>
@@ -56,7 +56,7 @@ static bool is_leaf(const struct block *b) {
         return b->state == KVD_SEALED && b->child == NONE && !b->private;
 }
 
-/* Of the end of a chain: the bits of the ticks since its last use. */
+/* Of a leaf: the number of bits of the ticks since its last use. */
 static uint8_t age_of(const struct space *space, uint32_t id) {
         uint64_t ticks;
 
@@ -66,7 +66,7 @@ static uint8_t age_of(const struct space *space, uint32_t id) {
         return ticks ? (uint8_t)(64 - __builtin_clzll(ticks)) : 0;
 }
 
-/* A block's pins, and then its ages, are looked up in the page of every client. */
+/* A block's pins, and its age, are read from the page of every client. */
 static uint32_t most_at_once(const struct space *space, bool ages) {
         uint32_t reads = MAX(space->n_attachments, 1) * (1 + ages);
 
@@ -100,8 +100,8 @@ static bool has_sibling(const struct space *space, uint32_t id) {
 #define LOOKS 8192u /* blocks that a call looks at */
 
 /*
- * Goes on where the last call stopped looking for where another chain branches off, or at the leaf.
- * What it was told may be wrong by now, or always was: then it finds another branch.
+ * The block where the last call stopped looking for a branch of the chain, or the leaf. `above`
+ * comes from the caller, and may be outdated or wrong: then another branch is found.
  */
 static uint32_t resume(const struct space *space, uint32_t leaf, uint32_t above) {
         uint32_t id = above - 1;
@@ -112,7 +112,7 @@ static uint32_t resume(const struct space *space, uint32_t leaf, uint32_t above)
                        leaf;
 }
 
-/* Finds the deepest block with siblings, or NONE. False: it comes further up than *at. */
+/* Finds the deepest block with siblings, or NONE. False: not found yet, continue at *at. */
 static bool find_branch(const struct space *space, uint32_t *at) {
         for (uint32_t i = 0; i < LOOKS && *at != NONE; i++, *at = space->blocks[*at].parent)
                 if (has_sibling(space, *at))

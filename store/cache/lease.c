@@ -2,9 +2,9 @@
 
 /*
  * A lease says which client computes a bidirectional prefix, so that others wait instead of
- * computing it, too. It ends when its holder says so or is lost; then the index's lease_epoch moves
- * and all who wait on it (FUTEX_WAIT in their read-only mapping) look again. Two prefixes whose
- * keys collide only wait for each other.
+ * computing it, too. It ends when its holder says so or is lost. Then the index's lease_epoch
+ * moves, and all clients that wait on it (FUTEX_WAIT in their read-only mapping) look again. If the
+ * keys of two prefixes collide, they only wait for each other.
  */
 
 #include <errno.h>
@@ -40,8 +40,8 @@ int space_lease(struct attachment *a, struct kvd_key prefix, uint32_t prefix_tok
         l = a->tenant->n_leases < tenant_most(STORE_MAX_LEASES) ? unused(space) : NULL;
         if (!l)
                 return store_refuse(space_store(space), -ENOBUFS,
-                                    "%u prefixes of space '%s' are being computed, the "
-                                    "most at once; compute privately",
+                                    "%u prefixes of space '%s' are being computed, the maximum; "
+                                    "compute without a lease",
                                     STORE_MAX_LEASES, space->name);
         r = account_charge(space, KVD_COST_leases, 1);
         if (r < 0)

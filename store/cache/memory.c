@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Segments in the host's memory: one of the two tables of memory.h. A segment is a memfd whose
- * memory comes and goes: fallocate puts pages behind it, and a hole punched into it gives them back
- * to the kernel, cleared, while clients keep their mapping.
+ * Segments in host memory: one of the two tables of memory.h. A segment is a memfd. fallocate gives
+ * it pages, and punching a hole gives them back to the kernel while clients keep their mapping. New
+ * pages are zero.
  *
- * Who once had a memfd's descriptor may keep it and write into it, whatever it says. So a memfd
- * serves one segment of one space while its clients need not map another, and no longer:
+ * A client that was once given a memfd's descriptor may keep it, and write into it at any time. So
+ * a memfd serves one segment of one space only, and for a limited time:
  *
- *      isolation = arena    while it has memory: whoever writes into the segment next gets a fresh one
- *      isolation = shared   while the space has clients, whose addresses then never change meaning; holes that
- *                           somebody has filled are punched again
+ *      isolation = arena    while it has memory; the segment's next writer gets a new memfd
+ *      isolation = shared   while the space has clients, so that their addresses stay valid; if a
+ *                           client writes into a hole, it is punched again
  */
 
 #include <errno.h>
@@ -25,9 +25,9 @@
 #include "store/job.h"
 #include "store/kept.h"
 
-#define FREE_BYTES (UINT64_C(4) << 20) /* of memory given back at once: about a millisecond */
+#define FREE_BYTES (UINT64_C(4) << 20) /* given back at once: about a millisecond */
 
-/* Clients that have the segment mapped see that it is another memfd now. */
+/* Tells clients that have the segment mapped that it is another memfd now. */
 static void tell_clients(struct space *space, const struct segment *segment) {
         atomic_store(&kvd_index_memory(space->ix)[segment->number], segment->memory_version);
         atomic_fetch_add(&space->ix->memory_epoch, 1);
@@ -74,7 +74,7 @@ static int begin(struct space *space, struct segment *segment) {
         int r = segment->file.fd < 0 ? make_memfd(space, segment) : 0;
 
         if (r == 0)
-                segment->stale = 0; /* what it still has is as good as new: the space is the same */
+                segment->stale = 0; /* its pages can be used again: the space is the same */
         return r;
 }
 
@@ -90,8 +90,8 @@ static int fill(struct space *space, struct segment *segment, uint32_t first, ui
 }
 
 /*
- * In shared spaces every number that there is can be mapped, whether it has memory at present or
- * not: engines reckon with addresses.
+ * With isolation = shared every existing segment can be mapped, even without memory, since engines
+ * compute addresses.
  */
 static int descriptor(struct space *space, struct segment *segment, bool writable) {
         if (segment->file.fd < 0 && (space->ix->arena || make_memfd(space, segment) < 0))
@@ -102,9 +102,9 @@ static int descriptor(struct space *space, struct segment *segment, bool writabl
 /* ---- giving it back -------------------------------------------------------------------------- */
 
 /*
- * Freeing 64 MiB takes the kernel some 15 ms: it is done a piece at a time, when there is nothing
- * else to do. What is still to be freed is stale; it belongs to nobody's budget any more. There is
- * one stale memfd at a time, so that under load no more than that is owed.
+ * Freeing 64 MiB takes the kernel some 15 ms, so it is done in pieces as idle work. Memory that is
+ * still to be freed is stale, and is not charged to any domain. Only one memfd is stale at a time,
+ * which limits the backlog under load.
  */
 static bool free_piece(const struct shared_file *file, uint64_t *bytes) {
         uint64_t n = MIN(*bytes, FREE_BYTES);
@@ -127,7 +127,7 @@ static bool idle(struct store *store) {
         return false;
 }
 
-/* A worker that has it mapped keeps it, and what is written there, until it is asked. */
+/* A worker that has the old memfd mapped keeps its memory, so it is asked to unmap it. */
 static void leave_worker(struct store *store, struct segment *segment) {
         if (!segment->worker || segment->unmap.in)
                 return;
@@ -135,7 +135,7 @@ static void leave_worker(struct store *store, struct segment *segment) {
         jobs_want_worker(store);
 }
 
-/* Its memfd is nobody's any more: who has it mapped has it alone, for as long as he lives. */
+/* Gives up the segment's memfd. Clients that still have it mapped share it with nothing else. */
 static void retire(struct space *space, struct segment *segment) {
         struct store *store = space_store(space);
 
@@ -166,14 +166,14 @@ static bool let_go(struct space *space, struct segment *segment) {
         return true;
 }
 
-/* The next daemon has it, or there is none. */
+/* Only closes the memfd, if any: it is left to the next daemon. */
 static void leave_file(struct store *store, struct segment *segment) {
         if (store->owed.stale == segment)
                 store->owed.stale = NULL;
         shared_file_close(&segment->file);
 }
 
-/* Clients that have it mapped keep what they have mapped. */
+/* Clients keep their mappings. */
 static bool bury(struct space *space, struct segment *segment) {
         bool more = segment->file.fd >= 0 && !space->memory.left;
 
@@ -195,7 +195,7 @@ static bool has_pages(const struct segment *segment) {
         return fstat(segment->file.fd, &st) == 0 && st.st_blocks > 0;
 }
 
-/* False: there is nothing (more) to do about it. */
+/* False: nothing (more) to do. */
 static bool tidy_segment(struct space *space, struct segment *segment) {
         struct store *store = space_store(space);
 

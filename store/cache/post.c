@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks that clients seal without waiting for an answer. They lie in a ring in the client's pin
- * page, which the client may write at any time: each is copied once, and only the copy is looked
- * at, by the same checks as a request's. How many were taken is our own count. How many there are
- * is the client's, and believed only up to the number of blocks that the client is filling. A block
- * whose post was not taken when the daemon ends is still being filled.
+ * Takes posts: blocks that clients seal without waiting for an answer. Posts are in a ring in the
+ * client's pin page, which the client may write at any time. So each post is copied once, and only
+ * the copy is used, with the same checks as a request. The daemon counts itself how many it has
+ * taken. The client counts how many it has made, which is trusted only up to the number of blocks
+ * that it is filling. A block whose post was not taken when the daemon ends is still being filled.
  */
 
 #include <errno.h>
@@ -33,9 +33,7 @@ static void copy_post(const struct attachment *a, uint64_t number, union copy *r
 
 /* ---- ahead ----------------------------------------------------------------------------------- */
 
-/*
- * Some posts, which are looked at in stages: what the daemon knows of their blocks has gone cold.
- */
+/* Posts that are taken together, in stages with prefetches: their blocks are in no CPU cache. */
 #define WINDOW 16u
 
 struct window {
@@ -54,7 +52,7 @@ static void fetch_block(const struct space *space, kvd_ref ref) {
         __builtin_prefetch((uint8_t *)kvd_index_desc(space->ix, id) + 64, 1);
 }
 
-/* The key before a post, if it goes on where it says. */
+/* The key of the block before a post, as the post says. blocks_seal verifies it. */
 static struct kvd_key key_before(const struct space *space, const struct window *w, uint32_t i) {
         const struct kvd_post *post = &w->posts[i].post;
         uint32_t id = kvd_ref_id(post->parent);
@@ -67,9 +65,9 @@ static struct kvd_key key_before(const struct space *space, const struct window 
 }
 
 /*
- * Copies them, and fetches what sealing them will touch: first of their blocks and of those before
- * them, then the places of their keys. Nothing follows from it but that a key need not be made
- * again.
+ * Copies the posts, computes their keys, and prefetches what sealing will touch: first the blocks
+ * and those before them, then the keys' places in the table. Where a guess is wrong, the key is
+ * computed again.
  */
 static void look_ahead(const struct attachment *a, struct window *w) {
         const struct space *space = a->space;
@@ -92,7 +90,7 @@ static void look_ahead(const struct attachment *a, struct window *w) {
 
 /* ---- taking ---------------------------------------------------------------------------------- */
 
-/* Behind a block whose content another one had already, its client goes on as if it were that. */
+/* If an older block has the content, the client's chain continues behind that one (twin). */
 static int take(struct attachment *a, const struct kvd_post *post, const struct key_ahead *key) {
         struct space *space = a->space;
         const struct seal_request q = {.group = post->group,
@@ -146,10 +144,7 @@ static uint64_t said(const struct attachment *a) {
         return atomic_load_explicit(&a->page->posted, memory_order_seq_cst) - a->posts_taken;
 }
 
-/*
- * Posts that cannot be there are refused all at once; otherwise they would be looked for again and
- * again.
- */
+/* Refuses posts that cannot exist, all at once; otherwise each call would look for them again. */
 static void refuse_rest(struct attachment *a, uint64_t n) {
         if (!n)
                 return;

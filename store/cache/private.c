@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Private blocks are those that sequences filled for themselves. They are sealed, so that nobody
- * writes them, but they are in no table and no chain. The daemon counts the entries that name one
- * (refs) and its own unfinished business with it (holds). While there is either, it is no candidate
- * for eviction; with neither it is garbage: first in its arena's heap, and in a list that is swept
- * when there is time. It goes through the same protocol as any other block (evict.c), because a
+ * Private blocks are those that sequences filled for themselves. They are sealed, so no client
+ * writes them, but they are in no table and no chain. The daemon counts the entries that name a
+ * block (refs) and its own unfinished work with it (holds). While there is either, the block is no
+ * candidate for eviction. With neither it is garbage: first in its arena's heap, and in a list that
+ * idle work sweeps. It is evicted by the same protocol as any other block (evict.c), because a
  * client may still read it: references are bookkeeping, pins are safety.
  *
  *      FILLING ──append──► SEALED, refs 1 ──the last entry leaves it──► garbage ──nobody pins it──► FREE
  *         └─held when its owner let go of it──► SEALED, refs 0, held ──job done──┘
  *
- * Holds also keep other blocks in their places: indexed ones that a worker reads or that were
- * offered to a sequence, and the ones that a worker fills (reviving).
+ * Holds also protect other blocks: indexed ones that a worker reads or that were offered to a
+ * sequence, and blocks that a worker fills (reviving).
  */
 
 #include <assert.h>
@@ -30,7 +30,7 @@ static void becomes_garbage(struct space *space, uint32_t id) {
         block_list_append(space, &space->private.garbage, id);
 }
 
-/* A pinned block goes to the end of the list, so that a call meets it once. */
+/* A pinned block moves to the end of the list, so that a call looks at it once. */
 bool garbage_sweep(struct space *space, uint32_t budget) {
         uint64_t n = MIN(space->private.garbage.n, budget);
         uint32_t reads = KVD_PIN_READS;
@@ -82,7 +82,6 @@ void block_let_go(struct space *space, uint32_t id) {
         drop(space, id);
 }
 
-/* The position is that of its first token, when it was written. */
 uint32_t block_position(const struct space *space, uint32_t id) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
 
@@ -100,8 +99,8 @@ bool block_current(const struct space *space, kvd_ref ref) {
 /* ---- sealing --------------------------------------------------------------------------------- */
 
 /*
- * The block was FILLING and is in nobody's list any more. It has no references yet: the caller
- * holds it, or adds one.
+ * The block must be FILLING and in no list. It has no references yet: the caller holds it, or adds
+ * one.
  */
 void block_seal_private(struct space *space, uint32_t id, const struct kvd_desc *fields,
                         const uint32_t *tokens) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A pool gets another size while it is used. Only numbers change here: what is shared out by them
- * (account.c), and how many blocks a space may have. Spaces that have too much give it back in
- * space_trim, when there is time.
+ * Changes the size of a pool in use. Only limits change here: the shares of domains (account.c),
+ * and the number of blocks that a space may have. Spaces that have too much give it back as idle
+ * work (space_trim).
  */
 
 #include <errno.h>
