@@ -3,9 +3,9 @@
 /*
  * Changes the states of blocks, and maintains their lists:
  *
- *      ABSENT ──fill──► FREE ──allocate──► FILLING ──seal──► SEALED ──evict──► RETIRING ──nobody uses it──► FREE
+ *      ABSENT ──fill──► FREE ──allocate──► FILLING ──seal──► SEALED ──evict──► RETIRING ──not in use──► FREE
  *                        ▲                  │  │                ▲                │
- *                        └─────release──────┘  │                └─somebody does──┘
+ *                        └─────release──────┘  │                └─still in use───┘
  *                        └◄──process gone── LIMBO (its connection was lost)
  *
  * A block's generation moves whenever it becomes FREE again.

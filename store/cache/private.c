@@ -8,7 +8,7 @@
  * idle work sweeps. It is evicted by the same protocol as any other block (evict.c), because a
  * client may still read it: references are bookkeeping, pins are safety.
  *
- *      FILLING ──append──► SEALED, refs 1 ──the last entry leaves it──► garbage ──nobody pins it──► FREE
+ *      FILLING ──append──► SEALED, refs 1 ──the last entry leaves it──► garbage ──not pinned──► FREE
  *         └─held when its owner let go of it──► SEALED, refs 0, held ──job done──┘
  *
  * Holds also protect other blocks: indexed ones that a worker reads or that were offered to a

@@ -15,7 +15,7 @@
 
 /* A chain as it grows during one seal. */
 struct growth {
-        struct kvd_key root;     /* of the chain, where its first run has not ended */
+        struct kvd_key root;     /* of the chain; only set while its first run is incomplete */
         uint32_t parent;         /* block before, or NONE */
         struct kvd_desc fields;  /* of the next block: key is that of the block before it */
 };
@@ -27,7 +27,7 @@ static int refuse(struct attachment *a, int error, const char *what) {
                             what);
 }
 
-/* Without a way out in the middle, so that several are looked at at once. */
+/* No early exit, so that several tokens are compared at once. */
 static bool tokens_are_valid(const struct kvd_shape *g, const uint32_t *tokens, uint32_t n) {
         uint32_t most = 0;
 
@@ -46,13 +46,13 @@ static int check_counts(struct attachment *a, const struct seal_request *q) {
         if (q->group >= g->layer_groups)
                 return refuse(a, -EINVAL, "there is no such layer group");
         if (bidirectional && (!q->root || q->root > UINT32_MAX))
-                return refuse(a, -EINVAL, "root is the number of tokens of the whole prefix");
+                return refuse(a, -EINVAL, "root must be the number of tokens of the whole prefix");
         if (!tokens_are_valid(g, q->tokens, q->n_tokens))
                 return refuse(a, -EINVAL, "a token id is beyond the vocabulary");
         return 0;
 }
 
-/* A block named twice would be sealed twice: the second time it is somebody's already. */
+/* Refuses a block that is named twice, since it would be sealed twice. */
 bool blocks_filled_by(const struct attachment *a, const kvd_ref *refs, uint32_t n_refs) {
         struct block *blocks = a->space->blocks;
         uint32_t n = 0;
@@ -81,8 +81,8 @@ static int check_parent(struct attachment *a, const struct seal_request *q,
         if (parent->group != q->group || parent->n_tokens < space->ix->geometry.block_tokens ||
             parent->root != q->root)
                 return refuse(a, -EINVAL,
-                              "the chain cannot go on there: other group, ended, other salt or "
-                              "prefix");
+                              "the chain cannot continue there: other group, salt or prefix, or "
+                              "its last block is not full");
         return 0;
 }
 
@@ -98,7 +98,7 @@ static int check_prefix_end(struct attachment *a, const struct seal_request *q, 
         return 0;
 }
 
-/* ---- where the chain stands ------------------------------------------------------------------ */
+/* ---- the parent ------------------------------------------------------------------------------ */
 
 static struct kvd_key chain_root(const struct kvd_index *ix, const struct seal_request *q) {
         return ix->kind == KVD_kind_bidirectional ?
@@ -106,7 +106,7 @@ static struct kvd_key chain_root(const struct kvd_index *ix, const struct seal_r
                        kvd_key_root(ix, q->group, q->root);
 }
 
-/* A block that was posted, and had been sealed by somebody before, stands for that one. */
+/* A posted block whose content was cached already stands for the older block (twin). */
 static kvd_ref content_of(const struct attachment *a, kvd_ref ref) {
         return block_filled_by(a, ref) ? a->space->blocks[kvd_ref_id(ref)].twin : ref;
 }
@@ -149,19 +149,19 @@ static void step(struct space *space, struct growth *g, uint32_t id) {
 
 /*
  * A block with the same content behind the same parent. Not in bidirectional spaces: there the
- * content depends on tokens that this block does not show.
+ * content also depends on tokens that follow the block.
  */
 static uint32_t find_duplicate(struct space *space, const struct growth *g,
                                const uint32_t *tokens) {
         return space->ix->kind == KVD_kind_causal ? index_find(space, &g->fields, tokens) : NONE;
 }
 
-#define SUPERSEDED 4096u /* blocks of a chain that are gone along to its end */
+#define SUPERSEDED 4096u /* maximum number of blocks to follow to the end of a chain */
 
 /*
- * A bidirectional prefix is looked for along the first chain that is found, and what is left of one
- * that lost its end leads nowhere. So one that begins anew is found instead of the one before, which
- * nobody has any use for, and which goes first.
+ * A lookup of a bidirectional prefix follows the first chain that it finds, and a chain that has
+ * lost its end is useless. So a chain that begins anew replaces the old chain of that prefix in the
+ * index, and the old one is evicted first.
  */
 static void supersede(struct space *space, const struct kvd_desc *first, const uint32_t *tokens) {
         uint32_t id = index_find(space, first, tokens), last = id;
@@ -194,7 +194,7 @@ static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, s
         if (g->parent == NONE && space_finds_whole(space))
                 supersede(space, &g->fields, tokens);
         block_fill_end(space, id);
-        space->blocks[id].parent = g->parent; /* the run looks back along it */
+        space->blocks[id].parent = g->parent; /* publish_run follows it */
         index_write(space, id, &g->fields, tokens);
         if (g->fields.semaphore)
                 hooks_promised(a, id, &g->fields);
@@ -210,10 +210,7 @@ static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, s
 
 #define WINDOW 32u
 
-/*
- * Makes the keys of the next blocks, and fetches their places in the table, which hashing makes
- * cold, all at once.
- */
+/* Computes the keys of the next blocks, and prefetches their places in the table all at once. */
 static void look_ahead(struct space *space, const struct growth *g, const struct seal_request *q,
                        uint32_t first, uint32_t n, struct kvd_key *ret) {
         uint32_t bt = space->ix->geometry.block_tokens;
@@ -319,7 +316,7 @@ bool chain_step(const struct space *space, struct chain_at *at, const uint32_t *
         return true;
 }
 
-/* Where the chain ends at that block. False: it does not (any more). */
+/* Sets *at to the position behind the arrival's parent. False: that is poisoned or not cached. */
 static bool stands_at(const struct space *space, const struct arrival *arrival,
                       struct chain_at *at) {
         const struct kvd_desc *desc;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A space grows by segments. A segment's address space is fixed and its memory comes and goes
- * (memory.h says from where): blocks appear in it a few MiB at a time, so that no request waits
- * long, and when all of them are free its memory can go to another space (take.c). Segments belong
- * to one space and therefore to one domain for ever: bytes never change tenants.
+ * A space grows by segments. A segment has a fixed address range, and memory at times (memory.h
+ * says from where). Its blocks get memory a few MiB at a time, so that no request waits long, and
+ * when all of them are free its memory can go to another space (take.c). A segment belongs to one
+ * space, and so to one domain, for ever: no data of one domain reaches another.
  *
- * The daemon does not map the pool. What clients write into a block is none of its business.
+ * The daemon does not map the pool, and does not look at what clients write into a block.
  */
 
 #include <errno.h>
@@ -16,10 +16,10 @@
 #include "store/cache/inside.h"
 #include "store/cache/memory.h"
 
-/* of memory prepared at once: well under a millisecond to two */
+/* prepared at once: takes up to 2 ms */
 #define STEP_BYTES (UINT64_C(2) << 20)
-#define STEP_BLOCKS 2048u /* ... if they are so small: each has a descriptor to be written */
-#define AHEAD_BYTES (UINT64_C(16) << 20) /* kept ready before it is asked for */
+#define STEP_BLOCKS 2048u /* prepared at once: each has a descriptor to be written */
+#define AHEAD_BYTES (UINT64_C(16) << 20) /* of free blocks, kept ready for allocations */
 
 static const struct memory_ops *memory_of(const struct space *space) {
         return space_store(space)->memory;
@@ -33,7 +33,7 @@ static void charge(struct space *space, int64_t sign) {
 
 /* ---- giving memory back ---------------------------------------------------------------------- */
 
-/* Takes a segment's memory off the budget. False: not yet. */
+/* Releases a segment's memory and its charge. False: not yet. */
 static bool let_go(struct space *space, struct segment *segment) {
         if (!memory_of(space)->let_go(space, segment))
                 return false;
@@ -44,10 +44,7 @@ static bool let_go(struct space *space, struct segment *segment) {
         return true;
 }
 
-/*
- * Gives it up for good, a piece a call; false: it is done. Clients that have it mapped keep what
- * they have mapped.
- */
+/* Frees a segment of a deleted space, a piece a call; false: done. Clients keep their mappings. */
 bool segment_bury(struct space *space, struct segment *segment) {
         if (space->memory.left)
                 return memory_of(space)->bury(space, segment);
@@ -74,10 +71,7 @@ static uint32_t room_for(const struct space *space, const struct segment *segmen
         return kvd_segment_end(space->ix, segment->number) - first_block(space, segment);
 }
 
-/*
- * Puts memory behind the next blocks of a segment that is charged already. Returns how many, or an
- * error.
- */
+/* Gives memory to the next blocks of a charged segment. Returns how many, or an error. */
 static int segment_fill(struct space *space, struct segment *segment, uint64_t bytes) {
         uint64_t room = space->memory.max_blocks -
                         MIN(space->memory.max_blocks, blocks_with_memory(space));
@@ -96,7 +90,7 @@ static int segment_fill(struct space *space, struct segment *segment, uint64_t b
         return (int)n;
 }
 
-/* The last of a segment's blocks has no memory any more; it was free, or worn out. */
+/* Takes the last block with memory, which is free or worn out, out of use. */
 static void end_block(struct space *space, struct segment *segment) {
         uint32_t id = first_block(space, segment) + --segment->n_ready;
 
@@ -132,19 +126,13 @@ int segment_return(struct space *space, struct segment *segment) {
 
 /* ---- growing --------------------------------------------------------------------------------- */
 
-/*
- * May this arena use the address space of a segment without memory? Its own, or one whose writer is
- * gone.
- */
+/* May this arena use a segment without memory? Its own, or one whose writer has ended. */
 static bool may_adopt(const struct segment *segment, const struct arena *arena) {
         return segment->n_ready == 0 && segment != arena->space->memory.returning &&
                (segment->arena == arena || (arena->space->ix->arena && !segment->arena->writer));
 }
 
-/*
- * Finds a segment that has address space but no memory, or a new one. NULL: the space is at its
- * end.
- */
+/* Finds a segment without memory, or a new one. NULL: the space has no more segments. */
 static struct segment *empty_segment(struct space *space, struct arena *arena) {
         uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed), best = 0;
         struct segment *found = NULL;
@@ -192,8 +180,8 @@ static struct segment *unfinished_segment(struct space *space, struct arena *are
 }
 
 /*
- * Makes blocks ready. Returns how many, 0 if quota, pool or max_blocks are at their end, or an
- * error of the system.
+ * Gives memory to blocks. Returns how many, 0 if quota, pool or max_blocks are used up, or an error
+ * of the system.
  */
 int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
         struct segment *segment = unfinished_segment(space, arena);
@@ -217,7 +205,7 @@ int space_grow(struct space *space, struct arena *arena, uint64_t bytes) {
         return r;
 }
 
-/* ---- what was there before ------------------------------------------------------------------- */
+/* ---- after a restart ------------------------------------------------------------------------- */
 
 int segment_adopt(struct space *space, struct segment *segment, uint32_t n_ready, uint32_t version,
                   int *fd) {
@@ -244,7 +232,7 @@ bool space_fill_ahead(struct space *space) {
         return false;
 }
 
-/* ---- when there is time ----------------------------------------------------------------------- */
+/* ---- idle work ------------------------------------------------------------------------------- */
 
 bool space_tidy(struct space *space) {
         return memory_of(space)->tidy(space);

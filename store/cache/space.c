@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Spaces are made, compared and deleted here, and their memory is buried afterwards. What a space
- * contains is in the other files; the parts of the store are told by hooks (hooks.h).
+ * Makes, compares and deletes spaces, and frees them in pieces afterwards. The other files handle
+ * what a space contains; hooks (hooks.h) notify the parts of the store.
  */
 
 #include <errno.h>
@@ -58,8 +58,8 @@ static int normalise(struct store *store, struct space_spec *spec) {
                                     spec->name);
         if (policy_goes_by_worth(spec->options.policy) && kvd_shape_is_opaque(&spec->geometry))
                 return store_refuse(store, -EOPNOTSUPP,
-                                    "space '%s': policy %s goes by what the methods think of a "
-                                    "block, and they cannot look into opaque ones",
+                                    "space '%s': policy %s depends on the methods, and these "
+                                    "cannot look into opaque blocks",
                                     spec->name,
                                     kvd_enum_word(KVD_ENUM_policy, spec->options.policy));
         return 0;
@@ -86,7 +86,7 @@ static int compare(struct space *space, const struct space_spec *spec) {
 
 /* ---- making ---------------------------------------------------------------------------------- */
 
-/* As calloc, but each of the n lines of 64 bytes is one of memory; what is to be freed is before them. */
+/* As calloc(n, 64), aligned to cache lines. The pointer to be freed is stored before them. */
 static void *new_lines(uint32_t n) {
         uint8_t *room = sys->calloc((size_t)n + 1, 64);
         void **lines;
@@ -130,7 +130,7 @@ static void space_freep(struct space **space) {
                 space_free(*space);
 }
 
-/* Its index counts in full: whoever reads it fills it. */
+/* Its index counts in full, since a client that reads it allocates all of its pages. */
 uint64_t space_table_bytes(const struct kvd_index *ix) {
         uint64_t block_bytes = sizeof(struct block) + sizeof(struct block_mark) +
                                sizeof(struct block_record);
@@ -163,7 +163,7 @@ static int make_tables(struct space *space) {
         space->look.marks = sys->calloc(ix->capacity, sizeof *space->look.marks);
         space->records = sys->calloc(ix->capacity, sizeof *space->records);
         space->runs.free = sys->calloc(ix->run_capacity, sizeof *space->runs.free);
-        /* those of the daemon before have seats besides */
+        /* clients of the previous daemon have seats in addition */
         space->attachments = sys->calloc(2 * (size_t)space_store(space)->config.max_attachments,
                                          sizeof(struct attachment *));
         space->leases.at = sys->calloc(STORE_MAX_LEASES, sizeof *space->leases.at);
@@ -207,12 +207,12 @@ static void leave(struct space *space) {
         *named = space->listed.same;
 }
 
-/* What was refused by the accounts was said there. */
+/* Refusals of the accounts have their reason already. */
 static int refuse_tables(struct space *space, int error) {
         if (error == -EDQUOT || error == -ENOBUFS)
                 return error;
         return store_refuse(space_store(space), error,
-                            "the tables of space '%s' of %u blocks cannot be made (%s); give it "
+                            "cannot make the tables of space '%s' for %u blocks (%s); give it "
                             "max_blocks",
                             space->name, space->ix->capacity, strerror(-error));
 }
@@ -263,7 +263,7 @@ int space_succeed(struct domain *domain, const struct kvd_index *before, struct 
 
         memcpy(spec.name, before->name, sizeof spec.name);
         if (space_by_name(domain, spec.name))
-                return store_refuse(domain->store, -EEXIST, "space '%s' is there twice", spec.name);
+                return store_refuse(domain->store, -EEXIST, "there are two spaces '%s'", spec.name);
         r = normalise(domain->store, &spec);
         return r < 0 ? r : space_new(domain, &spec, before, ret);
 }
@@ -287,7 +287,7 @@ int space_open(struct domain *domain, const struct space_spec *wanted, bool crea
                 return r;
         if (space) {
                 *ret = space;
-                /* no opinion: it may have been changed since the space was made */
+                /* the caller does not care, and it may have been changed since */
                 if (!wanted->options.policy)
                         spec.options.policy = space->ix->policy;
                 return compare(space, &spec);
@@ -308,7 +308,10 @@ static bool has_attachments(const struct space *space) {
 
 #define LET_GO_BYTES (UINT64_C(4) << 20) /* of the daemon's own memory in one call */
 
-/* The pages of a piece of what is about to be freed. False: it lies before *from, which is less. */
+/*
+ * Frees the pages of a piece of a table, from *from on. False: the table ends before that, and
+ * *from is reduced by its size, for the next table.
+ */
 static bool let_go(void *at, uint64_t bytes, uint64_t *from) {
         uint64_t end = MIN(bytes, *from + LET_GO_BYTES);
         uintptr_t first = ALIGN_UP((uintptr_t)at + *from, sys_page_bytes()),
@@ -323,7 +326,7 @@ static bool let_go(void *at, uint64_t bytes, uint64_t *from) {
         return true;
 }
 
-/* What a space of many blocks has for each of them is as large as a pool. */
+/* Frees a piece of the tables, since those of many small blocks are as large as a pool. */
 static bool let_go_piece(struct space *space) {
         const struct kvd_index *ix = space->ix;
         uint64_t from = space->memory.let_go;
@@ -338,8 +341,8 @@ static bool let_go_piece(struct space *space) {
 }
 
 /*
- * Idle work: frees a piece of a deleted space, since a large pool is not freed in an instant. True:
- * there is more.
+ * Idle work: frees a piece of a deleted space, since freeing a large pool takes time. True: there
+ * is more.
  */
 bool store_bury(struct store *store) {
         struct space *space = store->deleted;
@@ -351,7 +354,7 @@ bool store_bury(struct store *store) {
                         return true;
         if (attachment_fold(space) || hooks_space_buried(space))
                 return true;
-        /* streams that wait for them are to be woken first: semaphore.c */
+        /* streams that wait for their data must be woken first: semaphore.c */
         if (has_attachments(space))
                 return false;
         if (let_go_piece(space))
@@ -385,8 +388,8 @@ int space_delete(struct space *space, bool force) {
                                     n == 1 ? " is" : "s are", space->name, n == 1 ? "it" : "them");
         if (n && store->config.backend == KVD_BACKEND_LEGACY && !store->exporter_gone)
                 return store_refuse(store, -EBUSY,
-                                    "%u clients use space '%s', and have its memory by legacy CUDA "
-                                    "handles, which cannot be taken from under them; end them",
+                                    "%u clients use space '%s' through legacy CUDA handles, so its "
+                                    "memory cannot be taken from them; stop them first",
                                     n, space->name);
         drop_index(space, space->ix->life);
         end(space);

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file decides which space gives memory to which. Unused memory is available to every space: one
- * that finds no free block, and no budget for more, takes from others, a segment at a time:
+ * Decides which space gives memory to which. A space that finds no free block, and must not grow,
+ * takes memory from others, a segment at a time:
  *
- *      cold     what has not been used for longer than the coldest block that it could evict itself
- *      larger   ... or from a space that has clearly more than it
- *      any      if it has nothing to evict itself: whatever nobody uses
+ *      cold     segments that are colder than the coldest block that it could evict itself
+ *      larger   unused segments of a space that has clearly more memory
+ *      any      if it has nothing to evict itself: any unused segment
  *
  * The spaces of its own domain come first, then those of other domains, as far as these keep what
  * they are guaranteed and its own domain may have more. Of several, the coldest gives. Blocks do
  * not move, so a segment can be given only if each of its blocks is free or can be evicted.
  *
- * Looking costs reads (KVD_PIN_READS): a search stops when they are spent, and the next call goes on
- * where it stopped. Searches that found nothing are not repeated before something has changed.
+ * Looking costs reads (KVD_PIN_READS). A search stops when they are spent, and the next call
+ * continues there. A search that found nothing is not repeated before something has changed.
  */
 
 #include <errno.h>
@@ -35,7 +35,7 @@ static bool used_before(const struct space *space, uint32_t id, uint64_t clock, 
         return block_used(space, id) < clock;
 }
 
-/* Are all of its blocks free, or sealed, in nobody's use, and cold? Goes on where it stopped. */
+/* Are all of its blocks free, or sealed, unused and cold? Continues where the last call stopped. */
 static bool found_unused(struct space *space, struct segment *segment, uint32_t *reads) {
         uint32_t first = kvd_segment_first(space->ix, segment->number);
         uint32_t *i = &space->memory.unused;
@@ -54,8 +54,8 @@ static bool found_unused(struct space *space, struct segment *segment, uint32_t 
 }
 
 /*
- * Evicts a block and whatever hangs on it. False: something of it is in use, or the reads are at
- * their end, and the next call goes on where this one stopped.
+ * Evicts a block and its descendants. False: one of them is in use, or the reads are spent and the
+ * next call continues at `stopped`.
  */
 static bool empty_block(struct space *space, uint32_t id, uint32_t *reads) {
         kvd_ref *stopped = &space->memory.stopped;
@@ -67,7 +67,7 @@ static bool empty_block(struct space *space, uint32_t id, uint32_t *reads) {
         return gone;
 }
 
-/* Evicts all of it, and whatever hangs on it elsewhere. False: one of them is in use. */
+/* Evicts its blocks, and their descendants in other segments. False: one of them is in use. */
 static bool empty_out(struct space *space, struct segment *segment, uint32_t *reads) {
         uint32_t first = kvd_segment_first(space->ix, segment->number);
         uint32_t *i = &space->memory.emptied;
@@ -81,7 +81,7 @@ static bool empty_out(struct space *space, struct segment *segment, uint32_t *re
         return true;
 }
 
-/* 1: all of it is free, 0: it cannot be had, -EAGAIN: that takes another call. */
+/* 1: all of its blocks are free, 0: some are in use or too warm, -EAGAIN: not known yet. */
 static int try_segment(struct space *space, struct segment *segment, uint32_t *reads) {
         if (!wholly_free(segment) && (!found_unused(space, segment, reads) ||
                                       !empty_out(space, segment, reads)))
@@ -91,9 +91,9 @@ static int try_segment(struct space *space, struct segment *segment, uint32_t *r
 
 /* ---- one space ------------------------------------------------------------------------------- */
 
-/* Which of its segments, and which of their blocks. */
+/* Which segments and blocks a space is asked for. */
 struct wish {
-        bool (*among)(const struct segment *, const struct arena *);
+        bool (*among)(const struct segment *, const struct arena *); /* may it be this segment? */
         const struct arena *arena;
         uint64_t before; /* blocks last used before that clock of the space; or ANY_CLOCK */
 };
@@ -120,7 +120,10 @@ static struct segment *free_segment(struct space *space, const struct wish *wish
         return NULL;
 }
 
-/* A round begins at the coldest leaf; one under way must allow no more than what was looked at. */
+/*
+ * A round begins at the segment of the coldest leaf. If this call allows fewer blocks than the last
+ * one, the current segment is looked at again.
+ */
 static void begin_round(struct space *space, const struct wish *wish) {
         struct arena *arena = space->memory.arenas;
 
@@ -132,8 +135,8 @@ static void begin_round(struct space *space, const struct wish *wish) {
 }
 
 /*
- * Gives one segment's memory back to the pool. A hand goes round the segments, and stays where the
- * reads of a call end. 1: it did, 0: the hand went round in vain, -EAGAIN: not yet.
+ * Gives one segment's memory back to the pool. A hand goes round the segments, and stops where the
+ * reads of a call end. 1: done, 0: a whole round found none, -EAGAIN: not yet.
  */
 static int give_segment(struct space *space, const struct wish *wish, uint32_t *reads) {
         uint32_t n = atomic_load_explicit(&space->ix->n_segments, memory_order_relaxed);
@@ -177,8 +180,8 @@ bool space_trim(struct space *space) {
 }
 
 /*
- * Under isolation = arena, a segment can be spared if its writer is gone, or if it is another's and
- * empty.
+ * With isolation = arena, a segment of another arena can be spared if its writer has ended, or if
+ * all of its blocks are free.
  */
 static bool spare_segment(const struct segment *segment, const struct arena *arena) {
         return segment->arena != arena && (!segment->arena->writer || wholly_free(segment));
@@ -203,8 +206,8 @@ static bool quota_used_up(const struct domain *domain, uint64_t bytes) {
 }
 
 /*
- * Others' only while its domain may have more: else it would work, and wait, for what it does not
- * get.
+ * Deleted spaces of other domains count only while its own domain may have more: otherwise it would
+ * wait for memory that it cannot get.
  */
 bool space_may_inherit(const struct space *space) {
         bool own_domain_only = quota_used_up(space->domain, space->ix->segment_bytes);
@@ -217,11 +220,11 @@ bool space_may_inherit(const struct space *space) {
         return false;
 }
 
-/* One that is asked for memory. */
+/* A space that may be asked for memory. */
 struct donor {
-        struct space *space;   /* NULL: none */
-        unsigned rank;         /* lower: asked first */
-        uint64_t age;          /* when its coldest block was used last */
+        struct space *space;   /* NULL if none */
+        unsigned rank;         /* lower ranks are asked first ... */
+        uint64_t age;          /* ... then lower ages (rank_cold, rank_any) */
         uint64_t before;       /* as in struct wish */
 };
 
@@ -241,7 +244,7 @@ static bool has_clearly_more(const struct space *donor, const struct space *spac
         return pool_bytes(donor) > pool_bytes(space) + space->ix->segment_bytes;
 }
 
-/* Does it have segments in which nobody uses a block, or may have since pins changed? */
+/* Does it have segments without used blocks, or may it have some since pins changed? */
 static bool has_some(const struct space *donor) {
         return donor->account.unused ||
                (donor->memory.n_with_memory > donor->memory.n_kept &&
@@ -257,7 +260,7 @@ static bool is_vain(const struct space *donor) {
 
 enum { COLD, COLD_OF_OTHERS, LARGER, NOT_ASKED };
 
-/* `when` its own coldest leaf was used. */
+/* when: last use of the asking space's coldest leaf, on the store's clock. */
 static struct donor rank_cold(struct space *donor, const struct space *space, uint64_t when) {
         uint64_t coldest = leaves_coldest(donor);
         bool same = donor->domain == space->domain;
@@ -311,14 +314,14 @@ static int ask(const struct donor *donor, uint32_t *reads) {
         return give_segment(donor->space, &wish, reads);
 }
 
-/* Is its own address space used up, or so much on its way that no more should be taken? */
+/* Does it have max_blocks already, or is so much on its way that no more should be taken? */
 static bool wants_none(const struct space *space) {
         const struct store *store = space_store(space);
 
         return blocks_with_memory(space) >= space->memory.max_blocks || store->memory->scarce(store);
 }
 
-/* It was asked in vain: for cold memory, or for any. */
+/* Notes that it was asked in vain, for cold memory or for any. */
 static void remember(const struct donor *donor) {
         struct space *space = donor->space;
 
@@ -328,7 +331,7 @@ static void remember(const struct donor *donor) {
                 space->memory.warm = space_store(space)->spaces.clock;
 }
 
-#define SPACES_PER_READ 4u /* that are compared to find the one to ask: one cost */
+#define SPACES_PER_READ 4u /* spaces that are compared at the cost of one read */
 
 static int end_search(struct search *search, int r) {
         *search = (struct search){0};
@@ -336,8 +339,8 @@ static int end_search(struct search *search, int r) {
 }
 
 /*
- * Each other space is asked once, in as many calls as that takes. Searches of others may take its
- * marks off, so what was asked is counted, too.
+ * Asks each other space once, over several calls if necessary. Searches of other spaces may
+ * overwrite its marks (asked_in), so it also counts the spaces that it asked.
  */
 static int go_on_searching(struct space *space, struct search *search, uint64_t when,
                            uint32_t *reads) {
@@ -369,7 +372,7 @@ int space_take_cold(struct space *space, struct arena *arena, uint32_t *reads) {
         return go_on_searching(space, &space->memory.cold, leaf_age(space, arena), reads);
 }
 
-/* What the daemon before had in them is not known yet: they may give later. */
+/* Spaces that are still being taken over may give memory later. */
 static bool others_are_incomplete(const struct space *space) {
         bool own_domain_only = quota_used_up(space->domain, space->ix->segment_bytes);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * These functions tell all parts of the store of something (hooks.h). The table is the store's, so
- * that nothing here knows which parts there are.
+ * Calls the hooks of all parts of the store (hooks.h). The table belongs to the store, so that the
+ * cache does not know which parts there are.
  */
 
 #include <errno.h>
@@ -96,7 +96,7 @@ void hooks_store_ends(struct store *store) {
                         (*h)->store_ends(store);
 }
 
-/* Only parts that have begun end. */
+/* Only for parts that have begun. */
 void hooks_space_ends(struct space *space) {
         uint32_t i = 0;
 
@@ -184,7 +184,7 @@ bool hooks_reads_summaries(const struct space *space) {
         return false;
 }
 
-/* If no part has an opinion, a block is worth the middle. */
+/* 0.5 if no part rates blocks. */
 double hooks_worth(const struct space *space, uint32_t id) {
         EACH(space, h)
                 if (h->worth)

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What one process has of a space is counted here over all of its attachments, those whose
- * connection is lost included: a second connection is no second share. Of what all clients of a
- * space have in common, seats, sequences and leases, one process leaves a sixteenth to others,
- * and at least one.
+ * Counts what one process has of a space over all of its attachments, including those whose
+ * connection is lost, so that a second connection does not bring a second share. Of the seats,
+ * sequences and leases of a space, one process leaves a sixteenth to others, and at least one.
  */
 
 #include "ipc/base/sys.h"

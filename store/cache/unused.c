@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How much of a space others could have is known at any time: the segments in which no block is kept
- * (being filled, private, pending) or held (pinned, or before a pinned block). Blocks say when they
- * become kept; what pins hold is found by rounds (available.c).
+ * Keeps count of the memory of a space that others could take: segments in which no block is kept
+ * (being filled, private, pending) or held (pinned, or before a pinned block). Kept blocks are
+ * counted as they change; rounds through the pins find the held ones (available.c).
  */
 
 #include "store/account.h"
 #include "store/cache/inside.h"
 
-/* What others could have of it: of a deleted space everything, of an incomplete one nothing yet. */
+/* Others could take everything of a deleted space, and nothing of an incomplete one. */
 void space_count_unused(struct space *space) {
         uint32_t occupied = !space_lives(space)         ? 0 :
                             space_is_incomplete(space) ? space->memory.n_with_memory :
