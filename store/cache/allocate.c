@@ -125,8 +125,7 @@ static int refuse_memory(struct space *space, int error) {
                                     "'%s' (%s); raise its LimitNOFILE, or delete spaces",
                                     space->name, strerror(-error));
         return store_refuse(space_store(space), -ENOBUFS,
-                            "the system gives no memory for the pool (%s); set pool below what is "
-                            "free",
+                            "the system gives no memory for the pool (%s); set pool below what is free",
                             strerror(-error));
 }
 

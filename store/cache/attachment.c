@@ -211,8 +211,7 @@ static int attachment_make(struct attachment *a, uint64_t process) {
         a->tenant = tenant_join(space, process);
         if (a->tenant && a->tenant->n_live > most)
                 return store_refuse(space_store(space), -EUSERS,
-                                    "this process already uses space '%s' %u times, the maximum; "
-                                    "close some",
+                                    "this process already uses space '%s' %u times, the maximum; close some",
                                     space->name, most);
         r = a->tenant ? make_page(a) : -ENOMEM;
         if (r == 0)

@@ -180,8 +180,7 @@ static int cut_legacy(struct space *space, uint64_t block_bytes, struct kvd_inde
         if (ix->segment_blocks)
                 return 0;
         return store_refuse(space_store(space), -E2BIG,
-                            "a block of space '%s' has %llu MiB, more than a segment; set "
-                            "segment in kvd.conf",
+                            "a block of space '%s' has %llu MiB, more than a segment; set segment in kvd.conf",
                             space->name, (unsigned long long)(block_bytes >> 20));
 }
 

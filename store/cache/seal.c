@@ -93,8 +93,7 @@ static int check_prefix_end(struct attachment *a, const struct seal_request *q, 
 
         if (ix->kind == KVD_kind_bidirectional && (end > q->root || (partial && end != q->root)))
                 return refuse(a, -EINVAL,
-                              "more tokens than the prefix has, or a part-filled block before its "
-                              "end");
+                              "more tokens than the prefix has, or a part-filled block before its end");
         return 0;
 }
 

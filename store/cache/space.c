@@ -212,8 +212,7 @@ static int refuse_tables(struct space *space, int error) {
         if (error == -EDQUOT || error == -ENOBUFS)
                 return error;
         return store_refuse(space_store(space), error,
-                            "cannot make the tables of space '%s' for %u blocks (%s); give it "
-                            "max_blocks",
+                            "cannot make the tables of space '%s' for %u blocks (%s); give it max_blocks",
                             space->name, space->ix->capacity, strerror(-error));
 }
 

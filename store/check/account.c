@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * S16: a space is charged for what it has, and for nothing else. Whoever comes and goes leaves its
- * account as it was; what is forgotten there is memory that its domain never gets again.
+ * S16: a space is charged for what it has, and for nothing else. A charge that is not taken back
+ * would be lost to the space's domain for ever.
  */
 
 #include "store/account.h"

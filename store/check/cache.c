@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * These are the invariants of blocks, segments, lists and the index. Those of a block (B), of an
- * entry of a table, and of a block's place in its list are looked at one by one, and only where
- * there is memory; those over all of a space (S) are totals, or sums of what was seen on the way.
+ * The invariants of blocks, segments, lists and the index. Those of a block (B), of an entry of a
+ * table, and of a block's place in its list are checked one by one, and only where there is memory.
+ * Those of a whole space (S) are totals, or sums over the blocks of the walk.
  */
 
 #include <string.h>
@@ -77,7 +77,7 @@ bool check_totals(struct walk *w, uint64_t *at) {
         return true;
 }
 
-/* ---- sums of what was seen on the way -------------------------------------------------------- */
+/* ---- sums over the walk ---------------------------------------------------------------------- */
 
 static void check_states(struct walk *w) {
         const struct space *s = w->space;
@@ -121,7 +121,7 @@ void check_cache_sums(struct walk *w) {
 #define SLOT_NS 1u
 #define ENTRY_NS 300u /* its block, and its key's place in the table */
 
-/* Returns the entries of a piece. Memory that was never written is passed over, not read. */
+/* Returns the number of entries in a piece. Skips pages that were never written. */
 static uint64_t walk_table(struct walk *w, enum index_table table, uint64_t *at) {
         uint32_t slots = index_slots(w->space, table);
         uint64_t n = 0;
@@ -133,7 +133,7 @@ static uint64_t walk_table(struct walk *w, enum index_table table, uint64_t *at)
                 w->spent += slot == INDEX_EMPTY ? SLOT_NS : ENTRY_NS;
                 n += slot != INDEX_EMPTY;
                 expect(w, slot != INDEX_WRONG,
-                       "S%u entry %llu of the %s table names what is not indexed there",
+                       "S%u entry %llu of the %s table is not that of an indexed block or run",
                        table == INDEX_BLOCKS ? 3 : 4, (unsigned long long)*at,
                        table == INDEX_BLOCKS ? "block" : "run");
         }
@@ -153,7 +153,7 @@ bool check_run_table(struct walk *w, uint64_t *at) {
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-/* The list that a block must be in by what it is, and the invariant that says so; or NULL. */
+/* The list that the block must be in, or NULL, and the label of the invariant that says so. */
 static const struct block_list *list_of(const struct space *s, uint32_t id, const char **label) {
         const struct block *b = &s->blocks[id];
 
@@ -178,7 +178,7 @@ static bool is_in(const struct space *s, const struct block_list *list, uint32_t
         return id < s->ix->capacity && list_of(s, id, &label) == list;
 }
 
-/* Its neighbours are in the same list and know it, and so do the ends. */
+/* Its neighbours must be in the same list and point back, and the list's ends must be its ends. */
 static void check_list(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct block *b = &s->blocks[id];
@@ -187,7 +187,7 @@ static void check_list(struct walk *w, uint32_t id) {
         bool filling = b->state == KVD_FILLING || b->state == KVD_LIMBO, before, behind;
 
         expect(w, list || !filling || (b->reviving && b->owner == NONE),
-               "S11 block %u is being filled by nobody", id);
+               "S11 block %u is being filled, but has no owner", id);
         if (!list)
                 return;
         before = b->prev == NONE ? list->n && list->first == id :
@@ -232,7 +232,7 @@ static bool is_child(const struct space *s, uint32_t id, uint32_t parent) {
                s->blocks[id].state == KVD_SEALED;
 }
 
-/* A block may have any number of children, so each looks to its neighbours alone. */
+/* A block may have any number of children, so only its neighbours are checked. */
 static void check_siblings(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct block *b = &s->blocks[id];
@@ -245,7 +245,7 @@ static void check_siblings(struct walk *w, uint32_t id) {
         bool behind = b->sib_next == NONE || (is_child(s, b->sib_next, b->parent) &&
                                               s->blocks[b->sib_next].sib_prev == id);
 
-        expect(w, first, "B8 block %u has a child that is not", id);
+        expect(w, first, "B8 block %u has a wrong first child", id);
         expect(w, before && behind, "B8 block %u is not among the children of its parent", id);
 }
 
@@ -290,7 +290,7 @@ static void check_run(struct walk *w, uint32_t id) {
         expect(w,
                run->parent == (at == NONE ? KVD_ROOT : block_ref(s, at)) &&
                        run->root == leaf->root && run->group == leaf->group,
-               "B15 run of block %u hangs wrong", id);
+               "B15 run of block %u has another parent, root or group than its chain", id);
 }
 
 static void check_sealed(struct walk *w, uint32_t id) {
@@ -352,7 +352,7 @@ static void end_segment(struct walk *w, uint32_t number) {
 
 #define BLOCK_NS 300u
 
-/* A segment's blocks, as far as they ever had memory, and then those of the next one. */
+/* Segment by segment, the blocks that have memory. */
 bool check_blocks(struct walk *w, uint64_t *at) {
         struct space *s = w->space;
         uint32_t end = space_ids(s);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * These are the invariants of spaces on a GPU. Each chunk of its memory is where its state says
- * (G); the blocks whose data is still to come, or never will, are counted and listed as such (F).
+ * The invariants of spaces on a GPU. Each chunk of its memory is where its state says (G). Pending
+ * and poisoned blocks are counted and listed as such (F).
  */
 
 #include <string.h>
@@ -16,13 +16,13 @@ static const char *wrong(const struct chunk *chunk) {
         bool placed = chunk->state == USED || chunk->state == DRAINING;
 
         if (placed != (chunk->segment != NULL) || placed != (chunk->space != NULL))
-                return "a chunk is in a segment and in none";
+                return "a chunk's state does not fit its segment";
         if (placed && chunk->segment->chunk != chunk)
-                return "a chunk and its segment do not know each other";
+                return "a chunk and its segment do not name each other";
         if (placed && chunk->domain != chunk->space->domain)
                 return "a chunk has changed domains";
         if (chunk->state < USED && chunk->domain)
-                return "a chunk that somebody had is handed out as new";
+                return "a chunk that a domain had used is handed out as new";
         if (chunk->state == DRAINING && chunk->segment->n_ready)
                 return "a segment with blocks is being unmapped";
         return NULL;
@@ -45,11 +45,11 @@ void check_chunks(struct walk *w) {
                         what = "a segment has blocks and no memory";
         }
         if (pool && !what && memcmp(count, pool->count, sizeof count) != 0)
-                what = "the chunks of a state are not as many as were counted";
+                what = "the chunks of a state are miscounted";
         expect(w, !what, "G1 %s", what);
 }
 
-/* ---- blocks whose data is not there ---------------------------------------------------------- */
+/* ---- pending and poisoned blocks ------------------------------------------------------------- */
 
 void check_pending(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
@@ -59,9 +59,9 @@ void check_pending(struct walk *w, uint32_t id) {
         if (!b->pending && !b->poisoned)
                 return;
         expect(w, b->state == KVD_SEALED && !b->private,
-               "F1 block %u waits for data and is not sealed", id);
+               "F1 block %u is pending or poisoned, but is private or not sealed", id);
         expect(w, !b->pending || desc->semaphore,
-               "F2 block %u waits for data and does not say so", id);
+               "F2 block %u waits for data, but its descriptor names no semaphore", id);
         expect(w, !b->poisoned || (!b->indexed && !b->run && (desc->flags & KVD_DESC_POISONED)),
                "F3 block %u is poisoned and can be found", id);
 }
@@ -76,7 +76,7 @@ void check_pending_sums(struct walk *w) {
                w->audit->pending == s->unready.n_pending &&
                        w->audit->pending == s->ix->n_pending,
                "F4 blocks that wait for data are miscounted");
-        expect(w, w->audit->pending == listed, "F5 blocks wait for data of nobody");
+        expect(w, w->audit->pending == listed, "F5 a block waits for data that no client promised");
         expect(w, w->audit->poisoned == s->unready.poisoned.n,
                "F6 poisoned blocks are miscounted");
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A check says what must hold. All broken invariants are counted, and the first one is kept in
- * words.
+ * Checks call expect. It counts the broken invariants, and keeps the text of the first one.
  */
 
 #include <stdarg.h>

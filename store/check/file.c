@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What is below the pool: each record of the space in memory of the host has an exact copy. */
+/* The file tier in host memory: counts the places of exact copies that its records name (Q21). */
 
 #include "ipc/base/tier.h"
 #include "store/check/check.h"

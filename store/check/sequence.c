@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * These are the invariants of sequences, Q1 and following. Each entry is looked at for itself; that
- * two sets are the same (who names a block, and what the block counts) is seen by sums of mixed
- * numbers, which blocks add to and entries take from, so that a walk may stop anywhere and nothing
- * is allocated.
+ * The invariants of sequences, Q1 and following. Each entry is checked by itself. Whether two sets
+ * are the same (for example the entries that name a block, and the references that the block
+ * counts) is checked by sums of hashes (check_mixed): one set adds to a sum, and the other
+ * subtracts. So a walk may stop anywhere, and nothing is allocated.
  */
 
 #include <string.h>
@@ -42,7 +42,7 @@ void check_private(struct walk *w, uint32_t id) {
         if (b->private && b->state == KVD_SEALED)
                 check_descriptor(w, id);
         expect(w, !b->reviving || (b->state == KVD_FILLING && b->owner == NONE),
-               "Q6 block %u is being revived and somebody's", id);
+               "Q6 block %u is being revived, but is not FILLING or has an owner", id);
 }
 
 /* ---- entries --------------------------------------------------------------------------------- */
@@ -63,20 +63,20 @@ static void check_block_of(struct walk *w, const struct sequence *q, uint32_t at
         if (!entry_is_own(e))
                 return;
         expect(w, names_private(s, e),
-               "Q9 entry %u of sequence %u names a block that is gone, or everybody's", at,
+               "Q9 entry %u of sequence %u names a block that is gone, or not private", at,
                q->number);
         expect(w,
                !(desc->flags & KVD_DESC_COMPACT) == !(e->flags & KVD_ENTRY_COMPACT) &&
                        desc->n_tokens == e->slots,
-               "Q23 entry %u of sequence %u has a packed block and does not know, or the other way "
-               "round",
+               "Q23 entry %u of sequence %u and its block disagree about packing or slots",
                at, q->number);
         expect(w,
                desc->depth == e->position &&
                        (e->flags & KVD_ENTRY_COMPACT || has_tokens_of(q, e, desc)),
                "Q10 entry %u of sequence %u has other tokens than its block", at, q->number);
         expect(w, !(desc->flags & KVD_DESC_APPROX) == !(e->flags & KVD_ENTRY_APPROX),
-               "Q11 entry %u of sequence %u passes an approximation for exact", at, q->number);
+               "Q11 entry %u of sequence %u and its block disagree about approximation", at,
+               q->number);
 }
 
 static void check_state_of(struct walk *w, struct sequence *q, uint32_t at) {
@@ -84,11 +84,11 @@ static void check_state_of(struct walk *w, struct sequence *q, uint32_t at) {
         const struct sketch *k = e->ordinal == KVD_NO_ORDINAL ? NULL : sketch_find(q, e->sketch);
 
         expect(w, !e->ref == !!(e->flags & GONE),
-               "Q12 entry %u of sequence %u is neither here nor gone, or both", at, q->number);
+               "Q12 entry %u of sequence %u is neither resident nor gone, or both", at, q->number);
         expect(w,
                !(e->flags & KVD_ENTRY_DROPPED) ==
                        !!(e->ref || (e->flags & (KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE))),
-               "Q12 entry %u of sequence %u is dropped and has a copy, or is lost without a word",
+               "Q12 entry %u of sequence %u is dropped and has a copy, or is lost and not dropped",
                at, q->number);
         expect(w, !(e->flags & KVD_ENTRY_SPILLED) || e->place != KVD_NOWHERE,
                "Q13 entry %u of sequence %u is spilled to nowhere", at, q->number);
@@ -121,12 +121,12 @@ static void check_neighbours(struct walk *w, struct sequence *q, uint32_t at) {
                "Q14 entry %u of sequence %u is not in its sketch's list", at, q->number);
 }
 
-/* Where the one behind it begins, or the sequence ends. */
+/* The position at which the next entry begins, or the sequence ends. */
 static uint32_t next_position(const struct sequence *q, uint32_t at) {
         return at + 1 < q->n_entries ? q->entries[at + 1].position : q->n_tokens;
 }
 
-/* Some entries say that they wait in a list: which one. */
+/* The list in which entries of that state wait; NULL if in none. */
 static const struct list *list_of(const struct sequence *q, enum entry_busy busy) {
         return busy == COOL_WANTED    ? &q->cool :
                busy == REVIVE_WANTED  ? &q->revive :
@@ -136,7 +136,7 @@ static const struct list *list_of(const struct sequence *q, enum entry_busy busy
                                         NULL;
 }
 
-/* A list has those entries that say so: the first one, and those that are next to one. */
+/* A list must have exactly the entries of its state: its first one, and each one's next. */
 static void count_listed(struct audit *audit, const struct sequence *q, uint32_t at) {
         const struct entry *e = &q->entries[at];
         const struct list *list = list_of(q, e->busy);
@@ -192,7 +192,7 @@ static void check_entry(struct walk *w, struct sequence *q, uint32_t at) {
 
 static void begin_sequence(struct walk *w, const struct sequence *q) {
         memset(&w->audit->sequence, 0, sizeof w->audit->sequence);
-        expect(w, q->n_sent <= q->changes.n, "Q17 sequence %u has sent more than it has to offer",
+        expect(w, q->n_sent <= q->changes.n, "Q17 sequence %u has sent more changes than it has",
                q->number);
 }
 
@@ -211,7 +211,7 @@ static void check_lists(struct walk *w, const struct sequence *q) {
         }
 }
 
-/* Entries that a job in flight has of it. */
+/* Number of its entries in a job in flight. */
 static uint32_t in_job(const struct job *job, const struct sequence *q) {
         uint32_t n = 0;
 
@@ -250,7 +250,7 @@ static void end_sequence(struct walk *w, const struct sequence *q) {
         expect(w,
                audit->sequence.own == q->n_own && audit->sequence.copies == q->n_copies &&
                        busy[FETCHING] == q->n_fetching,
-               "Q15 sequence %u miscounts", q->number);
+               "Q15 entries of sequence %u are miscounted", q->number);
         check_lists(w, q);
         expect(w,
                busy[COOLING] + busy[REVIVING] + busy[FORGETTING] + busy[COMPACTING] ==
@@ -261,7 +261,7 @@ static void end_sequence(struct walk *w, const struct sequence *q) {
 #define ENTRY_NS 300u
 #define SKETCH_NS 5u
 
-/* An entry finds its sketch by going through them. */
+/* check_entry searches all of the sequence's sketches. */
 static uint32_t entry_ns(const struct sequence *q) {
         uint32_t ns = ENTRY_NS;
 
@@ -270,7 +270,7 @@ static uint32_t entry_ns(const struct sequence *q) {
         return ns;
 }
 
-/* False: there is more of it. */
+/* False: there is more. */
 static bool walk_sequence(struct walk *w, struct sequence *q, uint32_t *at) {
         uint32_t ns = entry_ns(q);
 
@@ -284,7 +284,7 @@ static bool walk_sequence(struct walk *w, struct sequence *q, uint32_t *at) {
         return true;
 }
 
-/* A position is a seat, and an entry of the sequence that sits there. */
+/* *at has a sequence's seat in its upper half, and an entry of that sequence in its lower. */
 bool check_sequences(struct walk *w, uint64_t *at) {
         uint32_t seat = (uint32_t)(*at >> 32), entry = (uint32_t)*at;
 
@@ -310,7 +310,7 @@ static void count_carried(struct walk *w, uint32_t place) {
         w->audit->n_places++;
 }
 
-/* One that was erased while something was under way is nobody's until that ends. */
+/* A place that was erased during a transfer has no owner until the transfer ends. */
 static void count_moved(struct walk *w, uint32_t place) {
         const struct place *p = place_moved(w->space, place);
 
@@ -322,7 +322,7 @@ static void count_moved(struct walk *w, uint32_t place) {
                 count_carried(w, place);
 }
 
-/* Each slot of the files that the space has is one place's. */
+/* Each slot that the space has in the files belongs to one place. */
 static void check_moved(struct walk *w) {
         const struct file *file = space_store(w->space)->file;
         const struct audit *audit = w->audit;
@@ -332,12 +332,12 @@ static void check_moved(struct walk *w) {
                 slots = file->catalog.spaces[file_space_of(w->space)->number].copy_bytes /
                         file_slot_bytes(w->space->ix->block_bytes);
         expect(w, audit->below == tiers_of(w->space)->n_below && audit->moved == slots,
-               "Q25 a copy in a file is nobody's, or a place has none");
+               "Q25 a copy in a file has no place, or a place has no copy");
 }
 
 /*
- * A place below the tier's end is on the stack of unused ones, an entry's, or the job's; those
- * beyond it never left the stack's bottom.
+ * A place before the tier's end is on the stack of unused places, or belongs to an entry or a job.
+ * Places behind the end are still at the bottom of the stack.
  */
 static void count_place(struct walk *w, uint32_t tier, uint32_t number) {
         const struct tier_places *p = &tiers_of(w->space)->places[tier];
@@ -399,7 +399,7 @@ static void count_bringing(struct walk *w, const struct bringing *b) {
                 w->audit->holds -= check_mixed(kvd_ref_id(b->last));
 }
 
-/* Places of copies that are on their way to or from what is below the pool, or were. */
+/* Places of copies that are moving to or from a lower tier, and spare places of such moves. */
 static void count_carry(struct walk *w, const struct carry *c) {
         if (!c || c->last != w->space)
                 return;
@@ -418,7 +418,7 @@ static void count_disk(struct walk *w, const struct file *file, uint32_t i) {
         count_carry(w, host_carry(file, i));
 }
 
-/* What has room, and is not asked for yet; or has come, and waits for what it is behind. */
+/* Blocks that have room and were not requested yet, or that arrived before their parent. */
 static void count_fetch(struct walk *w, const struct fetch *f) {
         count_bringing(w, &f->to);
         for (uint32_t i = f->at; f->to.space == w->space && i < f->taken; i++)
@@ -426,7 +426,7 @@ static void count_fetch(struct walk *w, const struct fetch *f) {
                         count_moving(w, f->steps[i].block);
 }
 
-/* Blocks that a disk reads or fills, and those that fetched ones come behind. */
+/* Blocks that a disk reads or writes, and the blocks of fetches. */
 static void count_file(struct walk *w) {
         const struct file *file = space_store(w->space)->file;
 
@@ -451,7 +451,7 @@ static void count_remote(struct walk *w) {
                 count_bringing(w, container_of(node, struct bringing, waiting));
 }
 
-/* The references of a sequence that was closed are let go of when there is time. */
+/* Nothing is compared while a closed sequence still has references: idle work releases them. */
 void check_sequence_sums(struct walk *w) {
         const struct space *s = w->space;
         const struct sequences *all = sequences_of(s);
@@ -467,8 +467,8 @@ void check_sequence_sums(struct walk *w) {
         count_remote(w);
         for (const struct sketch *k = sketches_of(s)->dead; k; k = k->next, audit->sketches++)
                 audit->sketch_bytes += k->bytes;
-        expect(w, audit->refs == 0, "Q2 blocks have other references than entries name them");
-        expect(w, audit->holds == 0, "Q3 blocks are held by others than jobs and offers");
+        expect(w, audit->refs == 0, "Q2 references of blocks differ from entries that name them");
+        expect(w, audit->holds == 0, "Q3 holds of blocks differ from jobs, offers and transfers");
         expect(w, audit->waiting == s->private.n_reviving,
                "Q24 a block that a worker was to fill is lost");
         expect(w,
@@ -476,7 +476,7 @@ void check_sequence_sums(struct walk *w) {
                "Q20 memory of copies and sketches is miscounted");
         check_moved(w);
         expect(w, audit->places == 0 && audit->n_places == 0,
-               "Q21 a place of the exact copies is nobody's, or two entries'");
+               "Q21 a place of the exact copies has no owner, or two");
         expect(w,
                audit->shared == all->n_shared && audit->spilled == all->n_spilled &&
                        audit->vague == all->n_vague && audit->leaving == all->n_leaving,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Walks what must always be true of a space between two requests, a piece a call, so that the loop
- * goes on. What is true of one thing is looked at there and then; sums over all of them are
+ * Checks what must be true of a space between any two requests, a piece per call, so that the loop
+ * can go on. Invariants of a single block or entry are checked at once. Sums over all of them are
  * gathered on the way (struct audit), and compared at the end if nothing has changed meanwhile.
  */
 
@@ -25,10 +25,13 @@ static bool (*const phases[])(struct walk *, uint64_t *) = {
         check_sequences, check_places, check_records, end,
 };
 
-/* Above it in a cursor stands the phase. */
+/* A cursor has the phase above these bits. */
 #define AT_BITS 48u
 
-/* Whoever walks at the same time takes the audit over: his sums are compared, and ours are not. */
+/*
+ * There is one audit: a walk that begins takes it over from an earlier one. If that one continues
+ * nevertheless, the sums of neither are compared.
+ */
 static void resume(struct space *space, uint64_t cursor) {
         struct audit *audit = &space->audit;
 

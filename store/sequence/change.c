@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The daemon offers changes of a sequence's table, and its client takes them or not, at a point
- * where nobody reads the table. Until one is settled, the entry is as before, the block that it
- * would bring is held, and the entry is busy. One that was not taken leaves nothing behind.
+ * The daemon offers changes of a sequence's table. The client takes or refuses each of them, at a
+ * point where nothing reads the table. Until a change is settled, its entry is busy and otherwise
+ * unchanged, and the block that it would bring is held. A refused change leaves no trace.
  */
 
 #include <errno.h>
@@ -89,7 +89,7 @@ static struct kvd_change describe(const struct sequence *q, uint32_t at) {
         else
                 c.distance = e->distance;
 
-        /* Labels of what left, and of an approximation, are those of the exact copy. */
+        /* An entry that leaves, or an approximation, has the labels of the exact copy. */
         if (e->place != KVD_NOWHERE &&
             (e->change == KVD_CHANGE_LEAVE || (e->new_flags & KVD_ENTRY_APPROX))) {
                 c.row = kvd_copy_row(q->space->ix, e->place);
@@ -102,9 +102,7 @@ static struct kvd_change describe(const struct sequence *q, uint32_t at) {
         return c;
 }
 
-/*
- * A compaction is taken as a whole, so it comes in one answer, which has room for one of any size.
- */
+/* The client takes a compaction as a whole, so all of its changes are in one answer. */
 static bool fits(const struct entry *e, uint32_t n) {
         return e->change != KVD_CHANGE_COMPACT || n + (uint32_t)e->new_delta < KVD_SYNC_CHANGES;
 }
@@ -118,8 +116,7 @@ int sequence_sync(struct attachment *a, uint32_t number, const uint32_t *taken, 
                 return -ENOENT;
         if (n_taken > q->n_sent)
                 return store_refuse(space_store(a->space), -EINVAL,
-                                    "sync in space '%s': %u changes are answered, %u "
-                                    "were proposed",
+                                    "sync in space '%s': the client answers %u changes, but only %u were proposed",
                                     a->space->name, n_taken, q->n_sent);
         for (uint32_t i = 0; i < n_taken; i++)
                 settle(q, list_pop(q, &q->changes), taken[i] == 1);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file keeps the exact copies of entries. An entry that is resident again keeps its copy, so
- * that it may leave again at once; such copies are clean, and are given up when the room is wanted
- * for others. Copies of entries that have left go to a file, if there is one, when memory for
- * copies is short; they are picked here, and read back in methods/kvreviver_revive.c.
+ * Manages the exact copies of entries. An entry that is resident again keeps its copy, so that it
+ * may leave again at once. Such copies are clean, and are freed when other copies need the room.
+ * When memory for copies is short, copies of entries that have left go to a file, if there is one.
+ * This file chooses them; methods/kvreviver_revive.c reads them back.
  */
 
 #include <errno.h>
@@ -25,14 +25,14 @@ static bool is_clean(const struct entry *e) {
                !(e->flags & KVD_ENTRY_APPROX);
 }
 
-#define RECLAIM_LOOKS 8192u /* entries of one call: about half a millisecond */
+#define RECLAIM_LOOKS 8192u /* entries looked at in one call: about half a millisecond */
 #define RECLAIM_COPIES 64u
-#define RECLAIM_BYTES 256u /* to give back so much memory takes as long as one of these */
-#define RECLAIM_SPACES 1024u /* that may have such entries */
+#define RECLAIM_BYTES 256u /* freeing so many bytes takes as long as looking at one entry */
+#define RECLAIM_SPACES 1024u /* spaces looked at in one call */
 
 /*
- * Gives up clean copies, a bounded number a call, and goes on where the last call stopped. A whole
- * round that finds none clears has_clean, until copies_clean says that there may be some.
+ * Frees clean copies, a bounded number per call, and continues where the last call stopped. A whole
+ * round that finds none clears has_clean, until copies_clean sets it again.
  */
 static uint32_t reclaim(struct space *space) {
         uint32_t each = (uint32_t)MIN(space->ix->block_bytes / RECLAIM_BYTES, RECLAIM_LOOKS);
@@ -66,8 +66,9 @@ void copies_clean(struct space *space) {
 }
 
 /*
- * The space's own copies go first; but what all spaces may use is all spaces' to give. That is a
- * piece of a round through them: who finds no room may find some when he asks again.
+ * Frees clean copies of the space first, and then of the others, since all of them share the memory
+ * for copies. A call does a piece of a round through the spaces: a caller that finds no room may
+ * find some when it asks again.
  */
 bool copies_have_room(struct space *space) {
         struct space_lists *lists = &space_store(space)->spaces;
@@ -99,7 +100,7 @@ void copies_give_up(struct space *space) {
 
 /* ---- those that may go to a file ------------------------------------------------------------- */
 
-/* Nobody uses it but who would revive it. A sketch is made anew from copies in memory. */
+/* Is the copy needed only to revive the entry? Rebuilding a sketch reads copies in memory. */
 static bool is_cold(const struct sequence *q, const struct entry *e) {
         return !e->ref && e->place != KVD_NOWHERE && e->busy == IDLE &&
                !job_pending(&q->rebuilding);
@@ -111,7 +112,7 @@ static bool is_cold_here(const struct sequence *q, const struct entry *e) {
         return is_cold(q, e) && (!p || p->state == PLACE_HERE);
 }
 
-/* The one that is found is looked at again, so that it may be left where it is. */
+/* Stays at the entry that it finds, so the caller may leave that copy in memory. */
 static bool cold_next(struct space *space, struct copy_owner *ret) {
         struct sequences *all = sequences_of(space);
         uint32_t seat = all->cold_sequence % KVD_MAX_SEQUENCES;
@@ -155,7 +156,7 @@ bool copies_are_cold(struct space *space, const struct copy_owner *owner) {
         return e && is_cold(q, e) && e->place == owner->place;
 }
 
-/* There may be room again for those who found none. */
+/* Sequences that found no room may try again. */
 void copies_room_again(struct space *space) {
         for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++)
                 if (sequences_of(space)->at[i])

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * An entry of a sequence has flags, which are counted, waits in lists, and names blocks. Whoever
- * changes any of these does it here, so that the counts are right.
+ * Changes the flags, lists and blocks of a sequence's entries. All changes are made here, so that
+ * the counts are right.
  */
 
 #include <errno.h>
@@ -17,11 +17,11 @@ struct sequence *sequence_find(struct attachment *a, uint32_t number) {
         if (q && q->number == number && q->attachment == a)
                 return q;
         store_refuse(space_store(a->space), -ENOENT,
-                     "sequence in space '%s': this client has none of that number", a->space->name);
+                     "sequence in space '%s': this client has no sequence of that number",
+                     a->space->name);
         return NULL;
 }
 
-/* Checks what a client asks cool and revive for. */
 int sequence_check_entries(struct attachment *a, const struct sequence *q, uint32_t how,
                            const uint32_t *entries, uint32_t n) {
         if (how < 1 || how > 3)
@@ -30,8 +30,7 @@ int sequence_check_entries(struct attachment *a, const struct sequence *q, uint3
         for (uint32_t i = 0; i < n; i++)
                 if (entries[i] >= q->n_entries)
                         return store_refuse(space_store(a->space), -EINVAL,
-                                            "sequence in space '%s': it has %u "
-                                            "entries, not one of number %u",
+                                            "sequence in space '%s': it has %u entries, so there is no entry %u",
                                             a->space->name, q->n_entries, entries[i]);
         return 0;
 }
@@ -121,7 +120,7 @@ uint32_t sequence_entry_at(const struct sequence *q, uint32_t token) {
 
 /* ---- their blocks ---------------------------------------------------------------------------- */
 
-/* The entry's block is its own no longer. One of the prefix cache was never counted. */
+/* Only references to private blocks are counted. */
 void entry_drop_block(struct sequence *q, struct entry *e) {
         if (e->ref && q->space->blocks[kvd_ref_id(e->ref)].private &&
             block_current(q->space, e->ref))
@@ -129,7 +128,6 @@ void entry_drop_block(struct sequence *q, struct entry *e) {
         e->ref = 0;
 }
 
-/* The offered block becomes the entry's. */
 void entry_take_block(struct sequence *q, struct entry *e) {
         uint32_t id = kvd_ref_id(e->other);
 
@@ -148,7 +146,7 @@ void entry_drop_room(struct sequence *q, struct entry *e) {
 }
 
 void entry_seal(struct sequence *q, kvd_ref block, uint32_t at, uint32_t n_tokens, uint32_t flags) {
-        /* of a packed block: each head has its own */
+        /* for a packed block, of which each head has tokens of its own */
         static const uint32_t no_tokens[KVD_MAX_BLOCK_TOKENS];
         struct kvd_desc fields = {.depth = q->entries[at].position, .n_tokens = (uint16_t)n_tokens,
                                   .group = (uint16_t)q->group, .flags = KVD_DESC_PRIVATE | flags};

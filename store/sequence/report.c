@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * With every answer to sync a client is told whether anything is still under way for its sequence,
- * and what its copies and sketches cost. Scoring is left out: nobody asked for it, and nothing
- * comes of it but an order.
+ * Every answer to sync tells the client whether work for its sequence is still under way, and how
+ * much memory its copies and sketches take. Scoring does not count as such work: no client asks for
+ * it, and it only changes an order.
  */
 
 #include "store/hooks.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sequences are opened, grown and closed here. What the methods do with them is in store/methods;
- * they are told by hooks when a sequence begins and ends.
+ * Opens, grows and closes sequences. The methods that work on them are in store/methods; hooks tell
+ * these when a sequence begins and ends.
  */
 
 #include <errno.h>
@@ -21,9 +21,9 @@ static int refuse(struct attachment *a, int error, const char *what) {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* of one sequence: more than the blocks that a space has, since entries may leave */
+/* entries of one sequence for each block of the space: more than 1, since entries may leave */
 #define ENTRIES_PER_BLOCK 4u
-/* that all sequences use, for each block of the space: a prefix may be in many */
+/* entries of all sequences for each block of the space: a prefix may be in many sequences */
 #define ENTRIES_IN_ALL 16u
 
 static int check_room(struct attachment *a, uint32_t max_blocks) {
@@ -33,8 +33,7 @@ static int check_room(struct attachment *a, uint32_t max_blocks) {
                 return refuse(a, -EINVAL, "it must have room for at least one block");
         if (max_blocks > most)
                 return store_refuse(space_store(a->space), -EDQUOT,
-                                    "a sequence in space '%s' has at most %llu blocks, "
-                                    "not %u",
+                                    "a sequence in space '%s' has at most %llu blocks, not %u",
                                     a->space->name, (unsigned long long)most, max_blocks);
         return 0;
 }
@@ -46,7 +45,7 @@ static uint32_t free_seat(const struct space *space) {
         return NONE;
 }
 
-/* Of a table's entry: its memory comes when it is used, and goes with the sequence. */
+/* Memory of an entry is allocated when it is used, and freed with the sequence. */
 uint64_t sequence_entry_bytes(const struct space *space) {
         return sizeof(struct entry) + sizeof(struct step) +
                space->ix->geometry.block_tokens * sizeof(uint32_t);
@@ -64,10 +63,7 @@ static void sequence_free(struct sequence *q) {
         free(q);
 }
 
-/*
- * The table is mapped, since a client says how large it is: pages come as they are used, and all go
- * back at the end.
- */
+/* The client chooses the size, so the table is mapped: pages are allocated as they are used. */
 static bool make_table(struct sequence *q) {
         uint64_t n = q->max_blocks * sequence_entry_bytes(q->space);
         void *at = sys->mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -125,8 +121,7 @@ int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
                 return r;
         if (seat == NONE || a->tenant->n_sequences >= tenant_most(KVD_MAX_SEQUENCES))
                 return store_refuse(space_store(space), -EUSERS,
-                                    "space '%s' has %u sequences, the most there can be; "
-                                    "close some",
+                                    "space '%s' already has %u sequences, the maximum; close some",
                                     space->name, KVD_MAX_SEQUENCES);
         r = charge(space);
         if (r < 0)
@@ -166,7 +161,7 @@ static int check_append(struct attachment *a, const struct sequence *q,
         return 0;
 }
 
-/* A borrowed block is used as it is: with the tokens and at the place that it was made for. */
+/* A borrowed block must have these tokens, at this position of the sequence. */
 static int check_borrowed(struct attachment *a, const struct sequence *q,
                           const struct append_request *req) {
         struct space *space = a->space;
@@ -189,8 +184,7 @@ static int check_borrowed(struct attachment *a, const struct sequence *q,
                 if (desc->group != group || desc->n_tokens != bt ||
                     (uint64_t)desc->depth * bt != q->n_tokens + i * bt)
                         return refuse(a, -EINVAL,
-                                      "a borrowed block is of another layer group, or not at its "
-                                      "place");
+                                      "a borrowed block has another layer group or position");
                 if (memcmp(desc->tokens, req->tokens + i * bt, bt * sizeof *req->tokens) != 0)
                         return refuse(a, -EINVAL, "a borrowed block has other tokens");
         }
@@ -264,7 +258,7 @@ int sequence_append(struct attachment *a, uint32_t number, const struct append_r
 
 /* ---- closing --------------------------------------------------------------------------------- */
 
-/* It is gone at once; its blocks are let go of a piece at a time. */
+/* The sequence is gone at once; its blocks are released in pieces. */
 static void close_one(struct sequence *q) {
         struct space *space = q->space;
 
@@ -300,9 +294,9 @@ static bool close_some(struct attachment *a) {
         return left > 0;
 }
 
-#define CLOSE_ENTRIES 1024u                /* let go in one call */
-#define CLOSE_COPIES 256u                  /* ... that have copies to be erased */
-#define CLOSE_BYTES (UINT64_C(2) << 20)    /* of exact copies */
+#define CLOSE_ENTRIES 1024u                /* entries released in one call */
+#define CLOSE_COPIES 256u                  /* ... with copies to be erased */
+#define CLOSE_BYTES (UINT64_C(2) << 20)    /* of exact copies erased in one call */
 
 /* Returns whether a copy was erased. */
 static bool let_go(struct sequence *q, struct entry *e) {
@@ -326,7 +320,7 @@ static bool let_go(struct sequence *q, struct entry *e) {
 
 #define TABLE_PIECE (UINT64_C(4) << 20)
 
-/* The pages of a piece of its table, which may have a million of them. False: they are all gone. */
+/* Frees pages of a piece of its table, which may have a million. False: all are freed. */
 static bool table_goes(struct sequence *q) {
         uint64_t n = MIN(q->table_bytes - q->table_gone, TABLE_PIECE);
 
@@ -360,7 +354,7 @@ static int begin(struct space *space) {
         return space->parts.sequences ? 0 : -ENOMEM;
 }
 
-/* The space goes with all its blocks. A call frees a piece of one sequence. */
+/* Frees a piece of one sequence. Its entries are not released, since the whole space is freed. */
 static bool bury(struct space *space) {
         struct sequence *q = sequences_of(space)->closing;
 
