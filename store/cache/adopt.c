@@ -2,9 +2,9 @@
 
 /*
  * Takes over the spaces of the previous daemon: each gets a new index over the same memory, and
- * keeps the clients that were connected. A space is dropped if its domain no longer exists, or if a
- * client may still read it whose page is missing. A segment is dropped, with its blocks, if it
- * exceeds the domain's quota.
+ * keeps the clients that were connected. A space is dropped if its domain no longer exists, or if
+ * the pin page of a client that may still read it is missing. A segment is dropped, with its
+ * blocks, if it exceeds the domain's quota.
  *
  * The work before the first request grows with the number of names that the keeper handed over,
  * which is limited, and not with what is cached. Before the daemon serves, it makes each space with

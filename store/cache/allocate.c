@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Clients get blocks to fill here. Room for them comes from where it costs least: a free block;
- * more memory, while pool, quota and max_blocks allow it; memory of a larger space; the coldest
- * blocks of this one. If all of that fails, the request is refused.
+ * Gives clients blocks to fill. Room for them comes from the cheapest source: a free block; more
+ * memory, while pool, quota and max_blocks allow it; memory of a colder or larger space; the
+ * coldest blocks of this one; memory of any other space. If all of that fails, the request is
+ * refused.
  */
 
 #include <errno.h>

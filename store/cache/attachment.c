@@ -432,8 +432,8 @@ uint32_t attachment_words_from(const struct attachment *a, uint32_t id) {
 
 /* ---- folding --------------------------------------------------------------------------------- */
 
-#define FOLD_LOOKS 16384u /* touch words read in one call */
-#define FOLD_WARMS 512u   /* ... of which so many are not 0 */
+#define FOLD_LOOKS 16384u /* maximum number of touch words read in one call */
+#define FOLD_WARMS 512u   /* ... and of those that are not 0 */
 
 static bool fold_piece(struct attachment *a) {
         struct space *space = a->space;

@@ -250,9 +250,9 @@ bool available_look(struct space *space) {
 /* ---- the timer ------------------------------------------------------------------------------- */
 
 /*
- * Would further rounds change something in a space without clients? Then they continue. Otherwise
- * it would depend on clients of other domains, which keep the timer running, how far they get, and
- * that can be observed.
+ * Would further rounds change something in a space without clients? Then they continue. If they
+ * stopped with the last client, the clients of other domains, which keep the timer running, would
+ * decide how far the rounds get, and that can be observed.
  */
 static bool is_unsettled(const struct space *space) {
         return space->look.rest || space->look.under_way || space->private.garbage.n;

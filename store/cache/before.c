@@ -282,7 +282,7 @@ static void judge_last(struct before *b, struct space *space) {
         b->fate[id] = has_memory(space, id) ? (uint8_t)judge(b, space, id) : LOST;
 }
 
-/* Judges parents first: climbs to a block whose fate is known, then judges on the way down. */
+/* Climbs to a block whose fate is known, and judges on the way down. False: there are no more. */
 static bool step(struct before *b, struct space *space) {
         if (b->climbs)
                 climb(b);

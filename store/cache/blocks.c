@@ -8,7 +8,7 @@
  *                        └─────release──────┘  │                └─still in use───┘
  *                        └◄──process gone── LIMBO (its connection was lost)
  *
- * A block's generation moves whenever it becomes FREE again.
+ * A block's generation increases whenever it becomes FREE again.
  */
 
 #include "store/cache/inside.h"

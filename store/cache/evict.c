@@ -25,9 +25,8 @@
  * Reading pins is what costs time: one word of every client for every leaf. So a call has a budget
  * of reads (KVD_PIN_READS), stops when they are spent, and remembers what it found. A leaf in use
  * moves to its arena's shelf, at the end of the heap's array. Leaves of the shelf are looked at
- * again one at a time, beginning with the client that had the leaf pinned. Only when the heap is
- * empty and the whole shelf was looked at in vain does the answer say that there is nothing to
- * evict.
+ * again one at a time, beginning with the client that had the leaf pinned. Eviction finds nothing
+ * only when the heap is empty and the whole shelf was looked at in vain.
  */
 
 #include <errno.h>
@@ -247,7 +246,7 @@ static void heap_add(struct arena *arena, uint32_t id) {
         sift_up(arena, arena->n_heap - 1);
 }
 
-/* Replaces id in the heap by another block, and moves that up or down to its place. */
+/* Replaces id by `by` in the heap, and moves that up or down to its place. */
 static void heap_replace(struct arena *arena, uint32_t id, uint32_t by) {
         const struct block *blocks = arena->space->blocks;
         uint32_t at = blocks[id].heap - 1;

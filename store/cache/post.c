@@ -3,9 +3,9 @@
 /*
  * Takes posts: blocks that clients seal without waiting for an answer. Posts are in a ring in the
  * client's pin page, which the client may write at any time. So each post is copied once, and only
- * the copy is used, with the same checks as a request. The daemon counts itself how many it has
- * taken. The client counts how many it has made, which is trusted only up to the number of blocks
- * that it is filling. A block whose post was not taken when the daemon ends is still being filled.
+ * the copy is used, with the same checks as a request. The daemon has its own count of posts taken.
+ * The client counts the posts made, and is trusted only up to the number of blocks that it is
+ * filling. A block whose post was not taken when the daemon ends is still being filled.
  */
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A space grows by segments. A segment has a fixed address range, and memory at times (memory.h
- * says from where). Its blocks get memory a few MiB at a time, so that no request waits long, and
+ * A space grows by segments. A segment's address range is fixed; its memory comes and goes
+ * (memory.h). Its blocks get memory a few MiB at a time, so that no request waits long, and
  * when all of them are free its memory can go to another space (take.c). A segment belongs to one
  * space, and so to one domain, for ever: no data of one domain reaches another.
  *

@@ -178,7 +178,7 @@ static bool is_in(const struct space *s, const struct block_list *list, uint32_t
         return id < s->ix->capacity && list_of(s, id, &label) == list;
 }
 
-/* Its neighbours must be in the same list and point back, and the list's ends must be its ends. */
+/* Its neighbours must be in the same list and point back; without one it must be the list's end. */
 static void check_list(struct walk *w, uint32_t id) {
         const struct space *s = w->space;
         const struct block *b = &s->blocks[id];
