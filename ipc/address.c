@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Socket addresses out of paths. A path that does not fit is refused, because the kernel would cut
- * it to another one.
+ * Socket addresses from paths. A path that does not fit is refused, because the kernel would
+ * truncate it to another path.
  */
 
 #include "ipc/address.h"
@@ -22,7 +22,7 @@ int kvd_address_make(const char *path, struct kvd_address *ret) {
         memcpy(ret->un.sun_path, path, n);
         ret->size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n);
         if (path[0] == '@')
-                ret->un.sun_path[0] = 0; /* an abstract name counts by its length */
+                ret->un.sun_path[0] = 0; /* an abstract name has no terminating NUL */
         else
                 ret->size += 1;
         return 0;

@@ -11,7 +11,7 @@ struct kvd_address {
 };
 
 /*
- * A path, or '@' and an abstract name. -EINVAL if it is empty, -ENAMETOOLONG if it has more than
+ * path: a path, or '@' and an abstract name. -EINVAL: it is empty; -ENAMETOOLONG: it has more than
  * 107 bytes.
  */
 int kvd_address_make(const char *path, struct kvd_address *ret);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A frame from a peer becomes a message. scan.c has walked it before msgpack-c sees it; what is
- * left to check here is what only the table of messages knows: fields, types and limits.
+ * Decodes frames from peers. scan.c checks a frame before msgpack-c sees it; this file checks what
+ * depends on the table of messages: fields, types and limits.
  */
 
 #include "ipc/msg.h"
@@ -18,9 +18,8 @@
 #include "ipc/scan.h"
 
 /*
- * msgpack-c unpacks into a zone. Its first chunk has room for the values of any frame that the scan
- * lets pass, and msgpack_zone_clear keeps the first chunk: nothing is allocated after
- * kvd_decoder_new.
+ * msgpack-c unpacks into a zone. The zone's first chunk has room for the values of any frame that
+ * the scan accepts, and msgpack_zone_clear keeps it, so nothing is allocated after kvd_decoder_new.
  */
 #define ZONE_BYTES \
         (KVD_SCAN_MAX_OBJECTS * sizeof(msgpack_object_kv) + \
@@ -109,7 +108,9 @@ static int take_slice(struct kvd_decoder *d, const struct kvd_msg_info *info,
         return 0;
 }
 
-/* Fields mostly come in the order of the table, so the search starts behind the one found last. */
+/*
+ * Fields usually arrive in the order of the table, so the search starts after the last one found.
+ */
 static const struct kvd_field *find_field(const struct kvd_msg_info *info,
                                           const msgpack_object_str *name, uint32_t *next) {
         for (uint32_t i = 0; i < info->n_fields; i++) {

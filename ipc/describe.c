@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * What msg.def says of each message, as data. kvctl proto prints it, and encoder and decoder walk
- * it.
- */
+/* The table of messages: msg.def as data, for encoder, decoder and kvctl proto. */
 
 #include "ipc/msg.h"
 
@@ -12,7 +9,7 @@
 #include "ipc/base/enums.h"
 #include "ipc/base/util.h"
 
-/* Two messages of one number would be two members of one name, which does not compile. */
+/* Two messages with the same number would give two members with the same name: a compile error. */
 struct message_numbers {
 #define KVD_MSG_BEGIN(number, name, text) char message_##number;
 #define KVD_FIELD(type, message, name, limit, text)
@@ -20,7 +17,7 @@ struct message_numbers {
 #include "ipc/msg.def"
 };
 
-/* The table that encoder, decoder, kvctl and tests are driven by: msg.def, twice. */
+/* The fields of each message, then the messages. */
 
 #define KVD_MSG_BEGIN(number, name, text) static const struct kvd_field name##_fields[] = {
 #define KVD_FIELD(type_, message, name_, limit_, text_) \
@@ -33,7 +30,7 @@ struct message_numbers {
 #define KVD_MSG_END(message) {.name = NULL}};
 #include "ipc/msg.def"
 
-#pragma GCC diagnostic error "-Woverride-init" /* two messages of one number */
+#pragma GCC diagnostic error "-Woverride-init" /* two messages with the same number */
 
 static const struct kvd_msg_info messages[256] = {
 #define KVD_MSG_BEGIN(number, name_, text_) \

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Frames out of messages. Members are written in the order of msg.def, and nothing is written that
- * would not fit.
- */
+/* Encodes messages as frames. Members are written in the order of msg.def. */
 
 #include "ipc/msg.h"
 
@@ -26,8 +23,8 @@ static int put(void *data, const char *bytes, size_t n) {
 }
 
 /*
- * The number of an integer member, the length of another: what its limit is about, and 0 if it is
- * left out.
+ * The value of an integer member or the length of another one: what the limit applies to; 0:
+ * omitted.
  */
 static uint64_t magnitude(const struct kvd_msg *msg, const struct kvd_field *f) {
         const void *p = (const uint8_t *)msg + f->offset;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Frames and their descriptors over a socket. A descriptor that was received is either handed out
- * or closed, whatever else fails.
+ * Sends and receives frames with their descriptors. A received descriptor is either handed to the
+ * caller or closed, whatever else fails.
  */
 
 #include "ipc/frame.h"
@@ -79,7 +79,7 @@ ssize_t kvd_frame_receive(int socket, void *to, struct kvd_fds *fds, int flags) 
         while (n < 0 && errno == EINTR);
         if (n < 0)
                 return -errno;
-        if (!fds) /* MSG_CTRUNC then only says that there was something to drop */
+        if (!fds) /* MSG_CTRUNC then only means that descriptors were dropped */
                 return m.msg_flags & MSG_TRUNC ? -EMSGSIZE : n;
         take_fds(&m, fds);
         if (!(m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))

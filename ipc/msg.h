@@ -3,14 +3,13 @@
 #define KVD_IPC_MSG_H
 
 /*
- * The messages of msg.def as C: numbers, structs, descriptions, and one encoder and one decoder for
- * all of them.
+ * The messages of msg.def as C: numbers, structs, descriptions, one encoder and one decoder.
  *
  *      struct kvd_msg m = {.number = KVD_MSG_allocate, .serial = 7, .allocate = {.space = 1, .count = 64}};
  *      n = kvd_msg_encode(&m, frame, sizeof frame);
  *
- * str and bin members point into the frame that they were decoded from, and live as long as it
- * does. Nothing here allocates, but kvd_decoder_new.
+ * str and bin members point into the frame that they were decoded from, and are valid as long as it
+ * is. Only kvd_decoder_new allocates.
  */
 
 #include <stdbool.h>
@@ -19,7 +18,7 @@
 #include <sys/types.h>
 
 #define KVD_PROTOCOL 9u
-#define KVD_REPLY 128u /* number of a reply: that of the request plus this */
+#define KVD_REPLY 128u /* number of a reply = number of the request + KVD_REPLY */
 
 struct kvd_slice {
         const void *data;
@@ -27,8 +26,8 @@ struct kvd_slice {
 };
 
 struct kvd_slice kvd_slice_of(const char *text);
-struct kvd_slice kvd_slice_cut(const char *text, uint32_t most); /* of at most so many bytes */
-/* Copies a str, cut to size - 1 bytes and with a NUL behind it. Returns to. */
+struct kvd_slice kvd_slice_cut(const char *text, uint32_t most); /* cut to `most` bytes */
+/* Copies a str, cut to size - 1 bytes, and appends a NUL. Returns to. */
 char *kvd_slice_copy(struct kvd_slice slice, char *to, size_t size);
 bool kvd_slice_is(struct kvd_slice slice, const char *text);
 
@@ -39,7 +38,7 @@ enum kvd_msg_number {
 #include "ipc/msg.def"
 };
 
-/* The most bytes of each str and bin: KVD_MOST_seal_tokens. */
+/* The maximum length of each str and bin in bytes, for example KVD_MOST_seal_tokens. */
 #define KVD_MOST_OF_u32(message, name, limit)
 #define KVD_MOST_OF_u64(message, name, limit)
 #define KVD_MOST_OF_str(message, name, limit) KVD_MOST_##message##_##name = limit,
@@ -77,7 +76,7 @@ struct kvd_msg {
 enum kvd_field_type { KVD_FIELD_u32, KVD_FIELD_u64, KVD_FIELD_str, KVD_FIELD_bin };
 
 struct kvd_field {
-        const char *name; /* NULL behind the last one */
+        const char *name; /* NULL: end of the array */
         const char *text;
         uint64_t limit; /* largest value or length */
         uint32_t offset; /* in struct kvd_msg */
@@ -90,31 +89,31 @@ struct kvd_msg_info {
         const char *text;
         const struct kvd_field *fields;
         uint32_t n_fields;
-        uint32_t size; /* of its struct */
+        uint32_t size; /* bytes of its struct */
 };
 
-/* NULL if there is no message of that number. */
+/* NULL if there is no message with that number. */
 const struct kvd_msg_info *kvd_msg_info(uint32_t number);
 const char *kvd_field_type_name(enum kvd_field_type type);
 
 /* ---- encode and decode ----------------------------------------------------------------------- */
 
 /*
- * Writes a frame; members that are 0 or empty are left out. Returns its size; -EMSGSIZE: it does
- * not fit; -EINVAL: no such message, or a member is over its limit.
+ * Writes a frame, without the members that are 0 or empty. Returns the frame's size in bytes;
+ * -EMSGSIZE: it does not fit; -EINVAL: unknown message, or a member exceeds its limit.
  */
 ssize_t kvd_msg_encode(const struct kvd_msg *msg, void *frame, size_t size);
 
-struct kvd_decoder; /* what decoding works in, used again for every frame */
+struct kvd_decoder; /* scratch memory for decoding, reused for every frame */
 int kvd_decoder_new(struct kvd_decoder **ret);
 struct kvd_decoder *kvd_decoder_free(struct kvd_decoder *decoder);
 void kvd_decoder_freep(struct kvd_decoder **decoder);
 
 /*
- * Reads a frame from a peer. 0, or kvd_decoder_why() says in one line what is wrong: -EBADMSG: not
- * a message at all, number and serial are 0; -ENOSYS: the number is unknown; -EINVAL: a field is
- * unknown, of the wrong type, or over its limit. Number and serial are valid then, so that the
- * request can be answered, and the rest is 0.
+ * Decodes a frame from a peer. Returns 0, or an error that kvd_decoder_why() explains in one line:
+ * -EBADMSG: not a message at all (number and serial are 0); -ENOSYS: the number is unknown;
+ * -EINVAL: a field is unknown, has the wrong type, or exceeds its limit. With -ENOSYS and -EINVAL,
+ * number and serial are valid, so that the request can be answered, and the rest is 0.
  */
 int kvd_msg_decode(struct kvd_decoder *decoder, const void *frame, size_t size,
                    struct kvd_msg *ret);

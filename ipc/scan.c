@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * msgpack-c believes what a frame says about itself: five bytes (dd 1f 00 00 00) make it reserve 12
- * GB, since it makes room for the elements of an array before it looks for them. So nothing reaches
- * it that was not walked here.
+ * msgpack-c trusts the counts in a frame: five bytes (dd 1f 00 00 00) make it reserve 12 GB, since
+ * it allocates an array's elements before it looks for them. So this file checks each frame before
+ * msgpack-c sees it.
  *
- * The walk keeps one struct level per open array or map, and the keys of all open maps on one
- * stack: those of an inner map lie above those of the outer one and are popped when it ends.
+ * The walk keeps one struct level per open array or map, and one stack with the keys of all open
+ * maps. Keys of an inner map lie above those of the outer map, and are popped when the inner map
+ * ends.
  */
 
 #include "ipc/scan.h"
@@ -21,10 +22,10 @@ enum kind { BAD, NUMBER, STR, BIN, ARRAY, MAP };
 
 struct head {
         uint8_t kind;
-        uint8_t width; /* of the number itself, or of the length or count behind the first byte */
+        uint8_t width; /* bytes of the number, or of the length or count, after the first byte */
 };
 
-/* First bytes 0xc0 to 0xdf; the others hold their value, length or count in themselves. */
+/* For first bytes 0xc0 to 0xdf. Other first bytes contain their value, length or count. */
 static const struct head heads[32] = {
         [0x00] = {NUMBER, 0}, /* nil */
         [0x02] = {NUMBER, 0}, /* false */
@@ -45,8 +46,8 @@ struct key {
 };
 
 struct level {
-        uint32_t left;     /* values still to come */
-        uint32_t first_key; /* of this map, in the stack of keys */
+        uint32_t left;     /* number of values still to come */
+        uint32_t first_key; /* index of this map's first key in the stack of keys */
         bool is_map;
 };
 
@@ -118,8 +119,8 @@ static enum kvd_scan_result skip_content(struct walk *w, const struct value *v) 
 }
 
 /*
- * Every element has at least one byte, so a count beyond the bytes left is a lie; 2 * n cannot
- * overflow 64 bits.
+ * Every element has at least one byte, so a count larger than the number of bytes left is wrong. 2
+ * * n cannot overflow 64 bits.
  */
 static enum kvd_scan_result open_level(struct walk *w, const struct value *v) {
         uint64_t values = v->kind == MAP ? 2 * (uint64_t)v->n : v->n;
@@ -146,7 +147,7 @@ static enum kvd_scan_result push_key(struct walk *w, const struct level *map,
         return KVD_SCAN_OK;
 }
 
-/* One value, a key if the innermost level is a map and an even number of values is left in it. */
+/* One value. It is a key if the innermost level is a map with an even number of values left. */
 static enum kvd_scan_result step(struct walk *w) {
         struct level *inside = w->depth ? &w->levels[w->depth - 1] : NULL;
         bool is_key = inside && inside->is_map && inside->left % 2 == 0;

@@ -2,12 +2,12 @@
 #ifndef KVD_IPC_SCAN_H
 #define KVD_IPC_SCAN_H
 
-/* A bounded look at a frame from a peer before msgpack-c may see it. */
+/* Checks a frame from a peer, within limits, before msgpack-c sees it. */
 
 #include <stddef.h>
 
-#define KVD_SCAN_MAX_DEPTH 8     /* arrays and maps inside each other */
-/* values of all kinds in one frame; arrays of numbers travel as one bin */
+#define KVD_SCAN_MAX_DEPTH 8     /* nesting of arrays and maps */
+/* values of all kinds in one frame; an array of numbers travels as one bin */
 #define KVD_SCAN_MAX_OBJECTS 256
 
 #define KVD_SCAN_RESULTS(RESULT) \
@@ -30,8 +30,8 @@ enum kvd_scan_result {
 };
 
 /*
- * One msgpack value that fills the frame, within the limits above. Allocates nothing, never
- * recurses.
+ * Checks that the frame is exactly one msgpack value, within the limits above. Allocates nothing,
+ * never recurses.
  */
 enum kvd_scan_result kvd_scan(const void *frame, size_t size);
 const char *kvd_scan_text(enum kvd_scan_result result);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Where the parts of an index lie, and whether an index that somebody sent is laid out so. A client
- * believes only what this file has compared.
+ * Computes the layout of an index, and checks the layout of an index that came from a daemon. A
+ * client relies only on header fields that were checked here.
  */
 
 #include "ipc/base/layout.h"
@@ -14,12 +14,15 @@
 #include "ipc/base/pack.h"
 #include "ipc/base/sys.h"
 
-/* At least eight buckets, so that the keys of a small space have a choice, too. */
+/* At least eight buckets, so that the keys of a small space spread, too. */
 uint32_t kvd_table_slots(uint64_t entries) {
         return (uint32_t)MIN(ALIGN_UP(MAX(64, entries * 3), KVD_BUCKET_SLOTS), UINT64_C(1) << 31);
 }
 
-/* As many as there are blocks, a power of two: so many must go by before a reader misses one. */
+/*
+ * A power of two from 1024 to 65536, in between at least capacity: a slow reader has to look at all
+ * descriptors after that many changes.
+ */
 static uint32_t change_slots_for(uint32_t capacity) {
         uint32_t slots = 1024;
 
@@ -68,8 +71,8 @@ static bool same_layout(const struct kvd_index *a, const struct kvd_index *b) {
 }
 
 /*
- * Whole blocks in every segment, or, on a GPU, segments of any one size. Nothing here or in
- * layout.h overflows.
+ * In host spaces a segment must hold a whole number of blocks; on a GPU it may have any size. The
+ * limits ensure that no computation here or in layout.h overflows.
  */
 static bool segments_fit(const struct kvd_index *ix) {
         if (ix->max_segments > KVD_MAX_SEGMENTS || !ix->segment_blocks ||

@@ -3,14 +3,15 @@
 #define KVD_BASE_LAYOUT_H
 
 /*
- * What daemon and clients share: the index of a space (one memfd, written by the daemon, mapped
- * read-only by clients) and a client's pin page (one memfd per client and space, written by that
- * client only).
+ * Memory that the daemon and its clients share: the index of a space (one memfd, written by the
+ * daemon, mapped read-only by clients) and a client's pin page (one memfd per client and space,
+ * written by that client, except for fields marked as the daemon's). Sections start on pages of
+ * 4096 bytes.
  *
  *      index   +--------------------+ 0
- *              | struct kvd_index   |   geometry, offsets, secret, growth, counters
+ *              | struct kvd_index   |   geometry, offsets, secret, epochs, counters, settings
  *              +--------------------+ table_off
- *              | block table        |   table_slots x 8: tag and block id, in buckets of a line
+ *              | block table        |   table_slots x 8: tag and block id + 1, in buckets
  *              +--------------------+ run_table_off
  *              | run table          |   run_table_slots x 8: tag and run id
  *              +--------------------+ desc_off
@@ -18,31 +19,34 @@
  *              +--------------------+ run_off
  *              | runs               |   run_capacity x run_stride: struct kvd_run, then its tokens, packed
  *              +--------------------+ memory_off
- *              | memory             |   max_segments x 4: moves when a segment gets other memory
+ *              | memory             |   max_segments x 4: changes when a segment gets other memory
  *              +--------------------+ change_off
- *              | changes            |   change_slots x 4: ids of the blocks that came or went last
+ *              | changes            |   change_slots x 4: ring, ids of blocks that entered or left the index
  *              +--------------------+ record_off
  *              | records            |   capacity x 8: handle of the block's record in the file; 0: none
  *              +--------------------+ hint_off
- *              | hints              |   hint_slots x 8: which records follow which; without a file: none
+ *              | hints              |   hint_slots x 8: which record follows which
  *              +--------------------+ proof_off
- *              | proofs             |   capacity x 8: of blocks; VMM: else they are in the descriptors
+ *              | proofs             |   capacity x 8: proof of each block, in VMM spaces only
  *              +--------------------+ size
  *
  *      pins    +--------------------+ 0
- *              | struct kvd_pinpage |   the client's own counters
+ *              | struct kvd_pinpage |   the client's counters
  *              +--------------------+ KVD_PINS_OFF
- *              | words              |   capacity x 8: struct kvd_pin_words, how it uses the block
+ *              | words              |   capacity x 8: struct kvd_pin_words, the client's pins of the block
  *              +--------------------+ kvd_use_off(capacity)
- *              | use                |   capacity x 4: struct kvd_use, what its attention says of the block
+ *              | use                |   capacity x 4: struct kvd_use, attention that the block receives
  *              +--------------------+ kvd_asked_off(capacity)
- *              | asked              |   KVD_ASKED_WORDS x 8: what it looked up last, while somebody reads
+ *              | asked              |   KVD_ASKED_WORDS x 8: ring of the last lookups (struct kvd_asked)
  *              +--------------------+ kvd_posts_off(capacity)
- *              | posts              |   KVD_POSTS x kvd_post_stride(block_tokens): struct kvd_post, a ring
+ *              | posts              |   KVD_POSTS x kvd_post_stride(block_tokens): ring of struct kvd_post
  *              +--------------------+
  *
- * Both are sparse: pages that were never touched take no memory. The size of a layout never changes
- * while it is mapped; a space that must hold more is a new space.
+ * Without a file tier (hint_slots is 0) records and hints are empty. Host spaces keep the proof of
+ * a block in desc.semaphore_value; spaces behind legacy handles have no proofs.
+ *
+ * Both files are sparse: pages that were never touched take no memory. The size of an index or a
+ * pin page never changes; a space that must hold more is a new space.
  */
 
 #include <assert.h>
@@ -59,27 +63,28 @@
 #define KVD_PINS_MAGIC UINT64_C(0x316e69700064766b)  /* "kvd\0pin1" */
 #define KVD_LAYOUT_VERSION 15u
 
-#define KVD_RUN_BLOCKS 16u       /* blocks of one run: their ids fill one cache line */
+#define KVD_RUN_BLOCKS 16u       /* blocks in a run: their ids fill one cache line */
 #define KVD_MAX_SEGMENTS 8192u
 #define KVD_SECRET_BYTES 192u
 
-/* ---- slot word: what a block is, and which incarnation of it --------------------------------- */
+/* ---- slot word: a block's state and generation ----------------------------------------------- */
 
 enum kvd_state {
-        KVD_ABSENT = 0,   /* its segment has no memory at the moment, or it never had any */
+        KVD_ABSENT = 0,   /* the block's segment has no memory */
         KVD_FREE = 1,
-        KVD_FILLING = 2,  /* owned by one client, who writes it; invisible to others */
-        KVD_SEALED = 3,   /* in the index; immutable */
-        /* the daemon asks whether anybody uses it; goes back to SEALED, or on to FREE */
+        KVD_FILLING = 2,  /* owned by one client, which writes it; invisible to others */
+        KVD_SEALED = 3,   /* immutable; readable by all clients of the space */
+        /* the daemon checks whether a client pins it; becomes SEALED again, or FREE */
         KVD_RETIRING = 4,
-        /* lost its session, but the process that may still write it is not gone yet */
+        /* its client has disconnected, but the client's process may still write it */
         KVD_LIMBO = 5,
         KVD_N_STATES
 };
 
 /*
- * A block's incarnation: id in the low, generation in the high half. Generations start at 1, so 0
- * names nothing.
+ * A reference to a block's incarnation: id in the low half, generation in the high half.
+ * Generations start at 1, so 0 refers to no block. A slot word holds the state in the low byte and
+ * the generation in the high half.
  */
 typedef uint64_t kvd_ref;
 #define KVD_ROOT ((kvd_ref)0) /* parent of a chain's first block */
@@ -115,45 +120,44 @@ struct kvd_key {
 };
 
 enum kvd_desc_flags {
-        /* belongs to sequences (sequence.h), is in no table; depth: position of its first token */
+        /* belongs to a sequence (sequence.h), in no table; depth: position of its first token */
         KVD_DESC_PRIVATE = 1,
-        KVD_DESC_APPROX = 2,  /* private, and its contents were revived from a sketch */
-        KVD_DESC_POISONED = 4, /* its writer died before the data was there; in no table */
-        /* private, and each head has its own tokens in it, whose ids nobody knows */
+        KVD_DESC_APPROX = 2,  /* private; contents revived from a sketch */
+        KVD_DESC_POISONED = 4, /* its writer died before it wrote the data; in no table */
+        /* private; each head holds different tokens, whose ids are not recorded */
         KVD_DESC_COMPACT = 8,
 };
 
 struct kvd_desc {
-        shm_u64 slot;           /* version word of everything below */
-        struct kvd_key key;     /* chain key */
-        kvd_ref parent;         /* the block before it, in the incarnation it was sealed behind */
-        uint32_t depth;         /* blocks before it in its chain */
-        uint16_t n_tokens;      /* less than block_tokens: a tail, never a parent */
+        shm_u64 slot;           /* slot word; the version word of the other fields */
+        struct kvd_key key;     /* key of the chain that ends with this block (key.h) */
+        kvd_ref parent;         /* the block before it in its chain, or KVD_ROOT */
+        uint32_t depth;         /* number of blocks before it in its chain */
+        uint16_t n_tokens;      /* if less than block_tokens, the block has no children */
         uint16_t group;         /* layer group */
-        /* of its chain. Causal: the salt; bidirectional: tokens of the whole prefix */
+        /* causal: salt of the chain; bidirectional: number of tokens of the whole prefix */
         uint64_t root;
         uint32_t flags;         /* enum kvd_desc_flags */
         uint32_t semaphore;     /* device spaces, see semaphore.h; 0: the data is there */
-        uint64_t semaphore_value; /* in host spaces: proof of what is above, and of the incarnation */
-        uint32_t tokens[];      /* block_tokens, unused ones 0 */
+        uint64_t semaphore_value; /* host spaces: proof of the fields above and the incarnation */
+        uint32_t tokens[];      /* block_tokens token ids; unused ones are 0 */
 };
 static_assert(sizeof(struct kvd_desc) == 64 && offsetof(struct kvd_desc, tokens) == 64,
               "layout is ABI: bump KVD_LAYOUT_VERSION");
 
 /*
- * 16 consecutive blocks of a chain, found with one probe. leaf is the version word: the last
- *    block's incarnation, 0
- * while the run is rewritten. A run is written once per leaf: whoever knows that the leaf is still
- * sealed knows that ids and tokens are still true, because a parent stays as long as its children
- * do.
+ * 16 consecutive blocks of a chain, found with one probe. leaf is the version word: the reference
+ * of the last block, or 0 while the run is rewritten or unused. A run is written once per leaf.
+ * While the leaf is sealed, ids and tokens are valid, because a parent stays as long as its
+ * children do.
  */
 struct kvd_run {
         shm_u64 leaf;
-        struct kvd_key key;  /* of the run's tokens and the run before it */
-        kvd_ref parent;      /* last block of the run before it, or KVD_ROOT */
+        struct kvd_key key;  /* key of the run's tokens and the previous run (key.h) */
+        kvd_ref parent;      /* last block of the previous run, or KVD_ROOT */
         uint32_t group;
         uint32_t pad;         /* must be 0 */
-        uint64_t root;        /* as in its blocks */
+        uint64_t root;        /* as in the blocks' descriptors */
         uint64_t reserved[2]; /* must be 0 */
         uint32_t ids[KVD_RUN_BLOCKS];
         uint32_t tokens[]; /* packed (pack.h) */
@@ -164,59 +168,64 @@ static_assert(sizeof(struct kvd_run) == 128 && offsetof(struct kvd_run, ids) == 
 /* ---- tables: from keys to ids ---------------------------------------------------------------- */
 
 /*
- * A table is buckets of one cache line. A key has two of them, its home and another one, each chosen
- * by other bits; its entry is in the home if there was room, else in the other, else there is none.
- * No entry ever moves: one write makes it, and one takes it away. So whatever keys somebody picks,
- * entering, removing and looking cost two lines at most, and the worst that comes of it is that
- * blocks of the same space are not found.
+ * A table is an array of buckets of one cache line. A key has two buckets, its home and an
+ * alternate one, chosen by different bits. An entry goes into the home bucket if that has an empty
+ * slot, else into the alternate one; if both are full, the key gets no entry. Entries never move:
+ * one store enters a key, one store removes it. So for any choice of keys, entering, removing and
+ * finding one touch at most two cache lines, and keys chosen by an attacker can only make blocks of
+ * the attacker's own space unfindable.
  *
- * There are three slots for each id. So when all ids are used, a bucket is home to 2.7 entries on
- * average (Poisson), one entry in 1,100 finds its home full, 0.6 % of all buckets are full, and five
- * entries in a million at most have no place: their blocks are counted as unindexed, and missed.
+ * The table has three slots for each id. With all ids in use, a bucket is home to 2.7 entries on
+ * average (Poisson), one entry in 1,100 finds its home full, 0.6 % of the buckets are full, and at
+ * most five entries in a million find no slot. A block without an entry is sealed but cannot be
+ * found; KVD_SPACE_UNINDEXED counts these blocks.
  */
 #define KVD_BUCKET_SLOTS 8u
-#define KVD_BUCKETS 2u /* of a key */
+#define KVD_BUCKETS 2u /* buckets of a key */
 
-/* Slot: low half of the key's high word as tag, id + 1 in the low half; 0 is empty. */
+/* A slot has a tag (low half of key.hi) in the high half and id + 1 in the low half; 0: empty. */
 static inline uint64_t kvd_table_slot(struct kvd_key key, uint32_t id) {
         return (key.hi << 32) | ((uint64_t)id + 1);
 }
 
-/* First slot of a key's home (0) or of its other bucket (1) in a table of so many slots. */
+/* First slot of a key's home (which = 0) or alternate bucket (1), in a table of `slots` slots. */
 static inline uint32_t kvd_bucket(uint32_t slots, struct kvd_key key, uint32_t which) {
         uint64_t bits = which ? key.lo >> 32 : (uint32_t)key.lo;
 
         return (uint32_t)(bits * (slots / KVD_BUCKET_SLOTS) >> 32) * KVD_BUCKET_SLOTS;
 }
 
-/* The i-th place of a key in a bucket: keys begin at different ones, so that the first is mostly it. */
+/* Slot i of the search for a key in a bucket. Keys start at different slots, to spread them. */
 static inline uint32_t kvd_bucket_slot(struct kvd_key key, uint32_t i) {
         return ((uint32_t)(key.hi >> 32) + i) % KVD_BUCKET_SLOTS;
 }
 
-/* ---- what lies below the pool ---------------------------------------------------------------- */
+/* ---- tiers below the pool -------------------------------------------------------------------- */
 
 enum kvd_below {
-        KVD_BELOW_FILE = 1,    /* hints tell what it has */
-        KVD_BELOW_UNTOLD = 2,  /* ... but not yet all of it */
-        KVD_BELOW_SERVERS = 4, /* other machines fill them, too: nobody knows without asking */
+        KVD_BELOW_FILE = 1,    /* a file tier; hints describe its records */
+        KVD_BELOW_UNTOLD = 2,  /* ... but the daemon has not entered all hints yet */
+        KVD_BELOW_SERVERS = 4, /* servers that other machines fill, too: only a fetch can tell */
 };
 
 /*
- * A record's hint says which tokens are in it and which record it is behind, so that who holds a
- * chain's last block goes on along records as along blocks, without asking anybody. It is in one of
- * two buckets, as keys are, and stays there. Hints are no more than that: other tokens look alike
- * once in 2^16, a hint that has no place is missing, and what the file has is decided by kvd_fetch.
+ * A record's hint is a hash of its tokens and of the record before it. With hints, a client that
+ * holds the last resident block of a chain follows the chain through the file's records without a
+ * request to the daemon. A hint is in one of two buckets, like a key, and stays there. It proves
+ * nothing: a slot has 16 bits of it as tag, so that other tokens match once in 2^16, and a hint is
+ * missing if its buckets are full. kvd_fetch decides what the file has.
  */
 #define KVD_HANDLE_BITS 48u
 
-#define KVD_FETCH_BLOCKS 512u   /* that one kvd_fetch brings at most */
-#define KVD_FETCH_TOKENS 15360u /* of a chain, from its beginning on, that fit into a request */
-#define KVD_FETCH_DEPTH 4096u   /* ... and blocks that a request goes along */
+#define KVD_FETCH_BLOCKS 512u   /* blocks that one kvd_fetch brings, at most */
+#define KVD_FETCH_TOKENS 15360u /* tokens of a chain, from its beginning, that fit in a request */
+#define KVD_FETCH_DEPTH 4096u   /* blocks of a chain that one fetch walks, at most */
 
 /*
- * What can come back, which decides what is written, looked for and hinted at: of a causal chain its
- * first blocks, if they are full; a bidirectional prefix whole.
+ * A fetch can bring back the first full blocks of a causal chain, and a bidirectional prefix as a
+ * whole. Nothing else is written to a tier, looked for in one, or hinted at. kvd_fetch_most is the
+ * number of tokens of a chain that can come back; kvd_fetch_reaches and kvd_fetch_takes tell
+ * whether a block at that depth, and a bidirectional prefix of that length, can.
  */
 static inline uint32_t kvd_fetch_most(uint32_t block_tokens) {
         return MIN(KVD_FETCH_TOKENS / block_tokens, KVD_FETCH_DEPTH) * block_tokens;
@@ -234,7 +243,7 @@ static inline struct kvd_key kvd_hint_key(uint64_t hint) {
         return (struct kvd_key){hint, hint * UINT64_C(0x9e3779b97f4a7c15)};
 }
 
-/* Slot: 16 bits of the hint as tag, and the handle of its record below; 0 is empty. */
+/* Slot: 16 bits of the hint's hash as tag, then the 48-bit handle of its record; 0: empty. */
 static inline uint64_t kvd_hint_slot(uint64_t hint, uint64_t handle) {
         return kvd_hint_key(hint).hi >> KVD_HANDLE_BITS << KVD_HANDLE_BITS | handle;
 }
@@ -259,67 +268,67 @@ struct kvd_index {
         uint32_t version;
         uint32_t header_bytes;
         uint64_t size;        /* bytes of the whole index */
-        /* random. The first is the cache's, which may outlive its daemon; the second this index's */
+        /* random ids: [0] of the cache, which may outlive its daemon; [1] of this index */
         uint64_t instance[2];
         struct kvd_shape geometry;
-        /* KVD_kind_*, KVD_keys_*, KVD_policy_*; arena: 1 if isolated by writer */
+        /* KVD_kind_*, KVD_keys_*, KVD_policy_*; arena: 1 with isolation = arena */
         uint32_t kind, keys, policy, arena;
         uint64_t block_bytes;
-        uint64_t segment_bytes;  /* of address space; all segments are of one size */
-        uint32_t segment_blocks; /* of one segment, at most */
-        uint32_t capacity;       /* block ids */
-        uint32_t run_capacity;
+        uint64_t segment_bytes;  /* address space of a segment; the same for all */
+        uint32_t segment_blocks; /* maximum number of whole blocks in a segment */
+        uint32_t capacity;       /* number of block ids */
+        uint32_t run_capacity;   /* number of run ids */
         uint32_t max_segments;
         uint64_t desc_off, table_off, run_off, run_table_off, memory_off, change_off;
         uint64_t record_off, hint_off;
-        uint64_t proof_off;      /* VMM; else 0 */
-        uint32_t desc_stride, run_stride;
-        uint32_t run_words;      /* of a run's tokens, packed */
-        uint32_t table_slots, run_table_slots; /* whole buckets */
-        uint32_t change_slots;
-        uint32_t hint_slots;     /* whole buckets; 0: the space has no file below it */
+        uint64_t proof_off;      /* 0 unless the backend is VMM */
+        uint32_t desc_stride, run_stride; /* bytes */
+        uint32_t run_words;      /* u32 words of a run's packed tokens (pack.h) */
+        uint32_t table_slots, run_table_slots; /* multiples of KVD_BUCKET_SLOTS */
+        uint32_t change_slots;   /* a power of two */
+        uint32_t hint_slots;     /* multiple of KVD_BUCKET_SLOTS; 0: the space has no file tier */
         uint8_t secret[KVD_SECRET_BYTES];
         uint32_t backend;        /* enum kvd_backend (device.h) */
-        uint32_t semaphore_rows; /* of the semaphore page (semaphore.h); 0 in host spaces */
-        uint8_t device[16];      /* UUID of the GPU that the pool is on; zeros in host spaces */
+        uint32_t semaphore_rows; /* rows of the semaphore page (semaphore.h); 0 in host spaces */
+        uint8_t device[16];      /* UUID of the pool's GPU; zeros in host spaces */
 
-        /* for the daemon after this one, see store/cache/adopt.c */
+        /* for the next daemon, see store/cache/adopt.c */
         char name[KVD_NAME_MAX + 1], domain[KVD_NAME_MAX + 1];
-        uint32_t life;           /* how many indexes the cache has had, this one included */
-        uint32_t max_blocks;     /* as asked for, 0: what quota and pool allow; may change, as policy may */
-        uint64_t proof;          /* of what is above and does not change */
+        uint32_t life;           /* number of indexes that the cache has had, including this one */
+        uint32_t max_blocks;     /* as requested; 0: as many as quota and pool allow */
+        uint64_t proof;          /* of the fields above, but for max_blocks and policy */
 
-        alignas(64) shm_u32 n_segments; /* segments that exist; grows only */
+        /* A word that "moves" is incremented. */
+        alignas(64) shm_u32 n_segments; /* number of segments; never decreases */
         shm_u32 alive;                  /* 0: the space was deleted */
-        shm_u32 clock;                  /* moves as the daemon allocates and seals; orders uses */
-        shm_u32 lease_epoch;            /* moves whenever a compute lease ends; a futex word */
-        /* moves whenever there is news for a sequence or a sample; a futex word */
+        shm_u32 clock;                  /* moves when the space is used; orders uses of blocks */
+        shm_u32 lease_epoch;            /* moves when a compute lease ends; a futex word */
+        /* moves when there is news for a sequence or a sample; a futex word */
         shm_u32 sync_epoch;
-        /* sealed blocks whose order the daemon has not yet seen fulfilled */
+        /* number of sealed blocks whose data the daemon has not seen arrive (device spaces) */
         shm_u32 n_pending;
         /* moves when clients should unmap segments (message drain) */
         shm_u32 drain_epoch;
-        /* moves whenever a job of the space has ended, however; a futex word */
+        /* moves when a job of the space ends, whether it succeeded or failed; a futex word */
         shm_u32 job_epoch;
-        /* host spaces: moves whenever a segment gets another memfd, see kvd_index_memory */
+        /* host spaces: moves when a segment gets another memfd, see kvd_index_memory */
         shm_u32 memory_epoch;
-        shm_u32 n_pages;                /* pin pages that are kept for the daemon after this one */
-        shm_u32 n_followers;            /* clients note what they look up while somebody reads it */
-        shm_u32 below;                  /* enum kvd_below: tiers that are there, and work */
+        shm_u32 n_pages;                /* number of pin pages kept for the next daemon */
+        shm_u32 n_followers;            /* clients note their lookups while this is not 0 */
+        shm_u32 below;                  /* enum kvd_below: tiers that exist and work */
 
-        alignas(64) shm_u64 changes_begun; /* blocks that came or went, see kvd_index_changes */
-        shm_u64 changes;                /* ... of which those are written that somebody may read */
+        alignas(64) shm_u64 changes_begun; /* number of changes, see kvd_index_changes, ... */
+        shm_u64 changes;                /* ... and number of those that readers may read */
 
         alignas(64) shm_u64 counters[KVD_SPACE_COUNTERS_ROOM];
 
         /* the methods */
         alignas(64) shm_u64 settings[KVD_SETTINGS_ROOM]; /* by enum kvd_setting */
-        /* BiCache's table: 0 none, 1 + the value of bicache.r_def that it was made with */
+        /* BiCache's table: 0: none, else 1 + the value of bicache.r_def that it was built with */
         shm_u32 depth_def;
-        shm_u32 depth[101];     /* layers to reuse at a prefix ratio of so many percent */
-        uint32_t label_channels; /* of a key in its label, see summary.h */
-        /* where each tier's places of exact copies end, see tier.h */
-        uint32_t tier_end[KVD_TIERS_ROOM];
+        shm_u32 depth[101];      /* number of layers to reuse, by prefix ratio in percent */
+        uint32_t label_channels; /* channels of a key in its label, see summary.h */
+        uint32_t tier_end[KVD_TIERS_ROOM]; /* end of each tier's places of copies, see tier.h */
 };
 static_assert(sizeof(struct kvd_index) <= 4096, "the header has one page");
 static_assert(KVD_N_SPACE_COUNTERS <= KVD_SPACE_COUNTERS_ROOM, "room for counters");
@@ -329,9 +338,9 @@ static_assert(KVD_N_SPACE_COUNTERS <= KVD_SPACE_COUNTERS_ROOM, "room for counter
 /* ---- segments -------------------------------------------------------------------------------- */
 
 /*
- * In host spaces a segment is as long as its blocks. On a GPU all segments of the pool are of one
- * size, whatever the blocks of a space: a block that would lie across two of them is never used,
- * its id stays KVD_ABSENT for ever.
+ * In host spaces a segment holds a whole number of blocks. On a GPU all segments of the pool have
+ * the same size, whatever the block size of a space: a block that would straddle two segments is
+ * never used, and its id stays KVD_ABSENT.
  */
 static inline uint32_t kvd_segment_of(const struct kvd_index *ix, uint32_t id) {
         if (ix->backend == 0)
@@ -339,7 +348,7 @@ static inline uint32_t kvd_segment_of(const struct kvd_index *ix, uint32_t id) {
         return (uint32_t)((uint64_t)id * ix->block_bytes / ix->segment_bytes);
 }
 
-/* Blocks of a segment: from first on, before end. */
+/* The blocks of a segment: ids from first to end - 1. */
 static inline uint32_t kvd_segment_first(const struct kvd_index *ix, uint32_t segment) {
         return (uint32_t)DIV_UP(segment * ix->segment_bytes, ix->block_bytes);
 }
@@ -348,7 +357,7 @@ static inline uint32_t kvd_segment_end(const struct kvd_index *ix, uint32_t segm
         return (uint32_t)((segment + UINT64_C(1)) * ix->segment_bytes / ix->block_bytes);
 }
 
-/* Block ids of the first n segments. */
+/* Number of block ids in the first n segments. */
 static inline uint32_t kvd_segments_ids(const struct kvd_index *ix, uint32_t n) {
         return (uint32_t)(n * ix->segment_bytes / ix->block_bytes);
 }
@@ -365,31 +374,32 @@ enum kvd_client_counter {
 };
 
 /*
- * Behind them, how long calls took: of each kind the sum in ns, then how many took less than 64 ns,
- * 128 ns, and so on. The last bucket has what took longer than all.
+ * Behind the counters are latency histograms of calls: for each kind the sum in ns, then the number
+ * of calls below 64 ns, from 64 ns to below 128 ns, and so on. The last bucket counts all longer
+ * calls.
  */
 enum kvd_latency {
-        KVD_LATENCY_LOOKUP,   /* one in KVD_LATENCY_SAMPLED */
+        KVD_LATENCY_LOOKUP,   /* one call in KVD_LATENCY_SAMPLED */
         KVD_LATENCY_SEAL,     /* requests to the daemon */
-        KVD_LATENCY_ALLOCATE, /* requests to the daemon: most allocations need none */
+        KVD_LATENCY_ALLOCATE, /* requests to the daemon; most allocations need none */
         KVD_LATENCY_FETCH,    /* from the request to the end; counted by the daemon */
         KVD_N_LATENCIES
 };
 
 #define KVD_LATENCY_SAMPLED 64u
 #define KVD_LATENCY_BUCKETS 32u
-#define KVD_LATENCY_FIRST 6u /* the first bucket ends at 1 << this */
+#define KVD_LATENCY_FIRST 6u /* the first bucket ends at 1 << KVD_LATENCY_FIRST ns */
 #define KVD_CLIENT_COUNTERS_ROOM 16u
 #define KVD_CLIENT_WORDS \
         (KVD_CLIENT_COUNTERS_ROOM + KVD_N_LATENCIES * (1u + KVD_LATENCY_BUCKETS))
 static_assert(KVD_N_CLIENT_COUNTERS <= KVD_CLIENT_COUNTERS_ROOM, "histograms are behind counters");
 
-/* Where the sum is. */
+/* Index of the sum in the page's counters. */
 static inline uint32_t kvd_latency_sum(enum kvd_latency which) {
         return KVD_CLIENT_COUNTERS_ROOM + (uint32_t)which * (1 + KVD_LATENCY_BUCKETS);
 }
 
-/* Where to count a call that took so long. */
+/* Index of the bucket that counts a call of ns nanoseconds. */
 static inline uint32_t kvd_latency_bucket(enum kvd_latency which, uint64_t ns) {
         uint32_t bits = ns ? 64 - (uint32_t)__builtin_clzll(ns) : 0;
         uint32_t bucket = bits > KVD_LATENCY_FIRST ? bits - KVD_LATENCY_FIRST : 0;
@@ -401,32 +411,32 @@ struct kvd_pinpage {
         uint64_t magic;
         uint32_t version;
         uint32_t capacity;
-        alignas(64) shm_u64 counters[KVD_CLIENT_WORDS]; /* as above; for show only */
-        /* blocks of the chains of this client's pins, once for each pin */
+        /* enum kvd_client_counter, then the histograms; used for statistics only */
+        alignas(64) shm_u64 counters[KVD_CLIENT_WORDS];
+        /* number of blocks in the chains of this client's pins, counted once for each pin */
         alignas(64) shm_u64 held;
         /*
-         * Written by the daemon: life of the index that these pins refer to. Another one than that
-         * of the client's own means that the daemon was replaced, and its index says nothing any more.
+         * Written by the daemon: life of the index that the pins refer to. If it differs from life
+         * in the client's index, the daemon was replaced and that index is no longer valid.
          */
         shm_u32 epoch;
-        shm_u32 left;                  /* 1: the client has no more of the space mapped */
+        shm_u32 left;                  /* 1: the client has unmapped the space */
 
-        /* written by the daemon: what the client may expect of it, see store/cache/available.c */
-        alignas(64) shm_u64 held_seen; /* held, when pins were last looked at */
-        shm_u32 held_alone;            /* blocks that only this client held then */
-        shm_u32 available;             /* blocks that it would be given now */
-        /* blocks that client_quota would let it fill besides those that it fills */
-        shm_u32 may_fill;
+        /* written by the daemon: how much the client may allocate, see store/cache/available.c */
+        alignas(64) shm_u64 held_seen; /* value of held when the daemon last scanned the pins */
+        shm_u32 held_alone;            /* number of blocks that only this client held then */
+        shm_u32 available;             /* number of blocks that the client could allocate now */
+        shm_u32 may_fill;              /* number of further blocks that client_quota allows */
 
-        /* words of struct kvd_asked: begun, and written; the client's own */
+        /* ring of struct kvd_asked: number of words begun, and of words complete */
         alignas(64) shm_u64 asked_begun;
         shm_u64 asked;
-        shm_u64 not_noted;             /* lookups, while another thread's was being noted */
+        shm_u64 not_noted;             /* lookups not noted, as another thread was noting one */
 
-        /* posts: written, and whether the daemon was told that there are some; the client's own */
+        /* number of posts that the client has written */
         alignas(64) shm_u64 posted;
-        shm_u32 kicked;                /* 0, or KVD_KICKED, KVD_KICKED_HARD */
-        /* written by the daemon: posts that it took, those of them that it refused, and why the last */
+        shm_u32 kicked;                /* 0, or KVD_KICKED, KVD_KICKED_HARD: see struct kvd_post */
+        /* written by the daemon: number of posts taken, number of those refused, the last error */
         alignas(64) shm_u64 posts_taken;
         shm_u64 posts_refused;
         shm_u32 posts_errno;
@@ -435,20 +445,20 @@ static_assert(sizeof(struct kvd_pinpage) <= 4096, "the pins begin in the next pa
 
 #define KVD_PINS_OFF 4096u
 
-/* Side by side, since whoever lets go of a block, or evicts it, needs both. */
+/* Adjacent, because unpinning and evicting a block each need both. */
 struct kvd_pin_words {
-        shm_u32 pins;  /* how often the client uses the block */
-        shm_u32 touch; /* index clock when it last let go of it; 0: it never did */
+        shm_u32 pins;  /* number of the client's pins of the block */
+        shm_u32 touch; /* index clock when the client last unpinned it; 0: never */
 };
 static_assert(sizeof(struct kvd_pin_words) == 8, "layout is ABI: bump KVD_LAYOUT_VERSION");
 
 /*
- * What a client's attention says of a block: a moving average each, 0 if it says nothing. For the
- * order of relief.
+ * How much attention a client's sequence pays to a block: moving averages, 0 if unknown. They order
+ * the blocks that leave first under memory pressure.
  */
 struct kvd_use {
-        uint16_t mass; /* attention mass per token, 256 is the average of its sequence; saturates */
-        uint16_t hits; /* selections by HShare, decayed, 256 is one per step and token; saturates */
+        uint16_t mass; /* attention mass per token; 256: average of the sequence; saturates */
+        uint16_t hits; /* decayed selections by HShare; 256: one per step and token; saturates */
 };
 
 static inline uint64_t kvd_use_off(uint32_t capacity) {
@@ -456,13 +466,14 @@ static inline uint64_t kvd_use_off(uint32_t capacity) {
 }
 
 /*
- * A lookup, as its client notes it: words at the place asked % KVD_ASKED_WORDS and behind it,
- * round the end. keys are the low halves of its blocks' chain keys, n_keys of them: all of its
- * tokens' blocks, or the first KVD_ASKED_KEYS. They tell equal prefixes, and nothing of tokens.
+ * A lookup, as its client notes it while n_followers is not 0: words from index asked %
+ * KVD_ASKED_WORDS on, wrapping around at the end of the ring. keys are the low halves of the chain
+ * keys of the first blocks looked up, KVD_ASKED_KEYS at most. Equal keys mean equal prefixes; keys
+ * reveal no tokens.
  */
 struct kvd_asked {
         uint32_t n_keys, group;
-        uint32_t n_tokens, found; /* tokens asked for, and found */
+        uint32_t n_tokens, found; /* number of tokens requested, and found */
         uint64_t keys[];
 };
 #define KVD_ASKED_WORDS 8192u /* a power of two */
@@ -474,18 +485,19 @@ static inline uint64_t kvd_asked_off(uint32_t capacity) {
 }
 
 /*
- * A block that its client has filled, to be sealed behind another one without an answer. The client
- * writes it at the place posted % KVD_POSTS, moves posted, and sends a message only if it finds
- * kicked 0 (daemon and client each exchange or store it, and look at the other word afterwards). A
- * daemon that looks at the ring now and then leaves it KVD_KICKED, and is sent another message when
- * half of the ring is full. The protocol: tests/client/spin/post.pml.
+ * A filled block that the daemon is to seal, without a reply. The client writes the post at index
+ * posted % KVD_POSTS, increments posted, and then exchanges kicked for KVD_KICKED, or for
+ * KVD_KICKED_HARD if half of the ring is full. It sends message post only if the old value was
+ * less. The daemon exchanges kicked for 0 before it reads posted. A daemon that polls the ring
+ * leaves KVD_KICKED in place, and so gets no message before the ring is half full.
+ * tests/client/spin/post.pml models the protocol.
  */
 struct kvd_post {
         kvd_ref block;
-        kvd_ref parent;   /* as in message seal; or a block that was posted before */
+        kvd_ref parent;   /* as in message seal, or a block posted earlier */
         uint64_t root;    /* as in message seal */
         uint32_t group, pad; /* pad: must be 0 */
-        uint32_t tokens[]; /* block_tokens: a part-filled block is not posted */
+        uint32_t tokens[]; /* block_tokens of them: only full blocks are posted */
 };
 #define KVD_POSTS 64u
 #define KVD_KICKED 1u
@@ -523,18 +535,19 @@ static inline shm_u64 *kvd_index_run_table(const struct kvd_index *ix) {
 }
 
 /*
- * A number for each segment, which moves before the first block appears in other memory than before.
- * In host spaces, who has a segment mapped must map it again then; a block that is pinned, or being
- * filled, keeps the memfd of its segment. On a GPU nobody has it mapped when it moves.
+ * The memory version of each segment. It changes when the segment gets other memory, before a block
+ * appears there. In host spaces a client must then map the segment again; while a client pins or
+ * fills a block, its segment keeps its memfd. On a GPU no client has the segment mapped when its
+ * version changes.
  */
 static inline shm_u32 *kvd_index_memory(const struct kvd_index *ix) {
         return (shm_u32 *)((uint8_t *)ix + ix->memory_off);
 }
 
 /*
- * The id of the n-th block that came into the cache or went is at n % change_slots, for those who
- * follow a space (tools/kvctl/follow.h). What has become of a block, its descriptor says; so ids
- * that were written over cost a reader a look at all descriptors, and nothing else.
+ * A ring for clients that follow a space (tools/kvctl/follow.h): entry n % change_slots is the id
+ * of the n-th block that entered or left the index. The block's descriptor tells which. A reader
+ * that finds entries overwritten has to look at all descriptors, but misses nothing.
  */
 static inline shm_u32 *kvd_index_changes(const struct kvd_index *ix) {
         return (shm_u32 *)((uint8_t *)ix + ix->change_off);
@@ -544,7 +557,7 @@ static inline shm_u64 *kvd_index_records(const struct kvd_index *ix) {
         return (shm_u64 *)((uint8_t *)ix + ix->record_off);
 }
 
-/* The i-th place where a hint may be. */
+/* The i-th slot where a hint may be, i < KVD_BUCKETS * KVD_BUCKET_SLOTS. */
 static inline shm_u64 *kvd_index_hint(const struct kvd_index *ix, uint64_t hint, uint32_t i) {
         struct kvd_key key = kvd_hint_key(hint);
 
@@ -552,21 +565,21 @@ static inline shm_u64 *kvd_index_hint(const struct kvd_index *ix, uint64_t hint,
                kvd_bucket(ix->hint_slots, key, i / KVD_BUCKET_SLOTS) + kvd_bucket_slot(key, i);
 }
 
-/* Runs that so many blocks have room for: half of the chains may end in the middle of one. */
+/* Number of runs for so many blocks: twice capacity / KVD_RUN_BLOCKS, as chains end in mid-run. */
 static inline uint32_t kvd_run_capacity(uint32_t capacity) {
         return capacity / 8 + 1;
 }
 
-/* Slots of a table of so many entries. */
+/* Number of slots of a table for so many entries. */
 uint32_t kvd_table_slots(uint64_t entries);
 
 /*
- * Fills in strides, table sizes, offsets and size from geometry, capacities, max_segments,
+ * Sets strides, table sizes, offsets and size from geometry, capacities, max_segments, backend and
  * hint_slots.
  */
 void kvd_index_lay_out(struct kvd_index *ix);
 
-/* -EPROTO if the header (from a daemon) does not describe an index that fits in bytes. */
+/* -EPROTO: the header (from a daemon) does not describe an index that fits in so many bytes. */
 int kvd_index_validate(const struct kvd_index *ix, uint64_t bytes);
 
 #endif
