@@ -2,7 +2,7 @@
 #ifndef KVD_BASE_COST_H
 #define KVD_BASE_COST_H
 
-/* The kinds of what a domain costs: costs.def has them in this order. */
+/* Kinds of cost of a domain, in the order of costs.def. */
 
 enum kvd_cost {
 #define KVD_COST(name, unit, text) KVD_COST_##name,

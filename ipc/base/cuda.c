@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * libcuda, found at run time. A machine without it works on host memory, and hears in one line why
- * there is no GPU.
+ * Loads libcuda at run time. Without it kvd uses host memory, and one line says why there is no
+ * GPU.
  */
 
 #include "ipc/base/cuda.h"
@@ -14,7 +14,7 @@
 
 #include "ipc/base/util.h"
 
-/* cuGetProcAddress as CUDA 12.0 has it: the first that says why there is no function. */
+/* cuGetProcAddress of CUDA 12.0, the first version that reports why a function is missing. */
 typedef cu_result (*get_address)(const char *name, void **ret, int version, uint64_t flags,
                                  int *status);
 

@@ -3,14 +3,14 @@
 #define KVD_BASE_CUDA_H
 
 /*
- * The CUDA driver, found at run time. Nothing here needs a toolkit: types, numbers and signatures
- * are our own declarations of what is ABI (tests/ipc/base compares them with cuda.h where there is
- * one). Every function is asked for by the version it is declared for (cuGetProcAddress), so that a
- * newer driver never answers with another signature.
+ * The CUDA driver, loaded at run time. No toolkit is needed: types, numbers and signatures are our
+ * own declarations of the driver's ABI (tests/ipc/base compares them with cuda.h if there is one).
+ * Every function is requested in the version that it is declared for (cuGetProcAddress), so that a
+ * newer driver never returns one with another signature.
  *
- * kvd_cuda_load() opens libcuda.so.1 once for the process; it does not initialise it. Functions
- * return 0 or a CUresult; kvd_cuda_why() puts one into words. A process that was forked after
- * cuInit cannot use the driver.
+ * kvd_cuda_load() opens libcuda.so.1 once per process and does not initialise it. Functions return
+ * 0 or a CUresult; kvd_cuda_why() describes one in words. A process that was forked after cuInit
+ * cannot use the driver.
  */
 
 #include <stdbool.h>
@@ -120,7 +120,7 @@ struct cu_ipc_handle {
 
 /* ---- functions ------------------------------------------------------------------------------- */
 
-/* CALL(name, version asked for, parameters) */
+/* CALL(name, version requested, parameters) */
 #define KVD_CUDA_CALLS(CALL) \
         CALL(cuInit, 2000, (unsigned flags)) \
         CALL(cuDriverGetVersion, 2020, (int *ret)) \
@@ -221,15 +221,15 @@ struct kvd_cuda {
 };
 
 /*
- * The driver's functions, the same table at every call; thread-safe. NULL: *why says in one line
- * what is missing (no libcuda.so.1, or a driver older than 12.0, and which function it lacks).
+ * Returns the driver's functions, the same table at every call; thread-safe. NULL: *why says in one
+ * line what is missing (libcuda.so.1, or a function that a driver older than 12.0 lacks).
  */
 const struct kvd_cuda *kvd_cuda_load(const char **why);
 
-/* "CUDA_ERROR_OUT_OF_MEMORY: out of memory" into to; returns to. cuda may be NULL. */
+/* Writes "CUDA_ERROR_OUT_OF_MEMORY: out of memory" to to; returns to. cuda may be NULL. */
 const char *kvd_cuda_why(const struct kvd_cuda *cuda, cu_result error, char *to, size_t size);
 
-/* -ENOMEM, -ENODEV, -EIO, ... */
+/* The negative errno for a CUresult: -ENOMEM, -ENODEV, -EIO, ... */
 int kvd_cuda_errno(cu_result error);
 
 #endif

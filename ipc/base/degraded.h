@@ -2,7 +2,7 @@
 #ifndef KVD_BASE_DEGRADED_H
 #define KVD_BASE_DEGRADED_H
 
-/* The degraded states: degraded.def has them in this order. */
+/* Degraded states, in the order of degraded.def. */
 
 #define KVD_SLOW_TURN_US 10000u
 #define KVD_NEARLY_ALL 90u /* percent */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A GPU's memory as clients and workers use it: reserved addresses, and chunks mapped into them.
- * Every failure names the call that the driver refused.
+ * Maps GPU memory for clients and workers: reserved address ranges with chunks mapped into them.
+ * Every error names the driver call that failed.
  */
 
 #include "ipc/base/device.h"
@@ -16,7 +16,7 @@
 
 #include "ipc/base/sys.h"
 
-/* Notes what failed and returns its errno; 0 stays 0. */
+/* Records what failed and returns its negative errno; 0 stays 0. */
 static int check(struct kvd_device *d, cu_result error, const char *what) {
         char text[128];
 
@@ -58,7 +58,7 @@ static int find(struct kvd_device *d, const struct cu_uuid *uuid) {
         return -ENODEV;
 }
 
-/* A driver without descriptors has none, and is good for legacy handles. */
+/* A driver that cannot export descriptors has no granularity; it still supports legacy handles. */
 static int granularity(struct kvd_device *d) {
         const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,
                                            .handle_types = CU_HANDLE_POSIX_FD,
@@ -101,13 +101,13 @@ void kvd_device_close(struct kvd_device *d) {
         d->ordinal = -1;
 }
 
-/* Of the calling thread: how many brackets it is in, and its mode outside of them. */
+/* Of the calling thread: nesting of kvd_device_enter, and the capture mode outside of it. */
 static __thread unsigned depth;
 static __thread int mode_outside;
 
 /*
- * What is mapped, unmapped and registered here has nothing to do with what a stream of this process
- * may be capturing, in whichever mode.
+ * Switches the thread to relaxed capture mode, so that mapping and registering memory does not
+ * break a capture that a stream of this process has begun.
  */
 int kvd_device_enter(struct kvd_device *d) {
         int mode = CU_CAPTURE_MODE_RELAXED, r = CHECK(d, cuCtxPushCurrent, d->context);
@@ -133,7 +133,7 @@ void kvd_device_unreserve(struct kvd_device *d, cu_address at, uint64_t bytes) {
         d->cuda->cuMemAddressFree(at, bytes);
 }
 
-/* The mapping keeps the memory: the handle is let go in any case. */
+/* The mapping keeps the memory alive, so the caller releases the handle in any case. */
 static int map_handle(struct kvd_device *d, cu_address at, uint64_t bytes, cu_memory memory,
                       bool writable) {
         const struct cu_access access = {.location = {CU_LOCATION_DEVICE, d->ordinal},
@@ -177,8 +177,8 @@ int kvd_device_unmap(struct kvd_device *d, cu_address at, uint64_t bytes) {
 /* ---- legacy handles -------------------------------------------------------------------------- */
 
 /*
- * A handle that is opened twice in a process has one address, and drivers differ in whether the
- * first close takes it away. So it is opened once, however many views or daemons' clients want it.
+ * A handle that is opened twice in a process has the same address both times, and drivers differ in
+ * whether the first close unmaps it. So each handle is opened once, and its users are counted.
  */
 struct opened {
         struct opened *next;
@@ -190,7 +190,7 @@ struct opened {
 static pthread_mutex_t opened_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct opened *all_opened; /* owned */
 
-/* It compares numbers of processes, and those of two PID namespaces may be the same. */
+/* The driver compares pids, and two processes in different pid namespaces may have the same pid. */
 static int open_handle(struct kvd_device *d, const struct cu_ipc_handle *handle, cu_address *ret) {
         cu_result r = d->cuda->cuIpcOpenMemHandle(ret, *handle, CU_IPC_LAZY_PEER_ACCESS);
 

@@ -2,30 +2,30 @@
 #ifndef KVD_BASE_DISK_H
 #define KVD_BASE_DISK_H
 
-/* What the daemon and its disk processes tell each other of records (msg.def, disk_*). */
+/* Records in the messages between the daemon and its disk processes (msg.def, disk_*). */
 
 #include "ipc/base/layout.h"
 
-#define DISK_FILES 16u /* of the file tier, or block devices, at most */
+#define DISK_FILES 16u /* files or block devices of the file tier, at most */
 
-/* What a record is: a block of tokens behind another record. No two have the same sequence. */
+/* Identifies a record: a block and its position in a chain of records. */
 struct kvd_label {
-        uint64_t sequence;
-        uint64_t parent;      /* the sequence of the record before it; 0: it is the first */
+        uint64_t sequence;    /* number of the record; never used twice */
+        uint64_t parent;      /* sequence of the record before it; 0: first of its chain */
         uint64_t epoch;       /* of its namespace */
-        uint64_t root;        /* of its chain: the salt; bidirectional: kvd_hint_root */
+        uint64_t root;        /* causal: salt of the chain; bidirectional: kvd_hint_root */
         uint32_t group, depth, n_tokens, pad;
 };
 
 struct kvd_disk_item {
-        uint64_t place;
+        uint64_t place;       /* number of a slot in the file */
         struct kvd_label label;
-        uint64_t offset;      /* of the block, in one of the descriptors */
-        uint32_t file;        /* ... which one */
+        uint64_t offset;      /* of the block's memory in the descriptor */
+        uint32_t file;        /* index of the descriptor in the message */
         uint32_t pad;
 };
 
-/* What a record is found by: tag in the daemon, made with the file's secret; hint: see layout.h. */
+/* Keys to find a record: tag for the daemon, made with the file's secret; hint: see layout.h. */
 struct kvd_record_key {
         uint64_t tag, hint;
 };
@@ -41,10 +41,10 @@ struct kvd_disk_namespace {
         uint64_t epoch;
 };
 
-#define KVD_DISK_ITEMS 256u   /* of one message */
-#define KVD_DISK_FILES 64u    /* ... in so many descriptors */
-#define KVD_DISK_TOKENS 8192u /* ... of all of them */
-#define KVD_DISK_BYTES (UINT64_C(64) << 20) /* ... together: others wait meanwhile */
-#define KVD_DISK_FOUND 512u   /* slots that one message looks at */
+#define KVD_DISK_ITEMS 256u   /* items of one message */
+#define KVD_DISK_FILES 64u    /* descriptors of one message */
+#define KVD_DISK_TOKENS 8192u /* tokens of one message */
+#define KVD_DISK_BYTES (UINT64_C(64) << 20) /* bytes of one message: other requests wait for it */
+#define KVD_DISK_FOUND 512u   /* slots that one disk_scan reads */
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Numbers and words of the enums, in both directions. The numbers of each enum begin at 1 without
- * holes, so its words are an array by number whose first place stays empty.
+ * Converts between numbers and words of the enums. The numbers of each enum begin at 1 without
+ * gaps, so its words are an array indexed by number, whose element 0 is unused.
  */
 
 #include "ipc/base/enums.h"

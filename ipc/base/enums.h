@@ -3,13 +3,13 @@
 #define KVD_BASE_ENUMS_H
 
 /*
- * The choices that a space is made with, once: their numbers on the wire, their words in flags,
- * settings, tables and JSON, and the constants of client/kvd.h that mean the same
- * (client/conn/geometry.c asserts it).
+ * The choices for creating a space, each defined once: numbers on the wire, words in flags,
+ * settings, tables and JSON, and the equivalent constants of client/kvd.h (client/geometry.c
+ * asserts that they are equal).
  *
- *      KVD_WORDS_policy(FIRST, NEXT)    FIRST(policy, number, word, constant of kvd.h), and
- *                                       NEXT(...) of each other one
- *      KVD_policy_lru, ...              the numbers, for everything below the library
+ *      KVD_WORDS_policy(FIRST, NEXT)    FIRST(policy, number, word, constant of kvd.h), then
+ *                                       NEXT(...) for each other one
+ *      KVD_policy_lru, ...              the numbers, for internal code
  *      KVD_policy_max                   the largest one: a limit of messages and checks
  *      KVD_LIST(policy)                 "lru, fifo, priority", as a literal
  */
@@ -22,7 +22,7 @@
         NEXT(dtype, 3, bf16, KVD_BF16) \
         NEXT(dtype, 4, i8, KVD_I8)
 
-/* head, token, dimension inside a plane */
+/* order of head (h), token (n) and dimension (d) inside a plane */
 #define KVD_WORDS_order(FIRST, NEXT) \
         FIRST(order, 1, hnd, KVD_HND) \
         NEXT(order, 2, nhd, KVD_NHD)
@@ -84,7 +84,7 @@ enum kvd_enum {
 #undef KVD_ENUM_
 };
 
-const char *kvd_enum_word(enum kvd_enum which, uint32_t number); /* "?" if it has none */
+const char *kvd_enum_word(enum kvd_enum which, uint32_t number); /* "?" if there is none */
 uint32_t kvd_enum_number(enum kvd_enum which, const char *word); /* 0 if there is no such word */
 
 #endif

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory that processes share is a memfd of mode 0600 whose size is sealed: whoever maps it once
- * need not be afraid of SIGBUS, however its other users behave. A file that only its maker may
- * write is sealed against further writable mappings after it was mapped here; its readers get a
- * descriptor that was opened for reading, besides.
+ * Memory that processes share is a memfd of mode 0600 with a sealed size, so that no other user can
+ * cause SIGBUS in a process that maps it. A file with one writer is sealed against further writable
+ * mappings after it was mapped here; in addition, its readers get a descriptor opened read-only.
  */
 
 #include "ipc/base/file.h"
@@ -25,14 +24,14 @@
 #define MFD_NOEXEC_SEAL 8u /* Linux 6.3 */
 #endif
 
-/* Nobody can run it as a program; a kernel that has no such flag refuses it. */
+/* A memfd that cannot be executed. Kernels without this flag refuse it. */
 static int open_memory(const char *name, unsigned flags) {
         int fd = sys->memfd_create(name, flags | MFD_NOEXEC_SEAL);
 
         return fd < 0 && errno == EINVAL ? sys->memfd_create(name, flags) : fd;
 }
 
-/* -ENOENT would be taken for the answer that there is no such space. */
+/* Not -ENOENT: callers pass that on to clients, for which it means that there is no such space. */
 int shared_file_for_reading(int fd) {
         char path[64];
         int twin;
@@ -44,7 +43,7 @@ int shared_file_for_reading(int fd) {
         return errno == ENOENT || errno == ENOTDIR ? -ENOSYS : -errno;
 }
 
-/* Whatever was made before a failure is in the file. */
+/* After an error, *f owns what was created before it. */
 static int make(struct shared_file *f, const char *name, unsigned flags) {
         unsigned huge = flags & SHARED_HUGE ? MFD_HUGETLB | MFD_HUGE_2MB : 0;
         int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;

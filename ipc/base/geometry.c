@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which shapes a block can have. One rule for the library, the daemon and whoever reads an index:
- * what one of them refuses, none of them maps.
+ * Which shapes a block can have. The library, the daemon and all readers of an index apply the same
+ * rules.
  */
 
 #include "ipc/base/geometry.h"
@@ -47,7 +47,7 @@ static const char *opaque_why(const struct kvd_shape *g) {
                                                     NULL;
 }
 
-/* Every block starts on a cache line. */
+/* Rounded up, so that every block starts on a cache line. */
 static uint64_t planes_bytes(const struct kvd_shape *g) {
         uint64_t e = kvd_dtype_bytes(g->dtype);
         uint64_t tokens = g->block_tokens ? g->block_tokens : 16;

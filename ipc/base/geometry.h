@@ -3,8 +3,8 @@
 #define KVD_BASE_GEOMETRY_H
 
 /*
- * What a block looks like, as an index and the messages say it: struct kvd_geometry of
- * client/kvd.h, below the library.
+ * The shape of a block, as an index and the messages describe it: the internal counterpart of
+ * struct kvd_geometry (client/kvd.h).
  */
 
 #include <stdbool.h>
@@ -20,30 +20,30 @@ struct kvd_shape {
         uint32_t head_dim;
         uint32_t block_tokens;
         uint32_t layer_groups;
-        uint32_t dtype; /* KVD_dtype_* (enums.h), and so on */
+        uint32_t dtype; /* KVD_dtype_* (enums.h); order, rope likewise */
         uint32_t order;
         uint32_t rope;
         uint32_t state_width;
         uint32_t vocab;
         uint64_t fingerprint[2];
-        uint64_t block_bytes; /* of an opaque block; 0: planes of keys and values */
+        uint64_t block_bytes; /* bytes of an opaque block; 0: planes of keys and values */
         char layout[32];
 };
 
-/* fills in defaults; -EINVAL: *why it cannot be */
+/* fills in defaults; -EINVAL: invalid, for the reason *why */
 int kvd_shape_normalise(struct kvd_shape *shape, const char **why);
-/* of one block; 0: the shape is impossible */
+/* bytes of a block; 0: the shape is invalid */
 uint64_t kvd_shape_bytes(const struct kvd_shape *shape);
-/* first such field, or NULL */
+/* name of the first field that differs, or NULL */
 const char *kvd_shape_difference(const struct kvd_shape *a, const struct kvd_shape *b);
 uint32_t kvd_dtype_bytes(uint32_t dtype);
 
-/* Blocks whose contents only their users know. */
+/* Only the users of opaque blocks know the format of their contents. */
 static inline bool kvd_shape_is_opaque(const struct kvd_shape *shape) {
         return shape->block_bytes != 0;
 }
 
-/* vocab 0, which opaque spaces may have: any word is a token. */
+/* With vocab 0, which only opaque spaces may have, any u32 is a token. */
 static inline bool kvd_token_is_valid(const struct kvd_shape *shape, uint32_t token) {
         return token <= shape->vocab - 1;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Keys of blocks, in one pass over their tokens. The fastest of the hash's variants is chosen once,
- * and all of them give the same bits.
+ * Computes keys of blocks in one pass over their tokens. All variants of the hash give the same
+ * bits; the fastest one for the processor is used.
  */
 
 #include "ipc/base/key.h"
@@ -17,9 +17,9 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
               "token ids are hashed as they lie in memory");
 
 /*
- * What is left of a key in builds that make collisions common: so many bits, and equal tags. They are
- * spread over the word that buckets are chosen by; else all keys would share two buckets, and the
- * other blocks would not be found at all.
+ * In test builds that make collisions common, cuts a key to KVD_HASH_BITS bits with equal tags. The
+ * multiplication spreads the bits over the word that buckets are chosen by; otherwise all keys
+ * would share two buckets, and most blocks would get no entry.
  */
 static struct kvd_key cut(struct kvd_key key) {
 #if KVD_HASH_BITS < 64
@@ -45,7 +45,7 @@ static struct kvd_key keyed(const struct kvd_index *ix, const void *data, size_t
 
 /* ---- long inputs ----------------------------------------------------------------------------- */
 
-#define LONG_BYTES 256u /* from here on vectors are worth a call */
+#define LONG_BYTES 256u /* from this length on, wide vectors are worth an indirect call */
 
 const struct kvd_wide *kvd_wide_best(void) {
 #if defined(__x86_64__)

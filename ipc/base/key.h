@@ -3,20 +3,19 @@
 #define KVD_BASE_KEY_H
 
 /*
- * Keys find candidates; tokens decide. The index is hashed by them and nothing else trusts them, so
- * that a collision, made or met, costs a miss (tests run with 8-bit keys).
+ * Keys find candidates; comparing tokens decides. Nothing but the index's hash tables relies on
+ * keys, so a collision, accidental or deliberate, costs only a miss (tests run with 8-bit keys).
  *
  *      keys = serve    XXH3-128 with the space's 192-byte secret; token ids as little-endian u32
  *        block         H(parent's key, tokens of the block)
- *        run           H(key of the run before, H(tokens of the run's 16 blocks, packed))
+ *        run           H(key of the previous run, H(tokens of the run's 16 blocks, packed))
  *        prefix        H(all tokens of a bidirectional prefix)
  *      keys = paper    XXH64 as in BiCache (section 4.2 and its code): prefix = XXH64(ids, seed 0);
- *                      block and run: XXH64(tokens, seed = key before)
+ *                      block and run: XXH64(tokens, seed = previous key)
  *
- * A chain starts from a root: of layer group and salt (causal), or of group and whole prefix
- * (bidirectional). The latter makes blocks of different prefixes strangers to each other even where
- * their tokens are alike, which is right: in a bidirectional model every key and value depends on
- * the whole prefix.
+ * A chain starts from a root key: made of layer group and salt (causal), or of group and whole
+ * prefix (bidirectional). So blocks of different bidirectional prefixes have different keys even if
+ * their tokens are equal: in a bidirectional model every key and value depends on the whole prefix.
  */
 
 #include "ipc/base/layout.h"
@@ -32,22 +31,22 @@ struct kvd_key kvd_key_prefix_root(const struct kvd_index *ix, struct kvd_key pr
                                    uint32_t group);
 struct kvd_key kvd_key_block(const struct kvd_index *ix, struct kvd_key parent,
                              const uint32_t *tokens, uint32_t n);
-/* packed: the same n tokens as a run holds them (pack.h) */
+/* packed: the same n tokens in the format of a run (pack.h) */
 struct kvd_key kvd_key_run(const struct kvd_index *ix, struct kvd_key before,
                            const uint32_t *tokens, uint32_t n, const uint32_t *packed);
 
 /*
- * What a record of the file is found by without the file (layout.h): full blocks of these tokens,
- * behind the record with that handle (0: it is a chain's first). No secret: who makes two alike
- * gains that somebody asks in vain.
+ * The hint of a record (layout.h): a block with these tokens, behind the record with that handle
+ * (0: the first record of a chain). It needs no secret: a forged collision only costs a request
+ * that finds nothing.
  */
 uint64_t kvd_hint(uint64_t handle, uint32_t group, uint64_t root, const uint32_t *tokens,
                   uint32_t n);
 
-/* The root of records of a bidirectional prefix: prefixes that have the same are strangers all the same. */
+/* The root of a bidirectional prefix's records. Collisions are harmless: tokens are compared. */
 uint64_t kvd_hint_root(const uint32_t *tokens, uint32_t n_tokens);
 
-/* Says that whoever knew the space's secret wrote these bytes. */
+/* A MAC of these bytes with the space's secret. */
 uint64_t kvd_key_proof(const struct kvd_index *ix, const void *data, size_t bytes);
 
 static inline bool kvd_key_equal(struct kvd_key a, struct kvd_key b) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A pipe, not a socket: nobody can send descriptors through it, and its reading end can be opened
- * again through /proc, for a service manager that keeps each open file only once.
+ * A lifeline is a pipe, not a socket: no descriptors can be sent through it, and its reading end
+ * can be opened again through /proc, for a service manager that keeps each open file only once.
  */
 
 #include "ipc/base/lifeline.h"
@@ -14,7 +14,7 @@
 
 #include "ipc/base/sys.h"
 
-/* Closing the context of a process that maps a whole GPU takes a second or two. */
+/* Destroying the context of a process that maps a whole GPU takes a second or two. */
 #define DELAY_NS UINT64_C(10000000000)
 
 int lifeline_new(int *reading, int *writing) {

@@ -3,9 +3,9 @@
 #define KVD_BASE_LIST_H
 
 /*
- * A doubly linked list of what has a node in it. Zeroed memory is an empty list, and a node in
- * none; a node knows its list, so that it can be taken out by whoever finds it, and can be asked
- * whether it is in one.
+ * An intrusive doubly linked list. Zeroed memory is an empty list, or a node in no list. A node has
+ * a pointer to its list, so it can be removed without knowing the list, and tell whether it is in
+ * one.
  *
  *      struct timer { struct kvd_list_node node; ... };
  *      struct timer *first = kvd_list_first(&timers, struct timer, node);     NULL: the list is empty
@@ -25,7 +25,7 @@ struct kvd_list_node {
         struct kvd_list *in; /* NULL: in no list */
 };
 
-/* Before that node; NULL: behind all. */
+/* Inserts before that node; NULL: at the end. */
 static inline void kvd_list_insert(struct kvd_list *list, struct kvd_list_node *before,
                                    struct kvd_list_node *node) {
         node->in = list;
@@ -35,7 +35,7 @@ static inline void kvd_list_insert(struct kvd_list *list, struct kvd_list_node *
         *(node->next ? &node->next->prev : &list->last) = node;
 }
 
-/* False: it was in no list. */
+/* False: the node was in no list. */
 static inline bool kvd_list_remove(struct kvd_list_node *node) {
         if (!node->in)
                 return false;

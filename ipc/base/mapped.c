@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Blocks that a process maps one by one, since it needs each but once. Where one begins need not be
- * where a page begins.
- */
+/* Maps single blocks that a process needs only once. A block need not begin on a page. */
 
 #include "ipc/base/mapped.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How many bits a vocabulary needs, and whether tokens are of it: what is beyond it would look like
- * another one when it is packed.
+ * Packs tokens into as few bits as the vocabulary needs. A token outside of the vocabulary would be
+ * packed like another token, so it is detected.
  */
 
 #include "ipc/base/pack.h"

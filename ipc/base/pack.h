@@ -3,9 +3,9 @@
 #define KVD_BASE_PACK_H
 
 /*
- * How a run holds its n tokens: in 16 bits and as many more, 0, 1, 2, 4 or 8, as the space's
- * vocabulary needs, so that a lookup waits for half of the memory. Where 24 bits are too few, or
- * there is no vocabulary, tokens are held as they are.
+ * The format of a run's n tokens: 16 bits each, plus 0, 1, 2, 4 or 8 high bits as the space's
+ * vocabulary needs, so that a lookup reads as little as half of the memory. If 24 bits are too few,
+ * or the vocabulary is unknown (0), tokens are not packed.
  *
  *      words 0 to n/2 - 1      word i has the low halves of tokens i and i + n/2
  *      the words after them    high bits, in the same halves: of the words 8 j to 8 j + 7 in bits
@@ -18,14 +18,14 @@
 #include "ipc/base/geometry.h"
 
 #define KVD_RUN_TOKENS_MOST (16u * KVD_MAX_BLOCK_TOKENS)
-#define KVD_PACKED_MOST (KVD_RUN_TOKENS_MOST * 3 / 4) /* words, of so many that are packed */
+#define KVD_PACKED_MOST (KVD_RUN_TOKENS_MOST * 3 / 4) /* maximum u32 words of packed tokens */
 
-/* of n tokens, a multiple of 16 */
+/* u32 words of n packed tokens; n is a multiple of 16 */
 uint32_t kvd_packed_words(const struct kvd_shape *shape, uint32_t n);
 
 /*
- * Packs n tokens into room, of kvd_packed_words. Returns room, or tokens if they are held as they
- * are, or NULL if one is beyond the vocabulary.
+ * Packs n tokens into room, which has kvd_packed_words. Returns room; tokens, if they are not
+ * packed; NULL, if one is outside of the vocabulary.
  */
 const uint32_t *kvd_pack(const struct kvd_shape *shape, const uint32_t *tokens, uint32_t n,
                          uint32_t *room);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Settings of spaces, by the table settings.def: words to numbers and back, and defaults. A profile
- * is a setting that sets others.
+ * Settings of spaces, from the table settings.def: parsing, formatting and defaults. A profile is a
+ * setting that sets others.
  */
 
 #include "ipc/base/settings.h"
@@ -72,7 +72,7 @@ char *kvd_setting_format(enum kvd_setting which, double value, char *to, size_t 
                 return to;
         }
         snprintf(to, size, "%g", value);
-        if (strtod(to, NULL) != value) /* as short as it can be, but exact */
+        if (strtod(to, NULL) != value) /* exact, but no longer than necessary */
                 snprintf(to, size, "%.17g", value);
         return to;
 }

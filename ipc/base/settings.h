@@ -27,20 +27,20 @@ enum kvd_profile { KVD_PAPER, KVD_SERVE };
 struct kvd_setting_info {
         const char *method, *name;
         double paper, serve, least, most;
-        const char *words; /* a choice's, separated by blanks, the first is 0; NULL: a number */
+        const char *words; /* words of a choice, separated by blanks, from 0 on; NULL: a number */
         const char *text;
 };
 
-/* NULL behind the last one. */
+/* NULL after the last one. */
 const struct kvd_setting_info *kvd_setting_info(enum kvd_setting which);
 
-/* "memshare", "memshare.on", "memshare.tau_step"; -1: there is none of that name. */
+/* name: "memshare" or "memshare.on", "memshare.tau_step", ... Returns -1 if there is none. */
 int kvd_setting_by_name(const char *name);
 
-/* Reads a value as kvctl takes it. 0, or -EINVAL. */
+/* Parses a value as users write it. 0, or -EINVAL. */
 int kvd_setting_parse(enum kvd_setting which, const char *text, double *ret);
 
-/* Writes it so that kvd_setting_parse reads it. Returns to. */
+/* Formats a value so that kvd_setting_parse accepts it. Returns to. */
 char *kvd_setting_format(enum kvd_setting which, double value, char *to, size_t size);
 
 static inline double kvd_setting_get(const shm_u64 *settings, enum kvd_setting which) {
@@ -56,8 +56,8 @@ static inline bool kvd_setting_on(const shm_u64 *settings, enum kvd_setting whic
 }
 
 /*
- * The daemon's: one setting; all of them from a profile. A changed ..._profile changes the rest of
- * its method.
+ * For the daemon. kvd_setting_put sets one setting, or with a method's profile also the method's
+ * other settings, but for "on". kvd_settings_init sets all to their defaults.
  */
 void kvd_setting_put(shm_u64 *settings, enum kvd_setting which, double value);
 void kvd_settings_init(shm_u64 *settings);

@@ -5,14 +5,13 @@
 /*
  * Access to memory that another process may be writing.
  *
- * Index pages are written by the daemon while clients read them. Readers take plain data
- * speculatively and then look at a version word again (a slot word or a run's leaf word); data that
- * raced is thrown away. In C11 terms such data must be read and written atomically, and that is
- * what the ThreadSanitizer build does, word by word. Other builds read with memcpy and memcmp,
- * which compilers may vectorise: on every machine that we run on, a torn word is a stale word, and
- * the version word decides.
+ * The daemon writes index pages while clients read them. Readers read plain data speculatively and
+ * then check the version word again (a slot word or a run's leaf word); they discard data that may
+ * have changed meanwhile. C11 requires atomic accesses to such data, and the ThreadSanitizer build
+ * uses them, word by word. Other builds use memcpy and memcmp, which compilers may vectorise: on
+ * all supported machines this can only yield stale or torn data, which the version word reveals.
  *
- * tests/client/orders lists the memory orders on which both sides rely, with their partners.
+ * tests/client/orders lists the memory orders that both sides rely on, with their partners.
  *
  * Order of a write:  version = invalid; fence; data; fence; version = valid       shm_write_begin, shm_write_end
  * Order of a read:   version (acquire); data; fence; version again (relaxed)      shm_load, shm_recheck
@@ -41,7 +40,7 @@ static inline uint64_t shm_load(const shm_u64 *word) {
         return atomic_load_explicit((shm_u64 *)word, memory_order_acquire);
 }
 
-/* Second look at a version word: everything read since the first look was read before this. */
+/* Loads a version word again, after all data that was read since the first load. */
 static inline uint64_t shm_load_again(const shm_u64 *word) {
 #if KVD_TSAN
         return atomic_load_explicit((shm_u64 *)word, memory_order_seq_cst);
@@ -55,7 +54,7 @@ static inline bool shm_recheck(const shm_u64 *word, uint64_t seen) {
         return shm_load_again(word) == seen;
 }
 
-/* Marks data behind a version word as being rewritten; partner of shm_recheck. */
+/* Marks the data of a version word as invalid before rewriting it; partner of shm_recheck. */
 static inline void shm_write_begin(shm_u64 *word, uint64_t invalid) {
 #if KVD_TSAN
         atomic_exchange_explicit(word, invalid, memory_order_seq_cst);
@@ -65,7 +64,7 @@ static inline void shm_write_begin(shm_u64 *word, uint64_t invalid) {
 #endif
 }
 
-/* Publishes data behind a version word; partner of shm_load. */
+/* Publishes the data of a version word; partner of shm_load. */
 static inline void shm_write_end(shm_u64 *word, uint64_t valid) {
         atomic_store_explicit(word, valid, memory_order_release);
 }

@@ -3,10 +3,10 @@
 #define KVD_BASE_SUMMARY_H
 
 /*
- * What is known of a block without reading it, made by the worker when it is sealed and kept when
- * it leaves the pool: the block's labels (HShare), the sum of its normalised keys (KeyDiff), the
- * norms of its planes (MemShare). One memfd per space, written by the worker only, mapped read-only
- * by clients; row = block id, or kvd_copy_row of a place.
+ * Summaries of blocks, made by the worker when a block is sealed and kept when it leaves the pool:
+ * the block's labels (HShare), the sum of its normalised keys (KeyDiff), and the norms of its
+ * planes (MemShare). One memfd per space, written by the worker only, mapped read-only by clients.
+ * The row of a resident block is its id, that of an exact copy kvd_copy_row of its place.
  *
  *      +---------------------+ 0
  *      | channels            |   layers x kv_heads x label_channels x u16: ascending
@@ -32,7 +32,7 @@ struct kvd_summary {
         uint64_t rows_off, row_bytes, size;
         uint32_t norms_off, anchors_off, labels_off; /* inside a row */
         uint32_t label_bytes;
-        uint32_t layers; /* of a block */
+        uint32_t layers; /* layers of a block */
         uint32_t channels;
 };
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The table of system calls as it is outside of tests. Everything that can fail goes through it, so
- * that a test can let the n-th call fail.
+ * The table of real system calls. Everything that can fail goes through the table, so that a test
+ * can make the n-th call fail.
  */
 
 #include "ipc/base/sys.h"
@@ -32,7 +32,7 @@ static int real_uring(int result) {
         return -1;
 }
 
-/* What O_CREAT makes is its maker's alone. */
+/* Files created with O_CREAT are private to their owner. */
 static int real_open(const char *path, int flags) {
         return open(path, flags, 0600);
 }

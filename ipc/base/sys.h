@@ -3,19 +3,19 @@
 #define KVD_BASE_SYS_H
 
 /*
- * The system underneath, as one table: memory, descriptors, sockets, clock, randomness. Code of the
- * daemon, the store and the client calls sys->name(...), so that a test can fail the n-th call
- * (tests/lib/fault.h), count calls, or replay a clock. The functions behave as the system calls
+ * System calls in one table: memory, descriptors, sockets, clock, randomness. The daemon, the store
+ * and the client call sys->name(...), so that a test can make the n-th call fail
+ * (tests/lib/fault.h), count calls, or replay a clock. The functions behave like the system calls
  * they are named after: -1 and errno, or MAP_FAILED, or NULL.
  *
- * Not in the table: freeing (munmap, close, free), which cannot fail in a way that anyone could act
- * on, and the client's lookups, which call nothing.
+ * Not in the table are calls that free something (munmap, close, free), since no caller could act
+ * on their failure. A client's lookups make no system calls.
  *
- * uring and completion pass on what io_uring has said, as the result of a call of liburing and in a
- * completion: negative errnos become -1 and errno.
+ * uring takes the result of a call of liburing, completion the result in a completion. Both turn a
+ * negative errno into -1 and errno, and return other results unchanged.
  *
- * spawn starts a program that has fd as its descriptor SYS_SPAWN_FD, our standard ones, and no
- * other, with no signal blocked or ignored. Returns its number.
+ * spawn starts a program with fd as its descriptor SYS_SPAWN_FD and our standard descriptors, and
+ * no others. No signal is blocked or ignored. Returns the program's pid.
  */
 
 #include <stdbool.h>
@@ -86,12 +86,12 @@ struct kvd_sys {
 };
 
 extern const struct kvd_sys kvd_sys_real;
-extern const struct kvd_sys *sys; /* &kvd_sys_real, until a test says otherwise */
+extern const struct kvd_sys *sys; /* &kvd_sys_real, unless a test has replaced it */
 
 bool sys_is_readable(int fd);
-size_t sys_page_bytes(void); /* what mmap and madvise count in: 4 KiB to 64 KiB */
+size_t sys_page_bytes(void); /* 4 KiB to 64 KiB */
 uint64_t sys_now_ns(void); /* CLOCK_MONOTONIC */
-uint64_t sys_cpu_ns(void); /* what this thread has had of processors: a system call */
+uint64_t sys_cpu_ns(void); /* CPU time of this thread; a system call */
 
 static inline double sys_now_ms(void) {
         return (double)sys_now_ns() / 1e6;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Text that peers, files and users hand in is taken only as UTF-8 in its shortest form, and names
- * only of letters that mean nothing to a shell, a path or a terminal. Everything here looks at
- * bytes, and depends on no locale.
+ * Checks text from peers, files and users. Text must be UTF-8 in its shortest form. Names may only
+ * contain characters without a special meaning in shells, paths and terminals. Nothing here depends
+ * on a locale.
  */
 
 #include "ipc/base/text.h"
@@ -107,14 +107,14 @@ int kvd_word_index(const char *words, const char *word) {
 
 /* ---- output ---------------------------------------------------------------------------------- */
 
-/* A failure before has left no errno: what is broken anyway is written to once more, to be told. */
+/* The errno of an earlier failure is unknown, so this writes once more to the broken stream. */
 int kvd_flush_output(FILE *to) {
         int error = !ferror(to) ? 0 : write(fileno(to), "\n", 1) < 0 ? errno : EIO;
 
         return fflush(to) != 0 ? -errno : -error;
 }
 
-/* Where it was closed from the start (>&-) that is an error only if something was printed. */
+/* If the stream was closed from the start (>&-), that is an error only if something was printed. */
 int kvd_end_output(FILE *to) {
         int r = kvd_flush_output(to);
 

@@ -2,7 +2,7 @@
 #ifndef KVD_BASE_TEXT_H
 #define KVD_BASE_TEXT_H
 
-/* Text from somebody else: characters, names, and words out of a list. */
+/* Text from outside: characters, names, and lists of words. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -11,37 +11,37 @@
 /* ---- characters ------------------------------------------------------------------------------ */
 
 /*
- * Bytes of the UTF-8 character at text[0..n); 0: there is none, or it is overlong, a surrogate, or
- * beyond U+10FFFF.
+ * Length in bytes of the UTF-8 character at the start of text[0..n); 0: there is none, or it is
+ * overlong, a surrogate, or beyond U+10FFFF.
  */
 size_t kvd_utf8(const char *text, size_t n);
-/* C0, DEL or C1: what a terminal might obey */
+/* a control character that a terminal might interpret: C0, DEL or C1 */
 bool kvd_is_control(const char *character, size_t bytes);
-/* all of it UTF-8, without control characters */
+/* valid UTF-8 without control characters */
 bool kvd_is_plain(const char *text, size_t n);
-/* Replaces whatever is not printable ASCII by a question mark. Returns the text. */
+/* Replaces each byte that is not printable ASCII with a question mark. Returns the text. */
 char *kvd_make_plain(char *text);
 
 /* ---- output ---------------------------------------------------------------------------------- */
 
-/* 0, or -errno: not all that was printed so far has arrived. */
+/* 0, or -errno if some of the output so far could not be written. */
 int kvd_flush_output(FILE *to);
 int kvd_end_output(FILE *to); /* the same, and closes it */
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* Spaces, domains and layouts are called by these letters; a message says so in the words below. */
+/* The characters of names of spaces, domains and layouts; KVD_NAME_LETTERS is for messages. */
 #define KVD_NAME_MAX 63
 #define KVD_NAME_LETTERS "A-Z a-z 0-9 . _ -"
 
 bool kvd_is_name_letter(char c);
-bool kvd_is_name(const char *text, size_t most); /* of 1 to most letters */
+bool kvd_is_name(const char *text, size_t most); /* 1 to most such letters */
 
 /* ---- words, separated by blanks -------------------------------------------------------------- */
 
-/* -1: it is not in the list */
+/* position of the word in the list; -1: it is not there */
 int kvd_word_index(const char *words, const char *word);
-/* NULL: there are fewer; not terminated */
+/* not NUL-terminated; NULL: the list has fewer words */
 const char *kvd_word_at(const char *words, int index, size_t *bytes);
 
 #endif

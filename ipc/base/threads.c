@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A barrier begins each round and ends it: what the caller writes before the first is there for all
- * behind it, and what they write is there for the caller behind the second. Pieces are taken by a
- * counter, so that a thread which is late takes fewer.
+ * Each round begins and ends with a barrier: after the first one all threads see what the caller
+ * wrote before, and after the second one the caller sees what they wrote. Threads take pieces by a
+ * shared counter, so that a slow thread takes fewer.
  */
 
 #include "ipc/base/threads.h"
@@ -22,16 +22,13 @@ struct member {
 };
 
 struct threads {
-        pthread_mutex_t gate; /* held until the number of threads, and so the barrier, is known */
+        pthread_mutex_t gate; /* held until all threads have started and the barrier exists */
         pthread_barrier_t barrier;
         uint32_t n;
         struct member *members; /* owned */
 
-        /*
-         * written by the caller before the barrier that begins a round, read by the others behind
-         * it
-         */
-        threads_work *work;     /* NULL: go home */
+        /* written by the caller before a round begins, read by the other threads in the round */
+        threads_work *work;     /* NULL: threads end */
         void *data;
 };
 

@@ -3,9 +3,9 @@
 #define KVD_BASE_TIER_H
 
 /*
- * The place of an exact copy: a number that its tier understands, and nobody else looks into. The
- * places of a space are numbered through all tiers: those of tier t end before ix->tier_end[t]. A
- * copy's row in the summaries follows from its place (kvd_copy_row), whichever tier that is in.
+ * The place of an exact copy is a number that only its tier interprets. The places of a space are
+ * numbered across all tiers: those of tier t end before ix->tier_end[t]. A copy's row in the
+ * summaries follows from its place (kvd_copy_row), in any tier.
  */
 
 #include "ipc/base/layout.h"
@@ -17,13 +17,13 @@ enum kvd_tier {
 };
 static_assert(KVD_N_TIERS <= KVD_TIERS_ROOM, "room in the index header");
 
-#define KVD_NOWHERE UINT32_MAX /* the place of no copy */
+#define KVD_NOWHERE UINT32_MAX /* there is no copy */
 
 static inline uint32_t kvd_tier_first(const struct kvd_index *ix, uint32_t tier) {
         return tier ? ix->tier_end[tier - 1] : 0;
 }
 
-/* Exact copies that all tiers together may hold. */
+/* Maximum number of exact copies in all tiers together. */
 static inline uint32_t kvd_places(const struct kvd_index *ix) {
         return ix->tier_end[KVD_N_TIERS - 1];
 }

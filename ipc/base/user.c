@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Inside a user namespace, users whom it does not map have one number together. Who has it is
- * nobody in particular, whether he is a client or a daemon.
+ * In a user namespace, all users that the namespace does not map share one uid, the overflow uid.
+ * It identifies nobody, neither as a client nor as a daemon.
  */
 
 #include "ipc/base/user.h"
@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* The nth number of a file. */
+/* Returns the nth number in a file. */
 static uint32_t number_of(const char *path, int nth, uint32_t otherwise) {
         uint32_t number = otherwise;
         FILE *f = fopen(path, "re");
@@ -24,10 +24,7 @@ static uint32_t number_of(const char *path, int nth, uint32_t otherwise) {
         return number;
 }
 
-/*
- * The first namespace maps all 2^32 - 1 of them; in others somebody may be without, and in one that
- * maps nobody yet, everybody is.
- */
+/* The initial namespace maps all 2^32 - 1 uids. Any other one may leave some, or all, unmapped. */
 uid_t user_overflow(void) {
         if (number_of("/proc/self/uid_map", 3, 0) == UINT32_MAX)
                 return UINT32_MAX;

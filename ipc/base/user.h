@@ -2,13 +2,11 @@
 #ifndef KVD_BASE_USER_H
 #define KVD_BASE_USER_H
 
-/* Users, as the kernel numbers them. */
+/* Kernel uids. */
 
 #include <sys/types.h>
 
-/*
- * The number that the kernel gives users who have none here; UINT32_MAX: all of them have one.
- */
+/* The uid that stands for all users without one in this namespace; UINT32_MAX: there are none. */
 uid_t user_overflow(void);
 
 #endif

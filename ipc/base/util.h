@@ -14,7 +14,7 @@
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
 
-/* Each argument is evaluated once: neither a clock nor what another process writes is asked twice. */
+/* Each argument is evaluated once: it may read a clock, or memory that another process writes. */
 #define MIN(a, b) PICK(a, <, b, __COUNTER__)
 #define MAX(a, b) PICK(a, >, b, __COUNTER__)
 #define PICK(a, is, b, n) PICK_(a, is, b, PASTE(a_, n), PASTE(b_, n))
@@ -30,7 +30,7 @@
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
-/* Hands ownership out of a variable that a destructor watches. */
+/* Moves ownership out of a variable that has a _cleanup_ destructor. */
 #define STEAL(p) \
         ({ \
                 __typeof__(p) stolen_ = (p); \

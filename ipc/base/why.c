@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The line of a refusal is made in a buffer of its own and copied: what is said may quote the line
- * that stood there before, as "space 'x': " and an older reason do.
+ * The line is formatted in a separate buffer and then copied, because an argument may be the
+ * previous line, as in "space 'x': <previous reason>".
  */
 
 #include "ipc/base/why.h"

@@ -3,9 +3,9 @@
 #define KVD_BASE_WHY_H
 
 /*
- * A failure is a negative errno that travels up, and one line for people that waits where it was
- * said: what is wrong, and what to do. Whatever can be refused has a struct kvd_why, or is handed
- * one.
+ * An error is a negative errno, which is returned, and one line of text for people, which is
+ * stored: what is wrong, and what to do. A module whose functions can fail has a struct kvd_why, or
+ * is passed one.
  *
  *      return kvd_refuse(&store->why, -ENOENT, "there is no space '%s'", name);
  */
@@ -13,10 +13,10 @@
 #include "ipc/base/util.h"
 
 struct kvd_why {
-        char line[512]; /* "" as long as nothing was refused */
+        char line[512]; /* "" if nothing was refused yet */
 };
 
-/* Writes the line, cut if it is too long. Returns the error. */
+/* Formats the line, truncated if it is too long. Returns error. */
 _printf_(3, 4) int kvd_refuse(struct kvd_why *why, int error, const char *format, ...);
 
 #endif

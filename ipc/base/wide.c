@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Compiled once for each instruction set: the compiler and XXH3 choose their vectors at compile
- * time; we choose among the results at run time (key.c).
+ * Compiled once for each instruction set: the compiler and XXH3 choose vector instructions at
+ * compile time, and key.c chooses a variant at run time.
  */
 
 #include "ipc/base/wide.h"

@@ -3,7 +3,7 @@
 #define KVD_BASE_WIDE_H
 
 /*
- * What is worth a processor's widest vectors below the kernels; each variant gives the same.
+ * The functions outside of kernels/ that use the widest vectors. All variants give equal results.
  */
 
 #include "ipc/base/layout.h"
@@ -11,8 +11,10 @@
 struct kvd_wide {
         /* XXH3-128 with a secret of KVD_SECRET_BYTES, for long inputs */
         struct kvd_key (*hash)(const void *data, size_t bytes, const uint8_t *secret);
-        /* n tokens in 16 and 0, 1, 2, 4 or 8 high bits (pack.h); returns what high bits there are,
-         * in either half of the word */
+        /*
+         * Packs n tokens into 16 and 0, 1, 2, 4 or 8 high bits (pack.h). Returns the OR of all high
+         * bits, in both halves of the word.
+         */
         uint32_t (*pack)(uint32_t *to, const uint32_t *tokens, uint32_t n, uint32_t high_bits);
 };
 
