@@ -219,7 +219,7 @@ enum kvd_below {
 
 #define KVD_FETCH_BLOCKS 512u   /* blocks that one kvd_fetch brings, at most */
 #define KVD_FETCH_TOKENS 15360u /* tokens of a chain, from its beginning, that fit in a request */
-#define KVD_FETCH_DEPTH 4096u   /* blocks of a chain that one fetch walks, at most */
+#define KVD_FETCH_DEPTH 4096u   /* blocks of a chain that one fetch walks */
 
 /*
  * A fetch can bring back the first full blocks of a causal chain, and a bidirectional prefix as a
