@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One rule for every kind of cost. All domains together may have `limit` of it. A domain may use as
- * much of that as its quota is of the pool; and what others' guarantees are of the pool, as far as
- * they have not got it yet, is reserved for them and nobody else's:
+ * The same rule applies to every kind of cost. All domains together may use `limit` of it. A domain
+ * may use the share of the limit that its quota is of the pool. The share that its guarantee is of
+ * the pool is reserved for it, as far as it does not use it yet:
  *
- *      most(d)       limit x quota / pool, or all of it but what is kept for domains that have little
+ *      most(d)       limit x quota / pool, or the whole limit less what is kept for small domains
  *      reserved(d)   limit x guarantee / pool - used(d), if that is positive
  *      room(d)       the smaller of  most(d) - used(d)  and  limit - used by all - reserved for all others,
- *                    less what is kept for domains that have little
+ *                    less what is kept for small domains
  *
- * So a guarantee holds whatever others did before, and a request costs the same however many
- * domains there are: the sum of what is reserved is kept. Of the memory for copies, each of several
- * domains is guaranteed a part that nobody has to configure.
+ * So a guarantee holds whatever others have used before. The sum of all reservations is maintained,
+ * so that a request costs the same for any number of domains. If there are several domains, each is
+ * guaranteed a part of the memory for copies, without any configuration.
  */
 
 #include "store/account.h"
@@ -24,7 +24,7 @@
 #include "store/disk.h"
 
 #define OVERHEAD_LEAST (UINT64_C(2) << 30)
-/* each is a descriptor, and who has a sequence says how small they are */
+/* each is a descriptor, and clients decide how small they are */
 #define MOST_SKETCHES 2048u
 #define MOST_OF_OTHERS 65536u
 
@@ -45,7 +45,7 @@ static uint64_t share_of(const struct store *store, enum kvd_cost cost, uint64_t
                           store->config.pool_bytes);
 }
 
-/* Copies cannot be taken back, so each domain has a part of that memory without asking for it. */
+/* Copies cannot be revoked, so each domain is guaranteed a part of the memory for them. */
 uint64_t domain_guaranteed(const struct domain *d, enum kvd_cost cost) {
         uint64_t asked = share_of(d->store, cost, d->config.guarantee);
         uint64_t fair = cost == KVD_COST_spill ? d->store->account.fair_spill : 0;
@@ -55,7 +55,7 @@ uint64_t domain_guaranteed(const struct domain *d, enum kvd_cost cost) {
         return MAX(asked, fair);
 }
 
-/* Of several: half of what no guarantee asks for, in equal parts. */
+/* With several domains: equal parts of half of the memory that no configured guarantee reserves. */
 static uint64_t fair_spill(const struct store *store) {
         uint64_t asked = 0, n = 0;
 
@@ -65,11 +65,12 @@ static uint64_t fair_spill(const struct store *store) {
 }
 
 /*
- * Memory of the pool and of copies changes hands, since blocks are evicted. All else does not: the
- * last of it is for domains that have little, so that one without a rival leaves some to the next.
+ * Memory of the pool and of copies can move from one domain to another, since blocks are evicted.
+ * Other resources cannot: a part of them is kept for small domains, so that the first domain leaves
+ * some for the next one.
  */
-#define KEPT 16u     /* such a part of the limit is kept ... */
-#define NEWCOMER 64u /* ... for domains that have less than such a part of it */
+#define KEPT 16u     /* limit / KEPT is kept ... */
+#define NEWCOMER 64u /* ... for domains that use less than limit / NEWCOMER */
 
 static bool changes_hands(enum kvd_cost cost) {
         return cost == KVD_COST_pool || cost == KVD_COST_spill;
@@ -96,7 +97,7 @@ static uint64_t reserved_for(const struct domain *d, enum kvd_cost cost) {
         return less(domain_guaranteed(d, cost), d->used[cost]);
 }
 
-/* In whole segments, of which the last one must not reach below the guarantee. */
+/* If it is not all that is unused, whole segments, so that the guarantee is kept. */
 static uint64_t spare(const struct domain *d) {
         uint64_t above = less(d->used[KVD_COST_pool], domain_guaranteed(d, KVD_COST_pool));
 
@@ -217,7 +218,7 @@ void account_close(struct space *space) {
                 account_discharge(space, (enum kvd_cost)i, space->account.used[i]);
 }
 
-/* Says nothing of what other domains have. */
+/* The message reveals nothing about other domains. */
 static int refuse(struct space *space, enum kvd_cost cost, uint64_t n) {
         const struct domain *d = space->domain;
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * With its last descriptor the kernel frees all pages of a file, which for an index of a million
- * blocks takes it ten milliseconds. Such a descriptor goes to whoever offered to close it.
+ * Closing the last descriptor of a file makes the kernel free all its pages, which takes ten
+ * milliseconds for an index of a million blocks. Large files go to the function set by
+ * store_on_close.
  */
 
 #include "store/core.h"
@@ -11,7 +12,7 @@ void store_on_close(struct store *store, void (*called)(void *data, int fd), voi
         store->on_close = (struct on_close){called, data};
 }
 
-#define LARGE (UINT64_C(1) << 20) /* what is smaller is closed in no time */
+#define LARGE (UINT64_C(1) << 20) /* smaller files are closed at once */
 
 void store_close_file(struct store *store, struct shared_file *file) {
         bool large = file->bytes >= LARGE && store->on_close.called;

@@ -3,20 +3,20 @@
 #define KVD_STORE_CORE_H
 
 /*
- * What all rooms of the store know: the store, its domains, tickets for workers, and how to refuse.
- * The rooms:
+ * Shared by all folders of the store: the store, its domains, tickets for jobs, refusals. The
+ * folders:
  *
- *      cache      index, blocks, segments, eviction, spaces, attachments; knows no other room (hooks.h)
- *      tier       where exact copies are
- *      file       blocks of the cache that are in a file, or were
- *      remote     ... that are on servers
- *      sequence   clients' own tables, and the changes that are offered to them
- *      methods    one file a method
- *      device     spaces on a GPU: its memory, and data that is still to come
- *      check      what must always be true of all of them
+ *      cache      index, blocks, segments, eviction, spaces, attachments; calls the others only by hooks (hooks.h)
+ *      tier       tiers of exact copies
+ *      file       the file tier
+ *      remote     the remote tier
+ *      sequence   sequences, and the changes that are proposed to clients
+ *      methods    one file or more for each method
+ *      device     spaces on a GPU: memory, and blocks whose data is still to come
+ *      check      invariants of all of them
  *
- * Lists are linked through ids or pointers; NONE or NULL ends them. Nothing on a request's way
- * allocates.
+ * Lists are linked through ids or pointers and end with NONE or NULL. No request's path allocates
+ * memory.
  */
 
 #include "ipc/base/cost.h"
@@ -38,27 +38,27 @@ struct memory_ops;
 struct ticket {
         const struct job_kind *kind;
         struct space *space;
-        void *owner;           /* the kind's: a sequence, or nothing */
-        struct kvd_list_node waiting; /* in its domain's */
-        struct job *job;       /* in flight, at the worker or resting; NULL */
-        uint32_t losses;       /* of its job, one after the other */
+        void *owner;           /* for the kind: a sequence, or NULL */
+        struct kvd_list_node waiting; /* in its domain's list */
+        struct job *job;       /* in flight, running or paused; NULL: none */
+        uint32_t losses;       /* number of times that its job was lost in a row */
 };
 
 struct domain_jobs {
-        struct kvd_list waiting[2]; /* tickets, for a worker: urgent, others */
-        struct job *resting[2];     /* owned; begun, and to be gone on with before those */
-        uint64_t cost;              /* on the clock of all domains, see job.c */
-        struct kvd_list_node node;  /* in jobs.domains, while one of its tickets or jobs waits */
+        struct kvd_list waiting[2]; /* tickets that wait for a worker: urgent, others */
+        struct job *resting[2];     /* owned; paused jobs, to be resumed before those begin */
+        uint64_t cost;              /* the domain's clock, see job.c */
+        struct kvd_list_node node;  /* in jobs.domains, while a ticket or job of it waits */
 };
 
 struct jobs {
-        struct kvd_list domains; /* who have cost least first */
-        uint64_t now;            /* what those whose jobs are done have cost */
+        struct kvd_list domains; /* ascending by cost */
+        uint64_t now;            /* cost of the domain that was served last */
         uint64_t n_waiting, last_id;
-        struct job *job;       /* owned; the worker's, or to be written */
+        struct job *job;       /* owned; at the worker, or the next to be written */
         struct job *spare;     /* owned; list */
-        bool at_work;          /* one is being written or settled */
-        /* tells whoever runs the worker that there is something for it */
+        bool at_work;          /* a job is being written or settled */
+        /* called when there is work for the worker */
         void (*wanted)(void *data);
         void *data;
 };
@@ -70,70 +70,70 @@ struct jobs {
 struct account { /* account.c: by kind of cost */
         uint64_t limit[KVD_N_COSTS];    /* of all domains together */
         uint64_t used[KVD_N_COSTS];
-        uint64_t reserved[KVD_N_COSTS]; /* what domains with a guarantee have not got yet */
-        struct carry *carries;          /* for whom some of the spill is kept (tier/carry.c) */
-        uint64_t copies_below;          /* bytes of copies that files take; 0: none go there */
-        struct short_of {               /* of what the last refusal was, and how much was asked for */
+        uint64_t reserved[KVD_N_COSTS]; /* guaranteed to domains, but not used by them yet */
+        struct carry *carries;          /* reservations of spill memory (tier/carry.c) */
+        uint64_t copies_below;          /* bytes of copies that files may hold; 0: none */
+        struct short_of {               /* the last refusal: kind of cost, and amount requested */
                 enum kvd_cost cost;
                 uint64_t n;
         } short_of;
-        uint64_t fair_spill;            /* of the memory for copies, each domain's */
-        uint64_t spare;                 /* bytes that domains could give to others: sum of account.c */
+        uint64_t fair_spill;            /* each domain's guaranteed part of the memory for copies */
+        uint64_t spare;                 /* unused pool bytes above the guarantees of all domains */
 };
 
 struct owed {
-        struct segment *stale;      /* whose memory is being freed; or NULL */
-        struct shared_file retired; /* owned; no segment's any more, being freed */
-        uint64_t retired_bytes;     /* ... from the first on */
+        struct segment *stale;      /* segment whose memory is being freed; or NULL */
+        struct shared_file retired; /* owned; memfd that no segment uses any more, being freed */
+        uint64_t retired_bytes;     /* its first bytes, which are not freed yet */
         struct kvd_list unmaps;     /* segments whose old memfd a worker has mapped */
 };
 
-struct on_close { /* NULL: the store closes itself */
+struct on_close { /* called is NULL: the store closes files itself */
         void (*called)(void *data, int fd);
         void *data;
 };
 
 #define STORE_NAMES 1024u /* a power of two */
 
-/* Of all domains. Idle work and timers go round them, a piece of one at a time (idle.c). */
+/* The spaces of all domains. Idle work and timers visit them in turn, in pieces (idle.c). */
 struct space_lists {
-        struct roll all;       /* by their numbers */
-        struct kvd_list busy;  /* those that may have something to do, which waits longest first */
-        struct space *named[STORE_NAMES]; /* chains by names' hashes: listed.same */
-        struct round {         /* of a timer: the number it goes on at, and what it found so far */
+        struct roll all;       /* by number */
+        struct kvd_list busy;  /* spaces that may have deferred work, the longest waiting first */
+        struct space *named[STORE_NAMES]; /* hash table by name, chained by listed.same */
+        struct round {         /* of a timer: number of the next space, and work found so far */
                 uint32_t next, found;
         } pins, semaphores;
-        uint32_t copies;       /* the number where the search for copies to give up goes on */
-        uint32_t turn;         /* of idle work: what is deleted, and what lives */
-        uint64_t buried;       /* deleted ones that are freed */
-        uint64_t collected;    /* ... of which so many made way (cache/collect.c) */
-        uint64_t clock;        /* moves with that of each space: cache/age.c */
-        uint64_t searches;     /* for memory of others that were begun: cache/take.c */
+        uint32_t copies;       /* number of the space where the search for copies to drop resumes */
+        uint32_t turn;         /* of idle work: alternates between deleted and live spaces */
+        uint64_t buried;       /* number of deleted spaces that are freed */
+        uint64_t collected;    /* number of spaces deleted to make room (cache/collect.c) */
+        uint64_t clock;        /* moves with the clock of each space (cache/age.c) */
+        uint64_t searches;     /* number of searches for other spaces' memory (cache/take.c) */
 };
 
 struct store_wakes { /* semaphore.c */
-        bool on;                 /* somebody writes semaphores by a stream when we ask */
-        struct kvd_list waiting; /* promises whose semaphores are to be written, the first to ask first */
+        bool on;                 /* a worker can write semaphores by a stream */
+        struct kvd_list waiting; /* promises whose semaphores must be written, in order */
 };
 
 struct store {
         struct store_config config;
-        bool huge;             /* segments are made of reserved 2 MiB pages */
-        bool too_few_pages;    /* it would be so if there were more of these */
-        uint64_t page_bytes;   /* the kernel's, or 2 MiB: the unit of a segment */
+        bool huge;             /* segments use reserved 2 MiB pages */
+        bool too_few_pages;    /* they do not, as there are some such pages, but too few */
+        uint64_t page_bytes;   /* page size of segments: the kernel's, or 2 MiB */
         struct account account;
         struct space_lists spaces;
         struct domain *domains; /* owned */
-        struct space *deleted;  /* owned; their memory is being freed */
+        struct space *deleted;  /* owned; list of spaces whose memory is being freed */
         const struct memory_ops *memory;
-        const struct hooks *const *hooks; /* of all parts; NULL ends it */
-        struct owed owed;       /* host memory that is given back: cache/memory.c */
+        const struct hooks *const *hooks; /* of all parts; ends with NULL */
+        struct owed owed;       /* host memory to be freed: cache/memory.c */
         struct on_close on_close;
-        struct device_pool *device_pool; /* owned; a GPU's memory, or NULL */
-        bool exporter_gone;      /* legacy handles: memory is gone that clients have mapped */
+        struct device_pool *device_pool; /* owned; GPU memory, or NULL */
+        bool exporter_gone;      /* legacy handles: memory that clients have mapped is gone */
 
         struct jobs jobs;
-        uint32_t *ranks;       /* owned; scratch, a count for each 16-bit value */
+        uint32_t *ranks;       /* owned; scratch: a counter for each 16-bit value */
         struct store_wakes wakes;
         struct file *file;     /* owned; the file tier, or NULL */
         struct remote *remote; /* owned; the remote tier, or NULL */
@@ -145,30 +145,32 @@ struct domain {
         struct domain *next;
         struct domain_config config;
         uint64_t used[KVD_N_COSTS];
-        uint64_t unused;       /* bytes of its segments in which nobody uses a block */
+        uint64_t unused;       /* bytes of its segments that have no block in use */
         uint64_t largest;      /* bytes of its largest segment so far */
         struct domain_jobs jobs;
-        struct roll spaces;    /* owned; by their places among them */
+        struct roll spaces;    /* owned; by place */
 };
 
-/* Those that pages = auto leaves, whatever is free. Before there is a space. */
+/* Uses small pages even if there are enough huge ones. Only before there is a space. */
 void store_take_small_pages(struct store *store);
 
-/* In reserved 2 MiB pages that nobody uses yet; 0 where there are none. */
+/* Bytes of free reserved 2 MiB pages. */
 uint64_t store_free_huge_bytes(void);
 
-/* Returns the error, and keeps the words for store_why. */
+/* Returns the error, and stores the text for store_why. */
 #define store_refuse(store, error, ...) kvd_refuse(&(store)->why, error, __VA_ARGS__)
 
-/* Of a file that may be large; it is SHARED_FILE_NONE afterwards. */
+/* Closes a file that may be large, see store_on_close, and sets it to SHARED_FILE_NONE. */
 void store_close_file(struct store *store, struct shared_file *file);
 
-/* -EOPNOTSUPP, with what there is not, if the space has opaque blocks. */
+/*
+ * -EOPNOTSUPP if the space has opaque blocks. what: the feature that is unavailable, for the text.
+ */
 int space_refuse_opaque(const struct space *space, const char *what);
 
 /* setting.c */
-/* of a key in its label, or head_dim if that is less: fixed when a space is made */
+/* channels of a key in its label, or head_dim if that is less; fixed when a space is created */
 #define SETTING_LABEL_CHANNELS 32u
-void settings_init(struct kvd_index *ix); /* once its geometry is there */
+void settings_init(struct kvd_index *ix); /* after its geometry was set */
 
 #endif

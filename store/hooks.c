@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This table lists the parts of the store; each has its row in its own file. Rows are called in
- * this order. A space ends in it, too, so that sequences are gone before the memory of their
- * copies.
+ * The table of the store's parts; each defines its row in its own file. Rows are called in this
+ * order, also when a space ends, so that sequences end before the memory of their copies.
  */
 
 #include "store/hooks.h"

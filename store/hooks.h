@@ -3,8 +3,8 @@
 #define KVD_STORE_HOOKS_H
 
 /*
- * What the parts of the store are told of. A part (a method, a room) has one row of these in
- * hooks.c; the cache and the sequences call all rows, in that order, and know none of them by name.
+ * Events that the parts of the store are told of. A part (a method, a folder) has one row in
+ * hooks.c. The cache and the sequences call all rows, in that order, and know no part by name.
  * Every member may be NULL.
  */
 
@@ -13,35 +13,35 @@
 
 struct sequence;
 
-struct copy_owner { /* of an exact copy */
-        uint32_t place, sequence, entry; /* sequence: its number */
+struct copy_owner { /* owner of an exact copy */
+        uint32_t place, sequence, entry; /* place of the copy, number of the sequence, its entry */
 };
 
 struct hooks {
-        /* A space's index is laid out: how much of it the part needs. */
+        /* A space's index is laid out: sets the fields that describe what the part needs. */
         void (*lay_out)(const struct space *space, uint64_t max_blocks, struct kvd_index *ix);
 
         /*
-         * A space. If space_begins fails, the space ends at once; so space_ends takes a half-made
-         * state.
+         * A space. If space_begins fails, the space ends at once, so space_ends must accept a
+         * half-initialised state.
          */
         int (*space_begins)(struct space *space);
         void (*setting_changed)(struct space *space);
-        /* does a piece of what can wait. True: there is more */
+        /* does a piece of deferred work. True: there is more */
         bool (*idle)(struct space *space);
-        /* finds out what has come, before blocks are evicted or borrowed */
+        /* finds blocks whose data has arrived, before blocks are evicted or borrowed */
         void (*look)(struct space *space);
-        /* it was deleted: withdraws what it asked for */
+        /* the space was deleted: withdraws its jobs */
         void (*space_leaves)(struct space *space);
-        /* frees a piece of its memory. True: there is more */
+        /* frees a piece of the space's memory. True: there is more */
         bool (*space_buried)(struct space *space);
         void (*space_ends)(struct space *space);
         void (*usage)(const struct space *space, struct space_usage *ret); /* the part's figures */
 
         /*
-         * A space that goes on from the daemon before. inherit: the semaphores of that life; *fd is
-         * taken if that works. was_reached: by whoever wrote there. inherited: clients and blocks
-         * have been taken over.
+         * A space that is taken over from the previous daemon. inherit: takes the semaphore page of
+         * that life from *fd, if it succeeds. was_reached: did the semaphore of that life reach the
+         * value? inherited: clients and blocks have been taken over.
          */
         int (*inherit)(struct space *space, uint32_t life, int *fd);
         bool (*was_reached)(const struct space *space, uint32_t life, uint32_t semaphore,
@@ -55,45 +55,43 @@ struct hooks {
          * touch memory any more.
          */
         int (*attachment_begins)(struct attachment *a);
-        bool (*attachment_stops)(struct attachment *a); /* a piece. True: there is more */
+        bool (*attachment_stops)(struct attachment *a); /* does a piece. True: there is more */
         void (*attachment_ends)(struct attachment *a);
-        /* True: its seat cannot be another's yet */
+        /* True: its seat cannot be given to another attachment yet */
         bool (*attachment_lingers)(const struct attachment *a);
-        /* frees what the part keeps for it */
+        /* frees the part's data of the attachment */
         void (*attachment_buried)(struct attachment *a);
 
-        /*
-         * A block. promise: the seal names data that is still to come; -EINVAL with a word for it.
-         */
+        /* A block. promise: the data of a sealed block is still to come; -EINVAL: *why is set. */
         int (*promise)(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields,
                        const char **why);
-        /* before it is SEALED */
+        /* the same block, right before it becomes SEALED */
         void (*promised)(struct attachment *a, uint32_t id, const struct kvd_desc *fields);
-        /* it is sealed and its data is there; if space->parts.watched */
+        /* the block is sealed and its data is there; only if space->parts.watched */
         void (*readable)(struct space *space, uint32_t id);
-        /* 0 to 1, for policies that go by it */
+        /* 0 to 1, for policies that evict by worth */
         double (*worth)(const struct space *space, uint32_t id);
 
         /*
-         * Is it on, and does it read the summaries of blocks? Then they are made
-         * (methods/summaries.c).
+         * Is the part on, and does it read summaries? If any does, methods/summaries.c makes them.
          */
         bool (*reads_summaries)(const struct space *space);
 
         /* A sequence. */
         void (*sequence_begins)(struct sequence *q);
-        /* is something under way that its client waits for? */
+        /* is work under way that the client waits for? */
         bool (*sequence_pending)(struct sequence *q);
-        /* it was closed: withdraws what it asked for */
+        /* the sequence was closed: withdraws its jobs */
         void (*sequence_ends)(struct sequence *q);
-        void (*sequence_buried)(struct sequence *q);        /* frees what the part keeps for it */
+        void (*sequence_buried)(struct sequence *q); /* frees the part's data of the sequence */
 
         /*
-         * An exact copy, which may be in a file (file/copies.c). copy_cold: one in memory that
-         * nobody is about to use: 1; 0: there is none; -EAGAIN: the looks are spent, and not all
-         * were looked at. copies_went: some of the space's went to a file, or could not. copy_came:
-         * 0, or a negative errno, of which -EBADMSG and -EIO say that the copy is lost.
-         * copies_give: those that can be done without make room in memory.
+         * Exact copies, which may be in a file (file/copies.c). copy_cold finds a copy in memory
+         * that is not about to be used: 1: found; 0: there is none; -EAGAIN: *looks is used up
+         * before all copies were looked at. copies_went: copies of the space were written to a
+         * file, or could not be. copy_came: a copy was read back; error is 0 or a negative errno,
+         * and with -EBADMSG or -EIO the copy is lost. copies_give: frees the memory of copies that
+         * are dispensable.
          */
         int (*copy_cold)(struct space *space, uint32_t *looks, struct copy_owner *ret);
         bool (*copy_is_cold)(struct space *space, const struct copy_owner *owner);
@@ -101,25 +99,24 @@ struct hooks {
         void (*copy_came)(struct space *space, const struct copy_owner *owner, int error);
         void (*copies_give)(struct space *space);
         /*
-         * ... and what the files are told: there is one more in memory, or one more there that can be
-         * done without; one in a file is wanted in memory (0: copy_came follows; or as copy_came
-         * says); one in a file is nobody's any more.
+         * For the file tier. copy_made: there is one more copy in memory, or one more that may
+         * leave memory. copy_wanted: a copy in a file is needed in memory; 0: copy_came will
+         * follow, else an error as for copy_came. copy_erased: a copy in a file has no owner any
+         * more.
          */
         void (*copy_made)(struct space *space);
         int (*copy_wanted)(struct space *space, const struct copy_owner *owner);
         void (*copy_erased)(struct space *space, uint32_t record);
 
-        /*
-         * A change of this kind that was offered to a client, when the client has taken it or not.
-         */
+        /* The client has taken, or not taken, a proposed change of this kind. */
         enum kvd_change_kind change;
         void (*taken)(struct sequence *q, uint32_t at);
         void (*not_taken)(struct sequence *q, uint32_t at);
 };
 
-extern const struct hooks *const store_hooks[]; /* hooks.c; NULL ends it */
+extern const struct hooks *const store_hooks[]; /* hooks.c; ends with NULL */
 
-/* tell.c: each calls the member of that name in all rows, until one fails where it can. */
+/* tell.c: each calls the member with that name in all rows, or until one fails. */
 void hooks_lay_out(const struct space *space, uint64_t max_blocks, struct kvd_index *ix);
 int hooks_space_begins(struct space *space);
 void hooks_setting_changed(struct space *space);

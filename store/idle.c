@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This is what the store does when nobody asks for anything, and what timers ask for. A call does a
- * bounded piece for one space, or a few small ones, and says whether there is more: spaces take
- * turns, so that no request waits for any of it, however many there are.
+ * Deferred work, and work of timers. A call does a bounded piece for one space, or for a few spaces
+ * if the pieces are small, and returns whether there is more. Spaces take turns, so that no request
+ * waits long, however many spaces there are.
  */
 
 #include "store/cache/cache.h"
@@ -12,7 +12,7 @@
 
 /* ---- idle work ------------------------------------------------------------------------------- */
 
-#define SWEEP 256u /* garbage looked at in one call, where it has one client */
+#define SWEEP 256u /* garbage blocks looked at in one call if the space has one client */
 
 void space_wants_idle(struct space *space) {
         space_is_busy(space);
@@ -32,7 +32,10 @@ static bool space_idle(struct space *space) {
                space_tidy(space) || space_fill_ahead(space) || available_look(space);
 }
 
-/* The one that waits longest has a piece done, and goes behind the others if there is more. */
+/*
+ * Does a piece for the space that waits longest, and puts it at the end of the list if there is
+ * more.
+ */
 static void next_space_idle(struct space_lists *lists) {
         struct space *space = kvd_list_first(&lists->busy, struct space, listed.busy);
         bool more = space && space_idle(space);
@@ -48,7 +51,7 @@ uint64_t store_buried(const struct store *store) {
         return store->spaces.buried;
 }
 
-/* What is owed to the system, or deleted, and what lives take turns. */
+/* Alternates between memory to free or spaces to bury, and live spaces. */
 bool store_idle(struct store *store) {
         struct space_lists *lists = &store->spaces;
 
@@ -60,10 +63,10 @@ bool store_idle(struct store *store) {
 
 /* ---- timers ---------------------------------------------------------------------------------- */
 
-#define ROUND_SPACES 256u  /* of one call */
+#define ROUND_SPACES 256u  /* spaces and clients per call */
 #define ROUND_CLIENTS 512u
 
-/* A piece of a round through all spaces; look returns how much it did, which counts. */
+/* Does a piece of a round through all spaces. look returns its amount of work, in clients. */
 static enum store_again go_round(struct store *store, struct round *round,
                                  uint32_t (*look)(struct space *)) {
         struct space *space = store_next_space(store, round->next);

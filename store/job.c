@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * These are the queues of tickets, one a domain, and the one job in flight. A ticket's kind writes
- * the job when a worker is free and settles its answer; this file says whose turn it is, holds the
- * blocks that the job names, and does not trust the answer.
+ * The queues of tickets, one for each domain, and the jobs in flight. A ticket's kind writes the
+ * job when the worker is free, and settles its result. This file decides whose turn it is, holds
+ * the blocks that the job names, and checks the worker's reply.
  */
 
 #include <errno.h>
@@ -12,12 +12,12 @@
 #include "ipc/base/sys.h"
 #include "store/job.h"
 
-#define READ_BYTES (UINT64_C(64) << 20) /* that one job reads: some 20 ms */
-#define PIECE_BYTES (UINT64_C(64) << 20) /* ... that it goes through before it rests */
-#define LEAST_BYTES (UINT64_C(64) << 10) /* a job that reads nothing costs as much as these */
-/* 4 TiB: whoever has not done the job by then will never do it */
+#define READ_BYTES (UINT64_C(64) << 20) /* bytes that one job reads: about 20 ms */
+#define PIECE_BYTES (UINT64_C(64) << 20) /* bytes that a job processes before it pauses */
+#define LEAST_BYTES (UINT64_C(64) << 10) /* added to each job's cost, for jobs that read nothing */
+/* 4 TiB: a worker that has not finished a job by then will never do so */
 #define MOST_PIECES 65536u
-#define SKETCH_PASSES 8u /* over a block, to add it to a sketch or to take it out of one */
+#define SKETCH_PASSES 8u /* passes over a block to add it to a sketch or remove it from one */
 
 static void job_free(struct job *job) {
         if (!job)
@@ -57,7 +57,7 @@ void jobs_free(struct store *store) {
         store->jobs.job = NULL;
 }
 
-/* While a job is at the worker there is another one, in case it should rest. */
+/* While a job is at the worker there is a spare one, in case it pauses. */
 static bool make_spare(struct jobs *jobs) {
         if (!jobs->spare)
                 jobs->spare = job_new(jobs->job->store);
@@ -80,18 +80,18 @@ uint32_t job_blocks(const struct job *job) {
 /* ---- queue ----------------------------------------------------------------------------------- */
 
 /*
- * Between domains, fair queueing by start time: each has a clock that goes as fast as its jobs
- * cost, slower with a guarantee, and the one whose clock is furthest behind is next. Who was away
- * begins where the others are.
+ * Start-time fair queueing between domains: each domain has a clock that advances by the cost of
+ * its jobs, more slowly with a guarantee. The domain whose clock is furthest behind is next. The
+ * clock of a domain that had no jobs is set forward to that of the domain served last.
  */
-#define WEIGHT_LEAST 64u  /* of a domain without a guarantee */
-#define WEIGHT_POOL 1024u /* more, for the guarantee of a whole pool */
+#define WEIGHT_LEAST 64u  /* weight of a domain without a guarantee */
+#define WEIGHT_POOL 1024u /* added for a guarantee of the whole pool, else in proportion */
 
 static struct domain *domain_of(struct kvd_list_node *node) {
         return container_of(node, struct domain, jobs.node);
 }
 
-/* Behind those who have cost as much: they came first. */
+/* Behind domains with the same cost, which came first. */
 static void queue_domain(struct domain *domain) {
         struct jobs *jobs = &domain->store->jobs;
         struct kvd_list_node *before = NULL, *last;
@@ -141,7 +141,9 @@ static uint64_t weight_of(const struct domain *domain) {
                (uint64_t)((double)MIN(domain->config.guarantee, pool) / (double)pool * WEIGHT_POOL);
 }
 
-/* What a job reads, and no more of it than a piece; pieces that follow cost what a piece may. */
+/*
+ * The bytes that a job reads, or one piece if it can pause: go_on charges for each further piece.
+ */
 static uint64_t cost_of(const struct job *job) {
         uint64_t read = job->n_items * job->space->ix->block_bytes;
 
@@ -162,7 +164,7 @@ void job_ask(struct ticket *t) {
         if (t->waiting.in)
                 return;
         enqueue(t, false);
-        /* While a job is written or settled, its caller looks for the next one himself. */
+        /* while a job is written or settled, the caller asks for the next one afterwards */
         if (store->jobs.n_waiting == 1 && !store->jobs.at_work)
                 jobs_want_worker(store);
 }
@@ -278,7 +280,7 @@ static void finish(struct job *job, struct store_job *ret) {
         job->to = NULL;
 }
 
-/* of one call, in items: that there is nothing to do for a ticket takes time to find out */
+/* limit of a call's effort in items, and effort for a ticket that turns out to have no work */
 #define EFFORT 4096u
 #define EFFORT_TICKET 256u
 
@@ -295,7 +297,7 @@ static void end_holds(struct job *job) {
         job->n_items = 0;
 }
 
-/* The domain whose turn it is; NULL: nobody waits. */
+/* The domain whose turn it is; NULL: none waits. */
 static struct domain *first_domain(struct jobs *jobs) {
         struct domain *domain = jobs->domains.first ? domain_of(jobs->domains.first) : NULL;
 
@@ -304,7 +306,7 @@ static struct domain *first_domain(struct jobs *jobs) {
         return domain;
 }
 
-/* A domain has begun one urgent job at most, and one other; it begins none before that is done. */
+/* Resumes a paused job. A domain has at most one paused urgent job and one other paused job. */
 static bool go_on(struct domain *domain, bool urgent, void *arguments, struct store_job *ret) {
         struct jobs *jobs = &domain->store->jobs;
         struct job **resting = &domain->jobs.resting[urgent ? 0 : 1], *job = *resting;
@@ -326,7 +328,7 @@ static bool go_on(struct domain *domain, bool urgent, void *arguments, struct st
         return true;
 }
 
-/* Adds to spent, in items, what it took. */
+/* If there is nothing to do, adds the effort, in items, to *spent. */
 static bool write_job(struct job *job, struct ticket *t, void *arguments, uint32_t *spent) {
         bool written;
 
@@ -374,7 +376,7 @@ bool store_next_job(struct store *store, void *arguments, struct store_job *ret)
         found = write_next(store, arguments, ret);
         store->jobs.at_work = false;
         if (!found && store->jobs.n_waiting)
-                jobs_want_worker(store); /* later: others want to be served, too */
+                jobs_want_worker(store); /* later, so that other requests are served, too */
         return found;
 }
 
@@ -423,7 +425,7 @@ void store_job_done(struct store *store, uint64_t id, int error, const void *res
                 settle(job, JOB_DONE, result, n);
 }
 
-/* Its domain is asked again when its turn has come. */
+/* The job is resumed when it is its domain's turn again. */
 void store_job_rests(struct store *store, uint64_t id) {
         struct jobs *jobs = &store->jobs;
         struct job *job = jobs->job;
@@ -452,7 +454,7 @@ static struct job *take_resting(struct job **resting) {
         return job;
 }
 
-/* It was not at the worker when that went, so it is not on its account. */
+/* The job was paused when the worker was lost, so this does not count as a loss of the job. */
 static void begin_again(struct job **resting) {
         struct job *job = take_resting(resting);
         struct ticket *t = job->ticket;

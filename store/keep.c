@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which descriptors outlive the daemon, and under what names. A name says which index, memory or
- * page it is, not only whose: so a successor cannot take what was replaced for what replaced it.
+ * Which descriptors outlive the daemon, and their names. A name identifies the version of an index,
+ * segment or page, so that the next daemon cannot confuse a replaced one with its replacement.
  *
- * The keeper has room for a limited number of bytes of names, which is a cost with shares like
- * others. If the index of a space or the page of a client were not kept, the next daemon would drop
- * the whole space: so without room, the space or the client is refused. If a segment is not kept,
- * only its blocks are lost: segments are used all the same, and leave the last quarter of their
+ * The keeper limits the total bytes of names, which is a cost with shares like any other. If the
+ * index of a space or the page of a client were not kept, the next daemon would drop the whole
+ * space. So if the limit is reached, the space or the client is refused. If a segment is not kept,
+ * only its blocks are lost. So segments are used in any case, and leave the last quarter of their
  * domain's share to clients.
  */
 
@@ -70,7 +70,7 @@ bool space_outlives(const struct space *s) {
         return space_store(s)->config.keep && s->ix->backend != KVD_BACKEND_LEGACY;
 }
 
-/* Huge pages that are kept are those that the next daemon wants, and could not have. */
+/* Reserved huge pages are not kept, since the next daemon could not allocate its pool. */
 static bool keeps(const struct space *s) {
         return space_outlives(s) && !s->memory.left && !space_store(s)->huge;
 }
@@ -101,7 +101,9 @@ uint64_t space_kept_bytes(const struct space *s) {
         return n && s->ix->semaphore_rows ? n + bytes_of(s, semaphores_name(s, s->ix->life)) : n;
 }
 
-/* On a GPU with the semaphores of its life, which may be those of a daemon before. */
+/*
+ * On a GPU including the semaphore page of the attachment's life, which may be a previous daemon's.
+ */
 uint64_t attachment_kept_bytes(const struct attachment *a) {
         const struct space *s = a->space;
         uint64_t n = a->kept.is ? bytes_of(s, page_name(a)) + bytes_of(s, process_name(a)) : 0;
@@ -160,8 +162,9 @@ void drop_segment(struct space *space, struct segment *segment) {
 }
 
 /*
- * The index counts pages that are kept. A client has its page only later, and forgets it before: so
- * a successor that finds fewer of them knows that somebody may read who cannot be asked.
+ * The index counts the pages that are kept. A page is counted before its client gets it, and
+ * dropped only after the client has unmapped it. So if the next daemon finds fewer pages, it knows
+ * that an unknown client may be reading.
  */
 int attachment_keep(struct attachment *a, int pidfd) {
         int r;

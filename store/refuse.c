@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Refusals in words. The store keeps the line of the last one until the next; requests that many
- * files refuse for the same reason have their line here.
+ * Texts of refusals. The store keeps the line of the last refusal. Refusals that several files
+ * share are here.
  */
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A roll of spaces is an array, so that whoever goes on at a number finds it by halving, however
- * many there are. Numbers are given out in ascending order: the new one is always the last.
+ * A roll is an array of spaces with ascending numbers, for binary search by number. A new space
+ * gets the highest number, so it is always the last one.
  */
 
 #include "store/roll.h"

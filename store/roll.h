@@ -2,7 +2,7 @@
 #ifndef KVD_STORE_ROLL_H
 #define KVD_STORE_ROLL_H
 
-/* Spaces in the order that they were made, each under a number that no other gets after it. */
+/* Spaces in order of creation, each with a number that is never used again. */
 
 #include <stdint.h>
 
@@ -16,8 +16,8 @@ struct roll { /* zeroed: empty */
         uint32_t n, room, next_number;
 };
 
-int roll_make_room(struct roll *roll);                       /* for one more; or -ENOMEM */
-uint32_t roll_enter(struct roll *roll, struct space *space); /* its number */
+int roll_make_room(struct roll *roll);                       /* for one more entry; 0 or -ENOMEM */
+uint32_t roll_enter(struct roll *roll, struct space *space); /* returns its number */
 void roll_leave(struct roll *roll, uint32_t number);
 void roll_free(struct roll *roll);
 

@@ -2,10 +2,10 @@
 
 /*
  * A space's policy, its size and the methods' settings (ipc/base/settings.def) may be changed while
- * it is in use. They lie in the header of its index, where clients and workers read them.
+ * it is in use. They are in the header of its index, where clients and workers read them.
  *
- * hshare.channels is the exception: a label's size is part of the layout of the summaries, so it is
- * fixed when the space is made, and the setting only tells it.
+ * hshare.channels is the exception: the size of labels is part of the summaries' layout, so it is
+ * fixed when the space is created, and the setting only reports it.
  */
 
 #include <errno.h>
@@ -69,8 +69,7 @@ static int refuse_value(struct space *space, enum kvd_setting which, const char 
 
 static int refuse_channels(struct space *space) {
         return store_refuse(space_store(space), -EINVAL,
-                            "hshare.channels is fixed when a space is made; it is %u in "
-                            "space '%s'",
+                            "hshare.channels is fixed when a space is made; it is %u in space '%s'",
                             space->ix->label_channels, space->name);
 }
 
@@ -88,7 +87,7 @@ static int check_method(struct space *space, enum kvd_setting which, const char 
                 return refuse_value(space, which, text);
         if (which == KVD_hshare_channels && value != space->ix->label_channels)
                 return refuse_channels(space);
-        /* a worker computes for the methods: what it needs is to be had now, or they would do nothing */
+        /* methods need a worker, and that needs the summaries: allocate them now, or refuse */
         if (value != 0 && strcmp(kvd_setting_info(which)->name, "on") == 0)
                 r = space_summary_fd(space, true);
         return MIN(r, 0);
@@ -99,7 +98,7 @@ static void set_method(struct space *space, enum kvd_setting which, const char *
 
         kvd_setting_parse(which, text, &value);
         kvd_setting_put(space->ix->settings, which, value);
-        tell_channels(space->ix); /* a profile would say otherwise */
+        tell_channels(space->ix); /* a profile may have changed it */
         hooks_setting_changed(space);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file makes and frees the store, its domains, and the list of its spaces. What a space is
- * made of belongs to the rooms; which parts there are stands in hooks.c.
+ * Creates and frees the store, its domains, and the list of its spaces. The parts of a space are in
+ * the subfolders; hooks.c lists them.
  */
 
 #include <errno.h>
@@ -39,9 +39,7 @@ static int choose_pages(struct store *store) {
 
         if (store->config.pages == STORE_PAGES_HUGE && have < needed)
                 return store_refuse(store, -ENOMEM,
-                                    "pages = huge needs %llu reserved 2 MiB pages and %llu are "
-                                    "free; "
-                                    "raise vm.nr_hugepages or set pages = auto",
+                                    "pages = huge needs %llu reserved 2 MiB pages and %llu are free; raise vm.nr_hugepages or set pages = auto",
                                     (unsigned long long)(needed / HUGE_BYTES),
                                     (unsigned long long)(have / HUGE_BYTES));
         store->too_few_pages = store->config.pages == STORE_PAGES_AUTO && have && have < needed;
@@ -148,8 +146,7 @@ int store_domain(struct store *store, const struct domain_config *config, struct
         if (config->arena && store->config.backend == KVD_BACKEND_LEGACY)
                 return store_refuse(store, -EOPNOTSUPP,
                                     "isolation = arena of domain '%s' needs memory that can be "
-                                    "mapped read-only, and legacy CUDA handles cannot; set "
-                                    "isolation = shared",
+                                    "mapped read-only, and legacy CUDA handles cannot; set isolation = shared",
                                     config->name);
         if (!domain) {
                 domain = sys->calloc(1, sizeof *domain);
@@ -157,7 +154,7 @@ int store_domain(struct store *store, const struct domain_config *config, struct
                         return store_refuse(store, -ENOMEM, "out of memory for domain '%s'",
                                             config->name);
                 domain->store = store;
-                /* of spaces to come: it cannot change under existing ones */
+                /* only now: it cannot change while the domain has spaces */
                 domain->config.arena = config->arena;
                 while (*at)
                         at = &(*at)->next;
@@ -200,7 +197,7 @@ uint32_t domain_spaces(const struct domain *domain) {
         return domain->spaces.n;
 }
 
-/* Clients keep what they have mapped, as if their space had been deleted. */
+/* Deletes all spaces. Clients keep what they have mapped. */
 void store_exporter_gone(struct store *store) {
         store->exporter_gone = true;
         while (store->spaces.all.n)

@@ -3,18 +3,18 @@
 #define KVD_STORE_STORE_H
 
 /*
- * The store: pool memory, spaces, blocks, and what is in them. One thread, no sockets, no messages,
- * no waiting.
+ * The store manages pool memory, spaces and blocks. It runs on one thread, without sockets,
+ * messages or waiting.
  *
  *      store ── domain ── space ── segments, index, blocks, leases, exact copies, summaries
  *        │                  └───── attachment (one client's use of the space: pin page, blocks being filled)
- *        │                           └── sequence (its own table: private and borrowed blocks, steps, sketches)
- *        └───── jobs: what a worker does for all of it
+ *        │                           └── sequence (a block table: private and borrowed blocks, steps, sketches)
+ *        └───── jobs: work of a worker process for the store
  *
- * Results: 0 or a count; negative errno for refusals and trouble, with one line in words from
- * store_why(). Nothing allocates but what makes something: a space, an attachment, a sequence, a
- * sketch, a profile sample. Allocate, seal, append, sync, release, evict, lease, jobs and check
- * work on memory that was set aside before.
+ * Results: 0 or a count; a negative errno for refusals and errors, with one line of text from
+ * store_why(). Only calls that create something allocate memory: a space, an attachment, a
+ * sequence, a sketch, a profile sample. Allocate, seal, append, sync, release, evict, lease, jobs
+ * and check use preallocated memory.
  */
 
 #include <stdbool.h>
@@ -37,64 +37,66 @@ struct attachment;
 enum store_pages { STORE_PAGES_AUTO, STORE_PAGES_SMALL, STORE_PAGES_HUGE };
 
 struct store_config {
-        uint64_t pool_bytes;     /* most memory that all segments together may have */
-        /* what store_resize may make of that: indexes have room for it; 0: pool_bytes */
+        uint64_t pool_bytes;     /* maximum memory of all segments together */
+        /* maximum of pool_bytes in store_resize: indexes have room for it; 0: pool_bytes */
         uint64_t pool_most;
-        /* wanted size of a segment; rounded so that blocks and pages fit */
+        /* preferred size of a segment; rounded to whole blocks and pages */
         uint64_t segment_bytes;
-        /* huge: reserved 2 MiB pages or nothing; auto: them if there are enough */
+        /* huge: reserved 2 MiB pages, or fail; auto: these pages if there are enough */
         enum store_pages pages;
-        uint32_t max_attachments; /* clients of one space */
+        uint32_t max_attachments; /* maximum number of clients of one space */
         uint32_t backend;        /* enum kvd_backend */
-        const struct kvd_cuda *cuda; /* not KVD_BACKEND_HOST: initialised, without a context */
-        int device;              /* ordinal */
-        uint8_t uuid[16];
-        /* most memory of exact copies and sketches, of all spaces; 0: as much as the pool */
+        const struct kvd_cuda *cuda; /* GPU backends: initialised, without a context */
+        int device;              /* ordinal of the GPU */
+        uint8_t uuid[16];        /* of the GPU */
+        /* maximum memory of exact copies and sketches of all spaces; 0: as much as the pool */
         uint64_t spill_bytes;
-        /* most memory beside the pool, of all spaces; 0: half of the pool, 2 GiB or more */
+        /* maximum memory outside of the pool, of all spaces; 0: half the pool, at least 2 GiB */
         uint64_t overhead_bytes;
-        uint64_t max_files;      /* descriptors of all spaces; 0: any number */
-        /* GPU memory that is left free when the pool is made, for contexts */
+        uint64_t max_files;      /* maximum number of descriptors of all spaces; 0: no limit */
+        /* GPU memory that is left free for contexts when the pool is made */
         uint64_t reserve_bytes;
-        /* that the GPU may need to stop what a process queued there, once that has ended */
+        /* time that the GPU may take to stop the work of a process that has ended */
         uint64_t quarantine_ns;
-        const struct keep_ops *keep; /* what outlives the daemon (keep.h); NULL: nothing */
+        const struct keep_ops *keep; /* keeper of descriptors (keep.h); NULL: none */
         void *keep_arg;
-        /* the keeper's room: bytes of all names, and what each counts for at least; 0: no limit */
+        /*
+         * the keeper's limit: bytes of all names, and the least that each one counts; 0: no limit
+         */
         uint64_t keep_bytes, keep_least;
 };
 
-/* On failure *ret may be a store that takes only store_why and store_free. */
+/* After an error, *ret may be a store that only store_why and store_free may be called on. */
 int store_new(const struct store_config *config, struct store **ret);
 
 /*
- * With somebody who keeps them, spaces stay as they are, for the next daemon: what clients have is
- * theirs still, though their connections are about to end.
+ * Leaves the spaces as they are for the next daemon, if there is a keeper: clients keep what they
+ * have, although their connections are about to end.
  */
 void store_hand_on(struct store *store);
 struct store *store_free(struct store *store);
 
-/* The reason of the last negative result, one line, without the function's name. */
+/* The reason for the last negative result, one line, without the function's name. */
 const char *store_why(const struct store *store);
 
 /*
- * A GPU's pool that somebody keeps is made here, behind store_adopt: as much of it as can be had that
- * is not there. Otherwise store_new has done so. Negative: nothing is there, and why.
+ * With a keeper and a GPU, allocates the part of the pool that store_adopt did not take over, as
+ * far as the driver has memory. Otherwise store_new has made the pool. Negative: there is no memory
+ * at all.
  */
 int store_make_memory(struct store *store);
 
 /*
- * Who closes shared memory that is large: with its last descriptor the kernel frees all its pages,
- * and nobody should wait for that. Until somebody is named, the store closes it itself.
+ * Sets a function that closes descriptors of large shared memory. Closing the last one makes the
+ * kernel free all its pages, which takes long. Without this function the store closes them itself.
  */
 void store_on_close(struct store *store, void (*called)(void *data, int fd), void *data);
 
 /*
- * Another pool_bytes (a GPU's pool keeps its own), and another spill_bytes; and spaces are fitted to
- * these and to their domains' quotas. A smaller pool comes about piece by piece, in store_idle, as
- * blocks can be evicted. Returns how many spaces cannot grow into all that they may have, since
- * their indexes were made for less. -E2BIG: larger than pool_most; -ENOMEM: there are not as many
- * 2 MiB pages.
+ * Sets pool_bytes (a GPU's pool keeps its size) and spill_bytes, and adapts the spaces' limits to
+ * these and to their domains' quotas. A pool shrinks piece by piece, in store_idle, as blocks can
+ * be evicted. Returns the number of spaces whose index is too small for all the blocks that they
+ * may now have. -E2BIG: larger than pool_most; -ENOMEM: there are too few 2 MiB pages.
  */
 int store_resize(struct store *store, uint64_t pool_bytes, uint64_t spill_bytes);
 
@@ -102,32 +104,32 @@ uint64_t store_pool_bytes(const struct store *store);
 uint64_t store_pool_most(const struct store *store);
 uint64_t store_pool_used(const struct store *store);
 const char *store_pages_name(const struct store *store); /* kind of pages in use, in words */
-/* Some large pages were there when the pool was made, but not enough, and small ones are used. */
+/* True: small pages are used, since there were too few 2 MiB pages (but some) at the start. */
 bool store_wants_pages(const struct store *store);
 
-/* account.c: how much is used, in percent, of that kind of cost of which least is left; of all
- * domains, and of those that never change hands */
+/*
+ * account.c: use in percent of the kind of cost that is closest to its limit, over all domains.
+ * Only kinds that cannot be taken from one domain for another count.
+ */
 uint64_t store_most_used(const struct store *store);
 
-/*
- * What can wait: a bounded piece, of one space. True: call again when there is nothing else to do.
- */
+/* Does a bounded piece of deferred work. True: call again when the caller is idle. */
 bool store_idle(struct store *store);
-uint64_t store_buried(const struct store *store); /* deleted spaces that it has freed so far */
+uint64_t store_buried(const struct store *store); /* number of deleted spaces freed so far */
 
 /*
- * The space may have such work: somebody asked something of it, or changed it. As long as it is to
- * be quiet, changes alone do not give it some before the next look at pins.
+ * space_wants_idle: the space may have deferred work, since it got a request or changed. While a
+ * space is quiet, changes alone do not schedule it before the next look at pins.
  */
 void space_wants_idle(struct space *space);
 void space_be_quiet(struct space *space, bool quiet);
 
-/* What timers ask for is done in pieces, too. */
-enum store_again { STORE_DONE, STORE_LATER, STORE_SOON }; /* SOON: the round is not over */
+/* Work of timers is done in pieces, too. STORE_SOON: the round is not complete. */
+enum store_again { STORE_DONE, STORE_LATER, STORE_SOON };
 
 /*
- * Tells clients how many blocks they could have (kvd_available); what pins hold is counted by
- * store_idle afterwards. STORE_DONE: there are no clients.
+ * Tells clients how many blocks they could allocate (kvd_available), and makes store_idle count
+ * what their pins hold. STORE_DONE: there are no clients.
  */
 enum store_again store_look_at_pins(struct store *store);
 
@@ -135,25 +137,25 @@ enum store_again store_look_at_pins(struct store *store);
 
 struct domain_config {
         char name[KVD_NAME_MAX + 1];
-        /* most pool bytes, and that share of everything else (costs.def); 0: all of it */
+        /* maximum pool bytes; also limits its share of all other costs (costs.def); 0: no limit */
         uint64_t quota;
-        uint64_t guarantee;    /* pool bytes that are kept for it, and that share of the rest */
-        /* most bytes that one process may be filling in one space; 0: half of the space */
+        uint64_t guarantee;    /* pool bytes reserved for it, and the same share of other costs */
+        /* maximum bytes that one process may be filling in one space; 0: half of the space */
         uint64_t client_quota;
-        bool arena;            /* isolation: only the writer's own segments are mapped writable */
-        /* of its blocks' names on the servers of the remote tier; "": its own name */
+        bool arena;            /* isolation = arena: clients map only their own segments writable */
+        /* prefix of its blocks' names on the servers of the remote tier; "": the domain's name */
         char remote_prefix[KVD_NAME_MAX + 1];
 };
 
-/* Finds the domain of that name, or makes it. */
+/* Finds the domain with that name, or creates it. */
 int store_domain(struct store *store, const struct domain_config *config, struct domain **ret);
 struct domain *store_domain_by_name(struct store *store, const char *name);
 const struct domain_config *domain_config(const struct domain *domain);
 
-/* In the order they were made: from NULL on, the first one; NULL: there are no more. */
+/* The next domain in order of creation; after NULL, the first one. NULL: there are no more. */
 struct domain *store_next_domain(struct store *store, struct domain *domain);
 
-/* account.c: of one kind of cost, in bytes or numbers */
+/* account.c: for one kind of cost, in its unit: use, limit, and reserved amount */
 uint64_t domain_used(const struct domain *domain, enum kvd_cost cost);
 uint64_t domain_most(const struct domain *domain, enum kvd_cost cost);
 uint64_t domain_guaranteed(const struct domain *domain, enum kvd_cost cost);
@@ -161,9 +163,9 @@ uint64_t domain_guaranteed(const struct domain *domain, enum kvd_cost cost);
 /* ---- space ----------------------------------------------------------------------------------- */
 
 struct space_options {
-        /* KVD_kind_*, KVD_keys_*, KVD_policy_* (ipc/base/enums.h); 0: the first */
+        /* KVD_kind_*, KVD_keys_*, KVD_policy_* (ipc/base/enums.h); 0: the first one */
         uint32_t kind, keys, policy;
-        uint64_t max_blocks;         /* 0: what the domain's quota allows */
+        uint64_t max_blocks;         /* 0: as many as the domain's quota allows */
 };
 
 struct space_spec {
@@ -173,43 +175,44 @@ struct space_spec {
 };
 
 /*
- * -EEXIST: there is one, and it differs in the field that store_why() names; -ENOENT: create is
- * false; -EINVAL; -EDQUOT, -ENOBUFS, -ENOMEM.
+ * Finds the space with that name, or creates it. -EEXIST: it exists and differs in the field that
+ * store_why() names; -ENOENT: it does not exist and create is false; -EINVAL; -EDQUOT, -ENOBUFS,
+ * -ENOMEM.
  */
 int space_open(struct domain *domain, const struct space_spec *spec, bool create,
                struct space **ret, bool *created);
 struct space *space_by_name(struct domain *domain, const char *name);
 
 /*
- * collect.c: space_open or attachment_new was refused to the domain with that error. If deleting spaces
- * without clients, other than `except`, will help, the one that was not used for longest goes, and
- * what it had comes free in pieces: -EINPROGRESS; call again. Else the error.
+ * collect.c: call after space_open or attachment_new has failed for the domain with that error. If
+ * deleting spaces without clients, other than `except`, can help, deletes the least recently used
+ * one, whose resources are then freed in pieces, and returns -EINPROGRESS: call again. Else returns
+ * error.
  */
 int store_make_way(struct domain *domain, const struct space *except, int error);
-/* The same for the number of its spaces: -EDQUOT: all have clients; 0: one has gone. */
+/* The same for the limit of spaces of a domain. 0: one was deleted; -EDQUOT: all have clients. */
 int domain_make_way(struct domain *domain);
-uint64_t store_collected(const struct store *store); /* spaces that were removed to make room so far */
+uint64_t store_collected(const struct store *store); /* number of spaces deleted so to make room */
 
 /*
- * Takes over a piece of what the previous daemon had in the space. True: the space is complete. An
+ * Takes over a piece of a space from the previous daemon. True: the space is complete. An
  * incomplete space must not be attached to, changed or deleted.
  */
 bool space_take_over(struct space *space);
 
 /*
- * Every space of every domain, in the order they were made: the one whose number is at least
- * cursor, or NULL.
+ * The first space of all domains, in order of creation, whose number is at least cursor, or NULL.
  */
 struct space *store_next_space(struct store *store, uint32_t cursor);
 
 /*
- * The same of one domain, by their places in it, which tell nothing of other domains: a space keeps
- * its place while it lives, and nobody gets it after that.
+ * The same for one domain, by place. Places count the spaces of the domain only, so they reveal
+ * nothing about other domains. A place is never used again.
  */
 struct space *domain_next_space(struct domain *domain, uint32_t cursor);
 uint32_t space_place(const struct space *space);
 
-uint32_t store_spaces(const struct store *store); /* how many there are */
+uint32_t store_spaces(const struct store *store); /* number of spaces */
 uint32_t domain_spaces(const struct domain *domain);
 
 const char *space_name(const struct space *space);
@@ -224,7 +227,7 @@ struct space_usage {
         uint64_t leaves, runs, leases;
         uint64_t max_blocks;
         uint32_t segments, attachments;
-        uint64_t client_counters[KVD_CLIENT_WORDS]; /* attached now and in the past */
+        uint64_t client_counters[KVD_CLIENT_WORDS]; /* sums of present and past clients */
         /* as in space_info_reply */
         uint64_t sequences, private, shared, spilled, vague, spill_slots;
         uint64_t pending, poisoned;
@@ -233,28 +236,28 @@ struct space_usage {
 void space_get_usage(struct space *space, struct space_usage *ret);
 
 /*
- * key: "policy" (a word of enums.h), "max_blocks" (at most the capacity of the index, or 0), or one of
- * settings.def.
+ * key: "policy" (value: a word of enums.h), "max_blocks" (at most the capacity of the index, or 0),
+ * or a name of settings.def.
  */
 int space_set(struct space *space, const char *key, const char *value);
-/* Whether that can be done: what it refuses does not depend on other settings. */
+/* Checks whether space_set would succeed; that does not depend on other settings. */
 int space_check_setting(struct space *space, const char *key, const char *value);
 
 /*
- * -EBUSY while it has attachments, unless force: those then end (their mappings stay valid for
- * their owners). The space is gone at once; its memory is given back to the pool by store_idle.
+ * -EBUSY if it has attachments, unless force: then they end (mappings in client processes stay
+ * valid). The space is gone at once; store_idle returns its memory to the pool.
  */
 int space_delete(struct space *space, bool force);
 
 /*
- * Segments: descriptor to hand out, writable for the attachment or read-only. -ENOENT: no such
- * segment; -ENODATA: it has no memory at present.
+ * The descriptor of a segment to send to a client; *writable: the client may map it writable.
+ * -ENOENT: no such segment; -ENODATA: it has no memory at present.
  */
 int space_segment_fd(struct attachment *attachment, uint32_t segment, bool *writable);
 
 /*
- * GPU memory: the attachment has unmapped these; those that it should unmap next are written to
- * wanted. Returns how many. (In host spaces there is nothing to unmap.)
+ * GPU memory: the attachment has unmapped these segments. Writes the segments that it should unmap
+ * next to wanted, and returns their number. (Host spaces have nothing to unmap.)
  */
 uint32_t attachment_drain(struct attachment *attachment, const uint32_t *unmapped, uint32_t n,
                           uint32_t *wanted, uint32_t n_wanted);
@@ -262,22 +265,23 @@ uint32_t attachment_drain(struct attachment *attachment, const uint32_t *unmappe
 /* ---- attachment ------------------------------------------------------------------------------ */
 
 /*
- * process: whose it is; what one process may have is counted over all of its attachments. gone is
- * called when the space is deleted under the attachment, which is freed right after. May be NULL.
+ * process: identifies the client process; its limits apply to all of its attachments together.
+ * gone, which may be NULL, is called when the space is deleted; the attachment is freed right after
+ * that.
  */
 int attachment_new(struct space *space, void *owner, uint64_t process,
                    void (*gone)(struct attachment *), struct attachment **ret);
 
 /*
- * Ends it: pins count no longer, blocks being filled are discarded, leases end. Only when the
- * process cannot touch the memory any more: it said so, or the kernel says that it is gone. died
- * counts it as reaped. Returns NULL.
+ * Ends an attachment: drops its pins, discards the blocks that it is filling, ends its leases. Only
+ * when the process cannot touch the memory any more, because it has detached or the kernel says
+ * that it is gone. died: count it as reaped. Returns NULL.
  */
 struct attachment *attachment_free(struct attachment *attachment, bool died);
 
 /*
- * Its connection is lost but its process may still run: pins count on, blocks being filled go to
- * limbo until attachment_free, leases end.
+ * The connection is lost but the process may still run: pins stay, blocks being filled go to limbo
+ * until attachment_free, leases end.
  */
 void attachment_orphan(struct attachment *attachment);
 
@@ -286,32 +290,32 @@ struct space *attachment_space(const struct attachment *attachment);
 int attachment_pin_fd(const struct attachment *attachment);
 uint64_t attachment_pin_bytes(const struct attachment *attachment);
 uint64_t attachment_filling(const struct attachment *attachment);
-/* blocks that it fills, and those that its pins hold, as it says itself */
+/* number of blocks that it fills, plus blocks that its pins hold, as the client reports */
 uint64_t attachment_holds(const struct attachment *attachment);
-/* blocks pinned directly, when pins were last looked at, which is when their client says so */
+/* number of blocks pinned directly at the last look at pins */
 uint64_t attachment_pinned(const struct attachment *attachment);
 
-/* Somebody begins to read what is looked up, or ends: clients note it meanwhile. */
+/* A follower of the space begins or ends. While there is one, clients note their lookups. */
 void space_follow(struct space *space, bool begins);
 
 /*
- * Blocks at or after *cursor that it pins directly, up to n; looks at so many, moves the cursor; 0:
- * that was all.
+ * Writes up to n ids of blocks at or after *cursor that it pins directly, and returns their number.
+ * Looks at a bounded number of blocks and moves *cursor; 0: that was all.
  */
 uint32_t attachment_pins(const struct attachment *attachment, uint32_t *cursor, uint32_t *ret,
                          uint32_t n);
-/* the first n words that it counts in, cut to what can be true */
+/* the first n words of its page's counters, limited to plausible values */
 void attachment_counters(const struct attachment *attachment, uint32_t n, uint64_t *ret);
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
 /*
- * Gives 1 to n blocks to fill; -EDQUOT, -ENOBUFS as in kvd_alloc. 0: it stopped after a bounded
- * amount of work; there may be one, so ask again.
+ * Allocates 1 to n blocks to fill and returns their number; -EDQUOT, -ENOBUFS as in kvd_alloc. 0:
+ * stopped after a bounded amount of work without finding one; call again.
  */
 int space_allocate(struct attachment *attachment, uint32_t n, kvd_ref *ret);
 
-/* Frees those that this attachment is filling; returns how many. Others are ignored. */
+/* Frees the blocks that this attachment is filling and ignores others. Returns the number freed. */
 uint32_t space_release(struct attachment *attachment, const kvd_ref *blocks, uint32_t n);
 
 struct seal_request {
@@ -329,49 +333,49 @@ struct seal_request {
 
 /*
  * Publishes all blocks or none. ret[i] is the block that holds the content now: the one given, or
- * one that was sealed before with the same content (then the given one is still being filled by the
- * caller, who releases it). -ESTALE: a block or the parent is not what the caller thinks; -EINVAL:
- * counts, tokens.
+ * one that was sealed earlier with the same content. In that case the given block is still being
+ * filled by the caller, which should release it. -ESTALE: a block is not being filled by the
+ * caller, or the parent is gone; -EINVAL: wrong counts or tokens.
  */
 int space_seal(struct attachment *attachment, const struct seal_request *request, kvd_ref *ret);
 
 /*
- * Seals what the client has posted; it said that it had, or something else. See cache/post.c. False:
- * it had posted nothing.
+ * Both seal the blocks that the client has posted (cache/post.c), the first after a message of the
+ * client. False: there were none.
  */
 bool attachment_was_kicked(struct attachment *attachment);
 bool attachment_take_posts(struct attachment *attachment);
-/* that were not taken yet; not more than blocks that it is filling */
+/* number of posts that were not taken yet, limited to the number of blocks that it is filling */
 uint32_t attachment_posts(const struct attachment *attachment);
 
 /* ---- semaphores of spaces on a GPU, see device/semaphore.c ----------------------------------- */
 
-int space_semaphore_fd(const struct space *space); /* their page; -1 in host memory */
+int space_semaphore_fd(const struct space *space); /* the semaphore page; -1 in host spaces */
 uint32_t attachment_semaphore_row(const struct attachment *attachment);
 
-/* Blocks that it sealed and whose data is not known to be there. */
+/* Number of blocks that it sealed and whose data is not known to be there yet. */
 uint64_t attachment_pending(const struct attachment *attachment);
 
 /*
- * Finds out whose data has come, and frees what is poisoned and no longer pinned. STORE_DONE: no
- * data is still to come.
+ * Finds blocks whose data has arrived, and frees poisoned blocks that are no longer pinned.
+ * STORE_DONE: no block waits for data.
  */
 enum store_again store_look_at_semaphores(struct store *store);
 
 /*
- * Semaphores whose waiters are to be woken by a stream's write of words[2 * i + 1] to semaphore
- * words[2 * i] of the page, after a client died. Only if somebody does that: store_set_wakes. One
- * at a time; done: false, it will be asked again.
+ * Semaphores of a dead client whose waiters must be woken: a stream is to write words[2 * i + 1] to
+ * semaphore words[2 * i] of the page. Only after store_set_wakes(true). One request at a time; if
+ * it is done with false, store_next_wake returns it again.
  */
 struct store_wake {
-        int fd;          /* the space's */
+        int fd;          /* the page's; owned by the space */
         uint64_t bytes;
         uint8_t device[16];
         uint32_t n;
         uint64_t words[128];
 };
 void store_set_wakes(struct store *store, bool wakes);
-/* store_on_job's function was called when the first one came */
+/* the function set by store_on_job is called when the first one is queued */
 bool store_wants_wake(struct store *store);
 bool store_next_wake(struct store *store, struct store_wake *ret);
 void store_wake_done(struct store *store, bool done);
@@ -379,23 +383,22 @@ void store_wake_done(struct store *store, bool done);
 /* ---- leases on prefixes being computed (single flight) --------------------------------------- */
 
 /*
- * 1: granted (again, if the caller has it); 0: somebody else holds it; -ENOBUFS: too many leases at
- * once.
+ * 1: the caller has the lease (again); 0: another attachment holds it; -ENOBUFS: too many leases.
  */
 int space_lease(struct attachment *attachment, struct kvd_key prefix, uint32_t prefix_tokens);
 void space_lease_end(struct attachment *attachment, struct kvd_key prefix, uint32_t prefix_tokens);
 
-/* ---- sequences: a client's own tables, see ipc/base/sequence.h ------------------------------- */
+/* ---- sequences: block tables of requests, see ipc/base/sequence.h ---------------------------- */
 
 /*
- * -EUSERS, -EDQUOT, -ENOMEM. Numbers are the space's; a sequence takes requests of its own
- * attachment only.
+ * -EUSERS, -EDQUOT, -ENOMEM. Sequence numbers are unique in a space. The other calls accept only
+ * sequences of the same attachment.
  */
 int sequence_open(struct attachment *attachment, uint32_t max_blocks, uint32_t *ret);
 int sequence_close(struct attachment *attachment, uint32_t number);
 
 struct append_request {
-        bool own;                /* false: sealed blocks that the caller pins */
+        bool own;                /* blocks that the caller fills; false: sealed ones that it pins */
         uint32_t n_blocks;
         const kvd_ref *blocks;
         uint32_t n_tokens;
@@ -403,8 +406,8 @@ struct append_request {
 };
 
 /*
- * All blocks or none; *first is the entry of the first one. -ESTALE, -EINVAL, -ENOSPC: the table is
- * full.
+ * Appends all blocks or none; *first is the entry number of the first one. -ESTALE, -EINVAL;
+ * -ENOSPC: the table is full.
  */
 int sequence_append(struct attachment *attachment, uint32_t number,
                     const struct append_request *request, uint32_t *first);
@@ -414,40 +417,39 @@ int sequence_share(struct attachment *attachment, uint32_t number, uint32_t firs
                    uint32_t n_tokens);
 
 /*
- * taken[i] says whether the client took change i of the last answer; they are settled in order,
- * missing ones are proposed again. Then writes up to KVD_SYNC_CHANGES new ones. Returns how many.
+ * taken[i]: the client took change i of the last reply. Changes beyond n_taken are proposed again.
+ * Then writes up to KVD_SYNC_CHANGES changes to ret, and returns their number.
  */
 int sequence_sync(struct attachment *attachment, uint32_t number, const uint32_t *taken,
                   uint32_t n_taken, struct kvd_change *ret);
 
-/* A client is told this of its sequence beside the changes. */
+/* State of a sequence, which its client gets with the changes. */
 struct sequence_report {
-        /* something that it asked for, or that follows from it, is still under way */
-        bool pending;
-        uint64_t copy_bytes;     /* of its exact copies */
-        uint64_t sketch_bytes;
+        bool pending;            /* work that the client requested is not complete */
+        uint64_t copy_bytes;     /* bytes of its exact copies */
+        uint64_t sketch_bytes;   /* bytes of its sketches */
 };
 void sequence_report(struct attachment *attachment, uint32_t number, struct sequence_report *ret);
 
-/* how: enum kvd_cool. Returns how many entries will leave. */
+/* how: enum kvd_cool. Returns the number of entries that will leave. */
 int sequence_cool(struct attachment *attachment, uint32_t number, uint32_t how,
                   const uint32_t *entries, uint32_t n);
 
 /*
- * how: enum kvd_revive. -ENODATA: approximately was all that was asked for, and it cannot be had.
+ * how: enum kvd_revive. -ENODATA: only approximate contents were requested, and no sketch has them.
  */
 int sequence_revive(struct attachment *attachment, uint32_t number, uint32_t how,
                     const uint32_t *entries, uint32_t n, uint32_t *exact, uint32_t *approx);
 
 /*
- * KeyDiff: packs what each layer and head keeps of the range's tokens into fewer blocks. Returns
- * how many entries will change. -ENOBUFS, -EBUSY, -EOPNOTSUPP.
+ * KeyDiff: packs the tokens of the range that each layer and head keeps into fewer blocks. Returns
+ * the number of entries that will change. -ENOBUFS, -EBUSY, -EOPNOTSUPP.
  */
 int sequence_compact(struct attachment *attachment, uint32_t number, uint32_t first, uint32_t n,
                      uint32_t keep);
 
 struct critical_request {
-        /* that the caller is filling, and leaves alone until the configuration is there */
+        /* blocks that the caller fills, and does not write until the configuration is ready */
         uint32_t n_blocks;
         const kvd_ref *blocks;
         uint32_t queries, words, selected;
@@ -456,8 +458,8 @@ int sequence_critical(struct attachment *attachment, uint32_t number,
                       const struct critical_request *request);
 
 /*
- * 1: layers[layers] and heads[layers * kv_heads] are written; 0: not made yet; -ENODATA: nobody
- * asked for it.
+ * 1: layers[layers] and heads[layers * kv_heads] are written; 0: not ready yet; -ENODATA: it was
+ * not requested.
  */
 int sequence_sharing(struct attachment *attachment, uint32_t number, uint8_t *layers,
                      uint8_t *heads);
@@ -473,71 +475,68 @@ int space_sample(struct attachment *attachment, uint32_t r, uint32_t n_tokens,
 int space_sample_done(struct attachment *attachment, uint64_t ticket); /* 1: yes */
 
 struct profile_report {
-        uint32_t layers, def;    /* def: 0 there is no table */
+        uint32_t layers, def;    /* def: 0 if there is no table, else as in message profile */
         uint8_t depth[101];
         uint32_t samples[101];
-        /* floats in similarity: layers for each percent that has samples, ascending */
+        /* number of floats in similarity: `layers` for each percent that has samples, ascending */
         uint32_t n_similarity;
-        float similarity[15360]; /* means by the space's bicache.sim */
+        float similarity[15360]; /* mean similarities, by the space's bicache.sim */
 };
 void space_profile(struct space *space, struct profile_report *ret);
 void space_profile_forget(struct space *space);
 int space_profile_build(struct space *space); /* -ENODATA: there are no samples */
 int space_profile_import(struct space *space, const uint8_t depth[101], uint32_t def);
 
-/* ---- jobs: what a worker does for the store -------------------------------------------------- */
+/* ---- jobs: work of a worker process for the store -------------------------------------------- */
 
 struct store_job {
         uint64_t id;
         struct space *space;
-        uint32_t sketch;         /* number; 0: none */
-        uint64_t bytes;          /* of its arguments */
+        uint32_t sketch;         /* number of the sketch that it uses; 0: none */
+        uint64_t bytes;          /* size of its arguments */
 };
 
 uint64_t store_jobs_waiting(const struct store *store);
 
-/*
- * Takes the next job and writes its arguments (ipc/base/job.h). False: there is none, or its space
- * is gone.
- */
+/* Takes the next job and writes its arguments (ipc/base/job.h). False: there is none. */
 bool store_next_job(struct store *store, void *arguments, struct store_job *ret);
 
-/* The worker's answer; it is not trusted: sizes and numbers are compared with what was asked. */
+/* The worker's reply. It is not trusted: sizes and numbers are checked against the request. */
 void store_job_done(struct store *store, uint64_t id, int error, const void *result, size_t bytes);
 
-/* It has done a piece of the job, and rests. */
+/* The worker has done a piece of the job and paused it. */
 void store_job_rests(struct store *store, uint64_t id);
 
 /*
- * The worker is gone, as the kernel says: the job that it was at (0: none) is done again, once, and
- * those that rest are done again.
+ * The worker is gone, according to the kernel. The job that it was running (0: none) is run again,
+ * but only once; paused jobs are run again.
  */
 void store_job_lost(struct store *store, uint64_t id);
 
 /*
- * Called from inside requests and idle work when the first job begins to wait; not from inside
- * store_next_job, store_job_done and store_job_lost: who calls these asks for the next job
- * afterwards.
+ * Sets a function that is called when the first job begins to wait, from inside requests and idle
+ * work, but not from inside store_next_job, store_job_done and store_job_lost: their caller asks
+ * for the next job afterwards.
  */
 void store_on_job(struct store *store, void (*called)(void *data), void *data);
 
-/* Descriptors that a worker needs; made at first use. */
+/* Descriptors that a worker needs; created at first use. */
 int space_index_fd_for_worker(struct space *space); /* read-only */
 int space_summary_fd(struct space *space, bool writable);
 int space_tier_fd(struct space *space, uint32_t tier, uint64_t *bytes); /* of enum kvd_tier */
 int space_sketch_fd(struct space *space, uint32_t sketch, uint64_t *bytes);
 /* writable; -ENOENT, -ENODATA */
 int space_worker_segment_fd(struct space *space, uint32_t segment);
-/* moves with its memory; 0: it has none */
+/* version of the segment's memory, see kvd_index_memory; 0: it has none */
 uint32_t space_memory_version(const struct space *space, uint32_t segment);
 
-/* ---- GPU memory: what a worker does for it, and what takes time ------------------------------ */
+/* ---- GPU memory: clearing, legacy handles, unmapping ----------------------------------------- */
 
 #define STORE_CLEARS 16u
 
 struct store_clears {
-        uint32_t dirty, clean;   /* chunks: not cleared yet, ready */
-        uint32_t missing;        /* that the driver did not give */
+        uint32_t dirty, clean;   /* number of chunks not cleared yet, and of chunks ready to use */
+        uint32_t missing;        /* number of chunks that the driver could not allocate */
 };
 void store_clears(const struct store *store, struct store_clears *ret);
 bool store_has_device(const struct store *store);
@@ -545,57 +544,59 @@ const uint8_t *store_device(const struct store *store);  /* its UUID: 16 bytes *
 bool store_wants_clearing(const struct store *store);
 
 /*
- * Descriptors of chunks to be filled with zeros, the store's own; how many. One such set at a time
- * is on its way.
+ * Writes descriptors of chunks to be filled with zeros, which stay the store's, and returns their
+ * number. Only one set at a time is handed out.
  */
 uint32_t store_next_clear(struct store *store, int fds[STORE_CLEARS], uint64_t *bytes);
 void store_clear_done(struct store *store, bool cleared);
-void store_clear_failed(struct store *store); /* it cannot be done: not before store_make_missing */
+void store_clear_failed(struct store *store); /* do not try again before store_make_missing */
 
 /*
- * KVD_BACKEND_LEGACY: memory is made, cleared and kept by an exporter, one piece of that number for
- * each space. A number that comes again names memory that nobody uses any more: that is given up
+ * KVD_BACKEND_LEGACY: an exporter process allocates, clears and keeps the memory, one numbered
+ * piece for each space. If a number is requested again, its old memory is unused, and is freed
  * first.
  */
 bool store_has_exporter(const struct store *store);
 bool store_next_export(struct store *store, uint32_t *number, uint64_t *bytes);
 void store_export_done(struct store *store, uint32_t number, const uint8_t handle[64]);
 void store_exporter_gone(struct store *store); /* deletes every space */
-/* 64 bytes; NULL: it has none */
+/* a legacy handle of 64 bytes; NULL: the segment has none */
 const uint8_t *space_segment_handle(const struct space *space, uint32_t segment);
 
 /* A segment that the worker should unmap; false: none. */
 bool store_next_unmap(struct store *store, struct space **space, uint32_t *segment);
 void space_worker_unmapped(struct space *space, uint32_t segment);
-/* it has nothing mapped, and clears nothing, any more */
+/* the worker has no memory mapped and clears none any more */
 void store_worker_gone(struct store *store);
 
 /*
- * Tries once more to have what the driver did not give, and to have it cleared. Returns how many
- * are missing still.
+ * Tries again to allocate missing chunks and to get chunks cleared. Returns the number of chunks
+ * that are still missing.
  */
 uint32_t store_make_missing(struct store *store);
 
-/* ---- eviction and looking inside ------------------------------------------------------------- */
+/* ---- eviction and inspection ----------------------------------------------------------------- */
 
 /*
- * Evicts up to n unpinned blocks, coldest leaves first (n 0: all), or chain and everything behind
- * it. Stops early after a bounded amount of work: *more is true then. Returns how many.
+ * Evicts up to n unpinned blocks, coldest leaves first (n = 0: all), or the block chain and all
+ * blocks behind it. Returns the number evicted. *more: stopped after a bounded amount of work; call
+ * again.
  */
 int64_t space_evict(struct space *space, uint64_t n, kvd_ref chain, bool *more);
 
 #define STORE_MAP_PINNED 16u
 #define STORE_MAP_LEAF 32u
-/* a sequence's, held by a job, or its data is still to come: eviction passes it over */
+/* used by a sequence or a job, or its data is still to come: not evicted */
 #define STORE_MAP_KEPT 64u
 
 /*
- * States of n blocks from first: enum kvd_state, plus the flags above. Returns how many, up to n:
- * fewer where there are many clients to be asked for pins; 0: there are none from there on.
+ * Writes the states of up to n blocks from first on: enum kvd_state, plus the flags above. Returns
+ * the number of blocks, which is lower if there are many clients whose pins must be read; 0: no
+ * more.
  */
 struct map_room {
         uint8_t *states;
-        uint32_t *parents; /* NULL, or ids of the blocks before them; UINT32_MAX: none */
+        uint32_t *parents; /* NULL, or ids of the parents; UINT32_MAX: none */
         uint8_t *ages;     /* NULL, or as in message block_map */
 };
 #define MAP_AGE_UNKNOWN 255u
@@ -609,22 +610,22 @@ struct chain_info {
         uint32_t n_head;
 };
 /*
- * The first sealed block without children at or after block *cursor; moves *cursor behind it.
- * -ENOENT: none. A call looks at a bounded number of blocks: if ret->leaf is 0, ask again with
- * *cursor and *above (0 at first) as they are now.
+ * Describes the chain of the first leaf at or after block *cursor, and moves *cursor behind the
+ * leaf. -ENOENT: there is none. A call looks at a bounded number of blocks: if ret->leaf is 0, call
+ * again with *cursor and *above as they are. *above must be 0 in the first call.
  */
 int space_next_chain(struct space *space, uint32_t *cursor, uint32_t *above,
                      struct chain_info *ret);
 
 struct check_report {
-        uint32_t checked, broken; /* blocks looked at; invariants */
-        /* at the end: something changed on the way, so sums over the space were not compared */
+        uint32_t checked, broken; /* number of blocks checked; number of broken invariants */
+        /* in the last piece: the space changed meanwhile, so sums over it were not compared */
         bool partial;
         char first[200]; /* the first broken invariant, in words */
 };
 /*
- * Checks a piece of the space from *cursor on, which is 0 at first, and moves it; it is 0 again
- * when all was checked.
+ * Checks a piece of the space from *cursor on (0 at the start) and moves *cursor, to 0 after the
+ * last piece.
  */
 void space_check(struct space *space, uint64_t *cursor, struct check_report *report);
 

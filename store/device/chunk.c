@@ -31,8 +31,7 @@ static int make(struct store *store, struct chunk *chunk) {
                 error = pool->cuda->cuMemCreate(&chunk->memory, pool->bytes, &pool->what, 0);
         if (error)
                 return store_refuse(store, kvd_cuda_errno(error),
-                                    "a segment of %llu MiB cannot be had from the GPU: "
-                                    "%s",
+                                    "a segment of %llu MiB cannot be had from the GPU: %s",
                                     (unsigned long long)(pool->bytes >> 20),
                                     kvd_cuda_why(pool->cuda, error, text, sizeof text));
         chunk_set_state(pool, chunk, DIRTY);
@@ -128,8 +127,7 @@ static int granularity_of(struct store *store, const struct cu_allocation *what,
         if (error == CU_OK && *ret)
                 return 0;
         return store_refuse(store, error ? kvd_cuda_errno(error) : -EIO,
-                            "the GPU does not say how its memory is cut: "
-                            "%s",
+                            "the GPU does not say how its memory is cut: %s",
                             kvd_cuda_why(cuda, error, text, sizeof text));
 }
 
@@ -150,9 +148,7 @@ static int size_pool(struct store *store, const struct cu_allocation *what) {
         store->page_bytes = granularity;
         if (config->pool_bytes == 0)
                 return store_refuse(store, -EINVAL,
-                                    "pool is smaller than one segment of GPU memory, %llu MiB; "
-                                    "raise "
-                                    "it",
+                                    "pool is smaller than one segment of GPU memory, %llu MiB; raise it",
                                     (unsigned long long)(config->segment_bytes >> 20));
         return 0;
 }

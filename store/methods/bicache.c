@@ -297,8 +297,7 @@ int space_profile_import(struct space *space, const uint8_t depth[101], uint32_t
                 return error;
         if (def != own)
                 return refuse(space, -EINVAL,
-                              "it was made with the other bicache.r_def; make it anew, or set "
-                              "that");
+                              "it was made with the other bicache.r_def; make it anew, or set that");
         for (uint32_t r = 0; r < RATIOS; r++)
                 if (depth[r] == 0 || depth[r] > space->ix->geometry.layers ||
                     (r && depth[r] < depth[r - 1]))

@@ -125,8 +125,7 @@ static int check(struct attachment *a, const struct critical_request *req) {
         if (!req->queries || req->queries > 4096 || !req->words || req->words > 65536 ||
             !req->selected)
                 return refuse(a, -EINVAL,
-                              "1 to 4096 queries of 1 to 65536 words, and what is selected must be "
-                              "given");
+                              "1 to 4096 queries of 1 to 65536 words, and what is selected must be given");
         if ((uint64_t)g->layers * g->kv_heads * req->queries > KVD_CONFIG_ROWS)
                 return refuse(a, -E2BIG,
                               "layers, KV heads and queries make more than 1048576 rows of bits");

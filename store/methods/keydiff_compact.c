@@ -36,8 +36,7 @@ static int check_space(struct attachment *a) {
                 return refuse(a, -EOPNOTSUPP, "keydiff is off");
         if (ix->geometry.rope == KVD_rope_pre)
                 return refuse(a, -EOPNOTSUPP,
-                              "keys are stored before rotation, and a packed block has no "
-                              "positions");
+                              "keys are stored before rotation, and a packed block has no positions");
         if (ix->geometry.dtype == KVD_dtype_i8)
                 return refuse(a, -EOPNOTSUPP,
                               "numbers of 8 bits without a scale cannot be compared");
@@ -104,9 +103,7 @@ full:
                 put_away(q, &q->entries[list_pop(q, &q->compact)]);
         space_count(a->space, KVD_SPACE_REFUSED_FULL, 1);
         return refuse(a, -ENOBUFS,
-                      "there is no room for the packed blocks beside those that they replace; "
-                      "compact "
-                      "smaller ranges, or raise pool or quota");
+                      "there is no room for the packed blocks beside those that they replace; compact smaller ranges, or raise pool or quota");
 }
 
 int sequence_compact(struct attachment *a, uint32_t number, uint32_t first, uint32_t n,

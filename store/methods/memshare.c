@@ -43,8 +43,7 @@ int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32
                 return -ENOENT;
         if (!n || first > q->n_tokens || n > q->n_tokens - first)
                 return store_refuse(space_store(a->space), -EINVAL,
-                                    "sequence in space '%s': it has %u tokens, not the "
-                                    "%u from %u on",
+                                    "sequence in space '%s': it has %u tokens, not the %u from %u on",
                                     a->space->name, q->n_tokens, n, first);
         if (!setting(a->space, KVD_memshare_on) ||
             n < setting(a->space, KVD_memshare_min_step_tokens) || q->n_steps == q->max_blocks)
