@@ -12,7 +12,7 @@ void store_on_close(struct store *store, void (*called)(void *data, int fd), voi
         store->on_close = (struct on_close){called, data};
 }
 
-#define LARGE (UINT64_C(1) << 20) /* smaller files are closed at once */
+#define LARGE (UINT64_C(1) << 20) /* smaller files are closed directly */
 
 void store_close_file(struct store *store, struct shared_file *file) {
         bool large = file->bytes >= LARGE && store->on_close.called;

@@ -4,31 +4,32 @@
 
 /*
  * The remote tier, as the daemon sees it: servers that several machines share. The store decides
- * what goes there and what is asked for; a remote process (daemon/process/remote) speaks to the servers.
- * Nobody knows what lies there without asking, and one question is out at a time.
+ * which blocks are written and read; a remote process (daemon/remote) talks to the servers, and
+ * gets one request at a time. Only a request can tell what the servers have.
  *
- *      connecting ──► on ◄──► partly, away     by what the process says of its servers
+ *      connecting ──► on ◄──► partly, away     as the process reports
  *
- * While all are away nothing is asked, and nobody waits. What is written follows the rules of the
- * file (store/disk.h); what comes is asked for where neither pool nor file has it.
+ * While all servers are away there are no requests, and no client waits. The rules for writing are
+ * those of the file tier (store/disk.h). Blocks that neither the pool nor the file has are fetched
+ * from here.
  */
 
 #include "ipc/base/remote.h"
 #include "store/disk.h"
 
 struct store_remote_config {
-        uint32_t depth;       /* tokens that end with a block which is written at first use */
+        uint32_t depth;       /* in tokens: blocks that end beyond are written at first use */
 };
 
 enum store_remote_ask {
-        STORE_REMOTE_FIND,    /* how many blocks of a chain are there behind the first ones? */
+        STORE_REMOTE_FIND,    /* how many blocks of a chain are on the servers? */
         STORE_REMOTE_GET,
         STORE_REMOTE_PUT,
 };
 
 struct store_remote_item {
         struct kvd_remote_item item; /* without file and offset */
-        kvd_ref block;               /* held until the answer */
+        kvd_ref block;               /* held until the reply */
         const uint32_t *tokens;
 };
 
@@ -37,43 +38,46 @@ struct store_remote_question {
         struct space *space;
         const char *tenant;
         struct kvd_remote_content content;
-        /* FIND: a chain from its beginning on, and how many of its blocks are resident */
+        /* FIND: tokens of a chain from its beginning; first: number of resident blocks */
         uint32_t group, first, n_tokens;
         uint64_t root;
         const uint32_t *tokens;
-        bool checksums;       /* GET: the answer has some */
-        uint32_t n;           /* GET, PUT */
+        bool checksums;       /* GET: the reply brings checksums */
+        uint32_t n;           /* GET, PUT: number of items */
         struct store_remote_item items[KVD_REMOTE_ITEMS];
 };
 
-/* Before clients come. Without it there is no remote tier, and nothing below does anything. */
+/*
+ * Creates the tier; call it before clients connect. Without this call the functions below do
+ * nothing.
+ */
 int store_remote_begin(struct store *store, const struct store_remote_config *config);
-/* Calls back when there is something to ask; soon: somebody waits for it. */
+/* Sets a function that is called when there is a request; soon: a client waits for it. */
 void store_on_remote(struct store *store, void (*called)(void *data, bool soon), void *data);
 
-/* How many servers there are, and how many do not answer; why: one of those. */
+/* The number of servers, and of those that do not answer; why: error of one of these. */
 void store_remote_servers(struct store *store, uint32_t servers, uint32_t away, const char *why);
 
-/* What to ask next; NULL: nothing. later: there may be something, in a while. */
+/* The next request; NULL: none. *later: there may be one after a while. */
 const struct store_remote_question *store_remote_next(struct store *store, bool *later);
 
 /*
- * Of the answer that follows: how many blocks servers refused to look for (FIND), and what one said
- * to what it refused; "": nothing was.
+ * Call it before the reply: n blocks were refused by servers (FIND), with the error of one of them;
+ * "": none was refused.
  */
 void store_remote_refused(struct store *store, uint32_t n, const char *refusal);
 /*
- * Its answer, of the kind of the question. names: of the block before the first that was looked
- * for, and of those that are there (FIND); of all items (PUT). Errors are 0 or negative.
+ * The reply, by the kind of the request. FIND: names are those of the block before the first one
+ * looked for, and of the blocks found; PUT: of all items. Errors are 0 or negative.
  */
 void store_remote_found(struct store *store, const struct kvd_key *names, uint32_t n);
-/* checksums: XXH3-64 of what came; NULL if they were not asked for. */
+/* checksums: XXH3-64 of each block received; NULL if not requested. */
 void store_remote_got(struct store *store, const int32_t *errors, const uint64_t *checksums,
                       uint32_t n);
 void store_remote_put(struct store *store, const struct kvd_key *names, const int32_t *errors,
                       uint32_t n);
-void store_remote_lost(struct store *store); /* the process is gone, and with it the question */
-/* Where a question's block is for them: a descriptor, and where in there; or a negative errno. */
+void store_remote_lost(struct store *store); /* the process is gone, and with it the request */
+/* The memory of a request's item: a descriptor and the offset in it; or a negative errno. */
 int store_remote_memory(struct store *store, uint32_t item, uint64_t *offset);
 
 enum store_remote_state {
@@ -88,18 +92,18 @@ struct store_remote_info {
         enum store_remote_state state;
         uint32_t servers, away;
         uint64_t fetches, queue;
-        uint64_t hits, misses;   /* blocks that came, and that were asked for and did not */
-        uint64_t wrong;          /* blocks that came, and were not what they should be */
+        uint64_t hits, misses;   /* number of blocks received; number requested but not received */
+        uint64_t wrong;          /* number of blocks received damaged */
         uint64_t read_bytes, written_bytes, errors;
-        uint64_t read_ns, write_ns; /* that they were asked for them, and given them */
-        char why[128];           /* a server is away */
+        uint64_t read_ns, write_ns; /* time for which reads, and writes, were under way */
+        char why[128];           /* error of a server that is away */
         char last_error[128];
 };
 void store_remote_get_info(const struct store *store, struct store_remote_info *ret);
 
 /*
- * space_fetch for what neither the pool nor the file has: the tokens that are resident, and a
- * descriptor if the servers are asked for more.
+ * Like space_fetch, for blocks that neither the pool nor the file has. Returns the number of
+ * resident tokens; *fd is a descriptor if servers are asked for more.
  */
 int64_t space_fetch_remote(struct attachment *attachment, const struct fetch_request *q, int *fd);
 

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * BiCache's profile of a space says how alike a prefix's keys and values are when it is computed
- * alone and as part of an input, layer by layer and by prefix ratio. A table of depths is built
- * from it (kernels/btable.h) and lies in the index header for clients to read.
+ * BiCache's profile of a space is the similarity between a prefix's keys and values computed alone
+ * and as part of a longer input, by layer and prefix ratio. A table of depths is built from it
+ * (kernels/btable.h) and published in the index header.
  *
- * Samples are measured by a worker, in the order in which they came. Both readings of similarity
- * are kept. The paper's estimator (the mean of the requests' depths) needs each request's own
- * depth, which depends on the threshold: another threshold than that of the first sample needs new
- * samples.
+ * A worker measures the samples in order of arrival. Both definitions of similarity are kept. The
+ * paper's estimator (the mean of the requests' depths) needs each request's own depth, which
+ * depends on the threshold: after a change of the threshold it needs new samples.
  */
 
 #include <errno.h>
@@ -20,7 +19,7 @@
 #include "store/methods/methods.h"
 
 #define RATIOS KVD_BTABLE_STEPS
-#define FAILURES 64u /* tickets whose failure is remembered */
+#define FAILURES 64u /* number of last tickets whose failure is remembered */
 
 enum { SIM_FLAT, SIM_TOKEN_MEAN };         /* bicache.sim */
 enum { B_MEAN_FLOOR, B_TAKEWHILE_OF_MEAN }; /* bicache.b_mode */
@@ -28,7 +27,7 @@ static_assert(RATIOS == ARRAY_SIZE(((struct kvd_index *)0)->depth), "a depth for
 
 struct sample {
         struct sample *next;
-        struct attachment *attachment; /* NULL: it is gone */
+        struct attachment *attachment; /* NULL: the client is gone */
         uint64_t ticket;
         uint32_t r, n_tokens, n_blocks;
         kvd_ref blocks[];
@@ -37,11 +36,11 @@ struct sample {
 struct profile {
         struct ticket ticket;
         struct sample *first, **end;   /* owned; waiting or in flight */
-        uint64_t n_asked, n_done;      /* tickets given out; answered, in this order */
+        uint64_t n_asked, n_done;      /* number of tickets given out, and done, in this order */
         uint64_t failed;               /* bit i: ticket n_done - i failed */
-        struct kvd_bprofile sim[2];    /* by SIM_...; the same requests */
+        struct kvd_bprofile sim[2];    /* of the same requests, by SIM_... */
         float *one;                    /* similarities of one request, behind sums */
-        double sums[];                 /* of sim */
+        double sums[];                 /* sums of sim[0], then of sim[1] */
 };
 
 static double setting(const struct space *space, enum kvd_setting which) {
@@ -74,7 +73,7 @@ static void begin(struct space *space) {
                                                   .sum = p->sums + i * n};
 }
 
-/* Adds results[layer][token_mean, flat]. Returns false if they are no numbers. */
+/* Adds results[layer][token_mean, flat]. Returns false if a result is not finite. */
 static bool add(struct space *space, uint32_t r, const float (*results)[2]) {
         static const int place[] = {[SIM_FLAT] = 1, [SIM_TOKEN_MEAN] = 0};
         struct profile *p = space->parts.profile;
@@ -171,7 +170,7 @@ static void profile_free(struct space *space) {
         space->parts.profile = NULL;
 }
 
-/* Its samples go when their turn comes. */
+/* The attachment's samples are removed when their turn comes. */
 static bool profile_leave(struct attachment *a) {
         struct profile *p = a->space->parts.profile;
 
@@ -239,8 +238,8 @@ int space_sample_done(struct attachment *a, uint64_t ticket) {
                 return 0;
         if (p->n_done - ticket < FAILURES && p->failed >> (p->n_done - ticket) & 1)
                 return refuse(a->space, -EIO,
-                              "the sample could not be measured: its numbers are not finite, of 8 "
-                              "bits, or no longer there");
+                              "the sample could not be measured: its values are not finite or have "
+                              "8 bits, or its blocks are gone");
         return 1;
 }
 
@@ -263,8 +262,8 @@ static void set_table(struct space *space, const uint8_t depth[RATIOS], uint32_t
 }
 
 /*
- * Depths never fall, and a ratio without samples has that of the one before. They are at least 1:
- * nothing attends before.
+ * Depths never decrease, and a ratio without samples has the depth of the one before. They are at
+ * least 1, since nothing before the first layer attends.
  */
 int space_profile_build(struct space *space) {
         bool means = (int)setting(space, KVD_bicache_b_mode) == B_TAKEWHILE_OF_MEAN;
@@ -297,12 +296,12 @@ int space_profile_import(struct space *space, const uint8_t depth[101], uint32_t
                 return error;
         if (def != own)
                 return refuse(space, -EINVAL,
-                              "it was made with the other bicache.r_def; make it anew, or set that");
+                              "the table was made with the other bicache.r_def; make it again, or change the setting");
         for (uint32_t r = 0; r < RATIOS; r++)
                 if (depth[r] == 0 || depth[r] > space->ix->geometry.layers ||
                     (r && depth[r] < depth[r - 1]))
                         return refuse(space, -EINVAL,
-                                      "depths are 1 to the number of layers, and never fall");
+                                      "depths are 1 to the number of layers, and never decrease");
         set_table(space, depth, def);
         return 0;
 }
@@ -315,7 +314,7 @@ void space_profile_forget(struct space *space) {
                 begin(space);
 }
 
-/* ---- telling --------------------------------------------------------------------------------- */
+/* ---- reporting ------------------------------------------------------------------------------- */
 
 static void tell_similarity(const struct kvd_bprofile *profile, struct profile_report *ret) {
         uint32_t layers = profile->n_layers;
@@ -323,9 +322,7 @@ static void tell_similarity(const struct kvd_bprofile *profile, struct profile_r
         for (uint32_t r = 0; r < RATIOS; r++) {
                 ret->samples[r] = profile->requests[r];
                 if (!ret->samples[r] || ret->n_similarity + layers > ARRAY_SIZE(ret->similarity))
-                        /*
-                         * of models with more layers than an answer has room for, the first ratios
-                         */
+                        /* for models with many layers, only the first ratios fit in the reply */
                         continue;
                 for (uint32_t l = 0; l < layers; l++)
                         ret->similarity[ret->n_similarity++] =

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HShare's sharing configuration of a sequence is made here. Its client writes what its last prompt
- * queries select into blocks that it is filling; a worker reads them and answers whose selection
- * each layer and head uses. A sequence has one such request at a time; a new one replaces the
- * answer before.
+ * Makes HShare's sharing configuration of a sequence. The client writes the selections of its last
+ * prompt queries into blocks that it is filling. A worker reads them and computes whose selection
+ * each layer and head uses. A sequence has one such request at a time; a new one replaces the last
+ * result.
  */
 
 #include <errno.h>
@@ -34,7 +34,7 @@ static int refuse(struct attachment *a, int error, const char *what) {
 
 /* ---- the job --------------------------------------------------------------------------------- */
 
-/* A client that lets go of its blocks too early gets no answer. */
+/* A client that releases its blocks too early gets no configuration. */
 static bool write_config(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
         struct critical *c = q->critical;
@@ -54,7 +54,7 @@ static bool write_config(struct ticket *t, struct job *job) {
         return true;
 }
 
-/* A source is the thing itself or an earlier one that has no other source. */
+/* The source of an element is itself, or an earlier element that is its own source. */
 static bool sources_are_sound(const uint8_t *source, uint32_t n) {
         for (uint32_t i = 0; i < n; i++)
                 if (source[i] > i || source[source[i]] != source[i])
@@ -125,7 +125,7 @@ static int check(struct attachment *a, const struct critical_request *req) {
         if (!req->queries || req->queries > 4096 || !req->words || req->words > 65536 ||
             !req->selected)
                 return refuse(a, -EINVAL,
-                              "1 to 4096 queries of 1 to 65536 words, and what is selected must be given");
+                              "there must be 1 to 4096 queries of 1 to 65536 words, and at least one token selected");
         if ((uint64_t)g->layers * g->kv_heads * req->queries > KVD_CONFIG_ROWS)
                 return refuse(a, -E2BIG,
                               "layers, KV heads and queries make more than 1048576 rows of bits");
@@ -149,7 +149,7 @@ int sequence_critical(struct attachment *a, uint32_t number, const struct critic
         if (!c)
                 return refuse(a, -ENOMEM, "out of memory");
         if (c->wanted)
-                return refuse(a, -EALREADY, "the one before is not made yet");
+                return refuse(a, -EALREADY, "the previous one is not ready yet");
         c->wanted = true;
         c->ready = false;
         c->queries = req->queries;
@@ -169,7 +169,7 @@ int sequence_sharing(struct attachment *a, uint32_t number, uint8_t *layers, uin
         if (!q)
                 return -ENOENT;
         if (!c || (!c->wanted && !c->ready))
-                return refuse(a, -ENODATA, "none was asked for, or it could not be made");
+                return refuse(a, -ENODATA, "none was requested, or it could not be made");
         if (!c->ready)
                 return 0;
         memcpy(layers, c->answer, g->layers);

@@ -2,14 +2,14 @@
 
 /*
  * KeyDiff's compaction packs a range of entries: each layer and KV head keeps its tokens of highest
- * score, in as few blocks as they fill. A worker fills the new blocks, which no client has seen
- * yet; then the client is asked to take all of them at once: the first entries of the range get the
- * new blocks, the others are dropped. Until it has taken them everything is as it was, and if it
- * does not, or anything goes wrong, it stays so.
+ * score, in as few blocks as possible. A worker fills the new blocks, which no client has seen yet.
+ * Then all changes are proposed to the client together: the first entries of the range get the new
+ * blocks, the others are dropped. Nothing changes until the client has taken them, nor if it does
+ * not take them, or if something fails.
  *
- * Room for the new blocks is taken when the request comes, so that a pool that is too full refuses
- * it in words. An entry that waits (COMPACT_WANTED) has its new block in `other`; from when the job
- * is written, the job has it.
+ * Room for the new blocks is allocated with the request, so that a full pool refuses the request.
+ * An entry that waits (COMPACT_WANTED) has its new block in `other`; once the job is written, the
+ * job owns that block.
  */
 
 #include <errno.h>
@@ -23,7 +23,7 @@ static int refuse(struct attachment *a, int error, const char *what) {
                             a->space->name, what);
 }
 
-/* ---- what is asked for ----------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static bool can_compact(const struct entry *e) {
         return e->busy == IDLE && e->ref && entry_is_own(e) && !(e->flags & KVD_ENTRY_APPROX);
@@ -39,7 +39,7 @@ static int check_space(struct attachment *a) {
                               "keys are stored before rotation, and a packed block has no positions");
         if (ix->geometry.dtype == KVD_dtype_i8)
                 return refuse(a, -EOPNOTSUPP,
-                              "numbers of 8 bits without a scale cannot be compared");
+                              "8-bit values without a scale cannot be compared");
         return 0;
 }
 
@@ -52,11 +52,11 @@ static int check_request(struct attachment *a, const struct sequence *q, uint32_
         if (!keep)
                 return refuse(a, -EINVAL, "nothing is kept; drop the entries instead");
         if (q->compact.n || job_pending(&q->compacting))
-                return refuse(a, -EBUSY, "the one before is not done yet; wait for it");
+                return refuse(a, -EBUSY, "the previous request is not complete; wait for it");
         return 0;
 }
 
-/* Counts the entries of the range that take part, and their tokens. */
+/* Counts the entries of the range that can be compacted, and their tokens. */
 static uint32_t count(const struct sequence *q, uint32_t first, uint32_t n, uint64_t *tokens) {
         uint32_t entries = 0;
 
@@ -103,7 +103,7 @@ full:
                 put_away(q, &q->entries[list_pop(q, &q->compact)]);
         space_count(a->space, KVD_SPACE_REFUSED_FULL, 1);
         return refuse(a, -ENOBUFS,
-                      "there is no room for the packed blocks beside those that they replace; compact smaller ranges, or raise pool or quota");
+                      "there is no room for the packed blocks in addition to those that they replace; compact smaller ranges, or raise pool or quota");
 }
 
 int sequence_compact(struct attachment *a, uint32_t number, uint32_t first, uint32_t n,
@@ -135,7 +135,7 @@ static void add(struct job *job, const struct sequence *q, kvd_ref block, uint32
                 uint32_t flags) {
         struct kvd_job_item *item = job_add(job, block, at);
 
-        if (!item) /* such a block only adds to the anchor */
+        if (!item) /* only for blocks that merely add to the anchor */
                 return;
         item->position = (int32_t)q->entries[at].position;
         item->n_tokens = q->entries[at].slots;
@@ -179,7 +179,7 @@ static bool write_compact(struct ticket *t, struct job *job) {
         return n > 0;
 }
 
-/* ---- its answer ------------------------------------------------------------------------------ */
+/* ---- the result ------------------------------------------------------------------------------ */
 
 static uint32_t count_items(const struct job *job, uint32_t flag) {
         uint32_t n = 0;
@@ -229,7 +229,7 @@ static void discard(struct job *job) {
                         block_discard(job->space, kvd_ref_id(job->items[i].held));
 }
 
-/* A worker that is gone writes no more, so what it was to fill is filled by the next one. */
+/* A lost worker writes no more, so the next one can fill the same blocks. */
 static void settle_compact(struct job *job, enum job_end end, const void *results, uint32_t n) {
         struct sequence *q = job->ticket ? job->ticket->owner : NULL;
         bool done = end == JOB_DONE && *(const uint32_t *)results == 0;
@@ -249,9 +249,9 @@ static const struct job_kind job_compact = {.number = KVD_JOB_COMPACT,
                                             .write = write_compact,
                                             .settle = settle_compact};
 
-/* ---- its client's answer --------------------------------------------------------------------- */
+/* ---- the client's decision ------------------------------------------------------------------- */
 
-/* All that was known of the old contents is of no use now, and blocks that go are gone for good. */
+/* Sketch and copy of the old contents are useless now; dropped blocks cannot come back. */
 static void taken(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
 

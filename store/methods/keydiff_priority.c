@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file says what a block is worth, by attention mass and selections, which clients report in
- * their pin pages, and by KeyDiff's score, which a worker computes. In a sequence each counts by
- * its rank among the sequence's blocks; a signal that nobody gives drops out and the others'
- * weights take its share. Clients can only write nonsense about the order in which blocks go.
+ * Computes priorities of blocks, from attention mass and selections, which clients report in their
+ * pin pages, and from KeyDiff's score, which a worker computes. In a sequence, each signal counts
+ * by its rank among the sequence's blocks. A signal without values is ignored, and its weight goes
+ * to the others. A client that reports wrong values only affects the order in which blocks leave.
  */
 
 #include <errno.h>
@@ -27,18 +27,18 @@ static struct kvd_use use_of(const struct attachment *a, uint32_t id) {
         return use;
 }
 
-/* KeyDiff's scores of a space's chains, which one leaf at a time asks for. */
+/* State for scoring a space's chains with KeyDiff, one leaf at a time. */
 struct chain_scores {
         struct ticket ticket;
-        uint32_t hand;         /* block to look at next */
-        kvd_ref leaf;          /* that wants a score */
+        uint32_t hand;         /* next block to look at */
+        kvd_ref leaf;          /* end of the chain to score */
 };
 
 static struct chain_scores *chain_scores_of(const struct space *space) {
         return space->parts.chain_scores;
 }
 
-/* ---- in a sequence --------------------------------------------------------------------------- */
+/* ---- priorities in a sequence ---------------------------------------------------------------- */
 
 enum signal { MASS, HITS, KEYDIFF, N_SIGNALS };
 
@@ -54,10 +54,7 @@ static uint16_t signal_of(const struct sequence *q, const struct entry *e, enum 
         return which == MASS ? use.mass : use.hits;
 }
 
-/*
- * Counts in counts[v] the entries whose signal is v. Returns whether anybody gives the signal at
- * all.
- */
+/* Counts in counts[v] the entries whose signal is v. Returns whether the signal has any values. */
 static bool count_signal(const struct sequence *q, enum signal which, uint32_t *counts) {
         bool given = false;
 
@@ -72,8 +69,8 @@ static bool count_signal(const struct sequence *q, enum signal which, uint32_t *
 }
 
 /*
- * counts[v] becomes twice the rank of v: entries below it, and half of its equals. Returns twice
- * the entries.
+ * Replaces counts[v] by twice the rank of v: the number of entries below it and half of those equal
+ * to it. Returns twice the number of entries.
  */
 static uint32_t counts_to_ranks(uint32_t *counts) {
         uint32_t below = 0;
@@ -87,7 +84,7 @@ static uint32_t counts_to_ranks(uint32_t *counts) {
         return 2 * below;
 }
 
-/* Tokens from here on are recent: never let go by the daemon itself. */
+/* Tokens from here on are recent: the daemon itself never removes them. */
 static uint64_t recent_from(const struct sequence *q) {
         double recent = setting(q->space, KVD_kvreviver_recent) *
                         setting(q->space, KVD_kvreviver_budget) * q->n_tokens;
@@ -95,9 +92,7 @@ static uint64_t recent_from(const struct sequence *q) {
         return q->n_tokens - (uint64_t)MIN(recent, q->n_tokens);
 }
 
-/*
- * Entries are protected by these settings and nothing else: in a paper's profile there may be none.
- */
+/* Only these settings protect entries: with the paper's profile there may be none. */
 static void protect(struct sequence *q, double weights) {
         double sink_blocks = setting(q->space, KVD_keydiff_sink_blocks);
         uint64_t recent = recent_from(q);
@@ -114,7 +109,7 @@ static void protect(struct sequence *q, double weights) {
 
 #define RANKED 4096u /* entries at once */
 
-/* The next ones, and from the first on behind the last. */
+/* Moves on to the next entries, and from the last ones to the first. */
 static void next_piece(struct sequence *q) {
         struct ranked *r = &q->ranked;
 
@@ -126,8 +121,8 @@ static void next_piece(struct sequence *q) {
 }
 
 /*
- * Writes entries' priority, 0 to PRIORITY_MOST; only of resident ones. Those of a long sequence are
- * ranked a piece at a time, each among those of its piece.
+ * Sets the priority of resident entries, 0 to PRIORITY_MOST. A long sequence is ranked in pieces,
+ * each entry among those of its piece.
  */
 void priority_rank(struct sequence *q) {
         uint32_t *ranks = space_store(q->space)->ranks;
@@ -151,14 +146,14 @@ void priority_rank(struct sequence *q) {
         protect(q, weights);
 }
 
-/* ---- in a chain ------------------------------------------------------------------------------ */
+/* ---- priorities in a chain ------------------------------------------------------------------- */
 
-/* Turns a share of the average into 0 to 1; the average is the middle. */
+/* Maps a signal to 0 to 1; the average, 256, becomes 0.5. */
 static double squash(uint32_t v) {
         return (double)v / (v + 256);
 }
 
-/* Returns 0 to 1. Chains have no ranks, since many sequences use them. */
+/* Returns 0 to 1. Blocks of chains are not ranked, since many sequences use them. */
 static double worth(const struct space *space, uint32_t id) {
         const struct block *b = &space->blocks[id];
         double sum = 0, weights = 0, w;
@@ -183,9 +178,9 @@ static double worth(const struct space *space, uint32_t id) {
         return weights > 0 ? sum / weights : 0.5;
 }
 
-/* ---- SCORE: KeyDiff's opinion ---------------------------------------------------------------- */
+/* ---- SCORE: KeyDiff's scores ----------------------------------------------------------------- */
 
-/* Returns 1 to 65535, or 0 if it is no score. */
+/* Returns 1 to 65535, or 0 if the score is invalid. */
 static uint16_t from_float(float score) {
         return isfinite(score) && score >= 0 && score <= 1 ?
                        (uint16_t)(1 + score * (UINT16_MAX - 1)) :
@@ -228,9 +223,7 @@ static const struct job_kind job_score_sequence = {.number = KVD_JOB_SCORE,
                                                    .write = write_score_sequence,
                                                    .settle = settle_score_sequence};
 
-/*
- * Writes a chain from its root to the leaf that wants a score; of a very long chain, only its end.
- */
+/* Writes the chain that ends with the leaf; of a very long chain only the last blocks. */
 static bool write_score_chain(struct ticket *t, struct job *job) {
         struct space *space = t->space;
         uint32_t ids[KVD_JOB_ITEMS], n = 0;
@@ -256,7 +249,7 @@ static bool write_score_chain(struct ticket *t, struct job *job) {
         return true;
 }
 
-/* A block that cannot be scored counts as the middle, and is not asked for again. */
+/* A block that cannot be scored gets the middle score, and is not scored again. */
 static void settle_score_chain(struct job *job, enum job_end end, const void *results, uint32_t n) {
         const float *score = results;
 
@@ -275,11 +268,11 @@ static const struct job_kind job_score_chains = {.number = KVD_JOB_SCORE,
                                                  .write = write_score_chain,
                                                  .settle = settle_score_chain};
 
-#define LOOKS 1024u /* blocks that one call looks at, where there is one client to be asked */
+#define LOOKS 1024u /* blocks that one call looks at if the space has one client */
 
 /*
- * Where worth decides, a hand goes round the leaves, corrects their order and finds those without a
- * score.
+ * If the policy evicts by worth, scans the leaves in turn, corrects their order in the heap, and
+ * asks for scores of those without one.
  */
 static bool idle(struct space *space) {
         uint32_t n = space_ids(space), looks = LOOKS / (1 + space->n_attachments / 4);

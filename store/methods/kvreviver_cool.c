@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KVReviver lets blocks of sequences leave the pool: a worker copies the block and puts its tokens
- * into the sketch, then the client is asked to let it go. Until it has, the block is as it was. A
- * block that came from a sketch is never copied or put into one again; it goes back to what it was.
+ * KVReviver removes blocks of sequences from the pool: a worker copies the block and puts its
+ * tokens into the sketch, then the change is proposed to the client. Until the client takes it, the
+ * block stays as it is. A block that was revived from a sketch is never copied or put into a sketch
+ * again: the entry returns to its old sketch.
  */
 
 #include <errno.h>
@@ -15,13 +16,13 @@ static bool is_on(const struct space *space, enum kvd_setting which) {
         return kvd_setting_on(space->ix->settings, which);
 }
 
-/* Whoever wants to come may find room now. */
+/* Entries that wait to be revived may find room now. */
 static void room_again(struct sequence *q) {
         if (q->revive.n)
                 job_ask(&q->reviving);
 }
 
-/* ---- what is asked for ----------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static void offer_leave(struct sequence *q, uint32_t at, uint32_t how) {
         uint32_t kept = how & KVD_ENTRY_DROPPED ? 0 : q->entries[at].flags & KVD_ENTRY_COMPACT;
@@ -31,10 +32,7 @@ static void offer_leave(struct sequence *q, uint32_t at, uint32_t how) {
         change_offer(q, at, &offer);
 }
 
-/*
- * An approximation, or a block that came back exactly, has its copy and its tokens where they were:
- * it can just go.
- */
+/* A revived block still has its copy, or its tokens in the sketch: it can leave without a job. */
 static bool leave_again(struct sequence *q, uint32_t at) {
         const struct entry *e = &q->entries[at];
         uint32_t how = (e->place != KVD_NOWHERE ? KVD_ENTRY_SPILLED : 0) |
@@ -46,7 +44,7 @@ static bool leave_again(struct sequence *q, uint32_t at) {
         return true;
 }
 
-/* full: room for a copy was looked for and not found, which is not done twice for one request. */
+/* *full: no room for a copy was found before; it is searched for only once per request. */
 static bool can_be_copied(struct space *space, enum kvd_cool how, bool *full) {
         if (!is_on(space, KVD_kvreviver_on))
                 return false;
@@ -72,7 +70,7 @@ bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how, bool *full) 
                 return leave_again(q, at);
         if (e->place != KVD_NOWHERE && is_on(q->space, KVD_kvreviver_on))
                 return leave_again(q, at);
-        if (e->flags & KVD_ENTRY_COMPACT) /* a packed block is an approximation already */
+        if (e->flags & KVD_ENTRY_COMPACT) /* a packed block must not be approximated again */
                 how = KVD_COOL_SPILL;
         if (!can_be_copied(q->space, how, full))
                 return false;
@@ -93,7 +91,7 @@ int sequence_cool(struct attachment *a, uint32_t number, uint32_t how, const uin
         int cooling = 0;
 
         if (r == 0)
-                r = space_summary_fd(q->space, true); /* without it no worker can copy anything */
+                r = space_summary_fd(q->space, true); /* workers need it to copy blocks */
         if (r < 0)
                 return r;
         offered = q->changes.n;
@@ -113,8 +111,8 @@ static void stay(struct sequence *q, struct entry *e) {
 }
 
 /*
- * Finds a place for the copy. Returns false if there is none and there must be one. full: as above,
- * for one job.
+ * Finds a place for the copy. Returns false if there is none, but a copy is required. *full: as
+ * above, per job.
  */
 static bool find_copy_room(struct sequence *q, bool vague, bool *full, uint32_t *ret) {
         struct space *space = q->space;
@@ -141,7 +139,7 @@ static void add_spill(struct sequence *q, uint32_t at, struct sketch *s, uint32_
         e->busy = COOLING;
 }
 
-struct looked { /* for one job: found to be missing, and not looked for again */
+struct looked { /* by one job: missing, and not searched for again */
         bool room, sketch;
 };
 
@@ -165,7 +163,7 @@ static bool write_one_spill(struct sequence *q, uint32_t at, struct looked *in_v
         if (!find_copy_room(q, s != NULL, &in_vain->room, &place)) {
                 sketch_drop_unused(q, s);
                 stay(q, e);
-                q->spent = q->n_own; /* relief would only ask again, and again */
+                q->spent = q->n_own; /* or relief would ask again and again */
                 return true;
         }
         if (s)
@@ -184,10 +182,7 @@ static bool write_spill(struct ticket *t, struct job *job) {
                         list_push_first(q, &q->cool, at);
                         break;
                 }
-        /*
-         * Those that wait for a sketch to be made anew are asked for when it is
-         * (kvreviver_sketch.c).
-         */
+        /* if the sketch is broken, its REBUILD asks again (kvreviver_sketch.c) */
         if (q->cool.n && (job->n_items || !q->sketches || !q->sketches->broken))
                 job_ask(t);
         return job->n_items > 0;
@@ -206,7 +201,7 @@ static void copied(struct sequence *q, const struct job_item *item,
         offer_leave(q, item->at, flags);
 }
 
-/* The copy, if there is one, is of no use. Tokens that got into the sketch stay there as noise. */
+/* The copy, if there is one, is useless. Tokens that got into the sketch stay there as noise. */
 static void not_copied(struct job *job, struct sequence *q, const struct job_item *item) {
         if (item->place != KVD_NOWHERE)
                 place_erase(job->space, item->place);
@@ -249,7 +244,7 @@ static const struct job_kind job_spill = {.number = KVD_JOB_SPILL,
                                           .write = write_spill,
                                           .settle = settle_spill};
 
-/* ---- its client's answer --------------------------------------------------------------------- */
+/* ---- the client's decision ------------------------------------------------------------------- */
 
 static void taken(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
@@ -276,13 +271,13 @@ static void taken(struct sequence *q, uint32_t at) {
 static void not_taken(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
 
-        if (!e->ref) /* it has left already, and its state is what was offered */
+        if (!e->ref) /* the block has left already, so the offered state applies */
                 entry_set_flags(q, e, e->new_flags);
         else if (!(e->flags & KVD_ENTRY_APPROX))
                 entry_forget_sketch(q, at);
         entry_set_leaving(q, e, false);
         room_again(q);
-        q->spent = q->n_own; /* relief asks again when something has changed */
+        q->spent = q->n_own; /* relief asks again after a change */
 }
 
 static void begin(struct sequence *q) {

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KVReviver brings blocks of sequences back: a worker fills a fresh block, which no client has seen
- * yet, from the exact copy or from the sketch; then the client is asked to take it. With both, the
- * approximation comes first and the exact block replaces it. An approximation is marked as one for
- * as long as it is there; a copy whose checksum is another is never shown. A copy that is in a file
- * (file/copies.c) comes to memory first.
+ * KVReviver brings blocks of sequences back: a worker fills a new block, which no client has seen
+ * yet, from the exact copy or from the sketch; then the change is proposed to the client. If both
+ * were requested, the approximation comes first and the exact block replaces it. An approximation
+ * is marked as one as long as it exists. A copy with a wrong checksum is never used. A copy that is
+ * in a file (file/copies.c) is read into memory first.
  *
- * Where there is no room, blocks change places: resident entries of the same sequence that are
- * worth least leave (those with a copy already at once), and what was asked for waits until its
- * client has let them go.
+ * If there is no room, blocks are swapped: resident entries of the same sequence with the lowest
+ * priority leave (at once, if they have a copy), and the revival waits until the client has
+ * released them.
  */
 
 #include <errno.h>
@@ -17,9 +17,9 @@
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 
-/* ---- what is asked for ----------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
-/* Returns the bits of `how` (enum kvd_revive) that can be had. */
+/* Returns the bits of `how` (enum kvd_revive) that are possible. */
 static uint32_t can_revive(struct sequence *q, const struct entry *e, uint32_t how) {
         uint32_t can = 0;
 
@@ -57,8 +57,8 @@ int sequence_revive(struct attachment *a, uint32_t number, uint32_t how, const u
         }
         if (n && how == KVD_REVIVE_APPROX && !*approx)
                 return store_refuse(space_store(a->space), -ENODATA,
-                                    "the sketch has not got these blocks, or is "
-                                    "loaded over kvreviver.max_load; revive exactly");
+                                    "the sketch does not have these blocks, or its load is "
+                                    "above kvreviver.max_load; revive exactly");
         return 0;
 }
 
@@ -90,8 +90,8 @@ static void add_revive(struct sequence *q, uint32_t at, kvd_ref to, bool approx,
 }
 
 /*
- * Do entries leave, or are they about to, for those that want to come? They are looked for once.
- * -EAGAIN: some of them.
+ * Makes entries leave for those that wait to be revived, once. Positive: entries are leaving; 0:
+ * none can leave; -EAGAIN: call again.
  */
 static int make_way(struct sequence *q) {
         int r;
@@ -103,13 +103,13 @@ static int make_way(struct sequence *q) {
         return r;
 }
 
-#define REVIVE_BLOCKS 64u /* of one job: somebody waits for the first */
-#define ROOM_LOOKS 4096u  /* what looking for room in vain cost, in items of jobs */
+#define REVIVE_BLOCKS 64u /* blocks of one job: the client waits for the first ones */
+#define ROOM_LOOKS 4096u  /* cost of a failed search for room, in items of jobs */
 
-/* OTHER_JOB: one that comes later, since room is looked for no longer, or for another sketch */
+/* OTHER_JOB: needs a later job, because the search for room was cut short, or for another sketch */
 enum written { WRITTEN, OTHER_JOB, NO_ROOM };
 
-/* later: room was not looked for to the end */
+/* later: the search for room was cut short */
 static enum written no_room(struct sequence *q, uint32_t at, bool later, struct job *job) {
         int way = later ? -EAGAIN : make_way(q);
 
@@ -125,7 +125,7 @@ static enum written no_room(struct sequence *q, uint32_t at, bool later, struct 
 
 static void copy_broken(struct sequence *q, uint32_t at);
 
-/* Its copy comes from a file, one job's at a time; the rest is asked for when it has come. */
+/* Reads the entry's copy from a file; as many at a time as one job can revive. */
 static enum written fetch_copy(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
         struct copy_owner owner = {.place = e->place, .sequence = q->number, .entry = at};
@@ -145,7 +145,7 @@ static enum written fetch_copy(struct sequence *q, uint32_t at) {
         return WRITTEN;
 }
 
-/* It is first, so that it does not wait for those that are to come. */
+/* The entry goes to the front, so that it does not wait for other reads. */
 static void fetched(struct sequence *q, uint32_t at, int error) {
         q->n_fetching--;
         if (error == 0) {
@@ -169,9 +169,7 @@ static void copy_came(struct space *space, const struct copy_owner *owner, int e
                 fetched(q, owner->entry, error);
 }
 
-/*
- * Writes one entry into the job: its approximation first, if that is wanted and can be had still.
- */
+/* Writes one entry into the job: its approximation first, if that is wanted and still possible. */
 static enum written write_one_revive(struct sequence *q, uint32_t at, uint32_t *reads,
                                      struct job *job) {
         struct entry *e = &q->entries[at];
@@ -209,7 +207,7 @@ static bool write_revive(struct ticket *t, struct job *job) {
                         list_push_first(q, &q->revive, at);
         }
         q->swapped &= q->revive.n > 0;
-        /* those that wait for room are asked for when an entry has left */
+        /* entries that wait for room are tried again when an entry has left */
         if (q->revive.n && how != NO_ROOM)
                 job_ask(t);
         return job->n_items > 0;
@@ -232,7 +230,7 @@ static void arrived(struct sequence *q, const struct job_item *item) {
                 hooks_readable(q->space, kvd_ref_id(item->held));
 }
 
-/* The exact copy is not what was copied, so it is never shown to anybody. */
+/* The exact copy is damaged, so it is never used. */
 static void copy_broken(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
 
@@ -302,9 +300,9 @@ static const struct job_kind job_revive = {.number = KVD_JOB_REVIVE,
                                            .write = write_revive,
                                            .settle = settle_revive};
 
-/* ---- its client's answer --------------------------------------------------------------------- */
+/* ---- the client's decision ------------------------------------------------------------------- */
 
-/* An entry that arrived approximately, or did not take that, may still want its exact copy. */
+/* Whether the client took the approximation or not, the exact block may still be wanted. */
 static void want_the_rest(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
 

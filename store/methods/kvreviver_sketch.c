@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KVReviver's sketches belong to sequences. This file says what an entry has in one, how it gets
- * out again, and what happens when a worker dies with one half written.
+ * KVReviver's sketches, which belong to sequences: how entries get into a sketch and out of it, and
+ * how a sketch is repaired if a worker dies while it writes one.
  *
- * A sketch takes the tokens of one epoch; its size is the sequence's share of the budget. Nothing
- * of one sequence ever gets into another's. Tokens are known by ordinals, given in order and never
- * again. An entry gets out by its exact copy (job FORGET); without one its ordinals stay behind as
- * noise, which the load guard counts.
+ * A sketch takes the tokens of one epoch; its size is the vague part of the sequence's budget.
+ * Sequences never share a sketch. Tokens are identified by ordinals, which are assigned in order
+ * and never reused. An entry's tokens are removed with its exact copy (job FORGET). Without a copy
+ * they stay as noise, and count in the sketch's load.
  *
- * A sketch takes no more tokens than kvreviver.max_load lets it answer for: what is over that
- * leaves with its exact copy alone, and one that nothing gets into is not kept. A sequence has a
- * sketch for each epoch of its tokens, no more; so sketches cost what kvreviver.vague and
- * kvreviver.budget say, and every cell is one that somebody may ask.
+ * A sketch takes tokens only up to the load kvreviver.max_load, above which it could not return
+ * them. Other blocks leave with only their exact copy, and a sketch that stays empty is freed. A
+ * sequence has at most one sketch for each epoch of its tokens, so the memory of sketches is
+ * bounded by kvreviver.vague and kvreviver.budget.
  */
 
 #include <errno.h>
@@ -34,7 +34,7 @@ static double setting(const struct space *space, enum kvd_setting which) {
 
 /* ---- one sketch ------------------------------------------------------------------------------ */
 
-/* Counts the tokens of an epoch: at most as many blocks as one job can put in anew. */
+/* The number of tokens of an epoch: at most the blocks that one REBUILD job can take. */
 static uint32_t epoch_tokens(const struct sequence *q) {
         uint32_t bt = q->space->ix->geometry.block_tokens;
         double most = MIN((double)q->max_blocks, KVD_JOB_ITEMS) * bt;
@@ -47,10 +47,7 @@ static uint32_t cell_floats(const struct kvd_index *ix) {
                ix->geometry.head_dim;
 }
 
-/*
- * Cells are the vague share of the sequence's budget, for as many tokens as an epoch has. 0: there
- * is no such share.
- */
+/* Columns for the vague share of the budget of an epoch's tokens. 0: there is no such share. */
 static uint32_t columns(const struct sequence *q, uint32_t rows) {
         double cells = setting(q->space, KVD_kvreviver_vague) *
                        setting(q->space, KVD_kvreviver_budget) * epoch_tokens(q);
@@ -58,7 +55,10 @@ static uint32_t columns(const struct sequence *q, uint32_t rows) {
         return cells > 0 ? (uint32_t)MAX(cells / rows, 1) : 0;
 }
 
-/* Blocks of one job, each of which may go in or out, row by row: such a job does not rest. */
+/*
+ * Fewer blocks than in other jobs: each may be added or removed row by row, and the job cannot
+ * pause.
+ */
 uint32_t sketch_blocks(const struct sequence *q, const struct job *job) {
         uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows), n = job_blocks(job);
 
@@ -91,14 +91,14 @@ static int make_memory(struct sketch *s, uint32_t floats) {
         return write_header(s, floats);
 }
 
-/* Its memory is freed when there is time. */
+/* Frees the sketch; its memory is freed in pieces, as idle work. */
 static void sketch_close(struct space *space, struct sketch *s) {
         s->next = sketches_of(space)->dead;
         sketches_of(space)->dead = s;
         space_is_busy(space);
 }
 
-#define BURY_BYTES (UINT64_C(2) << 20) /* given back at once: about half a millisecond */
+#define BURY_BYTES (UINT64_C(2) << 20) /* freed in one piece: about half a millisecond */
 
 static bool bury_one(struct space *space) {
         struct sketch *s = sketches_of(space)->dead;
@@ -173,8 +173,8 @@ static bool has_ordinals(const struct sequence *q, const struct sketch *s, uint3
 }
 
 /*
- * Would a new one be of use, and is it due? The newest is through its epoch, or there are fewer
- * sketches than epochs.
+ * Is a new sketch useful and due? It is due if the newest one has used up its epoch, or if there
+ * are fewer sketches than epochs.
  */
 static bool wants_another(const struct sequence *q, uint32_t n_sketches, uint32_t n_tokens) {
         uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows);
@@ -280,8 +280,9 @@ static bool deletes_estimates(const struct space *space) {
 }
 
 /*
- * Resident, and exact: its tokens leave the sketch, if there is a way to take them out. Its copy
- * stays, so that it may leave again at once, until the room is wanted (copies.c).
+ * The entry is resident and exact: removes its tokens from the sketch, if that is possible. Its
+ * copy stays until its memory is needed (copies.c), so that the entry can leave again without a
+ * job.
  */
 void entry_forget_sketch(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
@@ -298,7 +299,7 @@ void entry_forget_sketch(struct sequence *q, uint32_t at) {
         copies_clean(q->space);
 }
 
-/* ---- FORGET: out of the sketch --------------------------------------------------------------- */
+/* ---- FORGET: removing tokens from a sketch --------------------------------------------------- */
 
 static void forgotten(struct sequence *q, struct entry *e, bool taken_out) {
         sketch_leave(q, e, taken_out);
@@ -324,7 +325,7 @@ static bool add_forget(struct sequence *q, uint32_t at, struct job *job) {
         return true;
 }
 
-/* Writes entries of one sketch, in the order in which they came. */
+/* Writes entries of one sketch, in order of arrival. */
 static bool write_forget(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
         uint32_t room = sketch_blocks(q, job), at;
@@ -333,7 +334,7 @@ static bool write_forget(struct ticket *t, struct job *job) {
                 struct entry *e = &q->entries[at];
                 struct sketch *s = e->ordinal == KVD_NO_ORDINAL ? NULL : sketch_find(q, e->sketch);
 
-                if (!s || s->broken) { /* the new one is made without it */
+                if (!s || s->broken) { /* REBUILD leaves it out */
                         forgotten(q, e, false);
                         continue;
                 }
@@ -365,7 +366,7 @@ static const struct job_kind job_forget = {.number = KVD_JOB_FORGET,
                                            .write = write_forget,
                                            .settle = settle_forget};
 
-/* ---- REBUILD: a worker was lost while it wrote ----------------------------------------------- */
+/* ---- REBUILD: after a worker was lost while it wrote a sketch -------------------------------- */
 
 void sketch_broken(struct sequence *q, struct sketch *s) {
         s->broken = true;
@@ -380,8 +381,8 @@ static uint32_t without_sketch(const struct entry *e, uint32_t flags) {
 }
 
 /*
- * What the sketch knew of the entry is lost. One that has left tells its client so; one that was
- * just leaving, without a copy, stays if the client has not heard of it yet.
+ * The entry's contents in the sketch are lost. If its block has left, the client is told. If it was
+ * about to leave without a copy, it stays, unless the client was already told.
  */
 static void degrade(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];
@@ -399,7 +400,7 @@ static void degrade(struct sequence *q, uint32_t at) {
         }
 }
 
-/* Not from a copy in a file: what is vague there is exact, or comes exactly. */
+/* Only with a copy in memory: an entry whose copy is in a file can be revived exactly. */
 static bool can_be_rebuilt(const struct space *space, const struct entry *e) {
         return e->place != KVD_NOWHERE && place_is_here(space, e->place) &&
                e->busy != FORGET_WANTED;
@@ -437,7 +438,7 @@ static bool write_rebuild(struct ticket *t, struct job *job) {
         if (!s)
                 return false;
         next = s->n_entries ? s->first : NONE;
-        s->n_entries++; /* it stays while entries leave it */
+        s->n_entries++; /* so that it is not freed while entries leave it */
         for (uint32_t i = next; i != NONE; i = next) {
                 struct entry *e = &q->entries[i];
 

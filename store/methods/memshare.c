@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * For MemShare, this file chooses the blocks that a worker compares and proposes what follows from
- * its answer. A step that ended is compared with older ones: its full blocks, but for the
- * sequence's first and newest (memshare.recent_guard; in the paper's profile none is spared), may
- * be replaced; full blocks of older steps may stand in, if they are what they say (no
- * approximation, no replacement). A block that is replaced is the sequence's own; one that stands
- * in may also be of the prefix cache, or of another sequence of the space (cross_seq).
+ * MemShare: chooses the blocks that a worker compares, and proposes changes from its results. A
+ * step that has ended is compared with older ones. Its full blocks may be replaced (targets),
+ * except for the sequence's first and newest ones (memshare.recent_guard; the paper's profile
+ * spares none). Full blocks of older steps may replace them (sources), unless they are
+ * approximations or replacements themselves. A target is a private block of the sequence. A source
+ * may also be a block of the prefix cache, or of another sequence of the space (cross_seq).
  */
 
 #include <errno.h>
@@ -22,7 +22,7 @@ static double setting(const struct space *space, enum kvd_setting which) {
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* A step has the blocks that lie wholly inside it. */
+/* A step consists of the blocks that lie completely inside it. */
 static struct step make_step(const struct sequence *q, uint32_t first, uint32_t n) {
         struct step s = {
                 .first_token = first, .n_tokens = n, .first_entry = sequence_entry_at(q, first)};
@@ -59,7 +59,7 @@ int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32
         return 1;
 }
 
-/* Relief asks for this: a step that was compared when it ended may have more like it by now. */
+/* For relief: by now there may be more steps that are similar to those compared before. */
 bool sequence_compare_all(struct sequence *q) {
         q->n_compared = 0;
         q->n_again = q->n_steps;
@@ -68,7 +68,7 @@ bool sequence_compare_all(struct sequence *q) {
         return q->n_steps > 1;
 }
 
-/* ---- who may replace whom -------------------------------------------------------------------- */
+/* ---- targets and sources --------------------------------------------------------------------- */
 
 static bool is_full(const struct space *space, const struct entry *e) {
         return e->n_tokens == space->ix->geometry.block_tokens;
@@ -96,9 +96,9 @@ static bool is_source(const struct sequence *q, const struct sequence *of, const
 
 /* ---- the job --------------------------------------------------------------------------------- */
 
-#define COMPARE_STEPS 1024u /* of one job */
-#define COMPARE_TOKENS (1u << 20) /* of one job: they are copied in one go */
-/* entries and steps that one job is chosen from: a client may name any number of steps */
+#define COMPARE_STEPS 1024u /* steps of one job */
+#define COMPARE_TOKENS (1u << 20) /* tokens of one job: they are copied without a pause */
+/* entries and steps looked at for one job: a client may create any number of steps */
 #define COMPARE_LOOKS 16384u
 
 struct gathering {
@@ -126,7 +126,7 @@ static bool look(struct gathering *g) {
 }
 
 /*
- * Adds a step's blocks that may take part, up to the first one of the new step. Returns false if
+ * Adds the step's blocks that can be targets or sources, up to entry `before`. Returns false if
  * there is no more room.
  */
 static bool add_step(struct gathering *g, struct sequence *of, const struct step *s, bool is_new,
@@ -213,7 +213,7 @@ static void write_steps(struct gathering *g) {
                 job_tokens(g->job, g->tokens[i], g->job->steps[i].n_tokens);
 }
 
-/* Returns the first step that is wanted, or n_steps. Those before n_compared are not wanted. */
+/* Returns the first step that must be compared, or n_steps. Moves n_compared to it. */
 static uint32_t first_wanted(struct sequence *q) {
         uint32_t *at = &q->n_compared;
 
@@ -242,7 +242,7 @@ static bool write_compare(struct ticket *t, struct job *job) {
         return true;
 }
 
-/* ---- its answer ------------------------------------------------------------------------------ */
+/* ---- the result ------------------------------------------------------------------------------ */
 
 static bool makes_sense(const struct job *job, const struct kvd_match *m) {
         return m->target < job->n_items && m->source < job->n_items &&
@@ -260,7 +260,7 @@ static void propose(struct job *job, struct sequence *q, const struct kvd_match 
                               .flags = KVD_ENTRY_OWN | KVD_ENTRY_SHARED,
                               .distance = m->distance};
 
-        /* once is enough: it is busy then */
+        /* only the first match: after that the entry is busy */
         if (e->ref != target->held || !is_target(q, target->at))
                 return;
         if (setting(q->space, KVD_memshare_align))
@@ -296,7 +296,7 @@ static const struct job_kind job_compare = {.number = KVD_JOB_COMPARE,
                                             .write = write_compare,
                                             .settle = settle_compare};
 
-/* ---- its client's answer --------------------------------------------------------------------- */
+/* ---- the client's decision ------------------------------------------------------------------- */
 
 static void taken(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * MemShare's threshold is measured here. By how much unrelated blocks differ depends on the model,
- * the metric and the alignment, so one number cannot separate repeats from strangers everywhere.
- * With memshare.calibrate a worker measures the distances of random pairs of the space's blocks
- * (none with half of their tokens in common), and that quantile of them is the threshold, in place
- * of memshare.tau_block: that share of strangers would be taken for alike. It is measured anew
- * whenever the steps have doubled.
+ * Measures MemShare's threshold. How much unrelated blocks differ depends on the model, the metric
+ * and the alignment, so no fixed number separates similar from unrelated blocks everywhere. With
+ * memshare.calibrate, a worker measures the distances of random pairs of the space's blocks, except
+ * pairs that have half of their tokens in common. The threshold is that quantile of the distances
+ * instead of memshare.tau_block, so that this share of unrelated pairs would be taken for similar.
+ * It is measured again whenever the number of steps has doubled.
  */
 
 #include <errno.h>
@@ -20,7 +20,7 @@
 
 #define PAIRS 128u
 #define PAIRS_LEAST 8u
-#define BLOCKS_LEAST 16u /* of sequences: fewer make hardly any pairs */
+#define BLOCKS_LEAST 16u /* private blocks of the space: fewer make too few pairs */
 #define TRIES (16u * PAIRS)
 
 static double setting(const struct space *space, enum kvd_setting which) {
@@ -139,7 +139,7 @@ static int by_size(const void *a, const void *b) {
         return x < y ? -1 : x > y;
 }
 
-/* A worker's answer is not trusted to be numbers. */
+/* Ignores results that are not finite. */
 static void settle_calibrate(struct job *job, enum job_end end, const void *results, uint32_t n) {
         struct space *space = job->space;
         float distances[PAIRS];

@@ -3,28 +3,28 @@
 #define KVD_STORE_METHODS_METHODS_H
 
 /*
- * What the methods call of each other. The rest of the store knows them by their rows in hooks.c
- * alone.
+ * Interfaces between the methods. The rest of the store calls methods only by their rows in
+ * hooks.c.
  */
 
 #include "store/sequence/sequence.h"
 
-/* What MemShare keeps for a space. */
+/* MemShare's state of a space. */
 struct memshare {
         struct ticket calibrate;
-        float tau;             /* threshold as it was measured; 0: it was not */
-        uint64_t calibrated;   /* n_steps then */
-        uint64_t n_steps;      /* of all sequences, so far: their numbers */
-        uint64_t random;
+        float tau;             /* measured threshold; 0: not measured */
+        uint64_t calibrated;   /* n_steps when it was measured */
+        uint64_t n_steps;      /* number of steps of all sequences so far; numbers the steps */
+        uint64_t random;       /* state of the random number generator */
 };
 
 static inline struct memshare *memshare_of(const struct space *space) {
         return space->parts.memshare;
 }
 
-/* What KVReviver keeps for a space, beside its sequences' sketches. */
+/* KVReviver's state of a space, without its sequences' sketches. */
 struct sketches {
-        struct sketch *dead;   /* owned; their memory is being freed */
+        struct sketch *dead;   /* owned; list of sketches whose memory is being freed */
         uint32_t last_number;
 };
 
@@ -34,24 +34,26 @@ static inline struct sketches *sketches_of(const struct space *space) {
 
 /* kvreviver_sketch.c */
 struct sketch *sketch_find(struct sequence *sequence, uint32_t number);
-/* takes them; made if need be; NULL: none */
+/* a sketch with room for n_tokens, created if necessary; NULL: none */
 struct sketch *sketch_for(struct sequence *sequence, uint32_t n_tokens);
-/* if nothing is in it; NULL is fine */
+/* frees the sketch if it is empty; it may be NULL */
 void sketch_drop_unused(struct sequence *sequence, struct sketch *sketch);
-/* in place of job_blocks */
+/* like job_blocks, for jobs that use a sketch */
 uint32_t sketch_blocks(const struct sequence *sequence, const struct job *job);
-/* gives it its ordinals */
+/* assigns ordinals to the entry's tokens */
 void sketch_enter(struct sequence *sequence, struct entry *entry, struct sketch *sketch);
-bool sketch_answers(const struct sequence *sequence, const struct sketch *sketch); /* load guard */
-/* its ordinals are no more */
+/* is its load below the limit? */
+bool sketch_answers(const struct sequence *sequence, const struct sketch *sketch);
+/* the entry is no longer in its sketch; taken_out: its tokens were removed from the cells */
 void sketch_leave(struct sequence *sequence, struct entry *entry, bool taken_out);
 void sketch_broken(struct sequence *sequence, struct sketch *sketch);
-void entry_forget_sketch(struct sequence *sequence, uint32_t at); /* exact again; its copy stays */
+/* the entry is exact again; its copy stays */
+void entry_forget_sketch(struct sequence *sequence, uint32_t at);
 
 /* kvreviver_cool.c */
 /*
- * False: it cannot, or must not. full: false for the first of several, then handed on. What it
- * offers is not told yet: sync_news.
+ * Lets an entry leave the pool. False: it cannot, or must not. *full: false before the first of
+ * several calls, then passed on. The caller must call sync_news if changes were offered.
  */
 bool cool_entry(struct sequence *sequence, uint32_t at, enum kvd_cool how, bool *full);
 
@@ -59,19 +61,22 @@ bool cool_entry(struct sequence *sequence, uint32_t at, enum kvd_cool how, bool 
 bool sequence_compare_all(struct sequence *sequence);
 
 /* memshare_calibrate.c */
-/* the largest distance of two blocks that are alike */
+/* maximum distance of two blocks that may share */
 float memshare_tau(const struct space *space);
-void calibrate_look(struct space *space);   /* a step has ended: is it time to measure? */
+void calibrate_look(struct space *space);   /* call when a step has ended: measures if it is time */
 
 /* keydiff_priority.c */
-#define PRIORITY_MOST UINT16_MAX /* never let go by the daemon itself */
-void priority_rank(struct sequence *sequence); /* of a piece of it: sequence->ranked */
+#define PRIORITY_MOST UINT16_MAX /* the daemon itself never removes the entry */
+void priority_rank(struct sequence *sequence); /* ranks the next piece of it: sequence->ranked */
 
 /* relief.c */
-/* up to n entries that are worth least leave: how many; -EAGAIN: not all were looked at */
+/*
+ * lets up to n entries of lowest priority leave; returns their number; -EAGAIN: not all were looked
+ * at
+ */
 int relief_swap(struct sequence *sequence, uint32_t n);
 
-/* summaries.c: memory of the file that workers write and clients read, once there is one */
+/* summaries.c: bytes of the file of summaries; 0: there is none yet */
 uint64_t summaries_bytes(const struct space *space);
 
 #endif

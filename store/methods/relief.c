@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Relief makes room when blocks that cannot simply be evicted take too much of a space: private
- * blocks that sequences name, and blocks being filled. Evicting prefixes is left to the allocations
- * that need room: until then they serve. The cheapest loss comes first:
+ * Relief makes room when too much of a space is taken by blocks that cannot simply be evicted:
+ * private blocks that sequences use, and blocks being filled. Prefixes are evicted only by
+ * allocations that need room; until then they stay useful. The cheapest loss comes first:
  *
- *      1  private blocks that nobody names (private.c)           in every allocation, and when there is time
- *      2  prefixes that nobody uses (evict.c)                    in every allocation
+ *      1  private blocks without references (private.c)          in every allocation, and as idle work
+ *      2  unused prefixes (evict.c)                              in every allocation
  *      3  the largest sequences are compared once more           MemShare
  *      4  their blocks of lowest priority leave, copied exactly  KVReviver, down to its budget of each sequence
- *      5  ... into the sketch alone: where no copies are made (kvreviver.spill), or there is no room for one more and
+ *      5  ... put into the sketch only, if copies are off (kvreviver.spill), or there is no room for one and
  *         kvreviver.drop allows it
- *      6  ... without anything, if kvreviver.drop allows it and there is no sketch
+ *      6  ... dropped, if kvreviver.drop allows it and there is no sketch
  *      7  allocations are refused
  *
- * A sketch in front of exact copies is of no use here: both lie in the host's memory, and the copy
- * is as near. A client that wants one asks for it (KVD_COOL_VAGUE). Nothing here waits: it asks for
- * jobs, and clients take what comes of them when they can.
+ * Relief does not make a sketch in addition to exact copies: both are in host memory, and the copy
+ * is as close. A client can request one (KVD_COOL_VAGUE). Nothing here waits: relief queues jobs,
+ * and clients take the resulting changes when they can.
  */
 
 #include <errno.h>
@@ -49,10 +49,10 @@ static void end_of_need(struct space *space) {
                 }
 }
 
-/* wanted where an allocation found nothing, for all that the watermarks say */
+/* blocks to free after an allocation found none, whatever the watermarks say */
 #define STARVED_BLOCKS 16u
 
-/* Counts the blocks that should leave beside those that are leaving already. */
+/* Counts the blocks that should leave in addition to those that are leaving already. */
 static uint64_t blocks_needed(struct space *space) {
         double high = setting(space, KVD_pressure_high) * space->memory.max_blocks;
         double low = setting(space, KVD_pressure_low) * space->memory.max_blocks;
@@ -69,7 +69,7 @@ static uint64_t blocks_needed(struct space *space) {
         return want > sequences_of(space)->n_leaving ? want - sequences_of(space)->n_leaving : 0;
 }
 
-/* ---- by which means -------------------------------------------------------------------------- */
+/* ---- how blocks leave ------------------------------------------------------------------------ */
 
 /* Returns how blocks may leave; 0: they may not. */
 static enum kvd_cool means(struct space *space) {
@@ -84,11 +84,11 @@ static enum kvd_cool means(struct space *space) {
         return is_on(space, KVD_kvreviver_drop) ? vague ? KVD_COOL_VAGUE : KVD_COOL_DROP : 0;
 }
 
-/* ---- of which sequence ----------------------------------------------------------------------- */
+/* ---- which blocks leave ---------------------------------------------------------------------- */
 
 /*
- * Finds the sequence with the most blocks to give. One that had none to give is passed over until
- * it has more or fewer.
+ * Finds the sequence with the most private blocks. A sequence that had none to give is skipped
+ * until it has more or fewer.
  */
 static struct sequence *largest(const struct space *space) {
         struct sequence *best = NULL;
@@ -102,7 +102,9 @@ static struct sequence *largest(const struct space *space) {
         return best;
 }
 
-/* Counts the blocks that it may lose: the recent and the candidate part of its budget stay. */
+/*
+ * Counts the blocks that the sequence may lose: the recent and candidate parts of its budget stay.
+ */
 static uint64_t above_budget(const struct sequence *q) {
         double parts = setting(q->space, KVD_kvreviver_recent) +
                        setting(q->space, KVD_kvreviver_candidate);
@@ -116,7 +118,7 @@ static bool may_leave(const struct sequence *q, const struct entry *e) {
                q->space->blocks[kvd_ref_id(e->ref)].refs == 1;
 }
 
-/* Returns the priority up to which n of the entries that were ranked may leave. */
+/* Returns the priority up to which n of the ranked entries may leave. */
 static uint32_t cut(const struct sequence *q, uint64_t n) {
         uint32_t *counts = space_store(q->space)->ranks;
         uint64_t below = 0;
@@ -133,12 +135,12 @@ static uint32_t cut(const struct sequence *q, uint64_t n) {
         return PRIORITY_MOST;
 }
 
-/* Lets up to n of the entries that were ranked cool, of lowest priority. Returns how many. */
+/* Lets up to n ranked entries of lowest priority leave. Returns their number. */
 static uint32_t cool_lowest(struct sequence *q, uint64_t n, enum kvd_cool how) {
         uint32_t limit = cut(q, n), offered = q->changes.n, cooled = 0;
         bool full = false;
 
-        /* those at the limit last: not all of them may be needed */
+        /* entries at the limit last: not all of them may be needed */
         for (uint32_t pass = 0; pass < 2; pass++)
                 for (uint32_t i = q->ranked.from; i < q->ranked.to && cooled < n; i++) {
                         const struct entry *e = &q->entries[i];
@@ -154,7 +156,10 @@ static uint32_t cool_lowest(struct sequence *q, uint64_t n, enum kvd_cool how) {
         return cooled;
 }
 
-/* Cools entries of the next piece. How many; 0: none of the sequence may leave; -EAGAIN: not yet. */
+/*
+ * Lets entries of the next piece leave. Returns their number; 0: no entry of the sequence may
+ * leave; -EAGAIN: not all pieces were tried.
+ */
 static int cool_some(struct sequence *q, uint64_t n, enum kvd_cool how) {
         uint32_t cooled;
 
@@ -167,9 +172,11 @@ static int cool_some(struct sequence *q, uint64_t n, enum kvd_cool how) {
 }
 
 #define COOL_PIECE 256u /* entries of one call */
-#define UNSCORED 8u     /* one in so many may lack a score */
+#define UNSCORED 8u     /* one in UNSCORED entries may lack a score */
 
-/* How much was begun; 0: it has nothing to give; -EAGAIN: not all of it was looked at. */
+/*
+ * Positive: relief is under way; 0: the sequence has nothing to give; -EAGAIN: not all was tried.
+ */
 static int relieve(struct sequence *q, uint64_t need) {
         enum kvd_cool how = means(q->space);
         uint64_t n = MIN(MIN(need, above_budget(q)), COOL_PIECE);
@@ -184,7 +191,7 @@ static int relieve(struct sequence *q, uint64_t need) {
         if (q->n_unscored > q->n_entries / UNSCORED && setting(q->space, KVD_pressure_keydiff) > 0)
                 job_ask(&q->scoring);
         if (job_pending(&q->scoring) || job_pending(&q->comparing))
-                return 1; /* they end, one way or the other: then this is called again */
+                return 1; /* this is called again when these jobs have ended */
         return cool_some(q, n, how);
 }
 
@@ -194,7 +201,7 @@ int relief_swap(struct sequence *q, uint32_t n) {
         return how ? cool_some(q, n, how) : 0;
 }
 
-/* One piece of one sequence. */
+/* Does one piece for one sequence. */
 static bool idle(struct space *space) {
         struct sequence *q;
         uint64_t need;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This file knows which blocks want a summary (ipc/base/summary.h), and makes the memory for them.
- * There is a bit for each block; a job takes the next ones that are sealed still. Nothing is queued
- * unless a method is on that reads summaries.
+ * Tracks which blocks need a summary (ipc/base/summary.h), with a bit for each block, and allocates
+ * the memory of summaries. A job takes the next marked blocks that are still sealed. Nothing is
+ * queued unless a method that reads summaries is on.
  */
 
 #include <errno.h>
@@ -16,14 +16,14 @@
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 
-/* Which blocks of a space want a summary, and where the summaries are. */
+/* The blocks of a space that need a summary, and the file of its summaries. */
 struct summaries {
         struct ticket ticket;
         uint64_t *marks;       /* owned; a bit for each block */
         uint64_t n_marked;
-        uint32_t hand;         /* word of marks to look at next */
-        uint32_t n_old;        /* ids below it may be sealed blocks without a mark */
-        struct shared_file file; /* owned; none until first used */
+        uint32_t hand;         /* next word of marks to look at */
+        uint32_t n_old;        /* lower ids may be sealed blocks without a mark */
+        struct shared_file file; /* owned; created at first use */
 };
 
 static struct summaries *summaries_of(const struct space *space) {
@@ -42,7 +42,7 @@ static void readable(struct space *space, uint32_t id) {
         job_ask(&summaries_of(space)->ticket);
 }
 
-/* Blocks that were sealed while all methods were off want one, too. */
+/* Blocks that were sealed while all methods were off need a summary, too. */
 static void setting_changed(struct space *space) {
         bool before = space->parts.watched;
 
@@ -53,7 +53,7 @@ static void setting_changed(struct space *space) {
         space_is_busy(space);
 }
 
-#define OLD_LOOKS 16384u /* in one call */
+#define OLD_LOOKS 16384u /* blocks looked at in one call */
 
 static bool mark_old(struct space *space) {
         struct summaries *all = summaries_of(space);
@@ -70,10 +70,7 @@ static bool mark_old(struct space *space) {
 
 /* ---- the job --------------------------------------------------------------------------------- */
 
-/*
- * Returns the next marked block, at or after the hand, and takes its mark away. NONE: there is
- * none.
- */
+/* Returns the next marked block at or after the hand, and clears its mark. NONE: there is none. */
 static uint32_t next_marked(struct space *space) {
         uint32_t words = DIV_UP(space->ix->capacity, 64), at = summaries_of(space)->hand;
 
@@ -88,7 +85,7 @@ static uint32_t next_marked(struct space *space) {
         return at;
 }
 
-#define MARK_LOOKS 8192u /* blocks that one job looks at: many may be gone by now */
+#define MARK_LOOKS 8192u /* blocks looked at for one job: many may be gone by now */
 
 static bool write_summarise(struct ticket *t, struct job *job) {
         struct space *space = t->space;
@@ -134,7 +131,7 @@ static const struct job_kind job_summarise = {
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Clients may read all of it, which fills it. */
+/* Charges the whole size, since clients that read the sparse file may allocate all its pages. */
 static int make_file(struct space *space, struct shared_file *file) {
         uint64_t bytes = kvd_summary_of(space->ix).size;
         int r = account_charge(space, KVD_COST_overhead, bytes);
@@ -149,7 +146,7 @@ static int make_file(struct space *space, struct shared_file *file) {
                             space->name, strerror(-r));
 }
 
-/* A worker maps them of every space; of opaque blocks there is nothing in them. */
+/* Workers map the summaries of every space; those of opaque blocks stay empty. */
 int space_summary_fd(struct space *space, bool writable) {
         struct shared_file *file = &summaries_of(space)->file;
         int r = writable ? 0 : space_refuse_opaque(space, "summaries");
@@ -197,7 +194,7 @@ static void end(struct space *space) {
         free(all);
 }
 
-/* Rows of blocks that are gone have memory until others have their places. */
+/* Rows of blocks that are gone keep their memory until other blocks use them. */
 static void usage(const struct space *space, struct space_usage *ret) {
         const struct shared_file *file = &summaries_of(space)->file;
         struct stat st;
@@ -207,11 +204,12 @@ static void usage(const struct space *space, struct space_usage *ret) {
                                    0;
 }
 
-#define PENDING_LOOKS 4096u /* entries that one answer looks at */
+#define PENDING_LOOKS 4096u /* entries looked at in one call */
 
 /*
- * A summary of a block of this sequence is still to be made, or may be: a long one is looked
- * through in several answers. Blocks of the end are the latest, so they come first.
+ * Is a summary of a block of this sequence still to be made? A long sequence is scanned in several
+ * calls, which return true until all is scanned. The scan starts at the end, where the newest
+ * blocks are.
  */
 static bool pending(struct sequence *q) {
         const struct space *space = q->space;
