@@ -225,10 +225,10 @@ static int refuse(struct space *space, enum kvd_cost cost, uint64_t n) {
         d->store->account.short_of = (struct short_of){cost, n};
         if (d->used[cost] + n > domain_most(d, cost))
                 return store_refuse(d->store, -EDQUOT,
-                                    "domain '%s' may have no more of this: %s; delete spaces, or "
-                                    "raise what kvctl domain shows",
+                                    "domain '%s' is at its limit of this: %s; delete spaces, or "
+                                    "raise the limit (see kvctl domain)",
                                     d->config.name, texts[cost]);
-        return store_refuse(d->store, -ENOBUFS, "there is no more of this at present: %s",
+        return store_refuse(d->store, -ENOBUFS, "this is used up at present: %s",
                             texts[cost]);
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A chunk of a GPU's memory is here until somebody has it: it is made, cleared, given up and made
- * again (chunk.h). The memory is cleared by a worker, or made by an exporter, and the daemon keeps
- * handles of it alone.
+ * Chunks of GPU memory while no segment uses them: allocated, cleared, freed and allocated again
+ * (chunk.h). A worker clears the memory, or an exporter allocates it; the daemon only has handles
+ * of it.
  */
 
 #include "store/device/chunk.h"
@@ -31,7 +31,7 @@ static int make(struct store *store, struct chunk *chunk) {
                 error = pool->cuda->cuMemCreate(&chunk->memory, pool->bytes, &pool->what, 0);
         if (error)
                 return store_refuse(store, kvd_cuda_errno(error),
-                                    "a segment of %llu MiB cannot be had from the GPU: %s",
+                                    "a segment of %llu MiB cannot be allocated on the GPU: %s",
                                     (unsigned long long)(pool->bytes >> 20),
                                     kvd_cuda_why(pool->cuda, error, text, sizeof text));
         chunk_set_state(pool, chunk, DIRTY);
@@ -47,7 +47,7 @@ void chunk_unmake(struct device_pool *pool, struct chunk *chunk) {
         chunk_set_state(pool, chunk, MISSING);
 }
 
-/* Nothing is lost if it fails: store_make_missing tries again. */
+/* If the allocation fails, store_make_missing tries again later. */
 void chunk_remake(struct store *store, struct chunk *chunk) {
         chunk_unmake(pool_of(store), chunk);
         if (make(store, chunk) == 0)
@@ -55,9 +55,9 @@ void chunk_remake(struct store *store, struct chunk *chunk) {
 }
 
 /*
- * The pool is not all of the memory: the contexts of the worker and of every engine are made later.
- * What they need is taken before chunks are made, and given back behind them, since a process
- * without a context cannot ask how much is free.
+ * The pool must not take all memory, since the worker and every engine create contexts later. The
+ * reserve for them is allocated before the chunks and freed after them, because a process without a
+ * context cannot ask the driver how much memory is free.
  */
 static int take_reserve(struct store *store, cu_memory *ret) {
         struct device_pool *pool = pool_of(store);
@@ -77,7 +77,7 @@ static int take_reserve(struct store *store, cu_memory *ret) {
         return 0;
 }
 
-/* As many as can be had. Negative: no more can be, and why. */
+/* Allocates as many missing chunks as possible. Negative: the error that stopped it. */
 static int make_all(struct store *store) {
         struct device_pool *pool = pool_of(store);
         cu_memory reserve;
@@ -113,7 +113,7 @@ int store_make_memory(struct store *store) {
 
 #define LEGACY_GRANULARITY (UINT64_C(2) << 20)
 #define LEGACY_SEGMENTS 8u /* spaces that there can be: each has one segment */
-#define FILES_LEFT 64u     /* at least, for indexes and pin pages of some spaces */
+#define FILES_LEFT 64u     /* least number of descriptors for indexes and pin pages */
 
 static int granularity_of(struct store *store, const struct cu_allocation *what, size_t *ret) {
         const struct kvd_cuda *cuda = store->config.cuda;
@@ -127,7 +127,7 @@ static int granularity_of(struct store *store, const struct cu_allocation *what,
         if (error == CU_OK && *ret)
                 return 0;
         return store_refuse(store, error ? kvd_cuda_errno(error) : -EIO,
-                            "the GPU does not say how its memory is cut: %s",
+                            "the GPU does not report its allocation granularity: %s",
                             kvd_cuda_why(cuda, error, text, sizeof text));
 }
 
@@ -153,7 +153,7 @@ static int size_pool(struct store *store, const struct cu_allocation *what) {
         return 0;
 }
 
-/* A descriptor for each chunk is kept from its clearing on; what is left is for spaces. */
+/* Sets aside a descriptor for each chunk, which stays open once the chunk is cleared. */
 static int take_files(struct store *store, uint32_t n) {
         uint64_t *files = &store->config.max_files;
 
@@ -161,8 +161,8 @@ static int take_files(struct store *store, uint32_t n) {
                 return 0;
         if (n + FILES_LEFT > *files)
                 return store_refuse(store, -EMFILE,
-                                    "a pool of %u segments needs as many descriptors, and there "
-                                    "are %llu beside those of connections: raise the limit of open "
+                                    "a pool of %u segments needs as many descriptors, and only %llu "
+                                    "are left after those for connections: raise the limit of open "
                                     "files (LimitNOFILE), or segment",
                                     n, (unsigned long long)*files);
         *files -= n;
@@ -170,8 +170,8 @@ static int take_files(struct store *store, uint32_t n) {
 }
 
 /*
- * Makes as many chunks as can be had. Clients of a daemon before this one may have others, until
- * they notice. What was kept of that comes first: then they are made in store_make_memory.
+ * Allocates as many chunks as possible. Clients of a previous daemon may still hold some memory. If
+ * there is a keeper, kept chunks are taken over first, and store_make_memory allocates the rest.
  */
 int device_open(struct store *store) {
         struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,
@@ -199,9 +199,9 @@ int device_open(struct store *store) {
         return store->config.keep ? 0 : store_make_memory(store);
 }
 
-/* ---- what there was before ------------------------------------------------------------------- */
+/* ---- chunks of the previous daemon ----------------------------------------------------------- */
 
-/* The driver maps a chunk as a whole. Nothing has access to it, and a context is not needed. */
+/* Maps the chunk, without access: that succeeds only with its exact size, and needs no context. */
 static cu_result check_size(const struct device_pool *pool, cu_memory memory) {
         const struct kvd_cuda *cuda = pool->cuda;
         cu_address at;
@@ -242,7 +242,7 @@ int chunk_import(struct store *store, struct chunk *chunk, int *fd) {
         }
         if (error)
                 return store_refuse(store, kvd_cuda_errno(error),
-                                    "a segment of the daemon before cannot be used: %s",
+                                    "a segment of the previous daemon cannot be used: %s",
                                     kvd_cuda_why(pool->cuda, error, text, sizeof text));
         chunk->memory = memory;
         chunk->fd = *fd;
@@ -325,7 +325,7 @@ void store_clear_failed(struct store *store) {
         pool_of(store)->clear_failed = true;
 }
 
-/* ---- legacy handles: an exporter makes the memory, clear, and keeps it ----------------------- */
+/* ---- legacy handles: an exporter allocates, clears and keeps the memory ---------------------- */
 
 bool store_has_exporter(const struct store *store) {
         return store->config.backend == KVD_BACKEND_LEGACY;
@@ -354,7 +354,7 @@ void store_export_done(struct store *store, uint32_t number,
         chunk_set_state(pool_of(store), chunk, CLEAN);
 }
 
-/* The exporter is gone, and the memory that it had is gone with it. */
+/* The exporter is gone, and so is its memory. */
 void chunks_lost(struct store *store) {
         struct device_pool *pool = pool_of(store);
 

@@ -3,22 +3,22 @@
 #define KVD_STORE_DEVICE_CHUNK_H
 
 /*
- * A GPU's memory, without a context: the driver makes it and gives descriptors for it after cuInit
- * alone. The pool is cut into chunks of one size, each of which becomes one segment of one space at
- * a time:
+ * GPU memory without a context: after cuInit alone, the driver allocates memory and exports
+ * descriptors for it. The pool consists of chunks of equal size. A chunk is one segment of one
+ * space at a time:
  *
- *      MISSING ──made──► DIRTY ──a worker──► CLEARING ──it says so──► CLEAN ──begin──► USED ──let_go──► DRAINING
+ *      MISSING ──make──► DIRTY ──to worker──► CLEARING ──cleared────► CLEAN ──begin──► USED ──let_go──► DRAINING
  *         ▲                ▲                     │                              ▲                          │
- *         │                └───it fails, or dies─┘                              └──nobody was told yet─────┤
- *         ├─────────made anew, for any domain────── RETURNED ◄──nobody has it mapped any more──────────────┘
+ *         │                └───failed, or lost───┘                              └──no client told yet──────┤
+ *         ├─────────remade, for any domain───────── RETURNED ◄──no process has it mapped───────────────────┘
  *         │                                             └──begin, in the same domain──► USED
- *         └──the daemon before had it in this segment──► USED
+ *         └──(from MISSING) taken over from the previous daemon──► USED
  *
- * Who once had a chunk's descriptor could have kept it, and could map it again, whatever it says:
- * so a chunk never changes domains. It is given up and another is made, which the driver does when
- * the last mapping and the last descriptor of the old one are gone, anywhere; until then there is
- * one chunk less. What the driver makes is not known to be empty, and is cleared before anybody
- * gets it.
+ * A process that once had a chunk's descriptor may have kept it, and could map the memory again. So
+ * a chunk never moves to another domain: it is freed and a new one is allocated. The driver frees
+ * the old memory only when its last mapping and its last descriptor are gone in all processes;
+ * until then there is one chunk less. New memory may contain old data, so it is cleared before it
+ * is used.
  */
 
 #include "ipc/base/device.h"
@@ -30,23 +30,23 @@ enum chunk_state { MISSING, DIRTY, CLEARING, CLEAN, USED, DRAINING, RETURNED, N_
 
 struct chunk {
         cu_memory memory;        /* owned; not in MISSING */
-        int fd;                  /* owned; -1: not handed out yet */
-        struct cu_ipc_handle handle; /* legacy, instead of these: from CLEAN on */
+        int fd;                  /* owned; -1: not exported yet */
+        struct cu_ipc_handle handle; /* legacy, instead of memory and fd: from CLEAN on */
         enum chunk_state state;
-        struct domain *domain;   /* USED to RETURNED: of whoever may have its descriptor */
-        struct space *space;     /* USED, DRAINING: where it is */
+        struct domain *domain;   /* USED to RETURNED: whose clients may have its descriptor */
+        struct space *space;     /* USED, DRAINING */
         struct segment *segment;
 };
 
 struct device_pool {
-        /* NULL: an exporter makes the memory, and this process only keeps its handles */
+        /* NULL: an exporter allocates the memory, and the daemon only has its handles */
         const struct kvd_cuda *cuda;
         struct cu_allocation what;
-        uint64_t bytes;          /* of a chunk */
+        uint64_t bytes;          /* size of a chunk */
         uint32_t n;
         uint32_t count[N_STATES];
-        uint32_t hand;           /* where to look first for a clean one */
-        bool clear_failed;       /* wait until somebody says to try again */
+        uint32_t hand;           /* where the next search for a chunk starts */
+        bool clear_failed;       /* do not clear before store_make_missing */
         struct chunk chunks[];
 };
 
@@ -55,22 +55,22 @@ static inline struct device_pool *pool_of(const struct store *store) {
 }
 
 void chunk_set_state(struct device_pool *pool, struct chunk *chunk, enum chunk_state state);
-/* gives it up, and makes another in its place */
+/* frees it, and allocates another one in its place */
 void chunk_remake(struct store *store, struct chunk *chunk);
-int chunk_export(struct store *store, struct chunk *chunk);  /* a descriptor, the chunk's */
-/* one that is missing is the memory behind *fd, which is taken if it is this GPU's, and as large */
+int chunk_export(struct store *store, struct chunk *chunk);  /* a descriptor, owned by the chunk */
+/* gives a missing chunk the memory of *fd, and takes *fd over, if GPU and size are right */
 int chunk_import(struct store *store, struct chunk *chunk, int *fd);
 void chunk_unmake(struct device_pool *pool, struct chunk *chunk);
 
 /* memory.c */
-/* frees its chunk if nobody has it mapped */
+/* frees a draining segment's chunk if no process has it mapped */
 void device_undrain(struct space *space, struct segment *segment);
 bool device_draining(const struct segment *segment);
 
 /* drain.c: which clients have which segments mapped */
 void drain_handed_out(struct attachment *a, uint32_t segment);
-bool drain_mapped(const struct space *space, uint32_t segment);  /* by anybody */
-/* has anybody been asked, and not answered yet? */
+bool drain_mapped(const struct space *space, uint32_t segment);  /* by any client */
+/* was a client asked to unmap it, and has not replied yet? */
 bool drain_told(const struct space *space, uint32_t segment);
 
 #endif

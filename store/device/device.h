@@ -2,7 +2,7 @@
 #ifndef KVD_STORE_DEVICE_DEVICE_H
 #define KVD_STORE_DEVICE_DEVICE_H
 
-/* Spaces on a GPU, from outside. What their parts are told of stands in hooks.c. */
+/* Interface of spaces on a GPU for the rest of the store, in addition to their hooks. */
 
 #include "store/cache/cache.h"
 #include "store/cache/memory.h"
@@ -11,10 +11,10 @@ extern const struct memory_ops memory_device; /* memory.c */
 
 /* chunk.c */
 int device_open(struct store *store);
-void chunks_lost(struct store *store); /* legacy handles: whoever made the memory is gone */
+void chunks_lost(struct store *store); /* legacy handles: the exporter is gone */
 
 /* semaphore.c */
-struct semaphore_page { /* of a daemon before, while one of its clients is there */
+struct semaphore_page { /* of a previous daemon, while one of its clients exists */
         struct semaphore_page *next;
         struct shared_file file; /* owned */
         uint32_t life;
@@ -23,11 +23,11 @@ struct semaphore_page { /* of a daemon before, while one of its clients is there
 struct semaphores { /* of a space */
         struct shared_file page; /* owned */
         struct semaphore_page *before; /* owned; list */
-        bool settled;            /* ... of which all clients have been taken over that were kept */
+        bool settled;            /* all kept clients of these pages have been taken over */
 };
 
-int semaphores_new(struct space *space); /* if the space has any */
-uint64_t semaphores_bytes(const struct space *space); /* of all pages, for its account */
-uint32_t semaphores_before(const struct space *space); /* how many are of before */
+int semaphores_new(struct space *space); /* creates the page, if the space is on a GPU */
+uint64_t semaphores_bytes(const struct space *space); /* bytes of all its pages, for its account */
+uint32_t semaphores_before(const struct space *space); /* number of pages of previous daemons */
 
 #endif

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The store knows here which clients have which segments of a GPU mapped. Nobody can unmap memory
- * for another process: a segment without blocks keeps its chunk until everybody who was given its
- * descriptor has said that it is unmapped, or is gone, as the kernel says. The index's drain_epoch
- * moves, clients ask what is wanted (message drain), unmap, and say so.
+ * Tracks which clients have which segments of a GPU mapped. The daemon cannot unmap memory in other
+ * processes. So a segment without blocks keeps its chunk until each client that got its descriptor
+ * has reported it unmapped, or is gone according to the kernel. The index's drain_epoch moves,
+ * clients ask for the segments to unmap (message drain), unmap them, and report that.
  *
- *      mapped   its descriptor was handed out, and nothing has been said about it since
- *      told     this client was asked to unmap it, and has not answered: until then no block appears in it, so that
- *               unmapping takes no care of who may just have found one. A segment that nobody was asked about may get
- *               blocks again at once: the chunk is the same.
+ *      mapped   the client got the descriptor, and has not reported the segment unmapped since
+ *      told     the client was asked to unmap the segment, and has not replied. Until then no block appears in it, so
+ *               that the client can unmap it without checking for new blocks. A segment that no client was asked about
+ *               may get blocks again at once, since its chunk is the same.
  */
 
 #include <errno.h>

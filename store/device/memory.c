@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Segments in a GPU's memory: the other table of memory.h. A segment has one chunk while it has
- * blocks, and keeps it until nobody has it mapped any more (drain.c).
+ * Segments in GPU memory: the other table of memory.h. A segment has one chunk while it has blocks,
+ * and keeps it until no process has it mapped any more (drain.c).
  */
 
 #include <errno.h>
@@ -30,9 +30,7 @@ static struct chunk *find_chunk(struct device_pool *pool, enum chunk_state state
         return NULL;
 }
 
-/*
- * A segment whose chunk only waits to be unmapped takes it back, if no client is about to unmap it.
- */
+/* A segment whose chunk is draining can use it again, unless a client was told to unmap it. */
 static uint32_t vacant(const struct space *space, const struct segment *segment) {
         const struct device_pool *pool = pool_of(space_store(space));
 
@@ -51,7 +49,7 @@ static void place(struct space *space, struct segment *segment, struct chunk *ch
         atomic_store(&kvd_index_memory(space->ix)[segment->number], version);
 }
 
-/* Kept before anybody gets a block of it. */
+/* The chunk's descriptor goes to the keeper before any client gets a block of it. */
 static int begin(struct space *space, struct segment *segment) {
         struct store *store = space_store(space);
         struct device_pool *pool = pool_of(store);
@@ -70,7 +68,7 @@ static int begin(struct space *space, struct segment *segment) {
         return 0;
 }
 
-/* Its clients of then have it mapped, for all that is known: none of them can be asked. */
+/* All clients of the previous daemon count as having it mapped: they cannot be asked. */
 static int adopt(struct space *space, struct segment *segment, uint32_t version, int *fd) {
         struct store *store = space_store(space);
         struct device_pool *pool = pool_of(store);
@@ -87,7 +85,7 @@ static int adopt(struct space *space, struct segment *segment, uint32_t version,
         return 0;
 }
 
-/* There is nothing to put behind blocks: the chunk is there as a whole. */
+/* Nothing to do: a chunk always has all its memory. */
 static int fill(struct space *space, struct segment *segment, uint32_t first, uint32_t n) {
         return 0;
 }
@@ -106,7 +104,7 @@ void device_undrain(struct space *space, struct segment *segment) {
 
         if (!device_draining(segment) || drain_mapped(space, segment->number))
                 return;
-        if (segment->worker) { /* it is next to unmap it: store_next_unmap */
+        if (segment->worker) { /* the worker unmaps it next: store_next_unmap */
                 jobs_want_worker(store);
                 return;
         }
@@ -114,7 +112,7 @@ void device_undrain(struct space *space, struct segment *segment) {
         chunk_set_state(pool_of(store), chunk, RETURNED);
 }
 
-/* Whoever has it mapped, or keeps it, has it: the driver gives it up with the last of them. */
+/* The driver frees the memory when its last mapping and descriptor are gone. */
 static void give_up(struct space *space, struct segment *segment) {
         struct chunk *chunk = segment->chunk;
 
@@ -126,15 +124,15 @@ static void give_up(struct space *space, struct segment *segment) {
 }
 
 /*
- * Clients of a deleted space may write into what they had for some time, and are not asked to unmap
- * it.
+ * Clients of a deleted space are not asked to unmap its segments, and may still write to them for a
+ * while. So these chunks are freed, not drained.
  */
 static bool let_go(struct space *space, struct segment *segment) {
         if (!space->ix->alive) {
                 give_up(space, segment);
                 return true;
         }
-        if (!pool_of(space_store(space))->cuda) /* the space has one segment, and keeps it */
+        if (!pool_of(space_store(space))->cuda) /* legacy: the space keeps its only segment */
                 return true;
         chunk_set_state(pool_of(space_store(space)), segment->chunk, DRAINING);
         atomic_fetch_add(&space->ix->drain_epoch, 1);
@@ -149,7 +147,7 @@ static bool bury(struct space *space, struct segment *segment) {
         return true;
 }
 
-/* A chunk that nobody in its domain took again at once becomes everybody's. */
+/* A returned chunk that its own domain did not reuse at once is remade for all domains. */
 static bool idle(struct store *store) {
         struct device_pool *pool = pool_of(store);
         struct chunk *chunk = find_chunk(pool, RETURNED, NULL);
@@ -167,10 +165,13 @@ static int descriptor(struct space *space, struct segment *segment, bool writabl
         return chunk_export(space_store(space), segment->chunk);
 }
 
-/* whoever should unmap them may be asleep: that is no reason to take more, nor to take none */
+/* a client that should unmap them may be asleep: take some more meanwhile, but not many */
 #define MOST_DRAINING 4u
 
-/* Memory that was taken from one space is not the other's before it is made anew and cleared. */
+/*
+ * True while memory taken from one space is on its way to others: being remade, cleared, or
+ * drained.
+ */
 static bool scarce(const struct store *store) {
         const struct device_pool *pool = pool_of(store);
 
@@ -178,7 +179,7 @@ static bool scarce(const struct store *store) {
                pool->count[DRAINING] >= MOST_DRAINING;
 }
 
-/* A segment without memory has nothing. */
+/* Nothing to do: segments without memory cost nothing. */
 static bool tidy(struct space *space) {
         return false;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks of a GPU may be sealed before their data is there (ipc/base/semaphore.h). This file finds
- * out when it is, and what becomes of them if their producer dies first. A pending block is in the
- * index like any other, but it is not evicted, and no worker reads it, until the daemon has seen
- * its semaphore reach the value that the block waits for.
+ * Blocks on a GPU may be sealed before their data is there (ipc/base/semaphore.h). This file
+ * detects when the data has arrived, and handles producers that die before that. A pending block is
+ * in the index like any other, but it is not evicted, and no worker reads it, until the daemon has
+ * seen its semaphore reach the block's value.
  *
  * The steps, as named in tests/client/spin/semaphore.pml. P is the producer and its stream, R a
  * reader and its stream, O the owner, which is this file:
@@ -14,37 +14,36 @@
  *      P3  the seal message names both             O3  sees that the producer's GPU work is over (quarantine)
  *                                                  O4  reads the semaphore: reached? then as O2
  *      R1  pins the block                          O5  if not: marks the block poisoned
- *      R2  reads its semaphore; 0: goes on         O6  takes it, and what hangs on it, out of the index
+ *      R2  reads its semaphore; 0: goes on         O6  takes it, and all blocks behind it, out of the index
  *      R3  its stream waits for the value          O7  stores the highest value promised into the semaphore
  *      R4  its stream reads the data               O8  gives the row to another client
  *      R5  after that: is the block poisoned?
  *
- * Why R4 reads what P1 wrote, or R5 says that it did not:
+ * Why R4 reads the data that P1 wrote, or R5 detects that it did not:
  *
  *  - The semaphore words of a block are stored before the slot word that makes it visible (O1), so
- *    whoever pins it sees them. Only O2 takes them back, after the value was seen, and P2 comes
- *    behind P1 on one stream.
- *  - The semaphore reaches the value by P2 or by O7. In the second case O5 comes first, a release
- *    before a release, so that whoever sees the value sees the flag. R5 reads the flag after R4,
- *    and R4 comes after the value: it cannot miss it.
- *  - Between O4 and O7 nobody writes the semaphore: the producer's GPU work is over (O3, by time,
- *    since no call tells), and its row is nobody else's before O8. So "not reached" stays true, and
- *    the value never moves back.
- *  - Whoever waits in R3 is released: by P2 or, once the producer is gone, by O7. A value that was
- *    never promised in a seal is waited for by the producer alone.
+ *    a reader that pins the block sees them. Only O2 resets them, after the value was seen, and P2
+ *    comes after P1 on the same stream.
+ *  - The semaphore reaches the value by P2 or by O7. In the second case O5 comes first, both with
+ *    release order, so a reader that sees the value also sees the flag. R5 reads the flag after R4,
+ *    and R4 comes after the value, so R5 cannot miss the flag.
+ *  - Between O4 and O7 nothing writes the semaphore: the producer's GPU work is over (O3 waits for
+ *    a time, since no call can tell), and its row is not given to another client before O8. So "not
+ *    reached" stays true, and the value never decreases.
+ *  - Every reader that waits in R3 is released, by P2 or, once the producer is gone, by O7. Only
+ *    the producer itself can wait for a value that was never promised in a seal.
  *
- * A poisoned block may be pinned. It stays, with everything that hangs on it, until it is not;
- * nobody finds it, and nothing can be sealed behind it.
+ * A poisoned block that is pinned stays, with all blocks behind it, until it is unpinned. It cannot
+ * be found, and nothing can be sealed behind it.
  *
- * Whether a plain store wakes a stream that waits is the driver's secret. So the store also asks
- * for a stream write of the same value (store_next_wake) by a worker, and the row waits for that,
- * too.
+ * The driver does not document whether a plain store wakes a waiting stream. So a worker also
+ * writes the same value by a stream (store_next_wake), and the row is not reused before that.
  *
- * A client of the daemon before writes and waits in the page of then, which is kept until the last
- * of them has gone, and is nobody else's. What its streams had not written when its blocks were taken
- * over is not in the new index (cache/before.c), and when it ends, nobody can write the old one: then
- * the page itself says what was reached (O5 and O7 in one store, SEMAPHORE_ENDED):
- * tests/client/spin/outlive.pml.
+ * Clients of a previous daemon write and wait in that daemon's page, which is kept until the last
+ * of them is gone, and which has no new clients. Blocks whose data had not arrived when they were
+ * taken over are not in the new index (cache/before.c). When such a client ends, the old index
+ * cannot be written any more, so the page itself tells which values were reached (O5 and O7 in one
+ * store, SEMAPHORE_ENDED): tests/client/spin/outlive.pml.
  */
 
 #include <errno.h>
@@ -61,22 +60,22 @@
 #include "store/kept.h"
 
 /*
- * One attachment's promises: a list of blocks for each semaphore, in the order in which they were
- * sealed. Values grow along it, except where threads of a client seal at once; then a block whose
- * data is there waits here for the one before it, which hurts nobody.
+ * One attachment's promises: for each semaphore, a list of blocks in the order of their seals.
+ * Their values ascend, except if threads of a client seal at the same time. Then a block whose data
+ * is there may wait for the block before it in the list, which is harmless.
  */
 struct promises {
         struct attachment *of;
-        const struct shared_file *page; /* where its row is; NULL: it was not kept */
+        const struct shared_file *page; /* page with its row; NULL: the page was not kept */
         shm_u64 *row;
-        struct kvd_list_node waking;  /* in the store's, while there are wakes */
-        bool over;                    /* what has not been reached will never be */
-        uint64_t busy;                /* bit i: semaphore i has blocks that wait */
-        uint64_t wakes;               /* bit i: semaphore i is to be written by a stream, too */
-        bool asked;                   /* ... and somebody is at it */
-        uint64_t highest[SEMAPHORES]; /* value promised */
+        struct kvd_list_node waking;  /* in the store's list, while wakes is not 0 */
+        bool over;                    /* values that are not reached yet never will be */
+        uint64_t busy;                /* bit i: semaphore i has pending blocks */
+        uint64_t wakes;               /* bit i: a stream must write semaphore i, too */
+        bool asked;                   /* a worker was asked to write them */
+        uint64_t highest[SEMAPHORES]; /* highest value promised */
         struct block_list blocks[SEMAPHORES];
-        uint32_t n;                   /* blocks */
+        uint32_t n;                   /* number of blocks in all lists */
 };
 
 static uint64_t page_bytes(const struct space *space) {
@@ -142,12 +141,12 @@ static const struct semaphore_page *page_before(const struct space *space, uint3
         return page;
 }
 
-/* A client of the daemon before has the row that it had. */
+/* A client of a previous daemon keeps its old row. */
 static void find_row(struct attachment *a) {
         const struct shared_file *page = &a->space->parts.semaphores->page;
         uint32_t row = a->seat;
 
-        if (a->state == ORPHANED) { /* of before, since it begins so */
+        if (a->state == ORPHANED) { /* only inherited attachments begin in this state */
                 const struct semaphore_page *old = page_before(a->space, a->kept.life);
 
                 page = a->kept.is && old ? &old->file : NULL;
@@ -178,7 +177,7 @@ static bool in_use(const struct space *space, const struct semaphore_page *page)
         return false;
 }
 
-/* Pages whose clients have all gone. */
+/* Closes pages without clients. */
 static void tidy(struct space *space) {
         struct semaphore_page **link = &space->parts.semaphores->before;
 
@@ -199,7 +198,7 @@ static void bury(struct attachment *a) {
         tidy(a->space);
 }
 
-/* ---- pages of before ------------------------------------------------------------------------- */
+/* ---- pages of previous daemons --------------------------------------------------------------- */
 
 static int inherit(struct space *space, uint32_t life, int *fd) {
         struct semaphore_page *page = space->parts.semaphores ? sys->calloc(1, sizeof *page) : NULL;
@@ -288,8 +287,8 @@ static uint32_t pop(struct attachment *a, uint32_t at) {
 /* ---- the seal (O1) --------------------------------------------------------------------------- */
 
 /*
- * -EINVAL, with a word for it. Fills in the semaphore words of the blocks of a request: zeros if
- * their data is there.
+ * Sets the semaphore words of a request's blocks, to 0 if their data is there. -EINVAL: *why is
+ * set.
  */
 static int promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields,
                    const char **why) {
@@ -297,9 +296,9 @@ static int promise(struct attachment *a, const struct seal_request *q, struct kv
         uint64_t value = q->semaphore_value;
         struct promises *p = a->promises;
 
-        *why = !p                               ? "semaphore belongs to spaces on a GPU" :
+        *why = !p                               ? "only spaces on a GPU have semaphores" :
                at > SEMAPHORES               ? "there is no such semaphore" :
-               value == 0 || value > SEMAPHORE_VALUE_MAX ? "no semaphore ever has this value" :
+               value == 0 || value > SEMAPHORE_VALUE_MAX ? "semaphore_value is out of range" :
                                                   NULL;
         if (*why)
                 return -EINVAL;
@@ -327,7 +326,7 @@ static bool reached(const struct attachment *a, uint32_t at) {
 static void arrived(struct attachment *a, uint32_t at) {
         uint32_t id = pop(a, at);
 
-        if (a->space->blocks[id].poisoned) { /* by another, whose block is before it */
+        if (a->space->blocks[id].poisoned) { /* because a block before it was */
                 block_list_push(a->space, &a->space->unready.poisoned, id);
                 return;
         }
@@ -347,9 +346,9 @@ static void look(struct attachment *a, uint32_t *budget) {
 }
 
 #define LOOKS 4096u   /* blocks in one call */
-#define RETRIES 1024u /* poisoned blocks, to see whether they are pinned still */
+#define RETRIES 1024u /* poisoned blocks in one call */
 
-/* A poisoned block goes as soon as nobody holds it. Those that stay come last the next time. */
+/* Frees poisoned blocks that are not pinned any more. Others go to the end of the list. */
 static void sweep_poisoned(struct space *space) {
         struct block_list *poisoned = &space->unready.poisoned;
         uint32_t reads = KVD_PIN_READS;
@@ -381,10 +380,7 @@ bool semaphores_look(struct space *space) {
 
 /* ---- the data will never be there (O4 to O7) ------------------------------------------------- */
 
-/*
- * Steps O5 and O6. Children follow in any order, since none of them is found once the block before
- * it is not.
- */
+/* Steps O5 and O6. Children follow in any order: they cannot be found once their parent is gone. */
 static void poison_one(struct space *space, uint32_t id) {
         struct kvd_desc *desc = kvd_index_desc(space->ix, id);
         struct block *b = &space->blocks[id];
@@ -422,7 +418,7 @@ static void poison_next(struct space *space) {
         }
 }
 
-/* A piece of poisoning a block and everything behind it, which began some time. True: it is done. */
+/* Continues to poison a block and all blocks behind it. True: done. */
 static bool poison_on(struct space *space, uint32_t *budget) {
         for (; *budget && space->unready.poisoning.under_way; --*budget)
                 poison_next(space);
@@ -454,7 +450,10 @@ static void release(struct attachment *a, uint32_t at) {
         jobs_want_worker(store);
 }
 
-/* The first block of a semaphore's. It is pending until all behind it is poisoned. */
+/*
+ * Resolves the first block of a semaphore. It stays pending until all blocks behind it are
+ * poisoned.
+ */
 static void resolve_one(struct attachment *a, uint32_t at, uint32_t *budget) {
         struct space *space = a->space;
         uint32_t id = a->promises->blocks[at].first;
@@ -464,7 +463,7 @@ static void resolve_one(struct attachment *a, uint32_t at, uint32_t *budget) {
                 arrived(a, at);
                 return;
         }
-        /* it was, with all behind it, if another's is before it */
+        /* poisoned already, with all blocks behind it, if a block before it was */
         if (!space->blocks[id].poisoned && !poison(space, id, budget))
                 return;
         pop(a, at);
@@ -473,7 +472,7 @@ static void resolve_one(struct attachment *a, uint32_t at, uint32_t *budget) {
 
 #define RESOLVES 2048u /* blocks of one call */
 
-/* A piece of what follows when an attachment is over. True: there is more. */
+/* Does a piece of the work after an attachment's end. True: there is more. */
 static bool resolve(struct attachment *a) {
         struct promises *p = a->promises;
         uint32_t budget = RESOLVES;
@@ -492,8 +491,8 @@ static bool resolve(struct attachment *a) {
 }
 
 /*
- * The client's GPU work is over, or its space is: a value that has not been reached by now never
- * will be. Where the space goes on without this daemon, the next one sees to that.
+ * The client's GPU work is over, or its space is: values that are not reached by now never will be.
+ * If the space is left to the next daemon, that daemon resolves them.
  */
 static void leave(struct attachment *a) {
         if (a->promises && !a->space->memory.left)
@@ -550,7 +549,7 @@ void store_wake_done(struct store *store, bool done) {
         kvd_list_remove(&first->waking);
 }
 
-/* ---- questions ------------------------------------------------------------------------------- */
+/* ---- queries --------------------------------------------------------------------------------- */
 
 int space_semaphore_fd(const struct space *space) {
         return space->parts.semaphores ? space->parts.semaphores->page.fd : -1;

@@ -193,7 +193,7 @@ END_TEST
 START_TEST(a_driver_that_gives_nothing_is_refused) {
         setenv("FAKECUDA_FAIL", "cuMemCreate:1=999", 1);
         ck_assert_int_lt(open_pool(), 0);
-        ck_assert_ptr_nonnull(strstr(store_why(store), "4 MiB cannot be had"));
+        ck_assert_ptr_nonnull(strstr(store_why(store), "4 MiB cannot be allocated"));
 }
 END_TEST
 

@@ -278,7 +278,7 @@ START_TEST(spaces_with_clients_stay_and_the_refusal_is_said) {
                         r = attachment_new(space, NULL, 3, NULL, &(struct attachment *){NULL});
         }
         ck_assert_int_eq(r, -EDQUOT);
-        ck_assert_ptr_nonnull(strstr(store_why(store), "may have no more"));
+        ck_assert_ptr_nonnull(strstr(store_why(store), "is at its limit"));
         ck_assert_uint_ge(domain_spaces(domain), 2);
 }
 END_TEST

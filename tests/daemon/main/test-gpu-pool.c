@@ -348,7 +348,7 @@ static const struct refusal {
         {"FAKECUDA_FAIL", "cuMemCreate:2=999", "--backend cuda --pool 64M",
          "no 1024 MiB left to keep free (reserve)"},
         {"FAKECUDA_FAIL", "cuMemCreate:3=999", "--backend cuda --pool 64M",
-         "4 MiB cannot be had from the GPU"},
+         "4 MiB cannot be allocated on the GPU"},
         {"FAKECUDA_DEVICES", "1 prlimit --nofile=300:300",
          "--backend cuda --pool 1G --set daemon.segment=2M",
          "a pool of 512 segments needs as many descriptors"},
