@@ -198,7 +198,7 @@ static int open_handle(struct kvd_device *d, const struct cu_ipc_handle *handle,
                 return check(d, r, "cuIpcOpenMemHandle");
         snprintf(d->why, sizeof d->why,
                  "cuIpcOpenMemHandle: the driver takes this process for the one that made the "
-                 "memory. Both have number %d, each in a container of its own? Start it again",
+                 "memory. Do both have pid %d, in different containers? Restart this process",
                  getpid());
         return kvd_cuda_errno(r);
 }

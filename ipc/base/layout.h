@@ -209,11 +209,11 @@ enum kvd_below {
 };
 
 /*
- * A record's hint is a hash of its tokens and of the record before it. With hints, a client that
- * holds the last resident block of a chain follows the chain through the file's records without a
- * request to the daemon. A hint is in one of two buckets, like a key, and stays there. It proves
- * nothing: a slot has 16 bits of it as tag, so that other tokens match once in 2^16, and a hint is
- * missing if its buckets are full. kvd_fetch decides what the file has.
+ * A record's hint is a hash of its tokens, group and root and of the record before it. With hints,
+ * a client that holds the last resident block of a chain follows the chain through the file's
+ * records without a request to the daemon. A hint is in one of two buckets, like a key, and stays
+ * there. It proves nothing: a slot has 16 bits of it as tag, so that other tokens match once in
+ * 2^16, and a hint is missing if its buckets are full. kvd_fetch decides what the file has.
  */
 #define KVD_HANDLE_BITS 48u
 

@@ -554,7 +554,7 @@ START_TEST(a_handle_of_a_process_with_the_same_number) {
         uuid = uuid_of(0);
         ck_assert_int_eq(kvd_device_open(&device, &uuid), 0);
         ck_assert_int_lt(kvd_device_open_handle(&device, &handle, &at), 0);
-        ck_assert_ptr_nonnull(strstr(device.why, "each in a container of its own?"));
+        ck_assert_ptr_nonnull(strstr(device.why, "in different containers?"));
         kvd_device_close(&device);
 }
 END_TEST
