@@ -34,7 +34,7 @@ struct store_disk_config {
         uint32_t n_files;        /* up to DISK_FILES; 0: there is no file tier */
         uint64_t bytes[DISK_FILES]; /* size of each file */
         char names[DISK_FILES][STORE_DISK_NAME]; /* for people */
-        uint32_t depth;          /* in tokens; blocks ending there or later are written at first use */
+        uint32_t depth;          /* tokens; blocks ending there or later are written at first use */
         uint64_t host;           /* bytes of copies in host memory, below a pool on a GPU */
 };
 

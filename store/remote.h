@@ -18,7 +18,7 @@
 #include "store/disk.h"
 
 struct store_remote_config {
-        uint32_t depth;       /* in tokens; blocks ending there or later are written at first use */
+        uint32_t depth;       /* tokens; blocks ending there or later are written at first use */
 };
 
 enum store_remote_ask {
