@@ -90,7 +90,7 @@ void answer_picture(struct answer *answer, char *lines) {
                 free(lines);
 }
 
-/* Tables and pictures stand apart by an empty line; sentences stand together. */
+/* An empty line sets tables and pictures apart. Successive sentences have none between them. */
 static void print_gap(const struct part *before, const struct part *now,
                       const struct screen *screen) {
         if (before && !(before->sentence && now->sentence))

@@ -3,8 +3,8 @@
 #define KVCTL_ANSWER_H
 
 /*
- * What a verb answers, built once: tables, which people and programs get, and sentences and
- * pictures, which only people get. In JSON an answer is an object with one member per table.
+ * A verb's answer: tables, which people and programs get, and sentences and pictures, which only
+ * people get. In JSON an answer is an object with one member per table.
  */
 
 #include "tools/kvctl/table.h"
@@ -25,10 +25,10 @@ struct table *answer_table(struct answer *answer, const char *name, enum table_f
 
 /* one line, without its end */
 _printf_(2, 3) void answer_say(struct answer *answer, const char *format, ...);
-/* takes it; may colour itself; NULL: out of memory */
+/* takes ownership of lines, which may contain colours; NULL: out of memory */
 void answer_picture(struct answer *answer, char *lines);
 
-/* -ENOMEM if anything is missing */
+/* 0, or -ENOMEM if a part is missing */
 int answer_print(const struct answer *answer, const struct screen *screen);
 int answer_json(const struct answer *answer, struct json *json);
 

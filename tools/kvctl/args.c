@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The command line, by the tables verbs.def and flags.def. A word that is not in them is answered
- * with the nearest one that is.
+ * Parses the command line by the tables verbs.def and flags.def. The refusal of an unknown word
+ * suggests the nearest known one.
  */
 
 #include "tools/kvctl/args.h"
@@ -22,7 +22,7 @@ const struct flag_row flags[N_FLAGS] = {
 #undef FLAG
 };
 
-/* What is being read, and where to say what is wrong with it. */
+/* State of the parser; errors go to why. */
 struct reader {
         struct args *args;
         char **argv;
@@ -49,7 +49,7 @@ static void consider(struct nearest *nearest, const char *given, const char *nam
                 *nearest = (struct nearest){name, distance};
 }
 
-/* Three wrong letters in a word of three are another word. */
+/* A short word may have fewer wrong letters: three of three make another word. */
 static struct nearest nearest_for(const char *given) {
         return (struct nearest){NULL, MIN((unsigned)strlen(given) / 3 + 2, 4u)};
 }
@@ -90,7 +90,7 @@ static int unknown_flag(struct reader *reader) {
 
 /* ---- verb ------------------------------------------------------------------------------------ */
 
-/* Words of the verb's name that stand at the beginning of the words given, if all of them do. */
+/* Number of words in the verb's name if the given words begin with all of them, else 0. */
 static unsigned words_of(const struct verb *verb, const struct reader *reader) {
         const char *name = verb->name;
         unsigned n = 0;
@@ -107,7 +107,7 @@ static unsigned words_of(const struct verb *verb, const struct reader *reader) {
         return n;
 }
 
-/* The first word of several verbs, alone: with --help, that is a question. */
+/* Only the first word of several verbs was given, which is valid with --help. */
 static int take_group(struct reader *reader) {
         const char *group = reader->word[0];
 
@@ -257,7 +257,7 @@ static int take_all(struct reader *reader) {
 
 /* ---- does it fit the verb? ------------------------------------------------------------------- */
 
-/* A space of opaque blocks has other things to say for itself. */
+/* A space of opaque blocks requires other flags. */
 static uint64_t required(const struct args *args) {
         static const uint64_t opaque = FLAG_BIT(FLAG_BLOCK_BYTES) | FLAG_BIT(FLAG_LAYOUT);
 
@@ -273,13 +273,11 @@ static int check_flags(struct reader *reader) {
         for (unsigned i = 0; i < N_FLAGS; i++) {
                 if (surplus & FLAG_BIT(i))
                         return kvd_refuse(reader->why, -EINVAL,
-                                          "\"%s\" takes no --%s; \"kvctl %s --help\" lists its "
-                                          "flags",
+                                          "\"%s\" takes no --%s; \"kvctl %s --help\" lists its flags",
                                           verb, flags[i].name, verb);
                 if (missing & FLAG_BIT(i))
                         return kvd_refuse(reader->why, -EINVAL,
-                                          "\"%s\" wants --%s %s; \"kvctl %s --help\" has an "
-                                          "example",
+                                          "\"%s\" wants --%s %s; \"kvctl %s --help\" has an example",
                                           verb, flags[i].name, flags[i].value, verb);
         }
         return 0;

@@ -24,8 +24,8 @@ enum flag {
 
 struct flag_row {
         const char *name;
-        char letter;       /* 0: none */
-        const char *value; /* how help calls it; NULL: takes none */
+        char letter;       /* 0 if none */
+        const char *value; /* name of the value in help; NULL if the flag takes none */
         enum flag_kind kind;
         const char *text;
 };
@@ -35,9 +35,7 @@ extern const struct flag_row flags[N_FLAGS];
 #define FLAG_BIT(flag) (UINT64_C(1) << (flag))
 #define FLAGS_GLOBAL (FLAG_BIT(FLAG_WATCH) - 1)
 
-/*
- * Fills the answer. 0; 1: the answer is "no"; negative errno, with the reason said by kvctl_fail.
- */
+/* Fills the answer. 0; 1: the answer is "no"; negative errno, noted with kvctl_fail(). */
 typedef int verb_fn(struct kvctl *kvctl, struct answer *answer);
 
 struct verb {
@@ -55,8 +53,8 @@ extern const unsigned n_verbs;
 #define ARGS_OPERANDS_MAX 32u
 
 struct args {
-        const struct verb *verb; /* NULL: none was given */
-        const char *group;       /* ... but the first word of several, as "space", with --help */
+        const struct verb *verb; /* NULL if none was given */
+        const char *group;       /* first word of several verbs, as in "space --help"; or NULL */
         const char *operand[ARGS_OPERANDS_MAX];
         unsigned n_operands;
         uint64_t given; /* FLAG_BIT of the flags */
@@ -66,8 +64,8 @@ struct args {
 };
 
 /*
- * -EINVAL, and a line in why, if it cannot be understood. With --help or --version, operands are
- * not counted.
+ * 0, or -EINVAL with a line in why. With --help or --version, flags and operands need not fit the
+ * verb.
  */
 int args_parse(struct args *args, int argc, char **argv, struct kvd_why *why);
 

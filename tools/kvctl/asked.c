@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Clients note in their own pages what they look up while somebody follows their space
- * (client/cache/asked.c). This reads these pages. They are their clients' to write: what is in them is
- * believed no further than that it may be shown.
+ * While a space is followed, its clients note their lookups in their own pages (client/asked.c).
+ * This file reads those pages. A client can write anything there, so notes are shown but not
+ * trusted.
  */
 
 #include <errno.h>
@@ -14,11 +14,11 @@
 #include "tools/kvctl/follow.h"
 
 struct page {
-        ino_t inode;           /* which no other page has while this one is mapped */
+        ino_t inode;           /* unique while the page is mapped */
         const struct kvd_pinpage *at; /* owned mapping */
         const shm_u64 *words;  /* inside it */
         uint64_t bytes;
-        uint64_t seen, not_noted; /* of page->asked, page->not_noted */
+        uint64_t seen, not_noted; /* last values of the page's asked and not_noted */
         uint32_t client;
         bool found, gone;
 };
@@ -27,20 +27,20 @@ struct pages {
         struct kvctl *kvctl;
         struct space_name name;
         uint32_t capacity;
-        bool begun;            /* the clients of the beginning are known */
+        bool begun;            /* the initial clients are known */
         struct page *at;       /* owned */
         size_t n;
         uint64_t words[KVD_ASKED_WORDS];
 };
 
-/* ---- which there are ------------------------------------------------------------------------- */
+/* ---- finding pages --------------------------------------------------------------------------- */
 
 static void forget(struct pages *p, size_t i) {
         munmap((void *)p->at[i].at, p->at[i].bytes);
         p->at[i] = p->at[--p->n];
 }
 
-/* False: it is a page that is known. */
+/* A known page is marked as found. */
 static bool is_new(struct pages *p, ino_t inode) {
         for (size_t i = 0; i < p->n; i++)
                 if (p->at[i].inode == inode) {
@@ -50,7 +50,7 @@ static bool is_new(struct pages *p, ino_t inode) {
         return true;
 }
 
-/* What was noted before we came is not ours; who came after us has noted nothing but for us. */
+/* Notes from before the beginning are skipped; pages of later clients are read from the start. */
 static int add(struct pages *p, ino_t inode, int fd, const struct kvd_msg_follow_reply *reply) {
         struct page *grown = realloc(p->at, (p->n + 1) * sizeof *grown), *page;
         void *at;
@@ -79,7 +79,7 @@ static int add(struct pages *p, ino_t inode, int fd, const struct kvd_msg_follow
         return 0;
 }
 
-/* 1: there was one more; 0: no more. */
+/* 1: there was another page; 0: no more. */
 static int find_next(struct pages *p, uint32_t *cursor) {
         struct kvd_msg_follow request = {.space = kvd_slice_of(p->name.name),
                                          .domain = kvd_slice_of(p->name.domain),
@@ -100,7 +100,7 @@ static int find_next(struct pages *p, uint32_t *cursor) {
         return r == -ENOENT ? 0 : r;
 }
 
-/* Whoever went noted something before, perhaps: his page is read once more. */
+/* A client that left may have noted something before, so its page is kept for one more round. */
 static void forget_gone(struct pages *p) {
         for (size_t i = p->n; i-- > 0;) {
                 bool gone = p->at[i].gone;
@@ -125,9 +125,9 @@ int pages_find(struct pages *p, uint32_t capacity) {
         return r < 0 && p->kvctl->exit == KVCTL_NO_DAEMON ? 0 : r;
 }
 
-/* ---- what is in them ------------------------------------------------------------------------- */
+/* ---- reading pages --------------------------------------------------------------------------- */
 
-/* How many words came; they are in p->words. 0: none, or more than there is room for. */
+/* Copies new words to p->words and returns their number. 0: none, or some were overwritten. */
 static size_t read_words(struct pages *p, struct page *page, bool *missed) {
         shm_u64 *words = (shm_u64 *)page->words;
         uint64_t end = shm_load(&page->at->asked), from = page->seen, n = end - from;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * blocks: the map of a space. A cell stands for as many blocks as it must, and shows what most of
- * them are.
+ * blocks: the map of a space. A cell stands for one or more blocks and shows the state that most
+ * of them are in.
  */
 
 #include "ipc/base/degraded.h"
@@ -113,13 +113,13 @@ int add_states(struct kvctl *kvctl, struct answer *answer, const struct space_li
 /* ---- for people: the picture ----------------------------------------------------------------- */
 
 #define ROWS 24u
-/* with header, gaps, the lines of --watch, who fills the pool, and a prompt */
+/* the legend, header, gaps, heading of --watch, sentence about a full pool, and a prompt */
 #define LEGEND_ROWS 15u
 
 struct picture {
-        unsigned cells; /* of a row */
-        unsigned label; /* width of the block id in front of it */
-        uint32_t blocks; /* of a cell */
+        unsigned cells; /* per row */
+        unsigned label; /* width of the block id before each row */
+        uint32_t blocks; /* per cell */
 };
 
 static unsigned rows_wanted(const struct kvctl *kvctl) {
@@ -147,7 +147,7 @@ static struct picture picture_for(const struct kvctl *kvctl, uint32_t n) {
         return p;
 }
 
-/* That of most of its blocks; of as many, the first. */
+/* The shade of most of the cell's blocks; of equally frequent ones, the first in enum shade. */
 static enum shade shade_of_cell(const struct map *map, uint64_t first, uint32_t blocks) {
         uint32_t n[N_SHADES] = {0};
         enum shade most = 0;
@@ -230,13 +230,13 @@ static void add_picture(struct kvctl *kvctl, struct answer *answer, const struct
                 answer_say(answer, "%s: %u blocks", space, map->n);
         else
                 answer_say(answer,
-                           "%s: %u blocks, %u to a cell, which shows what most of them are",
+                           "%s: %u blocks, %u to a cell, which shows the state of most of them",
                            space, map->n, p.blocks);
         if (map->n)
                 answer_picture(answer, draw(map, &p, kvctl->screen.colour));
 }
 
-/* Who fills the pool, if it is full: then this space gets nothing any more, either. */
+/* Names the holders if the pool is full, because this space then gets no more blocks either. */
 static int say_full(struct kvctl *kvctl, struct answer *answer) {
         _cleanup_(maps_clear) struct maps maps = {0};
         struct kvd_msg_daemon_info request = {};

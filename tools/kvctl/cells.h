@@ -2,7 +2,7 @@
 #ifndef KVCTL_CELLS_H
 #define KVCTL_CELLS_H
 
-/* What is inside a table: for table.c, which fills it, and the two that show it. */
+/* The inside of a table, for table.c, which fills it, and table_show.c and table_json.c. */
 
 #include "tools/kvctl/table.h"
 
@@ -27,7 +27,7 @@ struct table {
         size_t n_columns;
         struct cell *cells; /* rows of n_columns */
         size_t n_cells, room;
-        size_t marked; /* column, plus 1 */
+        size_t marked; /* column plus 1; 0 if none */
         bool failed;
 };
 

@@ -22,7 +22,7 @@ struct report {
         char first[256];
 };
 
-#define WALKS 3 /* of a space that changes on the way */
+#define WALKS 3 /* at most, of a space that changes during each */
 
 static int walk_space(struct kvctl *kvctl, const struct space_name *space, struct report *report) {
         struct kvd_msg_check request = {.space = kvd_slice_of(space->name),
@@ -45,7 +45,7 @@ static int walk_space(struct kvctl *kvctl, const struct space_name *space, struc
         return 0;
 }
 
-/* What only holds for all of a space at once is compared if the space holds still for a walk. */
+/* Sums over a whole space can be compared only if it did not change during the walk: retry. */
 static int check_space(struct kvctl *kvctl, const struct space_name *space, struct report *report) {
         int r;
 

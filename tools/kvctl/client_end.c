@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * client end: the daemon's reply says of which process something is kept; how much that is is counted
- * afterwards. All else of the client is free again by then.
+ * client end: the daemon's reply names the process for which blocks are kept; kvctl counts them
+ * afterwards. The rest of the client has been freed by then.
  */
 
 #include <ctype.h>
@@ -38,7 +38,7 @@ static int parse(struct kvctl *kvctl, uint32_t *ret) {
         return 0;
 }
 
-/* ---- what it pins ---------------------------------------------------------------------------- */
+/* ---- kept blocks ----------------------------------------------------------------------------- */
 
 static int count_in_space(struct kvctl *kvctl, const struct space_name *space,
                           struct kvd_msg_pins request, uint64_t *pinned) {
@@ -75,8 +75,9 @@ static int count_pinned(struct kvctl *kvctl, const struct kvd_msg_client_end *of
 }
 
 /*
- * Of the memory that eviction cannot take: what it pins, all that lies before that, what it fills. Pins
- * are asked for anew: the daemon's own figure may be older than they are.
+ * The client's share of the memory that eviction cannot take: blocks that it pins, the blocks
+ * before those, and blocks that it fills. Pins are requested again, because the daemon's own figure
+ * may be older.
  */
 static int measure_kept(struct kvctl *kvctl, uint32_t client, uint32_t pid, uint64_t *ret) {
         _cleanup_(maps_clear) struct maps maps = {0};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * clients: who is connected, and what they hold. What a client's pins keep is found by walking the
- * map of each space (map.c).
+ * clients: the connected clients, and what they hold. The blocks that a client's pins keep are
+ * found by walking the map of each space (map.c).
  */
 
 #include "ipc/base/layout.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * completion: what a shell offers behind "kvctl", as a script for that shell, from the tables that
- * also parse the command line. The words of a verb come first, then its flags, and the names of
- * spaces, which the script asks a daemon for, where one of them is wanted.
+ * completion: a script that completes kvctl's command line in a shell, made from the tables that
+ * also parse the command line. It offers a verb's words first, then its flags, and where a space is
+ * expected also the names of spaces, for which the script asks a daemon.
  */
 
 #include <errno.h>
@@ -59,7 +59,7 @@ static const char *second_word(const struct verb *verb) {
         return strchr(verb->name, ' ') + 1;
 }
 
-/* Calls put for every word that may stand behind those of the group; "": behind kvctl. */
+/* Calls put for every word that may follow the group, or kvctl if the group is "". */
 static void each_word(FILE *to, const char *group,
                       void (*put)(FILE *to, const char *word, const char *text)) {
         char word[32];
@@ -71,7 +71,7 @@ static void each_word(FILE *to, const char *group,
                         put(to, word, strcmp(word, verbs[i].name) == 0 ? verbs[i].text : "several verbs");
 }
 
-/* Calls put for every first word that others follow. */
+/* Calls put for the first word of verbs that have two. */
 static void each_group(FILE *to, void (*put)(FILE *to, const char *group)) {
         char word[32];
 
@@ -106,7 +106,7 @@ static void bash_values(FILE *to) {
                         fprintf(to, "        --%s) words='", flags[i].name);
                         put_values(to, &flags[i]);
                         fputs("' ;;\n", to);
-                } else if (flags[i].value) { /* the shell's own: files */
+                } else if (flags[i].value) { /* the shell's default: files */
                         fprintf(to, "        --%s) return ;;\n", flags[i].name);
                 }
         }
@@ -115,7 +115,7 @@ static void bash_values(FILE *to) {
 #define SPACES "kvctl spaces 2>/dev/null | awk 'any { print $1 } /^SPACE / { any = 1 }'"
 
 static void put_bash(FILE *to) {
-        fputs("# what bash offers behind kvctl, made by: kvctl completion bash\n"
+        fputs("# bash completion for kvctl, made by: kvctl completion bash\n"
               "_kvctl_spaces() { " SPACES "; }\n"
               "_kvctl() {\n"
               "        local cur=${COMP_WORDS[COMP_CWORD]} verb= words= word\n"
@@ -177,7 +177,7 @@ static void zsh_values(FILE *to) {
 
 static void put_zsh(FILE *to) {
         fputs("#compdef kvctl\n"
-              "# what zsh offers behind kvctl, made by: kvctl completion zsh\n"
+              "# zsh completion for kvctl, made by: kvctl completion zsh\n"
               "_kvctl() {\n"
               "        local -a all\n"
               "        case $words[CURRENT-1] in\n",
@@ -241,7 +241,7 @@ static void fish_verb(FILE *to, const struct verb *verb) {
 }
 
 static void put_fish(FILE *to) {
-        fputs("# what fish offers behind kvctl, made by: kvctl completion fish\n"
+        fputs("# fish completion for kvctl, made by: kvctl completion fish\n"
               "function __kvctl_words; string match -v -- '-*' (commandline -opc)[2..]; end\n"
               "function __kvctl_at; test \"$(__kvctl_words | string join ' ')\" = \"$argv\"; end\n"
               "function __kvctl_in; string match -q -- \"$argv *\" \"$(__kvctl_words | string join ' ') \"; end\n"

@@ -40,7 +40,7 @@ static const struct column daemon_columns[] = {
         {"kept", "descriptors kept", UNIT_COUNT},
 };
 
-/* Others are not told about the work of all domains. */
+/* The work of all domains is for administrators only. */
 static void fill_work(struct table *t, bool told, const struct kvd_msg_daemon_info_reply *info) {
         const uint64_t work[] = {info->requests,    info->request_errors, info->bad_frames,
                                  info->turn_max_us, info->turn_recent_us, info->worker,
@@ -114,7 +114,7 @@ static const struct column ping_columns[] = {
         {"answer_us", NULL, UNIT_US},
 };
 
-/* The first question also connects: the second one is measured. */
+/* The first request also connects, so the second one is measured. */
 static int ask_twice(struct kvctl *kvctl, struct kvd_msg_daemon_info_reply *info, uint64_t *us) {
         struct kvd_msg_daemon_info request = {};
         int r = kvctl_call(kvctl, KVD_MSG_daemon_info, &request, info);

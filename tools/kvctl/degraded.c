@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Degraded states, for status and doctor: those of the daemon are numbers that it sends, those of a
- * space or a domain follow from what is said of it anyway. What is not so is not shown.
+ * Degraded states, for status and doctor. The daemon sends its own as numbers; those of a space or
+ * a domain follow from its other figures. Only states that apply are shown.
  */
 
 #include "tools/kvctl/degraded.h"
@@ -35,7 +35,7 @@ static const char *const costs[KVD_N_COSTS] = {
 #undef KVD_COST
 };
 
-/* ---- which are so ---------------------------------------------------------------------------- */
+/* ---- which states apply ---------------------------------------------------------------------- */
 
 void degraded_of_daemon(const struct kvd_msg_daemon_info_reply *info,
                         uint64_t ret[KVD_N_DEGRADED]) {
@@ -53,7 +53,7 @@ void degraded_of_space(const struct kvd_msg_space_info_reply *info, uint64_t ret
         ret[KVD_DEGRADED_worn_out] = counter_at(info->counters, KVD_SPACE_WORN_OUT);
 }
 
-/* Pool and copies are there to be full: what is in them makes room. */
+/* The pool and exact copies may be full: both make room when needed. */
 uint64_t degraded_near_limit(const struct kvd_msg_domain_info_reply *info, uint32_t cost) {
         double used = (double)counter_at(info->used, cost),
                most = (double)counter_at(info->most, cost);
@@ -66,7 +66,7 @@ uint64_t degraded_near_limit(const struct kvd_msg_domain_info_reply *info, uint3
 
 /* ---- showing them ---------------------------------------------------------------------------- */
 
-struct place { /* NULL: of the daemon */
+struct place { /* all NULL: the daemon */
         const char *domain, *space, *cost;
 };
 

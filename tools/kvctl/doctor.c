@@ -30,7 +30,7 @@ static const struct column verdict_columns[] = {
         {"loop", "loop", UNIT_NONE},
 };
 
-enum needs { ALWAYS, A_DRIVER, A_DEVICE, A_CHUNK }; /* else it is not tried */
+enum needs { ALWAYS, A_DRIVER, A_DEVICE, A_CHUNK }; /* prerequisite of a probe */
 
 struct row {
         const char *part, *tried;
@@ -131,7 +131,7 @@ static void fill_finding(struct table *t, const struct row *row, const struct fi
         table_string(t, tried ? f->text : needs[row->needs]);
 }
 
-/* ---- what follows ---------------------------------------------------------------------------- */
+/* ---- verdict --------------------------------------------------------------------------------- */
 
 static void say_memory(struct table *t, const struct finding *f) {
         bool vmm = has(f, VMM), legacy = has(f, LEGACY);
@@ -146,11 +146,9 @@ static void say_order(struct table *t, const struct finding *f) {
         if (!has(f, VMM) && !has(f, LEGACY))
                 table_string(t, "by the processor: a seal says that the data is there");
         else if (!has(f, ORDER_HOST))
-                table_string(t, "calls wait for their streams: no stream memory operations on host "
-                                "memory");
+                table_string(t, "calls wait for their streams: no stream memory operations on host memory");
         else if (!has(f, ORDER_STORE))
-                table_string(t, "by streams; a stream's write wakes the readers of a producer that "
-                                "died");
+                table_string(t, "by streams; a stream's write wakes the readers of a producer that died");
         else
                 table_string(t, "by streams: no processor waits");
 }
@@ -160,7 +158,7 @@ static void say_isolation(struct table *t, const struct finding *f) {
                 table_string(t, "others' segments are mapped read-only");
         else if (has(f, READONLY))
                 table_string(t,
-                             "others' chunks are mapped read-only: a stray store ends its author");
+                             "others' chunks are mapped read-only: a stray store kills its own process");
         else
                 table_string(t, "not on this GPU: nothing can be mapped read-only");
 }
@@ -173,7 +171,7 @@ static void fill_verdict(struct table *t, const struct finding *f) {
         say_order(t, f);
         say_isolation(t, f);
         table_string(t, gpu && has(f, KERNELS) ? "on the GPU" :
-                        gpu                    ? "none: the GPU's memory is shared, and no more" :
+                        gpu                    ? "none: GPU memory is only shared" :
                                                  "on processors");
         table_string(t, has(f, URING) ? "io_uring" : "epoll");
 }

@@ -3,8 +3,8 @@
 #define KVCTL_DOCTOR_H
 
 /*
- * What this machine can do for kvd, each thing tried by a real call, in a process of its own that
- * may crash or hang: kvctl itself never loads a driver.
+ * Probes what this machine can do for kvd, by real calls. Each probe runs in its own process, which
+ * may crash or hang; kvctl itself never loads a driver.
  */
 
 #include <stdint.h>
@@ -18,24 +18,25 @@ enum health { HEALTH_OK, HEALTH_MISSING, HEALTH_NOTE };
 
 struct finding {
         enum health health;
-        uint64_t value[FINDING_VALUES]; /* of a probe's own meaning */
+        uint64_t value[FINDING_VALUES]; /* meaning depends on the probe */
         struct cu_uuid uuid;
         char text[300];
 };
 
-/* 0: what was found is in f. Anything else is said in f, too, and f->health is not HEALTH_OK. */
+/* Writes its result to f. On failure, f->text says why and f->health is not HEALTH_OK. */
 typedef void probe_fn(struct finding *f, uint32_t device);
 
-/* Runs it in a child, at most that long. */
+/* Runs the probe in a child process, which is killed after that many seconds. */
 void probe(probe_fn *function, uint32_t device, unsigned seconds, struct finding *ret);
 
 /*
- * For probes that need two processes: starts another one, before the driver is loaded. Its end of a
- * socket is what function gets; ours is returned. It ends with us.
+ * For probes that need two processes: starts the second one, which must be done before the driver
+ * is loaded. function gets one end of a socket pair. Returns the other end, or a negative errno.
+ * The second process is killed when ours ends.
  */
 int probe_other(void (*function)(int socket, uint32_t device), uint32_t device);
 int socket_send(int socket, const void *bytes, size_t size, int fd); /* fd -1: none */
-int socket_take(int socket, void *bytes, size_t size, int *fd);      /* whole, or -EIO */
+int socket_take(int socket, void *bytes, size_t size, int *fd);      /* all size bytes, or -EIO */
 
 _printf_(3, 4) void found(struct finding *f, enum health health, const char *format, ...);
 
@@ -59,7 +60,7 @@ probe_fn probe_uring;
 probe_fn probe_huge;
 probe_fn probe_limits;
 probe_fn probe_memlock;
-probe_fn probe_around;   /* containers, virtual machines */
+probe_fn probe_around;   /* containers, gVisor, WSL */
 probe_fn probe_mps;      /* value: 1 if its control daemon runs */
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the CUDA driver does, as daemon and clients would ask it to. Each probe runs in a process of
- * its own, so that a driver that hangs or crashes is a finding.
+ * Tries the CUDA driver as daemon and clients would use it. Each probe runs in its own process, so
+ * that a driver that hangs or crashes is a finding.
  */
 
 #include <dlfcn.h>
@@ -20,7 +20,7 @@
 
 #define PAGE 4096u
 
-/* ---- words ----------------------------------------------------------------------------------- */
+/* ---- reporting ------------------------------------------------------------------------------- */
 
 static void failed(struct finding *f, const struct kvd_cuda *cuda, const char *what,
                    cu_result error) {
@@ -29,7 +29,7 @@ static void failed(struct finding *f, const struct kvd_cuda *cuda, const char *w
         found(f, HEALTH_MISSING, "%s: %s", what, kvd_cuda_why(cuda, error, text, sizeof text));
 }
 
-/* Does step; says so and returns false if it fails. */
+/* Makes a call of the driver. If it fails, reports that in f and returns false. */
 #define TRY(f, cuda, call, ...) try(f, cuda, #call, (cuda)->call(__VA_ARGS__))
 
 static bool try(struct finding *f, const struct kvd_cuda *cuda, const char *what, cu_result error) {
@@ -92,7 +92,7 @@ void probe_device(struct finding *f, uint32_t ordinal) {
               (unsigned long long)f->value[1] / 10, (unsigned long long)f->value[1] % 10, uuid);
 }
 
-/* The device, opened as a client does it. false: said. */
+/* Opens the device as a client does. False: the reason is in f. */
 static bool open_device(struct finding *f, struct kvd_device *d, uint32_t ordinal) {
         const struct kvd_cuda *cuda = load(f);
         struct cu_uuid uuid;
@@ -109,13 +109,13 @@ static bool open_device(struct finding *f, struct kvd_device *d, uint32_t ordina
 
 /* ---- memory between processes ---------------------------------------------------------------- */
 
-struct offer { /* from who makes the memory */
+struct offer { /* sent by the process that makes the memory */
         uint64_t bytes;
         uint32_t writable, legacy;
         struct cu_ipc_handle handle;
 };
 
-/* Writes, if it may, and reads what is there then. */
+/* Writes a word if the memory is writable, and reads it back. */
 static bool use(struct finding *f, struct kvd_device *d, cu_address at, bool writable) {
         uint32_t word = 0;
 
@@ -125,7 +125,7 @@ static bool use(struct finding *f, struct kvd_device *d, cu_address at, bool wri
             !TRY(f, d->cuda, cuStreamSynchronize, NULL))
                 return false;
         if (writable && word != 4711)
-                found(f, HEALTH_MISSING, "what was written is not what is read");
+                found(f, HEALTH_MISSING, "the word that was read differs from the one written");
         return !writable || word == 4711;
 }
 
@@ -166,7 +166,7 @@ static void ask_client(struct finding *f, int client, const struct offer *offer,
                 found(f, HEALTH_OK, "%s", well);
 }
 
-/* As the daemon does it: cuInit, and no context. */
+/* Makes the memory as the daemon does: after cuInit, without a context. */
 static void offer_chunk(struct finding *f, uint32_t ordinal, bool writable, const char *well) {
         int client = probe_other(be_client, ordinal), fd = -1;
         const struct kvd_cuda *cuda = load(f);
@@ -197,8 +197,7 @@ void probe_vmm(struct finding *f, uint32_t device) {
 
 void probe_readonly(struct finding *f, uint32_t device) {
         offer_chunk(f, device, false,
-                    "mapped for reading by another process (a store was not tried: it would end "
-                    "it)");
+                    "mapped for reading by another process (a store was not tried: it would crash that process)");
 }
 
 void probe_legacy(struct finding *f, uint32_t ordinal) {
@@ -217,7 +216,7 @@ void probe_legacy(struct finding *f, uint32_t ordinal) {
 struct order {
         struct kvd_device d;
         cu_stream waits, writes;
-        uint64_t *page; /* host memory; NULL: the slot is in the device's */
+        uint64_t *page; /* host memory; NULL if the slot is in the device's memory */
         cu_address slot;
 };
 
@@ -246,7 +245,7 @@ static void nap_ms(long ms) {
         nanosleep(&(struct timespec){0, ms * 1000000}, NULL);
 }
 
-/* Is the waiting stream done, within a second? */
+/* Waits up to a second for the waiting stream. CU_NOT_READY: it is not done. */
 static cu_result settle(struct order *o) {
         cu_result r = CU_NOT_READY;
 
@@ -264,7 +263,7 @@ static void order(struct finding *f, uint32_t device, bool in_host, bool store, 
         if (!order_open(f, &o, device, in_host) ||
             !TRY(f, o.d.cuda, cuStreamWaitValue64, o.waits, o.slot, 1, CU_WAIT_GEQ))
                 return;
-        nap_ms(20); /* it waits by now */
+        nap_ms(20); /* let the stream begin to wait */
         if (store)
                 __atomic_store_n(o.page, 1, __ATOMIC_SEQ_CST);
         else if (!TRY(f, o.d.cuda, cuStreamWriteValue64, o.writes, o.slot, 1, CU_WRITE_DEFAULT))
@@ -277,16 +276,16 @@ static void order(struct finding *f, uint32_t device, bool in_host, bool store, 
 }
 
 void probe_order_device(struct finding *f, uint32_t device) {
-        order(f, device, false, false, "a stream waits for what another writes");
+        order(f, device, false, false, "a stream waits for a value that another stream writes");
 }
 
 void probe_order_host(struct finding *f, uint32_t device) {
-        order(f, device, true, false, "a stream waits for what another writes");
+        order(f, device, true, false, "a stream waits for a value that another stream writes");
 }
 
 void probe_order_store(struct finding *f, uint32_t device) {
         order(f, device, true, true,
-              "a stream that waits goes on when a processor stores the value");
+              "a waiting stream continues when a processor stores the value");
 }
 
 /* ---- kernels --------------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What may hang or crash is tried in a process of its own. The process writes what it found into a
- * pipe, and is killed if it takes too long.
+ * Each probe runs in its own process, because it may hang or crash. The process writes its finding
+ * to a pipe, and is killed if it takes too long.
  */
 
 #include <errno.h>
@@ -30,7 +30,7 @@ void found(struct finding *f, enum health health, const char *format, ...) {
 
 /* ---- a process of its own -------------------------------------------------------------------- */
 
-/* What a driver prints is not ours to show. */
+/* A driver may print something. */
 static void be_quiet(void) {
         if (!freopen("/dev/null", "r+", stdout) || !freopen("/dev/null", "r+", stderr))
                 _exit(1);
@@ -79,7 +79,7 @@ void probe(probe_fn *function, uint32_t device, unsigned seconds, struct finding
         }
 }
 
-/* ---- two of them ----------------------------------------------------------------------------- */
+/* ---- a second process ------------------------------------------------------------------------ */
 
 int probe_other(void (*function)(int socket, uint32_t device), uint32_t device) {
         int ends[2];

@@ -26,9 +26,7 @@
 #define SO_PEERPIDFD 77 /* Linux 6.5 */
 #endif
 
-/*
- * The index is mapped for writing by the daemon, sealed, and can then be mapped for reading only.
- */
+/* The daemon maps the index for writing and seals it; later mappings can only be read-only. */
 void probe_memfd(struct finding *f, uint32_t device) {
         struct shared_file file;
         int r = shared_file_new("kvctl-doctor", 4096, SHARED_MAPPED | SHARED_ONE_WRITER, &file);
@@ -75,7 +73,7 @@ void probe_uring(struct finding *f, uint32_t device) {
         int fd = (int)syscall(SYS_io_uring_setup, 8, &p);
 
         if (fd < 0)
-                found(f, HEALTH_NOTE, "io_uring_setup: %s; the epoll loop serves as well",
+                found(f, HEALTH_NOTE, "io_uring_setup: %s; the epoll loop is used instead",
                       strerror(errno));
         else
                 found(f, HEALTH_OK, "available");
@@ -116,7 +114,7 @@ void probe_huge(struct finding *f, uint32_t device) {
                       (unsigned long long)f->value[0], (unsigned long long)f->value[1]);
         else
                 found(f, HEALTH_NOTE,
-                      "no free page of 2 MiB (sysctl vm.nr_hugepages); small pages serve as well");
+                      "no free page of 2 MiB (sysctl vm.nr_hugepages); small pages work, too");
 }
 
 static const char *limit_text(rlim_t n, char *to, size_t size) {
@@ -129,8 +127,8 @@ static const char *limit_text(rlim_t n, char *to, size_t size) {
 #define ENOUGH_FDS 4096
 
 /*
- * A client has one of each segment while it maps it; the daemon keeps all, and a connection and
- * pages a client.
+ * A client holds a segment's descriptor only while it maps the segment. The daemon keeps one per
+ * segment, and a connection and pages per client.
  */
 void probe_limits(struct finding *f, uint32_t device) {
         struct rlimit limit = {0};
@@ -155,7 +153,7 @@ void probe_memlock(struct finding *f, uint32_t device) {
         found(f, HEALTH_OK, "%s bytes", limit_text(limit.rlim_cur, soft, sizeof soft));
 }
 
-/* ---- around us ------------------------------------------------------------------------------- */
+/* ---- surroundings ---------------------------------------------------------------------------- */
 
 static bool file_says(const char *path, const char *word) {
         char text[4096];
@@ -189,20 +187,19 @@ void probe_around(struct finding *f, uint32_t device) {
 
         if (gvisor)
                 found(f, HEALTH_NOTE,
-                      "gVisor: GPU memory passes between processes of one sandbox at most");
+                      "gVisor: at most the processes of one sandbox can share GPU memory");
         else if (wsl)
                 found(f, HEALTH_NOTE,
-                      "WSL: trust what was tried above, not what is written about drivers");
+                      "WSL: trust the results above, not what is written about drivers");
         else if (container)
                 found(f, HEALTH_NOTE,
-                      "a container: clients in others need the socket's folder, and for legacy "
-                      "handles "
-                      "other process numbers than the owner's");
+                      "a container: clients in others need the socket's folder and, for legacy "
+                      "handles, process numbers that differ from the owner's");
         else
                 found(f, HEALTH_OK, "no container, as far as one can tell");
 }
 
-/* Its control daemon listens in a folder. */
+/* MPS runs if its control daemon listens in its folder. */
 void probe_mps(struct finding *f, uint32_t device) {
         const char *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
         char path[256];
@@ -211,10 +208,9 @@ void probe_mps(struct finding *f, uint32_t device) {
         f->value[0] = access(path, F_OK) == 0;
         if (f->value[0])
                 found(f, HEALTH_NOTE,
-                      "runs (%s): one client's fault on the GPU ends all of them, a store to "
-                      "read-only "
-                      "memory, too",
+                      "runs (%s): one client's fault on the GPU, even a store to read-only memory, "
+                      "kills all clients",
                       path);
         else
-                found(f, HEALTH_OK, "does not run: a client's fault stays its own");
+                found(f, HEALTH_OK, "does not run: a client's GPU fault affects no other client");
 }

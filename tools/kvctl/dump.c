@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * dump: everything. It is the tables of the other verbs in one answer, so that it cannot say
- * something else.
+ * dump: everything. The answer consists of the other verbs' own tables, so that it cannot differ
+ * from them.
  */
 
 #include "tools/kvctl/kvctl.h"

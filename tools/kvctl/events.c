@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * events: tells routers which blocks a space has, in the form in which vLLM (0.32, its
- * distributed/kv_events.py) tells of its own: batches in msgpack, published by ZeroMQ.
+ * events: tells routers which blocks a space has, in the form that vLLM (0.32,
+ * distributed/kv_events.py) uses for its own blocks: batches in msgpack, published by ZeroMQ.
  *
  *      message   topic | number of the batch, 8 bytes, big-endian | batch
  *      batch     [time, [event, ...], nil]
  *      event     {"type": "BlockStored", ...}, "BlockRemoved" or "AllBlocksCleared"
- *      replay    a number is asked for; the answer is every batch from it on, and then number -1
+ *      replay    the request is a number; the answer is every batch from it on, and then number -1
  *
- * The first batches say that there is nothing, and then all that there is. A request for batches
- * that are not kept any more, or that came from a previous publisher, is answered with one batch
- * under the last number that says so again.
+ * The first batches clear the space and then list all its blocks. A request for batches that are
+ * no longer kept, or that a previous publisher sent, is answered with one batch under the last
+ * number, which also clears the space and lists all its blocks.
  */
 
 #include <errno.h>
@@ -29,9 +29,9 @@
 #define POLL_S 0.01
 #define KEPT 10000u                /* batches, as many as vLLM keeps */
 #define KEPT_BYTES (UINT64_C(64) << 20)
-#define BATCH_BLOCKS 4096u         /* blocks that one batch tells of, about */
+#define BATCH_BLOCKS 4096u         /* blocks in one batch, about */
 
-/* Blocks of one event: each the one behind the one before. */
+/* Blocks of one event; each follows the previous one in its chain. */
 struct row {
         msgpack_sbuffer hashes, tokens;
         uint64_t parent, last, root;
@@ -111,7 +111,7 @@ static msgpack_packer begin_event(struct batch *b, const char *type, uint32_t me
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-/* What vLLM says of a request's cache_salt: with the first block of the chain. */
+/* As vLLM does with a request's cache_salt: only the first block of a chain has it. */
 static void put_salt(msgpack_packer *pk, const struct row *row) {
         char salt[24];
 
@@ -127,7 +127,7 @@ static void put_salt(msgpack_packer *pk, const struct row *row) {
                 }
 }
 
-/* Where blocks are, in vLLM's words. */
+/* vLLM's word for where the blocks are. */
 static const char *medium_of(const struct events *e) {
         return follow_index(e->follow)->backend == KVD_BACKEND_HOST ? "CPU" : "GPU";
 }
@@ -246,7 +246,7 @@ static void drop_oldest(struct events *e) {
         *oldest = (struct kept_batch){0};
 }
 
-/* Takes the bytes. */
+/* Takes ownership of the bytes. */
 static void keep(struct events *e, msgpack_sbuffer *batch) {
         while (e->n_kept && (e->n_kept == KEPT || e->kept_bytes + batch->size > KEPT_BYTES))
                 drop_oldest(e);
@@ -282,7 +282,7 @@ static const struct follow_ops live_ops = {
 
 static const struct follow_ops all_ops = {.stored = on_stored};
 
-/* That there was nothing, and all that there is: what the batches so far have come to. */
+/* One batch that replaces all batches so far: it clears the space and lists all its blocks. */
 static int answer_anew(struct events *e) {
         msgpack_sbuffer to;
         int r;
@@ -322,8 +322,8 @@ static int check_kind(struct kvctl *kvctl, const struct follow *follow) {
         if (!ix || (ix->kind == KVD_kind_causal && ix->geometry.layer_groups == 1))
                 return 0;
         return kvctl_fail(kvctl, KVCTL_NO, -EOPNOTSUPP,
-                          "routers look for the longest prefix: a space whose prefixes are found "
-                          "whole, or that has several layer groups, cannot be told of so");
+                          "routers look for the longest prefix, so a bidirectional space, or one "
+                          "with several layer groups, cannot be published");
 }
 
 static int step(struct kvctl *kvctl, struct events *e) {
@@ -354,7 +354,7 @@ static int run(struct kvctl *kvctl, struct events *e) {
         return r;
 }
 
-/* There is no password, and tokens are in what is published. */
+/* There is no password, and the published batches contain tokens. */
 static int check_reach(struct kvctl *kvctl, const char *endpoint) {
         static const char *const near[] = {"tcp://127.", "tcp://localhost:", "tcp://[::1]:",
                                            "ipc://"};
@@ -365,8 +365,8 @@ static int check_reach(struct kvctl *kvctl, const char *endpoint) {
         if (args_has(&kvctl->args, FLAG_PUBLIC))
                 return 0;
         return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                          "%s: other machines could reach that, and read what is asked; --public "
-                          "if they may",
+                          "%s: other machines could reach that and read the requests' tokens; add "
+                          "--public if they may",
                           endpoint);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * evict: takes blocks out of the cache. The daemon does a bounded piece for each request, and this
- * asks until the work is done.
+ * evict: takes blocks out of the cache. The daemon does a bounded piece of work per request, so the
+ * request is repeated until all is done.
  */
 
 #include <ctype.h>
@@ -20,8 +20,8 @@ static const struct column evict_columns[] = {
         {"domain", NULL, UNIT_NONE},
         {"space", NULL, UNIT_NONE},
         {"evicted_blocks", NULL, UNIT_COUNT},
-        {"asked_blocks", NULL, UNIT_COUNT}, /* null: all, or a chain */
-        {"held_blocks", NULL, UNIT_COUNT},  /* in use; null: not all were asked for */
+        {"asked_blocks", NULL, UNIT_COUNT}, /* null with --all or --chain */
+        {"held_blocks", NULL, UNIT_COUNT},  /* in use; null without --all */
 };
 
 /* "ID:GEN", as prefixes shows it. */
@@ -49,13 +49,12 @@ static int parse(struct kvctl *kvctl, struct kvd_msg_evict *request) {
                                   UINT32_MAX);
         if (args_has(args, FLAG_CHAIN) && !parse_chain(args->text[FLAG_CHAIN], &request->chain))
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                                  "--chain takes a block and its generation, as in 12:3, not "
-                                  "\"%s\"; "
+                                  "--chain takes a block and its generation, as in 12:3, not \"%s\"; "
                                   "\"kvctl prefixes\" shows them",
                                   args->text[FLAG_CHAIN]);
         if (args_has(args, FLAG_TO) && strcmp(args->text[FLAG_TO], "file") != 0)
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                                  "--to takes file, not \"%s\"; to servers blocks go by themselves",
+                                  "--to takes file, not \"%s\"; kvd writes blocks to servers by itself",
                                   args->text[FLAG_TO]);
         request->blocks = args->number[FLAG_BLOCKS];
         return 0;
@@ -63,7 +62,7 @@ static int parse(struct kvctl *kvctl, struct kvd_msg_evict *request) {
 
 #define PROGRESS_WIDTH 40
 
-/* On a terminal, one line that is written over and over while an eviction takes its time. */
+/* A line on a terminal that is rewritten during a long eviction. */
 struct progress {
         uint64_t next_ns;
         bool shown;
@@ -78,7 +77,7 @@ static void progress_show(struct progress *progress, uint64_t evicted) {
         *progress = (struct progress){now + PROGRESS_NS, true};
 }
 
-/* One request; the daemon stops early so as not to keep others waiting, and *more says so. */
+/* One request. If the daemon stops early, so that others need not wait, *more is true. */
 static int evict_some(struct kvctl *kvctl, const struct kvd_msg_evict *request, uint64_t *evicted,
                       bool *more) {
         struct kvd_msg_evict_reply reply;
@@ -87,7 +86,7 @@ static int evict_some(struct kvctl *kvctl, const struct kvd_msg_evict *request, 
         *more = r == 0 && reply.more;
         if (r == 0)
                 *evicted += reply.evicted;
-        return r == -ENOENT && *evicted ? 0 : r; /* the rest went by itself while we asked again */
+        return r == -ENOENT && *evicted ? 0 : r; /* the rest disappeared between two requests */
 }
 
 static int evict(struct kvctl *kvctl, struct kvd_msg_evict *request, uint64_t *evicted) {
@@ -108,7 +107,7 @@ static int evict(struct kvctl *kvctl, struct kvd_msg_evict *request, uint64_t *e
 
 #define DEMOTE_PAUSE_US 5000u
 
-/* All of the space goes to the file that could come back; nothing goes from the pool before. */
+/* First writes to the file all blocks that could be fetched back; the pool keeps them for now. */
 static int demote(struct kvctl *kvctl, const struct kvd_msg_evict *which, uint64_t *no_return) {
         struct kvd_msg_evict request = {.space = which->space, .domain = which->domain, .to = 1};
         struct kvd_msg_evict_reply reply = {0};
@@ -155,8 +154,7 @@ static int add_result(struct kvctl *kvctl, struct answer *answer, const struct s
         else if (!evicted && held)
                 answer_say(answer,
                            "Nothing evicted from %s: all %llu blocks that are cached are in use; "
-                           "\"kvctl "
-                           "clients\" shows by whom.",
+                           "\"kvctl clients\" shows by whom.",
                            space->name, (unsigned long long)held);
         else if (held)
                 answer_say(answer, "%llu blocks evicted from %s; %llu are in use and stay.",

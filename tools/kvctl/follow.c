@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A space's index says which blocks came or went last (layout.h), and what each of them is. So a
- * follower keeps what it has told of each block, looks at those that changed, and tells the
- * difference. It cannot lose its way: where more has changed than the index has room to say, or
- * another daemon has another index, it looks at all blocks, and still tells the difference only.
+ * A space's index lists the blocks that came or went last (layout.h), and describes each block. A
+ * follower remembers what it has reported of each block, looks at blocks that changed, and reports
+ * the differences. It cannot get out of step: if more blocks changed than the index can list, or a
+ * new daemon has a new index, the follower looks at all blocks and still reports only differences.
  *
- * A round takes out first what went, and then takes in what came, so that equal content which moves
- * from one block to another is not taken out behind its arrival. What changes meanwhile is passed
- * over: the next round is told of it.
+ * A round first reports removed blocks and then stored ones, so that content which moves from one
+ * block to another is not reported as removed after its arrival. Blocks that change meanwhile are
+ * skipped: the next round looks at them again.
  */
 
 #include "tools/kvctl/follow.h"
@@ -19,7 +19,7 @@
 #include "ipc/base/file.h"
 #include "ipc/base/sys.h"
 
-#define LOOK_NS UINT64_C(500000000) /* at the connection, that often */
+#define LOOK_NS UINT64_C(500000000) /* interval between checks of the connection */
 #define MOST_LATE 1024u
 
 struct follow {
@@ -27,19 +27,19 @@ struct follow {
         struct space_name name;
         bool whole;
         bool away;
-        uint64_t look_ns;           /* when the connection is looked at next */
-        uint64_t instance;          /* of the daemon whose index it is */
+        uint64_t look_ns;           /* when the connection is checked next */
+        uint64_t instance;          /* of the daemon that owns the index */
 
-        const struct kvd_index *ix; /* owned mapping; NULL: there is no such space at present */
+        const struct kvd_index *ix; /* owned mapping; NULL while there is no such space */
         uint64_t bytes;
-        uint64_t seen;              /* of ix->changes */
+        uint64_t seen;              /* value of ix->changes in the last round */
 
         uint32_t capacity;
-        uint64_t *known;            /* owned; by id: the hash that was told of it; 0: none */
-        uint32_t *ids, n_ids;       /* owned; to be looked at in this round */
-        uint32_t *up;               /* owned; from a block to the first that is known */
-        bool all;                   /* look at all, instead */
-        uint32_t late[MOST_LATE], n_late; /* to be looked at again in the next one */
+        uint64_t *known;            /* owned; by id: the hash that was reported; 0 if none */
+        uint32_t *ids, n_ids;       /* owned; blocks to look at in this round */
+        uint32_t *up;               /* owned; a block and its unreported ancestors */
+        bool all;                   /* look at all blocks in the next round */
+        uint32_t late[MOST_LATE], n_late; /* blocks to look at again in the next round */
 
         const struct follow_ops *ops;
         void *arg;
@@ -61,7 +61,7 @@ static bool may_be_there(const struct follow *f, uint32_t id) {
                id < kvd_segments_ids(f->ix, atomic_load(&f->ix->n_segments));
 }
 
-/* ref: of the block before it. Tokens are read only where they are asked for. */
+/* *ref: the block's parent. Tokens are read only if with_tokens. */
 static void read_desc(struct follow *f, const struct kvd_desc *desc, bool with_tokens,
                       struct stored *ret, kvd_ref *ref) {
         *ref = shm_get64(&desc->parent);
@@ -78,7 +78,7 @@ static void read_desc(struct follow *f, const struct kvd_desc *desc, bool with_t
                 shm_read_words(f->tokens, desc->tokens, ret->n_tokens);
 }
 
-/* A parent stays as long as its children do: so what was read of it is true, too, if this is. */
+/* A parent outlives its children: if the block has not changed, its parent's hash is right, too. */
 static enum seen look(struct follow *f, uint32_t id, bool with_tokens, struct stored *ret,
                       kvd_ref *ref) {
         const struct kvd_desc *desc;
@@ -124,7 +124,7 @@ static void take_out(struct follow *f, uint32_t id) {
         f->known[id] = 0;
 }
 
-/* The way from a block to one that is known; 0: it is changing. */
+/* Lists in f->up the blocks from id up to the first known one; 0: one is changing or gone. */
 static uint32_t find_way_up(struct follow *f, uint32_t id) {
         uint32_t n = 0;
         struct stored block;
@@ -184,7 +184,7 @@ static void add_id(struct follow *f, uint32_t id) {
                 f->ids[f->n_ids++] = id;
 }
 
-/* What the index says has changed; all, if it has said more than it has room for. */
+/* Lists changed blocks in f->ids. True: look at all blocks, because the list is incomplete. */
 static bool read_changes(struct follow *f) {
         const shm_u32 *slots = kvd_index_changes(f->ix);
         uint32_t n_slots = f->ix->change_slots;
@@ -247,7 +247,7 @@ static void unmap_index(struct follow *f) {
         f->ix = NULL;
 }
 
-/* Of a new cache, nothing is known; the next index of the same one has the same blocks. */
+/* An index of another size is of a new cache. Otherwise, known blocks are compared with it. */
 static int make_room(struct follow *f, const struct kvd_index *ix) {
         uint32_t n = ix->capacity;
 
@@ -273,8 +273,7 @@ static int take_index(struct follow *f, int fd, uint64_t bytes) {
         if (bytes < KVD_INDEX_HEADER_BYTES || kvd_index_validate(at, bytes) < 0) {
                 munmap(at, bytes);
                 return kvctl_fail(f->kvctl, KVCTL_NO, -EPROTO,
-                                  "the daemon's index has another layout; is it of another "
-                                  "version?");
+                                  "the daemon's index has another layout; is it of another version?");
         }
         r = make_room(f, at);
         unmap_index(f);
@@ -302,7 +301,7 @@ static int open_index(struct follow *f) {
         return r;
 }
 
-/* ---- who is away ----------------------------------------------------------------------------- */
+/* ---- a daemon that is away ------------------------------------------------------------------- */
 
 static void say_away(struct follow *f, bool is) {
         if (f->away != is && f->ops->away)
@@ -316,7 +315,7 @@ static void space_is_gone(struct follow *f) {
         unmap_index(f);
 }
 
-/* A daemon or a space that is not there may come; all else that goes wrong stays wrong. */
+/* A daemon or a space that is away may come back, which is no error. Other errors are final. */
 static int open_again(struct follow *f) {
         int r = open_index(f);
 
@@ -331,7 +330,7 @@ static int open_again(struct follow *f) {
         return r == -ENOENT ? 0 : r;
 }
 
-/* The daemon may be another one, and the index of the one before says nothing any more. */
+/* After a change of daemons, the old index is no longer updated. */
 static bool is_served(const struct follow *f) {
         return f->ix && f->kvctl->conn && conn_peer(f->kvctl->conn)->instance == f->instance;
 }

@@ -3,9 +3,8 @@
 #define KVCTL_FOLLOW_H
 
 /*
- * What happens in a space, for programs that want to know as it happens. Nobody tells them: they
- * look, at the index and at its clients' pages, and no reader costs the daemon or a client anything
- * but that clients note what they look up.
+ * Reports what happens in a space, as it happens. There are no notifications: a follower polls the
+ * index and the clients' pages. The only cost for others is that clients note what they look up.
  */
 
 #include "ipc/base/layout.h"
@@ -14,7 +13,7 @@
 /* A block that came into the cache. */
 struct stored {
         uint64_t hash;         /* low half of its chain key; never 0 */
-        uint64_t parent;       /* ... of the block before it; 0: it begins a chain */
+        uint64_t parent;       /* hash of the block before it; 0 if it begins a chain */
         uint32_t depth, group;
         uint64_t root;
         const uint32_t *tokens;
@@ -24,34 +23,34 @@ struct stored {
 struct follow_ops {
         void (*stored)(void *arg, const struct stored *block);
         void (*removed)(void *arg, uint64_t hash);
-        void (*cleared)(void *arg);          /* all of them: the space was deleted */
-        void (*away)(void *arg, bool is);    /* the daemon is, or is back; NULL: of no interest */
+        void (*cleared)(void *arg);          /* all blocks: the space was deleted or made anew */
+        void (*away)(void *arg, bool is);    /* the daemon is away, or back; may be NULL */
 };
 
 struct follow;
 
 /*
- * whole: part-filled blocks are passed over. quiet: what is there at the beginning is not told of.
- * ops and arg live as long. A negative errno was noted with kvctl_fail.
+ * whole: skip part-filled blocks. quiet: do not report the blocks that are there at the beginning.
+ * ops and arg must outlive the follower. 0, or a negative errno, noted with kvctl_fail().
  */
 int follow_begin(struct kvctl *kvctl, const struct space_name *space, bool whole, bool quiet,
                  const struct follow_ops *ops, void *arg, struct follow **ret);
 struct follow *follow_end(struct follow *follow);
 void follow_endp(struct follow **follow);
 
-/* Tells what has happened since the last call. It waits out daemons and spaces that are away. */
+/* Reports what has happened since the last call. That the daemon or space is away is no error. */
 int follow_step(struct follow *follow);
 
-/* Tells other ops of all that is there, parents first, and changes nothing else. */
+/* Reports all blocks to other ops, parents first; follow_step() goes on as if it had not. */
 int follow_tell_all(struct follow *follow, const struct follow_ops *ops, void *arg);
 
-const struct kvd_index *follow_index(const struct follow *follow); /* NULL: it is away */
+const struct kvd_index *follow_index(const struct follow *follow); /* NULL while there is none */
 
 /* ---- what clients look up: asked.c ----------------------------------------------------------- */
 
 struct asked_ops {
         void (*asked)(void *arg, uint32_t client, const struct kvd_asked *note);
-        /* more than were looked at in time, or two threads' at once */
+        /* lookups were overwritten unread, or not noted because two threads looked up at once */
         void (*missed)(void *arg, uint32_t client);
 };
 
@@ -60,20 +59,20 @@ struct pages *pages_new(struct kvctl *kvctl, const struct space_name *space);
 struct pages *pages_free(struct pages *pages);
 void pages_freep(struct pages **pages);
 
-/* Which clients there are by now. capacity: of the index; 0 if that is away. */
+/* Updates the list of clients' pages. capacity: of the index; 0 while there is none. */
 int pages_find(struct pages *pages, uint32_t capacity);
 void pages_read(struct pages *pages, const struct asked_ops *ops, void *arg);
 
-/* ---- both, until Ctrl-C or the end of --for: watch.c ------------------------------------------ */
+/* ---- both, until Ctrl-C or the end of --for: watch.c ----------------------------------------- */
 
 struct watch_ops {
         const struct follow_ops *blocks;
         const struct asked_ops *lookups;
         void (*began)(void *arg, const struct space_name *space, const struct kvd_index *ix);
-        int (*looked)(struct kvctl *kvctl, void *arg); /* a round is over; not 0: so is the watch */
+        int (*looked)(struct kvctl *kvctl, void *arg); /* after each round; not 0: end the watch */
 };
 
-/* Of the space that the first operand names. What is there already is not told of. */
+/* Watches the space of the first operand. Blocks that are there already are not reported. */
 int watch_space(struct kvctl *kvctl, const struct watch_ops *ops, void *arg);
 
 #endif

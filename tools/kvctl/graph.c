@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Graphs of one line. Patterns say what colours say, so that nothing is lost without them.
- */
+/* Graphs of one line. Patterns repeat what colours show, so that colours are not needed. */
 
 #include "tools/kvctl/graph.h"
 
@@ -40,7 +38,7 @@ void graph_bar(FILE *to, const struct screen *screen, unsigned width, const stru
         fputc(']', to);
 }
 
-/* The lowest is for 0 alone. */
+/* The lowest level is for 0 only. */
 static size_t level_of(double value, size_t n) {
         size_t level = (size_t)(MIN(MAX(value, 0.0), 1.0) * (double)(n - 1) + 0.5);
 

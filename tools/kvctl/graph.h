@@ -2,7 +2,7 @@
 #ifndef KVCTL_GRAPH_H
 #define KVCTL_GRAPH_H
 
-/* Little graphs of one line, of block characters where the terminal's language has them. */
+/* Graphs of one line, made of block characters if the terminal shows UTF-8. */
 
 #include "tools/kvctl/screen.h"
 
@@ -11,12 +11,12 @@ struct share { /* of a bar */
         const char *colour;
 };
 
-/* Shares one behind the other, each in its own pattern, and what is left. */
+/* The shares one after the other, each in its own pattern, and then the rest. */
 void graph_bar(FILE *to, const struct screen *screen, unsigned width, const struct share *shares,
                size_t n);
-/* A column each, of values from 0 to 1; negative: there is none. */
+/* A column per value from 0 to 1; a negative value leaves it empty. */
 void graph_history(FILE *to, const struct screen *screen, const double *values, size_t n);
-/* The darker, the more: 0 to 1. */
+/* A shade per value from 0 to 1; darker is more. */
 void graph_heat(FILE *to, const struct screen *screen, const double *values, size_t n);
 
 #endif

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Help, from the tables that also parse the command line. A verb without help cannot be written.
- */
+/* Help, from the tables that also parse the command line, so that every verb has help. */
 
 #include "tools/kvctl/args.h"
 
@@ -14,10 +12,10 @@
 
 #define WIDTH 79u
 #define INDENT 8u
-#define VERB_TEXT 18u /* columns before what a verb does, and what a flag is */
+#define VERB_TEXT 18u /* columns before the text of a verb, and of a flag */
 #define FLAG_TEXT 28u
 
-/* Its second line and those behind it are indented. */
+/* Lines after the first are indented. */
 _printf_(3, 4) static void put_line(FILE *to, unsigned indent, const char *format, ...) {
         char line[512];
         va_list list;
@@ -88,7 +86,7 @@ void help_verb(FILE *to, const struct verb *verb) {
         fputc('\n', to);
         put_flags(to, own);
         put_flags(to, FLAGS_GLOBAL);
-        fprintf(to, "\nexample: %s\n", verb->example); /* whole: it is pasted */
+        fprintf(to, "\nexample: %s\n", verb->example); /* not wrapped, so that it can be pasted */
 }
 
 bool verb_is_of(const struct verb *verb, const char *group) {
@@ -107,8 +105,8 @@ void help_group(FILE *to, const char *group) {
 
 void help_all(FILE *to) {
         fprintf(to, "usage: kvctl [flags] VERB [arguments]\n\n"
-                    "Looks into a kvd daemon, and changes what is in it. Where there is one\n"
-                    "space, SPACE may be left out.\n\n");
+                    "Shows and changes the state of a kvd daemon. SPACE may be left out if\n"
+                    "there is only one space.\n\n");
         for (unsigned i = 0; i < n_verbs; i++)
                 put_verb(to, &verbs[i]);
         fprintf(to, "\nflags of every verb:\n\n");

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Who holds what. What a client's pins keep is found by walking the map of each space (map.c); what
- * several hold is counted for each of them.
+ * How much each client holds. The blocks that a client's pins keep are found by walking the map of
+ * each space (map.c). A block that several clients hold is counted for each of them.
  */
 
 #include "tools/kvctl/holders.h"
@@ -11,7 +11,7 @@
 
 #include "ipc/base/degraded.h"
 
-#define NAMED 3u /* in a sentence */
+#define NAMED 3u /* clients, at most, in the sentence */
 
 void holders_clear(struct holders *h) {
         free(h->holders);

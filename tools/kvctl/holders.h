@@ -2,7 +2,7 @@
 #ifndef KVCTL_HOLDERS_H
 #define KVCTL_HOLDERS_H
 
-/* Who keeps what from eviction: what clients write, what they pin, and what lies before that. */
+/* What clients keep from eviction: blocks that they write or pin, and those before pinned ones. */
 
 #include "tools/kvctl/map.h"
 
@@ -17,17 +17,17 @@ struct holders {
         size_t n;
 };
 
-/* Those that hold anything, the largest first. */
+/* The clients that hold anything, the largest first. */
 int holders_read(struct kvctl *kvctl, struct maps *maps, struct holders *ret);
 void holders_clear(struct holders *holders);
-/* 0: it holds nothing */
+/* 0 if the client holds nothing */
 uint64_t holders_bytes(const struct holders *holders,
                        const struct kvd_msg_client_info_reply *info);
 
-/* Says so if nearly all of the pool is held, and by whom most of it. */
+/* If nearly all of the pool is held, adds a sentence that names the largest holders. */
 void holders_say(struct answer *answer, const struct holders *holders, uint64_t held,
                  uint64_t pool_bytes);
-/* The same, with holders read if need be. */
+/* The same, but reads the holders itself if they are needed. */
 int holders_say_full(struct kvctl *kvctl, struct answer *answer, struct maps *maps,
                      uint64_t pool_bytes);
 

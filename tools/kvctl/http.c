@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * As much of HTTP/1.1 as a scraper needs: one request a connection, of which the first line and
- * Accept count.
- * Every connection has a bounded head and a deadline, and there are so many at most: the oldest
- * goes for a new one. The daemon is asked once for all that wait for an answer of one format.
+ * As much of HTTP/1.1 as a scraper needs: one request per connection, of which only the first line
+ * and Accept matter. Every connection has a bounded head and a deadline. The number of connections
+ * is limited: a new one replaces the oldest. The daemon is asked once for all requests that wait
+ * for the same format.
  */
 
 #include "tools/kvctl/http.h"
@@ -21,9 +21,9 @@
 #include "tools/kvctl/metrics.h"
 
 #define CONNECTIONS 64u
-#define OWN_FILES 16u /* descriptors */
+#define OWN_FILES 16u /* descriptors for other purposes */
 #define HEAD_MAX 8192u
-#define PATIENCE_NS (UINT64_C(10) * 1000000000) /* for a request, and for taking its answer */
+#define PATIENCE_NS (UINT64_C(10) * 1000000000) /* for a request, and again for its answer */
 #define LINGER_NS (UINT64_C(1) * 1000000000)    /* for a peer that still sends */
 
 enum stage {
@@ -31,7 +31,7 @@ enum stage {
         READING, /* a request */
         ASKED,   /* for metrics */
         WRITING, /* the answer */
-        LEAVING, /* it is written: what comes is thrown away, so that it is not lost */
+        LEAVING, /* answered; input is discarded, since unread input at close() loses the answer */
 };
 
 struct connection {
@@ -65,7 +65,7 @@ static void hang_up(struct connection *c) {
 #define OPENMETRICS_TYPE OPENMETRICS "; version=1.0.0; charset=utf-8"
 #define PLAIN_TYPE "text/plain; version=0.0.4; charset=utf-8"
 
-/* Of a status line without "HTTP/1.1 ", and a body. */
+/* status: the status line without "HTTP/1.1 " */
 static void answer(struct connection *c, const char *status, const char *type, const char *body,
                    size_t size) {
         FILE *to = open_memstream(&c->answer, &c->size);
@@ -95,7 +95,7 @@ static void say(struct connection *c, const char *status, const char *text) {
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* Does any Accept line name it? */
+/* Does any Accept line name OpenMetrics? */
 static bool accepts_openmetrics(const char *head) {
         for (const char *at = head; (at = strchr(at, '\n')); at++) {
                 const char *name = strcasestr(at, OPENMETRICS), *end = strchrnul(at + 1, '\n');
@@ -106,13 +106,13 @@ static bool accepts_openmetrics(const char *head) {
         return false;
 }
 
-/* METHOD TARGET HTTP/1.x, in whatever follows. */
+/* METHOD TARGET HTTP/1.x; the other lines matter only for Accept. */
 static void take_request(struct connection *c) {
         char method[16] = "", target[256] = "", version[16] = "";
 
         if (sscanf(c->head, "%15[^ \r\n] %255[^ \r\n] %15[^ \r\n]", method, target, version) != 3 ||
             strncmp(version, "HTTP/1.", 7) != 0) {
-                say(c, "400 Bad Request", "This is no HTTP/1.1.\n");
+                say(c, "400 Bad Request", "This is not HTTP/1.1.\n");
                 return;
         }
         c->head_only = strcmp(method, "HEAD") == 0;
@@ -138,11 +138,11 @@ static void read_some(struct connection *c) {
         c->n_head += (size_t)n;
         c->head[c->n_head] = 0;
         if (memchr(c->head, 0, c->n_head))
-                say(c, "400 Bad Request", "This is no HTTP/1.1.\n");
+                say(c, "400 Bad Request", "This is not HTTP/1.1.\n");
         else if (strstr(c->head, "\r\n\r\n") || strstr(c->head, "\n\n"))
                 take_request(c);
         else if (c->n_head == sizeof c->head - 1)
-                say(c, "431 Request Header Fields Too Large", "That is too much.\n");
+                say(c, "431 Request Header Fields Too Large", "The request is too long.\n");
 }
 
 static void throw_away(struct connection *c) {
@@ -170,9 +170,9 @@ static void write_some(struct connection *c) {
         c->until_ns = sys_now_ns() + LINGER_NS;
 }
 
-/* ---- all of them ----------------------------------------------------------------------------- */
+/* ---- all connections ------------------------------------------------------------------------- */
 
-/* As many as leave descriptors for asking the daemon. */
+/* Maximum number of connections that leaves enough descriptors for asking the daemon. */
 static size_t places(void) {
         struct rlimit limit;
 
@@ -226,7 +226,7 @@ static char *metrics_text(struct server *s, bool plain, size_t *size) {
         return text;
 }
 
-/* One look at the daemon for all that asked for the same format. */
+/* Asks the daemon once for all requests of the same format. */
 static void answer_all(struct server *s, bool plain) {
         _cleanup_(freep) char *text = NULL;
         size_t size = 0;

@@ -2,11 +2,11 @@
 #ifndef KVCTL_HTTP_H
 #define KVCTL_HTTP_H
 
-/* Metrics for those that ask by HTTP, which kvd itself does not speak. */
+/* Serves metrics by HTTP, which kvd itself does not speak. */
 
 #include "tools/kvctl/kvctl.h"
 
-/* Until a signal ends it: 0. Negative, noted with kvctl_fail: it cannot be asked there. */
+/* Serves until a signal ends it: 0. Negative, noted with kvctl_fail(): it cannot listen there. */
 int http_serve(struct kvctl *kvctl, const char *address);
 
 #endif

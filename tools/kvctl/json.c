@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * JSON is written as it comes, without a tree. A name or a text that is not UTF-8 is made so.
- */
+/* Writes JSON directly, without building a tree. Names and texts are made valid UTF-8. */
 
 #include "tools/kvctl/json.h"
 

@@ -3,8 +3,8 @@
 #define KVCTL_JSON_H
 
 /*
- * Writes JSON. A name is given inside an object and NULL inside a list. Text that is not UTF-8 (a
- * client chooses its own name) is made so: every wrong byte becomes U+FFFD.
+ * Writes JSON. A name is given inside an object and NULL inside a list. Text may be invalid UTF-8
+ * (a client chooses its own name): every wrong byte becomes U+FFFD.
  */
 
 #include <stdbool.h>

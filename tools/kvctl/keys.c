@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Keys out of bytes. A terminal writes what one key sends at once, so a sequence is never cut; what
- * is not known of it is skipped as a whole.
+ * Decodes keys. A terminal writes all bytes of a key at once, so a sequence is never cut. Unknown
+ * sequences are skipped whole.
  */
 
 #include "tools/kvctl/keys.h"

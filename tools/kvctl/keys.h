@@ -16,7 +16,7 @@ enum key {
         KEY_PAGE_DOWN,
 };
 
-/* The first key of n bytes, which is *used of them long. */
+/* The first key of n bytes. *used: number of bytes that it has. */
 int key_read(const char *bytes, size_t n, size_t *used);
 
 #endif

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What all verbs share: the connection, requests with their replies, and the choice of spaces and
- * clients by name. A verb that is asked again and again (--watch) connects again when the daemon
- * was replaced.
+ * What all verbs share: the connection, requests with their replies, and the choice of spaces,
+ * clients and domains. A repeated verb (--watch) reconnects after the daemon was replaced.
  */
 
 #include "ipc/base/text.h"
@@ -39,14 +38,13 @@ static const char *socket_path(const struct kvctl *kvctl) {
 static int no_daemon(struct kvctl *kvctl, int error) {
         if (error == -ENOENT || error == -ECONNREFUSED)
                 return kvctl_fail(kvctl, KVCTL_NO_DAEMON, error,
-                                  "no daemon at %s; start one (\"systemctl start kvd@0\", or \"kvd "
-                                  "--private DIR\"), "
-                                  "or say where it is with --socket",
+                                  "no daemon at %s; start one (\"systemctl start kvd@0\", or "
+                                  "\"kvd --private DIR\"), or say where it is with --socket",
                                   socket_path(kvctl));
         return kvctl_fail(kvctl, KVCTL_NO_DAEMON, error, "%s", kvd_error());
 }
 
-/* Everything else that a call returns is the daemon's refusal. */
+/* All other errors of a call are refusals of the daemon. */
 static bool is_lost(int error) {
         return error == -ECONNRESET || error == -ECONNREFUSED || error == -EPIPE ||
                error == -ETIMEDOUT || error == -EPROTO || error == -ENOTCONN;
@@ -56,10 +54,7 @@ void kvctl_hang_up(struct kvctl *kvctl) {
         kvctl->conn = conn_close(kvctl->conn);
 }
 
-/*
- * Others are not told about domains that are not theirs: an empty list would be a misleading
- * answer.
- */
+/* Only administrators see other domains. For others, an empty list would be misleading. */
 static int check_domain(struct kvctl *kvctl) {
         const struct kvd_msg_attach_reply *peer = conn_peer(kvctl->conn);
         struct kvd_msg_domain_info_reply info;
@@ -74,7 +69,7 @@ static int check_domain(struct kvctl *kvctl) {
                                   "only administrators may name another domain; yours is %.*s",
                                   (int)peer->domain.size, (const char *)peer->domain.data);
         r = kvctl_next_domain(kvctl, &cursor, &info);
-        if (r == 0) /* -ENOENT would be the end of a list */
+        if (r == 0) /* not -ENOENT, which means the end of a list */
                 return kvctl_fail(kvctl, KVCTL_NO, -EINVAL,
                                   "there is no domain '%s'; \"kvctl domain\" lists those there are",
                                   kvctl->args.text[FLAG_DOMAIN]);
@@ -230,8 +225,8 @@ static bool is_own(const struct kvctl *kvctl, const struct space_name *space) {
 }
 
 /*
- * Leaves the one space that the operand names: in one's own domain, or else wherever it is the only
- * one.
+ * Reduces the list to the space that the operand names: the one in the user's own domain, or else
+ * the only one of that name.
  */
 static int pick(struct kvctl *kvctl, struct space_list *list) {
         const char *name = kvctl->args.operand[0];

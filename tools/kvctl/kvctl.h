@@ -21,42 +21,42 @@ struct tier_work { /* of a tier, since the daemon was started */
         uint64_t read_bytes, read_ns, written_bytes, write_ns;
 };
 
-#define KVCTL_TIERS 17u /* files and the servers */
+#define KVCTL_TIERS 17u /* maximum number of tiers: files and the servers */
 
 struct kvctl {
         struct args args;
         struct screen screen;
-        struct conn *conn;     /* NULL until a verb asks something */
+        struct conn *conn;     /* NULL until the first request */
         uint64_t pictures;     /* shown so far, by --watch and top */
-        struct top *top;       /* owned; NULL: another verb */
-        struct tier_work tiers[KVCTL_TIERS]; /* as of the picture before */
-        bool streams;          /* the verb has written all that it answers, as it came */
+        struct top *top;       /* owned; NULL for other verbs */
+        struct tier_work tiers[KVCTL_TIERS]; /* as of the previous picture */
+        bool streams;          /* the verb writes its whole answer itself, as it comes */
         enum kvctl_exit exit;  /* of the last failure */
         struct kvd_why why;
 };
 
 /*
- * Keeps why a verb failed, and the program's status. Returns the error: kvctl_fail(kvctl, exit,
- * error, format, ...).
+ * kvctl_fail(kvctl, exit, error, format, ...): notes why a verb failed and the program's exit
+ * status, and returns error.
  */
 #define kvctl_fail(kvctl, status, ...) \
         ((kvctl)->exit = (status), kvd_refuse(&(kvctl)->why, __VA_ARGS__))
 int kvctl_out_of_memory(struct kvctl *kvctl);
-int kvctl_flush(struct kvctl *kvctl); /* what was printed so far: 0, or it was noted */
+int kvctl_flush(struct kvctl *kvctl); /* stdout; 0, or negative, noted with kvctl_fail() */
 
 /* ---- the daemon ------------------------------------------------------------------------------ */
 
 /*
- * Sends a request of ipc/msg.h, connecting first if need be, and waits for its reply; slices in it
- * live until the next call. A negative errno was noted with kvctl_fail.
+ * Sends a request of ipc/msg.h, connecting first if needed, and waits for its reply, whose slices
+ * live until the next call. 0, or a negative errno, noted with kvctl_fail().
  */
 int kvctl_call(struct kvctl *kvctl, uint32_t number, const void *request, void *reply);
 
-/* The same, taking descriptors that come with the reply: the caller's to close. */
+/* The same, and takes the descriptors that come with the reply, which the caller must close. */
 int kvctl_call_fds(struct kvctl *kvctl, uint32_t number, const void *request, void *reply,
                    struct kvd_fds *fds);
 
-/* For lists: 1: there was one more; 0: no more. */
+/* The same, for lists. 1: there was one more; 0: no more. */
 int kvctl_next(struct kvctl *kvctl, uint32_t number, const void *request, void *reply);
 
 void kvctl_hang_up(struct kvctl *kvctl);
@@ -80,10 +80,10 @@ static inline void space_list_clear(struct space_list *list) {
         free(list->spaces);
 }
 
-/* What --domain says; empty: one's own. */
+/* The value of --domain; empty: the user's own domain. */
 struct kvd_slice kvctl_domain(const struct kvctl *kvctl);
 
-/* The one after *cursor that --domain lets through. 1, 0, or negative. */
+/* The next one after *cursor that --domain selects. 1; 0 if there are no more; or negative. */
 int kvctl_next_space(struct kvctl *kvctl, uint32_t *cursor, struct kvd_msg_space_info_reply *ret);
 int kvctl_next_client(struct kvctl *kvctl, uint32_t *cursor, struct kvd_msg_client_info_reply *ret);
 int kvctl_next_domain(struct kvctl *kvctl, uint32_t *cursor, struct kvd_msg_domain_info_reply *ret);
@@ -112,7 +112,7 @@ struct counter {
 };
 
 extern const struct counter space_counters[KVD_N_SPACE_COUNTERS];
-/* What clients count themselves: sums over all that are, and were, attached. */
+/* Counted by the clients themselves; sums over all that are or were attached. */
 extern const struct counter client_counters[KVD_N_CLIENT_COUNTERS];
 
 /* i-th little-endian counter of a bin field, 0 if it is not there (an older daemon has fewer). */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A listening socket. A path that a killed predecessor has left is taken over, one that somebody
- * listens at is not.
+ * A listening socket. A path that a killed process left behind is replaced; one at which a process
+ * still listens is not.
  */
 
 #include "tools/kvctl/listen.h"
@@ -89,14 +89,14 @@ static int parse(const char *text, bool everybody, struct address *a, struct kvd
         if (!everybody && !is_loopback(a))
                 return kvd_refuse(why, -EINVAL,
                                   "--listen %s: other machines could reach that; use 127.0.0.1 or "
-                                  "a path, or add --public if it is meant",
+                                  "a path, or add --public if they may",
                                   text);
         return 0;
 }
 
 /* ---- the socket ------------------------------------------------------------------------------ */
 
-/* Somebody listened at the path, and does so no more. */
+/* Is the path a socket at which no process listens any more? */
 static bool is_left_over(const struct address *a) {
         _cleanup_(closep) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         struct stat st;
@@ -125,7 +125,7 @@ static int bind_to(int fd, const struct address *a) {
         return bind(fd, &a->any, a->size) < 0 ? -errno : 0;
 }
 
-/* The port, too, if the kernel chose it. */
+/* With the port that the kernel chose, if it did. */
 static void set_name(struct listener *l) {
         struct address a = {.size = sizeof a.in6};
         char host[INET6_ADDRSTRLEN] = "";

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvctl looks into a kvd daemon, and changes what is in it. A verb builds an answer, and this file
- * shows it once or, with --watch, again and again.
+ * kvctl shows and changes the state of a kvd daemon. A verb builds an answer, and this file prints
+ * it once or, with --watch, repeatedly.
  */
 
 #include <errno.h>
@@ -50,14 +50,14 @@ static int run_once(struct kvctl *kvctl) {
         return shown < 0 ? shown : r;
 }
 
-/* ---- again and again ------------------------------------------------------------------------- */
+/* ---- repeatedly ------------------------------------------------------------------------------ */
 
 #define HEADING 2u /* lines */
 
 struct watch {
         double seconds;
         uint64_t count; /* 0: no limit */
-        bool paint;     /* a screen of its own, each picture over the one before */
+        bool paint;     /* on the alternate screen, each picture over the previous one */
         bool json;      /* one document: {"samples": [...]} */
         struct json document;
 };
@@ -89,7 +89,7 @@ static void put_heading(const struct kvctl *kvctl, const struct watch *watch, FI
                 text, hint, kvctl->top && kvctl->top->paused ? "  PAUSED" : "");
 }
 
-/* Where so many lines end. */
+/* The text after that many lines. */
 static const char *behind(const char *text, unsigned lines) {
         while (lines-- && *text) {
                 text = strchrnul(text, '\n');
@@ -106,7 +106,7 @@ static unsigned count_lines(const char *text) {
         return n;
 }
 
-/* In the last line of a screen that is too small. */
+/* The last line of a screen that is too small. */
 static void put_left_out(const struct kvctl *kvctl, unsigned lines) {
         char text[160];
         int n = snprintf(text, sizeof text, "%u more lines", lines);
@@ -120,7 +120,7 @@ static void put_left_out(const struct kvctl *kvctl, unsigned lines) {
         text_put_cut(stdout, text, strlen(text), kvctl->screen.width);
 }
 
-/* The heading, and what the screen has room for of the rest, from where it is scrolled to. */
+/* The heading, and as much of the rest as fits, from the scrolled line on. */
 static void paint(struct kvctl *kvctl, const char *text) {
         const char *body = behind(text, HEADING), *end = body + strlen(body);
         const struct screen *screen = &kvctl->screen;

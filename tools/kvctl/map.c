@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Who keeps each block of a space. The daemon tells pins and parents; which blocks a pin keeps is
- * found here, by walking towards the beginnings of chains.
+ * Which blocks of a space are held. The daemon sends pins and parents; the blocks that a pin keeps
+ * are found here, by walking towards the beginnings of chains.
  */
 
 #include "tools/kvctl/map.h"
@@ -32,7 +32,7 @@ static int make_room(struct kvctl *kvctl, struct map *map, uint32_t n, bool ages
                        kvctl_out_of_memory(kvctl);
 }
 
-/* total: of the first piece. A pool that grows meanwhile shows its new blocks the next time. */
+/* total: from the first piece. Blocks that are added meanwhile are in the next map. */
 static int append(struct kvctl *kvctl, struct map *map, uint32_t total, bool ages,
                   const struct kvd_msg_block_map_reply *piece) {
         uint32_t n = MIN(piece->states.size, total - map->n);
@@ -75,7 +75,7 @@ static int read_pieces(struct kvctl *kvctl, const struct space_name *space, bool
 
 /* ---- walks ----------------------------------------------------------------------------------- */
 
-/* Blocks from this one to the beginning of its chain that this walk did not see yet. */
+/* Number of blocks from id to the beginning of its chain that this walk has not seen yet. */
 static uint64_t walk(struct map *map, uint32_t id) {
         uint64_t n = 0;
 
@@ -206,7 +206,7 @@ void maps_ages(const struct maps *maps, uint64_t bytes[MAP_AGES]) {
         }
 }
 
-/* Blocks of one space. */
+/* Adds the blocks of one space that the client's pins keep. */
 static int walk_pins(struct kvctl *kvctl, struct space_map *space, struct kvd_msg_pins request,
                      uint64_t *blocks) {
         struct kvd_msg_pins_reply reply;

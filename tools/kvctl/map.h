@@ -3,9 +3,9 @@
 #define KVCTL_MAP_H
 
 /*
- * What every block of a space is doing, and who keeps it there. Eviction starts at the ends of
- * chains, so that a pin keeps the whole chain before it: what is in use is found by walking from
- * the pins towards the beginnings. The daemon gives its tables in pieces, and the walk is ours.
+ * The state of every block of a space, and whether it is held. Eviction starts at the ends of
+ * chains, so a pin keeps the whole chain before it: held blocks are found by walking from the pins
+ * towards the beginnings. The daemon sends its tables in pieces; kvctl does the walk.
  */
 
 #include "ipc/base/layout.h"
@@ -14,16 +14,16 @@
 #define MAP_PINNED 16u /* as in message block_map */
 #define MAP_LEAF 32u
 #define MAP_KEPT 64u
-#define MAP_HELD 128u  /* ours: sealed, and eviction cannot take it */
+#define MAP_HELD 128u  /* set by kvctl: sealed, and eviction cannot take it */
 
 struct map {
         uint8_t *states;
-        uint32_t *parents, *stamps; /* stamps: the last walk that came by */
-        uint8_t *ages; /* NULL: not wanted; bits of the ticks since the last use, 255: not cached */
+        uint32_t *parents, *stamps; /* stamps: number of the last walk that visited the block */
+        uint8_t *ages; /* bit length of the ticks since the last use; 255: not cached; or NULL */
         uint32_t n, walks;
 };
 
-/* Reads it, with ages or without, and walks from all pins. */
+/* Reads the map of a space, with ages or without, and finds its held blocks. */
 int map_read(struct kvctl *kvctl, const struct space_name *space, bool ages, struct map *ret);
 void map_clear(struct map *map);
 
@@ -37,7 +37,7 @@ struct map_sums {
 };
 struct map_sums map_sum(const struct map *map);
 
-/* ---- of all spaces that --domain lets through ------------------------------------------------ */
+/* ---- all spaces that --domain selects -------------------------------------------------------- */
 
 struct space_map {
         struct space_name name;
@@ -52,11 +52,11 @@ struct maps {
 
 int maps_read(struct kvctl *kvctl, bool ages, struct maps *ret);
 void maps_clear(struct maps *maps);
-/* its blocks */
+/* blocks of one space */
 struct map_sums maps_sum(const struct maps *maps, const struct kvd_msg_space_info_reply *of);
-struct map_sums maps_bytes(const struct maps *maps); /* of all */
+struct map_sums maps_bytes(const struct maps *maps); /* bytes of all spaces */
 
-/* Bytes of cached blocks by age; the last one has all that are older. */
+/* Bytes of cached blocks by age; the last element includes all older blocks. */
 #define MAP_AGES 24u
 void maps_ages(const struct maps *maps, uint64_t bytes[MAP_AGES]);
 

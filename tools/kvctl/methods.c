@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * methods: which are on, and how they are set. The rows are those of settings.def; what was changed
- * from its default is marked.
+ * methods: which methods are on, and their settings. The rows are those of settings.def. Each
+ * method's row counts the settings that differ from its profile.
  */
 
 #include <math.h>
@@ -56,7 +56,7 @@ static void put_value(struct table *table, unsigned which, double value) {
 
 /* ---- one row per method ---------------------------------------------------------------------- */
 
-/* Settings of the method that are not as its profile has them. */
+/* Number of the method's settings that differ from its profile. */
 static uint32_t changed(const struct tables *t, unsigned on) {
         double profile = value_at(t, on + 1);
         uint32_t n = 0;
@@ -158,7 +158,6 @@ int verb_methods(struct kvctl *kvctl, struct answer *answer) {
         r = add_methods(kvctl, answer, &list, settings);
         if (r == 0 && list.n && !settings)
                 answer_say(answer, "\"kvctl methods SPACE --settings\" lists every setting; "
-                                   "\"kvctl space set SPACE "
-                                   "memshare=on\" changes one.");
+                                   "\"kvctl space set SPACE memshare=on\" changes one.");
         return r;
 }

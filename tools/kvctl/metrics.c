@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * metrics: every figure that kvctl has, for a time-series database. What is a table elsewhere is
- * one family for each column here, labelled by domain, space or tier and by nothing that changes
- * with every process.
+ * metrics: every figure that kvctl has, for a time-series database. Each column of another verb's
+ * table is a family here, labelled by domain, space or tier, but by nothing that differs between
+ * processes.
  */
 
 #include "tools/kvctl/metrics.h"
@@ -73,10 +73,7 @@ static bool has_word(const char *name, const char *word) {
                (!at[strlen(word)] || at[strlen(word)] == '_');
 }
 
-/*
- * PREFIX_name_unit, in small letters, without a unit that the name has in it, and with one that the
- * name does not say at the end.
- */
+/* PREFIX_name_unit, in lower case; the unit is added only if the name does not contain it. */
 static void make_name(char to[NAME_MAX_BYTES], const char *prefix, const char *name,
                       const char *unit) {
         bool more = *unit && !has_word(name, unit);
@@ -95,11 +92,11 @@ static bool ends_in(const char *name, const char *unit) {
 /* ---- daemon ---------------------------------------------------------------------------------- */
 
 static void put_daemon(struct openmetrics *om, const struct snapshot *s) {
-        static const struct family build = {"kvd_build", "info", "", "What serves."};
+        static const struct family build = {"kvd_build", "info", "", "Version, backend and loop of the daemon."};
         static const struct row held = {{"kvd_pool_held_bytes", "gauge", "bytes",
-                                         "What clients keep from eviction."}, 1},
+                                         "Blocks that clients keep from eviction."}, 1},
                                 evictable = {{"kvd_pool_evictable_bytes", "gauge", "bytes",
-                                              "What is cached and used by nobody."}, 1};
+                                              "Cached blocks that are not in use."}, 1};
         const struct label labels[] = {
                 {"version", s->version}, {"backend", s->backend}, {"loop", s->loop}};
 
@@ -141,7 +138,7 @@ static void put_states(struct openmetrics *om, const struct snapshot *all) {
 
 static void put_kinds(struct openmetrics *om, const struct snapshot *all) {
         static const struct family family = {"kvd_space_blocks_by_kind", "gauge", "",
-                                             "Blocks that are something besides."};
+                                             "Blocks by kind; a block can be of several kinds."};
         static const struct {
                 const char *name;
                 enum snapshot_space_value value;
@@ -172,7 +169,7 @@ static void put_space_rows(struct openmetrics *om, const struct snapshot *all) {
         }
 }
 
-/* One counter of all spaces: the which-th of those of the daemon, or of the clients. */
+/* One counter for all spaces: number which of the daemon's counters, or of the clients'. */
 static void put_counter(struct openmetrics *om, const struct snapshot *all,
                         const struct counter *counter, size_t which, bool of_clients) {
         bool is_now = !of_clients && which == KVD_SPACE_TAU_BLOCK;
@@ -352,7 +349,7 @@ static void put_degraded_domain(struct openmetrics *om, const struct snapshot *a
 static void put_degraded(struct openmetrics *om, const struct snapshot *all) {
         static const struct family family = {
                 "kvd_degraded", "gauge", "",
-                "0, or the number that kvctl status has: what is worse than it should be."};
+                "Degraded states: 0, or the number that kvctl status shows."};
 
         openmetrics_family(om, &family);
         for (size_t i = 0; i < KVD_N_DEGRADED; i++) {
@@ -372,7 +369,7 @@ static void put_degraded(struct openmetrics *om, const struct snapshot *all) {
 static void put_scrape(struct openmetrics *om, bool up, uint64_t begun_ns) {
         static const struct family family = {"kvd_up", "gauge", "", "1: the daemon answers."};
         static const struct family asking = {"kvd_scrape_seconds", "gauge", "seconds",
-                                             "How long asking the daemon took this time."};
+                                             "How long asking the daemon took for this scrape."};
 
         openmetrics_family(om, &family);
         openmetrics_number(om, NULL, 0, up);

@@ -7,9 +7,9 @@
 #include "tools/kvctl/kvctl.h"
 
 /*
- * Writes them; also without a daemon, when there is little to say. plain: Prometheus's older text
- * format instead of OpenMetrics. rows: NULL, or of
- * openmetrics_columns. 0; negative, noted with kvctl_fail: there is no daemon.
+ * Writes all figures; without a daemon, only kvd_up and kvd_scrape_seconds. plain: Prometheus's
+ * older text format instead of OpenMetrics. rows: NULL, or a table of openmetrics_columns to fill.
+ * 0, or negative, noted with kvctl_fail(), if the daemon did not answer.
  */
 int metrics_write(struct kvctl *kvctl, FILE *to, bool plain, struct table *rows);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A model's config.json. Its fields have several names, by family and by age, and a model of text
- * and images has those of its language model in an object of their own; what is not said follows
- * from what is, as transformers has it.
+ * Reads a model's config.json. Names of fields depend on the model's family and age. A model of
+ * text and images has an inner object for its language model. Missing values are derived from
+ * others, as in transformers.
  */
 
 #include "tools/kvctl/model_config.h"
@@ -36,7 +36,7 @@ static json_t *member(const json_t *config, const char *const *names) {
         return json_is_null(value) ? NULL : value;
 }
 
-/* 0: it is not there, or no number that a model can have. */
+/* 0: the field is missing, or not a number that a model can have. */
 static uint32_t number(const json_t *config, const char *const *names) {
         json_int_t n = json_integer_value(member(config, names));
 
@@ -57,7 +57,7 @@ static uint32_t dtype_of(const char *name) {
         return 0;
 }
 
-/* ---- what is not shared ---------------------------------------------------------------------- */
+/* ---- layers that engines do not share -------------------------------------------------------- */
 
 static bool slides(const json_t *config) {
         json_t *window = json_object_get(config, "sliding_window"),
@@ -67,7 +67,7 @@ static bool slides(const json_t *config) {
                !json_object_get(config, "layer_types");
 }
 
-/* The kind of the first layer that is none of full attention; NULL: there is none. */
+/* The type of the first layer without full attention; NULL if there is none. */
 static const char *other_layer(const json_t *config) {
         json_t *types = json_object_get(config, "layer_types"), *type;
         size_t i;
@@ -128,7 +128,7 @@ static json_t *load(const char *path, struct kvd_why *why) {
                 return config;
         json_decref(config);
         if (!config && json_error_code(&error) == json_error_cannot_open_file)
-                kvd_refuse(why, -ENOENT, "%s", error.text); /* which begins with the path */
+                kvd_refuse(why, -ENOENT, "%s", error.text); /* begins with the path */
         else
                 kvd_refuse(why, -EINVAL, "%s: %s", path, config ? "no JSON object" : error.text);
         return NULL;

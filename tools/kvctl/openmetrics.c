@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Metrics as they come, without a tree. The older format names a counter's family as its samples,
- * and has no units, no info type and no end. A label's value may be anybody's: what is no character,
- * or what a terminal might obey, becomes a question mark, and quotes are escaped.
+ * Writes metrics directly, without building a tree. In the older format, a counter's family has the
+ * name of its samples, and there are no units, no info type and no end mark. A label's value is not
+ * trusted: invalid UTF-8 and control characters become question marks, and quotes are escaped.
  */
 
 #include "tools/kvctl/openmetrics.h"
@@ -91,7 +91,7 @@ static char *labels_text(const struct label *labels, size_t n) {
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
-/* Up to the value. */
+/* Writes a sample up to its value. */
 static void begin(struct openmetrics *om, const char *end, const struct label *labels, size_t n) {
         _cleanup_(freep) char *text = labels_text(labels, n);
 

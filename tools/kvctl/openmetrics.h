@@ -3,25 +3,25 @@
 #define KVCTL_OPENMETRICS_H
 
 /*
- * Families, each with its samples behind it, as OpenMetrics 1.0 or in Prometheus's older text
+ * Writes families, each followed by its samples, as OpenMetrics 1.0 or in Prometheus's older text
  * format. The same samples can go into a table for JSON.
  */
 
 #include "tools/kvctl/table.h"
 
 struct family {
-        const char *name, *type, *unit; /* unit: "", or what the name ends in */
+        const char *name, *type, *unit; /* unit: "", or the last word of the name */
         const char *help;
 };
 
-struct label { /* NULL: no more */
+struct label {
         const char *name, *value;
 };
 
 struct openmetrics {
         FILE *to;
         bool plain;         /* the older format, which more programs read */
-        struct table *rows; /* NULL, or of openmetrics_columns */
+        struct table *rows; /* NULL, or a table of openmetrics_columns to fill */
         const struct family *family;
 };
 
@@ -30,13 +30,13 @@ extern const struct column openmetrics_columns[OPENMETRICS_COLUMNS];
 
 /* The name and the texts must outlive its samples. */
 void openmetrics_family(struct openmetrics *om, const struct family *family);
-/* Of the family; a counter's gets its _total. n labels. */
+/* A sample of the current family, with n labels. A counter's name gets its _total. */
 void openmetrics_number(struct openmetrics *om, const struct label *labels, size_t n,
                         uint64_t value);
 void openmetrics_real(struct openmetrics *om, const struct label *labels, size_t n, double value);
 /*
- * A histogram whose buckets count what is below first, 2 * first and so on, and in the last one
- * what is not; with room for one more label.
+ * A histogram. Bucket 0 counts values below first, bucket i those from there to first * 2^i, and
+ * the last bucket the rest. It takes at most 5 labels.
  */
 struct histogram {
         const uint64_t *buckets;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * prefixes: what is cached, as chains of blocks. A chain is told by its last block, because the
- * blocks before it may be shared.
+ * prefixes: what is cached, as chains of blocks. A chain is identified by its last block, because
+ * the blocks before it may be shared.
  */
 
 #include <endian.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the kernel says of a client's process. The daemon does not know: a client that only looks up
+ * Asks the kernel about a client's process. The daemon does not know: a client that only looks up
  * sends it nothing, stopped or not.
  */
 
@@ -26,6 +26,6 @@ bool process_is_stopped(uint32_t pid, uint32_t uid) {
         if (fd < 0 || fstat(fd, &st) < 0 || st.st_uid != uid)
                 return false;
         text[MAX(read(fd, text, sizeof text - 1), 0)] = 0;
-        end = strrchr(text, ')'); /* of the program's name, which may have anything in it */
+        end = strrchr(text, ')'); /* ends the program's name, which may contain anything */
         return end && strlen(end) > 2 && (end[2] == 'T' || end[2] == 't');
 }

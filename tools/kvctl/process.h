@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 /*
- * By a signal (Ctrl-Z, SIGSTOP) or a debugger. False also where the process is not visible: in
- * another PID namespace its number means another process, or none of that user's.
+ * Stopped by a signal (Ctrl-Z, SIGSTOP) or a debugger. Also false if the process is not visible:
+ * in another PID namespace its number means another process, or none of that user.
  */
 bool process_is_stopped(uint32_t pid, uint32_t uid);
 

@@ -24,9 +24,9 @@ extern char **environ;
 
 enum { SHOW = 1, FORGET, BUILD, IMPORT };
 
-/* ---- asking ---------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
-/* Similarities come without the ratios that have no samples. */
+/* The reply contains similarities only for ratios that have samples. */
 static int take_similarity(struct kvctl *kvctl, struct profile *p, const struct kvd_slice *from) {
         size_t row = p->layers * sizeof(float), at = 0;
 
@@ -211,7 +211,7 @@ static int read_table(struct kvctl *kvctl, const char *path, uint8_t depth[PROFI
         if (profile_read(text, depth, def) == 0)
                 return 0;
         return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                          "%s is no table, such as {\"def\": \"INCLUDE_GEN\", \"entries\": "
+                          "%s is not a table such as {\"def\": \"INCLUDE_GEN\", \"entries\": "
                           "[[0, 1], [60, 3]]} with ratios and depths that rise",
                           path);
 }
@@ -240,10 +240,7 @@ static uint64_t count_samples(struct kvctl *kvctl) {
         return n;
 }
 
-/*
- * Shows how many samples there are by now. The terminal's Ctrl-C reaches the command, too: we wait
- * for its end.
- */
+/* Shows the number of samples so far. Ctrl-C reaches the command, too, so we wait for its end. */
 static int wait_for(struct kvctl *kvctl, pid_t pid, int *status) {
         const struct timespec pause = {0, 250000000};
         bool shows = isatty(STDERR_FILENO);
@@ -262,7 +259,7 @@ static int wait_for(struct kvctl *kvctl, pid_t pid, int *status) {
                                      strerror(errno));
 }
 
-/* Its standard output is our standard error: ours is the table. */
+/* The command's stdout goes to our stderr, because our stdout is for the table. */
 static int run_command(struct kvctl *kvctl) {
         const struct args *args = &kvctl->args;
         char *argv[ARGS_OPERANDS_MAX] = {NULL};

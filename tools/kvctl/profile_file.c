@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * BiCache's table in a file, as kvlm --bicache-table reads it. Only the shares at which the depth
+ * BiCache's table in a file, as kvlm --bicache-table reads it. Only the ratios at which the depth
  * grows are written, because the table is a step function.
  */
 
@@ -15,7 +15,6 @@
 
 static const char *const defs[] = {NULL, "INCLUDE_GEN", "PROMPT_ONLY"};
 
-/* Only where the depth grows: a step function. */
 void profile_write(const struct profile *p, FILE *to) {
         uint8_t last = 0;
         bool first = true;
@@ -31,7 +30,7 @@ void profile_write(const struct profile *p, FILE *to) {
         fputs("]}\n", to);
 }
 
-/* [r, b], r above the one before, b not below it. */
+/* [r, b]: r is above the previous one, b not below it. */
 static bool take_entry(const json_t *entry, json_int_t *r, json_int_t *b) {
         const json_t *first = json_array_get(entry, 0), *second = json_array_get(entry, 1);
         json_int_t last_r = *r, last_b = *b;

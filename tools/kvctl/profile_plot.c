@@ -17,7 +17,7 @@ static float similarity(const struct profile *p, unsigned r, unsigned layer) {
 
 /* ---- for terminals --------------------------------------------------------------------------- */
 
-enum { STEP = 2, CELLS = 51 }; /* percent of a cell */
+enum { STEP = 2, CELLS = 51 }; /* STEP: percent per cell */
 
 static const struct {
         float least;
@@ -137,11 +137,10 @@ static void draw_axes(const struct profile *p, FILE *to) {
 void profile_svg(const struct profile *p, FILE *to) {
         fprintf(to,
                 "<svg xmlns='http://www.w3.org/2000/svg' width='%u' height='%u' "
-                "font-family='sans-serif' "
-                "font-size='12'>\n<rect width='100%%' height='100%%' fill='white'/>\n"
+                "font-family='sans-serif' font-size='12'>\n"
+                "<rect width='100%%' height='100%%' fill='white'/>\n"
                 "<text x='%u' y='18'>Similarity of prefix-only to full-input keys and values; "
-                "line: layers reused"
-                "</text>\n",
+                "line: layers reused</text>\n",
                 LEFT + WIDTH + 20, TOP + p->layers * CELL_HEIGHT + 48, LEFT);
         draw_cells(p, to);
         if (p->def)

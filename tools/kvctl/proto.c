@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * proto: the protocol, from the table that is the protocol. It needs no daemon.
+ * proto: the protocol, from the table that defines it. It needs no daemon.
  */
 
 #include "tools/kvctl/kvctl.h"
@@ -16,7 +16,7 @@ static const struct column proto_columns[] = {
         {"meaning", "MEANING", UNIT_NONE},
 };
 
-/* None where the type says it all. */
+/* None if the field takes every value of its type. */
 static void fill_limit(struct table *t, const struct kvd_field *field) {
         if (field->limit == UINT64_MAX ||
             (field->type == KVD_FIELD_u32 && field->limit == UINT32_MAX))
@@ -25,7 +25,7 @@ static void fill_limit(struct table *t, const struct kvd_field *field) {
                 table_number(t, field->limit);
 }
 
-/* Fields are rows below their message, which has no field, type and limit. */
+/* A message is a row without field, type and limit; each of its fields is a row below it. */
 static void fill_message(struct table *t, uint32_t number, const struct kvd_msg_info *info) {
         table_number(t, number);
         table_string(t, info->name);

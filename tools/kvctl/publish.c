@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * ZeroMQ, by libzmq, which is looked for when somebody publishes: kvctl has no other use for it,
- * and starts without the dozen libraries that it brings along. Its calls and numbers are those of
- * libzmq.so.5, which do not change.
+ * ZeroMQ by libzmq, which is loaded only for publishing: kvctl has no other use for it, and starts
+ * without the dozen libraries that it depends on. Calls and numbers are those of libzmq.so.5, which
+ * do not change.
  */
 
 #include "tools/kvctl/publish.h"
@@ -76,7 +76,7 @@ static int load(struct publisher *p, struct kvd_why *why) {
         p->library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
         if (!p->library)
                 return kvd_refuse(why, -ENOPKG,
-                                  "publishing wants " LIBRARY ", of the package libzmq5: %s",
+                                  "publishing needs " LIBRARY ", of the package libzmq5: %s",
                                   dlerror());
         for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
                 void *call = dlsym(p->library, names[i].name);
@@ -89,7 +89,7 @@ static int load(struct publisher *p, struct kvd_why *why) {
         return p->context ? 0 : kvd_refuse(why, -ENOMEM, "out of memory");
 }
 
-/* A router says when a connection has no room, or has ended, instead of dropping messages. */
+/* A router reports that a connection has no room, or has ended, instead of dropping messages. */
 static void set_options(struct publisher *p, void *socket, int type) {
         int most = type == ZMQ_ROUTER ? REPLAY_UNSENT : LIVE_UNSENT, linger = 0, on = 1;
 
@@ -166,7 +166,7 @@ struct part {
         size_t size;
 };
 
-/* Parts of one message go together or, where a queue is full, not at all. */
+/* The parts of a message are sent together or, if a queue is full, not at all. */
 static void send_parts(struct publisher *p, void *socket, const char *topic, uint64_t seq,
                        const void *payload, size_t size) {
         uint64_t number = htobe64(seq);
@@ -184,7 +184,7 @@ void publish(struct publisher *p, const char *topic, uint64_t seq, const void *p
         send_parts(p, p->live, topic, seq, payload, size);
 }
 
-/* Room is looked for with the first part only: a connection takes messages whole. */
+/* Only the first part can find no room, because a connection takes messages whole. */
 int publisher_answer_begin(struct publisher *p, const struct asker *asker) {
         if (p->zmq.send(p->replay, asker->id, asker->size, ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0)
                 return p->zmq.zmq_errno() == EAGAIN ? 0 : -ENOTCONN;
@@ -197,7 +197,7 @@ void publisher_answer(struct publisher *p, const char *topic, uint64_t seq, cons
         send_parts(p, p->replay, topic, seq, payload, size);
 }
 
-/* A part of a message; false: there is none (any more). The size says so if it is too long. */
+/* Receives a part of a message; false if there is none. *size is above room if it was cut. */
 static bool receive_part(struct publisher *p, bool first, void *to, size_t room, size_t *size) {
         size_t n = sizeof(int);
         int more = 0, got;
@@ -209,7 +209,7 @@ static bool receive_part(struct publisher *p, bool first, void *to, size_t room,
         return got >= 0;
 }
 
-/* Who asks, nothing, and a number: what REQ sockets send. Others are ignored. */
+/* A REQ socket sends three parts: its id, an empty one, and a number. Others are ignored. */
 bool publisher_asked(struct publisher *p, struct asker *asker, uint64_t *seq) {
         uint64_t number = 0, rest;
         size_t empty, size = 0, n = 0;

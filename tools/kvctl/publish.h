@@ -2,7 +2,7 @@
 #ifndef KVCTL_PUBLISH_H
 #define KVCTL_PUBLISH_H
 
-/* Two sockets of ZeroMQ: one that publishes, and one that is asked for what was missed. */
+/* Two ZeroMQ sockets: one publishes, and the other gets requests for missed batches. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,17 +12,17 @@
 
 struct publisher;
 
-/* listen, replay: endpoints, as tcp://127.0.0.1:5557; replay NULL: none. -ENOPKG, -EINVAL, ... */
+/* listen, replay: endpoints, as tcp://127.0.0.1:5557; replay may be NULL. -ENOPKG, -EINVAL, ... */
 int publisher_new(const char *listen, const char *replay, struct publisher **ret,
                   struct kvd_why *why);
 struct publisher *publisher_free(struct publisher *publisher);
 void publisher_freep(struct publisher **publisher);
 
-/* What a subscriber connects to: ports that the system chose are there. */
+/* The endpoint to connect to, with the port that the system chose if the endpoint named none. */
 const char *publisher_endpoint(const struct publisher *publisher);
 const char *publisher_replay_endpoint(const struct publisher *publisher);
 
-/* To all subscribers. One that does not keep up misses some, and sees it by the numbers. */
+/* Sends to all subscribers. One that is too slow misses messages, and sees a gap in the numbers. */
 void publish(struct publisher *publisher, const char *topic, uint64_t seq, const void *payload,
              size_t size);
 
@@ -37,7 +37,7 @@ bool publisher_asked(struct publisher *publisher, struct asker *asker, uint64_t 
  * -ENOTCONN: it has ended.
  */
 int publisher_answer_begin(struct publisher *publisher, const struct asker *asker);
-/* seq UINT64_MAX: that was all */
+/* seq UINT64_MAX: end of the replay */
 void publisher_answer(struct publisher *publisher, const char *topic, uint64_t seq,
                       const void *payload, size_t size);
 

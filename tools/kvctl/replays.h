@@ -21,7 +21,7 @@ struct replay {
         uint64_t next; /* of the oldest: the number of its next batch */
 };
 
-/* Sends one message. 1: it was the last one of the oldest replay; 0: more follow; negative: an error. */
+/* Sends one message. 1: it was the last one of the oldest replay; 0: more follow; or negative. */
 typedef int (*replay_send)(void *arg, struct replay *replay);
 
 /*
@@ -29,7 +29,7 @@ typedef int (*replay_send)(void *arg, struct replay *replay);
  * of them, and standard error says so.
  */
 bool replays_add(struct kvd_list *replays, const struct asker *asker, uint64_t seq);
-/* Sends what the connections have room for, and forgets those that have ended. 0, or an error of send(). */
+/* Sends what connections have room for, and drops ended ones. 0, or an error of send(). */
 int replays_send(struct kvd_list *replays, struct publisher *publisher, replay_send send,
                  void *arg);
 void replays_clear(struct kvd_list *replays);

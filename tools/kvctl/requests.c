@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Reads requests, a line at a time. Of each line only the numbers of its blocks are kept, so that a
- * trace of a day fits in memory.
+ * Reads requests, a line at a time. Only the block numbers of each line are kept, so that a trace
+ * of a day fits in memory.
  */
 
 #include "tools/kvctl/requests.h"
@@ -35,7 +35,7 @@ static bool make_rooms(struct requests *q, size_t n) {
                make_room((void **)&q->ends, &q->ends_room, q->n + 1, sizeof *q->ends);
 }
 
-/* NULL, or what is wrong with it. */
+/* NULL, or what is wrong with the request. */
 static const char *make_room_for(struct requests *q, size_t n) {
         if (q->n_blocks + n > MOST_BLOCKS)
                 return "is one too many: there are 2^31 blocks before it";
@@ -62,14 +62,14 @@ static const char *take(struct requests *q, const json_t *ids) {
                 return trouble;
         json_array_foreach(ids, i, id) {
                 if (!json_is_integer(id))
-                        return "has something in hash_ids that is no whole number";
+                        return "has something in hash_ids that is not a whole number";
                 q->blocks[q->n_blocks++] = (uint64_t)json_integer_value(id);
         }
         q->ends[q->n++] = q->n_blocks;
         return NULL;
 }
 
-/* What kvctl trace tells of besides lookups. */
+/* An event of kvctl trace other than a lookup. */
 static bool is_other_event(const json_t *line) {
         const char *event = json_string_value(json_object_get(line, "event"));
 

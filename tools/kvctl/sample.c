@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * A sample of everything that counts. What is compared with what, top.c decides.
- */
+/* Takes a sample of all counters. top.c decides which samples to compare. */
 
 #include "tools/kvctl/sample.h"
 

@@ -2,7 +2,7 @@
 #ifndef KVCTL_SAMPLE_H
 #define KVCTL_SAMPLE_H
 
-/* What top compares: everything that counts, at one moment. */
+/* All counters at one moment, for top to compare. */
 
 #include "ipc/base/layout.h"
 #include "tools/kvctl/holders.h"
@@ -23,7 +23,7 @@ struct client_sample {
 };
 
 struct sample {
-        bool told; /* about the work of all domains: administrators only */
+        bool told; /* the user is an administrator, and sees the work of all domains */
         uint64_t at_ns, requests, pool_bytes, pool_used, turn_recent_us;
         struct map_sums bytes;
         uint64_t ages[MAP_AGES];
@@ -36,7 +36,7 @@ struct sample {
 int sample_take(struct kvctl *kvctl, struct sample **ret);
 struct sample *sample_free(struct sample *sample); /* NULL is fine; returns NULL */
 
-/* The same one in another sample, or one that counted nothing. */
+/* The same space or client in another sample, or one whose counters are 0. */
 const struct space_sample *sample_space(const struct sample *sample, const struct space_sample *as);
 const struct client_sample *sample_client(const struct sample *sample,
                                           const struct client_sample *as);

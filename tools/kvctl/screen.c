@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The terminal. While an answer is repeated, signals are taken in one place, so that the screen is
- * always given back.
+ * The terminal. While an answer is repeated, signals are handled in one place, so that the screen
+ * is always restored.
  */
 
 #include "tools/kvctl/screen.h"
@@ -28,7 +28,7 @@ static const int ending[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 static volatile sig_atomic_t stop_asked, suspend_asked, resized;
 static sigset_t mask_before;
 static bool painting;
-static struct termios before; /* as the keyboard was; its keys come one by one if reading_keys */
+static struct termios before; /* settings to restore if reading_keys */
 static bool reading_keys;
 
 static void on_signal(int number) {
@@ -59,7 +59,7 @@ static bool speaks_utf8(void) {
         return false;
 }
 
-/* Without a name, or with this one, a terminal shows escape sequences instead of obeying them. */
+/* A terminal without a name, or named "dumb", shows escape sequences instead of obeying them. */
 static bool obeys_escapes(void) {
         const char *term = getenv("TERM");
 
@@ -89,7 +89,7 @@ static void say(struct screen *screen, const char *sequence) {
         }
 }
 
-/* Ctrl-C and the like stay what they are. */
+/* Keys are read one by one, without echo. Ctrl-C and the like still send signals. */
 static void begin_keys(void) {
         struct termios now = before;
 
@@ -139,7 +139,7 @@ void screen_watch_clear(struct screen *screen) {
         say(screen, CLEAR);
 }
 
-/* Ctrl-Z: the shell gets its screen back, and we take ours again when it lets us go on. */
+/* Ctrl-Z: gives the shell its screen back, and takes ours again when the process is resumed. */
 static void suspend(struct screen *screen) {
         suspend_asked = 0;
         say(screen, LEAVE);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * size: how large a pool should be. What requests have in common is there once, in whole blocks, and
- * the rest of each is its own; all of it is counted in blocks of the very geometry that a space of
- * the model would have, with the index that the daemon would lay out for them.
+ * size: how large a pool should be. Whole blocks that all requests share are counted once, the rest
+ * for each request. Blocks have the geometry that a space of the model would have, and the index is
+ * laid out as the daemon would do it.
  */
 
 #include <errno.h>
@@ -13,12 +13,12 @@
 #include "tools/kvctl/model_config.h"
 #include "tools/kvctl/verbs.h"
 
-#define BLOCK_TOKENS 16u /* as a space has them if nothing is said */
+#define BLOCK_TOKENS 16u /* a space's default */
 
 struct need {
         struct kvd_shape shape;
-        uint64_t context, users, shared; /* tokens, requests, tokens that begin all of them */
-        uint64_t shared_blocks, own_blocks, alone_blocks; /* once; of each request; ... without kvd */
+        uint64_t context, users, shared; /* tokens, requests, tokens that begin all requests */
+        uint64_t shared_blocks, own_blocks, alone_blocks; /* of all; of each; of each, unshared */
 };
 
 /* ---- the model ------------------------------------------------------------------------------- */
@@ -33,7 +33,7 @@ static int take_dtype(struct kvctl *kvctl, const struct model_config *model, uin
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--dtype takes " KVD_BARS(dtype) ", not \"%s\"",
                                   given);
         return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                          "%s names no type of the cache's elements: say --dtype",
+                          "%s does not name the type of the cache's elements: say --dtype",
                           kvctl->args.operand[0]);
 }
 
@@ -82,7 +82,7 @@ static int take_requests(struct kvctl *kvctl, struct need *n) {
         return 0;
 }
 
-/* A block that is not whole belongs to one request. */
+/* Only blocks that are shared whole are counted once. */
 static void count_blocks(struct need *n) {
         uint64_t tokens = n->shape.block_tokens;
 
@@ -115,7 +115,7 @@ static const struct column columns[] = {
         {"own_bytes", "the rest of each", UNIT_BYTES},
         {"unshared_bytes", "all, without sharing", UNIT_BYTES},
         {"pool_bytes", "the pool", UNIT_BYTES},
-        {"index_bytes", "the index beside it", UNIT_BYTES},
+        {"index_bytes", "the index, in addition", UNIT_BYTES},
 };
 
 static int add_need(struct kvctl *kvctl, struct answer *answer, const struct need *n) {
@@ -148,7 +148,7 @@ static void say(struct answer *answer, const struct need *n) {
         answer_say(answer, "%llu request%s of %llu tokens, %llu of them in common.",
                    (unsigned long long)n->users, n->users == 1 ? "" : "s",
                    (unsigned long long)n->context, (unsigned long long)n->shared);
-        answer_say(answer, "In kvd.conf: pool = %lluM at least; more keeps what was asked before.",
+        answer_say(answer, "In kvd.conf: pool = %lluM at least; a larger one keeps earlier requests.",
                    (unsigned long long)mib);
 }
 

@@ -2,7 +2,7 @@
 
 /*
  * Asks the daemon for everything that metrics shows. A space, a domain or a client that comes or
- * goes meanwhile is in it or not.
+ * goes meanwhile may be missing.
  */
 
 #include "tools/kvctl/snapshot.h"
@@ -16,7 +16,7 @@ void snapshot_clear(struct snapshot *s) {
         *s = (struct snapshot){0};
 }
 
-/* Room for one more, zeroed; NULL: out of memory. */
+/* Appends a zeroed element; NULL: out of memory. */
 static void *one_more(void **list, size_t *n, size_t size) {
         uint8_t *grown = realloc(*list, (*n + 1) * size);
 
@@ -108,7 +108,7 @@ static int take_domains(struct kvctl *kvctl, struct snapshot *s) {
         return r;
 }
 
-/* Clients come and go with every process: they are summed by domain. */
+/* Clients come and go with processes, so they are summed by domain. */
 static void add_client(struct snapshot *s, const struct kvd_msg_client_info_reply *info) {
         for (size_t i = 0; i < s->n_domains; i++) {
                 struct snapshot_domain *domain = &s->domains[i];

@@ -2,7 +2,7 @@
 #ifndef KVCTL_SNAPSHOT_H
 #define KVCTL_SNAPSHOT_H
 
-/* What the daemon says of everything, at once: answers are gone when the next question is asked. */
+/* A copy of all figures of the daemon; a reply itself lives only until the next request. */
 
 #include "ipc/base/cost.h"
 #include "ipc/base/layout.h"
@@ -54,7 +54,7 @@ struct snapshot_tier {
 };
 
 struct snapshot {
-        bool told; /* about the work of all domains: administrators only */
+        bool told; /* the user is an administrator, and sees the work of all domains */
         char version[64], backend[64], loop[64];
         uint64_t value[N_SNAPSHOT], degraded[KVD_N_DEGRADED];
         struct map_sums bytes;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * space create, space set and space delete. What is wrong with an operand is said before the daemon
- * is asked, with the words that are allowed.
+ * space create, space set and space delete. Operands are checked before the daemon is asked; a
+ * refusal lists the words that are allowed.
  */
 
 #include <errno.h>
@@ -146,7 +146,7 @@ static int add_created(struct kvctl *kvctl, struct answer *answer,
         if (reply->created)
                 answer_say(answer, "Space %s is made.", name);
         else
-                answer_say(answer, "Space %s was there already, and is equal.", name);
+                answer_say(answer, "Space %s exists already, with the same settings.", name);
         return 0;
 }
 
@@ -182,14 +182,14 @@ static int set_one(struct kvctl *kvctl, const char *pair, bool check) {
 
         if (!equals || equals == pair || equals - pair >= (ptrdiff_t)sizeof key)
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                                  "\"%s\" is no setting; write KEY=VALUE, as in policy=fifo", pair);
+                                  "\"%s\" is not a setting; write KEY=VALUE, as in policy=fifo", pair);
         snprintf(key, sizeof key, "%.*s", (int)(equals - pair), pair);
         request.key = kvd_slice_of(key);
         request.value = kvd_slice_of(equals + 1);
         return kvctl_call(kvctl, KVD_MSG_space_set, &request, &reply);
 }
 
-/* It would not be clear which of two values counts. */
+/* Refuses a key that is set twice, because it would not be clear which value counts. */
 static int check_once(struct kvctl *kvctl, unsigned i) {
         const struct args *args = &kvctl->args;
         size_t n = strcspn(args->operand[i], "=");
@@ -261,7 +261,7 @@ static const struct column delete_columns[] = {
 #define ERASURE_MS 30000
 #define LOOK_AGAIN_MS 10
 
-/* What is gone from memory may still be in the file; it is deleted when it cannot come back. */
+/* A space gone from memory may still be in the file. It is deleted once it cannot come back. */
 static int wait_for_erasure(struct kvctl *kvctl, const struct kvd_msg_space_delete *request) {
         struct kvd_msg_space_delete_reply reply;
 

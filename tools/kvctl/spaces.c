@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * spaces: what there is. Each space is a row, with its geometry, its size and the methods that are
- * on.
+ * spaces: all spaces. Each is a row, with its geometry, its size and the methods that are on.
  */
 
 #include <inttypes.h>
@@ -136,7 +135,7 @@ static bool is_method_on(const struct kvd_msg_space_info_reply *info, unsigned w
         return value != 0 && which != KVD_pressure_on;
 }
 
-/* Names of those that are on. */
+/* Names of the methods that are on. */
 static void fill_methods(struct table *t, const struct kvd_msg_space_info_reply *info) {
         char names[128] = "";
         size_t n = 0;

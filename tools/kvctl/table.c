@@ -47,7 +47,7 @@ void table_freep(struct table **table) {
 
 /* ---- fill ------------------------------------------------------------------------------------ */
 
-/* Always gives a place to write to: one that is thrown away once memory has run out. */
+/* Always returns a cell to write to: a dummy once memory has run out. */
 static struct cell *next_cell(struct table *table) {
         static struct cell nowhere;
         size_t room = table->room ? 2 * table->room : 64;

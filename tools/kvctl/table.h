@@ -3,8 +3,8 @@
 #define KVCTL_TABLE_H
 
 /*
- * A table of cells that does not know yet how it will be shown: as aligned columns, as one "title
- * value" line per column, or as JSON. Cells are filled row by row, in the order of the columns.
+ * A table of cells, which can be shown as aligned columns, as one "title value" line per column, or
+ * as JSON. Cells are filled row by row, in the order of the columns.
  * Running out of memory is remembered and reported when the table is printed.
  */
 
@@ -17,10 +17,10 @@
 #include "tools/kvctl/screen.h"
 #include "tools/kvctl/units.h"
 
-#define COLUMN_QUIET 0x100u /* not for people if all rows have the same in it */
+#define COLUMN_QUIET 0x100u /* not for people if all rows have the same value in it */
 
 struct column {
-        /* in JSON, for good; "geometry.layers" is member layers of object geometry */
+        /* in JSON, never to change; "geometry.layers" is member layers of object geometry */
         const char *name;
         const char *title; /* for people; NULL: in JSON only */
         unsigned how;      /* enum unit, and COLUMN_QUIET */
@@ -54,10 +54,10 @@ void table_colour(struct table *table, const char *colour);
 
 /* rows */
 size_t table_rows(const struct table *table);
-/* by number or text, none last; equal rows keep their order */
+/* by number or text, empty cells last; equal rows keep their order */
 void table_sort(struct table *table, size_t column, bool ascending);
-void table_mark(struct table *table, size_t column); /* its title, as what the rows are sorted by */
-void table_cut(struct table *table, size_t rows);               /* keeps the first rows */
+void table_mark(struct table *table, size_t column); /* highlights its title */
+void table_cut(struct table *table, size_t rows);    /* keeps the first rows */
 
 /* show; -ENOMEM if a cell is missing */
 int table_print(const struct table *table, const struct screen *screen);

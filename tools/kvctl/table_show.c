@@ -13,7 +13,7 @@
 #include "tools/kvctl/text.h"
 
 #define IDS_SHOWN 8u
-#define WRAP_MIN 12u /* columns; text in fewer is not worth reading */
+#define WRAP_MIN 12u /* columns; narrower text is unreadable */
 
 static void put_ids(FILE *to, const uint32_t *ids, size_t n) {
         for (size_t i = 0; i < MIN(n, IDS_SHOWN); i++)
@@ -46,7 +46,7 @@ static enum unit unit_of(const struct table *table, size_t column) {
         return (enum unit)(table->columns[column].how & (COLUMN_QUIET - 1));
 }
 
-/* The cell as text of its own, or NULL. */
+/* The cell as text, owned by the caller; NULL: out of memory. */
 static char *cell_text(const struct table *table, size_t row, size_t column) {
         char *text = NULL;
         size_t n;
@@ -110,10 +110,10 @@ struct layout {
                 unsigned part;
         } *column;
         size_t n;
-        size_t keys;    /* so many columns begin every part: a space's name and domain */
+        size_t keys;    /* number of columns that begin every part: a space's name and domain */
         unsigned parts; /* at least 1 */
-        unsigned part;  /* that is being printed */
-        size_t last;    /* its last column */
+        unsigned part;  /* being printed */
+        size_t last;    /* last column of that part */
 };
 
 static bool in_part(const struct layout *layout, size_t column) {
@@ -206,7 +206,7 @@ static unsigned least_width(const struct table *table, const struct layout *layo
                        c->width;
 }
 
-/* Each column goes to the part of the one before, or begins the next part. */
+/* Each column goes to the part of the previous one if it fits, or else begins the next part. */
 static void divide(const struct table *table, struct layout *layout, unsigned room) {
         unsigned at = 0, part = 0, keys = 0;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Text of others on a terminal. What could move the cursor is shown as a question mark, and width
- * is counted in characters, not in bytes.
+ * Prints untrusted text on a terminal. Control characters become question marks, and width is
+ * counted in characters, not in bytes.
  */
 
 #include "tools/kvctl/text.h"
@@ -57,7 +57,7 @@ void text_put_wrapped(FILE *to, const char *text, unsigned width, unsigned inden
         fputs(text, to);
 }
 
-/* Bytes of a colour; 0: it is none. */
+/* Bytes of a colour sequence; 0 if text does not begin with one. */
 static size_t colour_at(const char *text, size_t n) {
         bool begins = n > 1 && text[0] == '\033' && text[1] == '[';
         const char *end = begins ? memchr(text, 'm', n) : NULL;

@@ -2,7 +2,7 @@
 #ifndef KVCTL_TEXT_H
 #define KVCTL_TEXT_H
 
-/* Text that somebody else wrote (a client chooses its own name), made safe and made to fit. */
+/* Prints untrusted text (a client chooses its own name) safely, and makes it fit. */
 
 #include <stddef.h>
 #include <stdio.h>

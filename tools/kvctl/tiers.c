@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * tiers: what lies below the pool, how full it is, and what it is asked for.
- */
+/* tiers: the tiers below the pool, how full they are, and their traffic. */
 
 #include <errno.h>
 
@@ -42,7 +40,7 @@ static void fill_rate(struct table *t, uint64_t bytes, uint64_t ns) {
                 table_none(t);
 }
 
-/* Bytes by the time that it was busy with them: since the picture before, or the daemon's start. */
+/* Bytes per second of busy time, since the previous picture or the daemon's start. */
 static void fill_rates(struct table *t, const struct kvd_msg_tier_info_reply *m,
                        struct tier_work *before) {
         fill_rate(t, m->read_bytes - before->read_bytes, m->read_ns - before->read_ns);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * top: what happens, picture by picture. A picture compares two samples; where there is a keyboard,
- * its user may look at the same two again in another order.
+ * top: what happens, picture by picture. A picture compares two samples. Keys can show the same two
+ * samples again in another order.
  */
 
 #include "tools/kvctl/top.h"
@@ -98,7 +98,7 @@ static int add_picture(struct kvctl *kvctl, struct answer *answer, const struct 
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
-/* The first time, there is nothing to compare with yet. */
+/* Takes the first sample, and waits: a picture needs two. */
 static int take_first(struct kvctl *kvctl) {
         int r;
 
@@ -113,7 +113,7 @@ static int take_first(struct kvctl *kvctl) {
         return r;
 }
 
-/* Of all spaces, in the time of this picture. */
+/* Share of tokens that were found, in all spaces, between the picture's two samples; or -1. */
 static double reused_of(const struct top *top) {
         uint64_t asked = 0, found = 0;
 

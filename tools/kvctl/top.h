@@ -2,7 +2,7 @@
 #ifndef KVCTL_TOP_H
 #define KVCTL_TOP_H
 
-/* top: what it remembers between two pictures, and what its user wants of them. */
+/* top: its state between two pictures, and the choices of its user. */
 
 #include "tools/kvctl/sample.h"
 
@@ -11,13 +11,13 @@
 enum top_table { TOP_SPACES, TOP_CLIENTS, N_TOP_TABLES };
 
 struct top_sort {
-        size_t column; /* plus 1; 0: as the daemon has them */
+        size_t column; /* plus 1; 0: in the daemon's order */
         bool ascending;
 };
 
 struct top {
         struct sample *before, *now; /* owned */
-        double reused[TOP_HISTORY];  /* of each picture; negative: nothing was asked */
+        double reused[TOP_HISTORY];  /* share, per picture; negative: no lookups */
         size_t n_reused;
         uint64_t next_ns;            /* when the next sample is due */
 
@@ -26,7 +26,7 @@ struct top {
         struct top_sort sort[N_TOP_TABLES];
         unsigned scroll;             /* lines */
         bool paused, help;
-        bool again;                  /* the same picture, as a key wants it */
+        bool again;                  /* a key asks for the same samples again */
 };
 
 struct top *top_free(struct top *top);             /* NULL is fine; returns NULL */
@@ -35,16 +35,16 @@ double top_seconds(const struct kvctl *kvctl);     /* between two pictures */
 /* top_columns.c */
 extern const struct column top_columns_spaces[], top_columns_clients[];
 extern const size_t n_top_columns[N_TOP_TABLES];
-#define TOP_CLIENTS_HELD 8u /* its column */
+#define TOP_CLIENTS_HELD 8u /* column of held_bytes */
 const struct column *top_columns(enum top_table which);
 int top_add_tables(struct kvctl *kvctl, struct answer *answer, const struct top *top,
                    double seconds);
-/* What counts less than before started anew: a new daemon, or a new space of the old name. */
+/* A counter that has fallen was reset: by a new daemon, or in a new space of the old name. */
 static inline uint64_t top_since(uint64_t before, uint64_t now) {
         return now >= before ? now - before : now;
 }
 
-/* top_keys.c: until the next picture. False: the user wants to stop. */
+/* top_keys.c: waits until the next picture. False: the user wants to stop. */
 bool top_wait(struct kvctl *kvctl, double seconds);
 void top_take_key(struct top *top, int key);
 const char *top_help(void);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What top shows above its tables: what the pool is full of, and how the share of reused tokens
- * went.
+ * The graphs above top's tables: the use of the pool, the share of reused tokens over time, and the
+ * ages of cached blocks.
  */
 
 #include <stdio.h>
@@ -48,7 +48,7 @@ static void put_history(FILE *to, const struct screen *screen, const struct top 
         fprintf(to, " %s\n", share);
 }
 
-/* From used just now to longest ago: each column is twice as far away as the one before. */
+/* From used just now to longest ago; each column is for twice the age of the previous one. */
 static void put_ages(FILE *to, const struct screen *screen, const struct sample *s) {
         double shares[MAP_AGES];
         uint64_t most = 1;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The keys of top. A key changes how the samples are shown, and they are shown again at once; the
- * next sample comes when it would have come anyway.
+ * The keys of top. A key changes how the samples are shown, and they are shown again at once. The
+ * time of the next sample does not change.
  */
 
 #include <errno.h>
@@ -14,9 +14,9 @@
 #define PAGE 10u
 
 const char *top_help(void) {
-        return "keys: q quits, left and right choose the column to sort by, s is the next one, r "
-               "turns the order round, Tab goes to the other table, up and down scroll, space "
-               "holds the picture";
+        return "keys: q quits, left and right choose the column to sort by, s takes the next one, "
+               "r reverses the order, Tab goes to the other table, up and down scroll, space pauses "
+               "and resumes";
 }
 
 /* ---- what a key means ------------------------------------------------------------------------ */
@@ -25,7 +25,7 @@ static bool can_sort_by(enum top_table which, size_t column) {
         return top_columns(which)[column].title != NULL;
 }
 
-/* To the next column that people see, one way or the other; past the last one: no order. */
+/* Sorts by the next visible column, in either direction; past the last one: no order. */
 static void move(struct top *top, size_t step) {
         size_t n = n_top_columns[top->focus], *column = &top->sort[top->focus].column;
 
@@ -76,7 +76,7 @@ void top_take_key(struct top *top, int key) {
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-/* False: q. */
+/* False: the user pressed q, or there is no more input. */
 static bool take_keys(struct top *top) {
         char bytes[64];
         ssize_t n = read(STDIN_FILENO, bytes, sizeof bytes);

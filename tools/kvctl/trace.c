@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * trace: what is looked up in a space and found, and which blocks come and go, a JSON object a
- * line. Lookups have the form of Mooncake's traces, so that whatif reads them: numbers of blocks
- * that tell equal prefixes. A number is 53 bits of a block's key, which every reader of JSON reads
- * exactly.
+ * trace: lookups in a space, what they found, and blocks that come and go, one JSON object per
+ * line. Lookups have the form of Mooncake's traces, so that whatif can read them: equal block
+ * numbers mean equal prefixes. A number is 53 bits of a block's key, which every reader of JSON
+ * reads exactly.
  */
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Looks again and again at what a space's clients look up, and at the blocks that come and go. */
+/* Polls the lookups of a space's clients, and the blocks that come and go. */
 
 #include <errno.h>
 
@@ -8,7 +8,7 @@
 #include "tools/kvctl/follow.h"
 
 #define POLL_S 0.01
-#define FIND_NS UINT64_C(200000000) /* clients, that often */
+#define FIND_NS UINT64_C(200000000) /* interval between searches for new clients */
 
 struct watch {
         const struct watch_ops *ops;
@@ -18,7 +18,7 @@ struct watch {
         uint64_t find_ns;      /* when to look for clients again */
 };
 
-/* What was looked up comes before what came of it. */
+/* Lookups are reported before the changes that they cause. */
 static int look(struct kvctl *kvctl, struct watch *w) {
         const struct kvd_index *ix = follow_index(w->follow);
         int r = 0;

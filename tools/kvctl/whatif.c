@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * whatif: how much of what was asked a pool of another size would have had. A pool that lets go of
- * what was used longest ago holds, whatever its size, the first so many of one list of all blocks,
- * latest use first; so one pass that looks up where each block stands in that list answers for all
+ * whatif: how many requested blocks a pool of another size would have held. A pool of n blocks that
+ * evicts the least recently used one holds the first n of a list of all blocks, latest use first.
+ * The list is the same for every n, so one pass that finds each block's place in it answers for all
  * sizes (Mattson et al., Evaluation techniques for storage hierarchies, 1970).
  *
- * Of one request, the first block counts as used last: pools let go of the end of a chain first. A
- * block is of use only if all before it are there; so it stands no nearer than they do.
+ * The first block of a request counts as used last, because pools evict the end of a chain first. A
+ * block is of use only if all blocks before it are there, so its place is never before theirs.
  */
 
 #include <errno.h>
@@ -18,11 +18,11 @@
 
 struct whatif {
         struct requests requests; /* owned */
-        uint32_t *before;         /* owned: of each use, the one before plus 1; 0: the first */
-        uint32_t *uses;           /* owned: a tree that counts last uses */
-        uint64_t *found_at;       /* owned: blocks that stood at that place of the list */
+        uint32_t *before;         /* owned; by use: time of the block's previous use plus 1, or 0 */
+        uint32_t *uses;           /* owned; a tree that counts last uses */
+        uint64_t *found_at;       /* owned; number of uses that found their block at that place */
         size_t different, longest;
-        uint64_t n_missed;        /* times that some lookups were not seen */
+        uint64_t n_missed;        /* number of times that lookups were lost */
 };
 
 static void whatif_clear(struct whatif *w) {
@@ -34,7 +34,7 @@ static void whatif_clear(struct whatif *w) {
 
 /* ---- uses, by time --------------------------------------------------------------------------- */
 
-/* A request's uses are numbered from its end: so the latest is that of its first block. */
+/* A request's uses are numbered from its end, so that of its first block is the latest. */
 static size_t time_of(size_t begin, size_t end, size_t at) {
         return begin + (end - 1 - at);
 }
@@ -59,7 +59,7 @@ static void list_uses(const struct requests *q, struct use *ret) {
                                                (uint32_t)time_of(begin, q->ends[i], at)};
 }
 
-/* Uses of one block, put side by side, show which one was before. */
+/* Sorts uses by block and time, which puts a block's previous use next to each use. */
 static bool find_uses_before(struct whatif *w) {
         size_t n = w->requests.n_blocks;
         struct use *uses = calloc(n, sizeof *uses);
@@ -85,7 +85,7 @@ static void count_use(struct whatif *w, size_t time, int32_t sign) {
                 w->uses[i] += (uint32_t)sign;
 }
 
-/* Last uses before that time. */
+/* Number of last uses before that time. */
 static size_t uses_before(const struct whatif *w, size_t time) {
         size_t n = 0;
 
@@ -94,7 +94,7 @@ static size_t uses_before(const struct whatif *w, size_t time) {
         return n;
 }
 
-/* Where the blocks of a request stand, before it uses them. */
+/* Counts the places of a request's blocks in the list, before the request uses them. */
 static void look_up(struct whatif *w, size_t begin, size_t end, size_t listed) {
         size_t place = 0;
 
@@ -157,7 +157,7 @@ struct sizes {
         unsigned n;
 };
 
-/* 1, 2, 5, 10 and so on, from one that a request fits in up to one that holds everything. */
+/* 1, 2, 5, 10 and so on, from the first that every request fits in to one that holds all blocks. */
 static void usual_sizes(const struct whatif *w, struct sizes *ret) {
         static const unsigned steps[] = {1, 2, 5};
         uint64_t ten = 1, size;
@@ -211,7 +211,7 @@ static const struct column pool_columns[] = {
         {"hit_rate", NULL, UNIT_SHARE},
 };
 
-#define BAR 50u /* characters of one that has found all that any pool could */
+#define BAR 50u /* characters, for a pool that finds all that any pool could */
 
 static void draw(FILE *to, const struct whatif *w, uint64_t size) {
         uint64_t found = found_in(w, size), most = MAX(found_in(w, UINT64_MAX), 1);
@@ -250,8 +250,8 @@ static int add_trace(struct answer *answer, const struct whatif *w) {
         answer_say(answer, "%zu requests of %zu blocks, %zu different ones; the longest has %zu.",
                    w->requests.n, w->requests.n_blocks, w->different, w->longest);
         if (w->n_missed)
-                answer_say(answer, "Lookups came faster than they were read, %llu times: others "
-                                   "are missing here.",
+                answer_say(answer, "Lookups came faster than they were read, %llu times: some are "
+                                   "missing here.",
                            (unsigned long long)w->n_missed);
         return 0;
 }

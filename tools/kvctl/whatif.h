@@ -6,8 +6,8 @@
 #include "tools/kvctl/requests.h"
 
 /*
- * What is looked up in the space of the first operand, until Ctrl-C or the end of --for. n_missed:
- * times that lookups came faster than they were read.
+ * Takes what is looked up in the space of the first operand, until Ctrl-C or the end of --for.
+ * *n_missed: number of times that lookups came faster than they were read.
  */
 int whatif_follow(struct kvctl *kvctl, struct requests *ret, uint64_t *n_missed);
 

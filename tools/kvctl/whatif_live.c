@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* whatif --live: requests are what the clients of a space look up, from now on. */
+/* whatif --live: the requests are the lookups of a space's clients from now on. */
 
 #include <errno.h>
 
@@ -9,11 +9,11 @@
 
 struct live {
         struct requests *to;
-        const char *trouble;  /* why no more fit; NULL: they do */
-        uint64_t n_missed;    /* times that some were not read in time */
+        const char *trouble;  /* why no more requests fit; NULL if they do */
+        uint64_t n_missed;    /* number of times that lookups were not read in time */
 };
 
-/* ---- blocks that come and go: of no interest ------------------------------------------------- */
+/* ---- blocks that come and go: ignored -------------------------------------------------------- */
 
 static void pass_stored(void *arg, const struct stored *block) {
         (void)arg;
@@ -57,7 +57,7 @@ static void begin(void *arg, const struct space_name *space, const struct kvd_in
         (void)ix;
 }
 
-/* What was seen until then is told, when no more fits. */
+/* Ends the watch when no more requests fit; those seen until then are answered for. */
 static int go_on(struct kvctl *kvctl, void *arg) {
         const struct live *live = arg;
 
