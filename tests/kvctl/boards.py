@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard loads, the alerts are rules, and both name only metrics and labels that kvctl metrics exposes.
 
-    boards.py ROOT TEXT         TEXT: what kvctl metrics prints of a daemon that has a space
+    boards.py ROOT TEXT         TEXT: output of kvctl metrics for a daemon that has a space
     boards.py --self-test       is a wrong name found?
 """
 import json
@@ -14,7 +14,7 @@ import openmetrics
 
 ENDS = {"counter": ["_total"], "info": ["_info"], "histogram": ["_bucket", "_count", "_sum"], "gauge": [""]}
 TARGET_LABELS = {"instance", "job"}         # what Prometheus adds
-# Families that have samples only where there is a tier.
+# Families that have samples only if there is a tier.
 LABELS_OF = {"kvd_tier_": {"tier"}}
 SELECTOR = re.compile(r"\b(kvd_\w+)(?:\{([^}]*)\})?")
 BY = re.compile(r"\bby \(([^)]*)\)")
@@ -34,7 +34,7 @@ def exposed(families):
 
 
 def wrong_in(expression, names):
-    """What an expression names and nobody exposes."""
+    """Names in an expression that kvctl does not expose."""
     found, every = [], set()
     for name, selector in SELECTOR.findall(expression):
         if name not in names:
@@ -48,7 +48,7 @@ def wrong_in(expression, names):
 
 
 def expressions_of_board(board):
-    """Of panels and variables. Ends the program if Grafana would not show it as it is meant."""
+    """Expressions of panels and variables. Ends the program if Grafana would not show one as intended."""
     panels, taken, ids = board["panels"], {}, set()
     assert board["uid"] and board["title"] and board["schemaVersion"] >= 36 and len(panels) > 10
     variables = {v["name"]: v for v in board["templating"]["list"]}
@@ -71,7 +71,7 @@ def expressions_of_board(board):
 
 
 def expressions_of_rules(text):
-    """Of the simple YAML that the rules are written in: (name, expression)."""
+    """(name, expression) of each rule, from the simple YAML of the rules."""
     for rule in re.split(r"^      - alert: ", text, flags=re.M)[1:]:
         expression = re.search(r"^        expr: (?:>-\n((?:          .*\n)+)|(.*)\n)", rule, re.M)
         assert expression and "summary: " in rule and "severity: " in rule, rule

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of kvctl trace and kvctl events share: a daemon, a space, and prompts that are computed into it."""
+"""Shared by the tests of kvctl trace and kvctl events: a daemon, a space, and prompts that are computed into it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def daemon() -> Instance:
 
 
 def until(condition, what: str):
-    """What the condition returns when it is true, or the test fails."""
+    """Waits until the condition is true, and returns its value. The test fails if that takes too long."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         if value := condition():
@@ -35,7 +35,7 @@ def until(condition, what: str):
 
 
 def prompts(n: int, seed: int) -> list[list[int]]:
-    """Of 1 to 12 blocks and a tail, many of which begin alike."""
+    """n prompts of 1 to 12 blocks and a tail, many of which begin alike."""
     draw = random.Random(seed)
     shared = [[draw.randrange(1 << 20) for _ in range(BT * draw.randrange(1, 8))] for _ in range(4)]
     return [draw.choice(shared) + [draw.randrange(1 << 20) for _ in range(draw.randrange(BT * 5))] for _ in range(n)]

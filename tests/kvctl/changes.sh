@@ -58,7 +58,7 @@ kvctl 1 space set tiny polcy=fifo
 complains policy
 kvctl 2 space set tiny policy
 complains KEY=VALUE
-# B10: all or nothing, wherever the fault is, and whoever finds it
+# all or nothing, wherever the wrong setting is, and whether kvctl or the daemon refuses it
 for wrong in foo=1 memshare=perhaps hshare.channels=3 keydiff.recent_frac=7 memshare.foo=on; do
         kvctl 1 space set tiny max_blocks=32 policy=priority $wrong
         kvctl 1 space set tiny $wrong max_blocks=32 policy=priority
@@ -84,7 +84,7 @@ kvctl 1 space delete other
 kvctl 0 space delete tiny --json
 json_is_valid
 
-# eviction: B (pinned) and what lies before it stays
+# eviction: B (pinned) and the blocks before it stay
 start_filler llama
 chain=$("$KVCTL" prefixes --json | sed -n '/"chain"/{s/.*: "//;s/",*//;p;}' | head -1)
 kvctl 1 evict --all --to file

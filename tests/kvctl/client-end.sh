@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# client end: a client that lives on, one that is stopped, one that holds nothing, and none; then their processes go.
+# client end: for a client that lives on, one that is stopped, one that holds nothing, and one that does not exist; then
+# their processes end.
 . "$(dirname "$0")/lib.sh"
 start_daemon
 
@@ -9,7 +10,7 @@ number_of() {
         "$KVCTL" clients | awk -v pid="$1" '$2 == pid { print $1 }'
 }
 
-# all_gone PID: the daemon has seen the end of the process, and has taken back all that it held
+# all_gone PID: waits until the daemon has seen the process end, and has taken back everything that it held
 all_gone() {
         what="after the end of process $1"
         for _ in $(seq 600); do
@@ -35,7 +36,7 @@ kvctl 2 client end -- -1
 kvctl 1 client end 1 --domain nosuch
 complains 'no domain'
 
-# it lives on: its pinned block, and all before it, stays, and so does what it was filling
+# the process lives on: its pinned block and all blocks before it stay, and so do those that it was filling
 start_filler llama
 kvctl 0 evict llama --all
 says '; 26 are in use and stay'
@@ -56,7 +57,7 @@ kill -9 "$filler"
 exec 8>&-
 all_gone "$filler"
 
-# it is stopped, and ends without having been continued
+# the process is stopped, and ends without having been continued
 start_filler llama
 kvctl 0 clients
 says_not STOPPED
@@ -75,7 +76,7 @@ kill -9 "$filler"
 exec 8>&-
 all_gone "$filler"
 
-# it is stopped, and goes on: it lets go of everything as it always does
+# the process is stopped, and continues: it releases everything as usual
 start_filler llama
 kill -STOP "$filler"
 kvctl 0 client end "$(number_of "$filler")"
@@ -83,7 +84,7 @@ kill -CONT "$filler"
 stop_filler || wrong "the filler did not end well"
 all_gone "$filler"
 
-# it holds nothing
+# the client holds nothing
 "$KVCTL" top --batch --watch 0.1 >"$dir/top" 2>"$dir/top.err" &
 top=$!
 for _ in $(seq 600); do

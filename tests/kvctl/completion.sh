@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# What bash, zsh and fish offer behind kvctl is what it takes: every verb, every flag of a verb, words of flags, and spaces.
+# bash, zsh and fish complete after kvctl exactly what it takes: every verb, every flag of a verb, words of flags, and
+# spaces.
 . "$(dirname "$0")/lib.sh"
 start_daemon
 start_filler llama
@@ -18,7 +19,7 @@ in_bash() {
                 bash "$dir/completion.bash" "$@"
 }
 
-# its own completion system wants a terminal: these stand for it
+# zsh's completion system needs a terminal: these functions replace it
 in_zsh() {
         zsh -f -c 'compdef() { :; }; _files() { :; }
                    _describe() { print -rl -- ${${(P)2}%%:*}; }

@@ -1,20 +1,20 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# kvctl doctor: on a machine without a driver, and (where FAKECUDA is its folder) with the stand-in, as it is and where
-# things fail. No daemon is needed.
+# kvctl doctor: on a machine without a driver, and (if FAKECUDA names its folder) with the stand-in driver, both intact
+# and failing. No daemon is needed.
 . "$(dirname "$0")/lib.sh"
 
-# row TRIED STATE: what one row says
+# row TRIED STATE: expects one row
 row() {
         grep -qE "^[A-Za-z]+ +$1 +$2( |\$)" "$dir/out" || wrong "$what: \"$1\" is not \"$2\""
 }
 
-# follows LINE WORDS: what kvd will do
+# follows LINE WORDS: expects a line of the verdict
 follows() {
         grep -qE "^$1 +$2" "$dir/out" || wrong "$what: \"$1\" is not \"$2\""
 }
 
-# No driver (meson names the folder of what a test depends on)
+# no driver (meson puts the folders of a test's dependencies into LD_LIBRARY_PATH)
 unset LD_LIBRARY_PATH
 if ! ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1'; then
         kvctl 0 doctor
@@ -59,7 +59,7 @@ follows backend 'host memory'
 FAKECUDA_DEVICES=0 kvctl 0 doctor
 follows backend 'host memory'
 
-# a driver or a container that has only one of the two
+# a driver or a container with only one kind of handles
 FAKECUDA_VMM=0 kvctl 0 doctor
 row 'chunks by descriptors' missing
 row 'read-only mapping' 'not tried'
@@ -78,7 +78,7 @@ follows backend 'host memory'
 FAKECUDA_STREAM_ORDER=0 kvctl 0 doctor
 row 'stream order, host memory' missing
 follows 'seals and reads' 'calls wait'
-# (a wait that begins after the store ends at once: then retry)
+# (a wait that begins after the store ends at once, so retry)
 for _ in 1 2 3 4 5; do
         FAKECUDA_WAKE=write kvctl 0 doctor
         ! grep -qE '^[A-Za-z]+ +streams see plain stores +missing' "$dir/out" || break
@@ -86,7 +86,7 @@ done
 row 'stream order, host memory' ok
 row 'streams see plain stores' missing
 
-# calls that fail: the one that is needed is named, and nothing else is hurt
+# calls that fail: the failing call is named, and nothing else is affected
 FAKECUDA_FAIL=cuMemImportFromShareableHandle:1=999 kvctl 0 doctor
 row 'chunks by descriptors' missing
 row 'legacy handles' ok

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# An administrator sees several domains, and says with --domain which one is meant.
+# An administrator sees several domains, and selects one with --domain.
 . "$(dirname "$0")/lib.sh"
 start_daemon --set 'domain research.users=65534' --set 'domain research.quota=4M'
 shape='--layers 2 --kv-heads 2 --head-dim 8 --vocab 1000 --dtype f16'

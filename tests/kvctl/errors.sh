@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# What goes wrong is said in one line, with what to do, and with the right exit status.
+# Every error is one line that says what to do, with the right exit status.
 . "$(dirname "$0")/lib.sh"
 
 # no daemon
@@ -18,7 +18,7 @@ fits 80
 kvctl 0 --version
 says '^kvctl [0-9]'
 
-# A5: a program with more rights than whoever starts it goes where he cannot send it.
+# The environment must not choose the socket of a program that has more rights than the user who starts it.
 cp "$KVCTL" "$dir/setuid"
 chmod 711 "$dir"
 chmod 755 "$dir/setuid"
@@ -116,7 +116,7 @@ kvctl 2 evict one --chain 1:2x
 kvctl 1 evict one --chain 1:2
 kvctl 1 --domain nosuch space delete one
 complains nosuch
-# A7: a domain that is misspelt had no spaces, and that was all right
+# A misspelt domain once looked like a domain without spaces.
 kvctl 1 --domain nosuch spaces --json
 complains 'there is no domain .nosuch.'
 
@@ -124,7 +124,7 @@ complains 'there is no domain .nosuch.'
 "$KVCTL" stat one >/dev/full 2>"$dir/err"
 [ $? -eq 1 ] && grep -q '^kvctl: cannot write' "$dir/err" || wrong 'a full disk'
 
-# A client chooses its name; what is left of that freedom does not confuse a JSON reader.
+# A client chooses its name, which must not confuse a JSON reader.
 name=$(printf 'e"v\\i\344\270\255')
 ln -s "$FILLER" "$dir/$name"
 start_filler evil "$dir/$name"

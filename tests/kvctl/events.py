@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""kvctl events: a router that reads the wire byte by byte knows what is cached, whoever is late, killed or replaced.
+"""kvctl events: a router that reads the wire byte by byte knows what is cached, even if it or others are late, killed
+or replaced.
 
 Exit status 77 without libzmq.so.5. tests/engines decodes the same batches by vLLM's own classes.
 """
@@ -21,7 +22,7 @@ from zmtp import Socket, unpack
 
 TOPIC = b"kv@here"
 LAST = (1 << 64) - 1
-# as vLLM 0.32 has them, in its order: members that must be there, and that may be
+# as in vLLM 0.32, in its order: required members, and optional ones
 EVENTS = {"BlockStored": (["block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
                            "lora_name"], ["extra_keys"]),
           "BlockRemoved": (["block_hashes", "medium"], []), "AllBlocksCleared": ([], [])}
@@ -33,7 +34,7 @@ def is_event(event: dict) -> bool:
 
 
 class Publisher:
-    """kvctl events, and where it is."""
+    """kvctl events, and its endpoints."""
 
     def __init__(self, on: Instance, space: str) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="kvctl-events-")
@@ -41,7 +42,7 @@ class Publisher:
         self.process = subprocess.Popen([os.environ["KVCTL"], "--socket", on.socket, "events", space, "--publish",
                                          self.live, "--replay", self.replay, "--topic", TOPIC.decode()],
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        atexit.register(self.process.kill)      # also where a test fails in the middle
+        atexit.register(self.process.kill)      # even if a test fails in the middle
         line = self.process.stdout.readline()
         assert line.startswith(f"Publishing {space} at {self.live}, replays at tcp://127.0.0.1:"), line
         self.replay = line.split()[-1]
@@ -52,7 +53,7 @@ class Publisher:
 
 
 class Router:
-    """What a subscriber takes to be cached: each block's tokens and the block before it."""
+    """A subscriber's view of the cache: each block's tokens and the block before it."""
 
     def __init__(self, publisher: Publisher, block_tokens: int = BT) -> None:
         self.block_tokens = block_tokens
@@ -91,7 +92,7 @@ class Router:
         self.batches += 1
 
     def catch_up(self, start: int) -> int:
-        """Asks for all from that number on; how many batches came."""
+        """Asks for all batches from that number on. Returns how many came."""
         self.asked.send(b"", start.to_bytes(8, "big"))
         for n in range(1 << 20):
             empty, *parts = self.asked.receive()
@@ -108,7 +109,7 @@ class Router:
             parts = self.socket.receive()
             number = int.from_bytes(parts[1], "big")
             if number <= self.seq:
-                continue        # the replay has had it
+                continue        # the replay contained it
             assert number == self.seq + 1, (number, self.seq, what)
             self.take_batch(parts)
 
@@ -196,7 +197,7 @@ def numbers_of(asked: Socket) -> list[int]:
 
 
 def test_a_replay_that_is_read_late_is_whole(on: Instance) -> None:
-    """More replays are asked for than ZeroMQ and the kernel keep; others get theirs meanwhile."""
+    """A late reader asks for more replays than ZeroMQ and the kernel keep; others get theirs meanwhile."""
     with kvd.connect(on.socket) as client, client.space("late", GEOMETRY) as space:
         publisher = Publisher(on, "late")
         router = Router(publisher)
@@ -225,14 +226,14 @@ def test_a_replay_that_is_read_late_is_whole(on: Instance) -> None:
 
 
 def test_a_replay_outlives_its_batches(on: Instance) -> None:
-    """The rest of a replay is not kept any more when there is room for it: one batch says all instead."""
+    """The rest of a replay has been dropped by the time there is room for it: one batch replaces it."""
     size, kept = 256, 64 << 20
     geometry = kvd.Geometry(layers=1, kv_heads=1, head_dim=8, vocab=1 << 31, dtype="f32", block_tokens=size)
     with kvd.connect(on.socket) as client, client.space("outlived", geometry) as space:
         publisher, n = Publisher(on, "outlived"), 0
 
         def fill(batch: int) -> int:
-            """A chain of new blocks; the bytes that its tokens have in a batch."""
+            """Stores a chain of new blocks. Returns the bytes that its tokens take in a batch."""
             nonlocal n
             n += 1
             with space.lookup([n << 16]) as pin:
@@ -241,7 +242,7 @@ def test_a_replay_outlives_its_batches(on: Instance) -> None:
                 return 5 * len(fresh) * size
 
         def publish(batch: int) -> int:
-            """The same, and it is published: numbers rise."""
+            """The same, and waits until it is published, so that numbers rise."""
             written = fill(batch)
             live.receive()
             return written

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client for kvctl to look at: fills a space with known chains, holds on to some of it, and stays
- * until its standard input ends.
+ * A client for kvctl to look at: fills a space with known chains, holds some of its blocks, and
+ * stays until its standard input ends.
  *
  *      filler SPACE
  *
@@ -9,8 +9,8 @@
  *      chain B  the first 20 blocks of A, then 6 more, the last with 4 tokens: 404 tokens; pinned
  *      3 blocks are being filled
  *
- * It looks A up once before it is there and once after: 2 lookups, 1 hit, 1280 tokens asked, 640
- * found. Then it looks up the first 320 of B, to continue it: 1 more hit.
+ * It looks A up once before it is stored and once after: 2 lookups, 1 hit, 1280 tokens asked, 640
+ * found. Then it looks up the first 320 tokens of B, to continue it: 1 more hit.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,11 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# A pool that is full, all of it in use: who holds it is to be seen, and the log has one line about it.
+# A pool that is full and all in use: kvctl shows its holders, and the log has one line about it.
 . "$(dirname "$0")/lib.sh"
 start_daemon --pool 4M
 start_filler full "${HOARDER:?binary of tests/kvctl/hoarder.c}"
 
-# who holds what is counted in rounds
+# the daemon counts held blocks in rounds
 python3 - "$KVCTL" <<'EOS' || wrong "kvctl dump: not everything is held"
 import json, subprocess, sys, time
 for i in range(3000):

@@ -24,7 +24,7 @@ static const struct kvd_geometry geometry = {
         .fingerprint = {1, 2},
 };
 
-/* 0: sealed and pinned; a negative errno: as kvd_alloc or kvd_seal says. */
+/* 0: sealed and pinned; or a negative errno of kvd_alloc or kvd_seal. */
 static int add_chain(kvd_space *space, uint32_t first, struct kvd_pin *pin) {
         struct kvd_block blocks[CHAIN];
         uint32_t tokens[CHAIN * BLOCK_TOKENS];

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# For the end-to-end tests: a daemon of the test's own, a client that fills it, and expectations. Meson sets KVD, KVCTL
-# and FILLER to the binaries. A test is a file that begins with
+# For the end-to-end tests: the test's own daemon, a client that fills it, and expectations. Meson sets KVD, KVCTL and
+# FILLER to the binaries. A test is a file that begins with
 #
 #       . "$(dirname "$0")/lib.sh"
 #       start_daemon; start_filler llama
 #
-# and ends with "finish". Expectations that fail say so and go on, so that one run shows all of them.
+# and ends with "finish". A failed expectation is reported and the test continues, so that one run shows all failures.
 set -u
 : "${KVD:?binary of the daemon}" "${KVCTL:?binary of kvctl}" "${FILLER:?binary of tests/kvctl/filler.c}"
 export LC_ALL=C NO_COLOR=
@@ -40,7 +40,7 @@ start_daemon() {
         rm "$dir/ready"
 }
 
-# Its standard input is descriptor 8, so that it ends with us.
+# The filler's standard input is descriptor 8, so that it ends with this test.
 start_filler() {
         mkfifo "$dir/hold" "$dir/filled"
         "${2:-$FILLER}" "$1" <"$dir/hold" >"$dir/filled" &
@@ -108,7 +108,7 @@ wait_until() {
         wrong "$what: \"$1\" did not come"
 }
 
-# The output is one valid JSON document (where there is a python3 to ask).
+# The output is one valid JSON document (checked only if there is a python3).
 json_is_valid() {
         if command -v python3 >/dev/null 2>&1; then
                 python3 -m json.tool <"$dir/out" >"$dir/json" 2>&1 || wrong "$what: not JSON: $(cat "$dir/json")"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Metrics: the text is Prometheus's, or OpenMetrics for those that ask for it; the figures are those of the other verbs, and what serves them outlives its askers
-# and the daemon.
+# Metrics: the text is in Prometheus's format, or OpenMetrics on request; the figures are those of the other verbs; and
+# the server survives its clients and the daemon.
 . "$(dirname "$0")/lib.sh"
 command -v python3 >/dev/null 2>&1 || exit 77
 : "${ROOT:?source tree}"
@@ -17,14 +17,14 @@ says '"name": "kvd_space_tokens_found_total"' '"labels": "domain='
 kvctl 0 dump
 python3 "$here/openmetrics.py" "$dir/text" "$dir/out" || wrong "$what: other figures than kvctl dump"
 
-# dashboard and alerts name only what there is
+# dashboard and alerts name only existing metrics
 python3 "$here/boards.py" "$ROOT" "$dir/text" || wrong 'dashboard or alerts: see above'
 if command -v promtool >/dev/null 2>&1; then
         promtool check rules "$ROOT/tools/monitoring/alerts.yaml" >"$dir/out" 2>&1 || wrong "promtool: alerts.yaml"
         promtool check metrics <"$dir/text" >"$dir/out" 2>"$dir/err" || wrong "promtool: kvctl metrics"
 fi
 
-# where not to listen
+# addresses at which it does not listen
 kvctl 2 metrics --listen 0.0.0.0:9464
 complains 'other machines could reach that'
 kvctl 2 metrics --listen '[::]:0'

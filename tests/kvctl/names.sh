@@ -12,7 +12,7 @@ handle = ctypes.c_void_p()
 assert ctypes.CDLL(os.environ["LIBKVD"]).kvd_open(None, ctypes.byref(handle)) == 0
 print(subprocess.run([os.environ["KVCTL"], "clients"], capture_output=True, text=True, check=True).stdout)
 EOS
-# called NAME COMMAND...: a client that looks at the list that it is in
+# called NAME COMMAND...: a client that lists all clients, itself included, must have that name
 called() {
         name=$1
         shift

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Is a text in Prometheus's text format, and are its figures those of kvctl dump?
+"""Checks that a text is in Prometheus's text format, and that its figures are those of kvctl dump.
 
     openmetrics.py TEXT [DUMP]
 
@@ -21,7 +21,7 @@ TYPES = {"gauge": {""}, "counter": {"_total"}, "info": {"_info"}, "histogram": {
 
 
 class Family:
-    """What is said of a name, and its samples: {(name, labels): value}."""
+    """The description of a name, and its samples: {(name, labels): value}."""
 
     def __init__(self, name: str):
         self.name, self.type, self.unit, self.help, self.samples = name, "", "", "", {}
@@ -32,7 +32,7 @@ def fail(number: int, line: str, why: str) -> None:
 
 
 def labels_of(text: str | None) -> tuple | None:
-    """As sorted pairs; None: they are not well-formed."""
+    """The labels as sorted pairs; None if they are not well-formed."""
     pairs, at = [], 0
     while text and at < len(text):
         match = LABEL.match(text, at)
@@ -60,7 +60,7 @@ def check_histogram(family: Family) -> None:
 
 
 def read(text: str) -> dict[str, Family]:
-    """{name: family}; ends the program at the first line that is not right."""
+    """{name: family}; ends the program at the first wrong line."""
     families: dict[str, Family] = {}
     family = None
     if not text.endswith("\n# EOF\n"):
@@ -119,7 +119,7 @@ def values(families: dict[str, Family]) -> dict:
 
 
 def compare(families: dict[str, Family], dump: dict) -> None:
-    """Every counter of every space, and what is held, as kvctl dump has them."""
+    """Compares every counter of every space, and the held blocks, with kvctl dump."""
     found = values(families)
     held, n = None, 0
     for counter in dump["counters"]:

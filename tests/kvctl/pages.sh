@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The manual pages render without warnings, and say what the programs do. ROOT is the source tree.
+# The manual pages render without warnings, and match the programs. ROOT is the source tree.
 . "$(dirname "$0")/lib.sh"
 : "${ROOT:?source tree}" "${KVLM:?binary of kvlm}"
 pages="$ROOT/tools/man"
@@ -14,7 +14,7 @@ same() {
         [ -s "$2" ] || wrong "$1: nothing to compare"
 }
 
-# Long flags at the start of a line or behind a short one.
+# Long flags at the start of a line or after a short one.
 flags_of_help() {
         "$@" 2>/dev/null | grep -oE '^ *(-[a-zA-Z], )?--[a-z-]+' | grep -oE -- '--[a-z-]+'
         "$@" 2>/dev/null | grep -oE '^  --[a-z-]+, --[a-z-]+' | grep -oE -- '--[a-z-]+'
@@ -60,7 +60,7 @@ same 'flags of kvctl(1)' "$dir/flags" "$dir/page-flags"
 } >"$dir/counters"
 sed -n '/^\.Sh COUNTERS/,/^\.Sh DEGRADED/s/^\.It Va //p' "$pages/kvctl.1" >"$dir/page-counters"
 same 'counters of kvctl(1)' "$dir/counters" "$dir/page-counters"
-# names, and what is so, word for word
+# names and descriptions of degraded states, word for word
 cat "$ROOT/ipc/base/degraded.def" | tr '\n' ' ' | sed 's/KVD_DEGRADED(/\n/g' |
         sed -n 's/^[A-Z]*, \([a-z_]*\), "\([a-z]*\)", *"\([^"]*\)".*/\1: \3 (\2)./p' | sed 's/ ()\.$/./' >"$dir/states"
 sed -n '/^\.Sh DEGRADED/,/^\.Sh TOP/p' "$pages/kvctl.1" | sed -n '/^\.It Va /{s/^\.It Va //;N;s/\n/: /;p;}' >"$dir/page-states"
@@ -73,7 +73,7 @@ same 'invariants of kvctl(1)' "$dir/invariants" "$dir/page-invariants"
 "$KVD" --print-config | sed -n 's/^#\([a-z_]*\) =.*/\1/p' >"$dir/options"
 sed -n 's/^\.It Cm //p' "$pages/kvd.conf.5" >"$dir/page-options"
 same 'options of kvd.conf(5)' "$dir/options" "$dir/page-options"
-# ... and their defaults, which stand in one sentence each
+# defaults of these options, in one sentence each
 "$KVD" --print-config | sed -n 's/^#\([a-z_]*\) = \(.*\)/\1 \2/p' | while read -r name value; do
         sed -n "/^\\.It Cm $name\$/,/^\\.It /p" "$pages/kvd.conf.5" | sed '$d' | tr '\n' ' ' |
                 grep -qF -e "Default: $value" -e "Default: .Pa $value" || echo "$name: $value"
@@ -86,7 +86,7 @@ flags_of_help "$KVLM" --help >"$dir/kvlm"
 flags_of_page "$pages/kvlm.1" >"$dir/page-kvlm"
 same 'options of kvlm(1)' "$dir/kvlm" "$dir/page-kvlm"
 
-# libkvd(3) and its sisters (their examples are run by tests/tree/pasted)
+# libkvd(3) and related pages (their examples are run by tests/tree/pasted)
 python3 "$here/prototypes.py" "$ROOT" >"$dir/out" || wrong 'libkvd(3) and its sisters: calls and errors'
 
 # Every column that a table shows is in the page.

@@ -38,7 +38,7 @@ def documented(page: Path) -> dict[str, str]:
 
 
 def errors_of(header: Path, page: Path) -> set[str]:
-    """Those that are named, and are not in ERRORS."""
+    """Errors that are named but not in ERRORS."""
     text = page.read_text()
     named = set(re.findall(r"-(E[A-Z0-9]{3,})\b", header.read_text()))
     for line in re.findall(r"^\..*\bEr .*$", text, re.M):

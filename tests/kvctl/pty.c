@@ -33,7 +33,7 @@ static void on_signal(int number) {
         asked = number;
 }
 
-/* The text to look for, how much of it has just matched, and how often all of it came. */
+/* The text to look for, how much of it has matched so far, and how often all of it came. */
 struct wanted {
         const char *text;
         size_t n;
@@ -50,7 +50,7 @@ static void look_for(struct wanted *w, const char *at, ssize_t n) {
         }
 }
 
-/* Copies what there is. False: the other side is closed. */
+/* Copies available output. False: the other side is closed. */
 static int copy_some(int fd, struct wanted *w) {
         struct pollfd p = {.fd = fd, .events = POLLIN};
         char buffer[4096];
@@ -66,10 +66,7 @@ static int copy_some(int fd, struct wanted *w) {
         return fflush(stdout) == 0;
 }
 
-/*
- * A terminal throws away what is on its way to the screen when Ctrl-C is typed; here it must all
- * arrive.
- */
+/* On Ctrl-C, a terminal discards output that is on its way to the screen. Here all must arrive. */
 static void keep_output_on_interrupt(void) {
         struct termios t;
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""kvctl metrics --listen, by clients that are as they should be and by others.
+"""kvctl metrics --listen, with well-behaved clients and others.
 
-    scrapes.py KVCTL KVD FOLDER PID      of the daemon, whose socket is FOLDER/kvd.sock
+    scrapes.py KVCTL KVD FOLDER PID      PID: of the daemon, whose socket is FOLDER/kvd.sock
 """
 import atexit
 import os
@@ -22,16 +22,16 @@ path = f"{folder}/metrics.sock"
 
 
 def serve(address, *before):
-    """A server, and where it says that it is."""
+    """Starts a server. Returns it and the address that it prints."""
     server = subprocess.Popen([*before, kvctl, "metrics", "--listen", address], stdout=subprocess.PIPE, text=True)
-    atexit.register(server.kill)        # also if something below is not as it should be
+    atexit.register(server.kill)        # even if a check below fails
     line = server.stdout.readline()
     assert line.startswith("Metrics are at "), line
     return server, line.split()[3]
 
 
 def connect(where):
-    """A socket, of a port or of a path."""
+    """A socket that is connected to a port or a path."""
     s = socket.socket(socket.AF_UNIX if where.startswith("/") else socket.AF_INET)
     s.connect(where if where.startswith("/") else ("127.0.0.1", int(where.split(":")[2].split("/")[0])))
     s.settimeout(60)
@@ -39,7 +39,7 @@ def connect(where):
 
 
 def exchange(where, request):
-    """What comes back for some bytes; b"" if nothing does."""
+    """Sends bytes and returns the answer, which may be b""."""
     with connect(where) as s:
         try:
             s.sendall(request)
@@ -65,8 +65,8 @@ def scrape(where, accept=OPENMETRICS, plain=False):
 
 
 def formats(where):
-    """OpenMetrics for those that name it, in any header line of that name; others, such as curl for promtool, get the
-    older format, with the same samples."""
+    """A request that names OpenMetrics in any Accept line gets it. Others, such as curl for promtool, get the older
+    format with the same samples."""
     names = {name for name, _ in scrape(where)}
     for accept in (b"Accept: text/plain", b"Accept: */*", b"User-Agent: application/openmetrics-text", b"X: y",
                    b"Accept:", b"X-Accept: application/openmetrics-text"):
@@ -101,11 +101,11 @@ def good_manners(where):
 
 
 def bad_manners(server, where):
-    """More connections than there is room for, none of which says anything; half requests; early ends."""
-    scrape(where)           # it has a connection to the daemon, then
+    """More silent connections than there is room for; half requests; early ends."""
+    scrape(where)           # now it has a connection to the daemon
     calm = descriptors(server)
     silent = [connect(where) for _ in range(100)]
-    for s in silent[-50:]:          # the others made room for these
+    for s in silent[-50:]:          # these replaced the others
         s.sendall(b"GET /met")
     scrape(where)
     answers = []
@@ -132,7 +132,7 @@ def bad_manners(server, where):
 
 
 def restart(where):
-    """kvd is killed, and another one takes its place."""
+    """Kills kvd and starts another one in its place."""
     os.kill(pid, signal.SIGKILL)
     until_up(where, 0)
     gone = scrape(where)
@@ -165,7 +165,7 @@ def main():
     assert at == path and os.stat(path).st_mode & 0o777 == 0o660, at
     good_manners(at)
     bad_manners(local, at)
-    local.kill()            # its socket stays, and the next one takes it over
+    local.kill()            # its socket stays, and the next server replaces it
     local.wait(60)
     local, at = serve(path)
     second = subprocess.run([kvctl, "metrics", "--listen", path], capture_output=True, text=True, timeout=60,

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# evict --to file in a domain with a quota, which is its share of the file, too.
+# evict --to file in a domain whose quota also limits its share of the file.
 . "$(dirname "$0")/lib.sh"
 
-# with_quota BYTES: a new daemon with a new file, where we have as much of 64 MiB, and the file 16
+# with_quota BYTES: a new daemon with a new file of 16 MiB; our domain may use that many bytes of the pool's 64 MiB
 with_quota() {
         if [ -n "$daemon" ]; then
                 kill "$daemon"
@@ -25,12 +25,12 @@ tier_has() {
         says "\"used\": $(($1 * 8192))," "\"records\": $1," "\"evicted\": $2,"
 }
 
-# 512 KiB: what goes there first has room
+# 512 KiB: the blocks that are written first fit
 with_quota 2M
 kvctl 0 evict llama --all --to file
 says '^20 blocks evicted from llama; 26 are in use and stay\.$'
 tier_has 45 0
-# ... and makes room for what goes there later, though the file is nearly empty
+# later blocks replace them, though the file is nearly empty
 start_filler other
 kvctl 0 evict other --all --to file
 says '^20 blocks evicted from other; 26 are in use and stay\.$'
@@ -38,7 +38,7 @@ tier_has 64 26
 kvctl 0 check
 stop_filler
 
-# 256 KiB: what does not go there is said, and nothing leaves the pool
+# 256 KiB: blocks that are not written are reported, and no block leaves the pool
 with_quota 1M
 kvctl 1 evict llama --all --to file
 complains '13 blocks could not be written to the file; see kvctl tiers'

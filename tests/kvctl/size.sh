@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# kvctl size: what it says of a model's config.json is what a daemon makes of it, in JSON to the byte; and what it refuses.
-# ROOT is the source tree.
+# kvctl size: for a model's config.json, it prints exactly the sizes that a daemon would have; and its refusals. ROOT is
+# the source tree.
 . "$(dirname "$0")/lib.sh"
 : "${ROOT:?source tree}"
 start_daemon --pool 128M
@@ -20,7 +20,7 @@ assert all(str(size[name]) == value for name, value in zip(want[::2], want[1::2]
 EOS
 }
 
-# as a daemon has it: blocks, and an index for as many of them
+# a daemon's figures: the block size, and the index of as many blocks
 kvctl 0 size "$ROOT/tools/kvlm/model" --context 4096 --users 8 --shared 2048 --json
 is layers 8 kv_heads 2 head_dim 32 dtype f32 block_bytes 65536 token_bytes 4096
 is pool_bytes $(((128 + 8 * 128) * 65536)) unshared_bytes $((8 * 256 * 65536))
@@ -34,7 +34,7 @@ assert made["block_bytes"] == said["block_bytes"]
 assert 0 <= made["index_bytes"] - said["index_bytes"] <= 4096, (made, said)  # the versions of segments
 EOS
 
-# what is not whole belongs to each: 20 tokens in common are one block, the other four are everybody's own
+# only whole blocks are shared: 20 tokens in common are one block, and each request has its own copy of the other four
 kvctl 0 size "$ROOT/tools/kvlm/model/config.json" --context 33 --users 3 --shared 20 --json
 is shared_bytes 65536 own_bytes $((2 * 65536)) pool_bytes $((7 * 65536)) unshared_bytes $((9 * 65536))
 kvctl 0 size "$ROOT/tools/kvlm/model" --context 4000 --users 8 --shared 2000
@@ -52,7 +52,7 @@ is layers 4 kv_heads 2 head_dim 64 dtype bf16 block_tokens 32
 kvctl 0 size "$dir/model.json" --context 16 --dtype i8 --json
 is dtype i8 token_bytes $((4 * 2 * 2 * 64))
 
-# no engine shares these, so they have no size
+# engines do not share these, so they have no size
 config '{"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512, "dtype": "float32", "kv_lora_rank": 64}'
 kvctl 1 size "$dir/model.json" --context 16
 complains 'latent attention'

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# On a terminal: colours, width, --watch on a screen of its own, and the terminal given back.
+# On a terminal: colours, width, --watch on the alternate screen, and the terminal restored.
 . "$(dirname "$0")/lib.sh"
 : "${PTY:?binary of tests/kvctl/pty.c}"
 export TERM=xterm
@@ -45,11 +45,11 @@ for size in '0 0' '24 0' '0 80'; do
         on_terminal 0 $size '' top -n 2 --watch 0.1
         says '^pool  ' '^llama '
 done
-# no colours, but a screen of its own
+# no colours, but the alternate screen
 NO_COLOR=1 on_terminal 0 40 60 'Ctrl-C ends' blocks --watch 0.1
 says "^$escape\\[?1049h"
 says_not "$escape\\[[0-9;]*m"
-# tables fit, and lose no column: what does not fit beside the others stands below, behind the row's name
+# tables fit, and lose no column: columns that do not fit are printed below, after the row's name
 for asked in status spaces clients domain tiers prefixes 'stat llama' 'methods llama --settings' 'check llama' doctor proto; do
         for columns in 80 60; do
                 # shellcheck disable=SC2086 # words
@@ -65,7 +65,7 @@ done
 NO_COLOR=1 on_terminal 0 40 80 '' tiers
 says '^TIER  STATE ' '^TIER  WRITTEN ' '^file  on '
 
-# a screen that is too small says what it leaves out
+# a screen that is too small reports how much it leaves out
 for n in $(seq 31); do
         "$KVCTL" space create "space-$n" --layers 1 --kv-heads 1 --head-dim 8 --dtype f32 --vocab 9 --max-blocks 16 >/dev/null
 done
@@ -79,7 +79,7 @@ for n in $(seq 31); do
         "$KVCTL" space delete "space-$n" >/dev/null
 done
 
-# Ctrl-C: out of the other screen, cursor back, status 0, nothing behind that
+# Ctrl-C: leaves the alternate screen, shows the cursor, prints nothing after that, and exits with status 0
 on_terminal 0 30 80 'Ctrl-C ends' blocks --watch 0.1
 says "^$escape\\[?1049h$escape\\[?25l" 'Ctrl-C ends'
 [ "$(tail -c 14 "$dir/out")" = "$escape[?25h$escape[?1049l" ] || wrong "$what: does not give the terminal back"
@@ -103,7 +103,7 @@ kill -INT $pid
 wait $pid || wrong 'SIGINT ends a watch in order'
 json_is_valid
 
-# A restarted daemon is found again. (Descriptor 8 is what keeps the filler.)
+# A restarted daemon is found again. (Descriptor 8 keeps the filler running.)
 what='kvctl status --watch while the daemon restarts'
 "$PTY" 30 80 '' "$KVCTL" status --watch 0.1 >"$dir/out" 8>&- &
 pid=$!

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Each degraded state (ipc/base/degraded.def) is brought about, must be in what kvctl status says
- * then, and must go away where it can. The table below is made of the same list: a state without a
- * test is no program.
+ * Each degraded state (ipc/base/degraded.def) is caused, must then be in the output of kvctl
+ * status, and must disappear if it can. The table below is made of the same list, so this does not
+ * compile if a state has no test.
  */
 
 #include <dlfcn.h>
@@ -35,7 +35,7 @@
 #include "tests/lib/suite.h"
 #include "tools/kvctl/degraded.h"
 
-#define MINUTE_NS UINT64_C(80000000000) /* and what rounding makes of it */
+#define MINUTE_NS UINT64_C(80000000000) /* more than a minute, since times are rounded */
 #define HOST(...) ((const char *const[]){"daemon.backend=host", ##__VA_ARGS__, NULL})
 #define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
 
@@ -47,7 +47,7 @@ static struct instance in;
 static struct kvd_sys replaced;
 static _Atomic uint64_t ahead_ns;
 static _Atomic int accept_fails, accept_lasts_ms;
-static char elsewhere[96]; /* a folder: files below it stand for those of the system */
+static char elsewhere[96]; /* a folder whose files replace those of the system */
 static bool no_user_kvd;
 
 static int clock_ahead(uint64_t *ret) {
@@ -84,7 +84,7 @@ static void setup(void) {
         replaced.accept = accept_badly;
         sys = &replaced;
         unsetenv("JOURNAL_STREAM");
-        unsetenv("LD_LIBRARY_PATH"); /* of what is started; meson names the stand-in driver's */
+        unsetenv("LD_LIBRARY_PATH"); /* meson names the stand-in driver's; hide it from children */
 }
 
 /* ---- what kvctl says ------------------------------------------------------------------------- */
@@ -124,7 +124,7 @@ static bool is_gone_later(void) {
         return !SHOWN(it.in);
 }
 
-/* It is so at present, and was not so before. */
+/* The state is shown now, and no longer after a minute. */
 static void expect_for_a_minute(void) {
         ck_assert(SHOWN(it.in));
         WAIT_UNTIL(is_gone_later());
@@ -336,7 +336,7 @@ static void test_worker(void) {
         expect_for_a_minute();
 }
 
-/* It is not taken for another one. */
+/* A killed child must not be reported as a dead worker. */
 static void kill_child(const char *name) {
         pid_t pid;
 
@@ -357,7 +357,7 @@ static void seal_one(struct peer_end *p, const char *name, uint32_t token) {
                        .tokens = {tokens, sizeof tokens}));
 }
 
-/* A process that is asked nothing is not late when time jumps. */
+/* Once its work is done, the process is not late when time jumps. */
 static void write_one(struct peer_end *p, uint32_t token) {
         uint64_t written = peer_ok(p, MSG(tier_info)).tier_info_reply.written_bytes;
 
@@ -388,7 +388,7 @@ static void test_remote_process(void) {
         expect_for_a_minute();
 }
 
-/* By the stand-in driver, where that is built. */
+/* With the stand-in driver, if it is built. */
 static void test_exporter(void) {
         const char *driver = getenv("FAKECUDA");
         struct peer_end *p;
@@ -445,7 +445,7 @@ static void test_closing(void) {
         expect_for_a_minute();
 }
 
-/* Its process cannot be started: this one has no program for it. */
+/* The file's process cannot be started: this test has no program for it. */
 static void test_file_tier(void) {
         char setting[80], path[64];
 
@@ -460,7 +460,7 @@ static void test_file_tier(void) {
         unlink(path);
 }
 
-/* It is moved away and back, and deleted. */
+/* The file is moved away and back, and then deleted. */
 static void test_file_gone(void) {
         char setting[80], path[64], moved[80];
 
@@ -478,7 +478,7 @@ static void test_file_gone(void) {
         inproc_stop(&it);
 }
 
-/* Nobody listens at that port, and the process that would find out cannot be started either. */
+/* No server listens at that port, and the process that would find out cannot be started either. */
 static void test_remote_tier(void) {
         inproc_start(&it, HOST());
         ck_assert(!SHOWN(it.in));
@@ -488,7 +488,7 @@ static void test_remote_tier(void) {
         inproc_stop(&it);
 }
 
-/* It answers, but to every block it says no. */
+/* The server answers, but refuses every block. */
 static void test_remote_refused(void) {
         struct fake_server replica = {.says = "-READONLY You can't write against a replica.\r\n"};
         char setting[64];
@@ -508,7 +508,7 @@ static void test_remote_refused(void) {
         inproc_stop(&it);
 }
 
-/* Standard error is a pipe that nobody reads. */
+/* Standard error is a full pipe without a reader. */
 static void test_log_lost(void) {
         int ends[2], before = dup(STDERR_FILENO);
 
@@ -527,7 +527,7 @@ static void test_log_lost(void) {
 
 #define MANY_SPACES 256u
 
-/* Spaces with a client each, until their domain may have no more. */
+/* Makes spaces with a client each, until the domain may have no more. */
 static uint32_t fill_with_spaces(struct peer_end **ends) {
         struct kvd_msg r = {0};
         uint32_t n = 0;
@@ -572,7 +572,7 @@ static void test_near_limit(void) {
 
 /* ---- spaces ---------------------------------------------------------------------------------- */
 
-/* Its connection is closed, its process lives on. */
+/* A client that closes its connection but lives on. */
 static void linger(int go) {
         struct peer_end *p = peer_attach(it.in.socket);
         char byte;
@@ -602,7 +602,7 @@ static void test_limbo(void) {
         inproc_stop(&it);
 }
 
-/* These take hardware that fails, or years: kvctl is told of one. */
+/* These states need failing hardware, or years, so kvctl is given a made-up reply. */
 static void tell(const struct kvd_msg_space_info_reply *info) {
         static const uint64_t zeros[KVD_N_SPACE_COUNTERS];
         const struct kvd_msg_space_info_reply well = {.counters = {zeros, sizeof zeros}};

@@ -9,7 +9,7 @@ for _ in $(seq 600); do
         sleep 0.1
 done
 
-# nothing was used twice, or is deep: the file has nothing
+# no block was used twice or is deep in its chain, so the file is empty
 kvctl 0 tiers
 says '^TIER .* READ/S  *WRITTEN/S  *AGE  *EVICTED' '^file  *on  *16.0 MiB .* -  *-  *- '
 kvctl 2 evict llama --all --to disk
@@ -21,19 +21,19 @@ kvctl 0 tiers --json
 json_is_valid
 says '"records": 45,' '"read_per_second": null' '"written_per_second": [0-9]' '"age_ms": [0-9]' '"errors": 0'
 
-# from the second picture on, rates are those since the one before
+# from the second picture on, rates are those since the previous picture
 "$KVCTL" tiers --watch 0.2 --json >"$dir/out" 2>"$dir/err" &
 watcher=$!
 wait_until '"written_per_second": null'
 kill -INT $watcher
 wait $watcher
 
-# what is there is not written again
+# blocks that are in the file are not written again
 kvctl 1 evict llama --all --to file
 kvctl 0 tiers --json
 says '"records": 45,'
 
-# killed in the middle: the next one does all of it
+# killed in the middle: the next run does all of it
 "$KVCTL" evict llama --all --to file >/dev/null 2>&1 &
 leaver=$!
 kill -KILL $leaver

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""kvctl top at a keyboard: a terminal is played, keys are typed, and what is on the screen is looked at.
+"""kvctl top at a keyboard: simulates a terminal, types keys, and checks the screen.
 
     top.py KVCTL [PICTURE]      a daemon with a filler's space llama is at $KVD_SOCKET
 
-Each step waits until the screen is as it should be; a wait is bounded. PICTURE: only prints a screen of 80x24.
+Each step waits until the screen is as expected, for a limited time. PICTURE: only prints a screen of 80x24.
 """
 import fcntl
 import os
@@ -23,7 +23,7 @@ COLOUR = re.compile(r"\033\[[0-9;]*m")
 
 
 class Terminal:
-    """kvctl on a terminal. screen: the lines of the last complete picture, without colours. still: those of a paused one."""
+    """kvctl on a terminal."""
 
     def __init__(self, *command, rows=24, columns=80):
         self.pid, self.fd = pty.fork()
@@ -66,7 +66,7 @@ class Terminal:
 
     @property
     def still(self):
-        """The last picture: no other follows while kvctl is paused. It may still be arriving."""
+        """The last picture, while kvctl is paused and draws no other. It may still be arriving."""
         return lines(self.pictures()[-1])
 
     def until(self, what, true, look=None):
@@ -82,7 +82,7 @@ class Terminal:
         raise SystemExit(f"top: {what} did not come; the screen is:\n" + "\n".join(look()))
 
     def ended(self):
-        """Its exit status, and what it wrote last."""
+        """The program's exit status, and its last output."""
         end = time.monotonic() + PATIENCE
         while self.read():
             if time.monotonic() > end:
@@ -106,7 +106,7 @@ def clients(screen):
 
 
 def marked(terminal):
-    """The title of the column that is sorted by."""
+    """The title of the column by which rows are sorted."""
     mark = re.search(r"\033\[1;7m *([^\033]+)\033", terminal.whole())
     return mark and mark[1]
 
@@ -130,7 +130,7 @@ def test(kvctl):
                                                 "^ +held by clients .*evictable .*free ", "^reused ",
                                                 "^llama ", "^CLIENT .* HELD ")(s) and len(clients(s)) == 2)
     fits(t, screen)
-    # sort: clients by what they hold; then by number, up and down
+    # sort: clients by held bytes; then by number, up and down
     assert marked(t) == "HELD", marked(t)
     while marked(t) != "CLIENT":
         n = len(t.pictures())
@@ -145,12 +145,12 @@ def test(kvctl):
     t.until("no order", lambda s: marked(t) is None and clients(s))
     t.type("tab", "s", "s")
     t.until("the order of spaces", lambda s: marked(t) == "SPACE")
-    # help, and away again
+    # help, shown and hidden
     t.type("?")
     t.until("help", has("^keys: q quits"))
     t.type("h")
     t.until("no help", lambda s: has("^CLIENT")(s) and not has("^keys:")(s))
-    # a paused picture stays the same: keys redraw it, samples do not come
+    # a paused picture stays the same: keys redraw it, but no samples are taken
     t.type(" ")
     t.until("PAUSED", has("PAUSED$"), lambda: t.still)
     n = len(t.pictures())
@@ -176,7 +176,7 @@ def test(kvctl):
     t.type("q")
     status, everything = t.ended()
     assert status == 0 and everything.endswith(b"\033[?25h\033[?1049l"), (status, everything[-80:])
-    # the keyboard is given back: what is typed is shown again
+    # the keyboard is restored: typed characters are shown again
     t = Terminal("/bin/sh", "-c", f"stty -a >&2; {kvctl} top -n 2 --watch 0.1; stty -a >&2")
     status, everything = t.ended()
     flags = re.findall(rb"(-?icanon|-?echo)\b", everything)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""kvctl trace: what it tells is what happened; whatif replays it; it survives being late, and its daemon's death."""
+"""kvctl trace: it reports what happened; whatif can replay it; it survives being late, and its daemon's death."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cached import BT, GEOMETRY, Instance, compute, daemon, kvd, prompts, until
 
 
 class Trace:
-    """kvctl trace, and what it has written so far."""
+    """kvctl trace, and its output so far."""
 
     def __init__(self, on: Instance, space: str) -> None:
         self.file = tempfile.NamedTemporaryFile(prefix="kvctl-trace-")
         self.process = subprocess.Popen([os.environ["KVCTL"], "--socket", on.socket, "trace", space],
                                         stdout=self.file)
-        atexit.register(self.process.kill)      # also where a test fails in the middle
+        atexit.register(self.process.kill)      # even if a test fails in the middle
         self.wait("begin")
 
     def lines(self, event: str | None = None) -> list[dict]:
@@ -34,7 +34,7 @@ class Trace:
         return until(lambda: len(found := self.lines(event)) >= n and found, f"{n} lines that say {event}")
 
     def there(self) -> set[int]:
-        """The blocks that a reader takes to be there."""
+        """The blocks that are there according to the trace."""
         there: set[int] = set()
         for line in self.lines():
             if line["event"] == "stored":
@@ -56,7 +56,7 @@ class Trace:
 
 
 class Live:
-    """kvctl whatif --live, which has clients' pages by now."""
+    """kvctl whatif --live, which already has the clients' pages."""
 
     def __init__(self, on: Instance, space: str) -> None:
         self.process = subprocess.Popen([os.environ["KVCTL"], "--socket", on.socket, "whatif", "--live", space, "--json"],
@@ -103,7 +103,7 @@ def test_what_is_told_is_what_happened_and_can_be_replayed(on: Instance) -> None
 
 
 def test_who_comes_late_loses_lookups_but_not_his_way(on: Instance) -> None:
-    """More changes while it is stopped than the index has room to say, more lookups than a page has room for."""
+    """While it is stopped, there are more changes than the index can list, and more lookups than a page can hold."""
     on.kvctl("space", "create", "late", *"--layers 1 --kv-heads 1 --head-dim 8 --dtype f32 --vocab 1048576".split(),
              "--max-blocks", "64")
     with kvd.connect(on.socket) as client, client.space("late", GEOMETRY) as space:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Every verb that only looks, as a table and as JSON, at a cache whose contents are known (see filler.c).
+# Every verb that changes nothing, as a table and as JSON, on a cache with known contents (see filler.c).
 . "$(dirname "$0")/lib.sh"
 start_daemon
 start_filler llama
@@ -54,7 +54,7 @@ says '^llama: 0 samples, no table yet'
 kvctl 0 proto
 says ' seal_reply  *blocks  *bin  *32768 ' '^ *1  attach  *-  *-  *-  first message'
 
-# who holds what: 26 blocks of the pinned chain and those being filled, of 4 KiB each; the other 20 may go
+# held: 26 blocks of the pinned chain and those being filled, of 4 KiB each; evictable: the other 20
 kvctl 0 dump
 python3 - "$dir/out" <<'EOS' || wrong "$what: what is held does not add up"
 import json, sys
@@ -101,7 +101,7 @@ kvctl 0 top --json -n 2 --watch 0.1
 says '"turn_recent_us"'
 [ "$(grep -c '"interval_s"' "$dir/out")" -eq 2 ] || wrong "$what: two samples"
 
-# Looking leaves nothing behind.
+# These verbs leave nothing behind.
 stop_filler
 kvctl 0 status
 says '^clients  *1$'

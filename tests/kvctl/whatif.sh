@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# kvctl whatif: for real requests, what it says of a pool is what a simulator finds that plays them one by one; and what
-# it refuses. ROOT is the source tree.
+# kvctl whatif: for real requests, its hit rates are those of a simulator that plays them one by one; and its refusals.
+# ROOT is the source tree.
 . "$(dirname "$0")/lib.sh"
 : "${ROOT:?source tree}"
 zcat "$ROOT/tests/bench/trace/conversation.jsonl.gz" >"$dir/trace.jsonl"
@@ -22,13 +22,13 @@ for pool in told["pools"]:
 assert [pool["blocks"] for pool in told["pools"]] == [300, 1105, 5528, 22114, 55287]
 EOS
 
-# by itself: the usual sizes, the last of which holds everything, from the standard input
+# without sizes: the usual ones, the last of which holds everything, from the standard input
 "$KVCTL" whatif - <"$dir/trace.jsonl" >"$dir/out" 2>&1 || wrong "the standard input is not read"
 what='kvctl whatif -'
 says '^ *500 ' '^ *20000 ' '^ *55287 .*|#\{50\}$'
 says_not '^ *100 '
 
-# a block is of use only behind those before it: 7 is there the second time, 9 is not
+# a block is of use only if those before it are there: the second time, 7 is there, but 9 is not
 printf '%s\n' '{"hash_ids":[1,7]}' '{"hash_ids":[9,7]}' >"$dir/odd.jsonl"
 kvctl 0 whatif "$dir/odd.jsonl" 2 --json
 says '"found": *0'

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As much of ZeroMQ's wire (ZMTP 3.0) and of msgpack as a router needs, without either library: bytes are tested."""
+"""As much of ZeroMQ's wire format (ZMTP 3.0) and msgpack as a router needs, without their libraries, to test bytes."""
 
 from __future__ import annotations
 
 import socket
 import struct
 
-PATIENCE = 60   # seconds: whatever takes longer hangs
+PATIENCE = 60   # seconds; anything longer counts as hanging
 
 
 class Socket:
@@ -61,7 +61,7 @@ class Socket:
 
 
 def unpack(data: bytes) -> object:
-    """The one value that these bytes are."""
+    """The value that these bytes encode."""
     value, end = _unpack(data, 0)
     assert end == len(data), "bytes behind the value"
     return value
