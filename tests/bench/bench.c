@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvd-bench: kvd beside LMDB, Redis and plain sockets, in the same run. Usually started by the
- * script "run" beside it.
+ * kvd-bench: compares kvd with LMDB, Redis and plain sockets in the same run. Usually started by
+ * the script "run" in this folder.
  */
 
 #include <errno.h>

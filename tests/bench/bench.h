@@ -2,7 +2,7 @@
 #ifndef KVD_BENCH_BENCH_H
 #define KVD_BENCH_BENCH_H
 
-/* What every group of cases is given, and the groups. */
+/* The parameters of all groups of cases, and the groups. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,12 +14,12 @@
 struct bench {
         bool quick;
         const char *only;   /* a case, a prefix of cases, or NULL: all */
-        const char *dir;    /* an empty directory, in memory if there is such */
+        const char *dir;    /* an empty directory, in memory if possible */
         const char *kvd;    /* the daemon */
         uint64_t sizes[MAX_SIZES];
         uint32_t n_sizes;
         uint32_t rounds, samples;
-        int cpu, other_cpu; /* other_cpu -1: there is only one */
+        int cpu, other_cpu; /* other_cpu: -1 if there is only one */
 };
 
 bool bench_wants(const struct bench *bench, const char *case_name);
@@ -29,7 +29,7 @@ bool bench_wants_any(const struct bench *bench, const char *const *case_names);
 struct contest bench_contest(const struct bench *bench, const char *name, uint64_t entries,
                              uint32_t n_items);
 
-/* Runs and reports a contest; says on standard error what it is doing. */
+/* Runs and reports a contest, with progress on standard error. */
 int bench_run(const struct bench *bench, const struct contest *contest);
 
 /* Each returns 0, or a negative errno after a line on standard error. */

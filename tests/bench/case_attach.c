@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What an index costs in memory, and how soon a new client gets an answer from a pool that others
- * have filled.
+ * The memory that an index takes, and the time until a new client gets an answer from a pool that
+ * others have filled.
  *
  *      index-layout      bytes of address space per block: descriptor, tokens, tables, runs
  *      index-resident    bytes of memory behind it, as the kernel counts them
- *      attach            connect, open the space, first answer (a chain of 2,048 tokens); beside an mmap of memory of
- *                        the size of index and pool that puts all pages in place first
+ *      attach            connect, open the space, first answer (a chain of 2,048 tokens); compared with an mmap of as
+ *                        much memory as index and pool, with all pages populated
  */
 
 #include <dirent.h>
@@ -27,7 +27,7 @@
 struct world {
         struct chains chains;
         struct kvd_side kvd;
-        kvd *handle; /* of the client that comes anew each time */
+        kvd *handle; /* of the client, which is new each time */
         kvd_space *space;
         struct kvd_pin pin;
         uint32_t tokens[CHAIN_TOKENS], ids[CHAIN_BLOCKS];
@@ -60,7 +60,7 @@ static uint64_t index_bytes_of(const char *dir, const char *name) {
         return stat(path, &st) < 0 ? 0 : (uint64_t)st.st_blocks * 512;
 }
 
-/* The daemon may hold the same index more than once: the largest counts, not the sum. */
+/* The daemon may have several descriptors of the same index, so the largest size counts. */
 static uint64_t index_resident(const struct process *daemon) {
         uint64_t most = 0;
         struct dirent *entry;
@@ -138,7 +138,7 @@ static int unmap(void *ctx) {
         return munmap(w->mapped, w->bytes);
 }
 
-/* Memory that is there already, as in a pool that others have filled. */
+/* Memory that is allocated already, as in a pool that others have filled. */
 static int make_memory(struct world *w) {
         w->bytes = layout_of(w).size + w->chains.n_blocks * kvd_block_bytes(&w->kvd.geometry);
         w->memfd = memfd_create("kvd-bench", MFD_CLOEXEC);

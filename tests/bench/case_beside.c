@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The main figures under other circumstances, each beside a plain daemon in the same rounds:
+ * The main figures under other circumstances, each compared with a plain daemon in the same rounds:
  *
  *      arena    a daemon whose domain has isolation = arena
  *      huge     one with pages = huge
  *      busy     a plain one, while another client puts blocks into its space as fast as it can
  *
- * All daemons and that client share another processor than ours. All pools are full: who takes a
- * block evicts one. What is asked for is held, so that it stays.
+ * All daemons and that client share another processor than ours. All pools are full, so that taking
+ * a block evicts one. Chains that are looked up are pinned, so that they stay.
  *
  *      beside-CASE         as CASE
- *      beside-owner-cpu    ... per block of everybody's
+ *      beside-owner-cpu    ... per block of all clients
  */
 
 #include <errno.h>
@@ -28,7 +28,7 @@
 #include "tests/bench/report.h"
 #include "tests/bench/work.h"
 
-#define BATCH 16u /* of the other client, and of those who fill the pool */
+#define BATCH 16u /* blocks at a time, of the other client and of those that fill the pool */
 #define PATIENCE_MS 60000u
 
 static const struct mode {
@@ -39,10 +39,10 @@ static const struct mode {
              {"busy", "daemon.pages=small", "domain bench.isolation=shared"}};
 
 struct side {
-        struct kvd_side kvd; /* without a space: this machine cannot have it */
+        struct kvd_side kvd; /* without a space if this machine cannot run this mode */
         struct batch batch;
         struct question question;
-        struct kvd_pin *held; /* one for each chain */
+        struct kvd_pin *held; /* one per chain */
 };
 
 struct world {
@@ -55,7 +55,7 @@ struct world {
         struct process writer;
 };
 
-/* Between us and the writer. */
+/* Shared by this process and the writer. */
 static struct shared {
         _Atomic int go;
         _Atomic uint64_t sealed; /* batches */
@@ -107,9 +107,9 @@ static int turn(const struct contender *who) {
 
 struct figure {
         const char *name;
-        uint32_t n; /* blocks of an operation; 0: it asks */
+        uint32_t n; /* blocks per operation; 0: a lookup */
         bool hot;
-        struct contender does; /* nothing: the daemon's time */
+        struct contender does; /* empty: measure the daemon's time */
 };
 
 #define ASKS {NULL, question_prepare, question_ask, question_finish, NULL}
@@ -137,7 +137,7 @@ static struct contest contest_of(struct world *w, const char *name) {
 
 static uint32_t samples_of(const struct world *w, uint32_t n) {
         if (!n)
-                return w->bench->samples * 10; /* time for the writer to get somewhere */
+                return w->bench->samples * 10; /* gives the writer time */
         if (!w->data)
                 return MAX(w->bench->samples / 5, 30u);
         return n * kvd_block_bytes(&w->geometry) > (4u << 20) ? 4 :
@@ -226,7 +226,7 @@ static int start_side(struct world *w, size_t i, const char *dir) {
                                         .n_tokens = CHAIN_TOKENS, .expected = CHAIN_TOKENS};
         r = kvd_side_start_with(&s->kvd, w->bench->kvd, dir, &w->geometry, w->n_blocks, more);
         if (r == -EIO && strcmp(modes[i].name, "huge") == 0)
-                return 0; /* too few are reserved: the rows say so */
+                return 0; /* too few huge pages are reserved, which the rows report */
         if (r >= 0)
                 r = fill_chains(&s->kvd, &w->chains);
         if (r >= 0)

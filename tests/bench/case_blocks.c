@@ -3,12 +3,11 @@
 /*
  * Real blocks, 128 KiB and 2 MiB.
  *
- *      read-SIZE     look one random block up, read every byte in place, let go; per block. Not the first time that the
- *                    process reads it, which costs page faults
+ *      read-SIZE     look one random block up, read every byte in place, unpin; per block. The process has read it
+ *                    before, since the first read costs page faults
  *      put-SIZE      16 blocks: take, fill with kvd_copy, seal; the pool is full, so each evicts another; per block
  *      put-SIZE-1    the same, one block at a time
- *      put-SIZE-post 16 times a block that is taken, filled and posted by itself, and a flush of all; LMDB: a transaction
- *                    for each; per block
+ *      put-SIZE-post take, fill and post 16 blocks one at a time, then flush; LMDB: a transaction for each; per block
  *
  * LMDB reads in place too, and puts all 16 in one transaction; Redis sends and receives the bytes.
  */
@@ -38,9 +37,9 @@ struct world {
         struct lmdb_peer *lmdb;
         struct redis_peer *redis;
         struct batch batch;
-        uint32_t n_blocks; /* that are stored everywhere */
+        uint32_t n_blocks; /* stored in each of kvd, LMDB and Redis */
         uint64_t sum;
-        uint8_t *data; /* what is put */
+        uint8_t *data; /* contents of the blocks that are put */
         size_t bytes;  /* of a block */
         struct block_key keys[BATCH];
 };
@@ -82,7 +81,7 @@ static int read_redis(void *ctx) {
 
 /* ---- put ------------------------------------------------------------------------------------- */
 
-/* Keys that are there already: the peers' stores stay as large as the pool. */
+/* Existing keys, so that the peers' stores stay as large as the pool. */
 static int prepare_keys(void *ctx, uint32_t item) {
         struct world *w = ctx;
 
@@ -128,10 +127,7 @@ static void explain_absent(const struct world *w, const char *name) {
                 report_absent(name, "redis", "not installed");
 }
 
-/*
- * What a process has written, it reads through another mapping: as LMDB's, it is one whose pages
- * have all been there.
- */
+/* kvd reads through another mapping than it writes. All its pages are populated, as LMDB's are. */
 static int touch_all(struct world *w) {
         int wrong = 0;
 
@@ -201,7 +197,7 @@ static int run_posted(const struct bench *bench, struct world *w) {
 
 /* ---- set-up ---------------------------------------------------------------------------------- */
 
-/* The same bytes in all three. */
+/* Stores the same bytes in kvd, LMDB and Redis. */
 static int fill(struct world *w) {
         w->batch.n = 1;
         for (uint32_t i = 0; i < w->n_blocks; i++) {
@@ -218,7 +214,7 @@ static int fill(struct world *w) {
         return 0;
 }
 
-/* The rest of the pool too: from here on a put evicts, and touches no page for the first time. */
+/* Fills the rest of the pool, so that a put evicts and touches no page for the first time. */
 static int fill_up(struct world *w) {
         int r;
 

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Many clients at once, each a process that goes as engines do: a hundred steps a second, in each of
- * them a block of each of ten requests fills and is posted, and a hundred prompts of 32 blocks are
- * looked up: 1,000 blocks and 10,000 lookups a second. The pool is full, so that each block evicts
+ * Many clients at once, each a process that works as an engine does: a hundred steps a second. In
+ * each step it fills and posts a block for each of ten requests, and looks up a hundred prompts of
+ * 32 blocks: 1,000 blocks and 10,000 lookups a second. The pool is full, so that each block evicts
  * another one.
  *
  *      crowd-N-work   the daemon's processor time per block, with N clients
- *      crowd-N        ... in percent of one processor, if all clients get to 1,000 blocks a second
+ *      crowd-N        ... in percent of one processor, if all clients reach 1,000 blocks a second
  *      crowd-N-bare   a server that does nothing but wait for and read one message of each step of N such clients,
  *                     in percent of one processor
- *      crowd-N-fair   blocks of the client that got fewest, of the one that got most
- *      crowd-N-p50    a lookup: the median of its client's, and 99 in 100, the worst client's; for
- *      crowd-N-p99    information, since they share processors
+ *      crowd-N-fair   blocks of the client with the fewest, as a share of the client with the most
+ *      crowd-N-p50    time of a lookup: the median, and the 99th percentile, each of the worst client;
+ *      crowd-N-p99    for information, since clients share processors
  *      crowd-N-seen   from a post until that block is found: the median of one client's, whenever one of its requests begins
  *      crowd-N-heard  ... from a message until the bare server has read it
- *      crowd-1-*      a client alone
- *      crowd-full     time per block of four clients together that take, post and let go of 16 at a time as fast as
+ *      crowd-1-*      a single client
+ *      crowd-full     time per block of four clients together that take, post and unpin 16 blocks at a time as fast as
  *                     they can: 1,000 ns are a million blocks a second; crowd-full-work is the daemon's processor
- *                     time of it
+ *                     time for that
  */
 
 #include <errno.h>
@@ -42,11 +42,11 @@
 #define POOL_BLOCKS 65536u
 #define PROMPT_BLOCKS 32u
 #define REQUESTS 10u       /* of a client, at a time */
-#define REQUEST_BLOCKS 16u /* that a request decodes before it ends */
+#define REQUEST_BLOCKS 16u /* blocks that a request decodes before it ends */
 #define LOOKUPS 100u       /* of a step */
 #define FULL_CLIENTS 4u
 #define STEP_NS UINT64_C(10000000)
-#define BUCKETS 512u       /* of lookup times, 16 ns each; the last one has what took longer */
+#define BUCKETS 512u       /* of lookup times, 16 ns each; the last one also has all longer times */
 #define SEEN_US 4096u      /* buckets of times until posts are found, 1 us each */
 
 struct client {
@@ -137,8 +137,8 @@ static bool is_there(struct world *w, kvd_space *space, const uint32_t *tokens) 
 }
 
 /*
- * Looks for the block, or the message, until it is there, and lets the server have the processor in
- * between. A block may be refused, and then nobody ever finds it.
+ * Polls for the block, or the message, and yields the processor to the server in between. A block
+ * may be refused and never appear.
  */
 static void see(struct world *w, kvd_space *space, uint64_t number) {
         uint32_t tokens[BLOCK_TOKENS];
@@ -167,7 +167,7 @@ static void step(struct world *w, kvd_space *space, uint64_t *number) {
                 look_up(w, space);
 }
 
-/* A request that is decoded at once. Its blocks are let go of when it is this one's turn again. */
+/* Decodes a whole request at once. Its blocks are unpinned when its turn comes again. */
 static void post_all(struct world *w, kvd_space *space, struct request *q, uint64_t *number) {
         struct client *me = &w->shared->clients[w->number];
         uint32_t tokens[REQUEST_BLOCKS * BLOCK_TOKENS];
@@ -189,10 +189,10 @@ static void sleep_until(uint64_t ns) {
                 ;
 }
 
-/* Their steps begin at different times, as those of engines do. */
+/* Clients' steps begin at different times, as those of engines do. */
 static void go_on(void *ctx) {
         struct world *w = ctx;
-        uint64_t number = (uint64_t)getpid() << 40, next; /* what no client before it has stored */
+        uint64_t number = (uint64_t)getpid() << 40, next; /* of blocks that no client has stored */
         kvd_space *space;
         kvd *handle;
 
@@ -243,12 +243,12 @@ static uint64_t total_posted(const struct shared *s, uint32_t n) {
         return sum;
 }
 
-/* Where so many of 100 lookups of a client were done, in ns. */
+/* A percentile of a client's lookup times, in ns. */
 static double percentile(const struct client *c, uint32_t percent) {
         uint64_t want = atomic_load(&c->lookups) * percent / 100, seen = 0;
 
         if (!atomic_load(&c->lookups))
-                return 0; /* it did not run */
+                return 0; /* the client did not run */
         for (uint32_t i = 0; i < BUCKETS; i++) {
                 seen += atomic_load(&c->times[i]);
                 if (seen > want)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What this machine can do at best, in the same run as everything else: figures to divide others
- * by.
+ * The best that this machine can do, measured in the same run, so that other figures can be divided
+ * by it.
  */
 
 #include <errno.h>
@@ -187,7 +187,7 @@ static int run_all(const struct bench *bench, struct floors *f) {
         return r < 0 ? r : run_copies(bench, f, "floor-copy-2m", 2 << 20);
 }
 
-/* The echo is forked first: memory that a child shares is copied when it is written. */
+/* The echo is forked first, because memory shared with a child is copied when it is written. */
 static int start(struct floors *f) {
         int r;
 

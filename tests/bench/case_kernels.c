@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The frame of kernels.h. A contest is one kernel against "read", which loads as many bytes as the
- * kernel moves; against "near", itself on data in the caches; and against numpy, in a process of
- * its own. So the ratio to "read" is the fraction of the read bandwidth; writes count as much as
- * reads, which is less than they cost. The ratio to "near" says how much of the time is the
- * kernel's own: at 100 % computing is all that bounds it.
+ * Runs the kernels of kernels.h. A contest is one kernel against "read", which loads as many bytes
+ * as the kernel moves; against "near", the same kernel on cached data; and against numpy, in a
+ * process of its own. So the ratio to "read" is the fraction of the read bandwidth; writes count as
+ * much as reads, although they cost more. The ratio to "near" is the share of computation in the
+ * time: at 100 %, the kernel is bound by computation only.
  */
 
 #include <errno.h>
@@ -31,7 +31,7 @@
 #define NEAR_BYTES ((size_t)256 << 10)
 
 struct numpy {
-        pid_t pid; /* 0: there is none */
+        pid_t pid; /* 0 if none */
         FILE *to, *from;
         const char *row;
 };
@@ -47,7 +47,7 @@ struct subject {
         const struct kernel_row *row;
 };
 
-/* Both contenders go through the windows, each on its own. */
+/* Each contender goes through the windows independently. */
 static int next_window(struct kernels *k) {
         k->window = (k->window + 1) % k->windows;
         return 0;
@@ -113,7 +113,7 @@ static int run_kernel(void *ctx) {
         return 0;
 }
 
-/* As much, in a window that stays in the second-level cache: what is left is computing. */
+/* The same work in a window that stays in the second-level cache, to measure computation alone. */
 static int run_near(void *ctx) {
         struct subject *s = ctx;
         struct kernels k = *s->kernels;
@@ -163,7 +163,7 @@ static void become_numpy(int in, int out, const struct kernels *k) {
         _exit(1);
 }
 
-/* Leaves pid 0 where there is no numpy. */
+/* Leaves pid 0 if there is no numpy. */
 static int start_numpy(struct numpy *n, const struct kernels *k) {
         int to[2], from[2];
         char line[64];
@@ -294,7 +294,7 @@ static void report_roofline(const struct contest *c, const struct outcome *outco
         say("\n");
 }
 
-/* Every window once: what a row needs is there, its pages too, and what it moves is known. */
+/* Runs on every window once: prepares it, populates its pages, and learns how much a row moves. */
 static void warm_up(struct kernels *k, const struct kernel_row *row) {
         for (uint32_t i = 0; i < k->windows; i++) {
                 next_window(k);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What numpy needs for the kernels of case_kernels_rows.c: the same numbers of the same type, one thread.
+"""The kernels of case_kernels_rows.c in numpy: the same numbers of the same type, one thread.
 
-Asked over standard input: "?name" whether it knows a kernel, "name" to run it.
+Commands on standard input: "?name" asks whether it knows a kernel, "name" runs it.
 """
 import os
 import sys
@@ -21,7 +21,7 @@ anchors = rng.standard_normal((HEADS, DIM)).astype(np.float32)
 scores = rng.standard_normal((HEADS, blocks * BLOCK)).astype(np.float32)
 half = np.arange(blocks * BLOCK // 2) * 2
 window = 0
-PIECE = 64  # blocks that are widened at a time: 4 MiB of floats
+PIECE = 64  # blocks widened at a time: 4 MiB of floats
 
 
 def wide(x):

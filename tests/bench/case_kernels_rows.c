@@ -68,7 +68,7 @@ static uint64_t read_shuffled(const struct kernels *k) {
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* About every second token of each head. */
+/* Chooses about every second token of each head. */
 static void every_second(struct kernels *k) {
         for (uint32_t i = 0; i < window_tokens(k) / 2; i++)
                 k->indices[i] = 2 * i + i % 2;
@@ -104,7 +104,7 @@ enum { SKETCH_ROWS = 3, SKETCH_COLUMNS = 1024 };
 _Static_assert(KERNEL_CELLS == SKETCH_ROWS * SKETCH_COLUMNS * KERNEL_DIM,
                "the cells are one sketch");
 
-/* 1.5 MiB of cells, which stay near; all rows of a window, one after the other, are its vectors. */
+/* 1.5 MiB of cells, which stay in the cache; the vectors are all rows of a window, in order. */
 static struct kvd_sketch_part part_of(const struct kernels *k) {
         return (struct kvd_sketch_part){.cells = k->cells,
                                         .stride = KERNEL_DIM,
@@ -126,12 +126,12 @@ static void place(struct kernels *k) {
         memset(k->cells, 0, KERNEL_CELLS * sizeof *k->cells);
 }
 
-/* Of all vectors: floats, where vectors are BF16. */
+/* Bytes of all vectors' cells, which are floats, while vectors are BF16. */
 static size_t cell_bytes(const struct kernels *k) {
         return SKETCH_ROWS * 2 * window_bytes(k);
 }
 
-/* All vectors and their cells, once: insertion writes the cells besides. */
+/* Reads all vectors and their cells once; insertion also writes the cells. */
 static uint64_t read_cells(const struct kernels *k) {
         const uint32_t *places = (const uint32_t *)k->scratch;
         uint64_t sum = 0;
@@ -169,7 +169,7 @@ static void query(struct kernels *k) {
 
 /* ---- MemShare -------------------------------------------------------------------------------- */
 
-/* Blocks of 8 layers, keys and values: 512 KiB, the smallest window has one of each. */
+/* Blocks of 8 layers, keys and values: 512 KiB; the smallest window has two. */
 static const struct kvd_memshare_shape shape = {.layers = 8,
                                                 .heads = KERNEL_HEADS,
                                                 .tokens = KERNEL_BLOCK,
@@ -216,7 +216,7 @@ static void label(struct kernels *k) {
               4.0 * CHANNELS / KERNEL_DIM);
 }
 
-/* Labels again and again until the window is full of them. */
+/* Fills the window with repeated labels. */
 static void fill_with_labels(struct kernels *k) {
         size_t bytes = window_rows(k) * kvd_label_bytes(CHANNELS);
 
@@ -245,7 +245,7 @@ static void label_scores(struct kernels *k) {
         k->operations = 2.0 * CHANNELS * KERNEL_QUERIES * n;
 }
 
-/* The pool as scores: what bits make is as good as any numbers. */
+/* Takes the pool's bits as scores, since any numbers will do. */
 static void critical_top(struct kernels *k) {
         uint32_t n = CRITICAL_SCORES;
 
@@ -255,7 +255,7 @@ static void critical_top(struct kernels *k) {
         moved(k, window_bytes(k), 0, 0);
 }
 
-/* The first half of the window with the second, as sets of 4,096 tokens. */
+/* Compares the halves of the window, as sets of 4,096 tokens. */
 static void overlap(struct kernels *k) {
         size_t half = window_bytes(k) / 2;
 
@@ -267,7 +267,7 @@ static void overlap(struct kernels *k) {
 
 /* ---- BiCache --------------------------------------------------------------------------------- */
 
-/* The first half of the window beside the second, a token and head a row. */
+/* Compares the halves of the window; a row is a token of a head. */
 static void similarity(struct kernels *k) {
         struct kvd_products products[KERNEL_BLOCK] = {0};
         const uint8_t *alone = window_keys(k), *whole = alone + window_bytes(k) / 2;
@@ -321,7 +321,7 @@ static void dense(struct kernels *k) {
         attend(k, 1, NULL, 0);
 }
 
-/* One position of eight. */
+/* Chooses one position in eight. */
 static void choose_some(struct kernels *k, uint32_t tokens) {
         for (uint32_t i = 0; i < tokens / 8; i++)
                 k->indices[i] = i * 8 + i % 7;
@@ -340,7 +340,7 @@ static const uint8_t *chosen_row(const struct kernels *k, uint32_t i) {
                k->indices[i] % KERNEL_BLOCK * ROW_BYTES;
 }
 
-/* The chosen rows of each head, asked for ahead: as fast as pieces of 256 bytes can be read. */
+/* Reads the chosen rows of each head with prefetching: as fast as 256-byte pieces can be read. */
 static uint64_t read_chosen(const struct kernels *k) {
         enum { AHEAD = 32 };
         uint32_t n = window_tokens(k) / 8;
@@ -371,7 +371,7 @@ static void sparse_long(struct kernels *k) {
 }
 
 static uint64_t dense_long(const struct kernels *k) {
-        struct kernels copy = *k; /* what sparse_long() moves is what counts */
+        struct kernels copy = *k; /* only what sparse_long() moves counts */
 
         attend(&copy, long_windows(k), NULL, 0);
         return copy.read;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Tokens in, pinned chain out: 2,048 tokens, 128 blocks. The peers are given the keys of the same
- * chain, so they have no hashing to do; kvd hashes, compares every token, and pins.
+ * Tokens in, pinned chain out: 2,048 tokens, 128 blocks. The peers get the keys of the same chain,
+ * so they need not hash; kvd hashes, compares every token, and pins.
  *
- *      chain-cold    another chain each time, out of all: most of its lines are in no cache
+ *      chain-cold    another chain each time, out of all: most of its cache lines are not cached
  *      chain-hot     the same chain again
- *      chain-tail    as cold, but the question ends inside a run: 127 blocks
+ *      chain-tail    as cold, but the prompt ends inside a run: 127 blocks
  *      chain-new     as cold, but only the shared half is stored: 64 blocks found, the next one missing
  */
 
@@ -23,7 +23,7 @@
 
 #define TAIL_TOKENS (CHAIN_TOKENS - BLOCK_TOKENS)
 
-/* A question to a peer. */
+/* A lookup request to a peer. */
 struct keys_question {
         const struct chains *chains;
         struct lmdb_peer *lmdb;
@@ -156,7 +156,7 @@ static int run_chains(struct world *w) {
 
 /* ---- set-up ---------------------------------------------------------------------------------- */
 
-/* Peers that are not installed stay NULL; one that is there and fails ends the run. */
+/* Peers that are not installed stay NULL; the run ends if an installed one fails. */
 static int start_peers(struct world *w, const char *dir) {
         uint64_t n = w->chains.n_blocks;
         int r;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A pointer to one block: 16 tokens in, look up, pin, address, unpin; 64 different blocks per
- * sample, each asked for by itself. A socket peer pays a round trip for each, LMDB a read
+ * A pointer to one block: look up 16 tokens, pin, get the address, unpin; 64 different blocks per
+ * sample, each in a lookup of its own. A socket peer pays a round trip for each, LMDB a read
  * transaction.
  *
  *      pointer       64 random blocks, others each time
@@ -131,9 +131,7 @@ static int pointers_among(const struct bench *bench, uint64_t n_blocks) {
         return r;
 }
 
-/*
- * Each block is a chain and a request of its own to seal: a quick run leaves the large index out.
- */
+/* Each block is a chain, sealed by a request of its own, so a quick run has no large index. */
 int cases_pointer(const struct bench *bench) {
         static const char *const names[] = {"pointer", "pointer-hot", NULL};
         uint32_t n = bench->quick ? MIN(bench->n_sizes, 1u) : bench->n_sizes;

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks come and go: no data in them (128 bytes that nobody writes), so that what is timed is the
- * control path. Figures are per block, out of a pool that is full, as one is in service: each block
- * that is taken was evicted, and all memory of the index has been used before.
+ * Blocks come and go without data (128 bytes that are never written), so that only the control path
+ * is timed. Figures are per block, and the pool is full, as in service: taking a block evicts
+ * another, and all memory of the index has been used before.
  *
- *      alloc         256 blocks, taken one at a time: what the library's stock and its refills cost
- *      seal-N        N blocks that are taken already, as one chain; beside a SEQPACKET ping-pong of the same size
- *      post-N        N blocks, posted one at a time in a row, as a step of an engine fills them; beside nothing but a
- *                    message that wakes a peer on the same kind of socket
- *      post-1-found  a block is posted, and looked for until it is found; beside a ping-pong of such a message
- *      publish-N     take and seal N blocks; beside N keys of 16 bytes put in one transaction, or set in one pipeline
+ *      alloc         256 blocks, taken one at a time: the cost of the library's stock and its refills
+ *      seal-N        N blocks that are taken already, as one chain; peer: a SEQPACKET ping-pong of the same size
+ *      post-N        N blocks, posted one at a time in a row, as a step of an engine fills them; peer: just a message
+ *                    that wakes a process on the same kind of socket
+ *      post-1-found  a block is posted, and looked up until it is found; peer: a ping-pong of such a message
+ *      publish-N     take and seal N blocks; peers: N keys of 16 bytes put in one transaction, or set in one pipeline
  *      owner-cpu     processor time of the daemon per block taken and sealed, in batches of 16: 500 ns are 5 % of a
  *                    processor at 100 clients with 1,000 blocks a second each
- *      owner-cpu-bare  ... of a server that only reads messages of that size and answers them
+ *      owner-cpu-bare  the same of a server that only reads messages of that size and answers them
  */
 
 #include <errno.h>
@@ -27,7 +27,7 @@
 #include "tests/bench/work.h"
 
 /*
- * Bytes of a seal request and its answer besides tokens and references: frame, verb, space, parent,
+ * Bytes of a seal request and its answer without tokens and references: frame, verb, space, parent,
  * counts.
  */
 #define REQUEST_BYTES 64u
@@ -36,7 +36,7 @@
 
 #define POOL_BLOCKS 65536u
 #define FILL_BATCH 16u
-#define LMDB_BYTES (UINT64_C(1) << 30) /* a map, of which little is touched */
+#define LMDB_BYTES (UINT64_C(1) << 30) /* size of the map; little of it is touched */
 
 struct world {
         struct kvd_side kvd;
@@ -86,7 +86,7 @@ static int put_echo(void *ctx) {
                              REQUEST_BYTES + w->batch.n * REFERENCE_BYTES);
 }
 
-#define WAKE_BYTES 16u /* of a message without fields, about */
+#define WAKE_BYTES 16u /* about the size of a message without fields */
 
 static int wake_echo(void *ctx) {
         struct world *w = ctx;

@@ -3,10 +3,10 @@
 #define KVD_BENCH_CHAINS_H
 
 /*
- * What is in the cache: chains of 128 blocks of 16 tokens. Sixteen chains share a trunk (a system
- * prompt, an agent's instructions) of 64 blocks, and each has 64 blocks of its own. Nothing is
- * stored: tokens and keys of a block are computed from its number, so that a question costs the
- * caches only what a caller would have in them anyway.
+ * The contents of the cache: chains of 128 blocks of 16 tokens. Sixteen chains share a trunk (a
+ * system prompt, an agent's instructions) of 64 blocks, and each has 64 blocks of its own. Tokens
+ * and keys of a block are computed from its number, not stored, so that a lookup takes no more room
+ * in the processor's caches than it would with a real caller.
  */
 
 #include <stdint.h>
@@ -20,10 +20,10 @@
 
 struct chains {
         uint32_t n_chains;
-        uint64_t n_blocks; /* distinct ones, at most the number asked for */
+        uint64_t n_blocks; /* distinct ones, at most the number requested */
 };
 
-/* A key as the peers get it: ready, 16 bytes, no hashing left to do. */
+/* A key for the peers: 16 bytes, already hashed. */
 struct block_key {
         uint64_t lo, hi;
 };

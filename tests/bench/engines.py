@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First tokens with vLLM and transformers: computed, of a cache of one's own, of another process's by kvd, in place and
-by copy. Called by tests/bench/run --engines. Every round measures everything once, of a document nobody has seen; a
-table of medians on standard error, one line of JSON on standard output.
+"""Times to the first token with vLLM and transformers: computed, from the engine's own cache, and by kvd from another
+process's cache, in place and by copy. Called by tests/bench/run --engines. Every round measures everything once, with a
+new document. Prints a table of medians on standard error, and one line of JSON on standard output.
 
     python3 engines.py BUILD VENVS [ROUNDS]
 """
@@ -74,7 +74,7 @@ class Transformers:
 
 
 class Figures(dict):
-    """Milliseconds by name, one of each round."""
+    """Milliseconds by name, one per round."""
 
     def add(self, name: str, seconds: float) -> None:
         self.setdefault(name, []).append(seconds * 1e3)
@@ -83,7 +83,7 @@ class Figures(dict):
         return statistics.median(self[name])
 
     def ratio(self, one: str, other: str) -> float:
-        """Of a round's values to each other, then the median: what slows a whole round down does not count."""
+        """The median of the rounds' ratios, so that a slow round does not count."""
         return statistics.median(a / b for a, b in zip(self[one], self[other]))
 
 
@@ -127,7 +127,7 @@ class Bench:
             self.figures.add(f"transformers decode {how}", self.hf[0].ask(how, prompts[0], DECODED))
 
     def scheduler(self, rounds: int) -> dict:
-        """Microseconds of the scheduler's own time per step, of one alone and in place, for the same work: medians."""
+        """Medians of the scheduler's own time per step, in microseconds, alone and in place, for the same work."""
         engines, spent = {"alone": self.alone, "in place": self.place[0]}, {"alone": [], "in place": []}
         for engine in engines.values():
             engine.do(op="watch")
@@ -157,7 +157,7 @@ def goals(figures: Figures, spent: dict, memory: float) -> list[tuple[str, float
 
 
 def used_blocks(it: Instance) -> int:
-    """Of the space in which vLLM is in place."""
+    """Blocks of the space in which vLLM works in place."""
     return sum(space["blocks"]["sealed"] for space in it.stat("spaces")["spaces"] if "blhnc" in space["shape"])
 
 
@@ -166,7 +166,7 @@ def measure(venvs: Path, rounds: int) -> dict:
         bench = Bench(it.socket, venvs)
         try:
             for i in range(PROCESSES - 1):
-                bench.round(-1 - i)                         # what every process does once
+                bench.round(-1 - i)                         # warms every process up
             bench.figures.clear()
             for i in range(rounds):
                 bench.round(i)
@@ -188,7 +188,7 @@ def measure(venvs: Path, rounds: int) -> dict:
 
 
 def shared_memory(it: Instance, bench: Bench) -> float:
-    """Blocks of the pool when one process has asked about some documents, and when all have."""
+    """Ratio of the pool's blocks after all processes have asked about some documents, to those after one has."""
     prompts = [document(20000 + i, LENGTH) for i in range(4)]
     before = used_blocks(it)
     bench.place[0].ask(prompts, max_tokens=1)

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file tier beside fio, in one run: the same blocks to a file in the same folder and back, in turns. Then how long
-blocks of a sequence take to come back from exact copies in memory, from exact copies in the file, and from the sketch
-alone; and a first token from each tier, with kvlm.
+"""Compares the file tier with fio in one run: the same blocks to a file in the same folder and back, in turns. Then the
+times in which blocks of a sequence come back from exact copies in memory, from exact copies in the file, and from the
+sketch alone; and times to the first token from each tier, with kvlm.
 
     python3 file.py --build BUILD [--dir DIR] [--mib N] [--block KIB] [--rounds N]
 
-Reads are what a client waits: from asking for all to all being resident. Writes are those of `kvctl evict --to file`, by
-the time that the file was busy with them (WRITTEN/S of `kvctl tiers`). fio writes and reads as many bytes in order, as
-large as a record of kvd's, at kvd's depth, past the cache of the kernel. Of a sequence's blocks it is the time from
-asking for all of them to the end of kvd_sequence_wait, and the processors' time of the daemon and its processes.
+The time of reads is what a client waits: from the request until all blocks are resident. The time of writes is that for
+which `kvctl evict --to file` kept the file busy (WRITTEN/S of `kvctl tiers`). fio writes and reads as many bytes in
+order, in pieces of a record's size, at kvd's depth, bypassing the kernel's cache. For a sequence's blocks, the time is
+that from the request for all of them to the end of kvd_sequence_wait, and the processor time is that of the daemon and
+its processes.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from array import array
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DEPTH = 64          # daemon/process/disk/device.c
-SECTOR = 4096       # a record's, before its payload
+DEPTH = 64          # daemon/disk/device.c
+SECTOR = 4096       # bytes of a record before its payload
 BLOCK_TOKENS = 16
 CHAIN = 64          # blocks
 MODEL = ROOT / "tools/kvlm/model"
 MIB = 1 << 20
 LENGTHS = 2000, 16000
 KVLM_BLOCK = 65536      # bytes of its model's blocks of 16 tokens
-FETCHED = 15360         # kvd_fetch: of the first so many tokens
+FETCHED = 15360         # tokens from the beginning that kvd_fetch fetches at most
 LAYER = 65536           # bytes of a block's layer with 8 heads of 128 numbers of two bytes
-IN_MEMORY = 8           # such a part of the copies memory has room for, where there is a file
+IN_MEMORY = 8           # with a file, memory has room for a share of 1/IN_MEMORY of the copies
 VOCAB = 50000
 REVIVED = "memory", "file", "sketch"
 
@@ -144,11 +145,11 @@ def speed(args: argparse.Namespace, folder: str) -> dict[str, list[float]]:
     kvd, slot = Kvd(args, folder), (args.block << 10) + SECTOR
     size = args.mib * MIB
     with kvd.instance:
-        fio(folder, "write", size, slot)        # makes its file
+        fio(folder, "write", size, slot)        # creates fio's file
         for number in range(args.rounds + 1):
             kvd.fill()
             figures = kvd.write(), fio(folder, "write", size, slot), kvd.read(), fio(folder, "read", size, slot)
-            if number:                          # the first one makes its memory
+            if number:                          # the first one allocates its memory
                 for values, figure in zip(seen.values(), figures, strict=True):
                     values.append(figure)
         kvd.space.close()
@@ -172,14 +173,14 @@ def show_speed(args: argparse.Namespace, seen: dict[str, list[float]]) -> None:
 
 
 def spent(pid: int) -> float:
-    """Seconds of the processors' time of a process and all that it started."""
+    """Seconds of processor time of a process and all its children."""
     ticks = sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return ticks / os.sysconf("SC_CLK_TCK") + sum(spent(int(child)) for child in children)
 
 
 class Copies:
-    """A daemon, and a sequence at a time whose blocks leave and come back."""
+    """A daemon, and one sequence at a time, whose blocks leave and come back."""
 
     def __init__(self, args: argparse.Namespace, where: str, folder: str) -> None:
         import instance
@@ -221,7 +222,7 @@ class Copies:
             until(lambda: self.tier()["copies"] >= self.n * (IN_MEMORY - 1) // IN_MEMORY)
 
     def come_back(self) -> tuple[float, float]:
-        """Seconds for all of them, and of the processors."""
+        """Seconds until all blocks are back, and seconds of processor time."""
         pid = self.instance.process.pid
         with self.space.sequence(self.n) as sequence:
             self.leave(sequence)
@@ -243,7 +244,7 @@ def come_back(args: argparse.Namespace, folder: str) -> tuple[Copies, dict[str, 
         for number in range(args.rounds + 1):
             for copies in all_of_them:
                 figures = copies.come_back()
-                if number:                      # the first one makes its memory
+                if number:                      # the first one allocates its memory
                     seen[copies.where].append(figures)
         for copies in all_of_them:
             copies.space.close()
@@ -267,7 +268,7 @@ def show_come_back(copies: Copies, seen: dict[str, list[tuple[float, float]]]) -
 
 
 def long_model(folder: str) -> Path:
-    """The model of this repository, for longer prompts than it was trained on: what it says is not asked."""
+    """The model of this repository, for longer prompts than it was trained on; its answers do not matter."""
     model = Path(shutil.copytree(MODEL, f"{folder}/model"))
     config = json.loads((model / "config.json").read_text())
     config["max_position_embeddings"] = 2 * max(LENGTHS)
@@ -276,7 +277,7 @@ def long_model(folder: str) -> Path:
 
 
 class Engine:
-    """kvlm over a daemon of its own with one tier."""
+    """kvlm on its own daemon with one tier."""
 
     def __init__(self, args: argparse.Namespace, folder: str, *settings: str) -> None:
         import instance
@@ -289,7 +290,7 @@ class Engine:
         return self.instance.stat("tiers")["tiers"][0]
 
     def first_token(self, tokens: list[int], reused: int) -> float:
-        """Milliseconds. So many tokens must have been there."""
+        """Milliseconds to the first token. reused: number of tokens that must have been found."""
         path = Path(self.folder, "tokens")
         path.write_text(" ".join(map(str, tokens)))
         done = subprocess.run([self.build / "tools/kvlm/kvlm", "--model", self.model, "--socket", self.instance.socket, "--json",

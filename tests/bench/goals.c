@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is promised. Times are nanoseconds per operation (per block where a batch is published).
- * Ratios are medians of per-round ratios. Reading a large block is bound by memory: parity with
- * LMDB is all that physics leaves.
+ * The goals. Times are nanoseconds per operation (per block where a batch is published). Ratios are
+ * medians of per-round ratios. Reading a large block is bound by memory, so that parity with LMDB
+ * is the best that is possible.
  */
 
 #include <stddef.h>

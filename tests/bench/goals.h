@@ -8,12 +8,12 @@ enum goal_kind {
 };
 
 struct goal {
-        const char *case_name, *peer; /* peer NULL: the subject */
+        const char *case_name, *peer; /* peer: NULL for the subject itself */
         enum goal_kind kind;
         double goal, aim;
 };
 
-/* NULL: nothing was promised. */
+/* NULL if there is no goal. */
 const struct goal *goal_find(const char *case_name, const char *peer);
 
 /* "aim", "goal" or "missed". */

@@ -2,10 +2,10 @@
 
 /*
  * Within a round each contender runs all its samples in a row. Each round has another order, so
- * that none always follows the same neighbour through the cache (who runs after LMDB finds it
- * emptied). Each draws items of its own: where two contenders ask the same index, the second must
- * not find what the first has just brought in. Before its samples a contender runs some that do not
- * count: its process is scheduled, its code is in the cache.
+ * that no contender always follows the same one (LMDB leaves the cache full of its own data). Each
+ * draws its own items: if two contenders look up in the same index, the second must not find data
+ * that the first has just brought into the cache. Before its samples, a contender runs some that do
+ * not count, so that its process is scheduled and its code is in the cache.
  */
 
 #include <errno.h>
@@ -45,7 +45,7 @@ uint64_t next_random(uint64_t *state) {
         return mix64(*state);
 }
 
-/* Eight sums at once, so that the adding is not what takes the time. */
+/* Eight sums at once, so that additions do not limit the speed. */
 uint64_t sum_bytes(const void *data, size_t bytes) {
         const uint64_t *words = data;
         uint64_t sums[8] = {0}, sum = 0;

@@ -4,8 +4,8 @@
 
 /*
  * A contest: kvd and its peers do the same work in interleaved rounds of one run. Absolute times on
- * a shared machine move by a third between hours; the ratio of two medians of the same round does
- * not, so that is what is judged.
+ * a shared machine move by a third between hours. The ratio of two medians of the same round does
+ * not, so ratios are judged.
  */
 
 #include <stdbool.h>
@@ -17,23 +17,23 @@
 
 struct contender {
         const char *name;
-        /* not timed: what a caller has ready before it asks. May be NULL */
+        /* not timed: prepares what a caller would have ready. May be NULL */
         int (*prepare)(void *ctx, uint32_t item);
         int (*run)(void *ctx);                    /* timed. 0, or a wrong answer */
-        int (*finish)(void *ctx);                 /* not timed: lets go again. May be NULL */
+        int (*finish)(void *ctx);                 /* not timed: releases the result. May be NULL */
         void *ctx;
 };
 
 struct contest {
         const char *name;
-        uint64_t entries;  /* size of the index that is asked; 0: does not matter */
+        uint64_t entries;  /* size of the index; 0 if it does not matter */
         bool hot;          /* one item per round instead of another one each time */
         uint32_t n_items;  /* items are 0 to n_items - 1 */
         uint32_t rounds, samples;
         uint32_t repeat;   /* runs per sample; 0 means 1 */
         uint32_t divide;   /* operations in one run; 0 means 1 */
-        bool computes;     /* waits for nothing: the thread's own time counts, */
-        const char *remote; /* but for this one, whose work another process does */
+        bool computes;     /* contenders never wait, so the thread's processor time is measured, */
+        const char *remote; /* except for this contender, whose work another process does */
         int (*turn)(const struct contender *next); /* not timed, before its samples. May be NULL */
         size_t n;
         /* the first is the subject, the others are its peers */
@@ -68,7 +68,7 @@ __attribute__((format(printf, 1, 2))) void say(const char *format, ...);
 uint64_t mix64(uint64_t x);
 uint64_t next_random(uint64_t *state);
 
-/* Reads all of it: what a kernel does with a block, as fast as memory is. */
+/* Reads all bytes, as a kernel does with a block, at the speed of memory. */
 uint64_t sum_bytes(const void *data, size_t bytes);
 
 #endif

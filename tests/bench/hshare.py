@@ -78,7 +78,7 @@ class Bench:
         return json.loads(done.stdout)
 
     def measure(self, prompt: str, n_tokens: int, setting: tuple[int, float] | None) -> tuple[float, float]:
-        """Milliseconds a token, and of these in selection."""
+        """Milliseconds per token, and those of them in selection."""
         if setting:
             part, ratio = setting
             values = {"hshare": "on", "dense_layers": 0, "sinks": 16, "recent": 64,

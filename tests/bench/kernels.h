@@ -3,15 +3,14 @@
 #define KVD_BENCH_KERNELS_H
 
 /*
- * Kernels over memory that is in no cache, beside what one thread reads in the same round, and
- * beside numpy. A new kernel is a row of kernel_rows[], and a function of the same name in
- * case_kernels.py if numpy can do it.
+ * Compares kernels on uncached memory with what one thread can read in the same round, and with
+ * numpy. A new kernel is a row of kernel_rows[], and a function of the same name in case_kernels.py
+ * if numpy can do it.
  *
- * All work on one pool of keys, which is in no cache: 256 MiB, in blocks of 8 heads, 16 tokens, 128
- * numbers of bf16. A call works on one window of it, 4 MiB and another one each time, so that a
- * call is short: where others want the processor too, half of the calls are not interrupted, and
- * the median is one of those. --quick: 4 MiB and 1 MiB, which shows that everything runs, and
- * measures nothing.
+ * All work on one uncached pool of keys: 256 MiB, in blocks of 8 heads, 16 tokens, 128 numbers of
+ * bf16. A call works on one window of 4 MiB, another one each time. Calls are short, so that on a
+ * busy processor half of them are not interrupted, and the median is one of those. --quick: 4 MiB
+ * and 1 MiB, which tests that everything runs, but measures nothing.
  */
 
 #include "kernels/ops.h"
@@ -27,18 +26,18 @@ enum {
 struct kernels {
         const struct kvd_ops *ops;
         uint8_t *pool;            /* random numbers from -2 to 2 */
-        uint8_t *other;           /* as large */
+        uint8_t *other;           /* as large as the pool */
         const uint8_t **blocks;   /* of the pool, in their order, */
         const uint8_t **in_other_order;
         size_t pool_bytes;
-        uint32_t windows, window; /* how many, and the one of this call */
+        uint32_t windows, window; /* number of windows, and the one of this call */
         float *anchors;           /* [KERNEL_HEADS][KERNEL_DIM] */
         float *scores;            /* [KERNEL_HEADS][tokens of a window] */
         float *cells;             /* of a sketch: KERNEL_CELLS floats */
-        float *scratch;           /* 1 MiB, and 3 numbers for each score */
-        uint32_t *indices;        /* one for each token of the pool */
+        float *scratch;           /* 1 MiB, and 3 numbers per score */
+        uint32_t *indices;        /* one per token of the pool */
 
-        /* what a call moves between processor and memory, and how many operations it makes of it */
+        /* bytes that a call moves between processor and memory, and the operations that it makes */
         size_t read, written;
         double operations;
 };
@@ -50,8 +49,8 @@ struct kernel_row {
         void (*prepare)(struct kernels *k); /* once for each window, not timed; NULL: nothing */
         void (*run)(struct kernels *k);
         /*
-         * What it is compared with, and its name: the same bytes read where they lie, in the
-         * kernel's order. NULL: as many bytes, one after the other.
+         * The function to compare the kernel with, and its name: it reads the same bytes in place,
+         * in the kernel's order. NULL: as many bytes, one after the other.
          */
         uint64_t (*beside)(const struct kernels *k);
         const char *beside_name;

@@ -10,7 +10,7 @@
 #include "tests/bench/kvd_side.h"
 
 #define READY_FD 9
-#define MOST_WORDS 24u /* of the daemon's command line, and NULL */
+#define MOST_WORDS 24u /* of the daemon's command line, including the final NULL */
 
 const struct kvd_geometry tiny_geometry = {
         .layers = 1,
@@ -32,7 +32,7 @@ struct kvd_geometry large_geometry(uint32_t kib) {
                                      .fingerprint = {0x6b7664, kib}};
 }
 
-/* Why it does not start, in its own words: the folder is gone before anybody could look. */
+/* Prints the log of a daemon that did not start, because its folder will be deleted. */
 static void say_log(const char *log) {
         char line[512];
         FILE *f = fopen(log, "re");
@@ -115,7 +115,7 @@ int take_blocks(kvd_space *space, uint32_t n, struct kvd_block *blocks) {
         return 0;
 }
 
-/* What is not stored of a prompt's chain yet is sealed behind what is. */
+/* Seals the blocks of a prompt's chain that are not stored yet. */
 static int store_chain(kvd_space *space, const uint32_t *tokens) {
         struct kvd_block blocks[CHAIN_BLOCKS];
         uint32_t ids[CHAIN_BLOCKS], missing;

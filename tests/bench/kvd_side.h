@@ -2,7 +2,7 @@
 #ifndef KVD_BENCH_KVD_SIDE_H
 #define KVD_BENCH_KVD_SIDE_H
 
-/* A kvd of the benchmark's own, a connection to it, one space, and ways to fill it. */
+/* The benchmark's own kvd, a connection to it, one space, and ways to fill it. */
 
 #include "client/kvd.h"
 #include "tests/bench/chains.h"
@@ -23,7 +23,7 @@ extern const struct kvd_geometry tiny_geometry;
 struct kvd_geometry large_geometry(uint32_t kib);
 
 /*
- * Starts a daemon with a directory of its own below dir and room for n_blocks blocks, and opens the
+ * Starts a daemon with its own directory below dir and room for n_blocks blocks, and opens the
  * space.
  */
 int kvd_side_start(struct kvd_side *side, const char *program, const char *dir,
@@ -37,10 +37,10 @@ void kvd_side_end(struct kvd_side *side);
 /* Takes exactly n blocks. */
 int take_blocks(kvd_space *space, uint32_t n, struct kvd_block *blocks);
 
-/* All chains of the plan; then each is looked up. -ENOMSG: one is not there. */
+/* Stores all chains, then looks each up. -ENOMSG if one is missing. */
 int fill_chains(struct kvd_side *side, const struct chains *chains);
 
-/* n chains of one block each, number 0 to n - 1. */
+/* Stores n chains of one block each, numbers 0 to n - 1. */
 int fill_single(struct kvd_side *side, uint64_t n);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the script "instructions" counts the instructions of: hot lookups of a chain of 128 blocks
- * inside measured_lookups, and blocks that are taken out of the library's stock and put back inside
- * measured_blocks. Also a thing to point a profiler at: lookup_loop KVD N [ENTRIES].
+ * The program whose instructions the script "instructions" counts: measured_lookups makes hot
+ * lookups of a chain of 128 blocks, and measured_blocks takes blocks out of the library's stock and
+ * puts them back. Also useful with a profiler: lookup_loop KVD N [ENTRIES].
  */
 
 #include <stdio.h>
@@ -44,7 +44,7 @@ static int blocks_loop(kvd_space *space, uint32_t n) {
         uint64_t begin;
         int r;
 
-        if (kvd_alloc(space, 1, &block) != 1) /* the stock is there from now on */
+        if (kvd_alloc(space, 1, &block) != 1) /* fills the stock */
                 return -1;
         begin = now_ns();
         r = measured_blocks(space, n);

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A lookup makes no system call. Proven, not measured: a process that may make none at all (its
- * filter kills it at the first, whichever it is, even exit) does 10,000 lookups and says so in
- * shared memory.
+ * A lookup makes no system call. This is a proof, not a measurement: a process whose filter kills
+ * it at any system call, even exit, does 10,000 lookups and reports them in shared memory.
  *
  *      parent    starts a kvd and fills it
- *      child     connects, asks once, gives up all system calls, asks on, raises a flag, spins until it is killed
- *      early     (A26) connects before anything is there, gives up all system calls, and asks for what lies in memory
- *                by which the pool has grown since: it misses
+ *      child     connects, looks up once, gives up all system calls, looks up again and again, raises a flag, and
+ *                spins until it is killed
+ *      early     connects to an empty cache, gives up all system calls, and looks up blocks in memory that the pool
+ *                got later: it misses
  *
- * The filter is tested too: another child makes one harmless call behind it and must die of it.
+ * The filter is tested too: another child makes one harmless call under it, which must kill it.
  */
 
 #include <errno.h>
@@ -37,7 +37,7 @@
 
 enum { SET_UP, REFUSED, WRONG, DONE, EARLY, GROWN };
 
-static _Atomic int *stage; /* of the child; shared */
+static _Atomic int *stage; /* of the child; in shared memory */
 
 static int give_up_system_calls(void) {
         struct sock_filter kill[] = {BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS)};
@@ -55,7 +55,7 @@ static _Noreturn void spin(void) {
 
 /* ---- child ----------------------------------------------------------------------------------- */
 
-/* A question of n tokens of which the first known ones are stored. */
+/* A lookup of n tokens, of which the first known ones are stored. */
 static bool ask(kvd_space *space, const uint32_t *tokens, uint32_t n, uint32_t known) {
         uint32_t ids[CHAIN_BLOCKS];
         struct kvd_pin pin = {0};
@@ -67,7 +67,7 @@ static bool ask(kvd_space *space, const uint32_t *tokens, uint32_t n, uint32_t k
 }
 
 /*
- * Whole chains, chains that end inside a run, chains whose second half nobody stored, and unknown
+ * Whole chains, chains that end inside a run, chains whose second half is not stored, and unknown
  * ones.
  */
 static bool ask_all_ways(kvd_space *space, const struct chains *chains, uint32_t i) {
@@ -112,7 +112,7 @@ static _Noreturn void child(const char *socket, const struct chains *chains) {
         spin();
 }
 
-/* What was published later can be found by kvd_match, which reads the index, and not be read. */
+/* Later blocks can be found by kvd_match, which reads only the index, but cannot be read. */
 static _Noreturn void early_child(const char *socket, const struct chains *chains) {
         uint32_t tokens[CHAIN_TOKENS], ids[CHAIN_BLOCKS];
         int result = DONE;
@@ -165,8 +165,8 @@ static void await_stage(pid_t pid, int from, int *killed_by) {
 }
 
 /*
- * Waits until the child raised its flag or died, and ends it. Returns the stage it reached;
- * *killed_by: its signal.
+ * Waits until the child has raised its flag or died, and ends it. Returns the stage that it
+ * reached; *killed_by: the signal that killed it.
  */
 static int watch(pid_t pid, int from, int *killed_by) {
         int reached;
@@ -223,7 +223,7 @@ static int check_lookups(const char *socket, const struct chains *chains) {
         return judge("mapped", reached, killed_by);
 }
 
-/* Fills the space after the child came. */
+/* Fills the space after the child has connected. */
 static int check_grown(struct kvd_side *side, const struct chains *chains) {
         int killed_by, reached, r;
         pid_t pid;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the script "instructions" counts the daemon's instructions with: a client that takes and
- * publishes N times 16 blocks out of a full pool, each of which evicts another block. Twice with
- * another N, the difference is N times what 16 blocks cost: owner_loop KVD seal|post N.
+ * A client with which the script "instructions" counts the daemon's instructions: it takes and
+ * publishes N times 16 blocks out of a full pool, each of which evicts another block. The cost of
+ * blocks is the difference of two runs with different N: owner_loop KVD seal|post N.
  */
 
 #include <stdio.h>

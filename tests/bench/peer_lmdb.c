@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * LMDB with everything that makes it fast and nothing that makes it safe: no sync, writable map,
- * one read transaction that is renewed, keys inserted in order so that pages are full.
+ * LMDB at its fastest, without durability: no sync, a writable map, one read transaction that is
+ * renewed, keys inserted in order so that pages are full.
  */
 
 #include <errno.h>
@@ -18,7 +18,7 @@
 struct lmdb_peer {
         MDB_env *env;
         MDB_dbi dbi;
-        MDB_txn *reader; /* reset between questions */
+        MDB_txn *reader; /* reset between lookups */
 };
 
 static int error_of(int r) {

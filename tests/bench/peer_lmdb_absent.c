@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Built instead of peer_lmdb.c where LMDB is not installed: its rows say so. */
+/* Built instead of peer_lmdb.c if LMDB is not installed; the results then say so. */
 
 #include <errno.h>
 #include <stddef.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Redis over a Unix socket, with a raw client: a request is put together before the clock runs, and
- * the size of the right answer is known, so that all that is timed is one write and the reads.
+ * Redis over a Unix socket, with a raw client: a request is put together before the clock starts,
+ * and the size of the right answer is known, so that only one write and the reads are timed.
  * hiredis takes 1.5 to 2 times as long.
  */
 
@@ -117,7 +117,7 @@ static int write_all(int fd, const char *bytes, size_t n) {
         return 0;
 }
 
-/* An error answer is shorter than a right one: the receive timeout of the socket ends it. */
+/* An error answer is shorter than a right one; the socket's receive timeout then ends the read. */
 static int read_all(int fd, char *to, size_t n) {
         while (n) {
                 ssize_t done = recv(fd, to, n, 0);
@@ -146,7 +146,7 @@ static size_t answer_bytes(const struct redis_peer *peer) {
         return 0;
 }
 
-/* As many keys as the answer says are there: all of them, since it has the right size. */
+/* The number of keys that were found, according to the answer, which has the right size. */
 static int answer_count(const struct redis_peer *peer) {
         int found = 0;
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The least that any daemon asked over a socket can cost: a SEQPACKET pair, one message each way.
- * One answers with bytes of nothing; the other looks keys up in an open-addressing table, so that
- * it does what a lookup daemon does.
+ * The lowest possible cost of a daemon that is asked over a socket: a SEQPACKET pair, one message
+ * each way. One server answers with meaningless bytes; the other looks keys up in an
+ * open-addressing table, as a lookup daemon does.
  */
 
 #include <errno.h>
@@ -54,7 +54,7 @@ static int fill_table(struct socket_peer *peer, uint64_t n_blocks) {
         return 0;
 }
 
-/* Keys in, places out: as many as are there, up to the first that is not. */
+/* Keys in, places out, up to the first key that is missing. */
 static size_t look_up(void *ctx, void *message, size_t n) {
         struct socket_peer *peer = ctx;
         struct block_key *keys = message;
@@ -113,7 +113,7 @@ int socket_peer_get(struct socket_peer *peer, const struct block_key *keys, uint
 
 static char message[REQUEST_ROOM];
 
-/* The first word of a request says how long the answer is. */
+/* The first word of a request is the length of the answer. */
 static size_t echo(void *ctx, void *request, size_t n) {
         uint32_t answer;
 

@@ -3,9 +3,9 @@
 #define KVD_BENCH_PEERS_H
 
 /*
- * What else one could keep an index, or blocks, in. Each peer gets its best case: ready keys, keys
- * inserted in an order that suits it, one transaction or one batch for a whole chain, server and
- * client on one processor. The calls that ask return the number of keys that were found, or a
+ * Alternatives in which an index, or blocks, could be kept. Each peer gets its best case: ready
+ * keys, keys inserted in an order that suits it, one transaction or one batch for a whole chain,
+ * server and client on one processor. Lookups return the number of keys that were found, or a
  * negative errno.
  */
 
@@ -65,7 +65,7 @@ struct echo_peer;
 int echo_peer_new(struct echo_peer **ret);
 struct echo_peer *echo_peer_free(struct echo_peer *peer);
 int echo_peer_ask(struct echo_peer *peer, size_t request_bytes, size_t answer_bytes);
-/* Its two halves: one message that wakes the peer, and its answer. */
+/* The two halves of an exchange: one message that wakes the peer, and its answer. */
 int echo_peer_tell(struct echo_peer *peer, size_t request_bytes, size_t answer_bytes);
 int echo_peer_hear(struct echo_peer *peer, size_t answer_bytes);
 uint64_t echo_peer_cpu_ns(const struct echo_peer *peer);

@@ -26,7 +26,7 @@ static void pause_ms(long ms) {
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
-/* In the child: dies with its parent, also with one that died before this call. */
+/* In the child: makes it die with its parent, even with one that died before this call. */
 static void die_with(pid_t parent) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != parent)
@@ -189,8 +189,8 @@ static bool is_asleep(const struct process *process) {
 #define LOOKS 10
 
 /*
- * Processor time alone does not tell: on a busy machine, a process that waits for a processor uses
- * none either, but does not sleep.
+ * Processor time alone is not enough: on a busy machine, a process that waits for a processor uses
+ * no time either, but does not sleep.
  */
 static bool is_at_rest(const struct process *process) {
         uint64_t before = process_cpu_ns(process);

@@ -3,8 +3,8 @@
 #define KVD_BENCH_PROCESS_H
 
 /*
- * Processes that a benchmark needs: each dies with it, however it ends. They stay on the processor
- * of the benchmark, which is where a socket peer is fastest: no other processor has to be woken up.
+ * Processes that a benchmark needs. Each dies with it, however it ends. They stay on the
+ * benchmark's processor, where a socket peer is fastest, because no other processor has to wake up.
  */
 
 #include <stddef.h>
@@ -12,8 +12,8 @@
 #include <sys/types.h>
 
 struct process {
-        pid_t pid; /* 0: none */
-        int fd;    /* fork_responder: our end of the socket; -1: none */
+        pid_t pid; /* 0 if none */
+        int fd;    /* process_fork: our end of the socket; -1 if none */
 };
 
 #define NO_PROCESS ((struct process){.pid = 0, .fd = -1})
@@ -39,12 +39,12 @@ int process_run(void (*function)(void *ctx), void *ctx, struct process *ret);
 void process_end(struct process *process);
 
 /*
- * Waits up to a minute until the process has been idle for 100 ms: its background work after a
- * start or a fill is then done.
+ * Waits up to a minute until the process has been idle for 100 ms: by then, its background work
+ * after a start or a fill is done.
  */
 void process_settle(const struct process *process);
 
-/* Time that it has run on a processor. */
+/* Processor time of the process. */
 uint64_t process_cpu_ns(const struct process *process);
 
 /*
@@ -53,10 +53,10 @@ uint64_t process_cpu_ns(const struct process *process);
  */
 int process_stay_on(int cpu);
 
-/* It, and what it starts from now on, may use all of them again. */
+/* Lets this process, and all children that it makes from now on, use all processors again. */
 void process_go_anywhere(void);
 
-/* A processor that this process may use besides that one; -1: none. */
+/* Another processor that this process may use; -1 if there is none. */
 int process_other_cpu(int cpu);
 int process_last_cpu(void);
 

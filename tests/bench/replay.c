@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Plays requests to a kvd of its own as an engine would make them: look up the longest prefix, hold
- * it, compute what is missing, publish it, let go. It prints how many blocks each request found;
- * who knows what it should have found (replay.py does) need not trust kvd's own counters.
+ * Plays requests to its own kvd as an engine would make them: look up the longest prefix, pin it,
+ * compute the missing blocks, publish them, unpin. It prints how many blocks each request found, so
+ * that replay.py, which knows the right numbers, need not trust kvd's own counters.
  *
- *      in    a line for each request: the numbers of its blocks; equal numbers are equal prefixes
- *      out   a line for each request: blocks found; then one of JSON; then what kvctl stat says
+ *      in    a line per request: the numbers of its blocks; equal numbers mean equal prefixes
+ *      out   a line per request: blocks found; then a line of JSON; then the output of kvctl stat
  */
 
 #include <errno.h>
@@ -31,7 +31,7 @@ struct totals {
         uint64_t requests, blocks, found, wrong;
 };
 
-/* 1, 0: there is none any more, or an error. */
+/* 1; 0 at the end; or an error. */
 static int read_request(FILE *from, struct request *q) {
         static char line[MOST * 21];
         char *at = line, *end;
@@ -47,7 +47,7 @@ static int read_request(FILE *from, struct request *q) {
         return -E2BIG;
 }
 
-/* What a block holds is its number: a block that says another is one that was taken for it. */
+/* A block contains its number: another number means that a wrong block was found. */
 static uint64_t count_wrong(const struct request *q, const struct kvd_pin *pin,
                             const uint32_t *ids) {
         uint64_t wrong = 0, number;
@@ -76,9 +76,9 @@ static int publish(kvd_space *space, const struct request *q, struct kvd_pin *pi
 }
 
 /*
- * Where all of a prompt was found, its last block is computed again, since the first token comes
- * from it; the cache has it already and gives the new one back. So the daemon hears of every
- * request: between those that it hears nothing of, its clock stands still.
+ * If all of a prompt was found, its last block is computed again, because the first token comes
+ * from it; the cache has that block already and returns the new one. So every request reaches the
+ * daemon, whose clock only advances with requests that it sees.
  */
 static int publish_last(kvd_space *space, const struct request *q) {
         struct kvd_pin before = {0};
@@ -112,9 +112,9 @@ static int serve(kvd_space *space, const struct request *q, struct totals *total
 #define JUNK_BLOCKS 128u
 
 /*
- * A pool grows while it is used, some blocks at a time or ahead of need, and a library that gets
- * fewer than it asked for asks again. So another client has filled the pool with what leaves first,
- * as if nothing had been there, and all memory is there from the beginning.
+ * A pool grows while it is used, by some blocks at a time or ahead of need, and a library that gets
+ * fewer blocks than it asked for asks again. To avoid that, another client first fills the pool
+ * with blocks that are evicted first, so that all memory is there from the beginning.
  */
 static int fill_pool(struct kvd_side *side, uint64_t n_blocks) {
         static struct request junk = {.n = JUNK_BLOCKS};

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of a real service through a kvd, beside a simulator that knows nothing of it: for pools of several sizes,
-how much was found, request by request. One that differs is an error; so is a block that holds something else.
+"""Plays requests of a real service to kvd and to an independent simulator, for pools of several sizes, and compares how
+much each request found. A difference is an error; so is a block with wrong contents.
 
     python3 replay.py --build BUILD [--trace FILE] [--blocks N[,N...]]
 
@@ -22,8 +22,8 @@ HERE = Path(__file__).resolve().parent
 SHARES = 0.02, 0.05, 0.1, 0.2, 0.4
 CACHES = 10
 PAGE_BLOCKS = 32  # of 128 bytes (kvd_side.c)
-BATCH = 128  # fetched at once (client/cache/magazine.c)
-FRESH_LEAST, FRESH_MOST = 32, 512  # of a stock that replies fill, and of blocks that one brings (client/cache/magazine.c)
+BATCH = 128  # fetched at once (client/magazine.c)
+FRESH_LEAST, FRESH_MOST = 32, 512  # least stock that replies fill, most blocks in a reply (client/magazine.c)
 
 
 def read(path: Path) -> list[list[int]]:
@@ -32,11 +32,11 @@ def read(path: Path) -> list[list[int]]:
 
 
 class Lru:
-    """A cache of so many blocks. What leaves is what was used longest ago, of one request its last block first, so
-    that no block leaves before those behind it. What the request at hand has found stays. An engine's library fetches
-    blocks to fill in batches, and what it has in hand, the cache cannot use; an engine that finds all of a prompt
-    computes the last block again, to go on from it, and needs one to fill. What has sunk below half of the stock is
-    made up for by the reply that says that blocks are sealed. A batch of 0 is none of that."""
+    """A cache of a number of blocks, which evicts the least recently used one, of a request its last block first, so
+    that a block stays as long as those after it. Blocks found by the current request stay. The engine's library takes
+    blocks to fill in batches, which the cache then cannot use. An engine that finds all of a prompt computes the last
+    block again, to continue from it, and needs one block to fill. If less than half of the stock is left, the reply to
+    a seal fills it up. With a batch of 0, the library has no stock."""
 
     def __init__(self, blocks: int, batch: int) -> None:
         self.blocks, self.batch, self.hand = blocks, batch, 0
@@ -64,7 +64,7 @@ class Lru:
     def top_up(self, chain: list[int], sealed: int, spare: int) -> None:
         stock = max(self.batch, share(self.blocks, min(sealed, FRESH_MOST)))
         if self.batch >= FRESH_LEAST and self.hand - spare < stock // 2:
-            self.hand = stock + spare  # the spare one is still being filled, and goes back to the daemon
+            self.hand = stock + spare  # the spare one is still being filled, and is returned to the daemon
             self.make_room(set(chain))
             self.hand = stock
         elif spare and self.hand > self.batch:
@@ -77,7 +77,7 @@ def simulate(requests: list[list[int]], blocks: int, batch: int) -> list[int]:
 
 
 def share(blocks: int, n: int) -> int:
-    """What libkvd has in stock at most (client/cache/magazine.c): a 64th of the ids, of which there are whole pages."""
+    """Maximum stock of libkvd (client/magazine.c): a 64th of the ids, which are rounded up to whole pages."""
     return max(1, min(n, -(-blocks // PAGE_BLOCKS) * PAGE_BLOCKS // 64))
 
 
@@ -93,7 +93,7 @@ def replay(build: Path, requests: list[list[int]], blocks: int) -> tuple[list[in
 
 
 def compare(want: list[int], got: list[int]) -> str:
-    """Where they differ first, or nothing."""
+    """The first difference, or an empty string."""
     if len(want) != len(got):
         return f"{len(got)} requests of {len(want)} were answered"
     wrong = [i for i, pair in enumerate(zip(want, got)) if pair[0] != pair[1]]
@@ -103,8 +103,8 @@ def compare(want: list[int], got: list[int]) -> str:
 
 
 def same(build: Path, requests: list[list[int]], blocks: int) -> tuple[list[int], dict, str]:
-    """Keys are secret and drawn anew for each cache, and a few blocks in a million find no place in its index
-    (layout.h). A cache that had such a block cannot be compared: then another one is asked."""
+    """Keys are secret and random for each cache, and a few blocks in a million find no place in its index (layout.h). A
+    cache with such a block cannot be compared, so another one is tried."""
     want = simulate(requests, blocks, share(blocks, BATCH))
     for _ in range(CACHES):
         found, told = replay(build, requests, blocks)

@@ -12,7 +12,7 @@
 struct row {
         char case_name[32], who[24];
         uint64_t entries;
-        double value, ratio; /* ratio 0: the row is the subject's */
+        double value, ratio; /* ratio: 0 in the subject's row */
         struct spread spread;
         char unit[16];
         const struct goal *goal;

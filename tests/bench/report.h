@@ -3,9 +3,9 @@
 #define KVD_BENCH_REPORT_H
 
 /*
- * Results: one JSON line each on standard output as soon as they are known, and at the end one
- * table on standard error with what was aimed for. A goal is what a release must reach; the aim is
- * what we want in the end.
+ * Results: a JSON line each on standard output as soon as they are known, and at the end a table
+ * with goals and aims on standard error. A release must reach the goal; the aim is where we want to
+ * get in the end.
  */
 
 #include <stdint.h>
@@ -17,7 +17,7 @@
  */
 void report_contest(const struct contest *contest, const struct outcome *outcome);
 
-/* A figure that is no time, or has no rounds. */
+/* A figure that is not a time, or has no rounds. */
 void report_value(const char *case_name, const char *subject, uint64_t entries, double value,
                   const char *unit);
 

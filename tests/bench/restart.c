@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How long a cache is away when its daemon is killed, by the number of blocks in it: kvd runs under
- * its keeper (kvd --keep), this process is a client, and the clock runs from the signal on. What
- * counts is what a client sees: the first allocation that is answered, and all chains found again.
+ * How long a cache is away when its daemon is killed, by the number of blocks in it. kvd runs under
+ * its keeper (kvd --keep), this process is a client, and the clock starts with the signal. It
+ * measures what a client sees: the first answered allocation, and when all chains are found again.
  */
 
 #include <errno.h>
@@ -19,7 +19,7 @@
 #include "tests/bench/temporary.h"
 
 #define KILLS 5u
-#define ASKED 256u /* blocks: more than a client has in hand, so that a daemon must answer */
+#define ASKED 256u /* blocks; more than a client has in stock, so that a daemon must answer */
 #define PATIENCE_NS (UINT64_C(60) * 1000000000)
 
 struct seen {
@@ -27,7 +27,7 @@ struct seen {
         uint64_t found; /* blocks */
 };
 
-/* The kvd that the keeper has started last; 0: none. */
+/* The kvd that the keeper started last; 0 if none. */
 static pid_t served_by(const struct process *keeper) {
         char path[64];
         int pid = 0;

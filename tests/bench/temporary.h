@@ -2,7 +2,7 @@
 #ifndef KVD_BENCH_TEMPORARY_H
 #define KVD_BENCH_TEMPORARY_H
 
-/* A directory of one's own, in memory where there is a file system for that. */
+/* A temporary directory, in memory if there is such a file system. */
 
 #include <stddef.h>
 

@@ -50,7 +50,7 @@ int batch_post(void *ctx) {
         return r;
 }
 
-/* Lets the daemon have the processor as long as it has not published them. */
+/* Yields the processor to the daemon until it has published the blocks. */
 int batch_post_and_find(void *ctx) {
         struct batch *b = ctx;
         int r = batch_post(ctx);

@@ -3,8 +3,8 @@
 #define KVD_BENCH_WORK_H
 
 /*
- * What a client of kvd does, as contenders of a contest do it: publishing blocks, and asking for
- * chains. ctx is the batch or the question, and item is described in harness.h.
+ * The work of a kvd client, as functions of a contender: publishing blocks, and looking chains up.
+ * ctx is the batch or the question, and item is described in harness.h.
  */
 
 #include <stdbool.h>
@@ -17,8 +17,8 @@ struct batch {
         struct kvd_side *kvd;
         uint32_t n;          /* blocks of an operation */
         uint64_t next;       /* number of the next block that was never stored */
-        const uint8_t *data; /* what batch_put fills a block with; NULL: nothing */
-        size_t bytes;        /* of it */
+        const uint8_t *data; /* contents of a block for batch_put; NULL if none */
+        size_t bytes;        /* of data */
         struct kvd_pin pin;
         struct kvd_block blocks[BATCH_MOST];
         uint32_t tokens[BATCH_MOST * BLOCK_TOKENS];
@@ -32,16 +32,16 @@ int batch_blocks(void *ctx, uint32_t item);
 int batch_take_singly(void *ctx);
 int batch_seal(void *ctx);
 int batch_post(void *ctx);
-int batch_post_and_find(void *ctx); /* ... looks for the first of them until it is there */
+int batch_post_and_find(void *ctx); /* posts, and polls until the first of them is found */
 int batch_put(void *ctx);        /* takes, fills, seals */
-int batch_put_posted(void *ctx); /* ... one by one, posted, until the daemon has seen them all */
+int batch_put_posted(void *ctx); /* takes, fills and posts one by one; waits for the daemon */
 
-/* finish: lets go of what was sealed; seals what was only taken; waits for what was posted */
+/* finish: unpins sealed blocks; seals blocks that were only taken; waits for posted ones */
 int batch_unpin(void *ctx);
 int batch_seal_and_unpin(void *ctx);
 int batch_let_go(void *ctx);
 
-/* All of it, so many times. */
+/* Makes tokens, puts and unpins, as many times. */
 int batch_publish(struct batch *batch, uint32_t times);
 
 struct question {
