@@ -76,8 +76,7 @@ static void describe_machine(void) {
 }
 
 static int usage(const char *name) {
-        say("usage: %s --dir DIR --kvd PATH [--quick] [--only CASE] [--entries N[,N...]] [--rounds "
-            "N] [--cpu N]\n",
+        say("usage: %s --dir DIR --kvd PATH [--quick] [--only CASE] [--entries N[,N...]] [--rounds N] [--cpu N]\n",
             name);
         return 2;
 }

@@ -120,8 +120,7 @@ void report_value(const char *case_name, const char *subject, uint64_t entries, 
         row->value = row->spread.min = row->spread.max = value;
         snprintf(row->unit, sizeof row->unit, "%s", unit);
         judge(row, value);
-        printf("{\"case\":\"%s\",\"subject\":\"%s\",\"peer\":null,\"entries\":%llu,\"value\":%.6g,"
-               "\"unit\":\"%s\"",
+        printf("{\"case\":\"%s\",\"subject\":\"%s\",\"peer\":null,\"entries\":%llu,\"value\":%.6g,\"unit\":\"%s\"",
                case_name, subject, (unsigned long long)entries, value, unit);
         print_goal(row);
 }
@@ -131,8 +130,7 @@ void report_absent(const char *case_name, const char *peer, const char *why) {
 
         row->verdict = strstr(why, "not installed") ? "not installed" : "not measured";
         row->goal = NULL;
-        printf("{\"case\":\"%s\",\"subject\":\"kvd\",\"peer\":\"%s\",\"verdict\":\"%s\",\"why\":\"%"
-               "s\"}\n",
+        printf("{\"case\":\"%s\",\"subject\":\"kvd\",\"peer\":\"%s\",\"verdict\":\"%s\",\"why\":\"%s\"}\n",
                case_name, peer, row->verdict, why);
         fflush(stdout);
 }

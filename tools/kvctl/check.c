@@ -92,8 +92,7 @@ int verb_check(struct kvctl *kvctl, struct answer *answer) {
                            list.n == 1 ? "" : "s");
         if (partial)
                 answer_say(answer,
-                           "Sums over %llu of them were not compared, because blocks came and went "
-                           "all the time.",
+                           "Sums over %llu of them were not compared, because blocks came and went all the time.",
                            (unsigned long long)partial);
         return broken > 0;
 }

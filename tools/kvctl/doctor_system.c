@@ -208,8 +208,7 @@ void probe_mps(struct finding *f, uint32_t device) {
         f->value[0] = access(path, F_OK) == 0;
         if (f->value[0])
                 found(f, HEALTH_NOTE,
-                      "runs (%s): one client's fault on the GPU, even a store to read-only memory, "
-                      "kills all clients",
+                      "runs (%s): one client's fault on the GPU, even a store to read-only memory, kills all clients",
                       path);
         else
                 found(f, HEALTH_OK, "does not run: a client's GPU fault affects no other client");

@@ -365,8 +365,7 @@ static int check_reach(struct kvctl *kvctl, const char *endpoint) {
         if (args_has(&kvctl->args, FLAG_PUBLIC))
                 return 0;
         return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
-                          "%s: other machines could reach that and read the requests' tokens; add "
-                          "--public if they may",
+                          "%s: other machines could reach that and read the requests' tokens; add --public if they may",
                           endpoint);
 }
 

@@ -161,8 +161,7 @@ static int add_result(struct kvctl *kvctl, struct answer *answer, const struct s
                            (unsigned long long)evicted, space->name, (unsigned long long)held);
         else if (evicted < asked)
                 answer_say(answer,
-                           "%llu of %llu blocks evicted from %s; the others are in use, or there "
-                           "are no more.",
+                           "%llu of %llu blocks evicted from %s; the others are in use, or there are no more.",
                            (unsigned long long)evicted, (unsigned long long)asked, space->name);
         else
                 answer_say(answer, "%llu blocks evicted from %s.", (unsigned long long)evicted,

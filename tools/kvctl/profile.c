@@ -182,8 +182,7 @@ int verb_profile_export(struct kvctl *kvctl, struct answer *answer) {
                 return r;
         if (!profile.def)
                 return kvctl_fail(kvctl, KVCTL_NO, -ENODATA,
-                                  "space \"%s\" has no table; \"kvctl profile build %s\" makes "
-                                  "one from samples",
+                                  "space \"%s\" has no table; \"kvctl profile build %s\" makes one from samples",
                                   profile.space, profile.space);
         to = open_memstream(&text, &size);
         if (!to)

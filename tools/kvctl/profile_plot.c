@@ -72,12 +72,10 @@ char *profile_picture(const struct profile *p) {
         for (unsigned layer = p->layers; layer-- > 0;)
                 draw_row(p, to, layer);
         fputs("      +---------------------------------------------------\n"
-              "       0         20        40        60        80       100 % of the tokens are the "
-              "shared prefix\n",
+              "       0         20        40        60        80       100 % of the tokens are the shared prefix\n",
               to);
         fprintf(to,
-                "\nO reused (o: without samples), # similarity over %g, + over 0.9, - over 0.8, : "
-                "over 0.6, . less\n",
+                "\nO reused (o: without samples), # similarity over %g, + over 0.9, - over 0.8, : over 0.6, . less\n",
                 p->tau);
         return fclose(to) == 0 ? lines : NULL;
 }
@@ -128,8 +126,7 @@ static void draw_axes(const struct profile *p, FILE *to) {
                 fprintf(to, "<text x='%u' y='%u' text-anchor='middle'>%u %%</text>\n",
                         LEFT + r * CELL_WIDTH + 3, bottom + 16, r);
         fprintf(to,
-                "<text x='%u' y='%u' text-anchor='middle'>share of the tokens that are the shared "
-                "prefix</text>\n",
+                "<text x='%u' y='%u' text-anchor='middle'>share of the tokens that are the shared prefix</text>\n",
                 LEFT + WIDTH / 2, bottom + 34);
         fprintf(to, "<text x='8' y='%u'>layer</text>\n", TOP - 10);
 }

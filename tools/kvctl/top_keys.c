@@ -15,8 +15,7 @@
 
 const char *top_help(void) {
         return "keys: q quits, left and right choose the column to sort by, s takes the next one, "
-               "r reverses the order, Tab goes to the other table, up and down scroll, space pauses "
-               "and resumes";
+               "r reverses the order, Tab goes to the other table, up and down scroll, space pauses and resumes";
 }
 
 /* ---- what a key means ------------------------------------------------------------------------ */

@@ -71,8 +71,7 @@ static const struct follow_ops block_ops = {
 static void put_asked(void *arg, uint32_t client, const struct kvd_asked *note) {
         FILE *to = begin_line(arg, "asked");
 
-        fprintf(to, ", \"client\": %u, \"group\": %u, \"input_length\": %u, \"found\": %u, "
-                    "\"hash_ids\": [",
+        fprintf(to, ", \"client\": %u, \"group\": %u, \"input_length\": %u, \"found\": %u, \"hash_ids\": [",
                 client, note->group, note->n_tokens, note->found);
         for (uint32_t i = 0; i < note->n_keys; i++)
                 fprintf(to, "%s%" PRIu64, i ? ", " : "", number_of(note->keys[i]));

@@ -187,8 +187,7 @@ static int take_sizes(struct kvctl *kvctl, const struct whatif *w, struct sizes 
                                           args->operand[i]);
                 if (size < w->longest)
                         return kvctl_fail(kvctl, KVCTL_NO, -EINVAL,
-                                          "the longest request has %zu blocks: no pool of %s "
-                                          "holds it",
+                                          "the longest request has %zu blocks: no pool of %s holds it",
                                           w->longest, args->operand[i]);
                 ret->at[ret->n++] = size;
         }
@@ -250,8 +249,7 @@ static int add_trace(struct answer *answer, const struct whatif *w) {
         answer_say(answer, "%zu requests of %zu blocks, %zu different ones; the longest has %zu.",
                    w->requests.n, w->requests.n_blocks, w->different, w->longest);
         if (w->n_missed)
-                answer_say(answer, "Lookups came faster than they were read, %llu times: some are "
-                                   "missing here.",
+                answer_say(answer, "Lookups came faster than they were read, %llu times: some are missing here.",
                            (unsigned long long)w->n_missed);
         return 0;
 }
