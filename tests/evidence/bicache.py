@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BiCache: similarity by layer and prefix ratio, and what reuse of shared prefixes costs and saves."""
+"""BiCache: similarity by layer and prefix ratio, and the costs and savings of reusing shared prefixes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROUNDS = 7
 
 
 def requests(quick: bool) -> list[dict]:
-    """A few of every prefix ratio; one token a step, so that refreshes matter."""
+    """A few requests of every prefix ratio; one token per step, so that refreshes matter."""
     by_set: dict[str, list[dict]] = defaultdict(list)
     for line in (ROOT / "tools/kvlm/demo/diffusion.jsonl").read_text().splitlines():
         item = json.loads(line)
@@ -36,7 +36,7 @@ def requests(quick: bool) -> list[dict]:
 
 
 def others(quick: bool) -> list[dict]:
-    """Requests that the table is fitted on: other prefixes, other questions."""
+    """Requests to fit the table on: other prefixes, other questions."""
     kept_seed, demo.SEED = demo.SEED, "evidence-profile"
     try:
         return [{**line, "steps": line["gen_length"]} for share, length in demo.SETS
@@ -50,7 +50,7 @@ def steps(quick: bool) -> int:
 
 
 def right(item: dict, text: str) -> list[bool]:
-    """Which of the answer's statements were given."""
+    """For each statement of the answer, whether it was given."""
     wanted = [s.strip() for s in item["answer"].split(".") if s.strip()]
     got = {s.strip() for s in text.split(".")}
     return [s in got for s in wanted]
@@ -75,7 +75,7 @@ def space_of(programs: Programs, daemon: Daemon, items: list[dict], model: Path)
 
 def profile(programs: Programs, daemon: Daemon, items: list[dict], space: str, variant: str,
             model: Path = DIFFUSION) -> tuple[list[dict], dict[int, int]]:
-    """Samples through kvctl profile run, and the table that the worker's sums gave: percent to depth."""
+    """Samples taken with kvctl profile run, and the table made from the worker's sums: {percent: depth}."""
     with tempfile.TemporaryDirectory() as directory:
         prompts, samples = Path(directory) / "prompts.jsonl", Path(directory) / "samples.jsonl"
         prompts.write_text("".join(json.dumps(item) + "\n" for item in items))
@@ -121,7 +121,7 @@ def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick:
 
 
 def timed(programs: Programs, daemon: Daemon, items: list[dict], progress: Progress, quick: bool) -> dict[str, Times]:
-    """Milliseconds a token over one request of every prefix ratio, all modes in turns."""
+    """Milliseconds per token over one request of every prefix ratio, all modes in turns."""
     chosen = list({item["set"]: item for item in reversed(items)}.values())
     rounds: dict[str, list[float]] = {name: [] for name in MODES}
     for i in range(ROUNDS):

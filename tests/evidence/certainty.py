@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How certain a measured number is: intervals of 95 %, paired tests, and times in rounds. Needs no library."""
+"""The certainty of measured numbers: intervals of 95 %, paired tests, and times in rounds. Needs no library."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from math import comb, sqrt
 from statistics import median
 
-Z = 1.959964        # of 95 %
-MARGIN = 0.05       # a recall is kept if it can have lost no more than this
+Z = 1.959964        # for intervals of 95 %
+MARGIN = 0.05       # a recall counts as kept if its loss is at most this, with certainty
 
 
 def wilson(right: int, n: int) -> tuple[float, float]:
-    """Interval of a share (Wilson's score interval)."""
+    """Confidence interval of a share (Wilson's score interval)."""
     if n == 0:
         return 0.0, 1.0
     p, z2 = right / n, Z * Z
@@ -22,7 +22,7 @@ def wilson(right: int, n: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Recall:
-    """Which questions were answered, in their order."""
+    """For each question, in order, whether it was answered."""
 
     answers: tuple[bool, ...]
 
@@ -38,7 +38,7 @@ class Recall:
         return wilson(sum(self.answers), self.n)
 
     def first(self, n: int) -> "Recall":
-        """Of the first n questions: what others were asked, too."""
+        """The recall of the first n questions, which others were asked, too."""
         return Recall(self.answers[:n])
 
     def __str__(self) -> str:
@@ -47,12 +47,12 @@ class Recall:
 
 
 def together(recalls: list[Recall]) -> Recall:
-    """Of several sets of questions."""
+    """The recall of several sets of questions together."""
     return Recall(tuple(answer for recall in recalls for answer in recall.answers))
 
 
 def paired(a: Recall, b: Recall) -> tuple[int, int, int, int]:
-    """Answered by both, by a only, by b only, by neither."""
+    """Numbers of questions answered by both, by a only, by b only, by neither."""
     if a.n != b.n:
         raise ValueError(f"{a.n} questions cannot be compared with {b.n}")
     pairs = list(zip(a.answers, b.answers))
@@ -60,14 +60,14 @@ def paired(a: Recall, b: Recall) -> tuple[int, int, int, int]:
 
 
 def chance(a: Recall, b: Recall) -> float:
-    """McNemar's exact test: the probability that such a difference, either way, is luck."""
+    """McNemar's exact test: the probability that such a difference, in either direction, is luck."""
     _, only_a, only_b, _ = paired(a, b)
     n, few = only_a + only_b, min(only_a, only_b)
     return min(1.0, 2 * sum(comb(n, i) for i in range(few + 1)) / 2 ** n) if n else 1.0
 
 
 def difference(a: Recall, b: Recall) -> tuple[float, float]:
-    """Interval of a - b on the same questions (Newcombe's, by scores of the paired shares)."""
+    """Interval of a - b on the same questions (Newcombe's, from the scores of the paired shares)."""
     both, only_a, only_b, neither = paired(a, b)
     (low_a, high_a), (low_b, high_b) = a.interval(), b.interval()
     scale = sqrt((both + only_a) * (only_b + neither) * (both + only_b) * (only_a + neither))
@@ -78,24 +78,24 @@ def difference(a: Recall, b: Recall) -> tuple[float, float]:
 
 
 def better(a: Recall, b: Recall) -> bool | None:
-    """Is a's recall above b's? None: chance may have made the difference."""
+    """Is a's recall above b's? None: the difference may be chance."""
     return None if chance(a, b) >= 0.05 else a.value > b.value
 
 
 def kept(a: Recall, full: Recall, margin: float = MARGIN) -> bool:
-    """Has a lost no more than the margin, beyond doubt?"""
+    """Is a's loss certainly at most the margin?"""
     return difference(a, full)[0] >= -margin
 
 
 def reaches(a: Recall, least: float) -> bool | None:
-    """Is it so much, beyond doubt? None: the interval has the number inside."""
+    """Is the recall certainly at least, or certainly below, that number? None: the number is inside the interval."""
     low, high = a.interval()
     return True if low >= least else False if high < least else None
 
 
 @dataclass(frozen=True)
 class Times:
-    """One measurement per round, of contenders that take turns."""
+    """One measurement per round, with contenders that take turns."""
 
     rounds: tuple[float, ...]
 
@@ -111,5 +111,5 @@ class Times:
         return Times(tuple(a / b for a, b in zip(self.rounds, other.rounds)))
 
     def at_least(self, least: float) -> bool | None:
-        """Of seven rounds, least and greatest hold the median in 98 % of cases."""
+        """With seven rounds, the median lies between least and greatest in 98 % of cases."""
         return True if min(self.rounds) >= least else False if max(self.rounds) < least else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvlm and kvd as the parts of the evidence use them."""
+"""kvlm and kvd, for the parts of the evidence."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Programs:
 
 
     def logits(self, prompt: str, *options: str, socket: str | None = None) -> tuple[array, dict]:
-        """Logits of every token of one prompt, row by row, and the report."""
+        """The logits of every token of one prompt, row by row, and the report."""
         with tempfile.TemporaryDirectory() as directory:
             text, ids, out = (Path(directory) / name for name in ("prompt", "ids", "logits"))
             text.write_text(prompt)
@@ -92,7 +92,7 @@ def threads() -> str:
 
 
 def divergence(exact: array, other: array, vocabulary: int, every: int = 5) -> float:
-    """Mean KL divergence of the next token's distributions, in nats, over every fifth token of the second half."""
+    """Mean KL divergence of the next-token distributions, in nats, over every fifth token of the second half."""
     rows = len(exact) // vocabulary
     total, n = 0.0, 0
     for row in range(rows // 2, rows, every):

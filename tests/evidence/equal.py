@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What others answer with as much memory in all: labels, sketches and exact copies counted."""
+"""The recall of other methods with the same total memory, labels, sketches and exact copies included."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RIVALS = ("int4", "SnapKV, per chunk", "StreamingLLM")
 
 def table(baselines: ask.Baselines, progress: Progress, questions: list[tasks.Question], full: Recall,
           rows: list[tuple[str, Recall, pool.Memory]]) -> Table:
-    """The rivals with the bytes that each row took; with more than a full cache they keep everything."""
+    """The rivals with the bytes of each row; with more than a full cache they keep everything."""
     made = Table("At equal total memory: labels, sketches and copies are counted, "
                  "and the others may keep as many bytes",
                  ["what", "recall", *pool.COLUMNS, *RIVALS])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a part of the evidence hands to the page: claims, aims, tables and plots, all made from measured numbers.
+"""The results of a part of the evidence, for the page: claims, aims, tables and plots, all made from measured numbers.
 
-A claim holds only if the numbers beside it carry the very thing it says: as much as it says, in that direction, at a
-setting that still answers, and beyond what chance gives so many questions or rounds. Whatever is less is not shown,
-not reached, or does not hold, with the reason.
+A claim holds only if its numbers support exactly that claim: the same amount, in the same direction, at a setting that
+still answers, and beyond chance for that many questions or rounds. Otherwise it is not shown, not reached, or does not
+hold, with the reason.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Claim:
     measured: str       # the same quantity here, in words with the measured numbers
     verdict: str
     why: str = ""
-    invariant: bool = False     # not a finding: if it does not hold, kvd is broken
+    invariant: bool = False     # not a finding: kvd is broken if it does not hold
 
 
 @dataclass
 class Aim:
-    """What kvd set out to reach, in the pool."""
+    """A goal of kvd, in the pool."""
 
     text: str
     measured: str
@@ -41,19 +41,19 @@ def verdict(truth: bool | None, false: str = FAILS) -> str:
 
 
 def compared(a: Recall, b: Recall) -> str:
-    """A difference in words."""
+    """The difference in words."""
     low, high = difference(a, b)
     return f"{a.value - b.value:+.2f} ({low:+.2f} to {high:+.2f}, p = {chance(a, b):.2g}, n = {a.n})"
 
 
 def claim_better(paper: str, what: str, a: Recall, b: Recall, why: dict[str, str]) -> Claim:
-    """a's recall is above b's; `why` by verdict."""
+    """The claim that a's recall is above b's; `why`: {verdict: reason}."""
     result = verdict(better(a, b))
     return Claim(paper, f"{what}: {compared(a, b)}", result, why.get(result, ""))
 
 
 def aim_recall(text: str, recall: Recall, least: float, why: str = "") -> Aim:
-    """A recall of at least so much."""
+    """The aim of a recall of at least `least`."""
     beyond = reaches(recall, least)
     reached = recall.value >= least
     result = ("reached" if reached else "missed") + (", within chance" if beyond is None else "")
@@ -84,12 +84,12 @@ class Plot:
 
 @dataclass
 class Findings:
-    """All of one method."""
+    """All results of one method."""
 
     method: str
     title: str
     summary: str = ""
-    use: str = ""       # which settings, when
+    use: str = ""       # recommended settings, and when to use them
     claims: list[Claim] = field(default_factory=list)
     aims: list[Aim] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)

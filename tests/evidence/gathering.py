@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bidirectional model made by hand, whose answers need the prefix to have seen what follows it.
+"""A handmade bidirectional model, whose answers are right only if the prefix has attended to the text after it.
 
-A prefix lists names; a request goes on with other names, of which one is the twin of a name in the prefix; the answer
-is that name. In one layer a name of the prefix looks for its twin and is marked if it is there; in the layers behind
-it the answer's place reads the marked name. Who takes the prefix as it is alone finds no mark. Before, all tokens learn
-whether anything follows, so that keys and values differ from the second layer on, as they do in trained models.
+A prefix lists names. A request continues with other names, one of which is the twin of a name in the prefix; the answer
+is that name. In one layer, each name of the prefix looks for its twin and is marked if it finds it. In later layers, the
+answer's position reads the marked name. A prefix computed alone has no mark. Before that, all tokens learn whether
+anything follows, so that keys and values differ from the second layer on, as they do in trained models.
 
-`early` leaves that out: then the layer that marks is the last one whose keys and values are the same, which is where
-BiCache begins to recompute, from what that layer made of the prefix alone.
+`early` leaves that out: then the marking layer is the last one whose keys and values are the same, which is where
+BiCache begins to recompute, from that layer's output for the prefix alone.
 
-Norms and rotations are as in any Llama: what must be compared lies in dimensions of a head that hardly turn.
+Norms and rotations are as in any Llama: compared values are in dimensions of a head that hardly rotate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import vocabulary as v
 NAMES, LISTED = 24, 10              # names and as many twins; how many a text lists
 HIDDEN, HEADS, WIDTH, READERS, FFN, THETA = 128, 2, 64, 3, 64, 1e12
 CODE, TWIN, ONE, FIRST, EMPTY, MARK, FOLLOWED = 0, NAMES, 48, 49, 50, 51, 52       # dimensions of the residual stream
-STILL = [*range(10, WIDTH // 2), *range(10 + WIDTH // 2, WIDTH)]       # of a head, those that hardly turn
+STILL = [*range(10, WIDTH // 2), *range(10 + WIDTH // 2, WIDTH)]       # dimensions of a head that hardly rotate
 IN_ONE, IN_MARK, IN_FOLLOWED = STILL[NAMES:NAMES + 3]
 
 
@@ -45,7 +45,7 @@ def embedding() -> np.ndarray:
 
 
 def zeros() -> dict[str, np.ndarray]:
-    """One layer that does nothing; only its first head is ever used."""
+    """A layer that does nothing; only the first head is ever used."""
     shapes = {"self_attn.q_proj": (HEADS * WIDTH, HIDDEN), "self_attn.k_proj": (HEADS * WIDTH, HIDDEN),
               "self_attn.v_proj": (HEADS * WIDTH, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * WIDTH),
               "mlp.gate_proj": (FFN, HIDDEN), "mlp.up_proj": (FFN, HIDDEN), "mlp.down_proj": (HIDDEN, FFN)}
@@ -55,7 +55,7 @@ def zeros() -> dict[str, np.ndarray]:
 
 
 def following() -> dict[str, np.ndarray]:
-    """Every token attends to twins, or to the first token if there are none; any twin says: something follows."""
+    """Every token attends to twins, or to the first token if there are none. A twin means that something follows."""
     layer = zeros()
     layer["self_attn.q_proj"][IN_ONE, ONE] = 1.6
     layer["self_attn.k_proj"][IN_ONE, TWIN:TWIN + NAMES], layer["self_attn.k_proj"][IN_ONE, FIRST] = 1.6, 0.8
@@ -65,7 +65,7 @@ def following() -> dict[str, np.ndarray]:
 
 
 def marking() -> dict[str, np.ndarray]:
-    """A name attends to its twin, or to the first token if that is not there; the twin says: marked."""
+    """A name attends to its twin, or to the first token if it has none. The twin marks it."""
     layer = zeros()
     q, k = layer["self_attn.q_proj"], layer["self_attn.k_proj"]
     for i in range(NAMES):
@@ -77,7 +77,7 @@ def marking() -> dict[str, np.ndarray]:
 
 
 def reading() -> dict[str, np.ndarray]:
-    """The answer's place attends to what is marked, and takes its name."""
+    """The answer's position attends to the marked name, and takes it."""
     layer = zeros()
     layer["self_attn.q_proj"][IN_MARK, EMPTY] = 1
     layer["self_attn.k_proj"][IN_MARK, MARK], layer["self_attn.k_proj"][IN_ONE, ONE] = 3.2, 0.2
@@ -90,7 +90,7 @@ def reading() -> dict[str, np.ndarray]:
 
 
 def write(folder: Path, early: bool) -> Path:
-    """The model's files."""
+    """Writes the model's files."""
     layers = [*([] if early else [following()]), marking(), *(reading() for _ in range(READERS))]
     tensors = {"model.embed_tokens.weight": embedding(), "model.norm.weight": np.ones(HIDDEN, np.float32)}
     for i, layer in enumerate(layers):
@@ -115,7 +115,7 @@ def write(folder: Path, early: bool) -> Path:
 
 
 def requests(count: int, seed: str) -> list[dict]:
-    """Five requests a prefix."""
+    """Five requests per prefix."""
     rng, made = random.Random(seed), []
     for i in range(count):
         if i % 5 == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HShare: recall against the share of layers, heads and steps that select for themselves, and the time it takes."""
+"""HShare: recall against the share of layers, heads and steps that select tokens themselves, and its speed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from engine import MODEL, Daemon, Programs, mean
 from findings import HOLDS, NOT_REACHED, NOT_SHOWN, Aim, Claim, Findings, Plot, Table, aim_recall, compared
 from progress import Progress
 
-# Share of layers, heads and steps that select for themselves.
+# Shares of layers, heads and steps that select tokens themselves.
 RATIOS = {"1": (1, 1, 1), "9/16": (0.75, 0.75, 1), "9/32": (0.75, 0.75, 0.5), "1/8": (0.5, 0.5, 0.5)}
 DEFAULT = "as shipped"
 SPEED = "8.6 x faster attention than dense at long contexts (Table 5)"
 TAIL = 24           # the question is computed token by token, so that sparse attention must find the fact
-SHARE = 0.25        # of the tokens, attended to
+SHARE = 0.25        # of the tokens is attended to
 ROUNDS = 7
 DECODED = 33        # tokens whose attention is timed
 
@@ -43,7 +43,7 @@ def ratio_settings(ratio: tuple[float, float, float]) -> list[str]:
 
 
 def share_of(length: int) -> list[str]:
-    """Sinks, recent and selected tokens: a quarter in all."""
+    """Settings for a quarter of the tokens: sinks, recent and selected ones."""
     return ["hshare.sinks=16", "hshare.recent=32", f"hshare.top={int(length * SHARE) - 48}"]
 
 
@@ -78,7 +78,7 @@ def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick:
 
 
 def sparse(baselines: ask.Baselines, questions: list[tasks.Question]) -> dict[str, Recall]:
-    """All baselines attend to as many tokens; their channels come from other documents."""
+    """All baselines, which attend to as many tokens; their channels come from other documents."""
     calibration = [tasks.ids_of(q) for q in tasks.recall(2, 800, seed="calibration")]
     [channels] = baselines.each(ask.calibrated, [calibration])
     named = {f"HShare {name}, as published": ratio for name, ratio in RATIOS.items()}
@@ -87,7 +87,7 @@ def sparse(baselines: ask.Baselines, questions: list[tasks.Question]) -> dict[st
 
 
 def long_model(folder: Path, tokens: int) -> Path:
-    """The same weights, allowed to read further than they were trained for: times need no right answers."""
+    """The same model, for longer prompts than it was trained on, since times do not need right answers."""
     for file in MODEL.iterdir():
         (folder / file.name).symlink_to(file)
     config = json.loads((MODEL / "config.json").read_text())
@@ -97,7 +97,7 @@ def long_model(folder: Path, tokens: int) -> Path:
 
 
 def timed(programs: Programs, tokens: int, contenders: dict[str, list[str]]) -> dict[str, Times]:
-    """Milliseconds in attention and selection for each decoded token behind one document; contenders take turns."""
+    """Milliseconds in attention and selection per decoded token after one document; contenders take turns."""
     prompt = tasks.prompts(tasks.recall(1, tokens - 16, seed="evidence-times"))
     rounds: dict[str, list[float]] = {name: [] for name in ("dense", *contenders)}
     with tempfile.TemporaryDirectory() as directory, Daemon(programs, "--pool", f"{64 + tokens // 64}M") as daemon:
@@ -120,7 +120,7 @@ def timed(programs: Programs, tokens: int, contenders: dict[str, list[str]]) -> 
 
 
 def crossover(by_length: dict[int, dict[str, Times]]) -> str:
-    """The shortest measured document from which on the shipped settings are faster than dense in every round."""
+    """The shortest measured length from which on the shipped settings are faster than dense in every round."""
     faster = [n for n, t in by_length.items() if t["dense"].over(t[DEFAULT]).at_least(1.0)]
     longest = max(by_length)
     since = [n for n in faster if all(m in faster for m in by_length if n <= m <= longest)]
@@ -197,7 +197,7 @@ def claims(runs: dict[str, pool.Run], dense: Recall, times: dict[str, Times], le
 
 
 def claim_of_speed(recall: dict[str, Recall], times: dict[str, Times], dense: Recall, length: int) -> Claim:
-    """At the fastest setting that still answers; how fast wrong answers come is no merit."""
+    """The claim at the fastest setting that still answers, since fast wrong answers have no merit."""
     named = [name for name in times if name != "dense"]
     speed = {name: times["dense"].over(times[name]) for name in named}
     keeping = [name for name in named if kept(recall[name], dense)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KeyDiff: recall against the budget, beside what else one could keep."""
+"""KeyDiff: recall against the budget, compared with other choices of tokens to keep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POOL, PAPER = "kvd, keydiff=on", "kvd, keydiff.profile=paper"
 
 
 def sizes(quick: bool) -> tuple[int, int]:
-    """Questions, and tokens of their documents."""
+    """Number of questions, and tokens of their documents."""
     return (20, 600) if quick else (60, 1000)
 
 
@@ -87,7 +87,7 @@ def findings(count: int, length: int, full: Recall, curves: dict[str, dict[float
 
 
 def claim_of_no_loss(full: Recall, curve: dict[float, Recall], length: int) -> Claim:
-    """A loss can be seen here; that there is none of 0.04 % cannot."""
+    """A loss can be seen at this scale; a loss of only 0.04 % cannot be excluded."""
     lost = better(full, curve[0.5])
     return Claim("Within 0.04 % of the full cache at an 8 K budget, about 23 % less memory (abstract); Table 1 itself "
                  "gives 0.2 to 0.35 %",
@@ -96,7 +96,7 @@ def claim_of_no_loss(full: Recall, curve: dict[float, Recall], length: int) -> C
 
 
 def claim_of_comparison(curves: dict[str, dict[float, Recall]], ours: str, form: str) -> Claim:
-    """Against the best of the others, on the same questions at all budgets."""
+    """Compares with the best of the others, on the same questions at all budgets."""
     mine = together(list(curves[ours].values()))
     others = {name: together(list(curves[name].values())) for name in RIVALS}
     best = max(others, key=lambda name: others[name].value)

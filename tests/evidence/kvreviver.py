@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVReviver: recall against the budget with exact copies, without them, and as published; and all memory it takes."""
+"""KVReviver: recall against the budget with exact copies, without them, and as published; and all of its memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ BUDGETS = [0.1, 0.25, 0.5]
 COPIES, ALONE, PAPER = "kvd, kvreviver=on", "kvd, without exact copies", "kvd, kvreviver.profile=paper"
 VARIANTS = {COPIES: [], ALONE: ["kvreviver.spill=off", "kvreviver.drop=on"], PAPER: ["kvreviver.profile=paper"]}
 PRINTED = "KVReviver, as published"
-BASELINES = [PRINTED, "int4", "recent window"]         # more of them stand beside KeyDiff
-SKETCHES = [0.4, 0.8]          # the sketch's share of half of the tokens
-TAIL = "24"                    # the question is decoded, so that blocks have left before it is known
+BASELINES = [PRINTED, "int4", "recent window"]         # KeyDiff's part has more of them
+SKETCHES = [0.4, 0.8]          # the sketch's share of a budget of half the tokens
+TAIL = "24"                    # the question is decoded, so that blocks are evicted before it is known
 
 
 def sizes(quick: bool) -> tuple[int, int]:
@@ -70,7 +70,7 @@ def revivals(runs: dict[tuple[str, float], pool.Run]) -> Table:
 
 
 def cell(recall: Recall, run: pool.Run | None) -> str:
-    """With the share of the blocks that are resident, which may be more than the budget."""
+    """The recall, and the share of the blocks that are resident, which may be above the budget."""
     return str(recall) if run is None else f"{recall}; {run.of_table('resident') / run.of_table('blocks'):.0%} resident"
 
 
@@ -108,7 +108,7 @@ def findings(count: int, length: int, full: Recall, curves: dict[str, dict[float
 
 
 def whole_memory(memory: pool.Memory) -> Aim:
-    """Not to be left out."""
+    """The aim of counting all memory."""
     return Aim("all memory is counted", f"cache {memory.share(memory.cache)}, "
                f"labels {memory.share(memory.labels)}, copies "
                f"{memory.share(memory.copies)}, sketch {memory.share(memory.sketch)}: {memory.share(memory.total)} "

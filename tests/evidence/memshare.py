@@ -25,7 +25,7 @@ SETTINGS = {"memshare.tau_block=0.35": ["memshare.tau_block=0.35"], "keys not al
 
 @dataclass
 class Row:
-    """One task: unshared, shared by the pool, and others at the same number of blocks."""
+    """One task: unshared, shared by the pool, and other methods with the same number of blocks."""
 
     name: str
     plain: Recall
@@ -38,13 +38,13 @@ class Row:
 
 
 def share_of(run: pool.Run) -> float:
-    """Of all tokens, those that read another's block."""
+    """The share of all tokens that are in a shared block."""
     tables = [r["sequence"] for r in run.reports]
     return sum(t["shared_tokens"] for t in tables) / (sum(t["tokens"] for t in tables) or 1)
 
 
 def net_kib(run: pool.Run) -> float:
-    """What sharing gives back less the slots that stay empty because steps begin in fresh blocks."""
+    """KiB that sharing saves, less the slots that stay empty because steps begin in new blocks."""
     return (run.of_table("bytes_saved") - run.of_table("empty_slots") * pool.TOKEN_BYTES) / 1024
 
 
@@ -92,7 +92,7 @@ def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick:
 
 
 def forms(programs: Programs, baselines: ask.Baselines, progress: Progress, questions: list[tasks.Question]) -> Table:
-    """Other settings, and the paper's form with its own threshold and with one that this model's keys give."""
+    """Other settings, and the paper's form with its own threshold and with one that fits this model's keys."""
     table = Table(f"Other forms, steps told {REPEATS[-1]} x, {tasks.LENGTHS[0]}", ["form", "recall", "tokens shared"])
     for name, settings in SETTINGS.items():
         progress.step(f"MemShare: {name}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """evidence.json as one HTML page: first every verdict in one table, then each method with its tables and plots.
 
-It reads well on a phone (verdicts are lines below each other, wide tables scroll by themselves, plots stand below each other), on a wide screen (plots stand
+It can be read on a phone (verdicts and plots are below each other, wide tables scroll), on a wide screen (plots are
 side by side) and in print.
 """
 
@@ -35,7 +35,7 @@ nav a { margin-right: 1.2em; white-space: nowrap }
 """
 
 
-VERDICT = ("Method", "The paper says", "Here", "At our scale")      # columns; on a phone, in front of each line
+VERDICT = ("Method", "The paper says", "Here", "At our scale")      # columns; on a phone, the beginning of each line
 
 
 def cell(value: object) -> str:
@@ -68,7 +68,7 @@ def verdict(f: Findings, said: str, measured: str, verdict: str, why: str) -> st
 
 
 def verdicts(findings: list[Findings]) -> str:
-    """What was said, what was measured, and what comes of it: everything, first the papers' claims."""
+    """The table of all verdicts with their measured numbers, the papers' claims first."""
     claims = [verdict(f, escape(c.paper), c.measured, c.verdict, c.why) for f in findings for c in f.claims]
     aims = [verdict(f, f"<i>kvd's aim:</i> {escape(a.text)}", a.measured, a.verdict, a.why)
             for f in findings for a in f.aims]
@@ -86,7 +86,7 @@ def section(f: Findings) -> str:
 
 
 def page(findings: list[Findings], about: dict) -> str:
-    """The document; `about` says what ran where."""
+    """The document. `about`: the programs and the machine of the run."""
     links = "".join(f"<a href='#{f.method}'>{escape(f.title)}</a>" for f in findings)
     facts = "".join(f"<tr><td>{escape(str(k))}</td><td style='text-align:left'>{escape(str(v))}</td></tr>"
                     for k, v in about.items())

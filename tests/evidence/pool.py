@@ -17,14 +17,14 @@ OPTIONS = ("--own-prompt", "yes", "--max-tokens", "8")
 
 @dataclass
 class Run:
-    """Answers to the questions, kvlm's reports, and the space's counters behind them."""
+    """Answers to the questions, kvlm's reports, and the space's counters afterwards."""
 
     recall: Recall
     reports: list[dict]
     counters: dict[str, int]
 
     def of_table(self, name: str) -> float:
-        """Mean over the requests of a figure of their sequences."""
+        """The mean of a figure of the requests' sequences."""
         return mean([r.get("sequence", {}).get(name, 0) for r in self.reports])
 
     def report(self, name: str) -> float:
@@ -37,7 +37,7 @@ class Run:
 
 @dataclass
 class Memory:
-    """Bytes that one request takes when its answer is ready, and what the full cache would take."""
+    """Bytes that one request takes when its answer is ready, and those of a full cache."""
 
     full: float
     cache: float
@@ -53,7 +53,7 @@ class Memory:
         return f"{part / self.full:.0%}"
 
     def columns(self) -> list:
-        """As COLUMNS names them."""
+        """The columns named by COLUMNS."""
         kib = [round(part / 1024) for part in (self.cache, self.labels, self.copies, self.sketch, self.total)]
         return [*kib, self.share(self.total)]
 
@@ -66,12 +66,12 @@ def recall_of(questions: list[tasks.Question], reports: list[dict]) -> Recall:
 
 
 def recall_of_tokens(questions: list[tasks.Question], answers: list[list[int]]) -> Recall:
-    """As `recall_of`, of the baselines."""
+    """Like `recall_of`, but for the baselines' tokens."""
     return Recall(tuple(q.right(tasks.TOKENS.decode(ids)) for q, ids in zip(questions, answers)))
 
 
 def space(daemon: Daemon, settings: list[str]) -> None:
-    """A space comes with its first request; then its switches are set."""
+    """Makes a space by a first request, and then sets its settings."""
     daemon.programs.generate([{"prompt": "The code of alder is 4 7."}], "--max-tokens", "1", socket=daemon.socket)
     if settings:
         daemon.stat("space", "set", SPACE, *settings)
@@ -79,7 +79,7 @@ def space(daemon: Daemon, settings: list[str]) -> None:
 
 def serve(programs: Programs, questions: list[tasks.Question], settings: list[str], *options: str,
           pool: str = "128M", more: tuple[str, ...] = ()) -> Run:
-    """One request after the other through a daemon of its own."""
+    """Sends the requests one after the other through their own daemon."""
     with Daemon(programs, "--pool", pool, *more) as daemon:
         space(daemon, settings)
         reports = programs.generate(tasks.prompts(questions), *OPTIONS, *options, socket=daemon.socket)

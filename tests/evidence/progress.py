@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the evidence is, on standard error: a bar on a terminal, a line per step elsewhere."""
+"""The progress of the evidence, on standard error: a bar on a terminal, a line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 
 
 class Progress:
-    """Counts steps whose number is known from the beginning."""
+    """Counts a known number of steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.done, self.started = steps, 0, time.monotonic()
         self.terminal = sys.stderr.isatty()
 
     def step(self, what: str) -> None:
-        """Before a step."""
+        """Call before each step."""
         spent = time.monotonic() - self.started
         left = spent / self.done * (self.steps - self.done) if self.done else None
         guess = f", about {left / 60:.0f} min left" if left is not None and self.terminal else ""

@@ -47,7 +47,7 @@ def commit() -> str:
 
 
 def measure(programs: Programs, names: list[str], quick: bool) -> list[Findings]:
-    """Each part says beforehand how many steps it has."""
+    """Runs the parts. Each knows its number of steps beforehand."""
     progress = Progress(sum(PARTS[name].steps(quick) for name in names))
     findings = []
     with ask.Baselines(MODEL) as baselines:
@@ -61,7 +61,7 @@ def measure(programs: Programs, names: list[str], quick: bool) -> list[Findings]
 
 
 def summary(findings: list[Findings]) -> None:
-    """Claims and aims, on standard output."""
+    """Prints claims and aims on standard output."""
     for f in findings:
         print(f"\n{f.title}")
         for claim in f.claims:

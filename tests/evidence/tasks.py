@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions with known answers, drawn as the models' evaluation draws them: held-out pairs, fixed seeds."""
+"""Questions with known answers, drawn as in the models' evaluation: held-out pairs, fixed seeds."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from corpus import BLANK, TOKENS, Fact, Writer  # noqa: E402
 
 @dataclass
 class Question:
-    """A prompt, and the text that must come."""
+    """A prompt, and its right answer."""
 
     prompt: str
     answer: str
-    depth: float    # where in the prompt the fact stands, 0 to 1
+    depth: float    # position of the fact in the prompt, 0 to 1
 
     def right(self, text: str) -> bool:
-        """The value itself; what the model writes behind it does not count."""
+        """Checks the value only; text after it does not count."""
         return text.split("\n")[0].split(".")[0] == self.answer
 
 
 def recall(count: int, length: int, seed: str = "evidence") -> list[Question]:
-    """One fact asked for behind a document of `length` tokens."""
+    """Questions about one fact each, after a document of `length` tokens."""
     writer = Writer(f"{seed}-{length}", held_out=True)
     questions = []
     for i in range(count):
@@ -47,11 +47,11 @@ def accuracy(questions: list[Question], reports: list[dict]) -> float:
 
 # ---- reasoning that repeats itself -----------------------------------------------------------------------------------
 
-CHANGED = 0.15      # share of a repeated step's fillers that are other sentences than before
+CHANGED = 0.15      # share of a repeated step's fillers that are replaced by other sentences
 
 
 def step(writer: Writer, told: list[Fact], length: int) -> list[tuple[int, ...]]:
-    """Facts at random places among fillers, of exactly `length` tokens with the empty line behind it."""
+    """Facts at random places among fillers, of exactly `length` tokens including the empty line at the end."""
     while True:
         sentences = writer.body(told, length, repeats=0.0)
         missing = length - 1 - sum(map(len, sentences))
@@ -64,7 +64,7 @@ def step(writer: Writer, told: list[Fact], length: int) -> list[tuple[int, ...]]
 
 
 def filler_like(writer: Writer, sentence: tuple[int, ...]) -> tuple[int, ...]:
-    """Another sentence of the same number of tokens, so that what follows lies as before."""
+    """Another sentence of the same number of tokens, so that later ones keep their positions."""
     while True:
         other = writer.filler()
         if len(other) == len(sentence):
@@ -73,7 +73,7 @@ def filler_like(writer: Writer, sentence: tuple[int, ...]) -> tuple[int, ...]:
 
 def again(writer: Writer, sentences: list[tuple[int, ...]], facts: dict[tuple[int, ...], tuple[int, ...]],
           shifted: bool) -> list[tuple[int, ...]]:
-    """The step once more: each fact becomes another one, a few of the other sentences are replaced."""
+    """The step again, with other facts, and with a few of its other sentences replaced."""
     told = []
     for sentence in sentences:
         if sentence in facts:
@@ -86,7 +86,7 @@ def again(writer: Writer, sentences: list[tuple[int, ...]], facts: dict[tuple[in
 
 
 def plain_facts(writer: Writer, count: int) -> list[Fact]:
-    """Of equally many tokens each, about distinct names."""
+    """Facts of equally many tokens, about distinct names."""
     return [replace(fact, lead=" The") for fact in writer.facts(count, 0.0)]
 
 
@@ -95,11 +95,11 @@ LENGTHS = ("of whole blocks", "of any length", "of changing length")
 
 def reasoning(count: int, steps: int, repeats: int, tokens: int = 128, facts: int = 2, lengths: str = LENGTHS[0],
               seed: str = "evidence-steps") -> list[Question]:
-    """`steps` different steps, each told `repeats` times in rounds, always with facts of its own.
+    """`steps` different steps, each told `repeats` times in rounds, every time with other facts.
 
-    Every fact is told once, in the place where the other tellings of its step have theirs: who takes another block
-    for the one with the fact reads a fact about something else. Steps are of `tokens` tokens, or of any number near
-    it, or of any number that also changes with each sentence that is replaced.
+    Every fact is told once, at the position where the other tellings of its step have theirs. If its block is replaced
+    by another telling's, the model reads a fact about something else. Steps have `tokens` tokens, or a number near
+    that, or a number that also changes with each replaced sentence.
     """
     questions = []
     writer = Writer(f"{seed}-{steps}-{repeats}-{tokens}-{lengths}", held_out=True)
@@ -122,5 +122,5 @@ def reasoning(count: int, steps: int, repeats: int, tokens: int = 128, facts: in
 
 
 def ids_of(question: Question) -> list[int]:
-    """The prompt's tokens, as kvlm makes them."""
+    """The prompt's tokens, as in kvlm."""
     return [1, *TOKENS.encode(question.prompt)]

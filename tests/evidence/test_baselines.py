@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The baselines' engine computes what kvlm computes, and each policy keeps to its budget.
+"""The baselines' engine computes the same as kvlm, and each policy stays within its budget.
 
     python3 test_baselines.py BUILD
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the evidence may say of numbers: verdicts on made-up numbers, each as wrong as the rule it is for."""
+"""The evidence's verdicts, on made-up numbers, one test for each rule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from memshare import claim_of_similarity
 
 
 def recall(right: int, n: int) -> Recall:
-    """The first `right` questions answered."""
+    """A recall with the first `right` questions answered."""
     return Recall(tuple(i < right for i in range(n)))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of evidence in a real browser, as wide as a phone and as a screen: nothing sticks out, plots stand below each
+"""The page of evidence in a real browser, as wide as a phone and as a screen: nothing overflows, plots are below each
 other or side by side, letters stay readable, and each verdict is there once. The findings are made up, and long.
 """
 
@@ -65,14 +65,14 @@ def made_up(method: str) -> Findings:
 
 
 def look_of(picture: str) -> dict[str, tuple[str, float]]:
-    """Colour and width of each line of a plot, by its name."""
+    """Colour and width of each line of a plot, by the line's name."""
     return {name: (stroke, float(width)) for stroke, width, name in re.findall(
         r'<line x1="[^"]*" x2="[^"]*" y1="[^"]*" y2="[^"]*" stroke="([^"]*)" stroke-width="([^"]*)"/>'
         r'<text[^>]*>([^<]*)</text>', picture)}
 
 
 def test_many_lines() -> None:
-    """Few in each picture, over the same axes, of different colours; kvd's in all of them, and heavier."""
+    """Each picture has few lines, on the same axes, in different colours; kvd's are in all of them, and thicker."""
     ours = {"kvd, one=on": [(0, 0.5), (1, 1)], "kvd, one.profile=paper": [(0, 0.4), (1, 0.9)]}
     for n in (0, 1, 5, 6, 10, 23):
         others = {f"policy {i}": [(0, i / 30), (2 if i == 7 else 1, 1)] for i in range(n)}
@@ -91,7 +91,7 @@ def test_many_lines() -> None:
 
 
 def rendered(browser: str, html: str, folder: str) -> dict:
-    """What the browser makes of it in frames of both widths."""
+    """The browser's measurements of the page in frames of both widths."""
     frames = "".join(f"<iframe id='w{width}' width={width} height=800 style='border:0' srcdoc='{escape(html, quote=True)}'>"
                      "</iframe>" for width in (PHONE, SCREEN))
     path = Path(folder) / "frames.html"

@@ -55,8 +55,8 @@ def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick:
     table = Table(f"{len(questions)} requests of about {STEPS * REPEATS * TOKENS} tokens, "
                   f"{PROCESSES} processes at a time",
                   ["pool MiB", "methods", "recall", "requests that left the pool", "blocks shared", "spilled", "vague",
-                   "revived "
-                   "exactly", "revived approximately", "revival refused", "labels KiB", "copies KiB", "sketch KiB",
+                   "revived exactly", "revived approximately", "revival refused", "labels KiB", "copies KiB",
+                   "sketch KiB",
                    "ms a request", "invariants broken", "before, recall"])
     results: dict[tuple[str, int], dict] = {}
     for size in POOLS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the baselines in several processes. What runs there are the functions below; results are answers' tokens."""
+"""Runs the baselines in several processes, which call the functions below. Results are the answers' tokens."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # each process has one; must be set before numpy comes
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")     # one per process; must be set before numpy is imported
 
 import numpy as np  # noqa: E402
 
 from . import eviction, sharing, sketch, sparse  # noqa: E402
 from .llama import Llama, Policy  # noqa: E402
 
-ANSWER = 4          # tokens: a value is two, then the sentence ends
+ANSWER = 4          # tokens: two for a value, then the end of the sentence
 EVICTION = {"recent window": eviction.Window, "random": eviction.Random, "StreamingLLM": eviction.StreamingLLM,
             "H2O, as published": eviction.H2O, "TOVA": eviction.TOVA, "SnapKV, per chunk": eviction.SnapKV,
             "SnapKV, knowing the question": eviction.SnapKVWhole, "KeyDiff, as published": eviction.KeyDiff,
@@ -32,7 +32,7 @@ def load(folder: Path) -> None:
 
 
 def evicted(ids: list[int], policy: str, share: float) -> list[int]:
-    """Under a budget that is a share of the prompt's tokens."""
+    """The answer with a budget that is a share of the prompt's tokens."""
     return model.answer(ids, ANSWER, EVICTION[policy](int(share * len(ids))))
 
 
@@ -51,7 +51,7 @@ def calibrated(documents: list[list[int]]) -> list[np.ndarray]:
 
 def attended(ids: list[int], share: float, tail: int, channels: list[np.ndarray],
              hshare: dict[str, tuple[float, float, float]]) -> dict[str, list[int]]:
-    """All sparse baselines behind one prefill; `tail` tokens of the prompt are decoded."""
+    """All sparse baselines after one prefill; `tail` tokens of the prompt are decoded."""
     body, tokens = len(ids) - tail, int(share * len(ids))
     cache, recorder = sparse.prefill(model, ids[:body])
     policies = {"dense": Policy(), "recent window": sparse.Newest(model, tokens), "Quest": sparse.Quest(model, tokens),
@@ -63,7 +63,7 @@ def attended(ids: list[int], share: float, tail: int, channels: list[np.ndarray]
 
 
 def told(ids: list[int], blank: int, rule: str, value: float = 0) -> tuple[list[int], int, np.ndarray]:
-    """The answer behind shared blocks, how many these are, and the last token's logits."""
+    """The answer with shared blocks, the number of these, and the last token's logits."""
     rules = {"unshared": lambda: None, "at random": lambda: sharing.AtRandom(int(value), len(ids), len(ids)),
              "MemShare, as published": lambda: sharing.Similar(tau_block=value),
              "MemShare, serve form": lambda: sharing.Similar(tau_block=value, metric=sharing.relative, align=True)}
@@ -90,11 +90,11 @@ class Baselines:
         self.executor.shutdown(cancel_futures=True)
 
     def each(self, function, items: list, *arguments, **named) -> list:
-        """function(item, ...) of every item."""
+        """function(item, ...) for every item."""
         return list(self.executor.map(partial(first_of, function, arguments, named), items))
 
     def pairs(self, function, items: list, values: list, *arguments) -> list:
-        """function(item, *arguments, value) of items with a value of their own."""
+        """function(item, *arguments, value) for each item and its value."""
         return list(self.executor.map(partial(last_of, function, arguments), items, values))
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eviction under a budget of tokens per layer and KV head, after every chunk of the prompt and every decoded token.
 
-All policies see the same chunks, so that all evict before they know the question (but see SnapKVWhole). Names of the
-papers' parameters are kept; what a paper leaves open is as in its public code.
+All policies see the same chunks, so that all evict before they know the question (but see SnapKVWhole). Parameters are
+named as in the papers; details that a paper leaves open are as in its public code.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from .llama import Layer, Llama, Policy
 
 
 def top(scores: np.ndarray, count: int) -> np.ndarray:
-    """Places of the `count` highest of each row, in order of place; of equal ones the later."""
+    """Indices of the `count` highest scores of each row, in ascending order; of equal scores, the earlier ones."""
     width = scores.shape[-1]
     order = np.argsort(scores[..., ::-1], -1, kind="stable")[..., ::-1][..., :count]
     return np.sort(width - 1 - order, -1)
 
 
 class Evict(Policy):
-    """Keeps the tokens of highest score; subclasses say what the score is."""
+    """Keeps the tokens with the highest scores, which subclasses compute."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -31,7 +31,7 @@ class Evict(Policy):
             self.keep(index, layer, top(self.scores(index, layer), self.budget))
 
     def observe(self, index: int, layer: Layer, weights: np.ndarray | None, new: int) -> None:
-        """Before the decision, also when there is none."""
+        """Called before each decision, even if nothing has to be evicted."""
 
     def scores(self, index: int, layer: Layer) -> np.ndarray:
         """[KV heads, tokens]"""
@@ -42,14 +42,14 @@ class Evict(Policy):
 
 
 class Window(Evict):
-    """The newest tokens."""
+    """Keeps the newest tokens."""
 
     def scores(self, index: int, layer: Layer) -> np.ndarray:
         return layer.positions
 
 
 class Random(Evict):
-    """Any tokens: what was drawn once stays drawn."""
+    """Keeps random tokens: each token's score is drawn once."""
 
     def begin(self, model: Llama, prompt_tokens: int) -> None:
         self.draws = np.random.default_rng(prompt_tokens).random((model.layers, model.kv_heads, prompt_tokens + 64))
@@ -59,7 +59,7 @@ class Random(Evict):
 
 
 class StreamingLLM(Window):
-    """Four sinks and the newest; keys are rotated for their place in the cache (Xiao et al., 2309.17453)."""
+    """Keeps four sinks and the newest; keys are rotated for their place in the cache (Xiao et al., 2309.17453)."""
 
     SINKS = 4
 
@@ -70,7 +70,7 @@ class StreamingLLM(Window):
         return np.where(layer.positions < self.SINKS, 1 << 40, layer.positions)
 
     def attend(self, index: int, layer: Layer, q: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """All heads keep the same tokens, so that one turn per token serves all."""
+        """All heads keep the same tokens, so one rotation per token serves all."""
         from .llama import causal_weights
 
         places = np.arange(len(layer))
@@ -82,7 +82,7 @@ class StreamingLLM(Window):
 
 
 class Watching(Evict):
-    """Scores that come from attention's weights; `old` has one number per cached token and head."""
+    """Scores from attention's weights; `old` has one number per cached token and head."""
 
     watches = True
 
@@ -98,7 +98,7 @@ class Watching(Evict):
 
 
 class H2O(Watching):
-    """Accumulated attention for half of the budget, the newest for the other (Zhang et al., 2306.14048)."""
+    """Half of the budget by accumulated attention, half for the newest tokens (Zhang et al., 2306.14048)."""
 
     def observe(self, index: int, layer: Layer, weights: np.ndarray, new: int) -> None:
         total = weights.sum((1, 2))
@@ -111,7 +111,7 @@ class H2O(Watching):
 
 
 class TOVA(Watching):
-    """What the newest token attends to, the same in all heads (Oren et al., 2401.06104)."""
+    """Keeps what the newest token attends to, the same in all heads (Oren et al., 2401.06104)."""
 
     def observe(self, index: int, layer: Layer, weights: np.ndarray, new: int) -> None:
         last = weights[:, :, -1].mean((0, 1))
@@ -119,7 +119,7 @@ class TOVA(Watching):
 
 
 class SnapKV(Watching):
-    """What the newest 32 tokens attend to, smoothed over 5 places, and these 32 (Li et al., 2404.14469)."""
+    """Keeps what the newest 32 tokens attend to, smoothed over 5 places, and these 32 (Li et al., 2404.14469)."""
 
     WINDOW, KERNEL = 32, 5
 
@@ -131,7 +131,7 @@ class SnapKV(Watching):
 
 
 class SnapKVWhole(SnapKV):
-    """As published: once, behind the whole prompt, whose end is the question; until then it needs all memory."""
+    """As published: evicts once, after the whole prompt, whose end is the question; until then it needs all memory."""
 
     def begin(self, model: Llama, prompt_tokens: int) -> None:
         super().begin(model, prompt_tokens)
@@ -157,7 +157,7 @@ class KeyDiff(Evict):
 
 
 class KeyDiffServe(KeyDiff):
-    """With the first block and a tenth of the budget for the newest, as the pool's `serve` profile has it."""
+    """Also keeps the first block, and the newest tokens in a tenth of the budget, as in the pool's `serve` profile."""
 
     SINKS, RECENT = 16, 0.1
 
@@ -169,7 +169,7 @@ class KeyDiffServe(KeyDiff):
 
 
 def packed(x: np.ndarray, bits: int = 4) -> np.ndarray:
-    """Vectors as they come back from `bits` a number, with their least value and step in half precision."""
+    """Vectors after quantisation to `bits` per number, with minimum and step in half precision."""
     low = x.min(-1, keepdims=True).astype(np.float16).astype(np.float32)
     step = ((x.max(-1, keepdims=True) - low) / (2 ** bits - 1)).astype(np.float16).astype(np.float32)
     step[step <= 0] = 1
@@ -177,18 +177,18 @@ def packed(x: np.ndarray, bits: int = 4) -> np.ndarray:
 
 
 class Int4(Window):
-    """Four bits a number for all but the newest 32 tokens; if that is still too much, the newest that fit."""
+    """Four bits per number for all but the newest 32 tokens; if that is still too much, the newest that fit."""
 
     EXACT = 32
 
     def __init__(self, budget: int, width: int = 32) -> None:
-        bits = 4 + 32 / width                       # with the two halves of each vector
+        bits = 4 + 32 / width                       # including each vector's minimum and step
         exact = min(self.EXACT, budget)
         super().__init__(exact + int((budget - exact) * 32 / bits))
         self.packed: dict[int, int] = {}
 
     def begin(self, model: Llama, prompt_tokens: int) -> None:
-        self.packed = dict.fromkeys(range(model.layers), -1)    # the last position that is packed
+        self.packed = dict.fromkeys(range(model.layers), -1)    # the last packed position
 
     def after(self, index: int, layer: Layer, weights: np.ndarray | None, new: int) -> None:
         due = (layer.positions[0] > self.packed[index]) & (np.arange(len(layer)) < len(layer) - self.EXACT)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The committed Llama in numpy: prompts in chunks, then token by token, with a cache that a policy may change.
 
-A policy is told of every chunk (or token) in every layer, and may drop or change what the layer keeps. It may also
-take over attention altogether. So every baseline is the same model with one class exchanged.
+A policy is called for every chunk (or token) in every layer, and may drop or change what the layer keeps. It may also
+replace attention altogether. So every baseline is the same model with another policy class.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-CHUNK = 128     # prompt tokens at once, as KeyDiff's paper processes them
+CHUNK = 128     # prompt tokens at once, as in KeyDiff's paper
 
 
 def tensors(path: Path) -> dict[str, np.ndarray]:
-    """A safetensors file of float32."""
+    """Reads a safetensors file of float32."""
     raw = path.read_bytes()
     size = int.from_bytes(raw[:8], "little")
     header, data = json.loads(raw[8:8 + size]), raw[8 + size:]
@@ -40,26 +40,26 @@ class Layer:
         self.positions = np.concatenate((self.positions, np.broadcast_to(positions, (len(k), len(positions)))), 1)
 
     def keep(self, indices: np.ndarray) -> None:
-        """Only these tokens of each head stay: [KV heads, kept]."""
+        """Drops all tokens of each head but these: [KV heads, kept]."""
         self.k = np.take_along_axis(self.k, indices[:, :, None], 1)
         self.v = np.take_along_axis(self.v, indices[:, :, None], 1)
         self.positions = np.take_along_axis(self.positions, indices, 1)
 
 
 class Policy:
-    """What happens to the cache. This one keeps all."""
+    """Decides what happens to the cache. This one keeps all."""
 
-    watches = False     # wants to see attention's weights
+    watches = False     # needs attention's weights
 
     def begin(self, model: "Llama", prompt_tokens: int) -> None:
-        """Before a prompt."""
+        """Called before a prompt."""
 
     def attend(self, index: int, layer: Layer, q: np.ndarray, positions: np.ndarray) -> np.ndarray | None:
-        """Instead of full attention; q is [query heads, tokens, width]. None: full attention after all."""
+        """Replaces full attention; q is [query heads, tokens, width]. None: use full attention."""
         return None
 
     def after(self, index: int, layer: Layer, weights: np.ndarray | None, new: int) -> None:
-        """After `new` tokens; weights are [KV heads, query heads of each, new, tokens]."""
+        """Called after `new` tokens; weights are [KV heads, query heads of each, new, tokens]."""
 
 
 class Llama:
@@ -84,7 +84,7 @@ class Llama:
         self.output = np.ascontiguousarray((self.embedding * t["model.norm.weight"]).T)
 
     def token_bytes(self) -> int:
-        """Of keys and values, in float32 as the cache stores them."""
+        """Bytes of a token's keys and values, in float32 as the cache stores them."""
         return self.layers * self.kv_heads * self.width * 2 * 4
 
     def empty(self) -> list[Layer]:
@@ -101,7 +101,7 @@ class Llama:
         return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + self.epsilon)
 
     def forward(self, ids: list[int], first: int, cache: list[Layer], policy: Policy) -> np.ndarray:
-        """Logits [tokens, vocabulary] of new tokens that stand at `first` and behind it."""
+        """Logits [tokens, vocabulary] of new tokens at positions from `first` on."""
         positions = np.arange(first, first + len(ids))
         x = self.embedding[ids]
         for index, (qkv, out, up, down) in enumerate(self.blocks):
@@ -125,14 +125,14 @@ class Llama:
 
     def fill(self, ids: list[int], cache: list[Layer], policy: Policy, first: int = 0,
              chunk: int = CHUNK) -> np.ndarray:
-        """Processes a prompt; the last token's logits."""
+        """Processes a prompt. Returns the last token's logits."""
         for start in range(0, len(ids), chunk):
             logits = self.forward(ids[start:start + chunk], first + start, cache, policy)
         return logits[-1]
 
     def answer(self, prompt: list[int], tokens: int, policy: Policy, tail: int = 0, chunk: int = CHUNK,
                stop: int | None = None) -> list[int]:
-        """Greedy; the prompt's last `tail` tokens are decoded one by one, as generated ones are."""
+        """Decodes greedily; the prompt's last `tail` tokens are processed one by one, like generated ones."""
         cache, body = self.empty(), len(prompt) - tail
         policy.begin(self, len(prompt))
         logits = self.fill(prompt[:body], cache, policy, chunk=chunk)
@@ -140,7 +140,7 @@ class Llama:
 
     def go_on(self, tail: list[int], first: int, cache: list[Layer], policy: Policy, logits: np.ndarray, tokens: int,
               stop: int | None = None) -> list[int]:
-        """Token by token behind what is in the cache."""
+        """Continues token by token after the contents of the cache."""
         for i, token in enumerate(tail):
             logits = self.forward([token], first + i, cache, policy)[-1]
         answer: list[int] = []
@@ -153,7 +153,7 @@ class Llama:
 
 
 def causal_weights(q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Softmax of q [KV heads, group, new, width] over k [KV heads, tokens, width]; new tokens see backwards."""
+    """Softmax of q [KV heads, group, new, width] over k [KV heads, tokens, width]; new tokens see only earlier ones."""
     heads, group, new, width = q.shape
     scores = q.reshape(heads, group * new, width) @ k.swapaxes(1, 2)
     scores = scores.reshape(heads, group, new, -1) * np.float32(1 / np.sqrt(width))

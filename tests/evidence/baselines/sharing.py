@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of reasoning that stand in for others: MemShare as printed (Chen et al., 2507.21433), and random sharing.
+"""Blocks of reasoning that replace others: MemShare as printed (Chen et al., 2507.21433), and random sharing.
 
-A step ends at an empty line. When it ends, rules look at its blocks; a block that is shared has another's keys and
-values from then on, in all layers.
+A step ends at an empty line. When it ends, rules look at its blocks. From then on, a shared block has another block's
+keys and values, in all layers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ BLOCK = 16
 
 
 class Told:
-    """The cache of one sequence, and which blocks share."""
+    """The cache of one sequence, and its shared blocks."""
 
     def __init__(self, model: Llama) -> None:
         self.model, self.cache = model, model.empty()
-        self.shared: dict[int, int] = {}        # block to its source
+        self.shared: dict[int, int] = {}        # {block: its source}
 
     def block(self, i: int) -> np.ndarray:
         """Keys and values: [2, layers, KV heads, 16, width]"""
@@ -29,7 +29,7 @@ class Told:
         return np.stack([[layer.k[:, span] for layer in self.cache], [layer.v[:, span] for layer in self.cache]])
 
     def aligned(self, source: int, target: int) -> np.ndarray:
-        """The source's block with its keys turned to the target's place."""
+        """The source's block with its keys rotated to the target's place."""
         block = self.block(source)
         block[0] = self.model.rotate(block[0], np.full(BLOCK, (target - source) * BLOCK))
         return block
@@ -43,14 +43,15 @@ class Told:
 
 
 class Rule:
-    """Decides at the end of each step [begin, end)."""
+    """Decides what to share at the end of each step [begin, end)."""
 
     def step(self, told: Told, ids: list[int], begin: int, end: int) -> None:
         raise NotImplementedError
 
 
 class AtRandom(Rule):
-    """So many blocks, drawn from all but the first and the last two; each takes any older one, turned to its place."""
+    """Shares a number of blocks, drawn from all but the first and the last two; each is replaced by a random older one,
+    rotated to its place."""
 
     def __init__(self, count: int, tokens: int, seed: int) -> None:
         self.rng, blocks = np.random.default_rng(seed), tokens // BLOCK
@@ -71,19 +72,20 @@ def bag_cosine(a: list[int], b: list[int]) -> float:
 
 
 def mean_difference(a: np.ndarray, b: np.ndarray) -> float:
-    """The paper's distance: Frobenius norms of keys' and values' differences, over 2 x tokens x heads, layers' mean."""
+    """The paper's distance: Frobenius norms of the differences of keys and of values, over 2 x tokens x heads; the mean of
+    the layers."""
     norms = np.sqrt(((a - b) ** 2).sum((-3, -2, -1)))
     return float(norms.sum(0).mean() / (2 * a.shape[-2] * a.shape[-3]))
 
 
 def relative(a: np.ndarray, b: np.ndarray) -> float:
-    """As the pool's `serve` profile has it: each layer's differences over its own sizes."""
+    """As in the pool's `serve` profile: each layer's differences relative to its own norms."""
     norm = [np.sqrt((x ** 2).sum((-3, -2, -1))) for x in (a - b, a, b)]
     return float((norm[0] / np.sqrt(norm[1] * norm[2])).mean())
 
 
 class Similar(Rule):
-    """Two stages: steps by their words, blocks by the metric. `align` is not in the paper."""
+    """Two stages: similar steps by their words, similar blocks by the metric. `align` is not in the paper."""
 
     def __init__(self, tau_step: float = 0.9, tau_block: float = 0.8, metric=mean_difference,
                  align: bool = False) -> None:
@@ -106,7 +108,7 @@ def whole_blocks(begin: int, end: int) -> range:
 
 
 def tell(model: Llama, ids: list[int], blank: int, rule: Rule | None) -> tuple[Told, np.ndarray]:
-    """Reads a prompt step by step; the last token's logits."""
+    """Reads a prompt step by step. Returns its cache and the last token's logits."""
     told, begin, policy = Told(model), 0, Policy()
     ends = [i + 1 for i, token in enumerate(ids) if token == blank] + [len(ids)]
     for end in ends:
@@ -118,7 +120,7 @@ def tell(model: Llama, ids: list[int], blank: int, rule: Rule | None) -> tuple[T
 
 
 def random_pairs(model: Llama, ids: list[int], count: int, metric, seed: int = 1) -> list[float]:
-    """The metric of pairs of blocks that have nothing to do with each other: what a threshold must lie below."""
+    """The metric of random pairs of blocks, which a threshold must lie below."""
     told, rng = Told(model), np.random.default_rng(seed)
     model.fill(ids, told.cache, Policy())
     pairs = [rng.choice(len(ids) // BLOCK, 2, replace=False) for _ in range(count)]

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVReviver as printed (Liu et al., 2512.17917, Algorithms 1 to 4): what leaves is in a count sketch, which answers.
+"""KVReviver as printed (Liu et al., 2512.17917, Algorithms 1 to 4): evicted tokens go into a count sketch, from which
+they are estimated.
 
-Keys are added unsigned, values signed; columns are drawn uniformly; what is swapped back is the sketch's own estimate,
-which is then subtracted. One budget for all layers. All heads of a layer hold equally many tokens of each kind.
+Keys are added unsigned, values signed; columns are drawn uniformly. A token that is swapped back is the sketch's own
+estimate, which is then subtracted. All layers have the same budget. All heads of a layer hold equally many tokens of
+each kind.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ RECENT, CANDIDATE, VAGUE = 0.45, 0.45, 0.1
 
 
 def median(rows: np.ndarray) -> np.ndarray:
-    """Of three: rows [heads, 3, tokens, width]."""
+    """Median of three: rows are [heads, 3, tokens, width]."""
     a, b, c = rows[:, 0], rows[:, 1], rows[:, 2]
     return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
 
 
 class Sketch:
-    """Sums of vectors of one layer: [KV heads, rows, columns, width]."""
+    """Sums of one layer's vectors: [KV heads, rows, columns, width]."""
 
     def __init__(self, heads: int, columns: int, width: int, tokens: int, rng: np.random.Generator) -> None:
         self.sums = np.zeros((heads, ROWS, columns, width), np.float32)
@@ -42,7 +44,7 @@ class Sketch:
 
 
 class Reviver(Policy):
-    """A budget of tokens in all three parts; `vague` is the sketch's share of it, in vectors."""
+    """A budget of tokens for all three parts; `vague` is the sketch's share of it, in vectors."""
 
     def __init__(self, budget: int, vague: float = VAGUE) -> None:
         scale = (1 - vague) / (1 - VAGUE)
@@ -61,7 +63,7 @@ class Reviver(Policy):
         self.scores = [np.zeros((model.kv_heads, 0), np.float32) for _ in range(model.layers)]  # vague, then exact
 
     def attend(self, index: int, layer: Layer, q: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Over all tokens: estimates of vague ones before the exact ones."""
+        """Attends to all tokens: estimates of vague ones, then the exact ones."""
         vague, heads = self.vague[index], len(layer.k)
         keys = np.concatenate((self.keys[index].query(vague), layer.k), 1)
         values = np.concatenate((self.values[index].query(vague), layer.v), 1)
@@ -80,7 +82,7 @@ class Reviver(Policy):
                 self.swap(index, layer, head)
 
     def leave(self, index: int, layer: Layer, excess: int) -> None:
-        """The lowest of those that are no longer recent go into the sketch."""
+        """Moves the tokens with the lowest scores, of those that are no longer recent, into the sketch."""
         vague = self.vague[index].shape[1]
         exact = self.scores[index][:, vague:].copy()
         exact[:, -self.recent:] = np.inf
@@ -100,7 +102,7 @@ class Reviver(Policy):
         self.values[index].add(head, token, v)
 
     def swap(self, index: int, layer: Layer, head: int) -> None:
-        """The highest vague one becomes a candidate in place of the lowest, while it is clearly higher."""
+        """Swaps the highest vague token with the lowest candidate, as long as it is clearly higher."""
         vague, scores = self.vague[index], self.scores[index][head]
         n, candidates = vague.shape[1], len(layer) - self.recent
         for _ in range(max(candidates, 0)):

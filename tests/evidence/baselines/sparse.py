@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over a part of the cache while decoding; nothing is evicted. `tokens` is how many each query head reads."""
+"""Attention over a part of the cache while decoding; nothing is evicted. Each query head reads `tokens` tokens."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def calibrate(model: Llama, documents: list[list[int]]) -> list[np.ndarray]:
 
 
 def partial(q: np.ndarray, k: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Attention of q [heads, width] over k, v rows that `chosen` [heads, tokens] names; k is [heads, n, width]."""
+    """Scores of q [heads, width] for the rows of k [heads, n, width] that `chosen` [heads, tokens] names."""
     return np.einsum("hd,hmd->hm", q, np.take_along_axis(k, chosen[:, :, None], 1))
 
 
 class Sparse(Policy):
-    """Each query head reads the tokens that `choose` names."""
+    """Each query head reads the tokens that `choose` returns."""
 
     DENSE_LAYERS = 2
 
@@ -65,7 +65,7 @@ class Sparse(Policy):
 
 
 class Newest(Sparse):
-    """Sixteen sinks and the newest: the window of the same size."""
+    """Sixteen sinks and the newest tokens: a window of the same size."""
 
     DENSE_LAYERS = 0
 
@@ -76,7 +76,7 @@ class Newest(Sparse):
 
 
 class Quest(Sparse):
-    """Pages of 16 by the bound of their least and greatest keys; the last page always (Tang et al., 2406.10774)."""
+    """Pages of 16 by a bound from their least and greatest keys; always the last page (Tang et al., 2406.10774)."""
 
     PAGE = 16
 
@@ -97,10 +97,10 @@ class DoubleSparse(Sparse):
     def __init__(self, model: Llama, tokens: int, channels: list[np.ndarray]) -> None:
         super().__init__(model, tokens)
         self.channels = channels
-        self.labels: dict[int, np.ndarray] = {}     # per layer, [KV heads, tokens, channels], made once per token
+        self.labels: dict[int, np.ndarray] = {}     # by layer: [KV heads, tokens, channels], made once per token
 
     def estimates(self, index: int, layer: Layer, q: np.ndarray) -> np.ndarray:
-        """q [query heads, ..., width] on labels: [query heads, ..., tokens]"""
+        """Scores of q [query heads, ..., width] by labels: [query heads, ..., tokens]"""
         channels = self.channels[index]
         old = self.labels.get(index, np.empty((len(layer.k), 0, channels.shape[1]), np.float32))
         fresh = np.take_along_axis(layer.k[:, old.shape[1]:], channels[:, None], 2)
@@ -114,7 +114,7 @@ class DoubleSparse(Sparse):
 
 
 def greedy_root(similarity: np.ndarray, shared: int) -> list[int]:
-    """HShare's sharing: the most similar earlier one becomes the source, and sources of sources are followed."""
+    """HShare's sharing: the most similar earlier one becomes the source; sources of sources are followed."""
     left, n = np.tril(similarity, -1), len(similarity)
     source = list(range(n))
     for _ in range(min(shared, n - 1)):
@@ -130,7 +130,8 @@ def greedy_root(similarity: np.ndarray, shared: int) -> list[int]:
 
 
 class HShare(DoubleSparse):
-    """As published: sinks, recent and selected tokens; layers, query heads and steps share (Wu et al., ICLR 2025)."""
+    """As published: sinks, recent and selected tokens; layers, query heads and steps share selections (Wu et al., ICLR
+    2025)."""
 
     DENSE_LAYERS, SINKS, RECENT = 0, 16, 32
 
@@ -138,7 +139,7 @@ class HShare(DoubleSparse):
                  cache: list[Layer], ratios: tuple[float, float, float]) -> None:
         super().__init__(model, tokens, channels)
         self.middle, self.every = tokens - self.SINKS - self.RECENT, max(1, round(1 / ratios[2]))
-        self.kept: dict[int, tuple[int, np.ndarray]] = {}       # per layer: tokens at selection, middle [heads, z]
+        self.kept: dict[int, tuple[int, np.ndarray]] = {}       # by layer: tokens at selection, middle [heads, z]
         sets = np.stack([self.marks(i, layer, queries[i]) for i, layer in enumerate(cache)])
         both = np.einsum("ahqn,bhqn->ab", sets, sets, optimize=True)
         self.layer_source = greedy_root(both, round((1 - ratios[0]) * model.layers))
@@ -166,7 +167,7 @@ class HShare(DoubleSparse):
 
 
 def copies(cache: list[Layer]) -> list[Layer]:
-    """The same tokens in layers of their own: arrays are only ever replaced."""
+    """Layers with the same arrays. That is a copy, because arrays are replaced and never changed."""
     fresh = []
     for layer in cache:
         other = Layer(*layer.k.shape[::2])
@@ -176,7 +177,7 @@ def copies(cache: list[Layer]) -> list[Layer]:
 
 
 def prefill(model: Llama, ids: list[int]) -> tuple[list[Layer], Recorder]:
-    """Dense, for all policies of this file."""
+    """A dense prefill, for all policies of this file."""
     cache, recorder = model.empty(), Recorder()
     model.fill(ids, cache, recorder, chunk=CHUNK)
     return cache, recorder
