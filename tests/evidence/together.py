@@ -56,8 +56,7 @@ def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick:
                   f"{PROCESSES} processes at a time",
                   ["pool MiB", "methods", "recall", "requests that left the pool", "blocks shared", "spilled", "vague",
                    "revived exactly", "revived approximately", "revival refused", "labels KiB", "copies KiB",
-                   "sketch KiB",
-                   "ms a request", "invariants broken", "before, recall"])
+                   "sketch KiB", "ms a request", "invariants broken", "before, recall"])
     results: dict[tuple[str, int], dict] = {}
     for size in POOLS:
         for name, settings in VARIANTS.items():

@@ -3,13 +3,13 @@
 #define KVD_TESTS_MUTANTS_MUTANT_H
 
 /*
- * Every mutated place asks here whether it is the one that is on. Which one that is stands in the
- * environment, so that all mutants are one build. Places that were reached are noted in a file,
- * which all processes of a test share: a mutant that a test does not reach need not be run by it,
- * nor one whose value would have been the same each time.
+ * Every mutated place asks here whether its mutant is on. The environment chooses the mutant, so
+ * that all mutants are in one build. Reached places are recorded in a file that all processes of a
+ * test share: a test need not run with a mutant that it does not reach, or whose value would have
+ * been the same each time.
  *
- *      KVD_MUTANT        number of the one that is on
- *      KVD_MUTANTS_SEEN  file with a byte for each number
+ *      KVD_MUTANT        number of the mutant that is on
+ *      KVD_MUTANTS_SEEN  file with a byte per number
  */
 
 #include <fcntl.h>

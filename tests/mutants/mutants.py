@@ -1,38 +1,40 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Breaks store, client and ipc in many places, one at a time, and counts what the suite does not notice.
+"""Breaks store, client and ipc in many places, one at a time, and counts the mutants that the suite does not catch.
 
     mutants.py --build DIR [--seed N] [--count N] [--again FILE] [--only N,N...] [--seconds N] [--longest N]
                [--jobs N] [--sanitized] [--list]
     mutants.py --self-test
 
     --build DIR  where the mutated sources, their build and results.json are kept
-    --seed N     draws the places (default 1); a place that stays as it is is drawn again when sources around it change
-    --count N    how many mutants (default 200)
-    --again FILE  these instead of drawn ones: lines such as --list prints, and survivors.txt has
-    --only N,N   runs these numbers alone
-    --seconds N  ends the run after so long, as Ctrl-C does
-    --longest N  tests that take longer, in seconds, are not asked (default 240)
+    --seed N     draws the places (default 1); an unchanged place is drawn again when sources around it change
+    --count N    number of mutants (default 200)
+    --again FILE  reads the mutants from FILE instead of drawing them: lines as in --list and survivors.txt
+    --only N,N   runs only these numbers
+    --seconds N  ends the run after this time, as Ctrl-C does
+    --longest N  skips tests that take longer, in seconds (default 240)
     --list       prints the mutants and runs nothing
 
-All mutants are one build, and an environment variable says which one is on (mutant.h). First every test runs with none
-of them: one that fails twice is not asked further, and each notes which mutants it reaches, and, where that can be seen
-without the mutant, would make a difference to. A mutant is then run by these tests until one fails or hangs, passes without
-it at once afterwards, and fails with it again. It survives if none does. The test that caught it the last time comes first,
-then the quick ones, and those that have caught others in its folder. Nothing hangs because the machine is busy: while a
-test's threads wait for a processor, its time stands still.
+All mutants are in one build, and an environment variable turns one on (mutant.h). First every test runs without
+mutants: a test that fails twice is not used, and each test records which mutants it reaches and, if that can be seen
+without the mutant, would make a difference to. Then these tests run with the mutant until one fails or hangs, passes
+at once without it, and fails with it again. The mutant survives if no test does. The test that caught it the last time
+runs first, then quick tests, and those that have caught others in its folder. A busy machine makes no test hang: while
+a test's threads wait for a processor, its clock is stopped.
 
-Each answer of a test is kept at once, and holds as long as the programs that gave it, and the test's scripts, are the same to
-the byte: the same command goes on where a run was ended, and after tests were added only these are asked. A run that was ended gives no
-figure, since who is caught quickly is judged first; its exit status is 3. Of a whole one it is 0 if 95 % are caught, and else 1.
+Each result of a test is saved at once. It is valid as long as the test's programs and scripts are unchanged to the
+byte: the same command continues an interrupted run, and only new tests run after tests were added. An interrupted run
+gives no figure, because mutants that are caught quickly are judged first; its exit status is 3. The exit status of a
+complete run is 0 if at least 95 of 100 are caught, else 1.
 
-With --sanitized, whoever survives is run once more by the same tests in a build with the address and undefined behaviour
-sanitizers, as tools/test --full has one: it takes some hours, since it is asked by all that reach it.
+With --sanitized, the survivors are run once more by the same tests in a build with the address and undefined behaviour
+sanitizers, like the variant asan of tools/test --full and --night. It takes some hours, since all tests that reach a
+survivor run.
 
-Not mutated are store/check (it judges the others), words for people (refusals, logs, describe.c) and what only makes
-things faster (prefetches, madvise, sizes of batches, alignments). A free() that is forgotten is found by tools/test --full
-where leaks are looked for, a lock that is by ThreadSanitizer. An int function's `return 0`, and the 0 of an `int r` that
-it returns, becomes an error, not 1: callers ask whether it is less than 0.
+Not mutated are store/check (it judges the others), texts for people (refusals, logs, describe.c) and code that only
+affects speed (prefetches, madvise, sizes of batches, alignments). A missing free() is found by the leak checks of that
+variant, a missing lock by ThreadSanitizer. The 0 of an int function's `return 0`, and that of an `int r` that it
+returns, becomes an error, not 1, because callers check for less than 0.
 """
 from __future__ import annotations
 
@@ -65,12 +67,12 @@ FOLDERS = ("store", "client", "ipc")
 NOT_MUTATED = ("store/check/", "store/refuse.c", "client/conn/error.c", "ipc/describe.c", "ipc/base/why.c")
 SUITES = ("ipc", "fuzz", "store", "client", "daemon", "device", "inproc", "killpoints", "hostile", "soak", "kvctl",
           "python", "kvlm", "methods", "fakecuda", "systemd")
-NOT_RUN = ("bench-runs", "catches-no", "catches-look") # they judge speed, or broken copies
-LONGEST = 240           # seconds: by default; a test that takes longer would be asked by every survivor
+NOT_RUN = ("bench-runs", "catches-no", "catches-look") # tests of speed, or of broken copies
+LONGEST = 240           # seconds, by default: a longer test would run for every survivor that it reaches
 PRODUCT = ("daemon/kvd", "tools/kvctl/kvctl", "tools/kvlm/kvlm", "client/libkvd.so.0", "kernels/libkvd_kernels.so.0")
 SETUP = ["-Dcuda=disabled", "-Dbuildtype=debugoptimized", "-Dtests=enabled"]
 SANITIZED = ["-Db_sanitize=address,undefined", "-Db_lundef=false"]
-SLOWER = 5              # at most, with sanitizers
+SLOWER = 5              # times, at most, with sanitizers
 
 
 class Mutant:
@@ -78,7 +80,7 @@ class Mutant:
         self.number, self.place, self.what, self.other = number, place, what, other
         self.where = f"{place.path}:{place.line(source)}"
         self.key = f"{place.path} {place.function} {place.nth}: {place.text} -> {other or what}"
-        self.judged, self.caught = False, ""    # by which test, and how
+        self.judged, self.caught = False, ""    # caught: by which test, and how
 
     def __str__(self) -> str:
         return f"{self.number:3} {self.where} {named(self.place, self.what)}"
@@ -99,8 +101,8 @@ def read_sources(root: Path) -> dict[str, str]:
 
 
 def draw(sources: dict[str, str], seed: int, count: int) -> list[Mutant]:
-    """So many places of all there are, and one change of each. What is drawn depends on the place alone, not on what else
-    there is: so survivors are still drawn when tests that catch them are there."""
+    """Draws places, and one change of each. A place's rank depends on the place alone, not on other places, so that
+    survivors are still drawn after tests were added that catch them."""
     drawn = []
     for name, source in sources.items():
         for place in places_of(name, source):
@@ -111,7 +113,7 @@ def draw(sources: dict[str, str], seed: int, count: int) -> list[Mutant]:
 
 
 def read_again(sources: dict[str, str], file: Path) -> list[Mutant]:
-    """The listed mutants, as far as sources still have them."""
+    """The listed mutants that the sources still have."""
     wanted = {}
     for line in file.read_text().splitlines():
         match = re.match(r"\s*\d+ ([\w/.-]+):\d+ (.*?)(?:  -- .*|   \(no test reaches it\))?$", line)
@@ -130,7 +132,7 @@ def read_again(sources: dict[str, str], file: Path) -> list[Mutant]:
 
 
 def write_sources(root: Path, copy: Path, mutants: list[Mutant]) -> None:
-    """The tree with all of them in it. Files that stay the same keep their times."""
+    """Writes the tree with all mutants in it. Unchanged files keep their times."""
     files = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard"], check=True, text=True,
                            stdout=subprocess.PIPE).stdout.split("\n")
     by_path: dict[str, list] = {}
@@ -147,20 +149,20 @@ def write_sources(root: Path, copy: Path, mutants: list[Mutant]) -> None:
 
 
 class Answers:
-    """What tests said of mutants, in a file: for each mutant and test, what the test was made of (Test.made_of), and how it
-    failed; "": it passed."""
+    """The results of tests, in a file: for each mutant and test, the test's digest (Test.made_of), and how it failed,
+    or "" if it passed."""
 
     def __init__(self, file: Path):
         self.file, self.lock = file, threading.Lock()
         self.known: dict[str, dict[str, list[str]]] = json.loads(file.read_text()) if file.exists() else {}
 
     def of(self, mutant: Mutant, test: Test) -> str | None:
-        """None: it was not asked, or is another one by now."""
+        """None if the test has not run, or has changed since."""
         made_of, how = self.known.get(mutant.key, {}).get(test.name, ("", ""))
         return how if made_of == test.made_of else None
 
     def caught_before(self, mutant: Mutant, test: Test) -> bool:
-        """Here, or as it was made of something else."""
+        """True also if an older version of the test caught it."""
         return bool(self.known.get(mutant.key, {}).get(test.name, ("", ""))[1])
 
     def keep(self, mutant: Mutant, test: Test, how: str) -> None:
@@ -186,7 +188,7 @@ class Build:
         set_up = ["ninja", "-C", self.build, "build.ninja"] if is_set_up else \
             ["meson", "setup", *self.options, self.build, self.source]
         with open(self.log, "w") as log:
-            subprocess.run(set_up, check=True, stdout=log, stderr=log) # before its tests are listed: some may be new
+            subprocess.run(set_up, check=True, stdout=log, stderr=log) # before tests are listed, as some may be new
             known = json.loads(subprocess.run(["meson", "introspect", "--tests", "--targets", "-f", self.build], check=True,
                                               stdout=subprocess.PIPE).stdout)
             self.tests = [Test(t, self.build) for t in known["tests"] if self.is_asked(t)]
@@ -199,7 +201,7 @@ class Build:
             test.made_of = self.digest([self.build / file for target in test.needs for file in files[target]], test, digests)
 
     def digest(self, programs: list[Path], test: Test, digests: dict[Path, str]) -> str:
-        """Of its programs, of all that a daemon or a client runs, and of its scripts with those beside them."""
+        """A digest of the test's programs, of all product programs and libraries, and of scripts in its folders."""
         found = {path for path in (*programs, *(self.build / file for file in PRODUCT)) if path.is_file()}
         for script in (Path(word) for word in test.command if word.endswith((".py", ".sh")) and Path(word).is_file()):
             for folder in (script.parent, self.source / "tests/lib", self.source / "client/python"):
@@ -215,7 +217,7 @@ class Build:
             not any(part in known["name"] for part in NOT_RUN)
 
     def without_mutants(self) -> None:
-        """Which tests pass as they are, how long each takes, and what it reaches. As before, if they are the same."""
+        """Finds which tests pass, how long each takes, and what it reaches. Unchanged tests keep their results."""
         known = json.loads(self.known.read_text()) if self.known.exists() else {}
         for test in self.tests:
             test.remember(known.get(f"{test.name} {test.made_of}"))
@@ -235,21 +237,21 @@ class Build:
               + ", ".join(f"{t.name} {t.seconds:.0f} s" for t in self.tests[-8:]), flush=True)
 
     def reaches_what(self, other: Build) -> None:
-        """... another build of the same sources does."""
+        """Takes over what the tests reach in another build of the same sources."""
         known = {t.name: t for t in other.tests}
         self.tests = [t for t in self.tests if t.name in known]
         for test in self.tests:
             test.seconds, test.seen = known[test.name].seconds * SLOWER, known[test.name].seen
 
     def order(self, mutant: Mutant) -> list[Test]:
-        """Any would do; this one is quick."""
+        """The tests that reach the mutant, in an order that catches it quickly."""
         folder = Path(mutant.place.path).parent
         return sorted((t for t in self.tests if t.seen[mutant.number]),
                       key=lambda t: (not self.answers.caught_before(mutant, t),
                                      t.seconds / (1 + 3 * self.caught_in[t.name, folder])))
 
     def recall(self, mutant: Mutant) -> bool:
-        """Is it judged by what is known?"""
+        """Judges the mutant by saved results, if they suffice."""
         said = {t.name: self.answers.of(mutant, t) for t in self.order(mutant)}
         mutant.caught = next((f"{name} ({how})" for name, how in said.items() if how), "")
         mutant.judged = bool(mutant.caught) or None not in said.values()
@@ -282,7 +284,7 @@ class Build:
 
 def judge_survivors(build: Build, sanitized: Build, survivors: list[Mutant]) -> None:
     for m in survivors:
-        m.judged = False        # not yet, if the time is over
+        m.judged = False        # stays so if the time is over
     if survivors:
         Time.look()
         print(f"{len(survivors)} survive, and are judged with sanitizers", flush=True)
@@ -335,7 +337,7 @@ static int g(struct s *s) {
 
 
 class Pretended:
-    """A test that catches mutant 0, not 1, and is ended at 2."""
+    """A test that catches mutant 0, but not 1, and is interrupted at 2."""
 
     seconds, seen = 1, b"\1\1\1"
 
@@ -351,8 +353,8 @@ class Pretended:
 
 
 def test_going_on(folder: Path) -> None:
-    """A run that is ended in its third mutant keeps two, gives no figure, and is gone on with; a test that is new is asked for
-    what survives, and one that has changed for everything."""
+    """A run that is interrupted in its third mutant keeps two, gives no figure, and can be continued; a new test runs for
+    survivors, and a changed test for all mutants."""
     def run(*tests: Pretended) -> tuple[int, str]:
         build, said, place = Build(folder, 1, LONGEST), io.StringIO(), places_of("f.c", SAMPLE)[0]
         build.tests = list(tests)
@@ -381,7 +383,7 @@ class PretendedBuild(Build):
 
 
 def test_survivors(folder: Path) -> None:
-    """They are asked in the sanitized build, by the tests that the other one has asked."""
+    """Survivors are run in the sanitized build, by the tests that the plain build has used."""
     build, sanitized = Build(folder, 1, LONGEST), PretendedBuild(folder, 1, LONGEST, "-sanitized", SANITIZED)
     build.tests, place = [Pretended("one", "plain")], places_of("f.c", SAMPLE)[0]
     mutants = [Mutant(n, place, SAMPLE, "1 is 2", f"n + {n}") for n in range(2)]
@@ -424,7 +426,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=int)
     parser.add_argument("--longest", type=int, default=LONGEST)
-    parser.add_argument("--jobs", type=int, default=4 * len(os.sched_getaffinity(0)))  # tests wait more than they compute
+    parser.add_argument("--jobs", type=int, default=4 * len(os.sched_getaffinity(0)))  # tests mostly wait
     parser.add_argument("--sanitized", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--self-test", action="store_true")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a C source of this project can be mutated, and how: expressions and statements of functions, by their text.
+"""Finds where a C source of this project can be mutated, and how: expressions and statements, by their text.
 
-A place is a piece of text that stands alone: the condition of an if or a loop, what is returned, what a variable begins
-with, a statement. A mutated place holds both, the original and the other one, and a number chooses (mutant.h). That wants
-no parser of C: the house style says enough.
+A place is an independent piece of text: the condition of an if or a loop, a returned value, an initial value, or a
+statement. A mutated place has both the original and the other text, and a number chooses (mutant.h). That needs no
+parser of C, because the house style is regular enough.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DECLARATION = re.compile(r"(?:const |static |struct |enum |union |unsigned |long
                          r"\w+(?:\([\w *]+\))?\s[\s*]*\w+\s*(?:=|;|,|\[|\()")
 WORD = re.compile(r"[A-Za-z_]\w*")
 
-# Nobody can see what these do, or they are words for people: a mutant there shows nothing about the tests. On Linux a
-# mutex or a condition holds nothing and begins as zeros; that one is not taken is for ThreadSanitizer to see.
+# The effects of these are invisible, or texts for people, so a mutant there shows nothing about the tests. On Linux a
+# mutex or a condition variable owns nothing and begins as zeros; ThreadSanitizer finds a missing lock.
 UNSEEN = re.compile(r"\b(?:\w*prefetch\w*|log_\w+|snprintf|sprintf|vsnprintf|fprintf|printf|client_why|why|strerror|"
                     r"static_assert|_Static_assert|madvise|free|"
                     r"pthread_mutex_(?:init|lock|destroy)|pthread_cond_(?:init|destroy))\b|(?:likely|expect)\(")
@@ -46,15 +46,15 @@ class Place:
     kind: str           # condition, return, value, statement
     text: str
     plain: str
-    type: str           # what the function returns
-    nth: int = 1        # of those with this text in this function
-    result: bool = False # it is what `int r` begins with
+    type: str           # return type of the function
+    nth: int = 1        # among places with this text in this function
+    result: bool = False # it is the initial value of `int r`
 
     def line(self, source: str) -> int:
         return source.count("\n", 0, self.begin) + 1
 
     def mutations(self) -> list[tuple[str, str]]:
-        """(what is done, the other text), each one change."""
+        """(description, the other text) of each possible change."""
         found = []
         if self.kind == "condition":
             found += [("condition negated", f"!({self.text})"), ("never", "0")]
@@ -84,15 +84,15 @@ class Place:
         return []
 
     def is_success(self, number: re.Match) -> bool:
-        """The 0 of `return 0;`, of `return r == -EAGAIN ? 0 : r;`, and of `int r = 0`, which is returned: callers ask for
-        less, so 1 would be the same."""
+        """The 0 of `return 0;`, of `return r == -EAGAIN ? 0 : r;`, and of `int r = 0`, which is returned: callers check for
+        less than 0, so 1 would mean the same."""
         arm = re.search(r"(?:^|[?:])\s*$", self.plain[:number.start()])
         ends = re.match(r"\s*(?::|$)", self.plain[number.end():])
         returned = self.kind == "return" and re.search(r"\bint\s*$", self.type)
         return number[0] == "0" and bool(arm and ends) and (returned or self.result)
 
     def is_size(self, number: re.Match) -> bool:
-        """Of a batch, or what is rounded to: one more is a little more room, or no power of two."""
+        """The size of a batch, or an alignment: one more is a little more room, or not a power of two."""
         before, after = self.plain[:number.start()], self.plain[number.end():]
         return bool(re.search(r"\bU?INT\d+_C\($|\bALIGN_(?:UP|DOWN)\([^;]*, $|\b[A-Z_]{3,} [*/] $", before)
                     or re.match(r" \* [A-Z_]{3,}\b", after))
@@ -102,7 +102,7 @@ class Place:
                 self.text[:match.start()] + by + self.text[match.end():])
 
     def chosen(self, number: int, other: str, text: str) -> str:
-        """The source text that holds both; text: what is here so far, with other mutants of this place."""
+        """The source text with both; text: the place's text so far, with other mutants of it."""
         if self.kind == "statement":
             return f"{{ if (mutant({number})) {{ {other} }} else {{ {text} }} }}"
         if text == self.text and self.can_be_seen(other):
@@ -110,19 +110,19 @@ class Place:
         return f"(mutant({number}) ? ({other}) : ({text}))"
 
     def can_be_seen(self, other: str) -> bool:
-        """May both be computed, to see whether they differ? Not where that has effects, or goes where it must not."""
+        """May both be computed, to see whether they differ? Not if that has side effects or makes invalid accesses."""
         return "{" not in self.plain and (other == "0" or not COSTLY.search(self.plain))
 
 
 def blanked(text: str) -> str:
-    """Without comments, strings and directives, place for place."""
+    """The text with comments, strings and directives blanked out; positions stay the same."""
     for pattern in (COMMENT, STRING, DIRECTIVE):
         text = pattern.sub(lambda m: re.sub(r"[^\n]", "_" if pattern is STRING else " ", m[0]), text)
     return text
 
 
 def close(text: str, at: int) -> int:
-    """Where the bracket at this place is closed."""
+    """The position that closes the bracket at this position."""
     depth = 0
     for i in range(at, len(text)):
         depth += (text[i] in "([{") - (text[i] in ")]}")
@@ -132,7 +132,7 @@ def close(text: str, at: int) -> int:
 
 
 def split(text: str, begin: int, end: int, by: str) -> list[tuple[int, int]]:
-    """The parts between these signs, outside brackets."""
+    """The parts between separators outside brackets."""
     parts, depth, start = [], 0, begin
     for i in range(begin, end):
         depth += (text[i] in "([{") - (text[i] in ")]}")

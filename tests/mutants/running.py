@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One test, run while one mutant is on, for as long as it may take and as there is time at all."""
+"""Runs one test with one mutant on, within the test's and the run's time limits."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "lib"))
 from sessions import end_session, session_of  # noqa: E402
 
 SEEN = 65536            # KVD_MUTANTS
-NONE = -1               # the mutant that is on if none is
+NONE = -1               # number that turns no mutant on
 LOOK = 2                # seconds
-PATIENCE = 60           # seconds: no test takes longer, but by ten times its usual time
+PATIENCE = 60           # seconds, in addition to ten times the test's usual time
 
 
 class Stopped(Exception):
@@ -27,7 +27,7 @@ class Stopped(Exception):
 
 
 class Time:
-    """How long mutants are judged."""
+    """The deadline of the run."""
 
     deadline = float("inf")
 
@@ -42,7 +42,7 @@ class Time:
 
 
 class Clock:
-    """The time that a session has had: while the thread that waits most waits for a processor, it stands still."""
+    """The time that a session has had, without the time for which the thread that waits most waited for a processor."""
 
     def __init__(self, process: subprocess.Popen):
         self.process, self.own, self.waited, self.last = process, 0.0, {}, time.monotonic()
@@ -51,7 +51,7 @@ class Clock:
         found = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             if session_of(stat) == self.process.pid:
-                with contextlib.suppress(OSError):      # the process has gone
+                with contextlib.suppress(OSError):      # the process has ended
                     found |= self.waits_of(stat.parent)
         return found
 
@@ -70,7 +70,7 @@ class Clock:
         self.last, self.waited = now, waited
 
     def wait(self, limit: float) -> int | None:
-        """The process's status, or None after so many seconds of its time."""
+        """The process's status, or None after `limit` seconds of its time."""
         while self.own < limit:
             Time.look()
             try:
@@ -90,7 +90,7 @@ class Test:
         self.made_of = ""       # a digest of its programs and scripts
 
     def run(self, number: int, scratch: Path, limit: float, notes: bool = False) -> str:
-        """"": it passed; otherwise how it did not. notes: which places it reaches."""
+        """Returns "" if the test passed, otherwise how it failed. notes: record the places that it reaches."""
         folder = Path(tempfile.mkdtemp(dir=scratch))
         seen = folder / "seen"
         seen.write_bytes(bytes(SEEN))
@@ -99,7 +99,7 @@ class Test:
             environment["KVD_MUTANTS_SEEN"] = str(seen)
         process = subprocess.Popen(self.command, env=environment, cwd=self.folder, start_new_session=True,
                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        with contextlib.suppress(OSError): # a session has a full share of the processors, whatever our niceness
+        with contextlib.suppress(OSError): # a session has a full share of the processors, despite our niceness
             Path(f"/proc/{process.pid}/autogroup").write_text(str(os.nice(0)))
         clock = Clock(process)
         try:
@@ -125,7 +125,7 @@ class Test:
         return self.run(NONE, scratch, limit, True) and self.run(NONE, scratch, limit, True)
 
     def notices(self, number: int, scratch: Path) -> str:
-        """How it fails with this mutant: twice, and not without it."""
+        """How the test fails with this mutant, if it does so twice, and not without the mutant; else ""."""
         limit = PATIENCE + 10 * self.seconds
         result = self.run(number, scratch, limit)
         if not result or self.run(NONE, scratch, limit):

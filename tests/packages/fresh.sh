@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# A fresh, minimal Debian 12 in a folder, with a systemd of its own; other scripts source this.
+# A fresh, minimal Debian 12 in a folder, with its own systemd; other scripts source this.
 #
-#   fresh_root DIR PACKAGE...       installs it there; needs root, mmdebstrap and a mirror, or ends with 77
+#   fresh_root DIR PACKAGE...       installs it in DIR; needs root, mmdebstrap and a mirror, or ends with 77
 #   fresh_boot DIR SECONDS          runs DIR/look.sh, as root, under a systemd that is PID 1 of a new PID namespace; its
 #                                   output is in DIR/look.log, and the status is that of look.sh
 #
@@ -33,7 +33,7 @@ fresh_root() {
         mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io --include="$(echo "$*" | tr ' ' ,)" \
                 bookworm "$at" "$mirror" >"$at.log" 2>&1 || { tail -n 20 "$at.log"; return 1; }
         mkdir -p "$at/etc/systemd/system"
-        # What looks is all that is started, beside what every system starts.
+        # In addition to the basic system, only look.service is started.
         printf '[Unit]\nRequires=basic.target\nAfter=basic.target\nWants=look.service\n' \
                 >"$at/etc/systemd/system/look.target"
         cat >"$at/etc/systemd/system/look.service" <<'END'

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds the packages, and lives with them in a fresh Debian 12: install, use, upgrade and purge, under its own systemd.
+# Builds the packages, and installs, uses, upgrades and purges them in a fresh Debian 12 under its own systemd.
 #
 #   install.sh ROOT          ROOT: the source tree
 #
-# $KVD_PACKAGES is a folder of packages that were built before (sh tools/deb --out).
+# $KVD_PACKAGES may name a folder with packages built earlier (sh tools/deb --out).
 set -u
 root=$1
 here=$(cd "$(dirname "$0")" && pwd)
@@ -31,13 +31,13 @@ expect "six packages" "$(ls "$packages"/*.deb | sed 's/.*\/\(.*\)_.*_.*/\1/' | s
 lintian --allow-root --fail-on error,warning --display-level '>=warning' "$packages"/*.changes >"$tmp/lintian.log" 2>&1
 expect "lintian is content" "$?$(cat "$tmp/lintian.log")" 0
 
-# everything that they depend on, so that what is left after a purge is theirs
+# everything that they depend on, so that files left after a purge are theirs
 wants=$(for deb in "$packages"/*.deb; do dpkg-deb -f "$deb" Depends; done | tr ',' '\n' |
         sed 's/|.*//; s/(.*//; s/ //g; s/:any//' | grep -vE 'kvd|kvctl' | sort -u)
 # shellcheck disable=SC2086
 fresh_root "$tmp/root" systemd $wants || exit 1
 
-# the same, as the next version
+# the same packages, as the next version
 mkdir "$tmp/root/old" "$tmp/root/new"
 cp "$packages"/*.deb "$tmp/root/old"
 for deb in "$packages"/*.deb; do
@@ -47,7 +47,7 @@ for deb in "$packages"/*.deb; do
         rm -rf "$tmp/unpacked"
 done
 
-# README's programs: Python as it stands, C built here with the headers and libraries from there
+# README's programs: Python unchanged, C built here with the headers and libraries of the fresh root
 PYTHONPATH=$root/tests/tree/pasted PYTHONDONTWRITEBYTECODE=1 python3 - "$root/README.md" "$tmp" <<'END' || exit 1
 import pathlib, sys, blocks
 for block in blocks.blocks_of(pathlib.Path(sys.argv[1])):
@@ -69,7 +69,7 @@ fresh_boot "$tmp/root" 900
 expect "under systemd" "$?" 0
 cat "$tmp/root/look.log"
 
-# What the recipe of the container does, in the same root; there is no engine that builds it.
+# Runs the steps of the container's recipe in the same root, without a container engine.
 recipe=$root/tools/container/Containerfile
 mkdir "$tmp/root/packages"
 cp "$packages"/*.deb "$tmp/root/packages"

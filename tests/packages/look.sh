@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# What install.sh has done in its fresh root, under systemd and as root: /old has the packages, /new their next version.
+# Runs for install.sh in its fresh root, under systemd and as root: /old has the packages, /new their next version.
 failed=0
 expect() { if [ "$2" = "$3" ]; then echo "ok: $1"; else echo "not ok: $1: $2, not $3"; failed=1; fi; }
 as() { name=$1; shift; runuser -u "$name" -- env KVD_SOCKET=/run/kvd-0.sock "$@" 2>&1; }
 show() { systemctl show -P "$1" kvd@0.service; }
-left() {                        # what there is of files, but for logs, caches and what dpkg knows
+left() {                        # lists all files except logs, caches and those that dpkg knows
         find / -xdev \( -path /proc -o -path /sys -o -path /var/log -o -path /var/cache -o -path /var/lib/dpkg \
                 -o -path /var/lib/apt -o -path "/look.*" -o -path /var/lib/systemd -o -name __pycache__ \) -prune \
                 -o -print | sort

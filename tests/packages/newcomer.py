@@ -4,14 +4,14 @@
 
     newcomer.py user|root [--root DIR] [--log FILE]
 
-    user        ann, who has no root rights: whoever has them runs the commands that ask for them, and nothing else
-    root        everything as root, who has installed nothing
-    --root DIR  where the Debian goes, and stays; without it, in a folder that is removed
-    --log FILE  the transcript, also there
+    user        user ann without root rights; root runs only the commands that need them
+    root        runs everything as root, with nothing installed
+    --root DIR  keeps the Debian in DIR; without it, in a folder that is removed
+    --log FILE  also writes the transcript to FILE
 
-As root, with mmdebstrap and a mirror ($KVD_TEST_MIRROR); without them, exit status 77. It takes a quarter of an hour, so
-CI does not run it: there, README's blocks are run by suite `pasted`, and its packages by tests/packages/install.sh. Not
-followed here: what wants a service manager, tools/deb (both are install.sh's), and engines (tests/engines/run). Exit
+Needs root, mmdebstrap and a mirror ($KVD_TEST_MIRROR); without them, exit status 77. It takes a quarter of an hour, so
+CI does not run it: there, suite `pasted` runs README's blocks, and tests/packages/install.sh its packages. Not run here
+are commands that need a service manager and tools/deb (install.sh does both), and engines (tests/engines/run). Exit
 status 1 if a command ends with an error that README does not announce.
 """
 
@@ -37,7 +37,7 @@ ELSEWHERE = ("systemctl", "tools/deb", "vllm", "tools/evidence")
 
 
 class Newcomer:
-    """A Debian, who is in it, and what they typed and saw."""
+    """A Debian, its user, and the transcript."""
 
     def __init__(self, root: Path, name: str, log: Path | None) -> None:
         self.root, self.name = root, name
@@ -52,7 +52,7 @@ class Newcomer:
             self.log.flush()
 
     def run(self, who: str, script: str, fails: bool = False) -> None:
-        """`fails`: README, or kvd itself, says that it cannot be done yet."""
+        """`fails`: an error is expected, since README, or kvd itself, announces it."""
         for line in script.strip().splitlines():
             self.say(f"{who}{'#' if who == 'root' else '$'} {line}\n")
         inside = (f"cd {self.home}/kvd; export LC_ALL=C.UTF-8 HOME={self.home if who == self.name else '/root'}; "
@@ -84,7 +84,7 @@ def install(at: Path) -> bool:
 
 
 def source_into(it: Newcomer) -> None:
-    """As after git clone, which a minimal Debian does not have."""
+    """Copies the source tree, as git clone would. A minimal Debian has no git."""
     target = it.root / it.home[1:] / "kvd"
     if it.name != "root":
         subprocess.run(["chroot", it.root, "useradd", "-m", it.name], check=True)
@@ -95,8 +95,8 @@ def source_into(it: Newcomer) -> None:
 
 
 def follow(it: Newcomer) -> None:
-    """README from its top: who lacks the rights, or a package, is told so, and asks who has them. What follows the build
-    is pasted into one shell."""
+    """Follows README from its top: if rights or a package are missing, the user is told so, and root is asked. The blocks
+    after the build are pasted into one shell."""
     files, session = {}, []
     if it.name != "root":
         it.run(it.name, "sh tools/demo", fails=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that says a version says the project's; CHANGELOG.md has it, with the numbers of what two programs share.
+"""Every stated version is the project's; CHANGELOG.md has it, with the numbers of formats that two programs share.
 
     versions.py ROOT BUILD VERSION      VERSION: meson's, of the project
 """

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every function that a header of the product declares has somebody in the product who uses it, tests apart.
+"""Every function that a header of the product declares is used in the product, not only in tests.
 
-    callers.py ROOT         one line for each that has nobody; exit status 1 if there are any
-    callers.py --self-test  does it find what it is there to find?
+    callers.py ROOT         one line for each unused function; exit status 1 if there are any
+    callers.py --self-test  tests that it finds one
 
 By names, not by linking: a use is the name, as a word, in a source or in a Python module of the product, outside
-comments, its declaration and its definition. What libkvd exports is used by applications. Members of the kernels'
-tables (kernels/*.h) count as functions. An operation of a GPU (kernels/cuda/*.h) is used by the worker, a tool or kvd.ops,
-and not only by another one.
+comments, its declaration and its definition. Exports of libkvd are used by applications. Members of the kernels'
+tables (kernels/*.h) count as functions. An operation of a GPU (kernels/cuda/*.h) must be used by the worker, a tool or
+kvd.ops, and not only by another operation.
 """
 import collections
 import pathlib
@@ -23,7 +23,7 @@ TESTS = {"daemon_stop"}     # ends a daemon that runs in a thread of a test; oth
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*|^#\s*define\s+\w+_H$", re.S | re.M)
 WORD = re.compile(r"\b[A-Za-z_]\w*\b")
-# At the beginning of a line, a type and a name with parameters: a declaration, or what it declares.
+# A type and a name with parameters at the beginning of a line: a declaration or a definition.
 FUNCTION = re.compile(r"^(?!\s|#|typedef\b|_?[Ss]tatic_assert\b)[\w\s\*\(\),]*?\b([a-z_]\w*)\((?=[^;{]*(?:;|\{))", re.M)
 VARIANT = re.compile(r"_(scalar|avx2|avx512)$")
 MEMBER = re.compile(r"^\s+[\w\s\*]*?\(\*(\w+)\)\(", re.M)
@@ -51,7 +51,7 @@ def unused(root):
         uses.subtract(own)
         if path.endswith((".h", ".cuh")):
             declared |= {name: path for name in own}
-        elif re.fullmatch(r"kernels/\w+\.c", path):    # a table's row .run = run is no use
+        elif re.fullmatch(r"kernels/\w+\.c", path):    # a table's row .run = run is not a use
             uses.subtract(re.findall(r"^\s+\.(\w+) = ", text, re.M))
             uses.subtract(re.findall(r"^\s+\.(\w+) = \1,$", text, re.M))
     exported = set(WORD.findall((root / EXPORTS).read_text())) if (root / EXPORTS).exists() else set()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Each header that is installed compiles alone where it is installed, in C and C++, and C++ finds what it declares.
+"""Each installed header compiles alone where it is installed, in C and C++, and C++ links with what it declares.
 
     headers.py BUILD            one line for each that does not; exit status 1 if there are any
 
-Headers are copied to where `meson install` would put them, so that no folder of the source tree helps. That they compile
-in the source tree, layers.sh checks. In C++, a function's name must be C's, or no program links. Compilers are $CC and
+Headers are copied to where `meson install` would put them, so that no folder of the source tree helps. layers.sh checks
+that they compile in the source tree. In C++, functions must have C linkage, or no program links. Compilers are $CC and
 $CXX (default cc and c++).
 """
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 
 
 def install(build: Path, to: Path) -> list[str]:
-    """The headers, as a program includes them: found in include, or in include/kvd as libkvd_kernels.pc says."""
+    """The headers' names in a program's includes: in include, or in include/kvd as in libkvd_kernels.pc."""
     names = []
     for source, installed in json.loads((build / "meson-info/intro-installed.json").read_text()).items():
         if not installed.endswith(".h"):
@@ -40,7 +40,7 @@ def install(build: Path, to: Path) -> list[str]:
 
 
 def compile_alone(at: Path, name: str, language: str, standard: str, functions: list[str]) -> str:
-    """What is wrong; empty: nothing is."""
+    """The error, or an empty string."""
     compiler = shlex.split(os.environ.get(*(("CC", "cc") if language == "c" else ("CXX", "c++"))))
     uses = ", ".join(f"(void (*)(void)){function}" for function in functions) or "0"
     text = f"#include <{name}>\nvoid (*const volatile uses[])(void) = {{{uses}}};\n"

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the source tree looks like, in numbers: sizes, circles of files, structs that everybody opens, duplicates.
+"""Measures the source tree: sizes, circular dependencies of files, structs that many files access, duplicates.
 
     house.py ROOT           prints the tables
     house.py ROOT --limits  one line for each limit (LIMITS) that is exceeded; exit status 1 if there are any
-    house.py --self-test    does it find what it is there to find?
+    house.py --self-test    tests that it finds each of them
 
-A file depends on another if it names a function or a constant object that only the other defines: by names, so a
-dependency is a place to look, not a verdict. A circle is a set of files each of which depends, through others, on all
-the others. Duplicates are runs of at least DUPLICATE lines that stand twice, spaces and names of variables apart.
+A file depends on another if it names a function or a constant object that only the other defines. This goes by names,
+so a dependency is a place to look at, not a verdict. A circle is a set of files each of which depends, through others,
+on all the others. Duplicates are runs of at least DUPLICATE lines that occur twice, regardless of spaces and names of
+variables.
 """
 import collections
 import itertools
@@ -24,7 +25,7 @@ STRUCTS = {"space": "store", "store": "store", "block": "store"}
 DUPLICATE = 6
 COLUMNS = 100
 
-# The largest that is allowed. A circle's limit is its files, a struct's its fields, a function's its lines.
+# The largest allowed numbers: files of a circle, fields of a struct, lines of a function.
 LIMITS = {
     "circle client": 4, "circle daemon": 4, "circle ipc": 4, "circle store": 4, "circle tools/kvctl": 4,
     "circle tools/kvlm": 4, "circle kernels": 4, "fields space": 24, "fields store": 20, "function": 48, "notes": 0,
@@ -39,7 +40,7 @@ OBJECT = re.compile(r"^(?:extern )?const struct \w+ (?:\*const )?(\w+)(?:\[\w*\]
 
 
 def plain(text):
-    """The text without comments and strings, line by line where it was."""
+    """The text with comments and strings blanked out; lines stay where they are."""
     blank = lambda match: re.sub(r"[^\n]", " ", match.group())      # noqa: E731
     return STRING.sub('""', COMMENT.sub(blank, text))
 
@@ -130,7 +131,7 @@ def fields(files, name):
 
 
 def duplicates(files):
-    """(first, second, lines) of runs that stand twice; each line is counted once."""
+    """(first, second, lines) of runs that occur twice; each line is counted once."""
     windows, result, used = {}, [], set()
     for f in files:
         code = [(i, re.sub(r"\b[a-z]\w{0,2}\b|\s", "", line)) for i, line in enumerate(f.plain.splitlines(), 1)]

@@ -1,15 +1,15 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Checks the layers of the source tree: which folder may include which. Also that every include is written from the
-# root, that the top level has nothing new, and that the public header stands alone, in C and in C++.
+# Checks the layers of the source tree: which folder may include which. Also checks that every include is written from
+# the root, that the top level has nothing new, and that the public headers compile alone, in C and in C++.
 #
 #       layers.sh ROOT        one line per violation on stdout; exit status 1 if there are any
 #
 # Compilers are $CC and $CXX (default cc and c++; without a C++ compiler that part is skipped, and says so).
 set -u
 
-# folder        what it may include besides itself ("*": everything)
+# folder        folders that it may include besides itself ("*": all)
 LAYERS='
 ipc/base
 kernels         ipc/base
@@ -43,8 +43,8 @@ tools           ipc/base ipc client client/conn kernels
 tests           *
 '
 
-# The public contract: any layer but ipc/base may include it; it includes only libc and itself, by the name that is
-# right in this folder and where it is installed.
+# The public headers: any layer but ipc/base may include them. They include only libc and each other, by names that are
+# right both in this folder and where they are installed.
 PUBLIC='client/kvd.h client/kvd_methods.h client/kvd_cuda.h client/kvd_attend.h'
 LIBC='stddef.h stdint.h kvd.h'
 
@@ -66,7 +66,7 @@ violation() {
         echo 1 >"$status"
 }
 
-# Files that belong to the tree: what git would commit, or everything where there is no git.
+# Files that belong to the tree: those that git would commit, or all files without git.
 files() {
         if git rev-parse --git-dir >/dev/null 2>&1; then
                 git ls-files --cached --others --exclude-standard
@@ -159,7 +159,7 @@ check_top() {
         done
 }
 
-# compile LANGUAGE COMMAND...: as its users compile it, with all warnings as errors
+# compile LANGUAGE COMMAND...: compiles a public header as its users do, with all warnings as errors
 compile() {
         language=$1
         shift

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Does layers.sh find what it is there to find? Plants one violation at a time in a copy of the tree.
+# Tests that layers.sh finds violations: plants one at a time in a copy of the tree.
 #
 #       selftest.sh ROOT
 set -u

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# A setting that nobody reads would be a promise: each of ipc/base/settings.def must be looked at somewhere.
+# Each setting of ipc/base/settings.def must be read somewhere: an unread setting would be an empty promise.
 #
 #       settings.sh ROOT
 set -u
@@ -8,7 +8,7 @@ cd "${1:?usage: settings.sh ROOT}" || exit 2
 status=0
 for name in $(sed -n 's/^KVD_[A-Z]*(\([a-z]*\), \([a-z_]*\),.*/\1.\2/p' ipc/base/settings.def); do
         method=${name%.*} setting=${name#*.}
-        [ "$setting" != profile ] || continue # read where the others of its method are set
+        [ "$setting" != profile ] || continue # read when its method's other settings are set
         case $setting in
         on) words="\"$method\"" ;;
         *) words="\"$name\"" ;;

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A limit that all clients share, and that one of them can use up, is a fault. shares.def lists every constant that bounds
-something in the store or the daemon, and says how clients share it.
+"""A limit that all clients share, and that one of them can use up, is a fault. shares.def lists every constant that
+bounds something in the store or the daemon, and how clients share it.
 
-    shares.py ROOT          one line for each that is missing there, or that is there and does not exist; status 1 if any
-    shares.py --self-test   does it find what it is there to find?
+    shares.py ROOT          one line per constant that is missing there, or listed but does not exist; status 1 if any
+    shares.py --self-test   tests that it finds them
 
-A constant bounds something if it is the size of an array, or of what is allocated, or if its name (MAX, MOST, SEATS,
-PLACES, WAITING) or its comment (at once, under way, at most) says so. Times are not listed: they bound waiting.
+A constant bounds something if it is the size of an array or an allocation, or if its name (MAX, MOST, SEATS, PLACES,
+WAITING) or its comment (at once, under way, at most) says so. Times are not listed, since they only bound waiting.
 """
 import pathlib
 import re
@@ -16,8 +16,8 @@ import tempfile
 
 LIST = "tests/tree/shares.def"
 FOLDERS = ("store", "daemon", "ipc/base")
-# Programs of child processes: the daemon bounds what it asks of them.
-OTHERS = ("daemon/process/worker/", "daemon/process/disk/", "daemon/process/remote/", "daemon/process/keeper/", "daemon/process/exporter/")
+# Programs of child processes: the daemon bounds its requests to them.
+OTHERS = ("daemon/worker/", "daemon/disk/", "daemon/remote/", "daemon/keeper/", "daemon/exporter/")
 KINDS = ("account", "process", "user", "domain", "space", "client", "piece", "thing", "memory", "common")
 
 DEFINE = re.compile(r"^#define +([A-Z][A-Z_0-9]*) +([\d(U][^\n]*)", re.M)
@@ -28,7 +28,7 @@ ROW = re.compile(r"^(\S+) +([A-Z_0-9]+) +(\w+)(?: (\w+))?: (.+)$")
 
 
 def bounds(name, value, scope):
-    """Does it bound something, in what can see it?"""
+    """Does the constant bound something, in the code that can see it?"""
     if TIME.search(name):
         return False
     word = r"\b%s\b" % name

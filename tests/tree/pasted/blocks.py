@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be pasted out of a page: fenced blocks of Markdown, displays in the EXAMPLES of a manual page.
+"""Finds what can be pasted from a page: fenced blocks of Markdown, displays in the EXAMPLES of a manual page.
 
-A comment on the line before a block says what cannot be seen from it, `<!-- MARK -->` in Markdown, `.\\" MARK` in a
-manual page:
+A comment on the line before a block can mark it, `<!-- MARK -->` in Markdown, `.\\" MARK` in a manual page:
 
     not run: REASON     neither run nor compiled; the test lists it with its reason
-    compiled: REASON    C that is compiled and not run
-    file: NAME          the block is written to NAME, for the blocks behind it
-    until Ctrl-C        its last command has no end of its own: SIGINT must end it in order
+    compiled: REASON    C that is compiled but not run
+    file: NAME          the block is written to NAME, for later blocks
+    until Ctrl-C        its last command does not end by itself: SIGINT must end it cleanly
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LANGUAGES = {"sh", "c", "python", "ini"}
 
 @dataclass
 class Block:
-    """A piece of text, where it stands, and what is said about it."""
+    """A piece of text, its position, and its mark."""
 
     page: str
     line: int
@@ -38,7 +37,7 @@ class Block:
 
 
 def mark_of(line: str) -> tuple[str, str]:
-    """The mark in a comment, and what stands behind its colon."""
+    """The mark in a comment, and the text after its colon."""
     comment = COMMENT.fullmatch(line.strip())
     mark = comment and MARK.fullmatch(comment[1] or comment[2] or "")
     if not mark:
@@ -47,7 +46,7 @@ def mark_of(line: str) -> tuple[str, str]:
 
 
 def markdown(path: Path) -> list[Block]:
-    """Fenced blocks in a language that can be run. A fence without one holds output."""
+    """Fenced blocks in a language that can be run. A fence without a language contains output."""
     blocks, lines = [], path.read_text().splitlines()
     at = 0
     while at < len(lines):
@@ -94,7 +93,7 @@ def manual(path: Path) -> list[Block]:
 
 
 def commands(block: Block) -> str:
-    """A script. Where some lines have a prompt, the others are output."""
+    """The block as a script. If some lines have a prompt, the others are output."""
     lines = block.text.splitlines()
     if any(re.match(r"[$#] ", line) for line in lines):
         lines = [line[2:] for line in lines if re.match(r"[$#] ", line)]

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs everything that can be pasted out of a page, as it stands, in a copy of the source tree.
+"""Runs everything that can be pasted from a page, unchanged, in a copy of the source tree.
 
     run.py ROOT BUILD PAGE      PAGE: README.md, or a manual page; BUILD: where kvd, kvctl, kvlm and libkvd are
 
-README.md is run as a newcomer reads it: its blocks are pasted into one shell, one after the other, with nothing but the
-system's environment. What ninja would build is put where it would build it. (Other pages are for people who have
-installed kvd: a daemon waits at $KVD_SOCKET, with a space `llama` in which a client holds something, each block begins
-in the root of the copy, and ninja only says what it would build.)
+README.md is run as a newcomer reads it: its blocks are pasted into one shell, one after the other, with only the
+system's environment. The files that ninja would build are put where it would build them. Other pages are for people
+who have installed kvd: a daemon listens at $KVD_SOCKET, with a space `llama` in which a client holds blocks, each
+block begins in the root of the copy, and ninja only prints what it would build.
 
-Programs in C are compiled, and run three times: when nothing is cached, when all of it is, and without a daemon, when
-they must say so. What builds, tests or shows everything is not run from here: it must exist, and know the options that
-it is pasted with.
+Programs in C are compiled, and run three times: with nothing cached, with everything cached, and without a daemon,
+which they must report. Scripts that build, test or show everything are not run: they must exist, and have the options
+that they are pasted with.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pathlib import Path
 from blocks import Block, blocks_of, commands
 
 LIMIT = 600         # seconds that a block may take, even on a busy machine
-# Waits until a private daemon in the background answers, in place of a short sleep in the page.
+# Waits until a private daemon in the background answers; replaces a short sleep in the page.
 READY = ("tries=0; until KVD_SOCKET={}/kvd.sock kvctl ping >/dev/null 2>&1 || [ $((tries += 1)) -gt 600 ]; do "
          "sleep 0.1; done")
 PRIVATE = re.compile(r"kvd .*--private (\S+)")
 WHOLE = re.compile(r"(?:sh )?(tools/\w+|tests/\w+/run|tests/run-long)\b(.*)")
 ROOTS = re.compile(r"\b(sudo|systemctl|apt-get|pip3? install)\b")
-RESULT = re.compile(r"# (\d+ tokens found, .*)$", re.M)     # what a page promises that a command prints
+RESULT = re.compile(r"# (\d+ tokens found, .*)$", re.M)     # output of a command according to the page
 END = "the block is done"
 NAMES = re.compile(r"^(admins|users|groups)\s*=.*", re.M)
 
@@ -60,7 +60,7 @@ class Pasted:
     # ---- what the blocks find ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self.shim("ninja", f'exec {shutil.which("ninja")} -n "$@"') # builds are tools/test's: what would it do?
+        self.shim("ninja", f'exec {shutil.which("ninja")} -n "$@"') # dry run: tools/test does the builds
         shutil.copytree(self.root, self.copy, ignore=self.not_sources)
         (self.scratch / "d").mkdir(mode=0o700)
         self.spawn("kvd", "--private", str(self.scratch / "d"), "--pool", "64M", stderr=subprocess.DEVNULL)
@@ -95,7 +95,7 @@ class Pasted:
             return subprocess.CompletedProcess(command, stdout=process.communicate(timeout=LIMIT)[0],
                                                returncode=process.returncode)
         finally:
-            if process.poll() is None: # it took too long: with all that it has started
+            if process.poll() is None: # it took too long: end it and all its children
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
@@ -110,7 +110,7 @@ class Pasted:
     # ---- shell -------------------------------------------------------------------------------------------------
 
     def exists(self, program: str, arguments: str) -> None:
-        """A whole build, a whole test: the script must be there, and its first lines name the options."""
+        """For a whole build or test: the script must be there, and its first lines must name the options."""
         head = (self.copy / program).read_text()[:2500]
         if program == "tools/build":
             head += re.sub(r"option\('", "--", (self.copy / "meson_options.txt").read_text())
@@ -119,7 +119,7 @@ class Pasted:
                 raise Wrong(f"{program} has no option {option}")
 
     def script(self, block: Block) -> str:
-        """The block, without the lines that build or test everything. What begins a daemon leaves it behind."""
+        """The block, without the lines that build or test everything. A daemon that it starts is left running."""
         lines, begun = [], None
         for line in commands(block).splitlines():
             whole, private = WHOLE.match(line), PRIVATE.match(line)
@@ -143,7 +143,7 @@ class Pasted:
 
     @staticmethod
     def waits(pid: int) -> bool:
-        """Whether the shell has become the program, and the program sleeps nearly all the time."""
+        """Has the shell become the program, and does the program sleep nearly all the time?"""
         asleep = 0
         for _ in range(10):
             time.sleep(0.02)
@@ -151,7 +151,7 @@ class Pasted:
         return asleep > 7 and Path(f"/proc/{pid}/comm").read_text() != "bash\n"
 
     def until_interrupted(self, block: Block) -> None:
-        """The last command is alone in the process that gets the signal."""
+        """Sends SIGINT to the last command, which runs alone in its process."""
         *before, last = self.script(block).splitlines()
         process = subprocess.Popen(["bash", "-c", "\n".join([*before, f"exec {last}"])], env=self.environment,
                                    cwd=self.copy, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -195,7 +195,7 @@ class Pasted:
                 raise Wrong(f"{run} run\n{done.stdout[-2000:]}")
 
     def ini(self, block: Block) -> None:
-        """A configuration; its users and groups are those of another machine."""
+        """Checks a configuration, whose users and groups are those of another machine."""
         path = self.scratch / "kvd.conf"
         numbers = iter(range(60000, 61000))
         path.write_text(NAMES.sub(lambda m: f"{m[1]} = {next(numbers)}", block.text))
@@ -218,7 +218,7 @@ class Pasted:
 
 
 class Newcomer(Pasted):
-    """All blocks in one shell, which knows what they have told it."""
+    """Runs all blocks in one shell, which keeps their variables."""
 
     BUILT = ("daemon/kvd", "tools/kvctl/kvctl", "tools/kvlm/kvlm", "client/libkvd.so*", "kernels/libkvd_kernels.so*")
 
@@ -236,7 +236,7 @@ class Newcomer(Pasted):
                                   stderr=subprocess.STDOUT, text=True, errors="replace", cwd=self.copy)
 
     def paste(self, script: str) -> list[str]:
-        """What the shell answers. It ends where a command fails."""
+        """The shell's output. It ends where a command fails."""
         (self.scratch / "block.sh").write_text(script)
         try:
             self.session.stdin.write(f". {self.scratch}/block.sh </dev/null; set +e; echo {END}\n")
