@@ -154,23 +154,20 @@ def findings(count: int, rows: list[dict], tables: dict, results: dict[str, dict
         t = times.get(name)
         table.rows.append([name, str(r["recall"]), str(t) if t else None, str(times[OFF].over(t)) if t else None,
                            f"{r['depth']:.1f} of {r['layers']}", r["refreshes"], r["shared"]])
-    second = Table("A task whose answers need the prefix to have seen what follows it (a model made by hand)",
+    second = Table("A task whose answers need the prefix to attend to the text after it (a handmade model)",
                    ["mode", "answers right", "layers reused", "... if the first layer marks", "layers reused"],
                    [[name, str(r["recall"]), f"{r['depth']:.1f} of {r['layers']}", str(early[name]["recall"]),
                      f"{early[name]['depth']:.1f} of {early[name]['layers']}"] for name, r in gathered.items()],
-                   "The trained model writes down in the prefix all that is asked, so that nothing is lost with it. "
-                   "The "
-                   "one made by hand marks in the prefix what the request says again, and copies what is marked. If "
-                   "the "
-                   "first layer marks, BiCache loses as much: its deep layers start from what the last shared layer "
-                   "made of the prefix alone, and similar keys and values say nothing about that layer's own output.")
+                   "For the trained model, the prefix alone contains all answers, so that nothing is lost. The handmade "
+                   "model marks in the prefix what the request repeats, and copies what is marked. If the first layer "
+                   "marks, BiCache loses as much: its deep layers start from the last shared layer's output for the "
+                   "prefix alone, and similar keys and values say nothing about that layer's own output.")
     depth = Table("Layers reused by prefix ratio", ["profile", *(f"{r} %" for r in RATIOS)],
                   [[name, *(t.get(r, 0) for r in RATIOS)] for name, t in tables.items()])
     found = Findings("bicache", "BiCache: shared prefixes of bidirectional models",
                      "A masked-diffusion model of 12 layers. A prefix's keys and values computed alone are compared "
-                     "with "
-                     "those computed with the whole request; shallow layers, where they are alike, are shared in the "
-                     "pool, deep ones are recomputed every 16 steps from the boundary state that is stored with them.",
+                     "with those computed with the whole request. Shallow layers, where they are similar, are shared in "
+                     "the pool; deep ones are recomputed every 16 steps from the boundary state stored with them.",
                      "bicache=on and a profile run on requests like yours, for bidirectional models only. The larger "
                      "the prefix's share of a request and the more steps a request has, the more it gains.")
     found.tables = [table, second, depth]
@@ -190,8 +187,8 @@ def aim(results: dict[str, dict], times: dict[str, Times]) -> Aim:
                f"{compared(results[OURS]['recall'], results[OFF]['recall'])}; README had {before.BICACHE} x",
                "reached" if reached and speed.at_least(3.0) else "reached, within chance" if reached else "missed",
                "" if reached else f"{100 - 100 * results[OURS]['depth'] / results[OURS]['layers']:.0f} % of the layers "
-               f"are refreshed, and what is not prefix is computed in every step; naive reuse, which does neither, is "
-               f"{times[OFF].over(times[NAIVE])} x as fast as none")
+               f"are refreshed, and all tokens after the prefix are computed in every step; naive reuse, which does "
+               f"neither, is {times[OFF].over(times[NAIVE])} x as fast as no reuse")
 
 
 def claims(sims: dict[int, list[float]], results: dict[str, dict], times: dict[str, Times],
@@ -209,12 +206,12 @@ def claims(sims: dict[int, list[float]], results: dict[str, dict], times: dict[s
               f"{mean(high[half:]):.3f} at r = {max(sims)} %; at r = {min(sims)} %: {mean(low[:half]):.3f} and "
               f"{mean(low[half:]):.3f}", verdict(falls)),
         Claim("Reusing everything without recomputation collapses accuracy (Section 3): the trained model",
-              f"naive {compared(recall[NAIVE], recall[OFF])} against no "
-              f"reuse", verdict(better(recall[OFF], recall[NAIVE])),
-              "what is asked is written in the prefix and does not depend on what follows"
+              f"naive {compared(recall[NAIVE], recall[OFF])} against no reuse",
+              verdict(better(recall[OFF], recall[NAIVE])),
+              "the answers are in the prefix and do not depend on the text after it"
               if better(recall[OFF], recall[NAIVE]) is None else ""),
-        claim_better("Reusing everything without recomputation collapses accuracy (Section 3): where answers need the "
-                     "prefix to have seen what follows", "no reuse against naive", made[OFF], made[NAIVE], {}),
+        claim_better("Reusing everything without recomputation collapses accuracy (Section 3): if answers need the "
+                     "prefix to attend to later text", "no reuse against naive", made[OFF], made[NAIVE], {}),
         claim_better("BiCache avoids the collapse, on the same task", "BiCache against naive", made[OURS],
                      made[NAIVE], {}),
         claim_better("(ours) BiCache avoids it wherever the change begins", "the same, if the first layer marks",

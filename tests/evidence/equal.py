@@ -16,8 +16,8 @@ RIVALS = ("int4", "SnapKV, per chunk", "StreamingLLM")
 def table(baselines: ask.Baselines, progress: Progress, questions: list[tasks.Question], full: Recall,
           rows: list[tuple[str, Recall, pool.Memory]]) -> Table:
     """The rivals with the bytes of each row; with more than a full cache they keep everything."""
-    made = Table("At equal total memory: labels, sketches and copies are counted, "
-                 "and the others may keep as many bytes",
+    made = Table("At equal total memory: labels, sketches and copies are counted, and the other methods may keep as many "
+                 "bytes",
                  ["what", "recall", *pool.COLUMNS, *RIVALS])
     ids = [tasks.ids_of(q) for q in questions]
     for name, recall, memory in rows:

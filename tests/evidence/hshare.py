@@ -146,17 +146,16 @@ def findings(count: int, length: int, runs: dict[str, pool.Run], beside: dict[st
                   [[n, str(t["dense"]), str(t[DEFAULT]), f"{t['dense'].over(t[DEFAULT])} x", str(t["1/8"]),
                     f"{t['dense'].over(t['1/8'])} x"] for n, t in by_length.items()],
                   f"Recall of the shipped settings in documents of 3,600 tokens: {long[0]}, dense {long[1]}, n = "
-                  f"{long[0].n}; the model answers no longer ones.")
+                  f"{long[0].n}; the model cannot answer longer ones.")
     old = Table("The pool, and kvlm's private form that it replaced (recall)", ["ratio", "kvd", "private"],
                 [[name, r.recall.value, before.HSHARE.get(name)] for name, r in runs.items()])
     found = Findings("hshare", "HShare: critical tokens shared by layers, heads and queries",
                      "The question and the answer are decoded with sparse attention over a quarter of the tokens; "
                      "the daemon's 4-bit labels of the keys select them, and only a share of layers, heads and steps "
                      "selects.",
-                     "hshare=on as shipped, for documents of several thousand tokens that are decoded from for long; "
-                     "every step selects for itself. Sharing among steps (hshare.query_ratio below 1) is faster and "
-                     "forgets: only "
-                     "where neighbouring tokens attend to the same places.")
+                     "hshare=on as shipped, for long outputs from documents of several thousand tokens; every step "
+                     "selects its own tokens. Sharing among steps (hshare.query_ratio below 1) is faster but loses "
+                     "facts: use it only if neighbouring tokens attend to the same places.")
     found.tables = [table, reach, old]
     found.plots = [Plot("Dense attention's time over HShare's", "tokens", "x",
                         {name: [(n, *spread(t["dense"].over(t[name]))) for n, t in by_length.items()]
@@ -188,8 +187,8 @@ def claims(runs: dict[str, pool.Run], dense: Recall, times: dict[str, Times], le
         Claim("Accuracy close to the full cache at a ratio of 9/32 (Table 3: 45.5 to 43.8)",
               f"at 9/32 {compared(at, dense)} against dense", HOLDS if kept(at, dense) else NOT_REACHED,
               "" if kept(at, dense) else "steps that share: adjacent tokens of a look-up attend to different places "
-              f"(with steps that select for themselves: {runs['9/16'].recall})"),
-        Claim("Selection costs less the more is shared, at a loss of accuracy that stands beside it",
+              f"(if every step selects its own tokens: {runs['9/16'].recall})"),
+        Claim("The more is shared, the less selection costs, at the loss of accuracy shown here",
               f"1/8 takes {eighth.over(selecting)} of the time of 1, at recall {runs['1/8'].recall} against "
               f"{runs['1'].recall}", HOLDS if selecting.over(eighth).at_least(1.0) else NOT_SHOWN),
         claim_of_speed({n: r.recall for n, r in runs.items()}, times, dense, length),
@@ -205,7 +204,7 @@ def claim_of_speed(recall: dict[str, Recall], times: dict[str, Times], dense: Re
     words = f"fastest: {fastest}, {speed[fastest]} x dense's speed at recall {recall[fastest]}"
     if best is None:
         return Claim(SPEED, words, NOT_REACHED,
-                     f"so many questions show of no setting that it keeps the recall of dense ({dense})")
+                     f"with so many questions, no setting is shown to keep the recall of dense ({dense})")
     words = f"{best}: {speed[best]} x dense's speed at recall {recall[best]} (dense {dense}); {words}"
     reached = speed[best].at_least(8.6)
     return Claim(SPEED, words, {True: HOLDS, False: NOT_REACHED, None: NOT_SHOWN}[reached],

@@ -59,22 +59,20 @@ def findings(count: int, length: int, full: Recall, curves: dict[str, dict[float
                   ["what is kept", *(f"{b:.1%} of the tokens" for b in BUDGETS)],
                   [[name, *map(str, curve.values())] for name, curve in curves.items()] + [["everything", str(full)]],
                   "All work in chunks of 128 prompt tokens and evict after each, before the question is known. "
-                  "\"SnapKV, knowing the question\" is SnapKV as published: it keeps everything until the prompt, "
-                  "which "
-                  "ends in the question, has been read. int4 has as many bytes as the budget's tokens take in float32, "
-                  "the model's own type; of 16-bit types it would have half as many tokens.")
+                  "\"SnapKV, knowing the question\" is SnapKV as published: it keeps everything until the whole prompt, "
+                  "including the question at its end, has been read. int4 gets as many bytes as the budget's tokens "
+                  "take in float32, the model's own type; compared with 16-bit types it would keep half as many tokens.")
     old = Table("The pool, and kvlm's private form that it replaced", ["form", *(f"{b:.1%}" for b in BUDGETS)],
                 [[POOL, *(curves[POOL][b].value for b in BUDGETS)],
                  [f"private, at {before.COMMIT}, {before.KEYDIFF_N} questions",
                   *(before.KEYDIFF.get(b) for b in BUDGETS)]])
     found = Findings("keydiff", "KeyDiff: eviction by the similarity of keys",
-                     "Each layer and KV head keeps its own tokens. The daemon's worker scores the keys and packs what "
-                     "stays into fewer blocks; the others go back to the pool.",
+                     "Each layer and KV head keeps its own tokens. The daemon's worker scores the keys and packs the "
+                     "kept tokens into fewer blocks; the other blocks return to the pool.",
                      "keydiff=on, keydiff.budget=N, if a request's cache must fit a budget and its questions are not "
-                     "known while its document is read. N of half of the tokens costs nothing that this task shows. "
-                     "If the "
-                     "question ends the prompt and the full cache fits for as long as the prompt is read, attention "
-                     "from the question (SnapKV) chooses better; if 16 bits may become 4, int4 loses less.")
+                     "known while its document is read. With N at half of the tokens, this task shows no loss. If the "
+                     "question ends the prompt and the full cache fits while the prompt is read, attention from the "
+                     "question (SnapKV) chooses better; if 16 bits may become 4, int4 loses less.")
     found.tables = [table, memory, old]
     found.plots = [Plot("Recall against the budget", "tokens kept, % of the prompt", "recall",
                         {name: [*((100 * b, r.value, *r.interval()) for b, r in curve.items()), (100, full.value)]
@@ -82,7 +80,7 @@ def findings(count: int, length: int, full: Recall, curves: dict[str, dict[float
     found.claims = [claim_of_no_loss(full, curves[POOL], length), claim_of_comparison(curves, PAPER, "as published"),
                     claim_of_comparison(curves, POOL, "serve")]
     found.aims = [aim_recall("recall of 0.65 with a quarter of the tokens", curves[POOL][0.25], 0.65,
-                             f"the same rule in numpy has {curves['KeyDiff, serve form'][0.25]}")]
+                             f"the same rule in numpy reaches {curves['KeyDiff, serve form'][0.25]}")]
     return found
 
 
@@ -92,7 +90,7 @@ def claim_of_no_loss(full: Recall, curve: dict[float, Recall], length: int) -> C
     return Claim("Within 0.04 % of the full cache at an 8 K budget, about 23 % less memory (abstract); Table 1 itself "
                  "gives 0.2 to 0.35 %",
                  f"with half of the tokens {compared(curve[0.5], full)} against all", FAILS if lost else NOT_SHOWN,
-                 "" if lost else f"{full.n} questions cannot tell 0.04 %; {length} tokens are no 8 K")
+                 "" if lost else f"{full.n} questions cannot show 0.04 %; {length} tokens are not 8 K")
 
 
 def claim_of_comparison(curves: dict[str, dict[float, Recall]], ours: str, form: str) -> Claim:
@@ -103,4 +101,4 @@ def claim_of_comparison(curves: dict[str, dict[float, Recall]], ours: str, form:
     result = verdict(better(mine, others[best]))
     return Claim(f"Better than attention-based and window policies at equal budgets (Table 1, Fig. 6): {form}",
                  f"over all budgets, against {best}, the best of {len(RIVALS)}: {compared(mine, others[best])}", result,
-                 "chance could make the difference" if result == NOT_SHOWN else "")
+                 "the difference may be chance" if result == NOT_SHOWN else "")

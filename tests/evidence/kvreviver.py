@@ -49,7 +49,7 @@ def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick:
             progress.step(f"KVReviver: {name}, {budget:.0%}")
             curves.setdefault(name, {})[budget] = pool.recall_of_tokens(
                 questions, baselines.each(ask.evicted, ids, name, budget))
-    sketches = Table("As published, with half of the tokens of which the sketch has more",
+    sketches = Table("As published, with half of the tokens, and a larger share of these for the sketch",
                      ["the sketch's share", "recall"])
     for share in SKETCHES:
         progress.step(f"KVReviver: a sketch of {share:.0%} of the budget")
@@ -80,29 +80,27 @@ def findings(count: int, length: int, full: Recall, curves: dict[str, dict[float
                   ["form", *(f"{b:.0%} of the tokens" for b in BUDGETS)],
                   [[name, *(cell(recall, runs.get((name, b))) for b, recall in curve.items())]
                    for name, curve in curves.items()] + [["everything", str(full)]],
-                  "The daemon lets a block into the sketch only while the sketch can answer (kvreviver.max_load), so "
-                  "that "
-                  "without exact copies most stay where they are, and the budget is not met; the paper's profile has "
-                  "no such limit.")
+                  "The daemon adds a block to the sketch only while the sketch can still give good estimates "
+                  "(kvreviver.max_load), so that without exact copies most blocks stay in the pool, and the budget is "
+                  "not met; the paper's profile has no such limit.")
     old = Table("The pool, and kvlm's private form that it replaced", ["form", *(f"{b:.0%}" for b in BUDGETS)],
                 [[COPIES, *(curves[COPIES][b].value for b in BUDGETS)],
                  [f"private, at {before.COMMIT}, {before.KVREVIVER_N} questions",
                   *(before.KVREVIVER.get(b) for b in BUDGETS)]])
-    found = Findings("kvreviver", "KVReviver: what was evicted can come back",
-                     "A share of a sequence's blocks stays in the pool; the others leave into exact copies in host "
-                     "memory, "
-                     "with a count sketch in front. Labels of all blocks tell which missing ones a query needs; they "
-                     "are asked for at the first miss, and the engine waits for them.",
+    found = Findings("kvreviver", "KVReviver: evicted blocks can come back",
+                     "A share of a sequence's blocks stays in the pool; the others are kept as exact copies in host "
+                     "memory, with a count sketch in front. Labels of all blocks show which missing blocks a query "
+                     "needs; these are requested at the first miss, and the engine waits for them.",
                      "kvreviver=on, if the pool's memory is scarcer than the memory of the copies: on a GPU, whose "
-                     "blocks leave for the host's memory. In all, copies and labels take more than the full cache, so "
-                     "that it saves nothing where both are the same memory. Without copies, use int4 or KeyDiff "
-                     "instead: the sketch does not answer.")
+                     "blocks move to the host's memory. In total, copies and labels take more than the full cache, so "
+                     "it saves nothing if both are in the same memory. Without copies, use int4 or KeyDiff instead: "
+                     "the sketch alone does not preserve the answers.")
     found.tables = [table, *more, revivals(runs), old]
     found.plots = [Plot("Recall against the budget", "tokens in the cache, % of the prompt", "recall",
                         {name: [*((100 * b, r.value, *r.interval()) for b, r in curve.items()), (100, full.value)]
                          for name, curve in curves.items()}, (0, 1.05))]
     found.claims = claims(curves, full)
-    found.aims = [aim_recall("recall of 0.95 with a cache of 10 %, exact copies behind it", curves[COPIES][0.1], 0.95),
+    found.aims = [aim_recall("recall of 0.95 with a cache of 10 % and exact copies", curves[COPIES][0.1], 0.95),
                   whole_memory(runs[COPIES, 0.1].memory())]
     return found
 
@@ -112,17 +110,15 @@ def whole_memory(memory: pool.Memory) -> Aim:
     return Aim("all memory is counted", f"cache {memory.share(memory.cache)}, "
                f"labels {memory.share(memory.labels)}, copies "
                f"{memory.share(memory.copies)}, sketch {memory.share(memory.sketch)}: {memory.share(memory.total)} "
-               f"of the "
-               "full cache", "stated")
+               "of the full cache", "stated")
 
 
 def claims(curves: dict[str, dict[float, Recall]], full: Recall) -> list[Claim]:
     def keeps(text: str, budget: float, margin: float) -> Claim:
         sketch, copies = curves[PRINTED][budget], curves[COPIES][budget]
         return Claim(text, f"as published, at {budget:.0%}: {compared(sketch, full)} against the full cache; "
-                     f"with exact "
-                     f"copies {compared(copies, full)}", HOLDS if kept(sketch, full, margin) else NOT_REACHED,
-                     "" if kept(sketch, full, margin) else "the copies carry the answer, not the sketch"
+                     f"with exact copies {compared(copies, full)}", HOLDS if kept(sketch, full, margin) else NOT_REACHED,
+                     "" if kept(sketch, full, margin) else "the copies preserve the answers, not the sketch"
                      if kept(copies, full) else "so many tokens share a cell that its estimates are noise")
 
     return [keeps("End-to-end accuracy of the full cache at 10 % of the budget for 2 k contexts (abstract)", 0.1, 0.05),

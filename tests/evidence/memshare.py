@@ -113,8 +113,7 @@ def forms(programs: Programs, baselines: ask.Baselines, progress: Progress, ques
 
 def findings(count: int, rows: list[Row], other: list[Row], settings: Table) -> Findings:
     table = Table(f"{count} prompts of {STEPS} steps of about {TOKENS} tokens, "
-                  f"each telling with two facts of its own and "
-                  f"{tasks.CHANGED:.0%} of the other sentences changed",
+                  f"each time with two other facts and {tasks.CHANGED:.0%} of the other sentences changed",
                   ["steps", "recall, unshared", "recall, MemShare", "recall, as many blocks at random", "tokens shared",
                    "saved KiB", "empty slots", "saved, net KiB", "labels KiB"],
                   [[r.name, str(r.plain), str(r.shared.recall), str(r.chance), f"{r.affected:.1%}",
@@ -122,15 +121,12 @@ def findings(count: int, rows: list[Row], other: list[Row], settings: Table) -> 
                     r.shared.of_table("label_bytes") / 1024] for r in rows + other])
     found = Findings("memshare", "MemShare: similar reasoning steps share blocks",
                      "Each request's blocks are a sequence of the pool; the worker compares steps by their words and "
-                     "blocks "
-                     "by their keys and values, and kvlm takes over what is proposed, turning queries by the distance "
+                     "blocks by their keys and values, and kvlm applies its proposals, rotating queries by the distance "
                      "between the two places. Every fact is told once, and the question asks for any of them, so that "
                      "sharing the wrong block gives a wrong answer.",
-                     "memshare=on, for long texts that say the same again in the same words: drafts that are "
-                     "revised, plans "
-                     "that are repeated. What is said again with a word more or less does not lie alike in its "
-                     "blocks and is "
-                     "not found; then steps that begin in fresh blocks only cost their empty slots.")
+                     "memshare=on, for long texts that repeat themselves in the same words: drafts that are revised, "
+                     "plans that are repeated. A repetition with a word more or less is divided differently into "
+                     "blocks and not found; then steps that begin in new blocks only cost their empty slots.")
     found.tables = [table, settings]
     found.plots = [Plot("Tokens that share another's block", "times a step is told", "% of all tokens",
                         {"MemShare": [(n, 100 * r.affected) for n, r in zip(REPEATS, rows)]})]
@@ -159,7 +155,7 @@ def claim_of_similarity(ours: Recall, chance: Recall, repeated: list[Row]) -> Cl
     shares = mean([r.affected for r in repeated])
     return claim_better("Similarity matters: random sharing at the same ratio loses accuracy (Table 5)",
                         f"MemShare against as many blocks at random ({shares:.0%} of the tokens)", ours, chance,
-                        {NOT_SHOWN: "neither loses answers that so many questions could tell"})
+                        {NOT_SHOWN: "neither loses enough answers to show with so many questions"})
 
 
 def aims(rows: list[Row]) -> list[Aim]:
@@ -169,8 +165,8 @@ def aims(rows: list[Row]) -> list[Aim]:
     certain = reaches(last.shared.recall, 0.98 * last.plain.value) is not None
     return [Aim("a quarter of the tokens shared at 0.98 of the recall", f"{last.affected:.0%} shared at recall "
                 f"{last.shared.recall} of {last.plain}, n = {last.plain.n}; net of empty slots "
-                f"{net_kib(last.shared):.0f} "
-                f"KiB of {last.shared.memory().full / 1024:.0f} are saved. Before ({before.COMMIT}, another task): "
+                f"{net_kib(last.shared):.0f} KiB of {last.shared.memory().full / 1024:.0f} are saved. Before "
+                f"({before.COMMIT}, another task): "
                 f"{before.MEMSHARE[0]:.0%} at {before.MEMSHARE[1]:.2f}",
                 ("reached" if reached else "missed") + ("" if certain else ", within chance"),
-                "" if reached else "blocks that are shared differ by more than the answers bear")]
+                "" if reached else "shared blocks differ by more than the answers tolerate")]

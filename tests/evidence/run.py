@@ -92,7 +92,7 @@ def main() -> int:
     (options.out / "evidence.svg").write_text(beside([(f.title, p) for f in findings for p in f.plots[:1]]))
     summary(findings)
     broken = [c for f in findings for c in f.claims if c.invariant and c.verdict != HOLDS]
-    print(f"\n{options.out / 'evidence.json'} has the numbers, evidence.html beside it tables and plots, evidence.svg a picture.")
+    print(f"\n{options.out / 'evidence.json'} has the numbers, evidence.html tables and plots, evidence.svg a picture.")
     return 1 if broken else 0
 
 

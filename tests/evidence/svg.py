@@ -8,17 +8,17 @@ from html import escape
 
 from findings import Plot
 
-# Small enough that a phone shows letters of a readable size; the names of the lines stand below the picture.
+# Small enough that letters are readable on a phone; the names of the lines are below the picture.
 WIDTH, HEIGHT = 420, 244
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 12, 44
 NAME, TITLE = 15, 26     # heights of a line's name, and of a title
-OURS = ["#1b6ca8", "#c2410c", "#15803d", "#111827"]                                # of kvd's lines, which are heavy
+OURS = ["#1b6ca8", "#c2410c", "#15803d", "#111827"]                                # of kvd's lines, which are thick
 OTHERS = ["#7e22ce", "#a16207", "#0e7490", "#be185d", "#4b5563", "#4d7c0f", "#b91c1c", "#4338ca"]   # of all other lines
 MOST = 7        # lines in one picture
 
 
 def nice_ticks(low: float, high: float, wanted: int = 6) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten that lie in the range."""
+    """Multiples of 1, 2 or 5 times a power of ten in the range."""
     raw = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
@@ -32,7 +32,7 @@ def number(value: float) -> str:
 
 
 class Frame:
-    """Maps data to places of the picture."""
+    """Maps data to positions in the picture."""
 
     def __init__(self, plot: Plot) -> None:
         points = [point for line in plot.series.values() for point in line]
@@ -72,7 +72,7 @@ def is_ours(name: str) -> bool:
 
 
 def split(plot: Plot) -> list[Plot]:
-    """Plots of at most MOST lines, over the same axes: kvd's lines in each, and some of the others."""
+    """Plots of at most MOST lines, on the same axes: kvd's lines in each, and some of the others."""
     ours = {name: points for name, points in plot.series.items() if is_ours(name)}
     others = [name for name in plot.series if name not in ours]
     room = MOST - len(ours)
@@ -119,14 +119,14 @@ def inside(plot: Plot) -> str:
 
 
 def draw(plot: Plot) -> str:
-    """The whole picture, with its title above it."""
+    """The whole picture, with the title above it."""
     return (f'<figure><figcaption>{escape(plot.title)}</figcaption>'
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height(plot)}" '
             f'role="img" aria-label="{escape(plot.title)}">{inside(plot)}</svg></figure>')
 
 
 def beside(titled: list[tuple[str, Plot]]) -> str:
-    """A picture that stands by itself: a row for each plot, or for the parts that it is split into."""
+    """A standalone picture with a row per plot, or per part into which a plot is split."""
     step, y, each = WIDTH + 10, 0, ""
     rows = [(title, split(plot)) for title, plot in titled]
     for title, plots in rows:

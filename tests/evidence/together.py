@@ -66,15 +66,15 @@ def run(programs: Programs, baselines: ask.Baselines, progress: Progress, quick:
                                r["vague"], r["revived_exact"], r["revived_approx"], r["revive_refused"], r["label"],
                                r["copy"], r["sketch"], r["ms"], r["broken"],
                                before.TOGETHER.get(size) if name == ALL else None])
-    table.note = ("Copies and labels lie outside the pool, of a fixed size whatever the pool's. \"Before\": at "
+    table.note = ("Copies and labels are outside the pool, with a size that does not depend on it. \"Before\": at "
                   f"{before.COMMIT}, 20 questions of a task whose facts were told again in every step.")
     findings = Findings("together", "All methods at once",
-                        "Four processes answer at the same time, from sequences in a pool that shrinks from all they "
-                        "need to a quarter of it: MemShare shares, attention mass, HShare's selections and KeyDiff "
-                        "order "
-                        "the blocks, KVReviver lets the lowest leave and brings back what HShare's labels select.",
-                        "All of them where the pool is too small for its sequences and must not refuse; without them, "
-                        "requests leave the pool for private memory, as exact and as large as ever.")
+                        "Four processes answer at the same time, from sequences in a pool that shrinks from all the "
+                        "memory they need to a quarter of it: MemShare shares blocks; attention mass, HShare's "
+                        "selections and KeyDiff rank them; KVReviver moves out the lowest and brings back those that "
+                        "HShare's labels select.",
+                        "Use all of them if the pool is too small for its sequences and must not refuse; without them, "
+                        "requests leave the pool for private memory, exact and in full size.")
     findings.tables = [table]
     findings.plots = plots(results)
     findings.claims, findings.aims = judged(results)
@@ -94,13 +94,12 @@ def judged(results: dict[tuple[str, int], dict]) -> tuple[list[Claim], list[Aim]
         return results[name, size]["recall"]
 
     half, quarter = POOLS[1], POOLS[-1]
-    why = "what is selected finds no room to come back while four requests are answered at once: " + "; ".join(
-        f"{size} MiB: {results[ALL, size]['revive_refused']} revivals refused, {results[ALL, size]['revived_exact']} "
-        f"made"
+    why = "selected blocks find no room to come back while four requests are answered at once: " + "; ".join(
+        f"{size} MiB: {results[ALL, size]['revive_refused']} revivals refused, {results[ALL, size]['revived_exact']} made"
         for size in POOLS[1:])
     broken = sum(r["broken"] for r in results.values())
     claims = [
-        Claim("(ours) A quarter of the memory is enough for the answers of all of it",
+        Claim("(ours) A quarter of the memory is enough for the same answers",
               f"{quarter} MiB with all methods against {POOLS[0]} MiB without: "
               f"{compared(recall(ALL, quarter), recall(NONE, POOLS[0]))}",
               HOLDS if kept(recall(ALL, quarter), recall(NONE, POOLS[0])) else NOT_SHOWN,

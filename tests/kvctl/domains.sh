@@ -18,9 +18,9 @@ says '^llama ' '^other '
 says_not DOMAIN uid- # one domain only: no need to name it
 kvctl 0 stat
 says '^DOMAIN .* SPACE .* COUNTER' '^research *other *allocated '
-kvctl 0 stat llama --json # one's own comes first
+kvctl 0 stat llama --json # the space of one's own domain comes first
 says_not research
-kvctl 0 stat other --json # nobody else has one
+kvctl 0 stat other --json # only one domain has it
 says '"domain": "research"'
 kvctl 0 stat llama --domain research --json
 says '"domain": "research"'
