@@ -5,10 +5,9 @@
  * it at any system call, even exit, does 10,000 lookups and reports them in shared memory.
  *
  *      parent    starts a kvd and fills it
- *      child     connects, looks up once, gives up all system calls, looks up again and again, raises a flag, and
- *                spins until it is killed
- *      early     connects to an empty cache, gives up all system calls, and looks up blocks in memory that the pool
- *                got later: it misses
+ *      child     connects, asks once, gives up all system calls, asks on, raises a flag, spins until it is killed
+ *      early     connects before anything is there, gives up all system calls, and asks for what lies in memory
+ *                by which the pool has grown since: it misses
  *
  * The filter is tested too: another child makes one harmless call under it, which must kill it.
  */

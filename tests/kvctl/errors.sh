@@ -18,7 +18,7 @@ fits 80
 kvctl 0 --version
 says '^kvctl [0-9]'
 
-# The environment must not choose the socket of a program that has more rights than the user who starts it.
+# A program with more rights than the user that starts it takes no socket from that user's environment.
 cp "$KVCTL" "$dir/setuid"
 chmod 711 "$dir"
 chmod 755 "$dir/setuid"
@@ -116,7 +116,7 @@ kvctl 2 evict one --chain 1:2x
 kvctl 1 evict one --chain 1:2
 kvctl 1 --domain nosuch space delete one
 complains nosuch
-# A misspelt domain once looked like a domain without spaces.
+# a misspelt domain is an error, not a domain without spaces
 kvctl 1 --domain nosuch spaces --json
 complains 'there is no domain .nosuch.'
 

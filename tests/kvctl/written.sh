@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Every program and verb that prints exits with an error if its output cannot be written.
+# Every program and verb that prints fails if its output cannot be written.
 . "$(dirname "$0")/lib.sh"
 start_daemon
 start_filler llama

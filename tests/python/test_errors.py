@@ -32,7 +32,7 @@ def test_a_daemon_that_is_not_there(space):
 
 
 def test_what_a_daemon_lacks_is_no_missing_daemon(space):
-    """B8: ENOENT of a reply says that what the call names is not there; the daemon has just answered."""
+    """ENOENT of a reply says that what the call names is not there; the daemon has just answered."""
     refusal = kvd.Error(errno.ENOENT, "there is no such sequence")
     assert type(refusal) is kvd.NotFound and not isinstance(refusal, kvd.DaemonNotFound)
     assert isinstance(pickle.loads(pickle.dumps(kvd.DaemonNotFound(errno.ENOENT, "no kvd"))), kvd.DaemonNotFound)

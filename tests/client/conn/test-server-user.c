@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A5: a folder that somebody else made, and a daemon of his where ours was looked for. Daemons and
- * programs of several users meet at one path, so the test wants to be root.
+ * Another user's folder, and another user's daemon at the path where a client expects ours. Daemons
+ * and programs of several users meet at one path, so the test must run as root.
  */
 
 #include <errno.h>
@@ -115,7 +115,7 @@ static int opened(uid_t user, const char *path, const char *stated) {
         return -wait_status(pid);
 }
 
-START_TEST(a5_somebody_elses_daemon_is_told_nothing) {
+START_TEST(another_users_daemon_is_refused) {
         listen_as(MALLORY, in.socket);
         ck_assert_int_eq(opened(ALICE, in.socket, NULL), -EPERM);
         ck_assert_int_eq(opened(ROOT, in.socket, NULL), -EPERM);
@@ -126,7 +126,7 @@ START_TEST(a5_somebody_elses_daemon_is_told_nothing) {
 }
 END_TEST
 
-START_TEST(a5_ones_own_and_roots) {
+START_TEST(own_daemons_and_roots_are_trusted) {
         listen_as(ALICE, in.socket);
         ck_assert_int_eq(opened(ALICE, in.socket, NULL), 0);
         ck_assert_int_eq(opened(MALLORY, in.socket, NULL), -EPERM);
@@ -136,7 +136,7 @@ START_TEST(a5_ones_own_and_roots) {
 }
 END_TEST
 
-START_TEST(a5_whom_one_states) {
+START_TEST(a_stated_user_is_trusted) {
         listen_as(MALLORY, in.socket);
         ck_assert_int_eq(opened(ALICE, in.socket, "1001"), 0);
         ck_assert_int_eq(opened(MALLORY, in.socket, "root"), -EPERM);
@@ -152,7 +152,7 @@ START_TEST(a5_whom_one_states) {
 END_TEST
 
 /* In a folder that only root could give, nobody else can listen; further down, somebody can. */
-START_TEST(a5_a_folder_that_root_gave) {
+START_TEST(a_folder_that_only_root_could_give_is_trusted) {
         char inner[sizeof in.socket], below[2 * sizeof in.socket], link[sizeof in.socket];
         struct instance tmp = in;
 
@@ -187,7 +187,7 @@ START_TEST(a5_a_folder_that_root_gave) {
 }
 END_TEST
 
-START_TEST(a5_abstract_names) {
+START_TEST(abstract_sockets_are_trusted_by_their_user) {
         char name[64];
 
         snprintf(name, sizeof name, "@kvd-test-%d", getpid());
@@ -200,7 +200,7 @@ START_TEST(a5_abstract_names) {
 END_TEST
 
 /* The path is another's by the time that the handle connects again. */
-START_TEST(a5_the_next_connection) {
+START_TEST(reconnecting_checks_the_server_again) {
         static const struct kvd_geometry geometry = {.layers = 1,
                                                      .kv_heads = 1,
                                                      .head_dim = 32,
@@ -220,7 +220,7 @@ START_TEST(a5_the_next_connection) {
 END_TEST
 
 /* In a user namespace that maps nobody, all users have one number, which is nobody's own. */
-START_TEST(a20_nobody_in_particular) {
+START_TEST(an_unmapped_user_is_refused) {
         pid_t pid;
 
         listen_as(MALLORY, in.socket);
@@ -245,6 +245,7 @@ static bool is_root(void) {
 }
 
 SUITE("server-user", SKIP_IF(!is_root()), FIXTURE(set_up, tear_down),
-      TESTS(a5_somebody_elses_daemon_is_told_nothing, a5_ones_own_and_roots, a5_whom_one_states,
-            a5_a_folder_that_root_gave, a5_abstract_names, a5_the_next_connection,
-            a20_nobody_in_particular))
+      TESTS(another_users_daemon_is_refused, own_daemons_and_roots_are_trusted,
+            a_stated_user_is_trusted, a_folder_that_only_root_could_give_is_trusted,
+            abstract_sockets_are_trusted_by_their_user, reconnecting_checks_the_server_again,
+            an_unmapped_user_is_refused))

@@ -81,7 +81,7 @@ static uint32_t count_misses(kvd_space *space, const uint32_t *tokens, uint32_t 
 }
 
 /* The tail is found by its blocks, the long chain by its runs. */
-START_TEST(A21_what_a_process_holds_is_found) {
+START_TEST(pinned_blocks_are_found_while_others_evict) {
         kvd_space *space = spaces[HANDLES - 1][ATTACHMENTS - 1];
         uint32_t tail[3 * TOKENS], chain[32 * TOKENS], misses = 0, n = 0;
         struct kvd_pin held_tail = {0}, held_chain = {0};
@@ -102,4 +102,4 @@ START_TEST(A21_what_a_process_holds_is_found) {
 }
 END_TEST
 
-SUITE("storm", FIXTURE(set_up, tear_down), TESTS(A21_what_a_process_holds_is_found))
+SUITE("storm", FIXTURE(set_up, tear_down), TESTS(pinned_blocks_are_found_while_others_evict))

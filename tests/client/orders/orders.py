@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A12: memory orders where two processes meet, by C11's rules and not by those of the processor that runs the test.
+"""Memory orders where two processes meet, by C11's rules and not by those of the processor that runs the test.
 
 Each row is a few accesses of both sides. Their orders are read from the source, so that a weaker one there is judged here:
 what must never be seen must be impossible with the orders of the source, and an order that is needed must be needed: with

@@ -84,7 +84,7 @@ static const struct {
          ":1: 'uid-5': names with uid- in front are those of unlisted users; choose another"},
         {"[domain a]\nisolation = none\n",
          ":2: isolation: 'none' is not known; write one of shared|arena"},
-        /* B12 */
+        /* settings given twice, invisible bytes, and comments behind a value */
         {"[daemon]\npool = 1G\nsegment = 1M\npool = 1G\n",
          ":4: pool was set in line 2; keep one of the two"},
         {"[daemon]\nquarantine_ms = 1\n[domain a]\nquota = 1M\nquota = 2M\n",
@@ -111,7 +111,7 @@ START_TEST(a_mistake_has_a_place) {
 }
 END_TEST
 
-/* ---- B12: bytes that an editor does not show -------------------------------------------------- */
+/* ---- bytes that an editor does not show ------------------------------------------------------ */
 
 static int read_bytes(const char *text, size_t n, FILE *all) {
         FILE *f = fopen(path, "w");
@@ -121,7 +121,7 @@ static int read_bytes(const char *text, size_t n, FILE *all) {
         return config_read(&config, path, false, all, &why);
 }
 
-START_TEST(b12_a_nul_byte_is_refused) {
+START_TEST(a_nul_byte_is_refused) {
         static const char text[] = "[daemon]\npool = 1G\0 but this\nlog = debug\n";
         static const char comment[] = "# \0\n[daemon]\n";
 
@@ -132,7 +132,7 @@ START_TEST(b12_a_nul_byte_is_refused) {
 }
 END_TEST
 
-START_TEST(b12_a_huge_file_is_refused) {
+START_TEST(a_huge_file_is_refused) {
         FILE *f = fopen(path, "w");
 
         for (uint32_t i = 0; i < 1 << 19; i++)
@@ -159,7 +159,7 @@ static const struct {
         {"[daemon]\n\tpool\t=\t1G  \n\n# \xe2\x80\x8b in a comment\n", ""},
 };
 
-START_TEST(b12_what_may_be_meant_otherwise_is_named) {
+START_TEST(doubtful_line_endings_are_named) {
         const char *text = named[_i].text;
         char *said = NULL;
         size_t size;
@@ -174,7 +174,7 @@ START_TEST(b12_what_may_be_meant_otherwise_is_named) {
 END_TEST
 
 /* The rest of a long line is no line of its own. */
-START_TEST(b12_a_long_line_is_one_fault) {
+START_TEST(a_long_line_is_one_fault) {
         char text[5000], *said = NULL, expected[300];
         size_t size;
         FILE *to = open_memstream(&said, &size);
@@ -379,8 +379,8 @@ SUITE("config",
       FIXTURE(setup, teardown),
       LOOPS(ARRAY_SIZE(mistakes), a_mistake_has_a_place),
       LOOPS(ARRAY_SIZE(contradictions), a_contradiction_is_named),
-      LOOPS(ARRAY_SIZE(named), b12_what_may_be_meant_otherwise_is_named),
-      TESTS(b12_a_nul_byte_is_refused, b12_a_huge_file_is_refused, b12_a_long_line_is_one_fault),
-      TESTS(a_good_file, a_long_line, all_mistakes_in_one_go, a_missing_file, the_printed_file_is_the_default,
-            the_command_line_wins),
+      LOOPS(ARRAY_SIZE(named), doubtful_line_endings_are_named),
+      TESTS(a_nul_byte_is_refused, a_huge_file_is_refused, a_long_line_is_one_fault),
+      TESTS(a_good_file, a_long_line, all_mistakes_in_one_go, a_missing_file,
+            the_printed_file_is_the_default, the_command_line_wins),
       LOOPS(ARRAY_SIZE(bad_lines), bad_command_lines))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the log says, and how often, is the daemon's to choose (A18): names that clients choose are
+ * What the log says, and how often, is the daemon's to choose: names that clients choose are
  * data in a line and never a line, and whoever causes lines causes few. The log is read as a person
  * reads it, from a file that is the daemon's standard error.
  */
@@ -51,7 +51,7 @@ static void expect_called(const char *name, const char *shown) {
         ck_assert_msg(log_count(quoted) > 0, "%s in:\n%s", quoted, log_lines());
 }
 
-START_TEST(a18_names_of_clients_stay_in_their_quotes) {
+START_TEST(client_names_stay_in_their_quotes) {
         expect_called("honest", "honest");
         expect_called("x', process 1, user 0) of domain root left",
                       "x?, process 1, user 0) of domain root left");
@@ -78,7 +78,7 @@ static void expect_no_name(const char *name) {
         peer_close(p);
 }
 
-START_TEST(a18_names_that_are_no_words_are_refused) {
+START_TEST(names_that_are_not_plain_words_are_refused) {
         static const char *const wrong[] = {"x' of domain root was made", "x\xe2\x80\xae", "x y", "",
                                             "x\nkvd: space 'y", "\x1b[2J"};
         struct peer_end *p = peer_connect(in.socket);
@@ -108,7 +108,7 @@ static int tell_time(uint64_t *ret) {
         return 0;
 }
 
-START_TEST(a18_lines_are_counted) {
+START_TEST(lines_above_the_limit_are_counted) {
         struct log_limit limit = {0};
         uint32_t allowed;
 
@@ -127,7 +127,7 @@ START_TEST(a18_lines_are_counted) {
 END_TEST
 
 /* Whatever a client can have logged: more of it than the limit, and the time it took allows. */
-START_TEST(a18_a_client_causes_few_lines) {
+START_TEST(a_client_causes_few_lines) {
         struct peer_end *p = peer_attach(in.socket);
         uint64_t began = sys_now_ns(), allowed;
 
@@ -164,6 +164,6 @@ START_TEST(servers_that_can_forge_are_named_once) {
 END_TEST
 
 SUITE("log", FIXTURE(set_up, tear_down),
-      TESTS(a18_names_of_clients_stay_in_their_quotes, a18_names_that_are_no_words_are_refused,
-            a18_lines_are_counted, a18_a_client_causes_few_lines,
+      TESTS(client_names_stay_in_their_quotes, names_that_are_not_plain_words_are_refused,
+            lines_above_the_limit_are_counted, a_client_causes_few_lines,
             servers_that_can_forge_are_named_once))

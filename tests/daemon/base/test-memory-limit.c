@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Limits of memory are found wherever they are (A25): trees of files play what the kernel shows in
+ * Limits of memory are found wherever they are: trees of files play what the kernel shows in
  * machines and containers, with both versions of cgroups.
  */
 
@@ -97,7 +97,7 @@ static const struct {
         {{NULL}, UINT64_MAX, false, ""},
 };
 
-START_TEST(a25_the_least_limit_is_found) {
+START_TEST(the_lowest_limit_is_found) {
         for (const char *const *file = machines[_i].files; file[0]; file += 2)
                 put(file[0], file[1]);
         memory_limit_read(in.dir, &limit);
@@ -121,7 +121,7 @@ START_TEST(a_long_path) {
 }
 END_TEST
 
-START_TEST(a25_a_pool_above_the_limit_is_told) {
+START_TEST(a_pool_above_the_limit_is_reported) {
         struct kvd_why why;
 
         put("proc/self/cgroup", "0::/a\n");
@@ -145,5 +145,5 @@ END_TEST
 
 SUITE("memory-limit",
       FIXTURE(setup, teardown),
-      LOOPS(ARRAY_SIZE(machines), a25_the_least_limit_is_found),
-      TESTS(a_long_path, a25_a_pool_above_the_limit_is_told))
+      LOOPS(ARRAY_SIZE(machines), the_lowest_limit_is_found),
+      TESTS(a_long_path, a_pool_above_the_limit_is_reported))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A2: whatever the configuration names is opened only if no other user can read or change it. Each
- * rule on files made for it, then a daemon for each setting.
+ * Files that the configuration names are opened only if no other user can read or change them. Each
+ * rule is tried on files made for it, and then with a daemon for each setting.
  */
 
 #include <errno.h>
@@ -106,7 +106,7 @@ static const struct {
         {KVD_USER, MALLORY, 0644, TRUST_PUBLIC, OWNER},
 };
 
-START_TEST(a2_a_file_is_opened_if_no_other_user_could_change_it) {
+START_TEST(a_file_is_opened_if_no_other_user_could_change_it) {
         make(path, files[_i].owner, files[_i].mode);
         if (files[_i].owner != files[_i].we) /* it gets as far as to open it */
                 ck_assert_int_eq(chown(path, files[_i].owner, KVD_USER), 0);
@@ -120,7 +120,7 @@ START_TEST(a2_a_file_is_opened_if_no_other_user_could_change_it) {
 }
 END_TEST
 
-START_TEST(a2_the_user_that_kvd_becomes_is_trusted) {
+START_TEST(the_user_that_kvd_becomes_is_trusted) {
         make(path, KVD_USER, 0600);
         ck_assert_int_eq(try(TRUST_DATA, KVD_USER), 0);
         ck_assert_int_eq(try(TRUST_DATA, MALLORY), TRUSTED_NOT);
@@ -128,7 +128,7 @@ START_TEST(a2_the_user_that_kvd_becomes_is_trusted) {
 END_TEST
 
 /* In a sticky folder the kernel may refuse to open it with O_CREAT, and would not say whose it is. */
-START_TEST(a2_a_file_in_a_folder_for_everybody) {
+START_TEST(only_own_files_in_a_sticky_folder_are_opened) {
         struct trusted file = {"setting", path, TRUST_DATA, 0};
         struct stat st;
         int fd;
@@ -147,7 +147,7 @@ START_TEST(a2_a_file_in_a_folder_for_everybody) {
 }
 END_TEST
 
-START_TEST(a2_a_hard_link_is_refused) {
+START_TEST(a_hard_link_is_refused) {
         make(path, 0, 0600);
         ck_assert_int_eq(link(path, other), 0);
         expect_refused(TRUST_DATA, "2 hard links");
@@ -158,7 +158,7 @@ START_TEST(a2_a_hard_link_is_refused) {
 END_TEST
 
 /* Another user's link may lead to a file of ours that was meant for something else. */
-START_TEST(a2_a_link_is_followed_if_it_is_ours) {
+START_TEST(a_link_is_followed_if_it_is_ours) {
         make(other, 0, 0600);
         ck_assert_int_eq(symlink(other, path), 0);
         ck_assert_int_eq(try(TRUST_DATA, 0), 0);
@@ -175,7 +175,7 @@ START_TEST(a2_a_link_is_followed_if_it_is_ours) {
 END_TEST
 
 /* A pipe without a writer would hold up the start for good. */
-START_TEST(a2_what_is_no_file_is_refused) {
+START_TEST(a_path_that_is_not_a_file_is_refused) {
         ck_assert_int_eq(mkfifo(path, 0600), 0);
         expect_refused(TRUST_SECRET, "it is not a regular file");
         expect_refused(TRUST_PUBLIC, "it is not a regular file");
@@ -191,7 +191,7 @@ START_TEST(a2_what_is_no_file_is_refused) {
 }
 END_TEST
 
-START_TEST(a2_a_folder_of_a_socket) {
+START_TEST(others_must_not_be_able_to_replace_the_socket) {
         static const struct {
                 uid_t owner;
                 mode_t mode;
@@ -240,7 +240,7 @@ static void expect_no_start(const char *arguments, int status, const char *text)
         ck_assert_msg(strstr(said, text) != NULL, "%s", said);
 }
 
-START_TEST(a2_a_setting_that_names_another_users_file_is_refused) {
+START_TEST(a_setting_that_names_another_users_file_is_refused) {
         char arguments[600], text[200];
         bool two = _i == 1;
 
@@ -253,7 +253,7 @@ START_TEST(a2_a_setting_that_names_another_users_file_is_refused) {
 }
 END_TEST
 
-START_TEST(a2_a_configuration_that_others_may_change_is_refused) {
+START_TEST(a_configuration_that_others_may_change_is_refused) {
         char arguments[300], text[200];
 
         make(path, _i ? 0 : MALLORY, 0666);
@@ -263,7 +263,7 @@ START_TEST(a2_a_configuration_that_others_may_change_is_refused) {
 }
 END_TEST
 
-START_TEST(a2_a_socket_in_a_folder_of_another_user_is_refused) {
+START_TEST(a_socket_in_a_folder_of_another_user_is_refused) {
         char arguments[300];
 
         ck_assert_int_eq(chown(in.dir, _i ? 0 : MALLORY, 0), 0);
@@ -276,11 +276,11 @@ START_TEST(a2_a_socket_in_a_folder_of_another_user_is_refused) {
 END_TEST
 
 SUITE("trusted", SKIP_IF(geteuid() != 0), FIXTURE(setup, teardown),
-      LOOPS(ARRAY_SIZE(files), a2_a_file_is_opened_if_no_other_user_could_change_it),
-      TESTS(a2_the_user_that_kvd_becomes_is_trusted, a2_a_file_in_a_folder_for_everybody,
-            a2_a_hard_link_is_refused,
-            a2_a_link_is_followed_if_it_is_ours, a2_what_is_no_file_is_refused,
-            a2_a_folder_of_a_socket),
-      LOOPS(ARRAY_SIZE(settings), a2_a_setting_that_names_another_users_file_is_refused),
-      LOOPS(2, a2_a_configuration_that_others_may_change_is_refused,
-            a2_a_socket_in_a_folder_of_another_user_is_refused))
+      LOOPS(ARRAY_SIZE(files), a_file_is_opened_if_no_other_user_could_change_it),
+      TESTS(the_user_that_kvd_becomes_is_trusted, only_own_files_in_a_sticky_folder_are_opened,
+            a_hard_link_is_refused,
+            a_link_is_followed_if_it_is_ours, a_path_that_is_not_a_file_is_refused,
+            others_must_not_be_able_to_replace_the_socket),
+      LOOPS(ARRAY_SIZE(settings), a_setting_that_names_another_users_file_is_refused),
+      LOOPS(2, a_configuration_that_others_may_change_is_refused,
+            a_socket_in_a_folder_of_another_user_is_refused))

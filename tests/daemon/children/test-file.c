@@ -218,7 +218,7 @@ static void fetch_deep(const uint32_t *chain, uint32_t n) {
 }
 
 /* n_below counted what no fetch brought. */
-START_TEST(b20_lookups_promise_what_fetches_bring) {
+START_TEST(lookups_promise_only_what_fetches_bring) {
         static uint32_t chain[DEEP * BLOCK_TOKENS];
         const uint32_t all = REACH * BLOCK_TOKENS, most = KVD_FETCH_BLOCKS * BLOCK_TOKENS;
         uint32_t found, below;
@@ -450,7 +450,7 @@ START_TEST(a_disk_process_that_dies_is_replaced) {
 END_TEST
 
 /* Until it was killed, each find waited its whole second. */
-START_TEST(b13_a_disk_process_that_hangs_is_not_waited_for) {
+START_TEST(a_disk_process_that_hangs_is_not_waited_for) {
         pid_t pid;
         int fd;
 
@@ -480,7 +480,7 @@ static bool why_says(const char *text) {
 }
 
 /* kvd went on without a word, and the next daemon found nothing. */
-START_TEST(b18_a_file_that_is_deleted_is_said_to_be) {
+START_TEST(a_deleted_file_is_reported) {
         write_chain();
         ck_assert(!why_says("deleted"));
         ck_assert_int_eq(unlink(file), 0);
@@ -583,10 +583,10 @@ END_TEST
 
 SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
       TESTS(evicted_blocks_come_back, a_file_full_of_long_chains_goes_on,
-            lookups_say_what_is_below, b20_lookups_promise_what_fetches_bring,
+            lookups_say_what_is_below, lookups_promise_only_what_fetches_bring,
             a_killed_daemons_disk_process_is_waited_for,
-            b13_a_disk_process_that_hangs_is_not_waited_for,
-            b18_a_file_that_is_deleted_is_said_to_be,
+            a_disk_process_that_hangs_is_not_waited_for,
+            a_deleted_file_is_reported,
             only_what_is_behind_the_resident_comes, others_are_not_there, deleted_is_deleted,
             what_made_way_comes_back_from_the_file,
             what_does_not_go_to_the_file_is_said, a_killed_evict_to_file_leaves_nothing_behind,

@@ -185,7 +185,7 @@ START_TEST(a_server_that_hangs_costs_one_fetch) {
 END_TEST
 
 /* Until it was killed, each find waited its whole second. */
-START_TEST(b13_a_remote_process_that_hangs_is_not_waited_for) {
+START_TEST(a_remote_process_that_hangs_is_not_waited_for) {
         pid_t pid;
 
         write_chain(&machines[0]);
@@ -447,7 +447,7 @@ SUITE("remote", SKIP_IF(!servers_are_there()),
       CASE("hang"), FIXTURE(start_impatiently, stop_all),
       TESTS(a_server_that_hangs_costs_one_fetch),
       CASE("process"), FIXTURE(start_with_short_waits, stop_all),
-      TESTS(b13_a_remote_process_that_hangs_is_not_waited_for),
+      TESTS(a_remote_process_that_hangs_is_not_waited_for),
       WHEN(instance_on_gpu(), TESTS(servers_go_while_a_worker_has_what_came),
            CASE("host tier"), FIXTURE(start_with_host_tier, stop_all),
            TESTS(the_nearer_tier_answers, the_second_machine_starts_warm)),

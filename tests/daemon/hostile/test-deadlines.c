@@ -4,12 +4,12 @@
  * Calls end, whatever happens to them. The test stops a daemon once, while several processes make
  * calls that need it. Each process is under an attack of its own:
  *
- *      A9 signals     a timer interrupts the call 1,000 times a second, with and without SA_RESTART: the call ends
- *      A9 connect     the same, while the daemon's backlog is full: the call ends, and never with EINTR
- *      A9 threads     eight threads over one handle: each call ends by its own deadline, not after the others'
- *      A9 stopped     a process that is stopped for longer than its call may take gets its answer when it continues
- *      A9 later       blocks and spaces that could not be given back in time are given back with a later call
- *      A26            lookups in a pool that has grown: they miss at once, and hit after a call that asks the daemon
+ *      signals    a timer interrupts the call 1,000 times a second, with and without SA_RESTART: the call ends
+ *      connect    the same, while the daemon's backlog is full: the call ends, and never with EINTR
+ *      threads    eight threads over one handle: each call ends by its own deadline, not after the others'
+ *      stopped    a process that is stopped for longer than its call may take gets its answer when it continues
+ *      later      blocks and spaces that could not be given back in time are given back with a later call
+ *      grown      lookups in a pool that has grown: they miss at once, and hit after a call that asks the daemon
  *
  * No call is timed. The test checks the timeouts that calls pass to the system (waits.h). The bound
  * is three deadlines: a broken call would wait for eight, or hang.
@@ -97,7 +97,7 @@ static void ask_in_vain(const struct part *p, struct user *u) {
         expect_timeout(p, began, kvd_alloc(u->space, 200, blocks));
 }
 
-/* ---- A9: signals ----------------------------------------------------------------------------- */
+/* ---- signals --------------------------------------------------------------------------------- */
 
 static void on_alarm(int number) {
 }
@@ -121,15 +121,15 @@ static void signals(struct part *p, int flags) {
         user_close(&u);
 }
 
-static void a9_signals(struct part *p) {
+static void signals_plain(struct part *p) {
         signals(p, 0);
 }
 
-static void a9_signals_restart(struct part *p) {
+static void signals_restart(struct part *p) {
         signals(p, SA_RESTART);
 }
 
-static void a9_connect(struct part *p) {
+static void connect_in_vain(struct part *p) {
         struct kvd *handle;
         uint64_t began;
 
@@ -141,7 +141,7 @@ static void a9_connect(struct part *p) {
         wait_for_its_end(p);
 }
 
-/* ---- A9: threads ----------------------------------------------------------------------------- */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 #define THREADS 8u
 
@@ -157,7 +157,7 @@ static void *ask_main(void *arg) {
         return NULL;
 }
 
-static void a9_threads(struct part *p) {
+static void ask_by_threads(struct part *p) {
         struct user u = user_open(p, "s");
         struct asker asker = {p, &u};
         pthread_t threads[THREADS];
@@ -171,9 +171,9 @@ static void a9_threads(struct part *p) {
         user_close(&u);
 }
 
-/* ---- A9: a client that is stopped ------------------------------------------------------------ */
+/* ---- a client that is stopped ---------------------------------------------------------------- */
 
-static void a9_stopped(struct part *p) {
+static void stopped_in_a_call(struct part *p) {
         struct user u = user_open(p, "s");
 
         wait_for_the_stop(p);
@@ -183,7 +183,7 @@ static void a9_stopped(struct part *p) {
         user_close(&u);
 }
 
-/* ---- A9: what cannot fail -------------------------------------------------------------------- */
+/* ---- what cannot fail ------------------------------------------------------------------------ */
 
 static void *set_main(void *arg) {
         struct asker *a = arg;
@@ -194,7 +194,7 @@ static void *set_main(void *arg) {
 }
 
 /* Two threads have the connection, one after the other, for as long as this one may wait. */
-static void a9_later(struct part *p) {
+static void give_back_later(struct part *p) {
         struct user u = user_open(p, "later");
         struct asker asker = {p, &u};
         struct kvd_block blocks[300];
@@ -218,7 +218,7 @@ static void a9_later(struct part *p) {
         user_close(&u);
 }
 
-/* ---- A26 ------------------------------------------------------------------------------------- */
+/* ---- a pool that has grown ------------------------------------------------------------------- */
 
 static uint32_t find(struct user *u, uint32_t chain) {
         uint32_t tokens[VICTIM_BLOCKS * VICTIM_BT], ids[VICTIM_BLOCKS], n;
@@ -235,7 +235,7 @@ static uint32_t find(struct user *u, uint32_t chain) {
 }
 
 /* Chain 3 was published after this process came: its blocks' segment is not mapped here. */
-static void a26(struct part *p) {
+static void look_up_in_a_grown_pool(struct part *p) {
         struct user u = user_open(p, "grown");
 
         wait_for_the_stop(p);
@@ -253,13 +253,13 @@ static void a26(struct part *p) {
 enum { SIGNALS, SIGNALS_RESTART, CONNECT, THREADS_, STOPPED, LATER, GROWN, N_PARTS };
 
 static struct part parts[N_PARTS] = {
-        [SIGNALS] = {.name = "A9 signals", .run = a9_signals},
-        [SIGNALS_RESTART] = {.name = "A9 signals, SA_RESTART", .run = a9_signals_restart},
-        [CONNECT] = {.name = "A9 connect", .run = a9_connect},
-        [THREADS_] = {.name = "A9 threads", .run = a9_threads},
-        [STOPPED] = {.name = "A9 stopped", .run = a9_stopped},
-        [LATER] = {.name = "A9 later", .run = a9_later},
-        [GROWN] = {.name = "A26", .run = a26},
+        [SIGNALS] = {.name = "signals", .run = signals_plain},
+        [SIGNALS_RESTART] = {.name = "signals, SA_RESTART", .run = signals_restart},
+        [CONNECT] = {.name = "connect", .run = connect_in_vain},
+        [THREADS_] = {.name = "threads", .run = ask_by_threads},
+        [STOPPED] = {.name = "stopped", .run = stopped_in_a_call},
+        [LATER] = {.name = "later", .run = give_back_later},
+        [GROWN] = {.name = "grown", .run = look_up_in_a_grown_pool},
 };
 
 static void start(struct part *p, const struct instance *daemon) {

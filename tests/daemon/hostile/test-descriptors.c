@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Descriptors that nobody asked for (A1): what is behind one may take seconds or hours to close. A
+ * Descriptors that nobody asked for: what is behind one may take seconds or hours to close. A
  * socket that lingers, many inotify queues, from users who attached, who did not, and who are
  * refused: the loop answers others meanwhile, and never sleeps for any of them. Both where Linux
  * keeps descriptors off (6.16), and where it does not know how: then a filter plays the old kernel.
@@ -165,7 +165,7 @@ static uint64_t sleeps(void) {
         return n;
 }
 
-START_TEST(a1_linger) {
+START_TEST(lingering_sockets_delay_no_answer) {
         int socket;
 
         start(_i, "daemon.log=error");
@@ -205,7 +205,7 @@ static uint64_t throw_queues(int variant) {
  * Each close of a queue sleeps. The loop's thread must not close queues itself: it may sleep only
  * between its answers.
  */
-START_TEST(a1b_inotify) {
+START_TEST(the_loop_closes_no_inotify_queues) {
         uint64_t least = UINT64_MAX;
 
         start(_i, "daemon.log=error");
@@ -217,7 +217,7 @@ START_TEST(a1b_inotify) {
 END_TEST
 
 /* They wait unread in sockets that end for another reason: a half-open one's time is over. */
-START_TEST(a1_never_read) {
+START_TEST(unread_descriptors_delay_no_answer) {
         int sockets[4];
 
         start(_i, "daemon.log=error");
@@ -241,7 +241,7 @@ START_TEST(a1_never_read) {
 }
 END_TEST
 
-START_TEST(a1c_refused_user) {
+START_TEST(descriptors_of_a_refused_user_delay_no_answer) {
         int status;
         pid_t pid;
 
@@ -268,4 +268,6 @@ START_TEST(a1c_refused_user) {
 }
 END_TEST
 
-SUITE("descriptors", LOOPS(4, a1_linger, a1b_inotify, a1_never_read, a1c_refused_user))
+SUITE("descriptors", LOOPS(4, lingering_sockets_delay_no_answer, the_loop_closes_no_inotify_queues,
+                           unread_descriptors_delay_no_answer,
+                           descriptors_of_a_refused_user_delay_no_answer))

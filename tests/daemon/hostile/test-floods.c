@@ -2,7 +2,7 @@
 
 /*
  * 200 connections of one user who send as much as they can, of whatever costs most, and one of
- * another (A12). What is counted is requests that the daemon answers from one of the victim's to the
+ * another. What is counted is requests that the daemon answers from one of the victim's to the
  * next: his is every second one, or the flood's cost more than his and are even fewer. The daemon
  * is stopped while all of them send, so that nobody waits because the machine is busy.
  */
@@ -128,7 +128,7 @@ static uint64_t measure(const struct kvd_msg *request) {
 
 #define KINDS 5
 
-START_TEST(a12_flood) {
+START_TEST(a_flood_leaves_another_user_its_turns) {
         const struct kvd_msg kinds[KINDS] = {
                 MSG(daemon_info),
                 MSG(seal, .space = 1, .tokens = {nothing, sizeof nothing}),
@@ -146,4 +146,4 @@ START_TEST(a12_flood) {
 }
 END_TEST
 
-SUITE("floods", LOOPS(2 * KINDS, a12_flood))
+SUITE("floods", LOOPS(2 * KINDS, a_flood_leaves_another_user_its_turns))

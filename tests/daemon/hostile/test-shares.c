@@ -217,9 +217,9 @@ static void leave(struct attacker *a) {
         peer_close(a->peer);
 }
 
-/* ---- A6: isolation = arena, and a writer who says goodbye and keeps its mapping --------------- */
+/* ---- isolation = arena, and a writer that detaches and keeps its mapping --------------------- */
 
-START_TEST(a6_what_was_handed_out_serves_no_other_writer) {
+START_TEST(memory_that_one_writer_keeps_mapped_serves_no_other) {
         struct attacker a = attack();
         struct client victim, reader;
 
@@ -247,7 +247,7 @@ START_TEST(a6_what_was_handed_out_serves_no_other_writer) {
  * The other side of the cure: whoever has a segment mapped notices that it is another memfd, as
  * reader, and as the writer who gets it back.
  */
-START_TEST(a6_who_has_the_old_memory_mapped_maps_the_new) {
+START_TEST(clients_with_old_memory_mapped_map_the_new) {
         struct client reader = open_client(128), writer;
         uint32_t remapped = 0;
 
@@ -316,7 +316,7 @@ static ssize_t receive_and_evict(int fd, struct msghdr *msg, int flags) {
         return n;
 }
 
-START_TEST(a6_a_duplicate_whose_memory_goes_is_asked_for_again) {
+START_TEST(a_seal_is_repeated_if_its_duplicate_is_evicted) {
         uint32_t tokens[PIECE * BT], bytes = kvd_block_bytes(&victim_geometry);
         struct client b = open_client(0);
         struct kvd_block blocks[PIECE];
@@ -338,7 +338,7 @@ START_TEST(a6_a_duplicate_whose_memory_goes_is_asked_for_again) {
         close_client(&b);
 }
 
-/* ---- A19: holes of segments whose memory went elsewhere, filled ------------------------------- */
+/* ---- holes of segments whose memory went elsewhere, filled ----------------------------------- */
 
 /* What the daemon's descriptors of the pool keep: files and bytes. */
 static void pool_files(uint32_t *files, uint64_t *bytes) {
@@ -389,7 +389,7 @@ static void shrink(struct peer_end *peer, const char *space) {
 }
 
 /* With a colleague (_i) the space stays in use, whose addresses must stay what they are. */
-START_TEST(a19_filled_holes_end_with_who_filled_them) {
+START_TEST(filled_holes_are_freed_with_their_writer) {
         struct peer_end *colleague = _i ? peer_attach(server.socket) : NULL;
         uint32_t handle = colleague ? open_space(colleague, "space") : 0;
         pid_t pid;
@@ -418,9 +418,9 @@ START_TEST(a19_filled_holes_end_with_who_filled_them) {
         WAIT_UNTIL(pool_descriptors() <= 2);
 }
 
-/* ---- A28: descriptors of segments that spaces once had --------------------------------------- */
+/* ---- descriptors of segments that spaces once had -------------------------------------------- */
 
-START_TEST(a28_spaces_that_shrank_keep_no_descriptors) {
+START_TEST(spaces_that_shrank_keep_no_descriptors) {
         pid_t pid = fork();
 
         for (uint32_t i = 0; pid == 0 && i < 8; i++) {
@@ -441,7 +441,7 @@ START_TEST(a28_spaces_that_shrank_keep_no_descriptors) {
         WAIT_UNTIL(pool_descriptors() <= 2 * 8);
 }
 
-/* ---- two domains: A4, A17 ---------------------------------------------------------------------- */
+/* ---- two domains ----------------------------------------------------------------------------- */
 
 enum { OTHER = 1001, FILES = 4096, NEWCOMERS = 60, GUARANTEED = 60 };
 
@@ -524,7 +524,7 @@ static void take_descriptors(void) {
                 die("only %u attachments", attachments);
 }
 
-START_TEST(a17_another_domain_finds_descriptors) {
+START_TEST(a_hog_leaves_descriptors_to_another_domain) {
         pid_t hog;
 
         if (getuid() != 0)
@@ -558,7 +558,7 @@ static void take_pool(void) {
  * The other domain has all the rest. What is guaranteed can be had to the last piece, also while
  * who had the rest is killed, and is what it was.
  */
-START_TEST(a4_a_guarantee_holds_for_real_clients) {
+START_TEST(a_guarantee_holds_for_real_clients) {
         struct client ours;
         pid_t hog;
 
@@ -579,16 +579,16 @@ START_TEST(a4_a_guarantee_holds_for_real_clients) {
 SUITE("shares",
       CASE("arena"),
       FIXTURE(start_arena, stop),
-      TESTS(a6_what_was_handed_out_serves_no_other_writer,
-            a6_who_has_the_old_memory_mapped_maps_the_new,
-            a6_a_duplicate_whose_memory_goes_is_asked_for_again),
+      TESTS(memory_that_one_writer_keeps_mapped_serves_no_other,
+            clients_with_old_memory_mapped_map_the_new,
+            a_seal_is_repeated_if_its_duplicate_is_evicted),
       CASE("shared"),
       FIXTURE(start_shared, stop),
-      LOOPS(2, a19_filled_holes_end_with_who_filled_them),
-      TESTS(a28_spaces_that_shrank_keep_no_descriptors),
+      LOOPS(2, filled_holes_are_freed_with_their_writer),
+      TESTS(spaces_that_shrank_keep_no_descriptors),
       CASE("domains"),
       FIXTURE(start_without_guarantee, stop_domains),
-      TESTS(a17_another_domain_finds_descriptors),
+      TESTS(a_hog_leaves_descriptors_to_another_domain),
       CASE("guarantee"),
       FIXTURE(start_with_guarantee, stop_domains),
-      TESTS(a4_a_guarantee_holds_for_real_clients))
+      TESTS(a_guarantee_holds_for_real_clients))

@@ -102,10 +102,10 @@ static uint32_t walk(const struct instance *d, int fd, uint64_t ns[REQUESTS]) {
 }
 
 /*
- * A0: a walk through the invariants of a space that is all but empty went through tens of millions
+ * A walk through the invariants of a space that is all but empty went through tens of millions
  * of blocks and table entries in one request, and read the holes of its index into memory.
  */
-static void a0_check_of_an_empty_space(const struct instance *d, int fd) {
+static void check_an_empty_space(const struct instance *d, int fd) {
         static uint64_t ns[REQUESTS];
         uint64_t shared, most = UINT64_MAX;
         uint32_t n = 0;
@@ -135,7 +135,7 @@ int main(void) {
                                     "daemon.pages=small", "daemon.overhead=64G"));
         fd = raw_attach(d.socket);
         allocate_some(&d, fd, open_tiny(&d, fd));
-        a0_check_of_an_empty_space(&d, fd);
+        check_an_empty_space(&d, fd);
         close(fd);
         instance_stop(&d);
         instance_sweep(&d);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * B2: kvd in one container and its clients in others, as tools/container sets them up, on a kernel
+ * kvd in one container and its clients in others, as tools/container sets them up, on a kernel
  * before 6.5: the daemon sees neither the number of a client's process, nor its end. A filter plays
  * the old kernel, and the test itself is a client outside of all containers.
  */
@@ -175,7 +175,7 @@ static void kill_client(struct client *c) {
 
 /* ---- what works ------------------------------------------------------------------------------ */
 
-START_TEST(b2_containers_share_a_cache) {
+START_TEST(containers_share_a_cache) {
         struct client producer = begin(publish), reader = begin(find);
 
         end(&reader);
@@ -183,7 +183,7 @@ START_TEST(b2_containers_share_a_cache) {
 }
 END_TEST
 
-START_TEST(b2_a_killed_container_holds_nothing) {
+START_TEST(a_killed_container_holds_nothing) {
         struct client c = begin(fill);
 
         ck_assert_uint_ge(kept(), FILLING);
@@ -193,7 +193,7 @@ START_TEST(b2_a_killed_container_holds_nothing) {
 END_TEST
 
 /* What it fills is its own until its process ends. */
-START_TEST(b2_a_lost_connection_is_no_end) {
+START_TEST(a_client_outlives_its_connection) {
         const struct kvd_msg_client_end request = {.client = 2};
         struct kvd_msg_client_end_reply reply;
         struct client c = begin(fill);
@@ -223,7 +223,7 @@ static void fill_in_a_child(void) {
                 die("the child has failed");
 }
 
-START_TEST(b2_a_forked_child_counts_as_its_parent) {
+START_TEST(a_forked_child_counts_as_its_parent) {
         struct client c = begin(fill_in_a_child);
 
         ck_assert_uint_ge(kept(), FILLING);
@@ -250,14 +250,14 @@ static void fill_all_twice(void) {
                 die("a second connection is a second share");
 }
 
-START_TEST(b2_connections_of_a_process_are_one_client) {
+START_TEST(connections_of_a_process_are_one_client) {
         struct client c = begin(fill_all_twice);
 
         kill_client(&c);
 }
 END_TEST
 
-START_TEST(b2_processes_of_two_containers_are_two) {
+START_TEST(processes_of_two_containers_are_two_clients) {
         struct client one = begin(fill_all), other = begin(fill_all);
 
         kill_client(&one);
@@ -266,7 +266,7 @@ START_TEST(b2_processes_of_two_containers_are_two) {
 END_TEST
 
 /* The next daemon knows the client's end by the descriptors that the keeper had. */
-START_TEST(b2_the_next_daemon_knows_their_ends) {
+START_TEST(the_next_daemon_notices_when_clients_end) {
         struct client producer = begin(publish), c = begin(fill), reader;
         pid_t pid = child_of(in.pid, NULL);
 
@@ -289,7 +289,7 @@ END_TEST
 
 #define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
 
-START_TEST(b2_an_old_library_is_told_why) {
+START_TEST(an_old_library_is_told_to_update) {
         struct peer_end *p = peer_connect(in.socket);
         struct kvd_msg reply = peer_call(p, MSG(attach, .protocol = KVD_PROTOCOL));
         char text[256];
@@ -304,7 +304,7 @@ START_TEST(b2_an_old_library_is_told_why) {
 END_TEST
 
 /* One that closes its end is gone, whatever it does with the connection. */
-START_TEST(b2_a_lifeline_is_cut) {
+START_TEST(a_client_that_closes_its_lifeline_is_gone) {
         struct peer_end *p = peer_connect(in.socket);
         struct kvd_msg reply;
 
@@ -328,7 +328,7 @@ START_TEST(b2_a_lifeline_is_cut) {
 }
 END_TEST
 
-START_TEST(b2_no_lifeline_where_the_kernel_tells) {
+START_TEST(no_lifeline_where_the_kernel_reports_ends) {
         struct instance plain;
         struct peer_end *p;
 
@@ -343,7 +343,7 @@ START_TEST(b2_no_lifeline_where_the_kernel_tells) {
 END_TEST
 
 /* It sees their numbers, and needs no lifelines. */
-START_TEST(b2_clients_in_containers_of_a_daemon_outside) {
+START_TEST(a_daemon_outside_serves_clients_in_containers) {
         struct instance contained = in;
         struct client c;
 
@@ -365,9 +365,10 @@ END_TEST
 SUITE("containers",
       SKIP_IF(!container_is_possible()),
       FIXTURE(set_up, tear_down),
-      TESTS(b2_containers_share_a_cache, b2_a_killed_container_holds_nothing,
-            b2_a_lost_connection_is_no_end, b2_a_forked_child_counts_as_its_parent,
-            b2_connections_of_a_process_are_one_client, b2_processes_of_two_containers_are_two,
-            b2_the_next_daemon_knows_their_ends, b2_an_old_library_is_told_why,
-            b2_no_lifeline_where_the_kernel_tells, b2_clients_in_containers_of_a_daemon_outside),
-      LOOPS(2, b2_a_lifeline_is_cut))
+      TESTS(containers_share_a_cache, a_killed_container_holds_nothing,
+            a_client_outlives_its_connection, a_forked_child_counts_as_its_parent,
+            connections_of_a_process_are_one_client, processes_of_two_containers_are_two_clients,
+            the_next_daemon_notices_when_clients_end, an_old_library_is_told_to_update,
+            no_lifeline_where_the_kernel_reports_ends,
+            a_daemon_outside_serves_clients_in_containers),
+      LOOPS(2, a_client_that_closes_its_lifeline_is_gone))

@@ -118,7 +118,7 @@ START_TEST(stopped_while_clients_are_busy) {
 END_TEST
 
 /*
- * A storm of connections (A12): between two looks at its sockets, where those who wait are found,
+ * A storm of connections: between two looks at its sockets, where those who wait are found,
  * the loop accepts one of them and no more.
  */
 static struct {
@@ -156,7 +156,7 @@ static void end_storm(void) {
         sys = &kvd_sys_real;
 }
 
-START_TEST(a12_one_connection_is_accepted_at_a_time) {
+START_TEST(one_connection_is_accepted_at_a_time) {
         struct peer_end *p = peer_attach(it.in.socket);
         int fds[STORM];
 
@@ -180,4 +180,4 @@ SUITE("inside",
             stopped_while_clients_are_busy),
       CASE("storm"),
       FIXTURE(start_storm, end_storm),
-      TESTS(a12_one_connection_is_accepted_at_a_time))
+      TESTS(one_connection_is_accepted_at_a_time))

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A13: pages of 64 KiB. The daemon is a thread of the test, so that both it and libkvd get what such
+ * Pages of 64 KiB. The daemon is a thread of the test, so that both it and libkvd get what such
  * a kernel gives and refuses.
  */
 
@@ -31,7 +31,7 @@ static void tear_down(void) {
         ck_assert_uint_eq(large_pages_refused(), 0);
 }
 
-START_TEST(a13_a_session) {
+START_TEST(a_session_works) {
         session_run(daemon_thread.in.socket);
         session_expect_service(daemon_thread.in.socket);
 }
@@ -52,7 +52,7 @@ static void fill_and_check(kvd_space *space, uint64_t bytes) {
 }
 
 /* Segments are whole pages, whatever a block has. */
-START_TEST(a13_blocks_of_any_size) {
+START_TEST(segments_are_whole_pages_for_any_block_size) {
         const struct kvd_geometry geometry = {.block_bytes = sizes[_i], .layout = "test", .block_tokens = 4, .vocab = 1000};
         struct kvd_msg_space_info_reply info;
         struct conn *conn = instance_connect(&daemon_thread.in);
@@ -73,7 +73,7 @@ START_TEST(a13_blocks_of_any_size) {
 END_TEST
 
 /* What the daemon has for each of its blocks is given back in pieces. */
-START_TEST(a13_a_large_space_is_deleted) {
+START_TEST(a_large_space_is_deleted) {
         const struct kvd_geometry geometry = {.block_bytes = 64, .layout = "test", .block_tokens = 4, .vocab = 1000};
         const struct kvd_msg_space_delete request = {.space = kvd_slice_of("s")};
         struct conn *conn = instance_connect(&daemon_thread.in);
@@ -92,7 +92,7 @@ START_TEST(a13_a_large_space_is_deleted) {
 END_TEST
 
 /* As disks and servers map blocks of a memory file, one by one. */
-START_TEST(a13_a_block_within_a_page) {
+START_TEST(a_block_within_a_page_is_mapped) {
         const uint64_t offset = 5 * 4096 + 64, bytes = 2 * LARGE_PAGE;
         struct mapped mapped;
         struct shared_file file;
@@ -110,6 +110,6 @@ END_TEST
 
 SUITE("large pages",
       FIXTURE(set_up, tear_down),
-      TESTS(a13_a_session),
-      LOOPS(ARRAY_SIZE(sizes), a13_blocks_of_any_size),
-      TESTS(a13_a_large_space_is_deleted, a13_a_block_within_a_page))
+      TESTS(a_session_works),
+      LOOPS(ARRAY_SIZE(sizes), segments_are_whole_pages_for_any_block_size),
+      TESTS(a_large_space_is_deleted, a_block_within_a_page_is_mapped))

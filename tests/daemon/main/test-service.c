@@ -294,7 +294,7 @@ static int refusal(const char *what, const char *path) {
 }
 
 /* Who may write to the folder could put a socket of his own in the place of ours. */
-START_TEST(a5_a_folder_that_others_may_write_to) {
+START_TEST(a_private_folder_that_others_may_write_to_is_refused) {
         static const mode_t modes[] = {0777, 01777, 0770, 0702};
         char log[sizeof in.dir + 8];
 
@@ -309,7 +309,7 @@ START_TEST(a5_a_folder_that_others_may_write_to) {
 }
 END_TEST
 
-START_TEST(a5_a_link_to_a_folder) {
+START_TEST(a_link_to_a_private_folder_is_refused) {
         static const char *const ends[] = {"", "/", "//"};
         char path[96], given[100];
 
@@ -323,7 +323,7 @@ START_TEST(a5_a_link_to_a_folder) {
 END_TEST
 
 /* Somebody has moved ours away, and his own is there now. */
-START_TEST(a5_a_daemon_removes_its_own_socket_only) {
+START_TEST(a_daemon_removes_only_its_own_socket) {
         char moved[96];
         int other;
 
@@ -356,7 +356,7 @@ static int refusal_as(uid_t user, const char *what, const char *path) {
         return wait_status(pid);
 }
 
-START_TEST(a5_a_folder_of_another_user) {
+START_TEST(a_private_folder_of_another_user_is_refused) {
         if (!can_be_others())
                 return;
         ck_assert_int_eq(chown(in.dir, 4001, 4001), 0);
@@ -367,7 +367,7 @@ START_TEST(a5_a_folder_of_another_user) {
 END_TEST
 
 /* Nobody listens, and the folder would let everybody remove it. */
-START_TEST(a5_a_socket_of_another_user) {
+START_TEST(a_socket_of_another_user_is_not_replaced) {
         if (!can_be_others())
                 return;
         ck_assert_int_eq(chmod(in.dir, 0777), 0);
@@ -386,7 +386,7 @@ static void limit_files(rlim_t bytes) {
 }
 
 /* Whoever makes a memory file beyond the limit gets SIGXFSZ. */
-START_TEST(a16_a_limit_of_file_sizes) {
+START_TEST(a_limit_of_file_sizes_is_an_error_reply) {
         struct kvd_msg fill = {.number = KVD_MSG_allocate, .allocate = {.count = 1}};
         struct peer_end *p;
 
@@ -578,12 +578,13 @@ SUITE("service",
       LOOPS(2, a_dead_daemons_socket_is_replaced),
       TESTS(a_living_daemons_socket_is_not, a_file_is_not_a_socket),
       LOOPS(3, two_that_start_together),
-      LOOPS(4, a5_a_folder_that_others_may_write_to),
-      LOOPS(3, a5_a_link_to_a_folder),
-      TESTS(a5_a_daemon_removes_its_own_socket_only),
-      LOOPS(2, a5_a_folder_of_another_user),
-      TESTS(a5_a_socket_of_another_user, a16_a_limit_of_file_sizes),
-      TESTS(an_abstract_socket, a_private_one_ends_with_its_parent, the_log_names_the_sender_of_a_signal, tells_how_it_is,
-            feeds_the_watchdog, an_absent_manager_is_no_trouble),
+      LOOPS(4, a_private_folder_that_others_may_write_to_is_refused),
+      LOOPS(3, a_link_to_a_private_folder_is_refused),
+      TESTS(a_daemon_removes_only_its_own_socket),
+      LOOPS(2, a_private_folder_of_another_user_is_refused),
+      TESTS(a_socket_of_another_user_is_not_replaced, a_limit_of_file_sizes_is_an_error_reply),
+      TESTS(an_abstract_socket, a_private_one_ends_with_its_parent,
+            the_log_names_the_sender_of_a_signal, tells_how_it_is, feeds_the_watchdog,
+            an_absent_manager_is_no_trouble),
       LOOPS(3, a_socket_handed_over, an_unusable_one),
       TESTS(reload, a_reload_that_waits_stops_nobody))

@@ -46,7 +46,7 @@ static void refused(const char *const *settings) {
         ck_assert_int_lt(daemon_new(&config, &daemon, &why), 0);
 }
 
-/* ---- B7 -------------------------------------------------------------------------------------- */
+/* ---- file locks ------------------------------------------------------------------------------ */
 
 static int fail_flock(int fd, int operation) {
         errno = given;
@@ -55,7 +55,7 @@ static int fail_flock(int fd, int operation) {
 
 static const int no_lock[] = {ENOLCK, ENOSYS, EOPNOTSUPP, EIO};
 
-START_TEST(b7_a_file_system_without_locks_is_named) {
+START_TEST(a_file_system_without_locks_is_named) {
         failing.flock = fail_flock;
         given = no_lock[_i];
         refused(SETTINGS(file, "daemon.file_size=4M"));
@@ -65,7 +65,7 @@ START_TEST(b7_a_file_system_without_locks_is_named) {
 }
 END_TEST
 
-START_TEST(b7_another_kvd_is_named) {
+START_TEST(another_kvd_that_has_the_file_is_named) {
         int fd = open(file + strlen("daemon.file="), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 
         ck_assert_int_eq(flock(fd, LOCK_EX | LOCK_NB), 0);
@@ -75,7 +75,7 @@ START_TEST(b7_another_kvd_is_named) {
 }
 END_TEST
 
-/* ---- B8 -------------------------------------------------------------------------------------- */
+/* ---- what the system lacks ------------------------------------------------------------------- */
 
 static int fail_memfd(const char *name, unsigned flags) {
         errno = given;
@@ -90,7 +90,7 @@ static int open_without_proc(const char *path, int flags) {
         return kvd_sys_real.open(path, flags);
 }
 
-START_TEST(b8_a_start_without_memfd_is_refused) {
+START_TEST(a_start_without_memfd_is_refused) {
         failing.memfd_create = fail_memfd;
         given = ENOSYS;
         refused(NULL);
@@ -99,7 +99,7 @@ START_TEST(b8_a_start_without_memfd_is_refused) {
 }
 END_TEST
 
-START_TEST(b8_a_start_without_proc_is_refused) {
+START_TEST(a_start_without_proc_is_refused) {
         failing.open = open_without_proc;
         refused(NULL);
         ck_assert_ptr_nonnull(strstr(why.line, "mount /proc"));
@@ -107,7 +107,7 @@ START_TEST(b8_a_start_without_proc_is_refused) {
 END_TEST
 
 /* A space needs memory; "there is no such file" would say that there is no daemon, or no space. */
-START_TEST(b8_what_the_daemon_lacks_is_not_said_in_its_clients_errors) {
+START_TEST(clients_get_no_enoent_for_what_the_daemon_lacks) {
         static const struct kvd_geometry geometry = {.layers = 1, .kv_heads = 1, .head_dim = 32,
                                                      .dtype = KVD_F32, .vocab = 1000};
         struct inproc d;
@@ -132,7 +132,7 @@ START_TEST(b8_what_the_daemon_lacks_is_not_said_in_its_clients_errors) {
 END_TEST
 
 /* -ENOENT is for kvd_open alone. */
-START_TEST(b8_a_daemon_that_is_gone_is_not_missing) {
+START_TEST(an_open_handle_gets_no_enoent_from_a_stopped_daemon) {
         static const struct kvd_geometry geometry = {.layers = 1, .kv_heads = 1, .head_dim = 32,
                                                      .dtype = KVD_F32, .vocab = 1000};
         struct inproc d;
@@ -151,7 +151,7 @@ START_TEST(b8_a_daemon_that_is_gone_is_not_missing) {
 }
 END_TEST
 
-/* ---- B11 ------------------------------------------------------------------------------------- */
+/* ---- --check-config -------------------------------------------------------------------------- */
 
 /* KEY is a file's path, TIER one that is not there. */
 static const struct {
@@ -218,7 +218,7 @@ static int run(const char *format, const char *path, char said[static 1000]) {
               "} && if read up <%2$s/up; then kill $!; fi; wait $!"
 #define CHECK "%1$s --check-config %3$s 2>&1 && : %2$s"
 
-START_TEST(b11_the_check_and_the_start_share_one_judge) {
+START_TEST(the_check_and_the_start_agree) {
         char path[128], key[128], tier[128], said[1000] = "";
         int checked, started;
 
@@ -238,7 +238,7 @@ START_TEST(b11_the_check_and_the_start_share_one_judge) {
 END_TEST
 
 /* Whoever checks a configuration has a kvd running with it. */
-START_TEST(b11_the_check_locks_nothing) {
+START_TEST(the_check_takes_no_lock) {
         const char *tier = file + strlen("daemon.file=");
         char path[128], said[1000];
         int fd = open(tier, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -255,9 +255,9 @@ START_TEST(b11_the_check_locks_nothing) {
 END_TEST
 
 SUITE("start", FIXTURE(setup, teardown),
-      LOOPS(ARRAY_SIZE(no_lock), b7_a_file_system_without_locks_is_named),
-      TESTS(b7_another_kvd_is_named, b8_a_start_without_memfd_is_refused,
-            b8_a_start_without_proc_is_refused,
-            b8_what_the_daemon_lacks_is_not_said_in_its_clients_errors,
-            b8_a_daemon_that_is_gone_is_not_missing, b11_the_check_locks_nothing),
-      LOOPS(ARRAY_SIZE(judged), b11_the_check_and_the_start_share_one_judge))
+      LOOPS(ARRAY_SIZE(no_lock), a_file_system_without_locks_is_named),
+      TESTS(another_kvd_that_has_the_file_is_named, a_start_without_memfd_is_refused,
+            a_start_without_proc_is_refused,
+            clients_get_no_enoent_for_what_the_daemon_lacks,
+            an_open_handle_gets_no_enoent_from_a_stopped_daemon, the_check_takes_no_lock),
+      LOOPS(ARRAY_SIZE(judged), the_check_and_the_start_agree))

@@ -232,7 +232,7 @@ static void begin_with_a_cache(long start) {
                 verdict(false);
 }
 
-/* B17: filled again each time. What it keeps does not fit into its cgroup. */
+/* Filled again each time. What it keeps does not fit into its cgroup. */
 static void script_starved(long start) {
         if (start > 3)
                 verdict(handed(1, "listen"));
@@ -380,7 +380,7 @@ static bool own_vmstat(void) {
         return true;
 }
 
-START_TEST(b17_what_does_not_fit_into_the_cgroup_is_let_go) {
+START_TEST(a_cache_that_does_not_fit_into_the_cgroup_is_dropped) {
         if (!own_vmstat())
                 return;
         ck_assert_int_eq(keep_script("starved"), 0);
@@ -388,7 +388,7 @@ START_TEST(b17_what_does_not_fit_into_the_cgroup_is_let_go) {
 }
 END_TEST
 
-START_TEST(b17_kills_by_others_cost_nothing) {
+START_TEST(kills_by_others_cost_nothing) {
         if (!own_vmstat())
                 return;
         ck_assert_int_eq(keep_script("killed"), 0);
@@ -609,7 +609,7 @@ SUITE("keeper",
       FIXTURE(setup, teardown),
       TESTS(what_is_kept_is_found_again, twenty_thousand_descriptors, one_too_many_is_not_kept,
             only_its_own_daemon_is_believed, what_kills_it_again_and_again_is_let_go,
-            b17_what_does_not_fit_into_the_cgroup_is_let_go, b17_kills_by_others_cost_nothing,
+            a_cache_that_does_not_fit_into_the_cgroup_is_dropped, kills_by_others_cost_nothing,
             a_crash_loop_ends, who_ends_at_once_is_not_tried_again),
       TESTS(kvd_comes_back, connections_wait, an_upgrade, a_clean_end_is_the_end,
             a_wrong_configuration, kvd_goes_on_without_its_keeper,

@@ -316,7 +316,7 @@ START_TEST(what_comes_from_a_sketch_is_its_median) {
 END_TEST
 
 /*
- * K5: while there are columns for all, permutation hashing never collides, and floats come back
+ * While there are columns for all, permutation hashing never collides, and floats come back
  * exactly.
  */
 START_TEST(without_collisions_it_is_exact) {
@@ -339,7 +339,7 @@ static float largest_cell(void) {
 }
 
 /*
- * K4: what is taken out by its exact copy is out, up to rounding; with a broken copy it is left in.
+ * What is taken out by its exact copy is out, up to rounding; with a broken copy it is left in.
  */
 START_TEST(forgetting_takes_out_what_was_put_in) {
         struct owner_job *job;

@@ -449,7 +449,7 @@ static void let_all_go(void) {
 }
 
 /* Each that comes finds half of what is left, and root finds a seat in any case. */
-START_TEST(a11_two_users_cannot_take_all_connections) {
+START_TEST(a_few_users_cannot_take_all_connections) {
         struct peer_end *p;
 
         if (getuid() != 0)
@@ -471,7 +471,7 @@ START_TEST(a11_two_users_cannot_take_all_connections) {
 END_TEST
 
 /* Whoever has many numbers is one of those whom no domain lists: listed users find seats. */
-START_TEST(a20_subordinate_users) {
+START_TEST(unlisted_users_leave_seats_for_listed_users) {
         uint32_t n = 0;
 
         if (getuid() != 0)
@@ -496,7 +496,7 @@ static void write_file(const char *path, const char *text) {
 }
 
 /* In a user namespace that has only us, everybody else is one and the same number. */
-START_TEST(a20_overflow_uid) {
+START_TEST(an_unmapped_user_is_refused) {
         int told[2];
         pid_t pid;
 
@@ -542,7 +542,7 @@ START_TEST(tenants) {
         run_public("daemon.unlisted=refuse");
         as_user(4001, 0, is_refused);
         as_user(4001, 4100, is_in_red);
-        peer_close(peer_attach(in.socket)); /* root never is (A29) */
+        peer_close(peer_attach(in.socket)); /* root never is */
         instance_end(&in);
 }
 END_TEST
@@ -628,5 +628,6 @@ SUITE("serve",
             a_message_from_the_future, a_malformed_frame_ends_the_connection,
             a_block_from_free_to_evicted, leases, a_space_deleted_under_its_client,
             spaces_have_limits, a_space_waits_for_room_that_others_leave, clients_have_limits),
-      TESTS(a11_two_users_cannot_take_all_connections, a20_subordinate_users, a20_overflow_uid,
-            tenants, a_client_is_ended_by_its_user_or_an_administrator, private_is_private))
+      TESTS(a_few_users_cannot_take_all_connections, unlisted_users_leave_seats_for_listed_users,
+            an_unmapped_user_is_refused, tenants, a_client_is_ended_by_its_user_or_an_administrator,
+            private_is_private))

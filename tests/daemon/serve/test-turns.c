@@ -62,7 +62,7 @@ static void run_until(const struct connection *c, uint32_t served) {
 }
 
 /* 200 connections of one user, whose requests cost what one's of another do: every second is his. */
-START_TEST(a12_two_hundred_against_one) {
+START_TEST(a_user_with_many_connections_has_one_share) {
         static struct connection flood[200], victim;
         struct turns_user bad = {0}, good = {0};
         uint32_t served = 0;
@@ -182,7 +182,7 @@ END_TEST
 
 SUITE("turns",
       FIXTURE(set_up, tear_down),
-      TESTS(a12_two_hundred_against_one, dear_requests_are_served_less_often,
+      TESTS(a_user_with_many_connections_has_one_share, dear_requests_are_served_less_often,
             who_loses_the_processor_does_not_pay_for_it,
             who_lost_the_processor_alone_pays_for_one_request, a_slice_ends, nobody_saves_up,
             work_is_charged, who_is_removed_is_not_served))
