@@ -163,7 +163,7 @@ END_TEST
  * compares what that gave with the prefix computed from its tokens: keys and values behind the
  * boundary are equal, byte by byte.
  */
-START_TEST(B10_boundary) {
+START_TEST(deeper_requests_continue_from_the_last_stored_state) {
         static const char *const types[] = {"f32", "f16", "bf16"};
 
         for (size_t i = 0; i < ARRAY_SIZE(types); i++) {
@@ -371,7 +371,7 @@ static void wait_for_clients(struct conn *conn, uint32_t n) {
         usleep(100000); /* from attached to asleep */
 }
 
-START_TEST(B13_single_flight_when_the_holder_is_killed) {
+START_TEST(another_client_computes_when_the_holder_is_killed) {
         struct answer alone = ask_alone((struct way){.depth = "4"});
         struct conn *conn = instance_connect(&server);
         struct kvd_geometry geometry;
@@ -393,7 +393,7 @@ START_TEST(B13_single_flight_when_the_holder_is_killed) {
 }
 END_TEST
 
-START_TEST(B13_single_flight) {
+START_TEST(one_client_computes_while_the_others_wait) {
         struct answer alone = ask_alone((struct way){.depth = "4"});
         struct conn *conn = instance_connect(&server);
         char names[AT_ONCE][16];
@@ -490,8 +490,8 @@ START_TEST(without_a_daemon_it_works_and_says_so) {
 }
 END_TEST
 
-/* B15: a causal space of that name and geometry is not used. */
-START_TEST(B15_no_cross_kind_reuse) {
+/* A causal space of the same name and geometry is not used. */
+START_TEST(a_causal_space_is_not_reused) {
         struct way w = {.depth = "2"};
         struct answer alone = ask_alone(w);
         struct kvd_geometry geometry;
@@ -640,9 +640,10 @@ END_TEST
 SUITE("kvlm: BiCache in the pool",
       kvlm_program = argc > 1 ? argv[1] : "kvlm",
       FIXTURE(prepare, clean_up),
-      TESTS(bits_are_those_of_private_memory, B10_boundary, a_prefix_is_found_whole_or_not_at_all,
-            what_was_evicted_is_made_again, what_left_the_pool_comes_from_the_file, B13_single_flight,
-            B13_single_flight_when_the_holder_is_killed, a_full_pool_is_not_an_error,
+      TESTS(bits_are_those_of_private_memory, deeper_requests_continue_from_the_last_stored_state,
+            a_prefix_is_found_whole_or_not_at_all, what_was_evicted_is_made_again,
+            what_left_the_pool_comes_from_the_file, one_client_computes_while_the_others_wait,
+            another_client_computes_when_the_holder_is_killed, a_full_pool_is_not_an_error,
             the_daemons_death_is_not_an_error, without_a_daemon_it_works_and_says_so,
-            B15_no_cross_kind_reuse, the_space_says_whether_and_how_often,
+            a_causal_space_is_not_reused, the_space_says_whether_and_how_often,
             the_space_makes_the_table, the_space_takes_a_table))

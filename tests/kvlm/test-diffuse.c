@@ -112,10 +112,10 @@ START_TEST(every_step_is_right) {
 END_TEST
 
 /*
- * B11: shallow layers as stored, deep ones restarted from the stored state; prefixes end in a block
- * and at its end.
+ * Shallow layers are as stored, deep ones restart from the stored state. Prefixes end inside a block
+ * or at its end.
  */
-START_TEST(B11_restart_equivalence) {
+START_TEST(deep_layers_restart_from_the_stored_state) {
         static const struct {
                 uint32_t n_prefix, b, delta;
         } cases[] = {{20, 1, 3}, {20, 2, 1}, {32, 2, 4}, {33, 3, 2},
@@ -287,7 +287,7 @@ static void check_list(const char *line, const char *name, const double *expecte
                 double value = strtod(at, &end);
 
                 ck_assert_double_eq_tol(value, expected[i], tolerance);
-                /* the first layer's keys and values see no other token (B7) */
+                /* the first layer's keys and values see no other token */
                 ck_assert(i > 0 || value == 1.0);
         }
         ck_assert_int_eq(*end, ']');
@@ -320,8 +320,7 @@ static const char *profile(const char *type, const char *option, const char *val
 }
 
 /*
- * B6, end to end: both similarities of every layer, at the request's own prefix and at shares of
- * it.
+ * End to end: both similarities of every layer, at the request's own prefix and at shares of it.
  */
 START_TEST(profiles_are_right) {
         struct denoising d = {.tokens = tokens, .n = 50, .n_prefix = 33, .length = 14};
@@ -420,6 +419,7 @@ END_TEST
 SUITE("kvlm: masked diffusion",
       kvlm_program = argc > 1 ? argv[1] : "kvlm",
       FIXTURE(folder_make, folder_remove),
-      TESTS(every_step_is_right, B11_restart_equivalence, a_prompt_may_be_all_prefix,
-            modes_differ, bits_do_not_depend_on_how, the_table_says_how_deep, profiles_are_right,
-            bad_tables_are_refused, a_prompt_may_say_how_long, a_model_needs_a_mask))
+      TESTS(every_step_is_right, deep_layers_restart_from_the_stored_state,
+            a_prompt_may_be_all_prefix, modes_differ, bits_do_not_depend_on_how,
+            the_table_says_how_deep, profiles_are_right, bad_tables_are_refused,
+            a_prompt_may_say_how_long, a_model_needs_a_mask))

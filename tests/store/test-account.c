@@ -65,9 +65,9 @@ static void expect_guarantee(void) {
         check_clean(space);
 }
 
-/* ---- A4: three ways to have all of the pool --------------------------------------------------- */
+/* ---- ways to take all of the pool ------------------------------------------------------------ */
 
-START_TEST(a4_filling_with_two_connections) {
+START_TEST(filling_by_several_connections_leaves_the_guarantee) {
         static kvd_ref refs[2 * POOL_BLOCKS];
         struct space *space = space_of(greedy, "greedy");
         uint32_t got = take(fixture_attach_as(space, 1), refs);
@@ -91,7 +91,7 @@ static void seal(struct attachment *a, kvd_ref ref, uint32_t number) {
                          0);
 }
 
-START_TEST(a4_sealing_and_pinning_everything) {
+START_TEST(pinning_everything_leaves_the_guarantee) {
         static kvd_ref refs[2 * POOL_BLOCKS];
         struct space *space = space_of(greedy, "greedy");
         struct attachment *a = fixture_attach(space);
@@ -105,7 +105,7 @@ START_TEST(a4_sealing_and_pinning_everything) {
         expect_guarantee();
 }
 
-START_TEST(a4_limbo) {
+START_TEST(orphaned_blocks_leave_the_guarantee) {
         static kvd_ref refs[2 * POOL_BLOCKS];
         struct space *space = space_of(greedy, "greedy");
 
@@ -119,7 +119,7 @@ START_TEST(a4_limbo) {
 }
 
 /* What was there before the guarantee was is taken from whoever has more than his. */
-START_TEST(a4_a_guarantee_that_comes_later_is_taken) {
+START_TEST(a_later_guarantee_is_taken_from_the_greedy) {
         static kvd_ref refs[2 * POOL_BLOCKS];
         struct domain_config none = {.name = "poor", .client_quota = UINT64_MAX};
         struct attachment *a;
@@ -140,7 +140,7 @@ static uint64_t kept(enum kvd_cost cost) {
         return cost == KVD_COST_pool || cost == KVD_COST_spill ? 0 : store->account.limit[cost] / 16;
 }
 
-START_TEST(a4_a_quota_is_a_share_of_everything) {
+START_TEST(a_quota_is_a_share_of_every_cost) {
         const struct domain_config config = {.name = "small",
                                              .quota = (uint64_t)POOL_BLOCKS / 8 * BLOCK_BYTES};
         struct domain *small;
@@ -158,10 +158,10 @@ START_TEST(a4_a_quota_is_a_share_of_everything) {
         }
 }
 
-/* ---- A17: descriptors and the like, without guarantees ------------------------------------------ */
+/* ---- descriptors and the like, without guarantees -------------------------------------------- */
 
 /* Nobody has a guarantee, and one domain takes all that it gets: others can begin all the same. */
-START_TEST(a17_what_does_not_change_hands_is_left_to_newcomers) {
+START_TEST(a_hog_leaves_newcomers_what_cannot_be_evicted) {
         const struct domain_config none = {.name = "poor"};
         struct space *hog = space_of(greedy, "greedy");
 
@@ -178,9 +178,9 @@ START_TEST(a17_what_does_not_change_hands_is_left_to_newcomers) {
         ck_assert_ptr_nonnull(fixture_attach(space_of(poor, "poor")));
 }
 
-/* ---- A24: exact copies and sketches have shares, too ------------------------------------------ */
+/* ---- shares of exact copies and sketches ----------------------------------------------------- */
 
-START_TEST(a24_spill) {
+START_TEST(exact_copies_have_shares) {
         struct space *hog = space_of(greedy, "greedy"), *other = space_of(poor, "poor");
         uint32_t n = 0, m = 0;
 
@@ -192,9 +192,9 @@ START_TEST(a24_spill) {
         ck_assert_uint_eq(m, HALF);
 }
 
-/* ---- A7: what small blocks cost beside the pool ----------------------------------------------- */
+/* ---- what small blocks cost in addition to the pool ------------------------------------------ */
 
-START_TEST(a7_indexes_and_pin_pages_have_a_limit) {
+START_TEST(indexes_and_pin_pages_have_a_limit) {
         uint64_t limit = store->account.limit[KVD_COST_overhead], mapped = 0;
         uint32_t n = 0, attached = 0;
         struct space_spec spec = {.geometry = {.layers = 1,
@@ -253,9 +253,9 @@ START_TEST(a_method_that_gets_no_memory_is_refused) {
         ck_assert_int_eq(space_set(space, "kvreviver", "on"), 0);
 }
 
-/* ---- A11: one process --------------------------------------------------------------------------- */
+/* ---- one process ----------------------------------------------------------------------------- */
 
-START_TEST(a11_one_process_does_not_have_all_seats) {
+START_TEST(one_process_cannot_take_all_attachments) {
         struct space *space = space_of(greedy, "greedy");
         uint32_t max = store->config.max_attachments, n = 0;
         struct attachment *a, *last;
@@ -269,7 +269,7 @@ START_TEST(a11_one_process_does_not_have_all_seats) {
         ck_assert_int_eq(attachment_new(space, NULL, 7, NULL, &a), 0);
 }
 
-START_TEST(a11_one_process_does_not_have_all_leases) {
+START_TEST(one_process_cannot_take_all_leases) {
         struct space *space = space_of(greedy, "greedy");
         struct attachment *a = fixture_attach_as(space, 1), *b = fixture_attach_as(space, 1),
                           *other = fixture_attach_as(space, 2);
@@ -281,7 +281,7 @@ START_TEST(a11_one_process_does_not_have_all_leases) {
         ck_assert_int_eq(space_lease(other, (struct kvd_key){n, 1}, 1), 1);
 }
 
-START_TEST(a11_connections_of_one_process_fill_together) {
+START_TEST(connections_of_one_process_share_a_quota) {
         const struct domain_config config = {.name = "q", .client_quota = 8 * BLOCK_BYTES};
         struct attachment *a, *b;
         struct space *space;
@@ -333,10 +333,11 @@ START_TEST(a_full_domain_does_not_wait_for_what_another_one_deleted) {
 
 SUITE("account",
       FIXTURE(set_up, tear_down),
-      TESTS(a4_filling_with_two_connections, a4_sealing_and_pinning_everything, a4_limbo,
-            a4_a_guarantee_that_comes_later_is_taken, a4_a_quota_is_a_share_of_everything,
-            a17_what_does_not_change_hands_is_left_to_newcomers, a24_spill, a7_indexes_and_pin_pages_have_a_limit,
-            a_method_that_gets_no_memory_is_refused,
-            a11_one_process_does_not_have_all_seats, a11_one_process_does_not_have_all_leases,
-            a11_connections_of_one_process_fill_together,
+      TESTS(filling_by_several_connections_leaves_the_guarantee,
+            pinning_everything_leaves_the_guarantee, orphaned_blocks_leave_the_guarantee,
+            a_later_guarantee_is_taken_from_the_greedy, a_quota_is_a_share_of_every_cost,
+            a_hog_leaves_newcomers_what_cannot_be_evicted, exact_copies_have_shares,
+            indexes_and_pin_pages_have_a_limit, a_method_that_gets_no_memory_is_refused,
+            one_process_cannot_take_all_attachments, one_process_cannot_take_all_leases,
+            connections_of_one_process_share_a_quota,
             a_full_domain_does_not_wait_for_what_another_one_deleted))

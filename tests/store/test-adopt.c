@@ -289,7 +289,7 @@ static uint32_t crowd_in(struct space *space, int *error) {
 }
 
 /* One domain has as many clients as it can, and the other one's cache comes back all the same. */
-START_TEST(a1_names_at_the_keeper_have_shares) {
+START_TEST(names_at_the_keeper_have_shares) {
         struct domain_config other = {.name = "other", .client_quota = UINT64_MAX};
         struct space *space, *victim;
         static struct chain chain;
@@ -329,7 +329,7 @@ START_TEST(a1_names_at_the_keeper_have_shares) {
 END_TEST
 
 /* What a segment has is lost without it, and all that the space has without a client's page. */
-START_TEST(a1_segments_leave_room_for_clients) {
+START_TEST(segments_leave_room_for_clients) {
         struct space *space;
         struct attachment *a;
         uint32_t n = 0;
@@ -641,7 +641,7 @@ END_TEST
 #define A_PIECE 1024u /* blocks that are sealed in one, at most */
 
 /* The first allocation of another space comes before all work that is done for each block. */
-START_TEST(a5_what_is_cached_delays_nobody) {
+START_TEST(taking_over_delays_no_allocation) {
         const uint32_t many = 64000;
         uint32_t before = 0, pieces = 0;
         struct space *space, *other;
@@ -669,7 +669,7 @@ END_TEST
 /*
  * It dies, or is asked to end, after each piece of the way: its successor finds all that it found.
  */
-START_TEST(a5_a_daemon_that_ends_meanwhile_loses_nothing) {
+START_TEST(a_daemon_that_ends_while_taking_over_loses_nothing) {
         struct space *space = fixture_space("s", POOL);
         struct attachment *a = attach_kept(space, getpid());
         uint64_t bytes = attachment_pin_bytes(a);
@@ -706,7 +706,7 @@ END_TEST
  * All memory is in a space that is not complete yet: nobody is refused for that, nor gets any of
  * it.
  */
-START_TEST(a5_an_allocation_waits_for_memory_that_is_on_its_way) {
+START_TEST(an_allocation_waits_for_memory_being_taken_over) {
         struct space *space = fixture_space("s", POOL), *other;
         struct attachment *a = attach_kept(space, getpid());
         static struct chain chains[POOL / 32];
@@ -739,7 +739,7 @@ SUITE("adopt",
       TESTS(what_is_kept_is_dropped_when_it_goes, what_nobody_wants_is_closed),
       LOOPS(2, sealed_chains_come_back, pins_of_old_clients_hold,
             blocks_that_may_be_written_are_left_alone, without_a_page_the_space_begins_empty,
-            a5_a_daemon_that_ends_meanwhile_loses_nothing),
+            a_daemon_that_ends_while_taking_over_loses_nothing),
       WHEN(SMALL_PAGES, LOOPS(2, under_arenas_too)),
       TESTS(another_isolation_begins_empty),
       /* a key of 8 bits is that of another parent's child, once in 256 */
@@ -747,8 +747,8 @@ SUITE("adopt",
       WHEN(!on_gpu(), TESTS(large_pages_that_are_free_by_now_are_left_alone,
                             many_old_clients_are_looked_at_a_few_at_a_time, many_blocks)),
       WHEN(!on_gpu() && SMALL_PAGES, TESTS(without_a_segment_its_blocks_are_lost,
-                                           a1_names_at_the_keeper_have_shares,
-                                           a1_segments_leave_room_for_clients,
+                                           names_at_the_keeper_have_shares,
+                                           segments_leave_room_for_clients,
                                            a_smaller_quota_keeps_what_fits,
-                                           a5_what_is_cached_delays_nobody,
-                                           a5_an_allocation_waits_for_memory_that_is_on_its_way)))
+                                           taking_over_delays_no_allocation,
+                                           an_allocation_waits_for_memory_being_taken_over)))

@@ -202,7 +202,7 @@ START_TEST(what_the_disk_did_not_take_is_said) {
 END_TEST
 
 /* A daemon that was ended found 416 of 480 records: the last question was not answered. */
-START_TEST(a11_what_is_being_written_does_not_count_as_written) {
+START_TEST(unanswered_writes_do_not_count_as_written) {
         const struct store_disk_question *q;
 
         open_file(1, EXTENT_BYTES(4));
@@ -524,7 +524,7 @@ START_TEST(a_chain_ends_where_a_file_hangs) {
 END_TEST
 
 /* Each fetch waited as long as its client did, until the process was killed. */
-START_TEST(b13_fetches_do_not_wait_for_a_slow_file) {
+START_TEST(fetches_do_not_wait_for_a_slow_file) {
         struct fetch_request q = {.n_tokens = N * BT, .tokens = tokens};
         int first, second, third;
 
@@ -603,7 +603,7 @@ START_TEST(what_is_deleted_is_deleted_in_both) {
 END_TEST
 
 /* One domain has all the names that it may have, and a space of another is written all the same. */
-START_TEST(a1_names_in_a_file_have_shares) {
+START_TEST(names_in_a_file_have_shares) {
         struct domain_config other = {.name = "other", .client_quota = UINT64_MAX};
         struct space *hog;
         uint64_t n;
@@ -635,7 +635,7 @@ START_TEST(a1_names_in_a_file_have_shares) {
 END_TEST
 
 /* Deletions that the file has not seen take up places, of which one domain leaves some to others. */
-START_TEST(a1_deletions_while_a_file_opens_do_not_turn_it_off) {
+START_TEST(deletions_while_a_file_opens_do_not_turn_it_off) {
         struct store_disk_config config = {.n_files = 1, .bytes = {FILE_HEAD + EXTENT_BYTES(4)}};
         uint32_t n = 0;
         char name[16];
@@ -820,14 +820,14 @@ END_TEST
 SUITE("disk-answers", FIXTURE(forget_files, forget_files),
       LOOPS(2, both_are_asked_at_once_and_answer_in_any_order, a_chain_ends_where_a_file_hangs,
             what_is_deleted_is_deleted_in_both, a_deletion_waits_for_a_file_that_hangs),
-      TESTS(the_last_error_of_a_file_is_kept, one_hangs_and_the_other_is_written_to, another_file_is_off,
-            what_a_prefix_lacks_is_written_again),
+      TESTS(the_last_error_of_a_file_is_kept, one_hangs_and_the_other_is_written_to,
+            another_file_is_off, what_a_prefix_lacks_is_written_again),
       LOOPS(2, a_prefix_comes_from_both_whole),
       LOOPS(6, a_prefix_is_missed_where_one_of_two_fails),
-      TESTS(what_the_disk_did_not_take_is_said, a11_what_is_being_written_does_not_count_as_written,
-            b13_fetches_do_not_wait_for_a_slow_file, a_name_that_was_not_answered_is_asked_again,
+      TESTS(what_the_disk_did_not_take_is_said, unanswered_writes_do_not_count_as_written,
+            fetches_do_not_wait_for_a_slow_file, a_name_that_was_not_answered_is_asked_again,
             what_was_deleted_is_erased_by_the_next_process,
-            what_no_file_knows_is_erased_at_once, a1_deletions_while_a_file_opens_do_not_turn_it_off,
-            a1_names_in_a_file_have_shares,
+            what_no_file_knows_is_erased_at_once, deletions_while_a_file_opens_do_not_turn_it_off,
+            names_in_a_file_have_shares,
             records_of_too_many_sizes_are_left_alone, chains_go_from_their_ends_after_a_restart,
             evict_to_file_takes_no_more_than_a_domains_share))

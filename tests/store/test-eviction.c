@@ -74,7 +74,7 @@ static uint64_t own_time_ns(void) {
         return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* ---- A2: keys of few buckets ----------------------------------------------------------------- */
+/* ---- keys of few buckets --------------------------------------------------------------------- */
 
 #define CROWD (4 * PIECE)
 
@@ -116,7 +116,7 @@ static void evict_cost(struct space *space, const uint32_t *tokens, uint64_t *le
  * The secret lies in the index, so a client can look for tokens whose keys are neighbours in its
  * table. Evicting 4,096 of 100,000 such blocks once took the daemon two seconds.
  */
-START_TEST(A2_crowded_keys_cost_what_others_cost) {
+START_TEST(crowded_keys_cost_no_more_than_others) {
         struct space *space = make_space(0);
         const struct kvd_index *ix = space_index(space);
         uint32_t *tokens = calloc(CROWD, BT * sizeof *tokens),
@@ -140,7 +140,7 @@ END_TEST
 #define FEW 48u
 
 /* All that such a client gets is that blocks of its own space are not found. */
-START_TEST(A2_what_its_buckets_cannot_hold_is_missed) {
+START_TEST(blocks_that_their_buckets_cannot_hold_are_missed) {
         struct space *space = make_space(64);
         struct attachment *a = fixture_attach(space);
         uint32_t tokens[FEW * BT];
@@ -174,7 +174,7 @@ START_TEST(a_full_index_holds_all_its_blocks) {
 }
 END_TEST
 
-/* ---- A3: a forest of pins -------------------------------------------------------------------- */
+/* ---- a forest of pins ------------------------------------------------------------------------ */
 
 #define LEAVES 16384u
 #define CLIENTS 240u
@@ -221,7 +221,7 @@ static uint32_t ask_until_answered(struct attachment *a, uint32_t n, kvd_ref *re
  * One request once looked at 32 leaves for each block asked for and at all clients' pins of each
  * twice. Now it stops early and says so, and what it has seen is not looked at again so dearly.
  */
-START_TEST(A3_a_forest_of_pins_is_looked_at_in_pieces) {
+START_TEST(a_forest_of_pins_is_searched_in_pieces) {
         struct space *space = make_space(LEAVES);
         kvd_ref *refs = calloc(LEAVES, sizeof *refs), *more = calloc(PIECE, sizeof *more);
         struct attachment *a;
@@ -249,7 +249,7 @@ START_TEST(A3_a_forest_of_pins_is_looked_at_in_pieces) {
 END_TEST
 
 /* Blocks that can be had are handed out as they are found: with many clients, some at a time. */
-START_TEST(A3_evictions_among_many_clients_come_in_pieces) {
+START_TEST(evictions_among_many_clients_come_in_pieces) {
         struct space *space = make_space(LEAVES);
         kvd_ref *refs = calloc(LEAVES, sizeof *refs), *more = calloc(PIECE, sizeof *more);
         struct attachment *a;
@@ -278,7 +278,7 @@ START_TEST(A3_evictions_among_many_clients_come_in_pieces) {
 END_TEST
 
 /* A chain's eviction goes on behind what is in use, and ends. */
-START_TEST(A3_a_chain_of_pinned_leaves_is_gone_through) {
+START_TEST(evicting_a_chain_skips_its_pinned_leaves) {
         struct space *space = make_space(LEAVES);
         kvd_ref *refs = calloc(LEAVES, sizeof *refs), root = 0;
         struct attachment *a = fixture_attach(space), *holder = NULL;
@@ -360,9 +360,10 @@ END_TEST
 
 SUITE("eviction", FIXTURE(open_store, fixture_close),
       WHEN(KVD_HASH_BITS == 128,
-           TESTS(A2_crowded_keys_cost_what_others_cost, A2_what_its_buckets_cannot_hold_is_missed,
+           TESTS(crowded_keys_cost_no_more_than_others,
+                 blocks_that_their_buckets_cannot_hold_are_missed,
                  a_full_index_holds_all_its_blocks)),
-      TESTS(A3_a_forest_of_pins_is_looked_at_in_pieces,
-            A3_evictions_among_many_clients_come_in_pieces,
-            A3_a_chain_of_pinned_leaves_is_gone_through),
+      TESTS(a_forest_of_pins_is_searched_in_pieces,
+            evictions_among_many_clients_come_in_pieces,
+            evicting_a_chain_skips_its_pinned_leaves),
       WHEN(KVD_GENERATION_BITS <= 12, TESTS(no_name_of_a_block_comes_twice)))

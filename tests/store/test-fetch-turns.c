@@ -167,7 +167,7 @@ static void end(void) {
 /* ---- tests ----------------------------------------------------------------------------------- */
 
 /* Six connections made the fetches of another domain fail. */
-START_TEST(a4_a_flood_of_fetches_leaves_others_their_places) {
+START_TEST(a_flood_of_fetches_leaves_others_their_places) {
         uint32_t served = 0;
 
         begin(_i);
@@ -185,7 +185,7 @@ START_TEST(a4_a_flood_of_fetches_leaves_others_their_places) {
 END_TEST
 
 /* A client alone could take all places of its domain. */
-START_TEST(a4_a_client_leaves_places_to_its_domain_too) {
+START_TEST(a_client_leaves_places_to_its_domain) {
         uint32_t n = 0;
         int64_t r;
 
@@ -212,7 +212,7 @@ static uint64_t waiting(void) {
 }
 
 /* A client that comes last is second. */
-START_TEST(a4_clients_of_a_domain_take_turns) {
+START_TEST(clients_of_a_domain_take_turns) {
         uint64_t before;
 
         begin(_i);
@@ -249,7 +249,7 @@ static bool is_written_next(const struct space *space) {
 }
 
 /* While fetches waited, no block was written. */
-START_TEST(a4_a_flood_of_fetches_does_not_keep_blocks_from_being_written) {
+START_TEST(blocks_are_written_during_a_flood_of_fetches) {
         uint32_t questions = 0;
 
         begin(_i);
@@ -265,7 +265,7 @@ START_TEST(a4_a_flood_of_fetches_does_not_keep_blocks_from_being_written) {
 }
 END_TEST
 
-SUITE("fetch-turns", LOOPS(2, a4_a_flood_of_fetches_leaves_others_their_places,
-                           a4_a_client_leaves_places_to_its_domain_too,
-                           a4_clients_of_a_domain_take_turns,
-                           a4_a_flood_of_fetches_does_not_keep_blocks_from_being_written))
+SUITE("fetch-turns", LOOPS(2, a_flood_of_fetches_leaves_others_their_places,
+                           a_client_leaves_places_to_its_domain,
+                           clients_of_a_domain_take_turns,
+                           blocks_are_written_during_a_flood_of_fetches))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * MemShare's half in the store: which blocks are compared, what becomes of the answer, and M11's
- * sums.
+ * The store's part of MemShare: which blocks are compared, and what is done with the answer. Random
+ * operations check references and tables.
  */
 
 #include <errno.h>
@@ -356,7 +356,7 @@ START_TEST(a_lost_comparison_is_made_again) {
 }
 END_TEST
 
-/* ---- M11 ------------------------------------------------------------------------------------- */
+/* ---- random operations ----------------------------------------------------------------------- */
 
 static struct random rnd;
 
@@ -422,7 +422,7 @@ static void one_operation(struct table *tables, struct attachment **owners) {
         }
 }
 
-START_TEST(M11_references_and_tables) {
+START_TEST(random_operations_keep_references_and_tables_right) {
         static struct table tables[TABLES];
         struct attachment *owners[TABLES / 2];
 
@@ -457,4 +457,4 @@ SUITE("memshare",
             what_is_not_taken_stays, short_steps_and_others_are_not_compared,
             targets_and_sources_are_chosen, answers_are_not_believed,
             a_prefix_may_stand_in_and_is_never_replaced, other_sequences_only_if_that_is_wanted,
-            a_lost_comparison_is_made_again, M11_references_and_tables))
+            a_lost_comparison_is_made_again, random_operations_keep_references_and_tables_right))

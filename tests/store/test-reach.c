@@ -136,7 +136,7 @@ static void fetch_all(void) {
 /* ---- tests ----------------------------------------------------------------------------------- */
 
 /* Of 65,536 tokens 50,176 were written that no fetch would ever have asked for. */
-START_TEST(b20_only_what_can_come_back_is_written) {
+START_TEST(only_blocks_that_can_come_back_are_written) {
         begin(_i);
         seal_chain(BLOCKS * BT, 1000);
         serve();
@@ -151,7 +151,7 @@ START_TEST(b20_only_what_can_come_back_is_written) {
 END_TEST
 
 /* Fetches look for full blocks. */
-START_TEST(b20_a_block_that_is_not_full_is_not_written) {
+START_TEST(a_block_that_is_not_full_is_not_written) {
         begin(_i);
         seal_chain(2 * BT + 1, 1000);
         serve();
@@ -160,7 +160,7 @@ START_TEST(b20_a_block_that_is_not_full_is_not_written) {
 }
 END_TEST
 
-START_TEST(b20_evict_to_file_says_what_cannot_come_back) {
+START_TEST(evict_to_file_counts_blocks_that_cannot_come_back) {
         uint64_t no_return;
 
         begin(true);
@@ -173,7 +173,7 @@ START_TEST(b20_evict_to_file_says_what_cannot_come_back) {
 }
 END_TEST
 
-START_TEST(b20_the_reach_is_in_tokens_and_in_blocks) {
+START_TEST(the_reach_is_in_tokens_and_in_blocks) {
         ck_assert(kvd_fetch_reaches(REACH - 1, BT) && !kvd_fetch_reaches(REACH, BT));
         ck_assert(kvd_fetch_reaches(KVD_FETCH_DEPTH - 1, 1));
         ck_assert(!kvd_fetch_reaches(KVD_FETCH_DEPTH, 1));
@@ -185,6 +185,7 @@ START_TEST(b20_the_reach_is_in_tokens_and_in_blocks) {
 }
 END_TEST
 
-SUITE("reach", LOOPS(2, b20_only_what_can_come_back_is_written,
-                     b20_a_block_that_is_not_full_is_not_written),
-      TESTS(b20_evict_to_file_says_what_cannot_come_back, b20_the_reach_is_in_tokens_and_in_blocks))
+SUITE("reach", LOOPS(2, only_blocks_that_can_come_back_are_written,
+                     a_block_that_is_not_full_is_not_written),
+      TESTS(evict_to_file_counts_blocks_that_cannot_come_back,
+            the_reach_is_in_tokens_and_in_blocks))

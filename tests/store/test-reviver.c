@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks that leave and come back: exactly, approximately, or not at all. K14 to K16 of the
- * numbered checks.
+ * Blocks leave and come back: exactly, approximately, or not at all.
  */
 
 #include <errno.h>
@@ -358,7 +357,7 @@ START_TEST(a_check_counts_a_sketch_once_wherever_it_stops) {
 }
 END_TEST
 
-START_TEST(K15_load_guard) {
+START_TEST(an_overloaded_sketch_revives_nothing) {
         uint32_t exact, approx;
 
         cooled(8, KVD_COOL_VAGUE); /* 32 tokens in 24 cells */
@@ -604,7 +603,7 @@ static void disturb(struct attachment *b, struct table *u) {
         ck_assert_uint_eq(table_sync(u, NULL), 6);
 }
 
-START_TEST(K16_isolation) {
+START_TEST(other_sketches_change_no_approximation) {
         static float alone[6][BLOCK_BYTES / 4], beside[6][BLOCK_BYTES / 4];
         struct domain *own = domain;
         struct space *foreign;
@@ -906,7 +905,7 @@ START_TEST(every_failing_call_is_survived) {
 }
 END_TEST
 
-/* ---- K14 ------------------------------------------------------------------------------------- */
+/* ---- random operations ----------------------------------------------------------------------- */
 
 static struct random rnd;
 static uint32_t refusals;
@@ -999,7 +998,7 @@ static void begin_again(uint32_t round) {
         ck_assert_int_eq(table_append(&t, 3 * BT, round * 100 % 90000), 0);
 }
 
-START_TEST(K14_state_machine) {
+START_TEST(random_operations_keep_every_invariant) {
         rnd.state = 14;
         table_close(&t);
         for (uint32_t round = 0; round < 100; round++) {
@@ -1030,18 +1029,17 @@ END_TEST
 SUITE("reviver",
       FIXTURE(setup, teardown),
       TESTS(what_left_comes_back_byte_by_byte, copies_of_a_deleted_space_are_erased,
-            the_worker_is_told_where_tokens_stand,
-            a_sketch_costs_the_daemon_no_mapping, what_is_not_taken_is_undone,
-            unanswered_changes_are_proposed_again, a_broken_copy_is_never_shown,
-            no_room_is_a_refusal, copies_take_no_more_than_their_share,
-            first_approximately_then_exactly, an_approximation_cools_to_what_it_was,
-            without_a_copy_a_sketch_is_all_there_is,
-            a_check_counts_a_sketch_once_wherever_it_stops, K15_load_guard,
-            a_sketch_takes_no_more_than_it_answers_for,
-            a_sketch_too_small_for_a_block_is_not_made, who_came_back_leaves_again_without_a_copy,
-            kept_copies_give_way_to_others, where_there_is_no_room_places_change,
-            who_does_not_make_way_is_not_asked_again, K16_isolation, a_lost_worker_loses_nothing,
+            the_worker_is_told_where_tokens_stand, a_sketch_costs_the_daemon_no_mapping,
+            what_is_not_taken_is_undone, unanswered_changes_are_proposed_again,
+            a_broken_copy_is_never_shown, no_room_is_a_refusal,
+            copies_take_no_more_than_their_share, first_approximately_then_exactly,
+            an_approximation_cools_to_what_it_was, without_a_copy_a_sketch_is_all_there_is,
+            a_check_counts_a_sketch_once_wherever_it_stops, an_overloaded_sketch_revives_nothing,
+            a_sketch_takes_no_more_than_it_answers_for, a_sketch_too_small_for_a_block_is_not_made,
+            who_came_back_leaves_again_without_a_copy, kept_copies_give_way_to_others,
+            where_there_is_no_room_places_change, who_does_not_make_way_is_not_asked_again,
+            other_sketches_change_no_approximation, a_lost_worker_loses_nothing,
             lost_twice_is_given_up, a_half_written_sketch_is_made_anew_from_the_copies,
             a_sketch_that_cannot_be_made_anew_is_dropped),
       LOOPS(12, a_client_may_go_at_any_stage),
-      TESTS(every_failing_call_is_survived, K14_state_machine))
+      TESTS(every_failing_call_is_survived, random_operations_keep_every_invariant))

@@ -374,10 +374,10 @@ static void ask_critical(struct attachment *of, const struct table *sequence, kv
 }
 
 /*
- * A10: one domain wants configurations, which are urgent, and each again as soon as it has its
- * answer. Another's job waits for at most one of them.
+ * One domain asks for configurations, which are urgent, and asks again after each answer. A job of
+ * another domain waits for at most one of them.
  */
-START_TEST(a10_one_job_of_another_domain_is_before_mine) {
+START_TEST(at_most_one_job_of_another_domain_is_done_first) {
         static struct table greedy[GREEDY];
         struct space *mine = space_of(other_domain("mine", 0), "mine");
         kvd_ref block;
@@ -408,10 +408,9 @@ START_TEST(a10_one_job_of_another_domain_is_before_mine) {
 END_TEST
 
 /*
- * A10: a job that takes very many pieces. Whatever another domain wants waits for one of them at
- * most.
+ * A job takes very many pieces. A job of another domain waits for at most one of them.
  */
-START_TEST(a10_one_piece_of_a_long_job_is_before_mine) {
+START_TEST(at_most_one_piece_of_a_long_job_is_done_first) {
         struct space *mine = space_of(other_domain("mine", 0), "mine");
         static struct table long_one, u;
         uint64_t id = 0;
@@ -564,8 +563,8 @@ SUITE("sequence",
             summaries_are_made_only_for_who_reads_them,
             only_who_has_blocks_without_a_summary_waits_for_one, a_worker_holds_what_it_reads,
             answers_to_nothing_are_ignored, a_space_may_go_while_a_worker_reads_it,
-            a10_one_job_of_another_domain_is_before_mine,
-            a10_one_piece_of_a_long_job_is_before_mine,
+            at_most_one_job_of_another_domain_is_done_first,
+            at_most_one_piece_of_a_long_job_is_done_first,
             a_job_that_rests_when_the_worker_dies_begins_again,
             a_job_that_rests_ends_with_who_wanted_it,
             a_guarantee_is_a_larger_part_of_the_worker))

@@ -236,7 +236,7 @@ static uint32_t fill(struct attachment *a, uint32_t n, kvd_ref *ret) {
         return got;
 }
 
-START_TEST(a3_a_counter_of_posts_is_believed_up_to_what_is_being_filled) {
+START_TEST(posts_beyond_the_filling_blocks_are_refused) {
         struct space *space = make_space("s");
         struct attachment *a = fixture_attach(space);
         uint64_t lie = UINT64_C(1) << 40;
@@ -264,7 +264,7 @@ END_TEST
 
 #define A_PIECE 16u /* posts, at most */
 
-START_TEST(a3_posts_of_the_dead_are_taken_in_pieces) {
+START_TEST(posts_of_the_dead_are_taken_in_pieces) {
         struct space *spaces[2];
         kvd_ref own[24];
         uint64_t sealed = 0;
@@ -298,7 +298,7 @@ START_TEST(a3_posts_of_the_dead_are_taken_in_pieces) {
 END_TEST
 
 /* They take the whole space, and another client wants some of it before there was time. */
-START_TEST(a3_posts_of_the_dead_are_had_before_an_allocation_is_refused) {
+START_TEST(posts_of_the_dead_are_taken_before_an_allocation_fails) {
         struct space *space = make_space("s");
         struct attachment *a = fixture_attach_as(space, 1), *b = fixture_attach_as(space, 2);
         kvd_ref own[32], others[32];
@@ -835,7 +835,7 @@ START_TEST(chains_and_clients_are_told_of) {
 END_TEST
 
 /* What a client wrote, which is nonsense, as it is shown and as it is kept. */
-START_TEST(a8_nonsense_in_counters_is_cut_before_it_is_kept) {
+START_TEST(nonsense_in_counters_is_cut_off) {
         struct space *space = make_space("s");
         uint32_t fetches = kvd_latency_sum(KVD_LATENCY_FETCH),
                  seals = kvd_latency_sum(KVD_LATENCY_SEAL);
@@ -979,11 +979,11 @@ SUITE("store",
       FIXTURE(setup, teardown),
       TESTS(chain_is_sealed_and_found_again, chains_of_different_salts_never_share,
             partial_tail_ends_a_chain, a_whole_prefix_has_a_length, whole_prefixes_are_not_posted,
-            a3_a_counter_of_posts_is_believed_up_to_what_is_being_filled,
-            a3_posts_of_the_dead_are_had_before_an_allocation_is_refused,
+            posts_beyond_the_filling_blocks_are_refused,
+            posts_of_the_dead_are_taken_before_an_allocation_fails,
             nonsense_is_refused_and_changes_nothing, full_pool_evicts_coldest_leaf_first,
             uses_between_two_allocations_have_an_order, fifo_ignores_use),
-      LOOPS(2, a3_posts_of_the_dead_are_taken_in_pieces, pinned_leaf_keeps_its_whole_chain),
+      LOOPS(2, posts_of_the_dead_are_taken_in_pieces, pinned_leaf_keeps_its_whole_chain),
       TESTS(full_of_pins_is_refused_not_stalled, evict_on_request,
             chain_eviction_leaves_only_what_is_used, client_quota_bounds_filling,
             domain_quota_bounds_the_space, second_space_takes_memory_from_the_first,
@@ -992,6 +992,6 @@ SUITE("store",
             what_a_dead_client_used_stays_warm, arena_hands_out_own_segments_only,
             an_arena_without_memory_serves_the_next_client, a_client_that_gets_no_arena_is_refused,
             a_store_leaves_no_descriptor, a_check_puts_no_memory_behind_what_was_never_written,
-            chains_and_clients_are_told_of, a8_nonsense_in_counters_is_cut_before_it_is_kept,
+            chains_and_clients_are_told_of, nonsense_in_counters_is_cut_off,
             another_geometry_is_refused_by_name, lease_has_one_holder_and_dies_with_it),
       LOOPS(2, random_walk_keeps_the_invariants))

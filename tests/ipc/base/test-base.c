@@ -136,7 +136,7 @@ START_TEST(paper_keys_are_xxh64_of_the_ids) {
 }
 END_TEST
 
-START_TEST(B1_hash_vectors) {
+START_TEST(paper_keys_match_known_vectors) {
         static const uint8_t bytes[] = {1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0};
         static const uint32_t ids[] = {1, 2, 3};
         struct kvd_index ix = make_index(KVD_keys_paper);
@@ -260,9 +260,11 @@ START_TEST(a_table_has_so_many_slots_at_most) {
 }
 END_TEST
 
-SUITE("base", TESTS(hash_variants_are_equal, bounds_are_asked_once, tokens_without_a_bound_are_not_packed),
+SUITE("base", TESTS(hash_variants_are_equal, bounds_are_asked_once,
+                    tokens_without_a_bound_are_not_packed),
       LOOPS(9, packed_tokens_are_all_there_and_no_others),
-      WHEN(KVD_HASH_BITS == 128, TESTS(paper_keys_are_xxh64_of_the_ids, B1_hash_vectors,
+      WHEN(KVD_HASH_BITS == 128, TESTS(paper_keys_are_xxh64_of_the_ids,
+                                       paper_keys_match_known_vectors,
                                        keys_depend_on_all_that_they_should)),
       TESTS(every_changed_header_field_is_refused, impossible_geometries_are_refused,
             a_place_knows_its_tier, a_table_has_so_many_slots_at_most))

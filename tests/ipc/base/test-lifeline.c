@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Lifelines (B2): what each end says, and when. */
+/* Lifelines: what each end says, and when. */
 
 #include <fcntl.h>
 #include <sys/wait.h>

@@ -43,7 +43,7 @@ def similarity(k, v, k_ref, v_ref, **rest):
     return ops.bicache_similarity(*(x.astype(np.float32) for x in (k, v, k_ref, v_ref)), **rest)
 
 
-def test_B3_schedule():
+def test_refreshes_come_every_delta_steps():
     due = ops.bicache_refreshes
     assert due(128, 16) == list(range(1, 129, 16)) and len(due(128, 16)) == 8
     assert due(10, 16) == [1] and due(5, 1) == [1, 2, 3, 4, 5] and due(0, 16) == []
@@ -52,7 +52,7 @@ def test_B3_schedule():
     assert "delta" in refused(due, 5, 0)
 
 
-def test_B4_table_build():
+def test_table_from_similarities():
     rows = [[1, 0.99, 0.98, 0.90, 0.99], [1, 0.99, 0.96, 0.99, 0.99], [1, 0.99, 0.98, 0.971, 0.99],
             [1, 0.97, 0.99, 0.99, 0.99], [0.5, 1, 1, 1, 1]]
     assert table([10, 20, 30, 40, 50], rows) == [[10, 3], [30, 5]]  # first failure ends it; what shrinks is noise
@@ -68,7 +68,7 @@ def test_B4_table_build():
     assert "request 1" in refused(ops.bicache_table, [3, 101], np.ones((2, 1), np.float32))
 
 
-def test_B4_estimators_differ():
+def test_the_two_estimators_differ():
     """Averages first, or b first: half of the requests good to 8 layers and half to 2 are good to 5 in the paper."""
     deep, flat = [0.99] * 8 + [0.5], [0.98] * 2 + [0.90] * 7
     many = [deep, flat]
@@ -79,14 +79,14 @@ def test_B4_estimators_differ():
     assert table([70] * 3, [[0.99] * 5, [0.99] * 5, [0.99] * 4 + [0]], estimator="mean_b") == [[70, 4]]  # 4.67
 
 
-def test_B4_lookup():
+def test_table_lookup():
     steps = [(10, 3), (30, 5), (95, 12)]
     for r in range(101):
         assert ops.bicache_layers(steps, r) == max([b for at, b in steps if at <= r], default=1)
         assert ops.bicache_layers([], r) == 1
 
 
-def test_B5_r_rounding():
+def test_percents_round_half_to_even():
     assert percents([625, 635, 5, 15, 1, 0, 7], [1000, 1000, 1000, 1000, 1, 9, 7]) == [62, 64, 0, 2, 100, 0, 100]
     m, n = np.meshgrid(np.arange(0, 400, 3), [200, 400, 1000, 2048, 333])
     m, n = m[m <= n], n[m <= n]
@@ -96,7 +96,7 @@ def test_B5_r_rounding():
     assert "prefix" in refused(ops.bicache_percent, 0, 0)
 
 
-def test_B6_similarity_kernels():
+def test_similarity_equals_numpy():
     rng, worst = np.random.default_rng(2), 0
     for heads, tokens, dim in (4, 50, 32), (1, 1, 1), (3, 7, 17), (8, 20, 128), (2, 5, 9000), (2, 3, 127):
         k, v, a, b = (rng.standard_normal((heads, tokens, dim)).astype(np.float32) for _ in range(4))
@@ -114,7 +114,7 @@ def test_B6_similarity_kernels():
     return f"max error {worst:.1e}"
 
 
-def test_B6_rotation_changes_nothing():
+def test_rotation_changes_no_similarity():
     rng = np.random.default_rng(3)
     k, v, k_ref, v_ref = (rng.standard_normal((4, 60, 64)) for _ in range(4))
     k_ref = k + 0.5 * k_ref
@@ -145,7 +145,7 @@ def profile(seeds, n, percents_):
     return np.mean(out, 0)
 
 
-def test_B7_depth():
+def test_deeper_layers_are_less_alike():
     """Layer 1 sees no other token, and the deeper the layer the less alike: what the whole method rests on."""
     published = [1, .983, .962, .939, .917, .911, .897, .880, .886, .872, .879, .856]
     sims = profile(range(3), 200, (30, 60, 90))
@@ -162,7 +162,7 @@ def btable_of(sims, tau):
     return [[(30, 60, 90)[r], b] for r, b in btable(sims.astype(np.float32), np.float32(tau))]
 
 
-def test_B10_boundary():
+def test_the_next_layer_follows_from_the_stored_state():
     """Keys and values of layer b + 1, made from the hidden state after layer b, are those of the prefix alone."""
     m = 120
     toy, ids, (k, v, o), (k_all, v_all, _) = encode(4, m, 200)
@@ -173,7 +173,7 @@ def test_B10_boundary():
         assert not np.allclose(key, k_all[b][:, :m])  # with the whole input they are others
 
 
-def test_B14_lemmas():
+def test_lemmas_1_and_3():
     rng = np.random.default_rng(5)
     for scale in 0.01, 0.1, 1, 3:  # lemma 3: 1 - cos <= |a - b|^2 / (2 |a| |b|)
         a, v = rng.standard_normal((2, 1, 300, 48))

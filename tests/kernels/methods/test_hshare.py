@@ -103,7 +103,7 @@ def attention(q, k, v, seen):
 # ---- sharing ----
 
 
-def test_H1_greedy():
+def test_greedy_equals_the_oracle():
     s = np.zeros((3, 3), np.float32)
     s[2, 1], s[1, 0], s[2, 0] = 0.9, 0.8, 0.3
     assert share(s, 2, "greedy") == [0, 0, 1]
@@ -118,7 +118,7 @@ def test_H1_greedy():
             assert share(s, k, "greedy_root") == official
 
 
-def test_H2_structure():
+def test_every_source_is_its_own_source():
     rng = np.random.default_rng(2)
     for k in 0, 1, 8, 16, 24, 31, 100:
         for algo in "greedy_root", "star":
@@ -144,7 +144,7 @@ def test_H2_structure():
     assert share(np.zeros((4, 4)), 3, "greedy") == share(np.zeros((4, 4)), 3, "star") == [0, 1, 2, 3]
 
 
-def test_H2_star_keeps_more_than_greedy():
+def test_star_keeps_more_than_greedy():
     """Compression costs similarity of the pairs that are used; a star does not."""
     rng, kept = np.random.default_rng(3), {"greedy_root": [], "star": []}
     for _ in range(6):
@@ -155,7 +155,7 @@ def test_H2_star_keeps_more_than_greedy():
     return f"k=24: star {np.mean(kept['star']):.3f}, greedy {np.mean(kept['greedy_root']):.3f}"
 
 
-def test_H3_sets():
+def test_similarity_is_of_sets_per_head():
     rng = np.random.default_rng(4)
     for n, z in (1, 1), (100, 7), (130, 9), (500, 88), (700, 80), (1100, 90), (2500, 99), (4096, 432):
         layers, heads, queries = 4, 3, 2
@@ -174,7 +174,7 @@ def test_H3_sets():
     assert abs(ops.hshare_similarity(bits)[1, 0] - 0.1) < 1e-7
 
 
-def test_H3_union_saturates():
+def test_similarity_of_unions_saturates():
     """As printed, similarity is one of unions over heads: it cannot tell layers that agree from ones that do not."""
     rng = np.random.default_rng(5)
     for n, z, want in (500, 88, 0.1768), (4096, 432, 0.2807):
@@ -190,7 +190,7 @@ def test_H3_union_saturates():
 # ---- labels and selection ----
 
 
-def test_H4_label_quant():
+def test_labels_are_quantised_to_4_bits():
     rng = np.random.default_rng(6)
     for channels, dim in (32, 128), (32, 32), (16, 64), (7, 80), (1, 3), (256, 256):
         k = rng.standard_normal((50, dim)).astype(np.float32) * rng.choice([0.01, 1, 30], (50, 1)).astype(np.float32)
@@ -222,7 +222,7 @@ def label_scores(q, k, chosen):
     return pseudo_quantise(k[:, chosen].astype(np.float64)) @ pseudo_quantise(q[chosen].astype(np.float64))
 
 
-def test_H4_scores():
+def test_label_scores():
     rng, close = np.random.default_rng(7), []
     for channels, dim, n in (32, 128, 144), (32, 64, 120), (8, 17, 55):
         k, q = (rng.standard_normal((it, dim)).astype(np.float32) for it in (n, 3))
@@ -240,7 +240,7 @@ def test_H4_scores():
     return f"correlation with unrounded labels at least {min(close):.5f}"
 
 
-def test_H4_channels():
+def test_heavy_channels_are_chosen():
     rng = np.random.default_rng(8)
     heavy = rng.choice(128, 32, replace=False)
     q, k = (rng.standard_normal(s).astype(np.float32) for s in ((200, 4, 128), (200, 128)))
@@ -251,7 +251,7 @@ def test_H4_channels():
     assert np.allclose(weights, np.abs(q * k[:, None]).sum((0, 1)), rtol=1e-5)
 
 
-def test_H5_selection():
+def test_selection_equals_the_oracle():
     rng = np.random.default_rng(9)
     for n, x, y, z in ((1000, 8, 32, 88), (600, 16, 64, 432), (513, 16, 64, 432), (512, 16, 64, 432), (100, 8, 32, 88),
                        (200, 0, 1, 5), (200, 5, 0, 5), (300, 0, 0, 1), (50, 8, 60, 4), (20000, 16, 64, 432)):
@@ -268,7 +268,7 @@ def test_H5_selection():
     assert not np.isin(got, np.arange(50, 250)).any() and len(got) == 100
 
 
-def test_H6_sparse_attention():
+def test_sparse_attention_equals_numpy():
     rng, worst = np.random.default_rng(10), 0
     for tokens, dim, heads, group, n in (16, 64, 2, 2, 200), (5, 17, 1, 3, 61), (24, 128, 3, 1, 90):
         k, v = (rng.standard_normal((heads, n, dim)).astype(np.float32) for _ in range(2))
@@ -284,7 +284,7 @@ def test_H6_sparse_attention():
     return f"max error {worst:.1e}"
 
 
-def test_H6_mass():
+def test_attention_mass_by_block_and_token():
     """mass_b = l_b exp(m_b - m) / l, summed over query heads: App. A's block_mass; and by token."""
     rng = np.random.default_rng(11)
     k, v = (rng.standard_normal((2, 96, 64)).astype(np.float32) for _ in range(2))
@@ -302,7 +302,7 @@ def test_H6_mass():
             assert np.allclose(positions[h], softmax(s).sum((0, 1)), atol=2e-6)
 
 
-def test_H6_turned_queries():
+def test_turned_queries_see_blocks_made_elsewhere():
     """A block made elsewhere (delta): queries turned by -delta see it as it would be here."""
     from toy import rope
     rng = np.random.default_rng(12)
@@ -321,7 +321,7 @@ def test_H6_turned_queries():
         assert np.abs(plain[0] - want).max() > 1e-2  # not turning them is wrong
 
 
-def test_H7_everything_is_critical():
+def test_sparse_attention_to_everything_is_dense():
     rng = np.random.default_rng(13)
     n, dim = 128, 64
     k, v = (rng.standard_normal((2, n, dim)).astype(np.float32) for _ in range(2))
@@ -334,7 +334,7 @@ def test_H7_everything_is_critical():
         assert np.abs(sparse - dense).max() <= 2e-6
 
 
-def test_H8_window_gap():
+def test_the_window_reaches_the_newest_token():
     rng = np.random.default_rng(14)
     a, y, n0 = 4, 32, 1000
     scores = rng.standard_normal(n0).astype(np.float32)
@@ -352,7 +352,7 @@ def test_H8_window_gap():
 # ---- heads and queries ----
 
 
-def test_H11_gqa():
+def test_scores_of_grouped_queries_are_folded():
     rng = np.random.default_rng(15)
     n = 700
     for _ in variants():
@@ -368,7 +368,7 @@ def test_H11_gqa():
             assert np.array_equal(got, critical(want, n, 8, 32, 88)), how
 
 
-def test_H12_ratio_accounting():
+def test_ratios_say_how_many_choose():
     rng = np.random.default_rng(16)
     for n_l, n_h, a, layer_ratio, head_ratio in (32, 32, 2, 0.75, 0.75), (32, 8, 2, 0.5, 0.5), (6, 4, 4, 0.5, 1.0), (
             12, 5, 3, 0.3, 0.5):

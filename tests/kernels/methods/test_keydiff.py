@@ -41,7 +41,7 @@ def consistent(order, scores, tolerance):
     return bool(np.all(np.diff(scores[order]) <= tolerance))
 
 
-def test_D1_ranking_identity():
+def test_scores_rank_as_pairwise_similarities():
     rng = np.random.default_rng(1)
     for _ in range(5):
         keys = random_keys(rng, 500, 128)
@@ -52,7 +52,7 @@ def test_D1_ranking_identity():
             assert consistent(np.argsort(-pairwise), score(keys[None])[0], 1e-5)
 
 
-def test_D2_kvpress_parity():
+def test_scores_equal_kvpress():
     rng = np.random.default_rng(2)
     worst = 0.0
     for heads, n, d in (1, 1, 1), (2, 7, 3), (4, 100, 17), (2, 333, 80), (3, 500, 128), (1, 1000, 127), (2, 64, 256):
@@ -72,7 +72,7 @@ def test_D2_kvpress_parity():
     return f"largest difference {worst:.1e}"
 
 
-def test_D3_anchor_by_blocks():
+def test_the_anchor_is_a_sum_over_blocks():
     rng = np.random.default_rng(3)
     for order, dtype in itertools.product(("hnd", "nhd"), (np.float32, np.float16)):
         pool = random_keys(rng, 40, 16, 2, 64).astype(dtype)  # nhd
@@ -95,7 +95,7 @@ def test_D3_anchor_by_blocks():
         assert np.abs(paged - np.array([keydiff(head) for head in keys])).max() < 1e-5
 
 
-def test_D4_anchor_variants():
+def test_the_choice_of_mean_hardly_matters():
     """Keys that lie around one direction: which mean is taken hardly matters."""
     rng = np.random.default_rng(4)
     overlap = {"plain": [], "median": []}
@@ -113,7 +113,7 @@ def test_D4_anchor_variants():
     return f"overlap: plain mean {plain:.3f}, median {median:.3f}"
 
 
-def test_D5_optimality():
+def test_equation_10_is_minimised_and_9_is_not():
     """Equation 10 (similarity to the full anchor) is minimised exactly; equation 9 (between the kept) is not."""
     rng = np.random.default_rng(5)
     hits, gaps, trials = 0, [], 30
@@ -159,7 +159,7 @@ class Counted(float):
         return self.did("add", max(self, other))
 
 
-def test_D7_flop_counter():
+def test_operations_are_those_that_the_paper_counts():
     """The paper's sum, (6d + 18) n + d + 17, has a division more than its text, which is what is needed."""
     n, d = 1000, 128
     keys = random_keys(np.random.default_rng(7), n, d)
@@ -178,7 +178,7 @@ def test_D7_flop_counter():
     assert weighted == 786140 and weighted + 5 == (6 * d + 18) * n + d + 17
 
 
-def test_D8_masks():
+def test_broken_keys_are_left_out():
     rng = np.random.default_rng(8)
     for bad in 0.0, np.nan, np.inf, -np.inf:
         keys = random_keys(rng, 2, 60, 33)
@@ -197,7 +197,7 @@ def test_D8_masks():
                 assert not np.isin(kept, zeroed).any()
 
 
-def test_D9_bf16():
+def test_bf16_keys_keep_the_ranking():
     rng = np.random.default_rng(9)
     worst, wide_gaps = 0.0, 0
     for _ in range(20):
@@ -219,7 +219,7 @@ def test_D9_bf16():
     return f"largest difference {worst:.1e}; {wide_gaps} gaps at the cut"
 
 
-def test_D11_C1_counterexample():
+def test_theorem_c1_has_a_counterexample():
     """Theorem C.1 bounds cos(k*, q) from below by k*'s attention weight w. It needs cos >= 0, or equal norms."""
     query, limit = np.eye(4)[0], 16.0
     key, others = -0.01 * query, np.tile(-3.9 * query, (3, 1))
@@ -232,7 +232,7 @@ def test_D11_C1_counterexample():
     return f"cosine {cosine:.3f}, claimed at least {bound:.3f}"
 
 
-def test_D12_C3():
+def test_theorem_c3_holds():
     """Theorem C.3: with cos(k*, q) = b > 0 and cos(mean, q) = a < 0, cos(mean, k*) <= 1 + ab - (aa + bb) / 2."""
     rng = np.random.default_rng(12)
     cases = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MemShare's similarities: M1 to M9. Seeds are numbers here, and each line prints what was measured."""
+"""MemShare's similarities. Seeds are numbers here, and each line prints what was measured."""
 import collections
 import itertools
 
@@ -42,13 +42,13 @@ def turned(block, delta):
 # ---- stage 1 -------------------------------------------------------------------------------------------------------
 
 
-def test_M1_bag_of_words():
+def test_bag_of_words():
     ids, counts = bag([3, 1, 1, 2])
     assert ids.tolist() == [1, 2, 3] and counts.tolist() == [2, 1, 1]
     assert abs(cosine([1, 1, 2, 3], [1, 2, 2, 4]) - 4 / 6) < 1e-7
 
 
-def test_M2_bag_identities():
+def test_cosine_of_bags():
     rng = np.random.default_rng(2)
     for n in 1, 2, 7, 50, 400:
         a, b = rng.integers(0, 30, n), rng.integers(0, 30, n + 3)
@@ -66,7 +66,7 @@ def test_M2_bag_identities():
 # ---- stage 2 -------------------------------------------------------------------------------------------------------
 
 
-def test_M3_distances():
+def test_distances_equal_numpy():
     rng = np.random.default_rng(3)
     worst = 0.0
     for layers, heads, tokens, dim in (3, 2, 4, 8), (1, 1, 1, 1), (2, 3, 16, 80), (2, 1, 7, 127), (1, 8, 16, 128):
@@ -85,13 +85,13 @@ def test_M3_distances():
     return f"seed 3: at most {worst:.1e} off"
 
 
-def test_M3_norms():
+def test_norms_equal_numpy():
     block = np.random.default_rng(33).standard_normal((3, 2, 4, 16, 80)).astype(np.float32)
     for _ in variants():
         assert np.allclose(ops.memshare_norms(block), norm(block.astype(np.float64), axis=(2, 3, 4)), rtol=1e-6)
 
 
-def test_M3_early_abandon():
+def test_a_limit_changes_no_distance_below_it():
     """A limit never changes what it lets through."""
     rng = np.random.default_rng(34)
     a = rng.standard_normal((6, 2, 2, 16, 32)).astype(np.float32)
@@ -106,7 +106,7 @@ def test_M3_early_abandon():
     assert np.isinf(distance(a, b))
 
 
-def test_M4_two_readings():
+def test_two_readings_of_the_metric():
     rng, ratios, values = np.random.default_rng(4), [], []
     for sigma in 0.1, 0.8, 3.0:
         a = rng.standard_normal((4, 2, 8, 16, 128)).astype(np.float32)
@@ -117,7 +117,7 @@ def test_M4_two_readings():
     return f"seed 4: {np.round(values, 3)} for .1, .8, 3; B / A {np.mean(ratios):.2f}"
 
 
-def test_M5_theorem_1():
+def test_theorem_1():
     """Keys moved by less than e and values by less than d move attention by less than |q| e / sqrt(d), and the output
     by less than d + |q| e / sqrt(d) max |v'|."""
     rng, n, dim, key_ratio, both_ratio = np.random.default_rng(5), 50, 32, 0.0, 0.0
@@ -146,7 +146,7 @@ def test_M5_theorem_1():
 # ---- positions -----------------------------------------------------------------------------------------------------
 
 
-def test_M6_rope_blindness():
+def test_rotation_alone_moves_keys_far():
     """How far a rotation alone carries a key: why keys must be aligned before they are compared."""
     k = np.random.default_rng(6).standard_normal((2000, 128)).astype(np.float32)
     want, got = [0.244, 0.694, 0.871, 1.023, 1.166, 1.261], []
@@ -156,7 +156,7 @@ def test_M6_rope_blindness():
     return f"seed 6: {np.round(got, 3)}"
 
 
-def test_M7_alignment():
+def test_aligned_blocks_are_equal():
     rng, worst = np.random.default_rng(7), {"fp32": 0.0, "bf16": 0.0}
     for dim in 2, 16, 34, 64, 80, 128:
         k = rng.standard_normal((2, 2, 3, 16, dim))
@@ -176,7 +176,7 @@ def test_M7_alignment():
     return f"seed 7: {worst['fp32']:.1e} in fp32, {worst['bf16']:.1e} with bf16 keys"
 
 
-def test_M7_partial_rotation_and_other_frequencies():
+def test_partial_rotation_and_other_frequencies():
     rng = np.random.default_rng(77)
     for half in 0, 1, 16, 33, 40:
         x, frequencies = rng.standard_normal((1, 2, 1, 9, 80)), np.sort(rng.random(half))[::-1]
@@ -189,7 +189,7 @@ def test_M7_partial_rotation_and_other_frequencies():
                 assert distance(np.float32(want), np.float32(x), delta=delta, frequencies=frequencies) < 1e-6
 
 
-def test_M8_turned_queries():
+def test_turned_queries_score_moved_keys():
     """A query turned by -delta scores a key stored at p as if it were at p + delta."""
     rng, worst, exact = np.random.default_rng(8), 0.0, 0.0
     for dim in 32, 64, 128:
@@ -229,7 +229,7 @@ def pairs_of_a_model(rng):
             [(repeated[i + 6], repeated[i]) for i in (0, 1, 2, 3, 7, 8)])
 
 
-def test_M9_toy_language_model():
+def test_distances_in_a_toy_language_model():
     aligned = dict(delta=96)
     want = {"matched": (0.13, 0.18), "not turned back": (0.43, 0.61), "shifted": (0.80, 1.13), "random": (0.81, 1.14)}
     found = collections.defaultdict(list)

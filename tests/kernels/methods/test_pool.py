@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the specification says of BiCache's store: B12, B13 and B15, with a daemon."""
+"""BiCache's store, with a daemon: eviction, leases, and kinds of spaces."""
 import os
 import pathlib
 import subprocess
@@ -39,7 +39,7 @@ def held(space):
     return [space.match(prefix(i)) for i in (1, 2, 3)]
 
 
-def test_B12_eviction():
+def test_eviction_follows_the_policy():
     """5,000 tokens hold two prefixes of 2,000: the third makes one go, by policy."""
     with daemon(pool="32M") as path, kvd.connect(path) as connection:
         for name, policy, touch, want in (("a", "fifo", None, [0, 2000, 2000]), ("b", "lru", 1, [2000, 0, 2000]),
@@ -68,7 +68,7 @@ def waiter(path, how):
                             text=True, env={**os.environ, "PYTHONPATH": folders})
 
 
-def test_B13_single_flight():
+def test_one_client_computes_while_the_others_wait():
     with daemon() as path:
         holder = waiter(path, "hang")
         assert [holder.stdout.readline() for _ in range(2)] == ["asks 0\n", "computes 0\n"]
@@ -85,7 +85,7 @@ def test_B13_single_flight():
     return f"somebody else computes after a kill, and six wait: {took:.1f} s"
 
 
-def test_B15_no_cross_kind_reuse():
+def test_kinds_of_spaces_share_nothing():
     with daemon() as path, kvd.connect(path) as connection:
         spaces = [connection.space(kind, GEOMETRY, kind=kind) for kind in ("causal", "bidirectional")]
         tokens = prefix(1, 160)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVReviver's count sketch: K1 to K11. Seeds are numbers here, and each line prints what was measured."""
+"""KVReviver's count sketch. Seeds are numbers here, and each line prints what was measured."""
 import functools
 import itertools
 
@@ -102,7 +102,7 @@ def median(x):
     return ops.sketch_query(np.ascontiguousarray(x)[:, None], np.zeros((1, len(x)), np.uint32), sign="none")[0]
 
 
-def test_K1_median_kernel():
+def test_median_equals_numpy():
     few = [-1.0, -0.0, 0.0, 2.5, np.inf, -np.inf, np.nan]
     for rows in 1, 2, 3, 4, 5:
         x = np.array(list(itertools.product(few, repeat=rows)), np.float32).T
@@ -116,7 +116,7 @@ def test_K1_median_kernel():
     assert np.array_equal(median(signs), np.sort(signs, 0)[1])
 
 
-def test_K2_median_variance():
+def test_variance_of_the_median():
     x = np.random.default_rng(2).standard_normal((3, 2_000_000), dtype=np.float32)
     variance = median(x).astype(np.float64).var()
     assert abs(variance - (1 - 3**0.5 / np.pi)) < 0.002, variance
@@ -135,7 +135,7 @@ def oracle_query(cells, column, sign):
     return np.median([cells[r][column[:, r]] * sign[:, r, None] for r in range(len(cells))], axis=0)
 
 
-def test_K3_insert_query_oracle():
+def test_insert_and_query_equal_the_oracle():
     a, b, dim, worst = 200, 17, 64, 0.0
     rng = np.random.default_rng(3)
     cases = itertools.product(["uniform", "permutation"], ["none", "key", "value"], [3, 1, 4], [False, True])
@@ -170,7 +170,7 @@ def bf16_insert(cells, x, column, sign):
             cells[r, column[i, r]] = wide(bf16(cells[r, column[i, r]] + x[i] * sign[i, r]))
 
 
-def test_K4_linearity():
+def test_deleting_undoes_inserting():
     a, kept, b, dim = 2000, 8, 8, 64
     x = wide(bf16(np.random.default_rng(4).standard_normal((a, dim))))
     bound, residues = 1e-5 * a**0.5, []
@@ -190,7 +190,7 @@ def test_K4_linearity():
     return f"seed 4: residue {max(residues):.1e} in fp32, {residue:.2f} if cells were bf16; the bound is {bound:.1e}"
 
 
-def test_K5_zero_collisions():
+def test_without_collisions_a_query_is_exact():
     rng = np.random.default_rng(5)
     for b in 1, 2, 3, 7, 64, 85, 100:
         for a in {1, b // 2 + 1, b}:
@@ -208,7 +208,7 @@ def chance(a, b, n=300_000):
     return (np.median(rng.standard_normal((3, n)) * np.sqrt(rng.binomial(a - 1, 1 / b, (3, n))), 0) ** 2).mean()
 
 
-def test_K6_error_variance():
+def test_error_variance():
     """Below load 1 a few unlucky tokens make the variance: a table of single draws (.022, .31) is too coarse there, and
     what is compared with is the expectation."""
     table, lines = {0.083: None, 0.333: None, 1: 1.14, 2: 2.47, 4: 5.24, 10: 13.4, 88: 118}, []
@@ -226,7 +226,7 @@ def test_K6_error_variance():
     return "seeds 60 on, expected in brackets: " + ", ".join(lines)
 
 
-def test_K7_paper_bound():
+def test_errors_stay_below_the_papers_bound():
     b, dim, lines = 85, 2048, []
     for a, sketches in (4, 20), (10, 20), (20, 20), (64, 10), (1024, 12):
         above = []
@@ -249,7 +249,7 @@ def bias_of(a, sign, centred, seeds):
     return np.mean(errors)
 
 
-def test_K8_unsigned_bias():
+def test_unsigned_sketches_are_biased():
     lines = []
     for a, want in (256, 2.83), (1024, 11.8):
         got = bias_of(a, "none", False, range(80, 90))
@@ -260,7 +260,7 @@ def test_K8_unsigned_bias():
     return "seeds 80 on: " + "; ".join(lines)
 
 
-# ---- what follows for attention: statements of the paper, without a kernel (K9) and with the sketch (K10) ----------
+# ---- what follows for attention: statements of the paper, without a kernel and with the sketch ---------------------
 
 
 def softmax(s):
@@ -281,7 +281,7 @@ def noise_ratio(sigma, n=64, trials=40_000, seed=9):
     return np.mean(ratios)
 
 
-def test_K9_softmax_noise():
+def test_softmax_noise_to_first_order():
     ratios = [noise_ratio(sigma) for sigma in (0.01, 0.1, 0.5, 1.0)]
     assert all(0.98 <= r <= 1.03 for r in ratios[:2]), ratios
     assert ratios[2] > 1.03 and ratios[3] > 1.5, ratios  # the formula is of first order: it is too low here
@@ -308,7 +308,7 @@ def cross_terms(key_sign, value_sign, trials=60):
     return abs(along.mean()) / (along.std() / trials**0.5)
 
 
-def test_K10_decorrelation():
+def test_different_signs_decorrelate_keys_and_values():
     paper, both, shared = cross_terms("none", "value"), cross_terms("key", "value"), cross_terms("value", "value")
     assert paper < 3 and both < 3 < shared, (paper, both, shared)
     return f"seed 10: {paper:.1f} and {both:.1f} sigma; {shared:.1f} if keys had the values' signs"
@@ -331,7 +331,7 @@ def cosine_after_swaps(mode, seed, a=1024, swaps=512, b=85, dim=64, step=8):
     return ((found * kept).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(kept, axis=1)).mean()
 
 
-def test_K11_delete_modes():
+def test_modes_of_deletion():
     got = {}
     for mode, want in ("exact", 0.40), ("leave", 0.34), ("estimate", 0.19):
         got[mode] = cosine_after_swaps(mode, 11)
