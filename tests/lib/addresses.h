@@ -3,8 +3,8 @@
 #define KVD_TESTS_LIB_ADDRESSES_H
 
 /*
- * How many pages of addresses this process has in use. What is never unmapped shows there even if
- * nothing was written to it, and if the kernel made one mapping of it and its neighbour.
+ * The number of pages that this process has mapped. It shows a mapping that is never unmapped, even
+ * if nothing was written to it, and even if the kernel merged it with its neighbour.
  */
 
 #include <stdio.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * By libcrypto, because the openssl command makes no certificate that has expired. Keys are of
- * P-256, which takes no time.
+ * Made with libcrypto, because the openssl command cannot make a certificate that has expired. Keys
+ * are of P-256, which is quick.
  */
 
 #include "tests/lib/certificates.h"

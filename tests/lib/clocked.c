@@ -18,8 +18,8 @@
 #define BEGINS_NS UINT64_C(1000000000000)
 
 struct clocked_page {
-        _Atomic uint64_t now_ns;   /* the daemon's */
-        _Atomic uint64_t given_ns; /* it may go as far as that */
+        _Atomic uint64_t now_ns;   /* the daemon's clock */
+        _Atomic uint64_t given_ns; /* the clock may advance to this */
         _Atomic uint64_t rested_ns;
         _Atomic pid_t clients[CLOCKED_CLIENTS];
 };
@@ -42,8 +42,9 @@ static void of_process(pid_t pid, const char *file, char ret[128]) {
 }
 
 /*
- * Its state alone does not tell: one that loses the processor on its way to sleep is said to sleep.
- * Nor does its system call: one may wait there for memory, and go on by itself.
+ * The process state alone is not enough: a process that loses the processor on its way to sleep is
+ * reported as sleeping. Nor is its system call enough: the process may wait there for memory, and
+ * continue without a message.
  */
 static bool runs(pid_t pid) {
         char text[128], *state;
@@ -71,7 +72,7 @@ static int clocked_ns(uint64_t *ret) {
         return 0;
 }
 
-/* Until there is a message, or more time. */
+/* Waits until there is a message, or more time. */
 static void rest_at(int epfd, uint64_t given_ns) {
         struct pollfd ends[2] = {{epfd, POLLIN, 0}, {self.given, POLLIN, 0}};
         uint64_t n = 1;
@@ -87,7 +88,7 @@ static void rest_at(int epfd, uint64_t given_ns) {
                 die("read: %s", strerror(errno));
 }
 
-/* What clients sent before they slept is seen: it is looked for afterwards. */
+/* Polls after it has seen that all clients sleep, so it does not miss what they sent before. */
 static int clocked_epoll_wait(int epfd, struct epoll_event *events, int n, int timeout_ms) {
         uint64_t until = timeout_ms < 0 ? UINT64_MAX :
                                           self.page->now_ns + (uint64_t)timeout_ms * 1000000;

@@ -3,9 +3,10 @@
 #define KVD_TESTS_CLOCKED_H
 
 /*
- * A daemon in a process of its own whose time is the test's, so that what it does does not depend
- * on how fast the machine is. It has no time but what the test gives it, and uses none of that, nor
- * does it anything ahead of need, while there is a message or a client runs that could send one.
+ * A daemon in a process of its own whose clock the test controls, so that its behaviour does not
+ * depend on the speed of the machine. The clock advances only by the time that the test gives.
+ * While there is a message, or a client runs that could send one, the clock stands still and the
+ * daemon does nothing ahead of need.
  */
 
 #include "tests/lib/daemon_process.h"
@@ -16,22 +17,22 @@ struct clocked_page;
 
 struct clocked {
         struct daemon_process process;
-        struct clocked_page *page; /* shared with it */
+        struct clocked_page *page; /* shared with the daemon */
         int given, rested;         /* eventfds */
-        uint64_t now_ns;           /* all of the time that was given */
+        uint64_t now_ns;           /* the clock, with all time that was given */
 };
 
 void clocked_start(struct clocked *c, const char *const *settings);
-void clocked_end_clean(struct clocked *c); /* with the ends of instance_expect_clean */
+void clocked_end_clean(struct clocked *c); /* checks as instance_expect_clean does, and stops it */
 
-/* The caller is a client's process, and has the daemon's time. */
+/* Makes the calling process a client that uses the daemon's clock. */
 void clocked_be_client(const struct clocked *c);
-/* Process pid is the client of that number: it may run. */
+/* Registers process pid as client `number`: the daemon waits while it runs. */
 void clocked_client(struct clocked *c, uint32_t number, pid_t pid);
 
-/* Gives it time, without waiting for it: a client may need some. */
+/* Gives the daemon time and does not wait until it is used: a client may need it. */
 void clocked_give(struct clocked *c, uint64_t ns);
-/* Waits until it has used up its time and has nothing to do. */
+/* Waits until the daemon has used up its time and has nothing to do. */
 void clocked_rest(struct clocked *c);
 
 #endif

@@ -38,7 +38,7 @@ static bool map_root(uid_t uid, gid_t gid) {
                write_text("/proc/self/uid_map", users) && write_text("/proc/self/gid_map", groups);
 }
 
-/* Where the surroundings forbid a new /proc, the old one does. */
+/* If mounting a new /proc is not permitted, the old one stays. */
 static bool furnish(uid_t uid, gid_t gid) {
         if (!map_root(uid, gid) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
                 return false;

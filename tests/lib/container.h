@@ -2,7 +2,7 @@
 #ifndef KVD_TESTS_CONTAINER_H
 #define KVD_TESTS_CONTAINER_H
 
-/* Containers, as far as kvd sees them: namespaces; and the kernels on which they run. */
+/* Containers as kvd sees them, which are namespaces, and the older kernels that they may run on. */
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -11,14 +11,14 @@
 bool container_is_possible(void);
 
 /*
- * fork(), with user, pid, mount and net namespaces of its own: the child is process 1, and root if
- * its user namespace is asked. Only its own processes are in its /proc.
+ * fork(), with new user, pid, mount and net namespaces. The child is process 1 and, in its user
+ * namespace, root. Its /proc shows only its own processes, if a new /proc may be mounted.
  */
 pid_t container_fork(void);
 
 /*
- * From here on, this process and its children run on a kernel that does not know this option of
- * sockets (SOL_SOCKET).
+ * From here on, getsockopt and setsockopt fail for this option of SOL_SOCKET with ENOPROTOOPT, as
+ * on a kernel that does not know it, in this process and its children.
  */
 void forget_socket_option(int option);
 

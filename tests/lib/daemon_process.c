@@ -54,7 +54,7 @@ static _Noreturn void be_daemon(const struct daemon_process *d, struct fault_sta
         if (d->worker)
                 snprintf(config.worker_program, sizeof config.worker_program, "%s", d->worker);
         fds = fds_of(0);
-        if (s->fault.call < N_FAULT_CALLS) { /* otherwise its system is well */
+        if (s->fault.call < N_FAULT_CALLS) { /* otherwise no call fails */
                 fault_install(s);
                 s->on = !d->later;
         }
@@ -66,8 +66,8 @@ static _Noreturn void be_daemon(const struct daemon_process *d, struct fault_sta
 /* ---- from outside ---------------------------------------------------------------------------- */
 
 /*
- * Its end was clean: no leak that it or a sanitizer noticed, and the loop ended because it was told
- * to.
+ * Checks the exit status. Descriptors that are left over, leaks that a sanitizer finds, and a loop
+ * that ends with an error each give another status.
  */
 static void expect_end(struct daemon_process *d, int expected) {
         int status = wait_status(d->in.pid);

@@ -3,8 +3,8 @@
 #define KVD_TESTS_DAEMON_PROCESS_H
 
 /*
- * A daemon in a process of its own whose system fails, or does not: where s->fault.call is
- * N_FAULT_CALLS.
+ * A daemon in a process of its own, whose system calls fail as s->fault says. None fails if
+ * s->fault.call is N_FAULT_CALLS.
  */
 
 #include "tests/lib/fault.h"
@@ -12,13 +12,13 @@
 
 struct daemon_process {
         struct instance in;
-        const char *worker; /* the kvd that is its worker; NULL: it has none */
-        const char *const *settings; /* NULL: few clients */
-        bool later;         /* its system fails from when the test sets on, not from its start */
+        const char *worker; /* path of the kvd that runs as its worker; NULL: no worker */
+        const char *const *settings; /* NULL: only max_clients=16 */
+        bool later;         /* calls fail once the test sets s->on, not from the start */
 };
 
-/* False: it could not start, said so, and ended without leaving anything but its directory. */
+/* False: it could not start, reported that, and left nothing but its directory. */
 bool daemon_process_start(struct daemon_process *d, struct fault_state *s);
-void daemon_process_stop(struct daemon_process *d); /* and sweeps up */
+void daemon_process_stop(struct daemon_process *d); /* and removes its directory */
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A thread accepts, and one for each connection takes commands apart with the daemon's own parser. */
+/* One thread accepts; one per connection parses commands with the daemon's own parser. */
 
 #include "tests/lib/fake_server.h"
 
@@ -22,7 +22,7 @@
 struct connection { /* owned by its thread */
         struct fake_server *server;
         int fd;
-        SSL *ssl; /* NULL: without */
+        SSL *ssl; /* NULL: no TLS */
         uint8_t data[MOST];
         size_t n;
 };
@@ -140,7 +140,7 @@ static void bind_to(struct fake_server *s, const char *host, uint16_t port) {
 void fake_server_start(struct fake_server *s, const char *host, uint16_t port) {
         pthread_t thread;
 
-        signal(SIGPIPE, SIG_IGN); /* of SSL_write */
+        signal(SIGPIPE, SIG_IGN); /* SSL_write raises it */
         bind_to(s, host, port);
         if (s->folder)
                 load_certificate(s);
@@ -152,11 +152,11 @@ void fake_server_start(struct fake_server *s, const char *host, uint16_t port) {
 uint16_t fake_server_refuses(const char *host) {
         struct fake_server s = {0};
 
-        bind_to(&s, host, 0); /* nobody else gets it */
+        bind_to(&s, host, 0); /* bound, so no other process gets the port */
         return s.port;
 }
 
-/* Linux drops what asks for a connection while the queue is full. */
+/* Linux drops connection requests while the queue is full. */
 void fake_server_silent(struct fake_server *s, const char *host, uint16_t port) {
         struct sockaddr_in a = {.sin_family = AF_INET};
 
@@ -167,6 +167,6 @@ void fake_server_silent(struct fake_server *s, const char *host, uint16_t port) 
         for (uint32_t i = 0; i < 4; i++) {
                 int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
-                connect(fd, (struct sockaddr *)&a, sizeof a); /* it stays open */
+                connect(fd, (struct sockaddr *)&a, sizeof a); /* the socket stays open */
         }
 }

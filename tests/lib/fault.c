@@ -25,7 +25,7 @@ static const char *const names[] = {
 #undef FAULT_NAME
 };
 
-/* What each call may say. 0 ends the list. */
+/* The errors of each call. 0 ends the list. */
 static const int errors[N_FAULT_CALLS][5] = {
         [FAULT_calloc] = {ENOMEM},
         [FAULT_mmap] = {ENOMEM},
@@ -68,8 +68,8 @@ static const int errors[N_FAULT_CALLS][5] = {
 };
 
 /*
- * The first error of each, and a disk that is full; but EAGAIN passes by itself, and a system whose
- * clock stands still is none that we know.
+ * May this error be permanent? The first one of each call and ENOSPC may. EAGAIN and EINTR pass by
+ * themselves, and no known system's clock fails for good.
  */
 static bool may_last(enum fault_call call, uint32_t i) {
         return (i == 0 || errors[call][i] == ENOSPC) && errors[call][i] != EAGAIN && errors[call][i] != EINTR &&
@@ -79,8 +79,8 @@ static bool may_last(enum fault_call call, uint32_t i) {
 /* ---- the table ------------------------------------------------------------------------------- */
 
 /*
- * While accept fails nobody is served, and clients wait; so for good is a quarter of a second
- * there, which is longer than the daemon pauses before it tries again.
+ * While accept fails, no client is served and all wait. A permanent failure of accept therefore
+ * ends after 250 ms, which is longer than the daemon pauses before it tries again.
  */
 static uint64_t now_ms(void) {
         struct timespec t;
@@ -125,8 +125,8 @@ KVD_SYS_CALLS(FAULT_FUNCTION)
 #undef FAULT_FUNCTION
 
 /*
- * pidfd_open is what kernels before 6.5 need, and pipe, for lifelines, if the peer has no number besides:
- * to reach them, the newer ways are taken away.
+ * The daemon calls pidfd_open only on kernels before 6.5, and pipe (for lifelines) only if the peer
+ * has no process id either. To reach these calls, the newer ways fail.
  */
 static int fault_getsockopt_old(int fd, int level, int name, void *to, unsigned *n) {
         bool unnumbered = state->on && state->fault.call == FAULT_pipe;
@@ -144,7 +144,7 @@ static int fault_getsockopt_old(int fd, int level, int name, void *to, unsigned 
 
 #define SECTOR 4096u
 
-/* A sector is moved whole, or not at all. */
+/* Half of a transfer, in whole sectors; all of it if it has less than two. */
 static size_t short_of(size_t n) {
         return n < 2 * SECTOR ? n : n / 2 / SECTOR * SECTOR;
 }
@@ -205,7 +205,7 @@ struct fault_state *fault_state_of(int fd) {
         return at == MAP_FAILED ? NULL : at;
 }
 
-/* The first place, and one in so many of the others; which, follows from turn. Returns the runs. */
+/* The first place, then every stride-th one, from a place that depends on turn. Returns the runs. */
 static uint32_t sweep_one(struct fault_state *s, struct fault fault, uint32_t stride, uint32_t turn,
                           void (*run)(struct fault_state *, void *), void *arg) {
         uint32_t runs = 0;

@@ -3,9 +3,8 @@
 #define KVD_TESTS_FAULT_H
 
 /*
- * A table of system calls of which the n-th call of one kind fails, once or for good; and the loop
- * over all n, as SQLite's tests have it: n grows until a run gets to its end without having met the
- * failure.
+ * A table of system calls in which the n-th call of one kind fails, once or for good, and a loop
+ * over all n, as in SQLite's tests: n grows until a run ends without having met the failure.
  */
 
 #include <stdbool.h>
@@ -20,13 +19,13 @@ enum fault_call {
         N_FAULT_CALLS
 };
 
-/* Instead of an errno: half of a transfer is done; the call does not return. */
+/* Instead of an errno: the call transfers half; the call does not return. */
 #define FAULT_SHORT (-1)
 #define FAULT_HANG (-2)
 
 struct fault {
         enum fault_call call;
-        int error;    /* errno, or one of those */
+        int error;    /* errno, FAULT_SHORT or FAULT_HANG */
         uint32_t nth; /* 1: the first call */
         bool forever;
 };
@@ -35,10 +34,10 @@ struct fault {
 struct fault_state {
         struct fault fault;
         _Atomic bool on;           /* calls are counted and fail only then */
-        _Atomic uint32_t seen;     /* calls of this kind */
-        _Atomic uint32_t injected; /* of which failed */
-        uint64_t began_ms;         /* first failure */
-        _Atomic uint64_t calls[N_FAULT_CALLS]; /* of all kinds */
+        _Atomic uint32_t seen;     /* calls of the failing kind so far */
+        _Atomic uint32_t injected; /* number of those that failed */
+        uint64_t began_ms;         /* time of the first failure */
+        _Atomic uint64_t calls[N_FAULT_CALLS]; /* of each kind so far */
 };
 
 /* Makes state's failures happen from now on in this process. */
@@ -60,7 +59,7 @@ struct fault_state *fault_state_new(void); /* shared with processes forked later
 struct fault_state *fault_state_of(int fd);
 
 /*
- * Runs in a process of its own, at most so many seconds; its exit status, or the end of the test.
+ * Calls run in a process of its own, for at most so many seconds. Returns 0, or ends the test.
  */
 int fault_fork(struct fault_state *state, void (*run)(struct fault_state *, void *), void *arg,
                unsigned seconds);

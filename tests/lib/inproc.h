@@ -17,18 +17,18 @@ struct daemon;
 struct inproc {
         pthread_t thread;
         struct daemon *daemon;
-        struct instance in; /* of which pid is not used */
-        int result;         /* of daemon_run */
+        struct instance in; /* pid is not used */
+        int result;         /* what daemon_run returned */
 };
 
 /*
- * settings: "section.key=value" on top of a small pool, epoll and no log; ended by NULL; may be
- * NULL.
+ * settings: "section.key=value", ended by NULL, in addition to a small pool, epoll and no log. May
+ * be NULL.
  */
 void inproc_start(struct inproc *d, const char *const *settings);
-/* The same, with a worker: the program that is started with --worker. */
+/* The same with a worker: this program is started with --worker. */
 void inproc_start_with_worker(struct inproc *d, const char *const *settings, const char *program);
-void inproc_stop(struct inproc *d); /* it must leave no socket */
+void inproc_stop(struct inproc *d); /* checks that it leaves no socket */
 
 /* The same configuration, for a daemon that is started in another way. */
 void inproc_configure(struct config *config, const char *socket, const char *const *settings);

@@ -62,7 +62,7 @@ static _Noreturn void become(const char *const *arguments, int ready) {
         die("%s: %s", argv[0], strerror(errno));
 }
 
-/* Until it has closed its end, for those who count descriptors. */
+/* Waits until kvd has also closed its end: some tests count its descriptors. */
 static void wait_ready(int fd) {
         struct pollfd p = {fd, POLLIN, 0};
         char byte = 0, more;
@@ -144,7 +144,7 @@ static pid_t child_in(const char *children, const char *name) {
         return found;
 }
 
-/* A child belongs to the thread that made it. */
+/* /proc lists children under the thread that forked them. */
 pid_t child_of(pid_t parent, const char *name) {
         char pattern[64];
         pid_t found = 0;
@@ -187,16 +187,16 @@ static void start(struct instance *in, bool public, const char *const *settings)
                                                 "--set", "daemon.segment=1M",
                                                 "--set", "daemon.quarantine_ms=20",
                                                 "--set", "daemon.socket_mode=0666",
-                                                /* a busy machine is no disk that hangs */
+                                                /* a busy machine is not a hanging disk */
                                                 "--set", "daemon.file_timeout=1800",
                                                 "--backend", "host"};
         int n = 14;
 
-        if (public && geteuid() == 0) { /* also where there is a user kvd */
+        if (public && geteuid() == 0) { /* even if user kvd exists */
                 arguments[n++] = "--user";
                 arguments[n++] = "root";
         }
-        if (instance_on_gpu()) { /* the stand-in makes what is to stay free, to see whether it is there */
+        if (instance_on_gpu()) { /* the stand-in allocates the reserve, to see whether it is free */
                 arguments[n - 1] = getenv("KVD_TEST_BACKEND");
                 arguments[n++] = "--set";
                 arguments[n++] = "daemon.reserve=1M";
@@ -285,7 +285,7 @@ void become_user(uid_t user) {
                 die("cannot become user %u: %s", user, strerror(errno));
 }
 
-/* ---- what it has ----------------------------------------------------------------------------- */
+/* ---- resources of the process ---------------------------------------------------------------- */
 
 uint32_t fds_of(pid_t pid) {
         uint32_t n = 0;
@@ -330,7 +330,7 @@ uint64_t instance_shared_kib(const struct instance *in) {
         return number_in(in->pid, "status", "RssShmem: %llu");
 }
 
-/* As it is now: what /proc says of whoever runs is as old as the last tick. */
+/* The clock is up to date. /proc is as old as the last tick for a thread that runs. */
 uint64_t instance_cpu_ns(const struct instance *in) {
         struct timespec t;
         clockid_t clock;
@@ -424,7 +424,7 @@ void space_facts(struct conn *conn, uint32_t nth, struct kvd_msg_space_info_repl
         } while (nth--);
 }
 
-/* False: it changed on the way, so that sums over it were not compared. */
+/* False: the space changed during the check, so its sums were not compared. */
 static bool check_space(struct conn *conn, const char *name, const char *domain) {
         struct kvd_msg_check request = {.space = kvd_slice_of(name),
                                         .domain = kvd_slice_of(domain)};

@@ -3,8 +3,8 @@
 #define KVD_TESTS_LIB_INSTANCE_H
 
 /*
- * A kvd of the test's own: the program $KVD, started with --private in a new directory, and ended
- * and swept up at the end. A failure ends the test with a line: none of these calls returns one.
+ * A kvd of the test's own: the program $KVD, started with --private in a new directory. Both are
+ * removed at the end. These calls do not return failures: a failure ends the test with a line.
  */
 
 #include <stdbool.h>
@@ -14,7 +14,7 @@
 
 #include "ipc/msg.h"
 
-#define PATIENCE_MS 60000 /* whatever takes longer hangs, on however busy a machine */
+#define PATIENCE_MS 60000 /* anything that takes longer hangs, even on a busy machine */
 
 struct conn;
 
@@ -26,9 +26,9 @@ struct instance {
 /* ---- life ------------------------------------------------------------------------------------ */
 
 /*
- * settings: "daemon.pool=4M" and the like, the last one followed by NULL; NULL: none. They come
- * behind: a pool of 64 MiB in segments of 1 MiB, a quarantine of 20 ms, and the backend
- * $KVD_TEST_BACKEND, or host.
+ * settings: "daemon.pool=4M" and the like, the last one followed by NULL; NULL: none. They override
+ * the defaults of tests: a pool of 64 MiB in segments of 1 MiB, a quarantine of 20 ms, and the
+ * backend $KVD_TEST_BACKEND, or host.
  */
 void instance_start(struct instance *in, const char *const *settings);
 /* in the same directory, after it ended */
@@ -39,44 +39,45 @@ void instance_stop(struct instance *in);  /* SIGTERM; it must exit with 0 and le
 void instance_kill(struct instance *in);  /* SIGKILL */
 void instance_sweep(struct instance *in); /* removes the directory */
 void instance_end(struct instance *in);   /* stop and sweep */
-void instance_end_clean(struct instance *in); /* instance_expect_clean, and the end */
+void instance_end_clean(struct instance *in); /* instance_expect_clean, then instance_end */
 #define SETTINGS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
 void instance_make_dir(struct instance *in);
-/* how kvd's process is made: fork, unless a test has another way */
+/* makes kvd's process: fork, unless a test replaces it */
 extern pid_t (*instance_fork)(void);
 /*
  * Runs kvd with exactly these arguments behind the program's name, and waits for readiness only if
  * ready is set.
  */
 void instance_run(struct instance *in, const char *const *arguments, bool ready);
-/* it tells this descriptor from now on how it is: to be called before its start */
+/* Call before the start. Returns a descriptor on which kvd reports its state (sd_notify). */
 int instance_notified(struct instance *in);
-const char *next_state(int fd); /* what it says next there, but for WATCHDOG=1; until the next call */
-/* A child of a process, by its name, or any if name is NULL; 0: there is none at the moment. */
+const char *next_state(int fd); /* the next state but WATCHDOG=1; valid until the next call */
+/* A child of a process with this name, or any child if name is NULL; 0 if there is none now. */
 pid_t child_of(pid_t parent, const char *name);
 
-bool instance_on_gpu(void); /* $KVD_TEST_BACKEND names another backend than host memory */
-/* How often this process has called it: the stand-in driver's log ($FAKECUDA_LOG) has a line for each. */
+bool instance_on_gpu(void); /* $KVD_TEST_BACKEND names a backend other than host */
+/* How often this process has called a function of the stand-in driver, by its log $FAKECUDA_LOG. */
 uint32_t driver_calls(const char *function);
 int wait_status(pid_t pid); /* exit status; 128 + signal */
-/* this process is another user's from now on, and may be root again (for root only) */
+/* makes this process another user's; it can become root again (root only) */
 void become_user(uid_t user);
 
-/* ---- what its process has -------------------------------------------------------------------- */
+/* ---- resources of the process ---------------------------------------------------------------- */
 
 uint32_t fds_of(pid_t pid); /* open descriptors; 0: of this process */
 uint32_t instance_fds(const struct instance *in);
 uint64_t instance_rss_kib(const struct instance *in);
-uint64_t instance_shared_kib(const struct instance *in); /* index, pins: what it has mapped */
+uint64_t instance_shared_kib(const struct instance *in); /* indexes, pin pages */
 /*
- * Time that its loop (its first thread) ran on a processor, so not the machine's. While it runs, the
- * figure may move with the ticks of the machine only, 4 ms apart.
+ * Processor time of the process. While a thread runs, the figure may advance only with the
+ * machine's ticks, 4 ms apart.
  */
 uint64_t instance_cpu_ns(const struct instance *in);
 /*
- * What it does ahead of need, or behind its last answer, is over when it sleeps and has used no
- * time. Time alone does not tell: on a busy machine, whoever waits for a processor uses none either.
+ * Waits until kvd has finished what it does ahead of need or after its last answer: it sleeps, and
+ * has used no time. Time alone is not enough: a process that waits for a processor uses none
+ * either.
  */
 void instance_rest(const struct instance *in);
 /*
@@ -107,7 +108,7 @@ bool work_is_bounded(const struct work_seen *seen);
 struct conn *instance_connect(const struct instance *in);
 
 /*
- * The nth space, and what kvd says about it. slices of the reply live until the next call on conn.
+ * The facts of the nth space. The reply's slices are valid until the next call on conn.
  */
 void space_facts(struct conn *conn, uint32_t nth, struct kvd_msg_space_info_reply *ret);
 
@@ -117,7 +118,7 @@ void space_facts(struct conn *conn, uint32_t nth, struct kvd_msg_space_info_repl
  */
 void expect_clean(struct conn *conn);
 
-/* Waits until nobody fills or holds anything in any space: clients that ended were reaped. */
+/* Waits until no space has clients, leases, or blocks that are filled or in limbo. */
 void expect_quiet(struct conn *conn);
 
 void instance_expect_clean(const struct instance *in); /* both */
@@ -125,10 +126,10 @@ void instance_expect_clean(const struct instance *in); /* both */
 /* ---- the end of a test ----------------------------------------------------------------------- */
 
 _Noreturn __attribute__((format(printf, 1, 2))) void die(const char *format, ...);
-/* says more about the circumstances on standard error; NULL: nothing */
+/* called before the test ends, to describe the circumstances on standard error; may be NULL */
 extern void (*before_death)(void);
 
-/* Looks once a millisecond until it is so. */
+/* Evaluates the condition once a millisecond until it is true. */
 #define WAIT_UNTIL(condition) \
         do { \
                 for (int tries_ = 0; !(condition); tries_++) { \

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kvd of a test's own, for tests in Python: instance.h is the same for tests in C."""
+"""A kvd of a test's own, for tests in Python. instance.h is the same for tests in C."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-PATIENCE = 60   # seconds: whatever takes longer hangs, on however busy a machine
+PATIENCE = 60   # seconds: anything that takes longer hangs, even on a busy machine
 
 
 class Failed(RuntimeError):
@@ -17,7 +17,7 @@ class Failed(RuntimeError):
 
 
 def start(folder: str, *options: str, kvd: str | Path | None = None) -> subprocess.Popen:
-    """The daemon $KVD, or another one, in a folder of its own; it serves when this returns, and its log is there."""
+    """Starts the daemon $KVD, or `kvd`, with its log in `folder`. It serves when this returns."""
     ready, told = os.pipe()
     log = Path(folder, "log")
     with log.open("ab") as file:
@@ -31,7 +31,7 @@ def start(folder: str, *options: str, kvd: str | Path | None = None) -> subproce
 
 
 class Instance:
-    """As long as a `with` lasts. kvctl's answers are text, or with `stat` the JSON of a verb."""
+    """A daemon for the duration of a `with`. kvctl() returns text, stat() the parsed JSON of a verb."""
 
     def __init__(self, *options: str, kvd: str | Path | None = None, kvctl: str | Path | None = None) -> None:
         self.options, self.kvd, self.program = options, kvd, kvctl
@@ -73,5 +73,5 @@ class Instance:
         return json.loads(self.kvctl("--json", *arguments, timeout=timeout))
 
     def check(self) -> None:
-        """Walks every invariant of every space."""
+        """Checks every invariant of every space."""
         self.kvctl("check")

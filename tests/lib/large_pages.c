@@ -29,7 +29,7 @@ static long large_sysconf(int name) {
         return name == _SC_PAGESIZE ? LARGE_PAGE : sysconf(name);
 }
 
-/* Room for whole pages where one begins; it is only given back in part, as nothing else has it. */
+/* An aligned range of whole pages. Its margins stay mapped: nothing else uses them. */
 static void *find_place(size_t bytes) {
         uint8_t *at = mmap(NULL, bytes + LARGE_PAGE, PROT_NONE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -47,7 +47,7 @@ static void *large_mmap(void *at, size_t n, int prot, int flags, int fd, off_t o
         return at == MAP_FAILED ? at : mmap(at, ALIGN_UP(n, LARGE_PAGE), prot, flags | MAP_FIXED, fd, off);
 }
 
-/* It acts on whole pages, what is behind the end on the last one included. */
+/* Acts on whole pages, including the part of the last page beyond the end. */
 static int large_madvise(void *at, size_t n, int advice) {
         if (!is_whole((uintptr_t)at))
                 return refuse("madvise", (uintptr_t)at);

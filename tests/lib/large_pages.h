@@ -4,8 +4,8 @@
 
 /*
  * A kernel with pages of 64 KiB, as on many ARM servers: from here on, the table of system calls
- * says so, and refuses what such a kernel refuses. Only for this process: what it starts has the
- * pages of the machine.
+ * reports that size and refuses what such a kernel refuses. This holds only for this process:
+ * programs that it starts see the machine's own page size.
  */
 
 #include <stdint.h>
@@ -13,7 +13,7 @@
 #define LARGE_PAGE 65536u
 
 void large_pages_begin(void);
-/* Calls with an address or an offset within a page. A caller may have shrugged them off. */
+/* How many calls were refused for an address or offset within a page. Callers may ignore errors. */
 uint32_t large_pages_refused(void);
 
 #endif

@@ -3,11 +3,11 @@
 #define KVD_TESTS_LIB_MARK_H
 
 /*
- * Check, for tests with threads and processes. With each assertion that holds Check writes down
- * where the test is, has no lock for it, and gives up if it cannot read what was written. So while
- * one thread writes others do not, in all of a program, which is why the function is weak; and what
- * a test forks writes nothing, since it may be killed in the middle of it. Check makes each test's
- * process the leader of a group.
+ * Makes Check usable in tests with threads and processes. For each assertion that holds, Check
+ * writes the test's position to a file, without a lock, and gives up if it cannot parse the file.
+ * So only one thread of a program writes at a time; the function is weak so that the program has a
+ * single lock. Processes that a test forks write nothing, since they may be killed while they
+ * write. Check makes each test's process the leader of a process group, which tells the two apart.
  */
 
 #include <check.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The folder of the stand-in store: an object is a file, and so is what it is told of itself. */
+/* The folder of the stand-in store. Each object is a file; so are its faults and call counts. */
 
 #include "tests/lib/mooncake.h"
 
@@ -78,7 +78,7 @@ static uint32_t each(void (*with)(const char *path, void *data), void *data) {
         dir = opendir(path);
         ck_assert_ptr_nonnull(dir);
         while ((entry = readdir(dir))) {
-                if (strchr(entry->d_name, '.')) /* one that is being made, too */
+                if (strchr(entry->d_name, '.')) /* also skips objects that are being written */
                         continue;
                 path_of(path, "objects/", entry->d_name);
                 with(path, data);

@@ -4,7 +4,7 @@
 
 /*
  * Content as a function of its key: every byte of a block follows from the space and the tokens up
- * to its end. So any reader can check any byte without asking anybody.
+ * to the block's end. So a reader can check any byte by itself.
  */
 
 #include <stdbool.h>

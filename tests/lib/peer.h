@@ -3,9 +3,9 @@
 #define KVD_TESTS_LIB_PEER_H
 
 /*
- * Clients that speak to the daemon in frames, without libkvd: raw_ ones may say anything, a
- * peer_end numbers its requests and insists on the right answer. The daemon's silence ends the
- * test: an answer or the end of the connection must come.
+ * Clients that talk to the daemon in frames, without libkvd. raw_ functions may send anything. A
+ * peer_end numbers its requests and insists on the right answer. If the daemon neither answers nor
+ * ends the connection, the test fails.
  */
 
 #include <stdbool.h>
@@ -23,7 +23,7 @@ int raw_connect(const char *socket);
 int raw_attach(const char *socket); /* connected, and attached as an honest client */
 
 /*
- * 1: *reply is the answer, whose slices live until the next one; 0: the daemon ended the
+ * 1: *reply is the answer, whose slices are valid until the next one; 0: the daemon ended the
  * connection. fds may be NULL.
  */
 int raw_receive(int fd, struct kvd_msg *reply, struct kvd_fds *fds);
@@ -42,7 +42,7 @@ struct peer_end {
 
 struct peer_end *peer_connect(const char *socket);          /* not attached */
 struct peer_end *peer_attach(const char *socket);
-/* closes the socket, and the last descriptors */
+/* closes the socket and the descriptors of the last reply */
 struct peer_end *peer_close(struct peer_end *p);
 
 void peer_send(struct peer_end *p, const struct kvd_msg *request); /* the serial is chosen */
@@ -50,11 +50,11 @@ void peer_send(struct peer_end *p, const struct kvd_msg *request); /* the serial
 bool peer_receive(struct peer_end *p, struct kvd_msg *ret);
 /* Sends and receives; the reply must be the one for this request, or `error`. */
 struct kvd_msg peer_call(struct peer_end *p, struct kvd_msg request);
-/* The same, and the reply must not be, or must be, an error of this code. */
+/* The same. peer_ok: the reply must not be an error. peer_refused: it must be this error. */
 struct kvd_msg peer_ok(struct peer_end *p, struct kvd_msg request);
 void peer_refused(struct peer_end *p, struct kvd_msg request, int error);
 
-struct kvd_msg peer_space_message(const char *name); /* opens a small one, or makes it */
+struct kvd_msg peer_space_message(const char *name); /* opens a small space, or creates it */
 uint32_t peer_open_space(struct peer_end *p, const char *name); /* its handle */
 /* client_info of a process; number 0: not listed */
 struct kvd_msg peer_client(struct peer_end *p, pid_t pid);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Runs plays one after the other. The parent never calls the driver: its children could not use a
- * driver that the parent has initialized.
+ * Runs plays one after the other. The parent never calls the driver, because children cannot use a
+ * driver that their parent has initialized.
  */
 
 #include "tests/lib/plays.h"

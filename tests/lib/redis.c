@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Servers for tests, and the few commands that tests give them. Ports are those that the kernel
- * finds free; a server that did not get its port in the meantime is started with another.
+ * Servers for tests, and the few commands that tests send to them. The kernel chooses free ports.
+ * If another process takes the port in the meantime, the server is started with another port.
  */
 
 #include "tests/lib/redis.h"
@@ -54,7 +54,7 @@ static uint16_t free_port(void) {
         return ntohs(a.sin_port);
 }
 
-/* What it is told besides, as many as there are. */
+/* The arguments of a server. */
 struct words {
         const char *all[48];
         uint32_t n;
@@ -106,7 +106,7 @@ static void run(struct redis *r, bool cluster, const struct redis_tls *tls) {
         }
 }
 
-/* It listens there last. */
+/* Connects to the Unix socket, on which the server listens last. */
 static bool connected(struct redis *r) {
         struct sockaddr_un a = {.sun_family = AF_UNIX};
 
@@ -119,7 +119,7 @@ static bool connected(struct redis *r) {
         return false;
 }
 
-/* False: it has ended, perhaps because somebody else has its port. */
+/* False: the server has ended, perhaps because another process has its port. */
 static bool try_to_start(struct redis *r, bool cluster, const struct redis_tls *tls) {
         run(r, cluster, tls);
         for (int ms = 0; ms < PATIENCE_MS; ms += 10) {
@@ -290,7 +290,7 @@ static void meet(struct redis *r, const struct redis *other) {
         ck_assert_str_eq(REDIS(r, "CLUSTER", "MEET", "127.0.0.1", port, bus), "OK");
 }
 
-/* Does it know who has all slots? */
+/* Does the server know the owners of all slots? */
 static bool is_ready(struct redis *r) {
         const char *info = REDIS(r, "CLUSTER", "INFO");
 

@@ -29,7 +29,7 @@ static const struct kvd_geometry geometry = {.layers = 1,
 
 /* ---- every call is watched ------------------------------------------------------------------- */
 
-/* The watched call has waited for something in vain until its deadline. */
+/* The watched call has waited in vain until its deadline. */
 static bool ran_out;
 static uint32_t polls;
 static const struct kvd_sys *under; /* the wrapped system calls */
@@ -139,7 +139,7 @@ static bool is_right(const uint8_t *data, uint32_t chain, uint32_t i) {
         return oracle_wrong(data, BLOCK_BYTES, oracle_seed(1, key, 2)) == 0;
 }
 
-/* Whatever is found of a chain is right. How many blocks. */
+/* Checks the blocks that are found of a chain. Returns how many. */
 static uint32_t find(struct user *u, uint32_t chain, uint32_t n) {
         uint32_t tokens[POOL_BLOCKS * BT], ids[POOL_BLOCKS], found;
         struct kvd_pin pin = {0};
@@ -173,7 +173,7 @@ static uint32_t take(struct user *u, uint32_t n, struct kvd_block *blocks) {
         return got;
 }
 
-/* Fills and seals as many of n blocks as can be had; those of a seal that fails are freed. */
+/* Fills and seals up to n blocks, or frees them if the seal fails. Returns how many are sealed. */
 static uint32_t publish(struct user *u, uint32_t chain, uint32_t n) {
         struct kvd_block blocks[POOL_BLOCKS];
         uint32_t tokens[POOL_BLOCKS * BT], got;
@@ -204,8 +204,8 @@ static void request(struct conn *conn, uint32_t number, const void *body, void *
 }
 
 /*
- * Every entry that is resident has the bytes that it should have: three borrowed ones of chain 1,
- * then chain 77.
+ * Every resident entry has the right bytes: first the borrowed blocks of chain 1, then those of
+ * chain 77.
  */
 static void expect_entries(const struct kvd_sequence *q, uint32_t borrowed) {
         const struct kvd_entry *entries;
@@ -239,7 +239,7 @@ static void append(struct user *u, struct kvd_sequence *q) {
                 kvd_free(u->space, got, blocks);
 }
 
-/* A request's own table; some of it goes, and what is told of attention comes to shared memory. */
+/* A request's own table: drops and compacts entries, and reports attention in shared memory. */
 static void sequence(struct user *u) {
         static const uint32_t slots[2] = {4, 5};
         struct kvd_sequence *q = NULL;
@@ -292,7 +292,7 @@ static void ask_everything(const char *socket) {
         conn_close(conn);
 }
 
-/* Pins, fills, and is gone. */
+/* Pins, fills, and kills itself. */
 static void dying_client(const char *socket) {
         pid_t pid = fork();
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends programs with all that they have started."""
+"""Ends programs and all processes that they have started."""
 import os
 import signal
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def session_of(stat: Path) -> int:
-    """Of a process that may be gone; 0 then."""
+    """The session of the process with this /proc/PID/stat, or 0 if the process is gone."""
     try:
         return int(stat.read_text().rpartition(")")[2].split()[3])
     except (OSError, IndexError):
@@ -15,7 +15,8 @@ def session_of(stat: Path) -> int:
 
 
 def end_session(process: subprocess.Popen, seconds: float = 0) -> None:
-    """process leads a session, so that groups of its children's own (check's) end, too. It has so long to do it itself."""
+    """Kills the session that process leads, so that its children's own process groups (Check's) end, too. First asks the
+    process to end, and waits for so many seconds."""
     if seconds and process.poll() is None:
         process.terminate()
         try:

@@ -3,7 +3,7 @@
 #define KVD_TESTS_LIB_SUITE_H
 
 /*
- * The main() of a program of tests, which lists them like a table of contents:
+ * Makes main() of a test program from a list of its tests:
  *
  *      SUITE("serve",
  *            FIXTURE(set_up, tear_down),
@@ -26,7 +26,7 @@
 
 struct suite {
         Suite *all;
-        TCase *now; /* what is added next belongs to it */
+        TCase *now; /* the case that tests are added to */
 };
 
 static inline void suite_case(struct suite *s, const char *name) {
@@ -69,7 +69,7 @@ static inline int suite_run(struct suite *s) {
 #define LOOPS(n, ...) RAISES(0, n, __VA_ARGS__)         /* each n times, with _i from 0 to n - 1 */
 #define RAISES(signal, n, ...) \
         suite_add(&suite_, signal, (int)(n), (const TTest *const[]){__VA_ARGS__, NULL})
-#define CASE(name) suite_case(&suite_, name)            /* what follows has other fixtures */
+#define CASE(name) suite_case(&suite_, name)            /* for other fixtures from here on */
 #define FIXTURE(before, after) tcase_add_checked_fixture(suite_.now, before, after)
 #define WHEN(condition, ...) ((condition) ? (__VA_ARGS__) : (void)0)
 #define SKIP_IF(condition) ((condition) ? exit(EXIT_SKIPPED) : (void)0)
