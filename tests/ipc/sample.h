@@ -6,7 +6,7 @@
 
 #include "ipc/msg.h"
 
-/* largest members of all fields at once are more than a frame may have */
+/* bytes: the largest values of all fields together exceed KVD_FRAME_MAX */
 #define SAMPLE_FRAME_MAX (256u << 10)
 
 enum sample_kind { SAMPLE_EMPTY, SAMPLE_LARGEST, SAMPLE_RANDOM };
@@ -18,7 +18,7 @@ uint64_t sample_random(uint64_t *seed);
  */
 void sample_fill(struct kvd_msg *msg, uint32_t number, enum sample_kind kind, uint64_t *seed);
 
-/* Name of the first field in which the two differ, or NULL. */
+/* The name of the first field in which the two differ, or NULL. */
 const char *sample_difference(const struct kvd_msg *a, const struct kvd_msg *b);
 
 #endif

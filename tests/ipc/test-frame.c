@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Packets and the descriptors that travel with them; whatever goes wrong, no descriptor is left
- * behind.
+ * Packets and the descriptors that travel with them. No failure leaves a descriptor open.
  */
 
 #include <dirent.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every message of msg.def: round trips, and each way in which a frame can be wrong, refused by
- * name.
+ * Every message of msg.def: round trips, and frames that are wrong in each possible way. The
+ * refusal names what is wrong.
  */
 
 #include <errno.h>
@@ -148,7 +148,7 @@ static void damage(uint32_t number, uint64_t *seed) {
                                  0);
 }
 
-/* Random damage is refused or gives a message within all limits: encoding it again must work. */
+/* A randomly damaged frame is refused, or gives a message within all limits, which encodes again. */
 START_TEST(damage_never_passes_a_limit) {
         uint64_t seed = 3;
 
@@ -230,7 +230,7 @@ START_TEST(over_the_limit) {
 }
 END_TEST
 
-/* The wrong values for a field: all that msgpack has, but the right one. */
+/* The wrong values for a field: every type of msgpack except the right one. */
 static void pack_wrong(struct writer *w, int which, const struct kvd_field *f) {
         bool number = f->type == KVD_FIELD_u32 || f->type == KVD_FIELD_u64;
 
@@ -279,7 +279,7 @@ START_TEST(envelopes) {
         } bad[] = {
                 {"\x80", 1},             /* a map */
                 {"\x01", 1},             /* a number */
-                {"\x90", 1},             /* nothing in it */
+                {"\x90", 1},             /* an empty array */
                 {"\x92\x01\x02", 3},     /* no fields */
                 {"\x94\x01\x02\x80\xc0", 5},
                 {"\x93\xff\x02\x80", 4}, /* number is negative */

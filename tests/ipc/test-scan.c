@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The scan: every refusal by name, what must pass, and agreement with msgpack-c about everything
- * that passes.
+ * The scan: every refusal by name, messages that must pass, and agreement with msgpack-c about
+ * everything that passes.
  */
 
 #include <msgpack.h>
@@ -73,10 +73,10 @@ static const struct {
         {BYTES("\x81\x90\x02"), KVD_SCAN_KEY},
 
         {BYTES("\x82\xa1" "a\x01\xa1" "a\x02"), KVD_SCAN_DUPLICATE},
-        /* another length of length */
+        /* the same key with a length of another size */
         {BYTES("\x82\xa1" "a\x01\xd9\x01" "a\x02"), KVD_SCAN_DUPLICATE},
         {BYTES("\x82\xa0\x01\xa0\x02"), KVD_SCAN_DUPLICATE},
-        /* the inner a is another map's */
+        /* the inner key a belongs to another map */
         {BYTES("\x82\xa1" "a\x81\xa1" "a\x01\xa1" "b\x01"), KVD_SCAN_OK},
         {BYTES("\x82\xa1" "a\x81\xa1" "b\x01\xa1" "a\x01"), KVD_SCAN_DUPLICATE},
         {BYTES("\x82\xa1" "a\x81\xa1" "b\x01\xa1" "b\x01"), KVD_SCAN_OK},
@@ -164,8 +164,7 @@ static void unpack_whole(const char *data, size_t size) {
 }
 
 /*
- * What msgpack-c wrote passes, and whatever of its damaged copies passes is something msgpack-c can
- * read whole.
+ * All that msgpack-c wrote passes. A damaged copy that passes can be read completely by msgpack-c.
  */
 START_TEST(msgpack_c_agrees) {
         uint64_t seed = (uint64_t)_i;

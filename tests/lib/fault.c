@@ -205,7 +205,7 @@ struct fault_state *fault_state_of(int fd) {
         return at == MAP_FAILED ? NULL : at;
 }
 
-/* The first place, then every stride-th one, from a place that depends on turn. Returns the runs. */
+/* The first place, then every stride-th from a place that depends on turn. Returns the runs. */
 static uint32_t sweep_one(struct fault_state *s, struct fault fault, uint32_t stride, uint32_t turn,
                           void (*run)(struct fault_state *, void *), void *arg) {
         uint32_t runs = 0;

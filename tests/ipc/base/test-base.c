@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Keys and layout: every hash variant gives the same, the paper's keys are the paper's, and bad
- * headers are refused.
+ * Keys and layout: every hash variant gives the same keys, keys of the paper's profile equal those
+ * of the paper, and bad headers are refused.
  */
 
 #include <errno.h>
@@ -67,7 +67,7 @@ START_TEST(hash_variants_are_equal) {
 }
 END_TEST
 
-/* What it is by pack.h, token by token. */
+/* Unpacks one token by the description in pack.h. */
 static uint32_t unpacked(const uint32_t *packed, uint32_t n, uint32_t bits, uint32_t token) {
         uint32_t half = n / 2, i = token % half, side = token / half * 16, j = i / 8, per, high = 0;
 
@@ -222,7 +222,7 @@ START_TEST(impossible_geometries_are_refused) {
 }
 END_TEST
 
-/* Places are numbered through all tiers; a tier may have none. */
+/* Places are numbered consecutively over all tiers. A tier may have no places. */
 START_TEST(a_place_knows_its_tier) {
         static const struct kvd_index ix = {.capacity = 10, .tier_end = {3, 3, 7, 7}};
         static const uint32_t tiers[] = {0, 0, 0, 2, 2, 2, 2};
@@ -237,7 +237,7 @@ START_TEST(a_place_knows_its_tier) {
 }
 END_TEST
 
-/* What another process writes had two answers: one that was within the bound, and one that was not. */
+/* In shared memory, the value that MIN and MAX compare must be the one that they return. */
 START_TEST(bounds_are_asked_once) {
         uint32_t asked = 0;
 
@@ -248,7 +248,7 @@ START_TEST(bounds_are_asked_once) {
 }
 END_TEST
 
-/* A word has no room for more, and three slots an entry would be more. */
+/* Three slots per entry, but never more than 2^31: the number must fit in a word. */
 START_TEST(a_table_has_so_many_slots_at_most) {
         uint32_t most = UINT32_C(1) << 31;
 

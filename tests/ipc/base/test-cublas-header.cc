@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Our own declarations of cuBLAS against its header, by the compiler. C++, to take a function's type apart. */
+/* The compiler compares our declarations of cuBLAS with its header. C++ can take a function's type apart. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@ namespace ours {
 
 #include <cublas_v2.h>
 
-/* As many parameters, each of the same size, pointers where there are pointers. */
+/* Function types match if they have as many parameters, of equal sizes, and pointers at the same places. */
 template <class T> struct is_pointer {
         static constexpr bool value = false;
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Without a driver: a reason, and no device. Skipped where the system has one. */
+/* Without a driver there is no device, and a reason. Skipped on a system with a driver. */
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Shared files: nobody can change their size, those of one writer are read-only to others, and one
- * that could not be made whole leaves nothing behind. Each call of the system fails once.
+ * Shared files: their size cannot change, files with one writer are read-only to others, and a file
+ * that could not be created completely leaves nothing open. Each system call fails once.
  */
 
 #include <errno.h>
@@ -34,7 +34,7 @@ START_TEST(size_and_seals_stay) {
 }
 END_TEST
 
-/* A kernel before 6.3. */
+/* A kernel before 6.3 does not know MFD_NOEXEC_SEAL. */
 static int old_memfd_create(const char *name, unsigned flags) {
         errno = EINVAL;
         return flags & 8 ? -1 : kvd_sys_real.memfd_create(name, flags);
@@ -44,13 +44,13 @@ static bool can_be_a_program(const struct shared_file *f) {
         return fchmod(f->fd, 0700) == 0;
 }
 
-/* A program may have closed its standard input: descriptor 0 is one like any other. */
+/* A program may have closed its standard input, so descriptor 0 is valid. */
 START_TEST(descriptor_0_will_do) {
         int input = dup(0), next;
         struct shared_file f;
 
         close(0);
-        errno = EINVAL; /* of a call before */
+        errno = EINVAL; /* left by an earlier call */
         ck_assert_int_eq(shared_file_new("test", BYTES, 0, &f), 0);
         ck_assert_int_eq(f.fd, 0);
         next = dup(0);
@@ -62,7 +62,7 @@ START_TEST(descriptor_0_will_do) {
 }
 END_TEST
 
-/* Nobody runs what a client wrote; an old kernel does not see to that, and all else is the same. */
+/* A shared file cannot become executable, except on an old kernel; all else is the same there. */
 START_TEST(it_is_no_program) {
         struct kvd_sys old = kvd_sys_real;
         int probe = memfd_create("probe", MFD_CLOEXEC | 8);

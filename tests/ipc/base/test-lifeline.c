@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Lifelines: what each end says, and when. */
+/* Lifelines: when each reading end reports that the writing end is closed. */
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -29,7 +29,7 @@ static void expect_cut(bool cut) {
         ck_assert(sys_is_readable(again) == cut);
 }
 
-/* A flag of one open file is not one of the other. */
+/* The two reading ends are separate open files: a flag of one does not affect the other. */
 START_TEST(both_reading_ends_tell_and_are_two_files) {
         ck_assert_int_eq(fcntl(again, F_SETFL, 0), 0);
         ck_assert_int_ne(fcntl(reading, F_GETFL) & O_NONBLOCK, 0);

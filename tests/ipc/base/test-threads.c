@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Threads that work together: every piece is done once, by a thread that there is, and what a round
- * has written is there for the next one. ThreadSanitizer watches this test, too (suite inproc).
+ * Threads that share work: every piece is done once, by an existing thread, and each round sees
+ * what the previous one has written. This test also runs under ThreadSanitizer (suite inproc).
  */
 
 #include <stdatomic.h>
@@ -16,7 +16,7 @@ enum { PIECES = 1000, MOST = 5 };
 struct work {
         struct threads *threads;
         uint32_t n;              /* threads */
-        uint32_t done[PIECES];   /* by one thread each: not atomic */
+        uint32_t done[PIECES];   /* not atomic: one thread does each piece */
         uint32_t before[MOST], seen[MOST];
 };
 

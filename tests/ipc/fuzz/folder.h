@@ -3,8 +3,8 @@
 #define KVD_TESTS_FUZZ_FOLDER_H
 
 /*
- * kvlm reads its files from a model's folder: here is one with a single file in it, written anew
- * for each input.
+ * A folder with a single file, which is rewritten for each input: kvlm reads its files from a
+ * model's folder.
  */
 
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The configuration file: any bytes give a configuration or one line that names the place. */
+/* The configuration file: any bytes give a configuration, or one error line with its place. */
 
 #include <stdio.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A frame from a peer, as daemon and client see it: what decodes is within its limits and encodes
- * again.
+ * A frame from a peer, as daemon and client decode it. A frame that decodes is within its limits
+ * and encodes again.
  */
 
 #include "ipc/frame.h"

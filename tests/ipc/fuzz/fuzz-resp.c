@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a server says: any bytes are a reply, the beginning of one, or none. What is read lies where
- * it was sent, and of a reply that ends somewhere every shorter part is a beginning.
+ * Replies of a server: any bytes are a reply, the beginning of a reply, or an error. A parsed text
+ * lies inside the input. Every shorter part of a complete reply is the beginning of one.
  */
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The scan against msgpack-c: what passes can be unpacked, completely, and within the memory set
- * aside for it.
+ * The scan against msgpack-c: input that passes can be unpacked completely, within the memory
+ * reserved for it.
  */
 
 #include <msgpack.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A method's setting, "name=value", as any client may send it: refused, or a number that the
- * setting may have.
+ * A method's setting, "name=value", as any client may send it. It is refused, or gives a number
+ * that the setting may have.
  */
 
 #include <math.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvlm's vocabulary: any file gives a tokenizer or is refused; what it encodes decodes to the same
- * text.
+ * kvlm's vocabulary: any file gives a tokenizer or is refused. Text that the tokenizer encodes
+ * decodes to the same text.
  */
 
 #include <string.h>

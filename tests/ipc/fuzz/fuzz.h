@@ -5,10 +5,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* libFuzzer's entry; replay.c calls it for files, so that the corpus runs with every compiler. */
+/* libFuzzer's entry point. replay.c calls it for files, so that every compiler runs the corpus. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Stops where an invariant is broken, also with NDEBUG. */
+/* Aborts if the condition is false, even with NDEBUG. */
 #define MUST(condition) \
         do { \
                 if (!(condition)) \

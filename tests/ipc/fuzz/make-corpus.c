@@ -50,7 +50,7 @@ static void write_messages(const char *folder, uint32_t number) {
         for (enum sample_kind kind = SAMPLE_EMPTY; kind <= SAMPLE_RANDOM; kind++) {
                 sample_fill(&msg, number, kind, &seed);
                 n = kvd_msg_encode(&msg, frame, sizeof frame);
-                if (n < 0) /* seal at its largest is more than a frame */
+                if (n < 0) /* the largest seal exceeds a frame */
                         continue;
                 snprintf(name, sizeof name, "%s-%s", kvd_msg_info(number)->name, kinds[kind]);
                 write_seed(folder, "message", name, frame, (size_t)n);

@@ -20,7 +20,7 @@
 #include "tests/ipc/fuzz/fuzz.h"
 #include "tests/lib/oracle.h"
 
-#define LARGE 1024u     /* inputs above this are slow: only now and then is one edited */
+#define LARGE 1024u     /* bytes: larger inputs are slow, and rarely mutated */
 #define ROOM (128u << 10)
 
 struct input {
