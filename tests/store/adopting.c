@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The daemons are stores of this process. One that is killed is left as it is, with its descriptors;
- * the next one gets others of the same files, as if somebody had handed them on.
+ * The daemons are stores in this process. A killed one is left as it is, with its descriptors. The
+ * next one gets other descriptors of the same files, as a keeper would pass them on.
  */
 
 #include "tests/lib/large_pages.h"
@@ -80,7 +80,7 @@ bool arena, all_at_once = true;
 uint64_t quota, pool = POOL, keep_bytes;
 uint32_t attachments = 8;
 uint8_t uuid[16] = "the GPU of then";
-static struct store *killed[64]; /* they are as they were when they were killed */
+static struct store *killed[64]; /* left as they were when they were killed */
 static uint32_t n_killed;
 
 bool on_gpu(void) {
@@ -93,7 +93,7 @@ static const struct kvd_cuda *load(void) {
         char group[32];
 
         snprintf(group, sizeof group, "adopt%d", getpid());
-        setenv("FAKECUDA_GROUP", group, 1); /* memory that others use is not counted here */
+        setenv("FAKECUDA_GROUP", group, 1); /* separate from other tests' memory */
         setenv("FAKECUDA_DEVICES", "2", 1);
         cuda = kvd_cuda_load(&why);
         ck_assert_msg(cuda != NULL, "%s", why);
@@ -101,7 +101,7 @@ static const struct kvd_cuda *load(void) {
         return cuda;
 }
 
-/* In segments of 2 MiB, each of which is more than a test has blocks. */
+/* In segments of 2 MiB. One segment holds all blocks of a test. */
 static void put_on_gpu(struct store_config *c) {
         c->backend = KVD_BACKEND_VMM;
         c->cuda = load();
@@ -129,7 +129,7 @@ void open_daemon(void) {
         ck_assert_int_eq(store_domain(store, &d, &domain), 0);
 }
 
-/* What the worker does. */
+/* Makes the pool's memory, and clears it as the worker would. */
 void make_memory(void) {
         int fds[STORE_CLEARS];
         uint64_t bytes;
@@ -147,7 +147,7 @@ void take_all_over(void) {
                         ;
 }
 
-/* The table as it is handed on: the one who keeps has his own descriptors. */
+/* Passes a copy of the table on, with new descriptors: the keeper keeps its own. */
 void adopt(void) {
         struct kept_file *files = calloc(n_kept + 1, sizeof *files);
         size_t n = n_kept;
@@ -177,7 +177,7 @@ void next_daemon(void) {
         adopt();
         make_memory();
         if (on_gpu())
-                look(); /* the worker of before has ended */
+                look(); /* the previous daemon's worker has ended */
 }
 
 struct space *space_again(const char *name) {
@@ -197,7 +197,7 @@ void set_up(void) {
         make_memory();
 }
 
-/* What is kept for nobody goes, so that the next test begins with nothing. */
+/* Closes all that is still kept, so that the next test begins with nothing. */
 void tear_down(void) {
         store = store_free(store);
         while (n_kept)
@@ -224,7 +224,7 @@ static void bytes_of(uint64_t prefix, uint64_t ret[BLOCK_BYTES / 8]) {
                 ret[i] = mix(prefix, i);
 }
 
-/* n blocks that begin as those of another chain, up to block `same`. */
+/* Seals n blocks. The first `same` ones have the tokens of the chain made from seed_before. */
 void make_chain(struct attachment *a, struct chain *c, uint32_t n, uint64_t salt,
                        uint32_t seed, uint32_t same, uint32_t seed_before) {
         struct space *space = attachment_space(a);
@@ -245,7 +245,7 @@ void make_chain(struct attachment *a, struct chain *c, uint32_t n, uint64_t salt
         q.blocks = blocks;
         q.n_tokens = n * BT;
         ck_assert_msg(space_seal(a, &q, c->refs) == 0, "%s", store_why(store));
-        space_release(a, blocks, n); /* those that were there already */
+        space_release(a, blocks, n); /* duplicates of existing blocks */
 }
 
 static uint64_t check_block(struct space *space, uint32_t id) {
@@ -275,7 +275,7 @@ uint32_t check_all(struct space *space) {
         return n;
 }
 
-/* How many blocks of it, from the first on, a lookup would find: each in the same place as before. */
+/* How many blocks of the chain a lookup would find. Each must be in the same place as before. */
 uint32_t found(struct space *space, const struct chain *c) {
         struct kvd_desc want = {.root = c->salt, .n_tokens = BT};
         struct kvd_key key = kvd_key_root(space->ix, 0, c->salt);
@@ -306,7 +306,7 @@ struct kvd_pinpage *page_of(struct kvd_pin_words *words) {
         return (struct kvd_pinpage *)((uint8_t *)words - KVD_PINS_OFF);
 }
 
-/* A client of this process, or of another. */
+/* A client of process pid, kept for the next daemon. */
 struct attachment *attach_kept(struct space *space, pid_t pid) {
         struct attachment *a = fixture_attach(space);
         int fd = pidfd_of(pid);
@@ -324,7 +324,7 @@ void restart(int how) {
         next_daemon();
 }
 
-/* Everything that there is is asked for, again and again. */
+/* Allocates all blocks that can be had, then releases them. */
 void squeeze(struct space *space) {
         struct attachment *a = attach_kept(space, getpid());
         kvd_ref refs[POOL];

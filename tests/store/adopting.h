@@ -3,9 +3,9 @@
 #define KVD_TESTS_STORE_ADOPTING_H
 
 /*
- * Daemons one after the other, and a table of descriptors that outlives them; and chains whose bytes
- * follow from all tokens up to them, so that a block in the wrong place is seen. On the stand-in
- * GPU, where $KVD_TEST_BACKEND is set.
+ * Daemons one after the other, a table of descriptors that outlives them, and chains of blocks. The
+ * bytes of a block follow from all tokens up to its end, so that a block in the wrong place is
+ * noticed. Runs on the stand-in GPU if $KVD_TEST_BACKEND is set.
  */
 
 #include <sys/types.h>
@@ -20,10 +20,10 @@ extern struct kept_file kept[MOST];
 extern size_t n_kept;
 extern unsigned long n_keeps, n_drops, n_unknown;
 extern char last_said[512];
-extern const struct keep_ops no_ops; /* keep nothing */
+extern const struct keep_ops no_ops; /* they keep nothing */
 
-extern bool arena; /* of daemons from now on, as are these */
-extern bool all_at_once; /* adopt takes blocks over as well; else that is left to the test */
+extern bool arena; /* settings of daemons opened from now on; so are those below */
+extern bool all_at_once; /* whether adopt also takes all blocks over */
 extern uint64_t quota, pool, keep_bytes;
 extern uint32_t attachments;
 extern uint8_t uuid[16]; /* of the GPU */
@@ -31,16 +31,16 @@ extern uint8_t uuid[16]; /* of the GPU */
 bool on_gpu(void);
 void set_up(void);
 void tear_down(void);
-void open_daemon(void); /* one that has not taken anything over yet, nor has a GPU's memory */
+void open_daemon(void); /* takes nothing over yet, and makes no GPU memory */
 void adopt(void);
 void take_all_over(void); /* the blocks of all spaces */
 void make_memory(void);
-void kill_daemon(void); /* it stays as it is */
+void kill_daemon(void); /* leaves it as it is */
 void stop_daemon(void);
 void next_daemon(void);
-void restart(int how); /* 0: it is killed */
+void restart(int how); /* 0: kills the daemon; otherwise stops it */
 struct space *space_again(const char *name);
-void forget(const char *what); /* one that is kept, and has this in its name */
+void forget(const char *what); /* a kept file whose name contains this */
 void squeeze(struct space *space);
 void look(void);
 
@@ -50,7 +50,7 @@ struct chain {
         kvd_ref refs[CHAIN];
 };
 
-/* n blocks that begin as those of another chain, up to block `same`. */
+/* Seals n blocks. The first `same` ones have the tokens of the chain made from seed_before. */
 void make_chain(struct attachment *a, struct chain *c, uint32_t n, uint64_t salt, uint32_t seed,
                 uint32_t same, uint32_t seed_before);
 uint32_t check_all(struct space *space);

@@ -98,7 +98,7 @@ void check_clean(struct space *space) {
         } while (cursor);
 }
 
-/* As behind a request that concerned every space. */
+/* Does all idle work, as after a request that concerned every space. */
 void idle(void) {
         for (struct space *s = store_next_space(store, 0); s;
              s = store_next_space(store, space_number(s) + 1))
@@ -318,7 +318,7 @@ void table_check(const struct table *t) {
                 ck_assert_int_eq(!s->ref, !!(s->flags & gone));
                 ck_assert_int_eq(!(s->flags & KVD_ENTRY_DROPPED),
                                  s->ref || (s->flags & (KVD_ENTRY_SPILLED | KVD_ENTRY_VAGUE)));
-                /* on its way */
+                /* an entry with a change under way differs */
                 if (!q->entries[i].untold && !(q->entries[i].busy == OFFERED && !q->entries[i].ref))
                         ck_assert_uint_eq(q->entries[i].flags, s->flags);
                 check_contents(t, i);

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Runs the store's state machine from seeds (world.h), and checks what its answers depend on.
+ * Runs the store's state machine from seeds (world.h), and checks its answers.
  *
  *      machine PART [--seconds N] [--rounds N] [--seed N]
  *
  *      replay   each seed runs twice: every answer is the same
  *      pairs    each seed runs with domain A and without it: domain B's answers are the same
- *      full     every block is filled or pinned, and clients go on: no operation takes long. Slow
- *               ones are played again, and the shortest time of each counts
- *      canary   memory goes from domain to domain, and from deleted spaces to new ones: it is empty
+ *      full     every block is filled or pinned, and clients continue: no operation takes long.
+ *               Slow ones are repeated, and the shortest time of each counts
+ *      canary   memory moves from domain to domain, and from deleted spaces to new ones: it is zero
  *
- * A part ends after --rounds, or after --seconds; the last line is its figures.
+ * A part ends after --rounds, or after --seconds. The last line has its figures.
  */
 
 #include <errno.h>
@@ -28,12 +28,12 @@
 #include "tests/lib/sanitized.h"
 #include "tests/store/world.h"
 
-#define STEPS 300u        /* of one seed */
+#define STEPS 300u        /* operations per seed */
 #define POOL_BLOCKS 256u
-#define MOST_US (SANITIZED ? 100000u : 10000u) /* of the processor's time for one operation */
+#define MOST_US (SANITIZED ? 100000u : 10000u) /* processor time of one operation, at most */
 /*
- * How often to play until no operation is slow: the kernel may charge the work of another process
- * to this thread.
+ * How many times to repeat slow operations, at most: the kernel may charge the work of another
+ * process to this thread.
  */
 #define MOST_PLAYS 12
 
@@ -59,7 +59,7 @@ static void add_up(struct run *r, const struct world *w) {
 
 /* ---- replay, pairs --------------------------------------------------------------------------- */
 
-/* Whose turn it is follows from the seed as well; with_a: or are A's turns left out? */
+/* The order of turns follows from the seed, too. with_a: false leaves out A's turns. */
 static void play(struct run *r, uint64_t seed, bool with_a, uint64_t traces[2]) {
         struct random turns = {seed};
         struct world w;
@@ -112,7 +112,7 @@ static uint64_t own_ns(void) {
         return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-/* Nobody unpins and nobody leaves: after a while, everything is in use. */
+/* Pins all blocks. No client unpins or leaves, so after a while every block is in use. */
 static void hold_everything(struct world *w) {
         for (uint32_t party = 0; party < 2; party++)
                 for (uint32_t i = 0; i < ARRAY_SIZE(w->parties[party].users); i++) {
@@ -134,7 +134,7 @@ static uint64_t time_step(struct world *w, struct random *turns) {
 
 #define MAX_DEAR 1000u
 
-/* The operations that took too long, with the shortest time of each in all plays. */
+/* The slow operations, with the shortest time of each in all plays. */
 struct dear {
         uint64_t nth, ns;
 };
@@ -148,7 +148,7 @@ static void note_dear(uint64_t nth, uint64_t ns) {
         dear[n_dear++] = (struct dear){nth, ns};
 }
 
-/* Plays once, and notes slow operations. Returns the longest time of all others. */
+/* Plays once, and records slow operations. Returns the longest time of all others. */
 static uint64_t play_full(struct run *r, uint64_t *refused) {
         struct random turns = {r->seed};
         struct world w;
@@ -214,13 +214,13 @@ static void full(struct run *r) {
 static struct space *fresh_space(struct world *w, uint64_t nth) {
         struct space *space;
 
-        w->turn = &w->parties[nth / 2 % 2]; /* each domain twice: it deletes for itself, too */
+        w->turn = &w->parties[nth / 2 % 2]; /* each domain twice: it reuses its own memory, too */
         if (world_space(w, (uint32_t)nth, &space) < 0)
                 die("%s", store_why(w->store));
         return space;
 }
 
-/* Whatever is not zero in a segment that is new was somebody's. Then it is filled to its end. */
+/* Counts the words of a new segment that are not zero: old data. Then fills the segment. */
 static uint64_t search_and_fill(struct space *space, uint32_t segment) {
         int fd = space_worker_segment_fd(space, segment);
         struct stat st;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Shares: what a domain is guaranteed is there for it whatever others did before, and what one
- * process may have it has once, however many connections it makes. Tests are named after the
- * attacks that used to succeed: `greedy` takes all that it can get, in every way there is; then
- * `poor`, whose guarantee is half of the pool, comes for the first time.
+ * Shares: a domain gets what is guaranteed to it, whatever others did before, and a process gets
+ * its share once, however many connections it makes. In most tests `greedy` takes all that it can
+ * get in some way; then `poor`, whose guarantee is half of the pool, makes its first requests.
  */
 
 #include <errno.h>
@@ -45,7 +44,7 @@ static struct space *space_of(struct domain *of, const char *name) {
         return fixture_space(name, POOL_BLOCKS);
 }
 
-/* All that it is given; *refs has room. */
+/* Allocates until it is refused; *refs is large enough. */
 static uint32_t take(struct attachment *a, kvd_ref *refs) {
         uint32_t got = 0;
         int n;
@@ -113,12 +112,12 @@ START_TEST(orphaned_blocks_leave_the_guarantee) {
                 struct attachment *a = fixture_attach_as(space, process);
 
                 take(a, refs);
-                attachment_orphan(a); /* its socket is closed, and it lives on */
+                attachment_orphan(a); /* its socket is closed, and the process still runs */
         }
         expect_guarantee();
 }
 
-/* What was there before the guarantee was is taken from whoever has more than his. */
+/* A guarantee that is set later is met by evicting blocks of domains above their guarantee. */
 START_TEST(a_later_guarantee_is_taken_from_the_greedy) {
         static kvd_ref refs[2 * POOL_BLOCKS];
         struct domain_config none = {.name = "poor", .client_quota = UINT64_MAX};
@@ -135,7 +134,7 @@ START_TEST(a_later_guarantee_is_taken_from_the_greedy) {
         expect_guarantee();
 }
 
-/* For domains that have little of it. */
+/* The part of a cost that is kept for domains that have little of it. */
 static uint64_t kept(enum kvd_cost cost) {
         return cost == KVD_COST_pool || cost == KVD_COST_spill ? 0 : store->account.limit[cost] / 16;
 }
@@ -160,7 +159,7 @@ START_TEST(a_quota_is_a_share_of_every_cost) {
 
 /* ---- descriptors and the like, without guarantees -------------------------------------------- */
 
-/* Nobody has a guarantee, and one domain takes all that it gets: others can begin all the same. */
+/* There are no guarantees, and one domain takes all that it gets. Others can still begin. */
 START_TEST(a_hog_leaves_newcomers_what_cannot_be_evicted) {
         const struct domain_config none = {.name = "poor"};
         struct space *hog = space_of(greedy, "greedy");
@@ -208,7 +207,7 @@ START_TEST(indexes_and_pin_pages_have_a_limit) {
         bool created;
         int r;
 
-        fixture_close(); /* another, with a pool in which they fit */
+        fixture_close(); /* opens another one, whose pool has room for them */
         fixture_open(4 * POOL_BLOCKS * 1024, 0);
         limit = store->account.limit[KVD_COST_overhead];
         do {
@@ -239,7 +238,7 @@ START_TEST(indexes_and_pin_pages_have_a_limit) {
                 ck_assert_uint_eq(store->account.used[i], 0);
 }
 
-/* What a method needs beside the pool is had when it is switched on, or it would do nothing. */
+/* A method gets its memory beyond the pool when it is switched on: without, it would do nothing. */
 START_TEST(a_method_that_gets_no_memory_is_refused) {
         struct space *space = space_of(greedy, "greedy");
 
@@ -310,7 +309,7 @@ static void reserve_quota(uint64_t blocks, struct domain **ret) {
         ck_assert_int_eq(store_domain(store, &config, ret), 0);
 }
 
-/* It would gain nothing: its own blocks make room, at once, and nobody's memory is given back by it. */
+/* Waiting would gain nothing: eviction of its own blocks makes room at once. */
 START_TEST(a_full_domain_does_not_wait_for_what_another_one_deleted) {
         static kvd_ref refs[2 * POOL_BLOCKS];
         struct space *gone = space_of(greedy, "gone");

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is taken over on a GPU alone: chunks of its memory, and blocks whose data a stream had, or had
- * not, written when the daemon ended. This process plays the streams: it writes the semaphores.
+ * What only a GPU's pool takes over: chunks of device memory, and blocks whose data a stream may
+ * not have written yet when the daemon ended. This process plays the streams: it writes the
+ * semaphores.
  */
 
 #include <errno.h>
@@ -38,7 +39,7 @@ static uint64_t inode_of(int fd) {
         return st.st_ino;
 }
 
-/* A chain whose last n_late blocks wait for semaphore 0 of the client to have the value. */
+/* A chain whose last n_late blocks wait until the client's semaphore 0 has the value. */
 static void make_late_chain(struct attachment *a, struct chain *c, uint32_t n, uint32_t n_late,
                             uint64_t value) {
         struct seal_request q = {.n_blocks = n_late, .n_tokens = n_late * BT, .semaphore = 1,
@@ -87,8 +88,8 @@ static struct attachment *old_client(struct space *space) {
 /* ---- data that comes late -------------------------------------------------------------------- */
 
 static const struct {
-        bool before, after; /* does the stream write it while the daemon lives, or later? */
-        bool seen;          /* did the daemon see it? */
+        bool before, after; /* does the stream write while the daemon lives, or after? */
+        bool seen;          /* did the daemon see the write? */
         uint32_t found;
 } arrivals[] = {{true, false, true, 20}, {true, false, false, 20}, {false, true, false, 20},
                 {false, false, false, 12}};
@@ -110,11 +111,11 @@ START_TEST(a_block_is_taken_over_if_its_data_is_there) {
         space = space_again("s");
         ck_assert_uint_eq(atomic_load(&space->ix->n_pending), 0);
         ck_assert_uint_eq(usage_of(space).limbo, 20 - arrivals[_i].found);
-        ck_assert_uint_eq(found_next(&chain), arrivals[_i].found); /* as it was, by another one */
+        ck_assert_uint_eq(found_next(&chain), arrivals[_i].found); /* the next one, too */
 }
 END_TEST
 
-/* The page says it, since nobody can write the index of then. */
+/* The semaphore page tells waiting readers: no process can write the previous index. */
 START_TEST(whoever_waits_for_a_dead_client_of_before_is_told) {
         struct space *space = fixture_space("s", POOL);
         pid_t child = fork();
@@ -155,7 +156,7 @@ START_TEST(whoever_waits_for_a_dead_client_of_before_is_told) {
         ck_assert_uint_eq(usage_of(space).limbo, 0);
         ck_assert_int_eq(space_allocate(fixture_attach(space), 1, &ref), 1);
 
-        ck_assert(store_next_wake(store, &wake)); /* in the page of then */
+        ck_assert(store_next_wake(store, &wake)); /* in the previous daemon's page */
         ck_assert_uint_eq(wake.n, SEMAPHORES);
         ck_assert_uint_eq(wake.words[1], SEMAPHORE_ENDED + 4);
         ck_assert_uint_eq(inode_of(wake.fd), inode_of(kept_named(".w.1")->fd));
@@ -166,7 +167,7 @@ START_TEST(whoever_waits_for_a_dead_client_of_before_is_told) {
 }
 END_TEST
 
-/* Its page of then is there as long as it is, whoever is the daemon. */
+/* A client's old semaphore page is kept as long as the client lives, over all restarts. */
 START_TEST(a_client_keeps_its_page_over_many_daemons) {
         struct space *space = fixture_space("s", POOL);
         struct attachment *a = attach_kept(space, getpid());
@@ -218,7 +219,7 @@ static int no_memory_at_all(void) {
 
 static int (*const damaged[])(void) = {no_page, short_page, unsealed_page, no_memory_at_all};
 
-/* Of a damaged page nothing is believed: what waits for it is lost, all else is there. */
+/* A damaged page is ignored: blocks that wait for it are lost, all others come back. */
 START_TEST(without_semaphores_only_what_waits_is_lost) {
         struct space *space = fixture_space("s", POOL);
         struct attachment *a = attach_kept(space, getpid());
@@ -244,7 +245,7 @@ START_TEST(without_semaphores_only_what_waits_is_lost) {
 }
 END_TEST
 
-/* A daemon that ended while it took over has kept its page, and not yet its index. */
+/* A daemon that ended while taking over has kept its semaphore page, but not yet its index. */
 START_TEST(a_page_of_a_daemon_that_did_not_get_far_is_replaced) {
         struct space *space = fixture_space("s", POOL);
         static struct chain chain;
@@ -266,7 +267,7 @@ END_TEST
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
-/* Of another size, or on another device. */
+/* A chunk of another size, or on another device. */
 static int other_chunk(int device, uint64_t bytes) {
         const struct kvd_cuda *cuda = store->config.cuda;
         struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,
@@ -334,12 +335,12 @@ static void another_gpu(void) {
         memcpy(uuid, "the GPU of now!", sizeof uuid);
 }
 
-/* A GPU's segments are of one size, and 8 of the host's would not be enough for one block of it. */
+/* Segments of another size than the kept chunks. */
 static void another_size(void) {
         store->config.segment_bytes *= 2;
 }
 
-/* Nobody gets memory of a space that does not go on, neither its own domain nor another. */
+/* If a space is not taken over, its memory is not reused, by its own domain or another. */
 START_TEST(elsewhere_the_space_begins_empty) {
         struct space *space = fixture_space("s", POOL);
         static struct chain chain;
@@ -366,7 +367,7 @@ START_TEST(elsewhere_the_space_begins_empty) {
 }
 END_TEST
 
-/* What a client of then may have mapped is nobody else's before that has gone. */
+/* A chunk that an old client may have mapped is not reused before that client has ended. */
 START_TEST(a_chunk_is_not_passed_on_while_clients_of_before_may_have_it) {
         struct space *space = fixture_space("s", POOL);
         static struct chain chain;
@@ -395,7 +396,7 @@ static void take_and_release(struct attachment *a, uint32_t n) {
         free(refs);
 }
 
-/* A number says which chunk a segment has: one that went, and came back, is another. */
+/* The number in a kept name identifies the chunk: a segment that lost its chunk has another later. */
 START_TEST(each_chunk_of_a_segment_has_a_name_of_its_own) {
         struct space *space = fixture_space("s", 0);
         uint32_t n = space->ix->segment_blocks + 1;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A daemon ends, by a signal or by itself, and the next one takes over what somebody kept for it:
- * here a table of descriptors. What is in a block follows from all tokens up to its end, so that a
- * block in the wrong place is seen. An old index is changed in thousands of ways, too: blocks may
- * be lost by that, and none may be wrong.
+ * A daemon is killed or stops, and the next one takes over what was kept for it: here a table of
+ * descriptors. The bytes of a block follow from all tokens up to its end, so that a block in the
+ * wrong place is noticed. An old index is also damaged in many ways: that may lose blocks, but no
+ * block may be wrong.
  */
 
 #include <errno.h>
@@ -26,9 +26,9 @@
 #include "tests/lib/suite.h"
 #include "tests/store/adopting.h"
 
-/* Kept for a space, whoever uses it: its index, and on a GPU its semaphores. */
+/* Files kept for a space: its index and, on a GPU, its semaphores. */
 #define OF_SPACE (on_gpu() ? 2u : 1u)
-/* ... and what a client of then writes and waits in */
+/* On a GPU also the old semaphore page, which an old client may still write and wait in. */
 #define OF_BEFORE (on_gpu() ? 1u : 0u)
 /* A space of POOL blocks has several segments. */
 #define SMALL_PAGES (sysconf(_SC_PAGESIZE) == 4096 && !getenv("KVD_TEST_LARGE_PAGES"))
@@ -85,7 +85,7 @@ START_TEST(sealed_chains_come_back) {
 }
 END_TEST
 
-/* Other pages were reserved meanwhile, and pages = auto would take them. */
+/* Large pages were reserved in the meantime, and pages = auto would use them. */
 START_TEST(large_pages_that_are_free_by_now_are_left_alone) {
         struct space *space = fixture_space("s", POOL);
         struct attachment *a = attach_kept(space, getpid());
@@ -161,7 +161,7 @@ START_TEST(pins_of_old_clients_hold) {
 }
 END_TEST
 
-/* A client that may still write into a block is waited for; here it dies. */
+/* The block of a client that may still write to it is not reused until the client dies. */
 START_TEST(blocks_that_may_be_written_are_left_alone) {
         struct space *space = fixture_space("s", POOL);
         pid_t child = fork();
@@ -185,7 +185,7 @@ START_TEST(blocks_that_may_be_written_are_left_alone) {
         for (uint32_t i = 0; i < space->n_attachments; i++)
                 if (space->attachments[i])
                         atomic_store(&space->attachments[i]->page->left, 1);
-        ck_assert_int_ne(store_look_at_pins(store), STORE_DONE); /* what it had is still there */
+        ck_assert_int_ne(store_look_at_pins(store), STORE_DONE); /* it has blocks to free */
         idle();
         ck_assert_uint_eq(usage_of(space).limbo, 0);
         ck_assert_uint_eq(n_kept, OF_SPACE + space_index(space)->n_segments);
@@ -201,7 +201,7 @@ static int counted_poll(struct pollfd *fds, nfds_t n, int timeout) {
         return kvd_sys_real.poll(fds, n, timeout);
 }
 
-/* Each look is a call into the system, and the daemon has others to answer. */
+/* Each check is a system call, and the daemon also has requests to answer. */
 START_TEST(many_old_clients_are_looked_at_a_few_at_a_time) {
         struct kvd_sys counting = kvd_sys_real;
         struct space *space;
@@ -232,7 +232,7 @@ START_TEST(what_nobody_wants_is_closed) {
         close(next);
         adopt();
         ck_assert_uint_eq(n_kept, 0);
-        ck_assert_int_lt(fcntl(next, F_GETFD), 0); /* what adopt() had it handed on as */
+        ck_assert_int_lt(fcntl(next, F_GETFD), 0); /* the descriptor that adopt() was given */
 }
 END_TEST
 
@@ -270,7 +270,7 @@ START_TEST(without_a_segment_its_blocks_are_lost) {
 }
 END_TEST
 
-/* Clients until the keeper has no room for another one of that domain. */
+/* Attaches clients until the keeper has no room for another of this domain. Returns how many. */
 static uint32_t crowd_in(struct space *space, int *error) {
         int fd = pidfd_of(getpid());
         uint32_t n = 0;
@@ -288,7 +288,7 @@ static uint32_t crowd_in(struct space *space, int *error) {
         return n;
 }
 
-/* One domain has as many clients as it can, and the other one's cache comes back all the same. */
+/* One domain has as many clients as it can, and the other domain's cache still comes back. */
 START_TEST(names_at_the_keeper_have_shares) {
         struct domain_config other = {.name = "other", .client_quota = UINT64_MAX};
         struct space *space, *victim;
@@ -297,7 +297,7 @@ START_TEST(names_at_the_keeper_have_shares) {
         int error;
 
         tear_down();
-        keep_bytes = 32768; /* at 40 or more each */
+        keep_bytes = 32768; /* at least 40 bytes each */
         attachments = 400;
         open_daemon();
         make_memory();
@@ -310,7 +310,7 @@ START_TEST(names_at_the_keeper_have_shares) {
         ck_assert_uint_gt(crowd_in(space, &error), 60);
         ck_assert_int_eq(error, -ENOBUFS);
         ck_assert_ptr_nonnull(strstr(store_why(store), "kept for the next daemon"));
-        attach_kept(victim, getpid()); /* the hog left it that */
+        attach_kept(victim, getpid()); /* the other domain left room for it */
         check_clean(space);
         check_clean(victim);
         kill_daemon();
@@ -328,7 +328,7 @@ START_TEST(names_at_the_keeper_have_shares) {
 }
 END_TEST
 
-/* What a segment has is lost without it, and all that the space has without a client's page. */
+/* A missing segment loses its own blocks; a missing client page loses the whole space. */
 START_TEST(segments_leave_room_for_clients) {
         struct space *space;
         struct attachment *a;
@@ -348,7 +348,7 @@ START_TEST(segments_leave_room_for_clients) {
         check_clean(space);
         for (uint32_t i = 0; i < space_index(space)->n_segments; i++)
                 n -= space->memory.segments[i].kept ? 1 : 0;
-        ck_assert_uint_lt(n, POOL);     /* some are kept, */
+        ck_assert_uint_lt(n, POOL);     /* some segments are kept */
         ck_assert_uint_gt(n, POOL - 16); /* and some are not */
         ck_assert_uint_ge(crowd_in(space, &error), 1);
         restart(0);
@@ -389,7 +389,7 @@ static uint64_t draw(uint64_t below) {
         return (seed >> 33) % below;
 }
 
-static struct kvd_index *image; /* of the old index, to be changed */
+static struct kvd_index *image; /* a copy of the old index, to be damaged */
 static uint64_t image_bytes;
 
 static void flip_bit(uint64_t from, uint64_t bytes) {
@@ -443,7 +443,7 @@ static uint64_t *proof_in(const struct kvd_index *sound, struct kvd_desc *desc, 
                                   &desc->semaphore_value;
 }
 
-/* All links and depths anew, in rings and rows, with proofs as a daemon would write them. */
+/* Changes links and depths to form rings and rows, with proofs as a daemon would write them. */
 static void change_links(const struct kvd_index *sound) {
         uint32_t ids = kvd_segments_ids(sound, sound->n_segments), n = 1 + (uint32_t)draw(8);
 
@@ -466,7 +466,7 @@ static void change_links(const struct kvd_index *sound) {
         }
 }
 
-/* Those that have been killed here have it mapped; it gets a file of its own. */
+/* The image gets a file of its own: killed daemons of this process have the old one mapped. */
 static int file_of_image(uint64_t bytes) {
         struct shared_file file;
         int fd;
@@ -485,7 +485,7 @@ static size_t kept_index(void) {
         return i;
 }
 
-/* Sealed and evicted blocks, retired, filled, and filled again over what was sealed. */
+/* Makes blocks that are sealed, evicted, retiring, filling, and filling after they were sealed. */
 static void make_history(void) {
         struct space *space = fixture_space("s", POOL);
         struct attachment *a = fixture_attach(space), *b = fixture_attach(space);
@@ -521,7 +521,8 @@ static uint32_t sealed_in(const struct kvd_index *ix) {
 }
 
 /*
- * A new daemon adopts files like the kept ones, but for the index. Returns blocks that came back.
+ * A new daemon adopts the kept files, but with the image as index. Returns how many blocks came
+ * back.
  */
 static uint32_t try_image(uint64_t bytes) {
         struct kept_file files[64];
@@ -619,7 +620,7 @@ static double own_seconds(void) {
         return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* ADOPT_BLOCKS=1000000 measures what the aim is set for; by itself it is over in a moment. */
+/* Quick by default; ADOPT_BLOCKS=1000000 measures the number of blocks that has an aim. */
 START_TEST(many_blocks) {
         const char *wanted = getenv("ADOPT_BLOCKS");
         uint32_t many = wanted ? (uint32_t)strtoul(wanted, NULL, 10) / 64 * 64 : 64000;
@@ -638,9 +639,9 @@ END_TEST
 
 /* ---- while the daemon serves ----------------------------------------------------------------- */
 
-#define A_PIECE 1024u /* blocks that are sealed in one, at most */
+#define A_PIECE 1024u /* maximum number of blocks sealed in one piece */
 
-/* The first allocation of another space comes before all work that is done for each block. */
+/* The first allocation of another space is answered before any work that is done per block. */
 START_TEST(taking_over_delays_no_allocation) {
         const uint32_t many = 64000;
         uint32_t before = 0, pieces = 0;
@@ -667,7 +668,7 @@ START_TEST(taking_over_delays_no_allocation) {
 END_TEST
 
 /*
- * It dies, or is asked to end, after each piece of the way: its successor finds all that it found.
+ * The daemon is killed or stopped after each piece. The next one finds everything that it found.
  */
 START_TEST(a_daemon_that_ends_while_taking_over_loses_nothing) {
         struct space *space = fixture_space("s", POOL);
@@ -682,7 +683,7 @@ START_TEST(a_daemon_that_ends_while_taking_over_loses_nothing) {
         for (uint32_t pieces = 0; pieces < 6; pieces++) {
                 restart(_i);
                 if (pieces == 3)
-                        atomic_store(&page_of(pins)->left, 1); /* which is found out later */
+                        atomic_store(&page_of(pins)->left, 1); /* noticed later */
                 space = space_again("s");
                 ck_assert_msg(space != NULL, "%s", last_said);
                 for (uint32_t i = 0; i < pieces; i++) {
@@ -703,8 +704,8 @@ START_TEST(a_daemon_that_ends_while_taking_over_loses_nothing) {
 END_TEST
 
 /*
- * All memory is in a space that is not complete yet: nobody is refused for that, nor gets any of
- * it.
+ * All memory belongs to a space that is still being taken over. An allocation is not refused for
+ * that, nor does it get any of that memory yet.
  */
 START_TEST(an_allocation_waits_for_memory_being_taken_over) {
         struct space *space = fixture_space("s", POOL), *other;
@@ -742,7 +743,7 @@ SUITE("adopt",
             a_daemon_that_ends_while_taking_over_loses_nothing),
       WHEN(SMALL_PAGES, LOOPS(2, under_arenas_too)),
       TESTS(another_isolation_begins_empty),
-      /* a key of 8 bits is that of another parent's child, once in 256 */
+      /* one key of 8 bits in 256 equals that of a child of another parent */
       WHEN(KVD_HASH_BITS == 128, TESTS(a_changed_index_loses_blocks_and_gives_no_wrong_one)),
       WHEN(!on_gpu(), TESTS(large_pages_that_are_free_by_now_are_left_alone,
                             many_old_clients_are_looked_at_a_few_at_a_time, many_blocks)),

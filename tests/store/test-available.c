@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a client may expect of an allocation, while pins hold some of the blocks: one pin on the end
- * of a chain holds all of it, and what several clients hold counts once.
+ * How many blocks a client can expect from an allocation while pins hold some: a pin on the end of
+ * a chain holds all of it, and blocks that several clients hold count once.
  */
 
 #include "store/cache/cache.h"
@@ -40,13 +40,13 @@ static void tear_down(void) {
         fixture_close();
 }
 
-/* As kvd_lookup does that found n blocks, and kvd_unpin with -1. */
+/* Pins as kvd_lookup does when it found n blocks. sign -1: as kvd_unpin. */
 static void pin(struct attachment *by, uint32_t n, int sign) {
         by->words[kvd_ref_id(chain[n - 1])].pins += (uint32_t)sign;
         by->page->held += (uint64_t)(int64_t)(sign * (int)n);
 }
 
-/* The daemon looks, until there is nothing left to look at. */
+/* Checks the figures after the daemon has looked at all pins. */
 static void expect(uint32_t held, uint32_t alone_a, uint32_t alone_b) {
         store_look_at_pins(store);
         idle();
@@ -61,7 +61,7 @@ START_TEST(one_pin_holds_the_chain) {
         expect(0, 0, 0);
         pin(a, N, 1);
         expect(N, N, 0);
-        pin(a, N - 2, 1); /* in the same chain: holds nothing more */
+        pin(a, N - 2, 1); /* in the same chain: holds no more blocks */
         expect(N, N, 0);
         pin(a, N, -1);
         expect(N - 2, N - 2, 0);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The budget of a piece, inside the store: the cost of one call, or of one piece of idle work, in
- * the worst state that default limits allow. The test measures its own processor time, and takes
- * the shortest time of each piece over all runs. The budget is that of a fast machine, times the
- * slowness of this one. So the test fails on neither a busy nor a slow machine.
- * tests/daemon/hostile/test-budget.c does the same for whole requests.
+ * The processor time of one call into the store, or of one piece of idle work, in the worst state
+ * that default limits allow. The test measures its own processor time, and takes the shortest time
+ * of each piece over all runs. The budget is that of a fast machine, times the slowness of this
+ * one. So the test fails on neither a busy nor a slow machine. tests/daemon/hostile/test-budget.c
+ * does the same for whole requests.
  */
 
 #include <errno.h>
@@ -39,12 +39,12 @@ static struct domain *domain;
 
 #define PIECES (1u << 20)
 
-/* What each piece took in the run that was the least disturbed there: all runs do the same. */
+/* The shortest time of each piece over all runs, which do the same. */
 static struct piece {
         uint32_t ns;
         const char *what;
 } pieces[PIECES];
-static uint32_t n_pieces, n_known; /* in this run, and in those before */
+static uint32_t n_pieces, n_known; /* in this run, and in earlier ones */
 static uint64_t began;
 
 static uint64_t own_time_ns(void) {
@@ -102,7 +102,7 @@ static void within_budget(const char *what, void (*run)(void)) {
 static int to_close[64];
 static uint32_t n_to_close;
 
-/* As a thread of the daemon does. */
+/* The daemon closes descriptors in another thread. */
 static void close_later(void *data, int fd) {
         to_close[n_to_close++] = fd;
 }
@@ -177,7 +177,7 @@ static void idle_pieces(void) {
 
 static kvd_ref refs[POOL / TINY];
 
-/* Fills as much as there is. */
+/* Allocates up to `most` blocks. Returns how many. */
 static uint32_t fill(struct attachment *a, uint32_t most) {
         uint32_t n = 0;
         int r = 1;
@@ -189,7 +189,7 @@ static uint32_t fill(struct attachment *a, uint32_t most) {
         return n;
 }
 
-/* All blocks of a space are free, and another one wants its memory. */
+/* All blocks of a space are free, and another space needs its memory. */
 static void taken_by_another(void) {
         struct space *donor, *other;
         struct attachment *a, *b;
@@ -214,7 +214,7 @@ START_TEST(a_segment_of_tiny_blocks_changes_hands_in_pieces) {
 }
 END_TEST
 
-/* A space is deleted, and another one wants its memory before it was given back. */
+/* A space is deleted, and another one needs its memory before it is given back. */
 static void taken_of_deleted(void) {
         struct space *gone, *other;
         struct attachment *a;
@@ -235,7 +235,7 @@ START_TEST(memory_of_a_deleted_space_is_had_in_pieces) {
 }
 END_TEST
 
-/* One chain of them. semaphore: that each waits for, or 0 */
+/* Seals n blocks as one chain. semaphore: the one that each block waits for, or 0 for none. */
 static void seal_chain(struct attachment *a, uint32_t n, uint32_t semaphore) {
         static const uint32_t tokens[MANY];
         kvd_ref sealed[MANY];
@@ -250,7 +250,7 @@ static void seal_chain(struct attachment *a, uint32_t n, uint32_t semaphore) {
         }
 }
 
-/* Chains are emptied from their ends on, and the way there takes several calls. */
+/* Chains are evicted from their ends, and finding the end takes several calls. */
 static void deep_chain_makes_room(void) {
         struct space *donor, *other;
         struct attachment *a;
@@ -282,7 +282,7 @@ static void set(const char *key, const char *value) {
         ck_assert_msg(space_set(space, key, value) == 0, "%s", store_why(store));
 }
 
-/* A space that is nearly full, of one sequence's blocks. */
+/* A space that one sequence's blocks nearly fill. */
 static void open_long_sequence(void) {
         static const uint32_t tokens[MANY];
         struct append_request q = {.own = true, .tokens = tokens};
@@ -332,7 +332,7 @@ static uint64_t counter(enum kvd_space_counter counted) {
         return atomic_load(&space_index(space)->counters[counted]);
 }
 
-/* Far more entries than one call may look at, of which the daemon chooses those that leave. */
+/* The daemon chooses entries to evict among far more than one call may examine. */
 static void long_sequence_leaves(void) {
         open_long_sequence();
         set("kvreviver.vague", "0");
@@ -355,14 +355,14 @@ START_TEST(a_long_sequence_gives_way_in_pieces) {
 }
 END_TEST
 
-/* Nothing of a long sequence is there any more, and summaries are to be made of another's. */
+/* A sync of a long sequence whose entries have all been dropped, while summaries are due. */
 static void long_sequence_is_asked(void) {
         static uint32_t all[LONG];
 
         open_long_sequence();
         set("pressure", "off");
         set("kvreviver", "on");
-        idle_pieces(); /* the blocks want summaries */
+        idle_pieces(); /* marks the blocks for summaries */
         ck_assert_uint_gt(store_jobs_waiting(store), 0);
         for (uint32_t i = 0; i < LONG; i++)
                 all[i] = i;
@@ -379,7 +379,7 @@ START_TEST(a_long_sequence_is_asked_about_in_pieces) {
 }
 END_TEST
 
-/* Does one job, or fails it; what is written and settled for it is a piece each. */
+/* Does one job, or fails it: fetching and settling are a piece each. Returns: was it a spill? */
 static bool one_job(bool fails) {
         static struct kvd_spilled copies[KVD_JOB_ITEMS];
         static struct kvd_job *arguments;
@@ -399,7 +399,7 @@ static bool one_job(bool fails) {
         return spills;
 }
 
-/* Marks of half a million blocks that are free again, before a worker came. */
+/* Half a million blocks are marked for summaries, and freed before a worker looks at the marks. */
 static void many_marks(void) {
         open_long_sequence();
         set("kvreviver", "on");
@@ -417,9 +417,9 @@ START_TEST(marks_of_blocks_that_are_gone_are_passed_in_pieces) {
 END_TEST
 
 #define OFFERS 64000u
-#define ONE_JOB 1000u /* a sketch takes two */
+#define ONE_JOB 1000u /* entries per job; a sketch takes those of two jobs */
 
-/* Many changes are offered, and those of a sketch that broke are taken back. */
+/* Many changes are offered, and those of a sketch that failed are withdrawn. */
 static void sketches_break(void) {
         static uint32_t all[OFFERS];
 
@@ -447,7 +447,7 @@ END_TEST
 
 /* ---- data that is still to come -------------------------------------------------------------- */
 
-/* A process dies, and nothing that it sealed in a chain of half a million ever gets its data. */
+/* A process dies that has sealed a chain of half a million blocks, whose data never comes. */
 static void data_never_comes(void) {
         open_store(POOL, POOL);
         space = make_space("ordered", LONG);
@@ -474,7 +474,7 @@ END_TEST
 
 #define CLIENTS 240u
 
-/* As many clients, sequences and leases as a space may have. */
+/* Creates as many clients, sequences and leases as a space may have. */
 static void crowd_in(struct attachment **crowd) {
         uint32_t number;
 
@@ -510,7 +510,7 @@ END_TEST
 
 #define SPACES 4096u
 
-/* Each has a segment, and none may be taken from it. */
+/* Each of many spaces has a segment that cannot be taken from it. */
 static void one_among_many(void) {
         struct attachment *other;
         char name[32];
@@ -547,7 +547,7 @@ static int counting_fallocate(int fd, int mode, off_t from, off_t bytes) {
         return real->fallocate(fd, mode, from, bytes);
 }
 
-/* A sequence of large blocks, all of which are there, and have copies that are as good as none. */
+/* A sequence of large blocks, all resident, with copies that are therefore not needed. */
 static void open_with_clean_copies(void) {
         static const uint32_t tokens[COPIES];
         struct append_request q = {.own = true, .tokens = tokens};
@@ -572,7 +572,7 @@ static void open_with_clean_copies(void) {
         copies_clean(space);
 }
 
-/* All 60 MiB went in one turn once, as often as a copy was read from a file. */
+/* Each read of a copy from a file once gave back all 60 MiB in one turn of the loop. */
 START_TEST(memory_of_copies_is_given_back_in_pieces) {
         uint64_t offset;
 

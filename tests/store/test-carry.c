@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks on their way between a pool on a GPU and a tier below it: places that they need are theirs,
- * whatever copies and sketches of the methods would like, and are given back a piece at a time.
+ * Blocks are carried between a pool on a GPU and a tier below it through places of copies. Such
+ * places are reserved, whatever copies and sketches of the methods need, and given back in pieces.
  */
 
 #include <stdio.h>
@@ -18,7 +18,7 @@
 
 static struct carry carry = {.most = STORE_CARRY_BYTES};
 
-/* Of blocks of 64 KiB. */
+/* A space with blocks of 64 KiB. */
 static struct space *large_space(const char *name) {
         struct space_spec spec = {.geometry = {.layers = 32,
                                                .kv_heads = 1,
@@ -36,7 +36,7 @@ static struct space *large_space(const char *name) {
         return space;
 }
 
-/* How many of n places it has got. */
+/* Takes up to n places. Returns how many. */
 static uint32_t take(struct space *space, uint32_t n) {
         uint32_t got = 0;
 
@@ -56,7 +56,7 @@ static uint32_t copies_as_many_as_there_can_be(struct space *space) {
         return n;
 }
 
-/* All of it was given back in one turn of the loop where a question of another space came next. */
+/* Once, all were given back in one turn of the loop if the next question was another space's. */
 START_TEST(what_is_spare_goes_a_piece_at_a_time) {
         struct space *a, *b;
         uint32_t pieces = 0;
@@ -84,9 +84,9 @@ START_TEST(what_is_spare_goes_a_piece_at_a_time) {
 }
 END_TEST
 
-/* Once they took all: nothing went to the file, or came from it, any more. */
+/* Once, copies took all places, and no block could be carried to the file or back. */
 START_TEST(copies_leave_what_is_needed_on_the_way) {
-        uint32_t all, n, m, places = (uint32_t)(_i ? 64 : 1024); /* memory or places are few */
+        uint32_t all, n, m, places = (uint32_t)(_i ? 64 : 1024); /* few places, or little memory */
         struct space *space;
 
         fixture_open(64, places);
@@ -109,12 +109,12 @@ START_TEST(copies_leave_what_is_needed_on_the_way) {
                 ;
         ck_assert_uint_eq(copies_as_many_as_there_can_be(space), 0);
         carry_close(&carry, store);
-        ck_assert_uint_eq(copies_as_many_as_there_can_be(space), m); /* no tier is below any more */
+        ck_assert_uint_eq(copies_as_many_as_there_can_be(space), m); /* no tier is left */
         fixture_close();
 }
 END_TEST
 
-/* A file and servers: together they keep half. */
+/* A file and servers together reserve half. */
 START_TEST(half_is_left_for_copies) {
         struct carry second = {.most = STORE_CARRY_BYTES};
         struct space *space;
@@ -126,7 +126,7 @@ START_TEST(half_is_left_for_copies) {
         one = copies_as_many_as_there_can_be(space);
         ck_assert_uint_ge(one, 64);
         for (uint32_t i = 0; i < one; i++)
-                place_erase(space, i); /* they begin with 0 */
+                place_erase(space, i); /* places are numbered from 0 */
         carry_open(&second, store);
         ck_assert_uint_eq(copies_as_many_as_there_can_be(space), one);
         carry_close(&second, store);
@@ -137,7 +137,7 @@ START_TEST(half_is_left_for_copies) {
 }
 END_TEST
 
-/* Ways to as many disks as there may be: together they keep, and give back in a turn, what one did. */
+/* The maximum number of disks together reserve, and give back per turn, as much as one did. */
 START_TEST(many_ways_keep_what_one_does) {
         static struct carry ways[DISK_FILES];
         struct space *space, *large;
@@ -173,8 +173,8 @@ START_TEST(many_ways_keep_what_one_does) {
 END_TEST
 
 /*
- * Copies of one space went for another's blocks, and their places were kept for the first, whose
- * turn it was not any more: the question could not begin.
+ * Copies of space a were evicted for blocks of space b, and their places were reserved for a, whose
+ * turn was over. So b's question could not begin.
  */
 START_TEST(what_was_anothers_is_not_kept) {
         struct space *a, *b;
@@ -189,7 +189,7 @@ START_TEST(what_was_anothers_is_not_kept) {
         ck_assert_uint_eq(carry.n_spare, 1);
         carry_end(&carry);
         ck_assert_uint_eq(take(a, 1), 1);
-        carry.items[0].place = carry_give(&carry, 0); /* it stays as a copy */
+        carry.items[0].place = carry_give(&carry, 0); /* it remains as a copy */
         ck_assert_uint_eq(carry.n_spare, 0);
         carry.n = 0;
         ck_assert(carry_may_begin(&carry, b));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the daemon knows of a volume, without one: where records go, and what goes for them. */
+/* The daemon's catalog of a volume, without a volume: where records go, and what they evict. */
 
 #include <string.h>
 
@@ -12,7 +12,7 @@
 
 #define SLOT (64u << 10)
 #define EXTENTS 2u
-#define SLOTS 8u /* of an extent */
+#define SLOTS 8u /* per extent */
 
 static struct catalog catalog;
 static int namespace;
@@ -28,7 +28,7 @@ static void open_files(uint32_t n) {
         ck_assert_int_ge(namespace, 0);
 }
 
-/* The file that it went to. */
+/* Adds a record. Returns the file that it went to. */
 static struct catalog_file *add(uint32_t number) {
         struct kvd_record_key key = {.tag = number + 1, .hint = number};
         struct kvd_label label = {.sequence = number + 1};
@@ -41,7 +41,7 @@ static struct catalog_file *add(uint32_t number) {
         return catalog_file(&catalog, place);
 }
 
-/* Records go round them, until all are full; then the coldest go, wherever these are. */
+/* Records go to the files in turn until all are full. Then the coldest are evicted, in any file. */
 START_TEST(as_many_files_as_there_may_be) {
         uint32_t room = DISK_FILES * EXTENTS * SLOTS;
 
@@ -59,12 +59,12 @@ START_TEST(as_many_files_as_there_may_be) {
 }
 END_TEST
 
-/* A sanitizer maps memory of its own all the time. */
+/* Not checked with a sanitizer, which maps memory of its own all the time. */
 START_TEST(what_is_closed_is_not_mapped) {
         long before = 0;
 
         for (uint32_t i = 0; i < 104; i++) {
-                if (i == 4) /* what libc keeps is there */
+                if (i == 4) /* libc has mapped what it keeps */
                         before = address_space_pages();
                 open_files(DISK_FILES);
                 add(i);

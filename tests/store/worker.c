@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A worker that knows enough to be wrong about: copies with checksums, a count sketch of signed
- * sums, and a comparison that finds blocks alike if their bytes are.
+ * A worker that does just enough for tests to notice mistakes: copies with checksums, a count
+ * sketch of signed sums, and a comparison that finds blocks alike if their bytes are equal.
  */
 
 #include <errno.h>
@@ -21,7 +21,7 @@ struct kvd_job *worker_job = (struct kvd_job *)arguments;
 int worker_verdict;
 static struct store_job taken;
 static bool has_job;
-/* the sketch of the job, as a worker has it: mapped from when it was told */
+/* the job's sketch; opened when the job is taken, as a worker does */
 static int sketch = -1;
 static uint64_t sketch_bytes;
 
@@ -253,7 +253,7 @@ static void do_sketch(uint32_t n, bool anew) {
                 if (item->place != UINT32_MAX)
                         spill_io(item->place, block, false);
                 else
-                        sketch_query(&c, item, block); /* its estimate */
+                        sketch_query(&c, item, block); /* the sketch's estimate */
                 ck_assert_int_eq(item->place == UINT32_MAX, !!(item->flags & KVD_ENTRY_APPROX));
                 result[i] = item->place == UINT32_MAX || checksum(block) == item->checksum ?
                                     0 :
@@ -280,7 +280,7 @@ static bool same_block(kvd_ref a, kvd_ref b) {
         return memcmp(x, y, sizeof x) == 0;
 }
 
-/* Of steps with the same tokens, blocks with the same bytes. */
+/* Matches blocks with the same bytes, in steps with the same tokens. */
 static void do_compare(void) {
         static struct kvd_match result[KVD_JOB_ITEMS];
         uint32_t n = 0;
@@ -298,7 +298,7 @@ static void do_compare(void) {
         worker_answer(result, n * sizeof *result);
 }
 
-/* The last tokens of the sources, for all heads: who tests this one knows which. */
+/* Keeps the last tokens of the sources, for all heads, so that tests know which are kept. */
 static void do_compact(bool half) {
         const uint32_t *param = worker_job->param;
         float from[FLOATS], to[FLOATS] = {0};
@@ -326,7 +326,7 @@ static void do_compact(bool half) {
         worker_answer(&no_error, sizeof no_error);
 }
 
-/* 1, 1.01, 1.02 and so on, the largest first. */
+/* Answers the distances 1, 1.01, 1.02 and so on, the largest first. */
 static void do_calibrate(void) {
         float result[KVD_JOB_ITEMS / 2];
         uint32_t n = worker_job->n_items / 2;
@@ -381,7 +381,7 @@ void worker_do(void) {
         do_it(worker_job->n_items);
 }
 
-/* Half of what writes is written; then it is gone. */
+/* Writes half of the result, for jobs that write, and dies. */
 void worker_die(void) {
         uint32_t kind = worker_job->kind, n = worker_job->n_items;
 

@@ -14,11 +14,11 @@
 #include "ipc/base/util.h"
 #include "tests/lib/instance.h"
 
-static struct world *drawing; /* whose random numbers and clock the store is given */
+static struct world *drawing; /* gives the store random numbers and the time */
 
 /* ---- the system that the store sees ---------------------------------------------------------- */
 
-/* Each domain has numbers of its own: what one of them draws does not change the other's. */
+/* Each domain has its own random numbers: draws of one do not affect the other. */
 static ssize_t seeded_getrandom(void *to, size_t n, unsigned flags) {
         struct party *p = drawing->turn;
         uint64_t stream = (uint64_t)(p - drawing->parties) << 32;
@@ -62,7 +62,7 @@ static void note_result(struct world *w, int64_t r) {
                 note_bytes(w->turn, why, strlen(why));
 }
 
-/* All that space_info would say. */
+/* Everything that space_info would report. */
 static void note_space(struct world *w, struct space *space) {
         struct space_usage usage;
 
@@ -154,7 +154,7 @@ static void forget(struct user *u) {
         *u = (struct user){0};
 }
 
-/* Its space was deleted under it. */
+/* The attachment's space was deleted. */
 static void gone(struct attachment *a) {
         forget(attachment_owner(a));
 }
@@ -230,14 +230,14 @@ static void release(struct world *w, struct user *u) {
         u->n_filling -= n;
 }
 
-/* Few tokens: the same chains are sealed again and again, by several. */
+/* Uses few different tokens, so that several clients seal the same chains again and again. */
 static void extend(struct world *w, struct chain *c, uint32_t n) {
         for (uint32_t i = 0; i < n * WORLD_BT; i++)
                 c->tokens[c->n_blocks * WORLD_BT + i] = i % WORLD_BT ? 7 : below(w, 4);
         c->n_blocks += n;
 }
 
-/* Blocks that hold the content already are compared, and ours are given back. */
+/* Compares existing blocks with the same content, and releases ours. */
 static void sealed(struct world *w, struct user *u, const struct chain *c, const kvd_ref *ret,
                    uint32_t n) {
         const kvd_ref *given = u->filling + u->n_filling;

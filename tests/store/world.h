@@ -4,8 +4,8 @@
 
 /*
  * A store in this process, and two domains whose clients do everything with it at random. Time,
- * randomness and all that happens follow from a seed, so that the same seed gives the same answers.
- * What a domain is answered goes into its trace.
+ * random numbers and operations follow from a seed, so that the same seed gives the same answers. A
+ * domain's trace is a hash of its answers.
  */
 
 #include <stdbool.h>
@@ -15,13 +15,13 @@
 #include "tests/lib/oracle.h"
 
 #define WORLD_BT 4u
-#define WORLD_BYTES 512u   /* of a block */
-#define WORLD_DEPTH 6u     /* blocks of a chain, at most */
+#define WORLD_BYTES 512u   /* bytes of a block */
+#define WORLD_DEPTH 6u     /* maximum number of blocks of a chain */
 #define WORLD_CHAINS 32u
 #define WORLD_FILLING 64u
 
 struct chain {
-        kvd_ref leaf;       /* 0: none */
+        kvd_ref leaf;       /* 0 if none */
         uint32_t n_blocks;
         bool pinned;
         uint32_t tokens[WORLD_DEPTH * WORLD_BT];
@@ -31,7 +31,7 @@ struct user {
         struct attachment *attachment;
         struct kvd_pin_words *words;
         uint64_t pin_bytes;
-        uint32_t n_filling, sequence; /* sequence 0: none */
+        uint32_t n_filling, sequence; /* sequence: 0 if none */
         kvd_ref filling[WORLD_FILLING];
         struct chain chains[WORLD_CHAINS];
 };
@@ -46,19 +46,19 @@ struct party {
 struct world {
         struct store *store;
         struct party parties[2];
-        struct party *turn; /* whose operation it is */
+        struct party *turn; /* the domain whose operation runs */
 };
 
 void world_open(struct world *w, uint64_t seed, uint64_t pool_blocks);
 void world_close(struct world *w);
 
-/* One operation of a domain, drawn from its own random numbers, and the idle work behind it. */
+/* One operation of a domain, drawn from its own random numbers, and the idle work after it. */
 void world_step(struct world *w, uint32_t party);
 
-/* The space of that number, of the domain whose turn it is; made if there is none. */
+/* The space with this number of the domain whose turn it is. Creates it if there is none. */
 int world_space(struct world *w, uint32_t number, struct space **ret);
 
-/* Every invariant of every space. */
+/* Checks every invariant of every space. */
 void world_check(struct world *w);
 
 #endif
