@@ -396,7 +396,7 @@ static void take_and_release(struct attachment *a, uint32_t n) {
         free(refs);
 }
 
-/* The number in a kept name identifies the chunk: a segment that lost its chunk has another later. */
+/* The number in a kept name identifies the chunk: a new chunk of a segment has another name. */
 START_TEST(each_chunk_of_a_segment_has_a_name_of_its_own) {
         struct space *space = fixture_space("s", 0);
         uint32_t n = space->ix->segment_blocks + 1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff's compaction in the store: fewer blocks for a range of entries, all at once or not at
+ * KeyDiff's compaction in the store: a range of entries gets fewer blocks, all at once or not at
  * all.
  */
 
@@ -39,7 +39,7 @@ static int compact(uint32_t first, uint32_t n, uint32_t keep) {
         return sequence_compact(a, t.number, first, n, keep);
 }
 
-/* Slots of entries from `slot` on have these tokens, and zeros behind them: tokens count up. */
+/* Entries from `slot` on have n tokens that count up from first_token, and zeros after them. */
 static void expect_packed(uint32_t slot, uint32_t first_token, uint32_t n) {
         for (uint32_t i = 0; i < n; i += BT, slot++) {
                 float have[BLOCK_BYTES / 4], want[BLOCK_BYTES / 4] = {0};
@@ -82,8 +82,8 @@ START_TEST(a_range_becomes_fewer_blocks) {
         ck_assert_int_eq(compact(1, 4, 6), 4);
         ck_assert(pending());
         check_clean(space);
-        ck_assert_uint_eq(usage_of(space).filling, 2); /* room is taken when it is asked for */
-        ck_assert_uint_eq(work(), 2); /* and the new blocks are summarised */
+        ck_assert_uint_eq(usage_of(space).filling, 2); /* the new blocks are allocated at once */
+        ck_assert_uint_eq(work(), 2); /* the second job summarises the new blocks */
         check_clean(space);
         table_check(&t);
         ck_assert(pending());
@@ -96,14 +96,14 @@ START_TEST(a_range_becomes_fewer_blocks) {
         table_check(&t);
         ck_assert_uint_eq(usage_of(space).private, 4);
         ck_assert_uint_eq(counter(space, KVD_SPACE_COMPACTED), 2);
-        append(5); /* places in the sequence are what they were */
+        append(5); /* positions in the sequence are unchanged */
         ck_assert_uint_eq(t.slots[6].position, 6 * BT);
         table_check(&t);
         table_close(&t);
 }
 END_TEST
 
-/* Packed blocks, one of them not full, and blocks behind a part filled one. */
+/* Compacts packed blocks, of which one is not full, and blocks after a partly filled one. */
 START_TEST(what_is_packed_is_packed_again) {
         append(2 * BT + 1);
         append(3 * BT);
@@ -116,7 +116,7 @@ START_TEST(what_is_packed_is_packed_again) {
         ck_assert_uint_eq(table_sync(&t, NULL), 5);
         expect_packed(0, 20, 2 * BT); /* the last 11 of 10 to 30 */
         expect_packed(3, 20 + 2 * BT, 3);
-        expect_dropped(2, 3); /* by the first */
+        expect_dropped(2, 3); /* by the first compaction */
         expect_dropped(4, 6);
         idle();
         check_clean(space);
@@ -193,7 +193,7 @@ START_TEST(what_makes_no_sense_is_refused) {
         ck_assert_int_eq(compact(0, 2, BT), 2);
         ck_assert_int_eq(compact(2, 2, BT), -EBUSY);
         work();
-        ck_assert_int_eq(compact(2, 2, BT), 2); /* the other one may wait for its client */
+        ck_assert_int_eq(compact(2, 2, BT), 2); /* the first one may wait for its client */
         work();
         ck_assert_uint_eq(table_sync(&t, NULL), 4);
         set(space, "keydiff", "off");
@@ -268,7 +268,7 @@ START_TEST(a_worker_that_cannot_leaves_it_as_it_was) {
                 if (i == 0)
                         worker_fail(EOPNOTSUPP);
                 else
-                        worker_answer(errors, i * sizeof *errors); /* in words, and nonsense */
+                        worker_answer(errors, i * sizeof *errors); /* EIO, then a wrong length */
                 ck_assert(!pending());
                 idle();
                 expect_whole();
@@ -278,8 +278,8 @@ START_TEST(a_worker_that_cannot_leaves_it_as_it_was) {
 END_TEST
 
 /*
- * _i: 0 waiting, 1 with the worker, 2 with the worker that is lost then, 3 offered, 4 told to the
- * client.
+ * The compaction at the end of the sequence, by _i: 0 waits, 1 is with the worker, 2 is with a
+ * worker that is lost later, 3 is offered, 4 was told to the client.
  */
 START_TEST(a_sequence_that_ends_meanwhile_leaves_nothing) {
         struct kvd_change changes[KVD_SYNC_CHANGES];
@@ -318,7 +318,7 @@ START_TEST(a_packed_block_is_copied_and_comes_back_exactly) {
         ck_assert_int_eq(compact(0, 8, 2 * BT - 1), 8);
         work();
         table_sync(&t, NULL);
-        /* it is never put into a sketch */
+        /* a packed block is never put into a sketch */
         for (uint32_t how = KVD_COOL_SPILL; how <= KVD_COOL_VAGUE; how++) {
                 ck_assert_int_eq(sequence_cool(a, t.number, how, slots, 2), 2);
                 work();
@@ -364,7 +364,7 @@ START_TEST(memshare_does_not_compare_packed_blocks) {
 }
 END_TEST
 
-/* An answer has room for 1024 changes: what belongs together is not torn. */
+/* An answer has room for 1024 changes. Changes that belong together are not split. */
 START_TEST(changes_of_one_compaction_come_in_one_answer) {
         struct kvd_change changes[KVD_SYNC_CHANGES];
         uint32_t slots[1000], taken[1000];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Exact copies whose bytes go to files and come back, with a disk process that the test plays: it
- * moves the bytes, and every block that is brought back is compared.
+ * Exact copies whose bytes go to files and come back. The test plays the disk process and moves the
+ * bytes. Every block that is brought back is compared.
  */
 
 #include <errno.h>
@@ -17,8 +17,8 @@
 #define SLOT file_slot_bytes(BLOCK_BYTES)
 #define SLOTS 64u
 #define EXTENT_BYTES(slots) ((uint64_t)DISK_SECTOR + (slots) * SLOT)
-#define MEMORY 16u /* copies that memory has room for */
-/* ... before some go; one place is for those that come back */
+#define MEMORY 16u /* number of copies that memory has room for */
+/* copies at which none goes to a file yet; one place is reserved for copies that come back */
 #define FEW (MEMORY - MEMORY / 4 - 1)
 #define BLOCKS 40u
 #define MOST_FILES 2u
@@ -28,7 +28,7 @@ struct written {
         uint8_t block[BLOCK_BYTES];
 };
 
-static struct written slots[MOST_FILES][FILE_SLOTS]; /* there is one extent */
+static struct written slots[MOST_FILES][FILE_SLOTS]; /* a file has one extent */
 static struct file_super supers[MOST_FILES];
 static const int32_t no_errors[KVD_DISK_ITEMS];
 static uint32_t n_files;
@@ -55,7 +55,7 @@ static const struct store_disk_question *asked_of(uint32_t file) {
         return q;
 }
 
-/* Each with so many slots. */
+/* Opens n files with n_slots slots each. */
 static void open_files(uint32_t n, uint32_t n_slots) {
         struct store_disk_config config = {.n_files = n};
 
@@ -122,7 +122,7 @@ static void answer(uint32_t file, const struct store_disk_question *q) {
         store_disk_moved(store, file, errors, NULL, q->n);
 }
 
-/* The next question of copies of a file, or NULL. */
+/* The next question to a file, which must be about copies, or NULL. */
 static const struct store_disk_question *asked(uint32_t file) {
         const struct store_disk_question *q = NULL;
 
@@ -135,7 +135,7 @@ static const struct store_disk_question *asked(uint32_t file) {
         return q;
 }
 
-/* All that there is to do is done, and what comes of it is taken. */
+/* Does all work, of disks and worker, and takes the changes, until there is nothing left. */
 static void play(void) {
         for (uint32_t quiet = 0; quiet < 4; quiet++) {
                 idle();
@@ -163,7 +163,7 @@ static uint32_t cool_some(uint32_t from, uint32_t n) {
         return (uint32_t)sequence_cool(a, t.number, KVD_COOL_SPILL, entries, n);
 }
 
-/* n blocks of the sequence leave, as many at once as memory takes. */
+/* Spills n blocks of the sequence, four at a time, as memory has room for no more. */
 static void spill(uint32_t n) {
         ck_assert_int_eq(table_append(&t, n * BT, 10), 0);
         for (uint32_t i = 0; i < n; i += 4) {
@@ -232,7 +232,7 @@ START_TEST(what_memory_has_no_room_for_goes_to_the_files_and_comes_back) {
 }
 END_TEST
 
-/* What memory has room for is not touched. */
+/* Copies that memory has room for are not written. */
 START_TEST(few_copies_stay_in_memory) {
         open_files(1, 2 * SLOTS);
         spill(FEW - FEW % 4);
@@ -242,7 +242,7 @@ START_TEST(few_copies_stay_in_memory) {
 }
 END_TEST
 
-/* A client cools and revives again and again, more than memory takes. */
+/* A client cools and revives repeatedly, more blocks than memory has room for. */
 START_TEST(round_and_round) {
         open_files(2, 2 * SLOTS);
         spill(BLOCKS);
@@ -266,7 +266,7 @@ END_TEST
 
 /* ---- their end ------------------------------------------------------------------------------- */
 
-/* 0: nothing is under way; 1: some are being read; 2: some are being written. */
+/* how: 0: no question is out; 1: copies are being read; 2: copies are being written. */
 static const struct store_disk_question *leave_one_out(uint32_t how) {
         const struct store_disk_question *q = NULL;
 
@@ -300,7 +300,7 @@ START_TEST(a_sequence_that_ends_leaves_no_slot) {
         ck_assert(q || !info().copies);
         if (q)
                 answer(0, q);
-        ck_assert_ptr_null(asked_of(0)); /* nobody waits any more */
+        ck_assert_ptr_null(asked_of(0)); /* no reader waits any more */
         expect_no_slot();
         ck_assert_uint_eq(usage_of(space).copy_bytes, 0);
         table_open(&t, a, 64, true);
@@ -321,7 +321,7 @@ START_TEST(a_deleted_space_leaves_no_slot) {
         ck_assert_int_eq(space_delete(space, true), 0);
         idle();
         if (q)
-                store_disk_moved(store, 0, no_errors, NULL, q->n); /* it had the descriptors */
+                store_disk_moved(store, 0, no_errors, NULL, q->n); /* it had descriptors */
         ck_assert_ptr_null(asked_of(0));
         idle();
         expect_no_slot();
@@ -346,7 +346,7 @@ START_TEST(one_that_rotted_is_lost_and_never_shown) {
         open_files(1, 2 * SLOTS);
         spill(BLOCKS);
         lost = first_below();
-        for (uint32_t i = 0; i < SLOTS; i++) /* the disk process says so, and a worker would, too */
+        for (uint32_t i = 0; i < SLOTS; i++) /* the disk process notices it; or a worker does */
                 if (_i == 0)
                         slots[0][i].label.sequence ^= slots[0][i].label.sequence == 0 ? 0 : 1;
                 else
@@ -370,7 +370,7 @@ static void lose_process(void) {
         look(0);
 }
 
-/* 1: while some are read, 2: or written, as leave_one_out has it. */
+/* The process dies while nothing is out, or copies are read or written (leave_one_out). */
 START_TEST(a_process_that_dies_costs_no_copy) {
         open_files(1, 2 * SLOTS);
         leave_one_out((uint32_t)_i);
@@ -385,7 +385,7 @@ START_TEST(a_process_that_dies_costs_no_copy) {
 }
 END_TEST
 
-/* Nobody waits for ever, and what is there is there still. */
+/* A revival is refused after three deaths, and the copy is still there. */
 START_TEST(processes_that_die_and_die_are_a_refusal) {
         uint32_t one;
 
@@ -407,7 +407,7 @@ START_TEST(processes_that_die_and_die_are_a_refusal) {
 }
 END_TEST
 
-/* It keeps nobody waiting; when it is well again, what it has is there. */
+/* A file that hangs delays no client. Once it works again, its copies are there. */
 START_TEST(a_file_that_hangs_is_not_waited_for) {
         const struct store_disk_question *q;
 
@@ -431,14 +431,14 @@ START_TEST(a_file_that_hangs_is_not_waited_for) {
         play();
         want(0, BLOCKS);
         play();
-        want(0, BLOCKS); /* those that came meanwhile, for nobody */
+        want(0, BLOCKS); /* also copies that were read when no client waited */
         play();
         ck_assert_uint_eq(resident(), BLOCKS);
         close_files();
 }
 END_TEST
 
-/* What it has is lost, whether somebody waits for it or asks later; the rest is not. */
+/* Only the copies in that file are lost, whether a client waits for them or asks later. */
 START_TEST(a_file_that_is_off_costs_what_it_has) {
         uint32_t below = 0;
 
@@ -466,7 +466,7 @@ START_TEST(a_file_that_is_off_costs_what_it_has) {
 }
 END_TEST
 
-/* Copies have half of it. What does not go stays in memory, and then in the pool. */
+/* Copies may use half of the file. The others stay in memory, and then in the pool. */
 START_TEST(a_full_file_takes_no_more) {
         uint64_t cooled;
 
@@ -478,7 +478,7 @@ START_TEST(a_full_file_takes_no_more) {
         }
         cooled = usage_of(space).spilled;
         ck_assert_uint_eq(info().copies, 10);
-        ck_assert_uint_eq(cooled, MEMORY - 1 + 10); /* one place is for those that come back */
+        ck_assert_uint_eq(cooled, MEMORY - 1 + 10); /* one place is for copies that come back */
         ck_assert_uint_eq(resident(), BLOCKS - cooled);
         for (uint32_t i = 0; i < BLOCKS; i++) {
                 want(i, 1);
@@ -490,7 +490,7 @@ START_TEST(a_full_file_takes_no_more) {
 }
 END_TEST
 
-/* Where nobody makes room, nobody waits for ever. */
+/* If there is no memory for a copy that comes back, the revival is refused. */
 START_TEST(without_memory_nothing_comes) {
         uint64_t refused;
 
@@ -517,7 +517,7 @@ START_TEST(without_memory_nothing_comes) {
 }
 END_TEST
 
-/* A write that fails leaves the copy where it was. */
+/* A write that fails leaves the copy in memory. */
 START_TEST(what_the_disk_did_not_take_stays_in_memory) {
         const struct store_disk_question *q;
         int32_t errors[KVD_DISK_ITEMS];
@@ -544,8 +544,8 @@ START_TEST(what_the_disk_did_not_take_stays_in_memory) {
 END_TEST
 
 /*
- * Who wants it while it is written has it from memory, and it stays there. 1: also if a worker is
- * about to read it when the disk has it.
+ * A copy that is wanted while it is being written comes from memory, and stays there. _i 1: even if
+ * a worker is about to read it when the write ends.
  */
 START_TEST(one_that_is_wanted_while_it_goes_stays) {
         const struct store_disk_question *q;
@@ -569,7 +569,7 @@ START_TEST(one_that_is_wanted_while_it_goes_stays) {
 }
 END_TEST
 
-/* A quarter of the pool is a quarter of the file, of which copies have half. */
+/* A quota of a quarter of the pool allows a quarter of the file, of which copies may use half. */
 START_TEST(a_domain_has_no_more_than_its_share) {
         struct domain_config q = {
                 .name = "q", .quota = 16 * BLOCK_BYTES, .client_quota = UINT64_MAX};
@@ -594,7 +594,7 @@ START_TEST(a_domain_has_no_more_than_its_share) {
 }
 END_TEST
 
-/* Records go for copies, and copies for nothing. */
+/* The label of a copy has nothing but a sequence number, unlike that of a record. */
 START_TEST(copies_are_no_records) {
         struct kvd_label none = {0};
 

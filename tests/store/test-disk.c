@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The file tier as a disk process sees it, which the test plays: what it is asked, and what the
- * store makes of answers that a disk rarely gives.
+ * The file tier as a disk process sees it, which the test plays: the questions that it gets, and
+ * what the store does after answers that a disk rarely gives.
  */
 
 #include <errno.h>
@@ -18,33 +18,33 @@
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
-#define N 3u /* blocks of a chain */
+#define N 3u /* blocks per chain */
 #define SLOT file_slot_bytes(BLOCK_BYTES)
 #define EXTENT_BYTES(slots) ((uint64_t)DISK_SECTOR + (slots) * SLOT)
 
 #define MOST_FILES 2u
 
-/* What each file has for a superblock, and how many it was told of. */
+/* The superblock of each file, and how many times it was written. */
 static struct file_super supers[MOST_FILES];
 static uint32_t told[MOST_FILES];
 static struct kvd_disk_found records[N];
 static uint32_t n_records;
 static uint32_t n_files;
-static bool whole; /* bidirectional, of two files */
+static bool whole; /* spaces are bidirectional */
 static uint32_t tokens[N * BT];
 static struct space *space;
 static struct attachment *attachment;
 
 /* ---- a disk process -------------------------------------------------------------------------- */
 
-/* As its process does, when it has opened it. */
+/* Reports the file as its process does after opening it. */
 static void look(uint32_t file) {
         struct file_super copies[FILE_COPIES] = {supers[file], supers[file]};
 
         store_disk_looked(store, file, 0, copies, sizeof copies);
 }
 
-/* Each with so many extents. */
+/* Opens n files with so many extents each. */
 static void open_files(uint32_t n, uint32_t extents, uint64_t extent_bytes) {
         struct store_disk_config config = {.n_files = n};
 
@@ -63,7 +63,7 @@ static void open_file(uint32_t extents, uint64_t extent_bytes) {
         open_files(1, extents, extent_bytes);
 }
 
-/* Of a file, or NULL: nothing is asked. Superblocks are taken as they come. */
+/* The next question to a file, or NULL. Writes of superblocks are done at once. */
 static const struct store_disk_question *asked_of(uint32_t file) {
         const struct store_disk_question *q;
         bool later;
@@ -99,7 +99,7 @@ static uint64_t epoch_of_first(void) {
         return supers[0].namespaces[0].epoch;
 }
 
-/* What was written is what a scan finds in the next life. */
+/* Answers a question, whose first `fails` items fail. The next scan finds the written records. */
 static void moved(const struct store_disk_question *q, uint32_t fails) {
         int32_t errors[KVD_DISK_ITEMS] = {0};
 
@@ -128,7 +128,7 @@ static void scan_one_extent(void) {
         attachment = fixture_attach(space);
 }
 
-/* The disk does not matter any more. */
+/* Ends the test, without more answers of the disk. */
 static void close_file(void) {
         attachment = attachment_free(attachment, false);
         fixture_close();
@@ -143,7 +143,7 @@ static void forget_files(void) {
 
 /* ---- chains ---------------------------------------------------------------------------------- */
 
-/* Of so many blocks, whose tokens count up from one. */
+/* Seals a chain of n blocks, whose tokens count up from `first`. */
 static void make_chain(uint32_t n, uint32_t first) {
         kvd_ref refs[N];
         struct seal_request q = {.n_blocks = n,
@@ -161,7 +161,7 @@ static void make_chain(uint32_t n, uint32_t first) {
         ck_assert_int_eq(space_seal(attachment, &q, refs), 0);
 }
 
-/* Blocks that a fetch promises of the chain that was made last; what it asks for is read. */
+/* The blocks that a fetch of the last chain promises. Answers the reads that it asks for. */
 static int64_t fetch(uint32_t n) {
         struct fetch_request q = {.n_tokens = n * BT, .tokens = tokens};
         int fd;
@@ -201,7 +201,7 @@ START_TEST(what_the_disk_did_not_take_is_said) {
 }
 END_TEST
 
-/* A daemon that was ended found 416 of 480 records: the last question was not answered. */
+/* A restart once found 416 of 480 records: the last write had not been answered. */
 START_TEST(unanswered_writes_do_not_count_as_written) {
         const struct store_disk_question *q;
 
@@ -220,14 +220,14 @@ START_TEST(unanswered_writes_do_not_count_as_written) {
 }
 END_TEST
 
-/* Another process opens the file anew, and is asked what the one before it did not answer. */
+/* Another process opens the file again, and gets the question that was not answered. */
 static void lose_process(void) {
         store_disk_lost(store, 0);
         ck_assert_ptr_null(asked_of(0));
         look(0);
 }
 
-/* The next thing that is asked, which is a superblock: it is not answered. */
+/* The next question must be a superblock. It is not answered. */
 static void expect_super(void) {
         const struct store_disk_question *q = NULL;
         bool later;
@@ -273,7 +273,7 @@ START_TEST(what_was_deleted_is_erased_by_the_next_process) {
 }
 END_TEST
 
-/* Of each there is a list of extents with room, and there are so many. */
+/* Each record size has a list of extents with room, and the number of lists is limited. */
 START_TEST(records_of_too_many_sizes_are_left_alone) {
         const uint32_t sizes = CATALOG_CLASSES + 1;
         struct kvd_disk_found found = {.label = {.sequence = 1, .epoch = 7, .n_tokens = BT}};
@@ -295,7 +295,7 @@ START_TEST(records_of_too_many_sizes_are_left_alone) {
 }
 END_TEST
 
-/* What a fetch has seen of the chain after a restart counts: its end goes before its middle. */
+/* After a restart, a fetch tells the order in a chain: its end is evicted before its middle. */
 START_TEST(chains_go_from_their_ends_after_a_restart) {
         open_file(1, EXTENT_BYTES(N));
         scan_one_extent();
@@ -306,7 +306,7 @@ START_TEST(chains_go_from_their_ends_after_a_restart) {
         open_file(1, EXTENT_BYTES(N));
         scan_one_extent();
         ck_assert_int_eq(fetch(1), 1);
-        ck_assert_int_eq(fetch(N), N); /* of which the first was here: it is the coldest now */
+        ck_assert_int_eq(fetch(N), N); /* the first is resident, so its record is the coldest */
         make_chain(1, 2000);
         space_demote(space);
         moved(asked(STORE_DISK_WRITE), 0);
@@ -319,7 +319,7 @@ START_TEST(chains_go_from_their_ends_after_a_restart) {
 }
 END_TEST
 
-/* Writes all of the space that can go. Returns what space_demoted says at the end. */
+/* Writes all blocks of the space that can be written. Returns the last result of space_demoted. */
 static int demote_all(void) {
         const struct store_disk_question *q;
         int r = space_demote(space);
@@ -335,7 +335,7 @@ static int demote_all(void) {
         return r;
 }
 
-/* A quarter of the pool is a quarter of the file: seven of its records. */
+/* A quota of a quarter of the pool allows a quarter of the file: seven records. */
 START_TEST(evict_to_file_takes_no_more_than_a_domains_share) {
         struct domain_config q = {
                 .name = "q", .quota = 16 * BLOCK_BYTES, .client_quota = UINT64_MAX};
@@ -389,7 +389,7 @@ static void open_two(void) {
                 fixture_super(supers, i, 1, EXTENT_BYTES(8));
         open_files(2, 1, EXTENT_BYTES(8));
         scan(0);
-        ck_assert_int_eq(state_of(0), STORE_DISK_SCANNING); /* the other may have more of it */
+        ck_assert_int_eq(state_of(0), STORE_DISK_SCANNING); /* file 1 may have parts of chains */
         scan(1);
         ck_assert_int_eq(state_of(0), STORE_DISK_ON);
         ck_assert_int_eq(state_of(1), STORE_DISK_ON);
@@ -397,7 +397,7 @@ static void open_two(void) {
         attachment = fixture_attach(space);
 }
 
-/* So many blocks are to be written, or read. */
+/* The next question must be a write or read of n blocks. */
 static const struct store_disk_question *expect(uint32_t file, enum store_disk_ask what,
                                                 uint32_t n) {
         const struct store_disk_question *q = NULL;
@@ -417,11 +417,11 @@ static void answer(uint32_t file, uint32_t n, int error) {
         store_disk_moved(store, file, errors, NULL, n);
 }
 
-/* Its first and last block are in the first file, the other one in the second. */
+/* The first and last block go to file 0, the middle one to file 1. */
 static void write_chain_to_both(void) {
         make_chain(N, 1000);
         space_demote(space);
-        ck_assert_ptr_null(asked_of(0)); /* it waits for the other one to be told, too */
+        ck_assert_ptr_null(asked_of(0)); /* no write before file 1 has its superblock, too */
         expect(1, STORE_DISK_WRITE, 1);
         expect(0, STORE_DISK_WRITE, 2);
         answer(1, 1, 0);
@@ -436,7 +436,7 @@ static struct store_disk_info info_of(uint32_t file) {
         return ret;
 }
 
-/* Each file has its own; one that was is not forgotten when all is well again. */
+/* Each file has its own last error, which is kept when the file works again. */
 START_TEST(the_last_error_of_a_file_is_kept) {
         open_two();
         make_chain(N, 1000);
@@ -492,7 +492,7 @@ START_TEST(both_are_asked_at_once_and_answer_in_any_order) {
 }
 END_TEST
 
-/* Its answer comes late, or never: what is before it is there, and who waits is told. */
+/* File 1 does not answer: the blocks before its own are found, and waiting clients are told. */
 START_TEST(a_chain_ends_where_a_file_hangs) {
         int fd;
 
@@ -514,7 +514,7 @@ START_TEST(a_chain_ends_where_a_file_hangs) {
         close(fd);
         check_clean(space);
         store_disk_lost(store, 1);
-        ck_assert_int_eq(state_of(1), STORE_DISK_HANGS); /* the next one may, too */
+        ck_assert_int_eq(state_of(1), STORE_DISK_HANGS); /* until it is opened again */
         look(1);
         ck_assert_ptr_null(asked_of(1));
         ck_assert_int_eq(state_of(1), STORE_DISK_ON);
@@ -523,7 +523,7 @@ START_TEST(a_chain_ends_where_a_file_hangs) {
 }
 END_TEST
 
-/* Each fetch waited as long as its client did, until the process was killed. */
+/* Each fetch once waited for the client's whole timeout, until the process was killed. */
 START_TEST(fetches_do_not_wait_for_a_slow_file) {
         struct fetch_request q = {.n_tokens = N * BT, .tokens = tokens};
         int first, second, third;
@@ -540,7 +540,7 @@ START_TEST(fetches_do_not_wait_for_a_slow_file) {
         store_disk_slow(store, 0);
         ck_assert_int_eq(state_of(0), STORE_DISK_HANGS);
         ck_assert(has_ended(second));
-        ck_assert(!has_ended(first)); /* it may come */
+        ck_assert(!has_ended(first)); /* its read is still out */
         ck_assert_int_eq(space_fetch(attachment, &q, &third), 0);
         ck_assert_int_eq(third, -1);
         answer(0, N, 0);
@@ -554,7 +554,7 @@ START_TEST(fetches_do_not_wait_for_a_slow_file) {
 }
 END_TEST
 
-/* Not a file is closed meanwhile: the other one takes what there is. */
+/* The tier stays open meanwhile: the other file takes all writes. */
 START_TEST(one_hangs_and_the_other_is_written_to) {
         open_two();
         write_chain_to_both();
@@ -569,7 +569,7 @@ START_TEST(one_hangs_and_the_other_is_written_to) {
 }
 END_TEST
 
-/* Found by UBSan: index -1 of the namespaces. */
+/* UBSan found index -1 of the namespaces here. */
 START_TEST(what_no_file_knows_is_erased_at_once) {
         open_file(1, EXTENT_BYTES(4));
         scan_one_extent();
@@ -582,8 +582,8 @@ START_TEST(what_no_file_knows_is_erased_at_once) {
 END_TEST
 
 /*
- * A file gets no record whose epoch its superblock does not name, and nothing is erased before
- * both say so.
+ * A record is written only after the file's superblock names its epoch. A deletion is complete only
+ * after both superblocks have dropped the namespace.
  */
 START_TEST(what_is_deleted_is_deleted_in_both) {
         open_two();
@@ -602,7 +602,7 @@ START_TEST(what_is_deleted_is_deleted_in_both) {
 }
 END_TEST
 
-/* One domain has all the names that it may have, and a space of another is written all the same. */
+/* One domain has used all its names. A space of another domain is still written. */
 START_TEST(names_in_a_file_have_shares) {
         struct domain_config other = {.name = "other", .client_quota = UINT64_MAX};
         struct space *hog;
@@ -634,7 +634,7 @@ START_TEST(names_in_a_file_have_shares) {
 }
 END_TEST
 
-/* Deletions that the file has not seen take up places, of which one domain leaves some to others. */
+/* Deletions that the file has not seen take up places. One domain must leave some to others. */
 START_TEST(deletions_while_a_file_opens_do_not_turn_it_off) {
         struct store_disk_config config = {.n_files = 1, .bytes = {FILE_HEAD + EXTENT_BYTES(4)}};
         uint32_t n = 0;
@@ -659,7 +659,7 @@ START_TEST(deletions_while_a_file_opens_do_not_turn_it_off) {
 }
 END_TEST
 
-/* It may have it, and is erased when it is heard of again; one that is off is not waited for. */
+/* Until the hanging file works again and its records are erased, or until it is off. */
 START_TEST(a_deletion_waits_for_a_file_that_hangs) {
         open_two();
         write_chain_to_both();
@@ -680,7 +680,7 @@ START_TEST(a_deletion_waits_for_a_file_that_hangs) {
 }
 END_TEST
 
-/* What a process has open that was not there before is not the file any more. */
+/* A new process that opens a file of another life has another file: it is turned off. */
 START_TEST(another_file_is_off) {
         open_two();
         store_disk_lost(store, 1);
@@ -702,13 +702,13 @@ static void open_two_for_prefixes(void) {
         write_chain_to_both();
 }
 
-/* Blocks of the prefix that are found; only all of them are. */
+/* The number of blocks of the prefix that are resident: all or none are found. */
 static int64_t found(void) {
         struct fetch_request q = {.n_tokens = N * BT, .tokens = tokens};
         int fd = -1;
         int64_t n;
 
-        store_disk_hangs(store, 0); /* so that nothing can come */
+        store_disk_hangs(store, 0); /* so that nothing can be read */
         n = space_fetch(attachment, &q, &fd);
         ck_assert_int_eq(fd, -1);
         store_disk_lost(store, 0);
@@ -754,7 +754,7 @@ static void second_fails(uint32_t how) {
                 store_disk_file_off(store, 1, "the test");
 }
 
-/* Of what the other one has brought nothing is found, and it goes first. */
+/* The blocks that the other file has brought are not found, and are evicted first. */
 START_TEST(a_prefix_is_missed_where_one_of_two_fails) {
         bool first = _i % 2;
         int fd;
@@ -765,7 +765,7 @@ START_TEST(a_prefix_is_missed_where_one_of_two_fails) {
                 answer(0, 2, 0);
         second_fails((uint32_t)_i / 2);
         if (!first && _i / 2) {
-                ck_assert(has_ended(fd)); /* and nobody waits for the rest */
+                ck_assert(has_ended(fd)); /* without waiting for file 0 */
                 answer(0, 2, 0);
         } else if (!first) {
                 answer(0, 2, 0);
@@ -776,13 +776,13 @@ START_TEST(a_prefix_is_missed_where_one_of_two_fails) {
         close(fd);
         check_clean(space);
         if (_i / 2 == 2)
-                answer(1, 1, -EIO); /* what was out */
+                answer(1, 1, -EIO); /* the question that was out */
         check_clean(space);
         close_file();
 }
 END_TEST
 
-/* What did not get there is written again, behind what did; the prefix is missed until then. */
+/* Blocks whose write failed are written again. Until then the prefix is missed. */
 START_TEST(what_a_prefix_lacks_is_written_again) {
         struct fetch_request q = {.n_tokens = N * BT, .tokens = tokens};
         int fd;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What eviction may cost, whoever asks for it. Attackers do here what they can do by pins, keys and
- * numbers of clients, and the work is counted, or measured in the process's own time, beside that
- * of ordinary blocks.
+ * Eviction stays cheap, whatever clients do. Attackers use pins, keys and many clients. The work is
+ * counted, or measured in the process's own time and compared with that for ordinary blocks.
  */
 
 #include <errno.h>
@@ -21,9 +20,9 @@
 #define KVD_GENERATION_BITS 32
 #endif
 
-#define BLOCK 64u /* bytes */
+#define BLOCK 64u /* bytes of a block */
 #define POOL_BLOCKS 65536u
-#define PIECE 4096u /* blocks that one message may evict */
+#define PIECE 4096u /* maximum number of blocks that one message evicts */
 
 static void open_store(void) {
         struct store_config c = {.pool_bytes = (uint64_t)POOL_BLOCKS * BLOCK,
@@ -54,7 +53,7 @@ static struct space *make_space(uint64_t max_blocks) {
         return space;
 }
 
-/* Seals n blocks, each a chain of its own: of the tokens from `tokens` on. */
+/* Seals n blocks, each a chain of its own, with consecutive tokens of `tokens`. */
 static void seal_leaves(struct attachment *a, const uint32_t *tokens, uint32_t n, kvd_ref *ret) {
         for (uint32_t i = 0; i < n; i++) {
                 struct seal_request q = {.n_blocks = 1,
@@ -78,7 +77,7 @@ static uint64_t own_time_ns(void) {
 
 #define CROWD (4 * PIECE)
 
-/* n blocks of tokens, no two alike, both of whose buckets are in the first so many slots. */
+/* Tokens of n different blocks, both of whose buckets lie in the first `slots` slots. */
 static void crowded_tokens(const struct kvd_index *ix, uint32_t slots, uint32_t n, uint32_t *ret) {
         struct kvd_key root = kvd_key_root(ix, 0, 0), key;
         uint32_t block[BT] = {0};
@@ -91,7 +90,7 @@ static void crowded_tokens(const struct kvd_index *ix, uint32_t slots, uint32_t 
         }
 }
 
-/* Keeps the least time of all evictions so far: other processes can only make one slower. */
+/* Keeps the least time of all evictions so far: other processes can only slow them down. */
 static void evict_cost(struct space *space, const uint32_t *tokens, uint64_t *least) {
         kvd_ref *refs = calloc(CROWD, sizeof *refs);
         struct attachment *a = fixture_attach(space);
@@ -113,8 +112,8 @@ static void evict_cost(struct space *space, const uint32_t *tokens, uint64_t *le
 #define TRIES 10 /* one is enough unless the machine is busy */
 
 /*
- * The secret lies in the index, so a client can look for tokens whose keys are neighbours in its
- * table. Evicting 4,096 of 100,000 such blocks once took the daemon two seconds.
+ * Clients can read the secret in the index, so they can search for tokens whose keys are neighbours
+ * in its table. Evicting 4,096 of 100,000 such blocks once took the daemon two seconds.
  */
 START_TEST(crowded_keys_cost_no_more_than_others) {
         struct space *space = make_space(0);
@@ -139,7 +138,7 @@ END_TEST
 
 #define FEW 48u
 
-/* All that such a client gets is that blocks of its own space are not found. */
+/* Such a client harms only itself: blocks of its own space are not found. */
 START_TEST(blocks_that_their_buckets_cannot_hold_are_missed) {
         struct space *space = make_space(64);
         struct attachment *a = fixture_attach(space);
@@ -156,7 +155,7 @@ START_TEST(blocks_that_their_buckets_cannot_hold_are_missed) {
 }
 END_TEST
 
-/* Other buckets serve on: of all ids there are, all but some in a million are found. */
+/* With ordinary keys the buckets suffice: all but a few blocks in a million are found. */
 START_TEST(a_full_index_holds_all_its_blocks) {
         struct space *space = make_space(0);
         struct attachment *a = fixture_attach(space);
@@ -188,7 +187,7 @@ static struct kvd_pin_words *words_of(struct attachment *a) {
         return (struct kvd_pin_words *)(page + KVD_PINS_OFF);
 }
 
-/* A full pool of leaves, and 240 clients of which the last one pins them all. Returns its words. */
+/* A space full of leaves, and 240 clients. The last one pins all leaves; returns its words. */
 static struct kvd_pin_words *plant_forest(struct space *space, struct attachment **first, kvd_ref *refs) {
         uint32_t *tokens = calloc(LEAVES, BT * sizeof *tokens);
         struct attachment *a = NULL;
@@ -207,7 +206,7 @@ static struct kvd_pin_words *plant_forest(struct space *space, struct attachment
         return words;
 }
 
-/* As libkvd asks. Returns how often, until there was an answer: how many blocks, or an error. */
+/* Retries while the answer is 0, as libkvd does. Returns the number of requests. */
 static uint32_t ask_until_answered(struct attachment *a, uint32_t n, kvd_ref *ret, int *answer) {
         uint32_t asked = 0;
 
@@ -218,8 +217,8 @@ static uint32_t ask_until_answered(struct attachment *a, uint32_t n, kvd_ref *re
 }
 
 /*
- * One request once looked at 32 leaves for each block asked for and at all clients' pins of each
- * twice. Now it stops early and says so, and what it has seen is not looked at again so dearly.
+ * One request once examined 32 leaves for each block that it wanted, and all clients' pins of each
+ * leaf twice. Now it stops early and returns 0, and leaves known to be pinned are cheap to skip.
  */
 START_TEST(a_forest_of_pins_is_searched_in_pieces) {
         struct space *space = make_space(LEAVES);
@@ -233,14 +232,14 @@ START_TEST(a_forest_of_pins_is_searched_in_pieces) {
         ck_assert_int_eq(r, -ENOBUFS);
         ck_assert_uint_ge(asked, LEAVES * CLIENTS / READS / 4);
         ck_assert_uint_le(asked, LEAVES * CLIENTS / READS * 4);
-        ck_assert_uint_eq(ask_until_answered(a, 1, more, &r), 1); /* that is known now */
+        ck_assert_uint_eq(ask_until_answered(a, 1, more, &r), 1); /* the pins are known now */
         ck_assert_int_eq(r, -ENOBUFS);
         check_clean(space);
 
         atomic_store(&words[kvd_ref_id(refs[LEAVES / 2])].pins, 0);
         for (asked = 0; asked < 2 * LEAVES && space_allocate(a, 1, more) != 1; asked++)
                 ;
-        ck_assert_uint_lt(asked, 8); /* without a word of its client that something changed */
+        ck_assert_uint_lt(asked, 8); /* although its client did not report the change */
         ck_assert_uint_eq(kvd_ref_id(more[0]), kvd_ref_id(refs[LEAVES / 2]));
         check_clean(space);
         free(refs);
@@ -248,7 +247,7 @@ START_TEST(a_forest_of_pins_is_searched_in_pieces) {
 }
 END_TEST
 
-/* Blocks that can be had are handed out as they are found: with many clients, some at a time. */
+/* Blocks are returned as they are found: with many clients, a few per request. */
 START_TEST(evictions_among_many_clients_come_in_pieces) {
         struct space *space = make_space(LEAVES);
         kvd_ref *refs = calloc(LEAVES, sizeof *refs), *more = calloc(PIECE, sizeof *more);
@@ -277,7 +276,7 @@ START_TEST(evictions_among_many_clients_come_in_pieces) {
 }
 END_TEST
 
-/* A chain's eviction goes on behind what is in use, and ends. */
+/* Eviction of a chain continues past pinned blocks, and ends. */
 START_TEST(evicting_a_chain_skips_its_pinned_leaves) {
         struct space *space = make_space(LEAVES);
         kvd_ref *refs = calloc(LEAVES, sizeof *refs), root = 0;
@@ -320,8 +319,8 @@ END_TEST
 #define IDS 64u
 
 /*
- * A block goes through all of its generations, by being given back and by eviction. No name comes
- * twice, and when there is none left, the space says that it is full.
+ * A block uses up all of its generations, by release and by eviction. No reference is issued twice.
+ * When none is left, the space is full.
  */
 START_TEST(no_name_of_a_block_comes_twice) {
         struct space *space = make_space(IDS), *other;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Places and turns of fetches: one domain floods the servers or the file with fetches, and those of
- * another domain are accepted and served all the same. So are those of a second client of the domain.
+ * One domain floods the servers or the file with fetches. Fetches of another domain are still
+ * accepted and served; so are those of a second client of the same domain.
  */
 
 #include <errno.h>
@@ -16,11 +16,11 @@
 #include "tests/store/fixture.h"
 
 #define CONNECTIONS 6u
-#define EACH 40u     /* fetches of one connection */
-#define BLOCKS 3u    /* of a chain */
+#define EACH 40u     /* fetches per connection */
+#define BLOCKS 3u    /* blocks per chain */
 #define EXTENT_BYTES ((uint64_t)DISK_SECTOR + 64 * file_slot_bytes(BLOCK_BYTES))
 
-static struct space *spaces[2]; /* of the greedy domain, and of the other one */
+static struct space *spaces[2]; /* 0: the greedy domain's, 1: the victim's */
 static struct attachment *greedy[CONNECTIONS], *victim, *colleague;
 static bool files;
 
@@ -36,7 +36,7 @@ static void open_file(void) {
         store_disk_looked(store, 0, 0, supers, sizeof supers);
 }
 
-/* What the file is asked next; superblocks and scans are answered. NULL: nothing. */
+/* The next read or write of the file, or NULL. Answers superblocks and scans. */
 static const struct store_disk_question *asked_of_file(void) {
         const struct store_disk_question *q = NULL;
 
@@ -61,7 +61,7 @@ static void file_answers(const struct store_disk_question *q, int error) {
         store_disk_moved(store, 0, errors, NULL, q->n);
 }
 
-/* Answers one question: nothing came. Returns the space of that fetch; NULL: there was no question. */
+/* Answers one question: nothing found. Returns the fetch's space, or NULL if there was none. */
 static struct space *serve_one(void) {
         const struct store_remote_question *q;
         struct space *space;
@@ -94,7 +94,7 @@ static void seal_chain(struct attachment *a) {
         ck_assert_int_eq(space_seal(a, &q, refs), 0);
 }
 
-/* A chain that is in the file, and not in the pool. */
+/* Makes a chain that is in the file, and not in the pool. */
 static void write_chain(struct space *space, struct attachment *a) {
         const struct store_disk_question *asked;
         bool more = true;
@@ -150,7 +150,7 @@ static int64_t fetch(struct attachment *a, uint32_t number) {
         int fd;
 
         memcpy(unknown, tokens, sizeof unknown);
-        unknown[0] += number; /* a chain that is nowhere */
+        unknown[0] += number; /* a chain that exists nowhere */
         if (!files)
                 q.tokens = unknown;
         r = files ? space_fetch(a, &q, &fd) : space_fetch_remote(a, &q, &fd);
@@ -166,7 +166,7 @@ static void end(void) {
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-/* Six connections made the fetches of another domain fail. */
+/* Six connections once made the fetches of another domain fail. */
 START_TEST(a_flood_of_fetches_leaves_others_their_places) {
         uint32_t served = 0;
 
@@ -184,7 +184,7 @@ START_TEST(a_flood_of_fetches_leaves_others_their_places) {
 }
 END_TEST
 
-/* A client alone could take all places of its domain. */
+/* A single client could once take all places of its domain. */
 START_TEST(a_client_leaves_places_to_its_domain) {
         uint32_t n = 0;
         int64_t r;
@@ -211,7 +211,7 @@ static uint64_t waiting(void) {
         return files ? disk.queue : servers.queue;
 }
 
-/* A client that comes last is second. */
+/* A client that asks last is served second. */
 START_TEST(clients_of_a_domain_take_turns) {
         uint64_t before;
 
@@ -223,13 +223,13 @@ START_TEST(clients_of_a_domain_take_turns) {
         ck_assert_uint_eq(before, EACH + 1);
         for (uint32_t i = 0; i < 2; i++)
                 ck_assert_ptr_eq(serve_one(), spaces[0]);
-        attachment_free(colleague, false); /* nothing of it waits */
+        attachment_free(colleague, false); /* its fetches no longer wait */
         ck_assert_uint_eq(waiting(), before - 2);
         end();
 }
 END_TEST
 
-/* Is a chain of that space to be written next? What else is asked is answered. */
+/* Is the next question a write of that space's chain? Answers other questions. */
 static bool is_written_next(const struct space *space) {
         if (!files) {
                 const struct store_remote_question *q = store_remote_next(store, &(bool){false});
@@ -248,7 +248,7 @@ static bool is_written_next(const struct space *space) {
         }
 }
 
-/* While fetches waited, no block was written. */
+/* Once, no block was written while fetches waited. */
 START_TEST(blocks_are_written_during_a_flood_of_fetches) {
         uint32_t questions = 0;
 

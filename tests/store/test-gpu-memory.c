@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * GPU memory as the store deals with it, over the stand-in driver: chunks, who has them mapped, who
- * gets them next. This process plays the worker (it says that memory is clear) and the clients (it
- * says what they unmapped). A chunk is known by the file behind its descriptor.
+ * The store's GPU memory, on the stand-in driver: chunks, the clients that have mapped them, and
+ * the spaces that get them next. This process plays the worker (it reports cleared memory) and the
+ * clients (it reports what they unmapped). The inode of its descriptor identifies a chunk.
  */
 
 #include <errno.h>
@@ -21,7 +21,7 @@
 
 #define MIB (UINT64_C(1) << 20)
 #define CHUNKS 16u
-#define MANY 68u /* more than a word has bits */
+#define MANY 68u /* chunks: more than the bits of a word */
 
 static struct domain *domains[2];
 static const struct kvd_cuda *cuda;
@@ -37,7 +37,7 @@ static const struct kvd_cuda *load(void) {
         return cuda;
 }
 
-/* Segments of 4 MiB. */
+/* Opens a pool with segments of 4 MiB. */
 static int open_pool(void) {
         struct store_config c = {.pool_bytes = n_chunks * 4 * MIB,
                                  .segment_bytes = 4 * MIB,
@@ -70,7 +70,7 @@ static uint32_t clear_all(void) {
         return all;
 }
 
-/* Memory that others use is not counted here. */
+/* Keeps the memory of other tests out of this one's device. */
 static void alone(void) {
         char group[32];
 
@@ -109,7 +109,7 @@ static struct space *make(struct domain *owner, const char *name, uint32_t layer
         return space;
 }
 
-#define A_MIB 32u /* layers of a block of 1 MiB */
+#define A_MIB 32u /* number of layers that makes blocks of 1 MiB */
 
 static uint64_t chunk_of(struct attachment *a, uint32_t segment) {
         struct stat st;
@@ -204,7 +204,7 @@ START_TEST(no_descriptor_is_an_error_and_no_loss) {
 
         setenv("FAKECUDA_FAIL", "cuMemExportToShareableHandle:1=999", 1);
         ck_assert_int_eq(open_pool(), 0);
-        ck_assert_uint_eq(clear_all(), CHUNKS); /* one of them in a second round */
+        ck_assert_uint_eq(clear_all(), CHUNKS); /* one chunk is cleared in a second round */
         space = make(domains[0], "s", A_MIB);
         a = fixture_attach(space);
         ck_assert_int_eq(space_allocate(a, 1, &ref), 1);
@@ -215,7 +215,7 @@ END_TEST
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* Of 160 KiB: 25 or 26 in 4 MiB, the one between two segments in none. */
+/* 25 or 26 blocks of 160 KiB lie in 4 MiB. A block that would span two segments is not used. */
 START_TEST(no_block_lies_across_two_segments) {
         struct space *space = make(domains[0], "s", 5);
         const struct kvd_index *ix = space_index(space);
@@ -256,7 +256,7 @@ END_TEST
 /* ---- giving back ----------------------------------------------------------------------------- */
 
 /*
- * A space with n segments of 4 blocks, all of them free again, and two clients that have mapped
+ * A space with segments of 4 blocks, which are all free again, and two clients that have mapped
  * them.
  */
 struct drained {
@@ -302,7 +302,7 @@ START_TEST(a_segment_is_free_when_all_have_unmapped_it) {
         check_clean(d.space);
         ck_assert_uint_eq(attachment_drain(d.b, wanted, 1, wanted + 1, 1), 0);
         idle();
-        ck_assert_uint_eq(clears().dirty, 1); /* another chunk: not cleared yet */
+        ck_assert_uint_eq(clears().dirty, 1); /* not cleared yet */
         ck_assert_uint_eq(clear_all(), 1);
         check_clean(d.space);
 }
@@ -365,8 +365,8 @@ START_TEST(what_somebody_is_about_to_unmap_gets_no_block) {
                                   wanted);
         check_clean(d.space);
         /*
-         * Unmapped by the one who was asked, mapped still by the other who was not: it may have
-         * blocks again.
+         * The client that was asked has unmapped the segment. The other one was not asked and still
+         * has it mapped, so the segment may have blocks again.
          */
         ck_assert_uint_eq(attachment_drain(d.a, &wanted, 1, NULL, 0), 0);
         ck_assert_uint_eq(take(d.a, 4, refs), 4);
@@ -381,7 +381,7 @@ START_TEST(the_dead_have_nothing_mapped) {
 
         fill_and_free(&d, domains[0], 2);
         shrink(&d, "4");
-        attachment_orphan(d.a); /* its process may be there still */
+        attachment_orphan(d.a); /* its process may still run */
         attachment_free(d.b, true);
         idle();
         ck_assert_uint_eq(clears().dirty, 0);
@@ -423,7 +423,7 @@ END_TEST
 
 /* ---- domains --------------------------------------------------------------------------------- */
 
-/* Takes all it can get from another domain, which unmaps when it is asked. */
+/* One domain takes all that it can get from another one, whose clients unmap when asked. */
 START_TEST(a_chunk_never_changes_domains) {
         struct drained d;
         struct attachment *other = fixture_attach(make(domains[1], "t", A_MIB));
@@ -449,8 +449,8 @@ START_TEST(a_chunk_never_changes_domains) {
 END_TEST
 
 /*
- * The pool is all of the device's memory: what a client keeps of a deleted space is missing until
- * it lets go.
+ * The pool is all of the device's memory. Memory that a client still holds of a deleted space is
+ * missing until the client closes it.
  */
 START_TEST(memory_that_is_held_is_missing) {
         struct drained d;
@@ -481,8 +481,8 @@ static cu_result create(uint64_t bytes, cu_memory *ret) {
 }
 
 /*
- * Contexts are made after the pool: so much of the memory is nobody's when the pool is made, and
- * when what was missing is.
+ * Contexts are created after the pool, so a reserve of device memory stays free, both when the pool
+ * is created and when missing memory is made later.
  */
 START_TEST(a_reserve_is_left_for_contexts) {
         cu_memory rest[2];

@@ -33,7 +33,7 @@ static void teardown(void) {
         fixture_close();
 }
 
-/* A step of n full blocks at the end of the table. */
+/* Appends a step of n full blocks, and asks to share it. */
 static int step(struct table *u, uint32_t n, uint32_t token) {
         uint32_t first = u->n_tokens;
 
@@ -75,8 +75,8 @@ START_TEST(a_repeated_step_is_shared) {
 END_TEST
 
 /*
- * Algorithm 1 spares no block for its place: the first of a sequence, and the newest, may be
- * replaced, too.
+ * Algorithm 1 protects no block for its position: the first blocks of a sequence and the newest may
+ * be replaced, too.
  */
 START_TEST(the_papers_profile_spares_no_block) {
         struct table u;
@@ -113,7 +113,7 @@ static float threshold_of_job(void) {
 START_TEST(the_threshold_is_what_strangers_say) {
         set(space, "memshare.tau_block", "0.5");
         set(space, "memshare.calibrate", "0.1");
-        ck_assert_int_eq(step(&t, 2, 100), 1); /* too few to say anything */
+        ck_assert_int_eq(step(&t, 2, 100), 1); /* too few pairs to calibrate */
         work();
         ck_assert(memshare_tau(space) == 0.5f);
         ck_assert_uint_eq(counter(space, KVD_SPACE_TAU_BLOCK), 500000);
@@ -124,12 +124,12 @@ START_TEST(the_threshold_is_what_strangers_say) {
         ck_assert_uint_eq(counter(space, KVD_SPACE_CALIBRATED), 128);
         ck_assert(memshare_tau(space) == 1.12f);
         ck_assert_uint_eq(counter(space, KVD_SPACE_TAU_BLOCK), 1120000);
-        set(space, "memshare.metric", "fro_norm"); /* other distances */
+        set(space, "memshare.metric", "fro_norm"); /* another metric needs its own threshold */
         ck_assert(memshare_tau(space) == 0.5f);
         ck_assert_int_eq(step(&t, 4, 9000), 1);
         work();
         ck_assert(memshare_tau(space) == 1.12f);
-        ck_assert_int_eq(step(&t, 4, 10000), 1); /* not each time */
+        ck_assert_int_eq(step(&t, 4, 10000), 1); /* calibrated already */
         work();
         ck_assert_uint_eq(counter(space, KVD_SPACE_CALIBRATED), 256);
         set(space, "memshare.calibrate", "0");
@@ -138,7 +138,7 @@ START_TEST(the_threshold_is_what_strangers_say) {
 }
 END_TEST
 
-/* Repeats are no strangers: they would lower it. */
+/* Repeated blocks are not unrelated pairs: they would lower the threshold. */
 START_TEST(blocks_with_the_same_words_are_not_measured) {
         set(space, "memshare.calibrate", "0.1");
         for (uint32_t i = 0; i < 9; i++)
@@ -213,7 +213,7 @@ START_TEST(short_steps_and_others_are_not_compared) {
 END_TEST
 
 /*
- * Sinks, the guard, the tail, what is shared already, approximations: never a target or a source.
+ * Sinks, recent blocks, the tail, shared blocks and approximations are neither targets nor sources.
  */
 START_TEST(targets_and_sources_are_chosen) {
         uint32_t targets = 0;
@@ -222,7 +222,7 @@ START_TEST(targets_and_sources_are_chosen) {
         ck_assert_int_eq(step(&t, 4, 500), 1);
         ck_assert_int_eq(step(&t, 4, 500), 1);
         work();
-        ck_assert_uint_eq(table_sync(&t, NULL), 6); /* but for the last two blocks */
+        ck_assert_uint_eq(table_sync(&t, NULL), 6); /* all but the last two blocks */
         ck_assert_uint_ne(t.slots[8].ref, 0);
         ck_assert_int_eq(step(&t, 5, 500), 1);
         ck_assert(worker_take());
@@ -273,7 +273,7 @@ START_TEST(answers_are_not_believed) {
         while (worker_take() && !(worker_job->kind == KVD_JOB_COMPARE && worker_job->n_steps == 2))
                 worker_do();
         worker_answer(right, sizeof right);
-        ck_assert_uint_eq(table_sync(&t, NULL), 1); /* once is enough */
+        ck_assert_uint_eq(table_sync(&t, NULL), 1); /* the second match of a block is ignored */
         ck_assert_uint_eq(t.slots[4].ref, t.slots[0].ref);
         table_close(&t);
 }
@@ -289,7 +289,7 @@ START_TEST(a_prefix_may_stand_in_and_is_never_replaced) {
         float floats[BLOCK_BYTES / 4];
         struct table u;
 
-        /* The contents of a prefix are those of the first blocks of a table with these tokens. */
+        /* The prefix has the contents of the first blocks of a table with the same tokens. */
         table_open(&u, a, 8, false);
         table_append(&u, 4 * BT, 500);
         for (uint32_t i = 0; i < 4 * BT; i++)
@@ -335,7 +335,7 @@ START_TEST(other_sequences_only_if_that_is_wanted) {
         work();
         ck_assert_uint_eq(table_sync(&t, NULL), 3);
         check_clean(space);
-        table_close(&u); /* what stands in stays */
+        table_close(&u); /* blocks that replace others stay */
         idle();
         table_check(&t);
         check_clean(space);
@@ -409,11 +409,11 @@ static void one_operation(struct table *tables, struct attachment **owners) {
                         random_below(&rnd, 12) ? worker_do() : worker_die();
                 break;
         case 14:
-                if (random_below(&rnd, 20) == 0) { /* the process of two sequences is gone */
+                if (random_below(&rnd, 20) == 0) { /* the process of two sequences ends */
                         attachment_free(owners[k / 2], true);
                         table_forget(&tables[k / 2 * 2]);
                         table_forget(&tables[k / 2 * 2 + 1]);
-                        idle(); /* its page is folded: its slot is free */
+                        idle(); /* folds its page, which frees its slot */
                         owners[k / 2] = fixture_attach(space);
                 }
                 break;

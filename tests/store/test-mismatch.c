@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A space that exists is not opened with anything else in it: every field that changes what bytes
- * mean is changed alone, to many values, in spaces of several shapes. Each attempt is refused by the
- * field's name, and the space stays what it was. How many there were is printed.
+ * An existing space is not opened with another shape. Every field that changes the meaning of bytes
+ * is changed alone, to many values, for spaces of several shapes. The refusal names the field, and
+ * the space stays as it was. Prints the number of attempts.
  */
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
-#define PAIRS 500u /* that must at least have been refused as another shape */
+#define PAIRS 500u /* minimum number of attempts refused as another shape */
 
 static const struct kvd_shape bases[] = {
         {.layers = 2,
@@ -77,7 +77,7 @@ static int open_as(const struct kvd_shape *shape, struct space_options options,
         return space_open(domain, &spec, true, ret, &created);
 }
 
-/* Is it another shape than what is there, once defaults are filled in? */
+/* Does the shape differ from the space's, once defaults are filled in? */
 static bool differs(const struct kvd_shape *shape, const struct space *space, const char **field) {
         struct kvd_shape copy = *shape;
         const char *why;
@@ -88,7 +88,7 @@ static bool differs(const struct kvd_shape *shape, const struct space *space, co
         return *field != NULL;
 }
 
-/* 1: refused as another shape; 0: it cannot be, or is the same by default. */
+/* Returns 1 if refused as another shape, 0 if the shape is invalid or the same by default. */
 static uint32_t expect_refused(const struct kvd_shape *shape, const char *name,
                                struct space *space) {
         const char *field = NULL;

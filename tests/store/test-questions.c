@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What goes into one question to the disk process: it is one frame, which takes so many blocks, and
- * descriptors of so many segments.
+ * A question to the disk process is one frame, which has room for a limited number of blocks, and
+ * for descriptors of a limited number of segments.
  */
 
 #include "store/disk.h"
@@ -10,7 +10,7 @@
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
-#define SEGMENT_BLOCKS 16u /* of the fixture's spaces */
+#define SEGMENT_BLOCKS 16u /* blocks per segment in the fixture's spaces */
 #define SEGMENTS (KVD_DISK_FILES + 6)
 #define BLOCKS (SEGMENTS * SEGMENT_BLOCKS)
 #define EXTENT_BYTES ((uint64_t)DISK_SECTOR + SEGMENTS * file_slot_bytes(BLOCK_BYTES))
@@ -18,7 +18,7 @@
 static struct space *space;
 static struct attachment *a;
 
-/* One that there was: a new one has larger extents. */
+/* Opens an existing file; a new one would get larger extents. */
 static void open_file(void) {
         struct store_disk_config config = {.n_files = 1, .bytes = {FILE_HEAD + EXTENT_BYTES}};
         struct file_super super = {.serial = 1,
@@ -38,7 +38,7 @@ static void open_file(void) {
         store_disk_looked(store, 0, 0, copies, sizeof copies);
 }
 
-/* Superblocks are taken as they come. */
+/* The next question, after writes of superblocks, which are done at once. */
 static const struct store_disk_question *asked(enum store_disk_ask what) {
         const struct store_disk_question *q = NULL;
 
@@ -52,7 +52,7 @@ static const struct store_disk_question *asked(enum store_disk_ask what) {
         return q;
 }
 
-/* One block in each segment, each a chain of its own; the others stay as they are. */
+/* Seals one block in each segment, each a chain of its own. The others are not sealed. */
 static void seal_one_in_each(void) {
         static kvd_ref refs[BLOCKS];
         bool sealed[SEGMENTS] = {false};
@@ -86,7 +86,7 @@ static uint32_t segments_of(const struct store_disk_question *q) {
         return n;
 }
 
-/* Answers it, and says of how many segments it was. */
+/* Answers the next write. Returns the number of segments in it. */
 static uint32_t write_one(void) {
         static const int32_t errors[KVD_DISK_ITEMS];
         const struct store_disk_question *q = asked(STORE_DISK_WRITE);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a tier below the pool takes of a long chain is what fetches bring back, no more and no less.
+ * A tier below the pool takes exactly those blocks of a long chain that fetches can bring back.
  */
 
 #include "store/disk.h"
@@ -51,7 +51,7 @@ static void take_remote_question(const struct store_remote_question *q) {
         }
 }
 
-/* Until nothing is asked any more. */
+/* Answers questions until there are no more. */
 static void serve(void) {
         const struct store_remote_question *servers;
         const struct store_disk_question *disk;
@@ -118,7 +118,7 @@ static void evict(void) {
                 space_evict(space, BLOCKS, KVD_ROOT, &more);
 }
 
-/* Asks for more as long as something comes. */
+/* Repeats the fetch as long as blocks come. */
 static void fetch_all(void) {
         struct fetch_request q = {.n_tokens = BLOCKS * BT, .tokens = tokens};
         uint32_t before;
@@ -135,7 +135,7 @@ static void fetch_all(void) {
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-/* Of 65,536 tokens 50,176 were written that no fetch would ever have asked for. */
+/* Of 65,536 tokens, 50,176 were once written that no fetch would ever have asked for. */
 START_TEST(only_blocks_that_can_come_back_are_written) {
         begin(_i);
         seal_chain(BLOCKS * BT, 1000);
@@ -150,7 +150,7 @@ START_TEST(only_blocks_that_can_come_back_are_written) {
 }
 END_TEST
 
-/* Fetches look for full blocks. */
+/* Fetches look only for full blocks. */
 START_TEST(a_block_that_is_not_full_is_not_written) {
         begin(_i);
         seal_chain(2 * BT + 1, 1000);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Who goes when there is too little room: watermarks, the order of relief, priorities, policy
- * priority.
+ * Which blocks leave when there is too little room: watermarks, the order of relief, priorities,
+ * and policy `priority`.
  */
 
 #include <errno.h>
@@ -21,7 +21,7 @@ static void setup(void) {
         space = fixture_space("s", 100);
         a = fixture_attach(space);
         ck_assert_uint_eq(usage_of(space).max_blocks, 100);
-        set(space, "kvreviver.vague", "0"); /* exact copies only, unless a test says otherwise */
+        set(space, "kvreviver.vague", "0"); /* only exact copies, unless a test changes it */
         table_open(&t, a, 200, true);
 }
 
@@ -31,12 +31,12 @@ static void teardown(void) {
         fixture_close();
 }
 
-/* What the client's attention says of an entry. */
+/* Reports attention and selections for an entry, as a client does. */
 static void use(uint32_t slot, uint16_t mass, uint16_t hits) {
         *table_use(&t, t.slots[slot].ref) = (struct kvd_use){mass, hits};
 }
 
-/* The loop's turns: relief, jobs, and the client at a safe point. */
+/* Runs the loop's turns: relief, jobs, and the client's syncs. */
 static void settle(void) {
         for (int i = 0; i < 20; i++) {
                 idle();
@@ -83,7 +83,7 @@ START_TEST(the_least_attended_go_first) {
         ck_assert_int_eq(table_append(&t, 92 * BT, 1), 0);
         for (uint32_t i = 0; i < 92; i++)
                 use(i, i >= 20 && i < 32 ? 3 : 300 + i, 0);
-        use(0, 1, 0); /* the sink stays, whatever is said of it */
+        use(0, 1, 0); /* the sink stays, however little attention it gets */
         set(space, "kvreviver", "on");
         settle();
         ck_assert_uint_eq(resident(20, 12), 0);
@@ -94,8 +94,7 @@ START_TEST(the_least_attended_go_first) {
 END_TEST
 
 /*
- * Half attention, a third selections: ranks of both together decide; without reports KeyDiff's
- * score does.
+ * Attention weighs half and selections a third: the ranks of both together decide.
  */
 START_TEST(signals_are_weighed_and_may_be_missing) {
         set(space, "pressure.keydiff", "0");
@@ -115,14 +114,14 @@ START_TEST(without_reports_keydiff_decides) {
         ck_assert_int_eq(table_append(&t, 92 * BT, 1), 0);
         set(space, "keydiff.sink_blocks", "0");
         set(space, "kvreviver", "on");
-        settle(); /* the tests' worker scores blocks higher and higher */
+        settle(); /* the tests' worker gives later blocks higher scores */
         ck_assert_uint_eq(resident(0, 12), 0);
         ck_assert_uint_eq(resident(12, 80), 80);
         table_close(&t);
 }
 END_TEST
 
-/* What left has no keys to look at, and would score as whatever is in block 0. */
+/* Entries that have left have no keys to score; they would get the score of block 0. */
 START_TEST(only_what_is_there_is_scored) {
         uint32_t jobs = 0;
 
@@ -149,14 +148,15 @@ START_TEST(a_sequence_keeps_its_budget) {
         ck_assert_int_eq(table_append(&t, 100 * BT, 1), 0);
         set(space, "kvreviver", "on");
         settle();
-        /* nine tenths of it: the rest are cells of the sketch */
+        /* nine tenths of the budget: the sketch has the rest */
         ck_assert_uint_eq(resident(0, 100), 88);
         table_close(&t);
 }
 END_TEST
 
 /*
- * As shipped: exact copies alone. A sketch in front of them would cost as much and answer for less.
+ * By default relief makes only exact copies. A sketch would cost as much and stand for fewer
+ * tokens.
  */
 START_TEST(relief_copies_and_leaves_sketches_alone) {
         set(space, "kvreviver.vague", "0.1");
@@ -171,7 +171,7 @@ START_TEST(relief_copies_and_leaves_sketches_alone) {
 }
 END_TEST
 
-/* The papers spare no token for its place alone. */
+/* The papers protect no token for its position alone. */
 START_TEST(papers_profiles_protect_nothing) {
         set(space, "keydiff.profile", "paper");
         set(space, "kvreviver.recent", "0");
@@ -246,7 +246,7 @@ START_TEST(like_steps_are_shared_before_anything_leaves) {
                 ck_assert_int_eq(table_append(&t, 5 * BT, 500), 0);
                 ck_assert_int_eq(sequence_share(a, t.number, i * 5 * BT, 5 * BT), 1);
         }
-        while (worker_take()) /* relief comes later */
+        while (worker_take()) /* all comparisons are done before relief begins */
                 worker_do();
         worker_verdict = 0;
         set(space, "kvreviver", "on");
@@ -257,7 +257,7 @@ START_TEST(like_steps_are_shared_before_anything_leaves) {
 }
 END_TEST
 
-/* What was not alike before may be by now. */
+/* Blocks that did not match before may match now. */
 START_TEST(each_time_of_need_compares_anew) {
         set(space, "memshare", "on");
         set(space, "memshare.min_step_tokens", "4");
@@ -330,7 +330,7 @@ START_TEST(policy_priority_evicts_what_is_worth_least) {
 }
 END_TEST
 
-/* Keys are compared as they were before rotation, so the worker must know where each stands. */
+/* Keys are compared before rotation, so the worker must know each block's position. */
 static uint32_t work_that_scores(void) {
         uint32_t n = 0;
 
