@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Packets and the descriptors that travel with them. No failure leaves a descriptor open.
- */
+/* Packets and the descriptors that travel with them. No failure leaves a descriptor open. */
 
 #include <dirent.h>
 #include <errno.h>

@@ -319,9 +319,7 @@ static const char *profile(const char *type, const char *option, const char *val
         return folder_read("profile", &size);
 }
 
-/*
- * End to end: both similarities of every layer, at the request's own prefix and at shares of it.
- */
+/* End to end: both similarities of every layer, at the request's own prefix and at shares of it. */
 START_TEST(profiles_are_right) {
         struct denoising d = {.tokens = tokens, .n = 50, .n_prefix = 33, .length = 14};
         const char *line;

@@ -58,9 +58,7 @@ struct fault_state *fault_state_new(void); /* shared with processes forked later
 /* fd: of a file, so that programs started later can share it, too (fault_state_of) */
 struct fault_state *fault_state_of(int fd);
 
-/*
- * Calls run in a process of its own, for at most so many seconds. Returns 0, or ends the test.
- */
+/* Calls run in a process of its own, for at most so many seconds. Returns 0, or ends the test. */
 int fault_fork(struct fault_state *state, void (*run)(struct fault_state *, void *), void *arg,
                unsigned seconds);
 

@@ -107,9 +107,7 @@ bool work_is_bounded(const struct work_seen *seen);
 
 struct conn *instance_connect(const struct instance *in);
 
-/*
- * The facts of the nth space. The reply's slices are valid until the next call on conn.
- */
+/* The facts of the nth space. The reply's slices are valid until the next call on conn. */
 void space_facts(struct conn *conn, uint32_t nth, struct kvd_msg_space_info_reply *ret);
 
 /*

@@ -2,9 +2,7 @@
 #ifndef KVD_TESTS_LIB_REDIS_H
 #define KVD_TESTS_LIB_REDIS_H
 
-/*
- * Real redis-server processes on loopback, which end with the test. A failure ends the test.
- */
+/* Real redis-server processes on loopback, which end with the test. A failure ends the test. */
 
 #include <stdbool.h>
 #include <stddef.h>

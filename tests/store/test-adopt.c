@@ -667,9 +667,7 @@ START_TEST(taking_over_delays_no_allocation) {
 }
 END_TEST
 
-/*
- * The daemon is killed or stopped after each piece. The next one finds everything that it found.
- */
+/* The daemon is killed or stopped after each piece. The next one finds everything that it found. */
 START_TEST(a_daemon_that_ends_while_taking_over_loses_nothing) {
         struct space *space = fixture_space("s", POOL);
         struct attachment *a = attach_kept(space, getpid());

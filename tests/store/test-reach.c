@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * A tier below the pool takes exactly those blocks of a long chain that fetches can bring back.
- */
+/* A tier below the pool takes exactly those blocks of a long chain that fetches can bring back. */
 
 #include "store/disk.h"
 #include "store/file/volume.h"

@@ -93,9 +93,7 @@ START_TEST(the_least_attended_go_first) {
 }
 END_TEST
 
-/*
- * Attention weighs half and selections a third: the ranks of both together decide.
- */
+/* Attention weighs half and selections a third: the ranks of both together decide. */
 START_TEST(signals_are_weighed_and_may_be_missing) {
         set(space, "pressure.keydiff", "0");
         ck_assert_int_eq(table_append(&t, 92 * BT, 1), 0);

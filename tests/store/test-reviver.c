@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Blocks leave and come back: exactly, approximately, or not at all.
- */
+/* Blocks leave and come back: exactly, approximately, or not at all. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -38,7 +36,7 @@ static void teardown(void) {
         fixture_close();
 }
 
-/* Appends n blocks, has them summarised, lets them cool. */
+/* Appends n blocks, has them summarised, and cools them. */
 static void cooled(uint32_t n, enum kvd_cool how) {
         ck_assert_int_eq(table_append(&t, n * BT, 10), 0);
         work();
@@ -75,7 +73,7 @@ START_TEST(what_left_comes_back_byte_by_byte) {
         table_check(&t);
         ck_assert_uint_eq(counter(space, KVD_SPACE_REVIVED_EXACT), 6);
         ck_assert_uint_eq(usage_of(space).spilled, 0);
-        /* their summaries came along */
+        /* their summaries came back with them */
         ck_assert_uint_eq(counter(space, KVD_SPACE_SUMMARISED), before);
         for (uint32_t i = 0; i < 6; i++)
                 ck_assert_uint_eq(t.slots[i].flags, KVD_ENTRY_OWN);
@@ -83,7 +81,7 @@ START_TEST(what_left_comes_back_byte_by_byte) {
 }
 END_TEST
 
-/* The worker has the file open for as long as it likes. */
+/* A worker may keep the file open, so the bytes must be overwritten. */
 START_TEST(copies_of_a_deleted_space_are_erased) {
         static const uint8_t nothing[6 * BLOCK_BYTES];
         uint8_t copies[6 * BLOCK_BYTES];
@@ -104,7 +102,7 @@ START_TEST(copies_of_a_deleted_space_are_erased) {
 }
 END_TEST
 
-/* Approximate keys are rotated to where their tokens stood: the worker cannot know it. */
+/* Approximate keys are rotated to the positions of their tokens, which the worker must be told. */
 START_TEST(the_worker_is_told_where_tokens_stand) {
         const struct kvd_job_item *items;
 
@@ -137,7 +135,7 @@ static uint32_t mappings(void) {
         return n;
 }
 
-/* The daemon writes a line into it, and has it mapped no longer than that. */
+/* The daemon maps a sketch only while it writes the header. */
 START_TEST(a_sketch_costs_the_daemon_no_mapping) {
         cooled(2, KVD_COOL_VAGUE);
         ck_assert_ptr_nonnull(sequence_find(a, t.number)->sketches);
@@ -152,7 +150,7 @@ START_TEST(what_is_not_taken_is_undone) {
         work();
         ck_assert_uint_eq(table_sync(&t, takes_nothing), 0);
         check_clean(space);
-        work(); /* out of the sketch again */
+        work(); /* takes them out of the sketch again */
         check_clean(space);
         table_check(&t);
         ck_assert_uint_eq(usage_of(space).spilled + usage_of(space).vague, 0);
@@ -269,8 +267,8 @@ END_TEST
 /* ---- approximately --------------------------------------------------------------------------- */
 
 /*
- * Collisions are certain not to matter only with one token a cell: with few tokens the median is
- * right or is not.
+ * Only with one token per cell are collisions certain not to matter: with few tokens the median may
+ * be wrong.
  */
 START_TEST(first_approximately_then_exactly) {
         cooled(2, KVD_COOL_VAGUE);
@@ -327,7 +325,7 @@ START_TEST(without_a_copy_a_sketch_is_all_there_is) {
 }
 END_TEST
 
-/* Bytes of sketches that a check counts whose first piece has so little left to spend. */
+/* The bytes of sketches that a check counts if its first piece has this much of its budget left. */
 static uint64_t counted_sketches(uint64_t left) {
         struct check_report report = {0};
         struct walk w = {.space = space,
@@ -343,7 +341,7 @@ static uint64_t counted_sketches(uint64_t left) {
         return space->audit.sketch_bytes;
 }
 
-/* One that stopped between a sequence and its first entry began it twice, and miscounted (Q20). */
+/* A check that stopped between a sequence and its first entry once counted it twice (Q20). */
 START_TEST(a_check_counts_a_sketch_once_wherever_it_stops) {
         uint64_t bytes;
 
@@ -374,7 +372,7 @@ START_TEST(an_overloaded_sketch_revives_nothing) {
 END_TEST
 
 /*
- * Settings as shipped: a sequence of 16,384 tokens has sketches of 51 cells, of which each answers
+ * With default settings, a sequence of 16,384 tokens has sketches of 51 cells, each of which stands
  * for two tokens.
  */
 START_TEST(a_sketch_takes_no_more_than_it_answers_for) {
@@ -423,7 +421,7 @@ START_TEST(a_sketch_too_small_for_a_block_is_not_made) {
         ck_assert_uint_eq(usage_of(space).spilled, 8);
         ck_assert_uint_eq(usage_of(space).sketch_bytes, 0);
         ck_assert_int_eq(table_append(&t, 4 * BT, 100), 0);
-        /* and without a copy nobody leaves who could not come back */
+        /* without copies, a block that no sketch can hold stays */
         set(space, "kvreviver.spill", "off");
         ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_VAGUE, all + 8, 4), 4);
         work();
@@ -464,7 +462,7 @@ START_TEST(kept_copies_give_way_to_others) {
         struct table u;
 
         fixture_close();
-        fixture_open(64, 10); /* copies of all spaces */
+        fixture_open(64, 10); /* room for 10 copies of all spaces */
         space = fixture_space("s", 32);
         other = fixture_space("other", 32);
         a = fixture_attach(space);
@@ -481,14 +479,14 @@ START_TEST(kept_copies_give_way_to_others) {
         ck_assert_uint_eq(table_sync(&t, NULL), 4);
         ck_assert_uint_le(store->account.used[KVD_COST_spill], 10 * BLOCK_BYTES);
         check_clean(space);
-        table_open(&u, fixture_attach(other), 32, true); /* another space's are as good */
+        table_open(&u, fixture_attach(other), 32, true); /* evicts copies of s, too */
         ck_assert_int_eq(table_append(&u, 6 * BT, 10), 0);
         ck_assert_int_eq(sequence_cool(u.a, u.number, KVD_COOL_SPILL, all, 6), 6);
         work();
         ck_assert_uint_eq(table_sync(&u, NULL), 6);
         check_clean(space);
         check_clean(other);
-        revive(KVD_REVIVE_EXACT, 12, 4, 0); /* nothing that was gone is lost */
+        revive(KVD_REVIVE_EXACT, 12, 4, 0); /* the copies of blocks that had left are still there */
         work();
         table_sync(&t, NULL);
         table_check(&t);
@@ -503,7 +501,7 @@ static void attend(uint32_t slot, uint16_t mass) {
         *table_use(&t, t.slots[slot].ref) = (struct kvd_use){.mass = mass};
 }
 
-/* A pool of 32 blocks, all of them in use; entries 0 to 7 have left. */
+/* A pool of 32 blocks, all in use. Entries 0 to 7 have left. */
 static void fill_up(struct table *u) {
         table_close(&t);
         idle();
@@ -547,7 +545,7 @@ START_TEST(where_there_is_no_room_places_change) {
         for (uint32_t i = 0; i < 3; i++)
                 ck_assert_uint_ne(t.slots[i].ref, 0);
         for (uint32_t i = 8; i < 16; i++) {
-                /* those of least mass left */
+                /* those with the least mass have left */
                 ck_assert_int_eq(t.slots[i].ref != 0, (i * 5) % 8 >= 3);
                 resident += t.slots[i].ref != 0;
         }
@@ -582,7 +580,7 @@ static ssize_t same_getrandom(void *to, size_t n, unsigned flags) {
         return (ssize_t)n;
 }
 
-/* Everything that the client may read of its approximations. */
+/* Reads all approximations that the client may read. */
 static void read_approximations(float ret[6][BLOCK_BYTES / 4]) {
         cooled(6, KVD_COOL_VAGUE);
         revive(KVD_REVIVE_APPROX, 6, 0, 6);
@@ -594,7 +592,7 @@ static void read_approximations(float ret[6][BLOCK_BYTES / 4]) {
         idle();
 }
 
-/* Another sketch of the same ordinals, as full as this one. */
+/* Makes another sketch of the same ordinals, as full as the first. */
 static void disturb(struct attachment *b, struct table *u) {
         table_open(u, b, 32, true);
         ck_assert_int_eq(table_append(u, 6 * BT, 5000), 0);
@@ -695,8 +693,8 @@ START_TEST(lost_twice_is_given_up) {
 END_TEST
 
 /*
- * The sketch holds four blocks exactly known and two that nobody has; a worker dies while it puts
- * in two more.
+ * The sketch holds four blocks with copies and two without. A worker dies while it inserts two
+ * more.
  */
 START_TEST(a_half_written_sketch_is_made_anew_from_the_copies) {
         uint32_t exact, approx;
@@ -761,7 +759,7 @@ END_TEST
 
 /* ---- ends at every stage --------------------------------------------------------------------- */
 
-/* stage: what was done before the client is gone. */
+/* stage: how much is done before the client is lost. */
 START_TEST(a_client_may_go_at_any_stage) {
         int stage = _i;
 
@@ -888,7 +886,7 @@ START_TEST(every_failing_call_is_survived) {
         table_close(&t);
         fixture_close();
         for (;; n++) {
-                setup(); /* a store in which nothing was made yet */
+                setup(); /* a fresh store */
                 table_close(&t);
                 calls_left = n;
                 sys = &failing;
@@ -910,7 +908,7 @@ END_TEST
 static struct random rnd;
 static uint32_t refusals;
 
-/* That a copy is no more can only be acknowledged. */
+/* Refuses some changes. That a copy is lost can only be acknowledged. */
 static bool sometimes(const struct kvd_change *c) {
         return random_below(&rnd, 4) != 0 || (c->kind == KVD_CHANGE_LEAVE && !t.slots[c->slot].ref);
 }
@@ -947,7 +945,7 @@ static void one_step(void) {
                 sequence_revive(a, t.number, 1 + random_below(&rnd, 3), slots, n, &exact, &approx);
                 break;
         case 6:
-                n = random_below(&rnd, t.n); /* now and then: what was packed is packed for good */
+                n = random_below(&rnd, t.n); /* rarely: compaction cannot be undone */
                 if (random_below(&rnd, 12) == 0)
                         ck_assert_int_ge(sequence_compact(a, t.number, n, MIN(t.n - n, 4),
                                                           1 + random_below(&rnd, 3 * BT)), -EBUSY);
@@ -984,7 +982,7 @@ static void worker_step(void) {
         }
 }
 
-/* Every 1,000 operations another sequence, with other settings. */
+/* Begins another sequence with other settings, every 1,000 operations. */
 static void begin_again(uint32_t round) {
         static const char *const words[] = {"off", "on"};
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks that are sealed before their data is there. The spaces are in host memory, with an order
- * page all the same: the store does not look at the data, and what streams would write there, the
- * test writes.
+ * Blocks that are sealed before their data is there. The spaces are in host memory but have a
+ * semaphore page: the store does not read the data, and the test writes the semaphores as streams
+ * would.
  */
 
 #include <errno.h>
@@ -46,7 +46,7 @@ static void close_all(void) {
         fixture_close();
 }
 
-/* Seals n blocks with fresh tokens; slot as in the message. */
+/* Seals n blocks with fresh tokens. slot: semaphore + 1, 0 for none, as in the message. */
 static int seal_n(struct attachment *by, kvd_ref parent, uint32_t n, uint32_t slot, uint64_t value,
                   kvd_ref *ret) {
         struct seal_request q = {.parent = parent,
@@ -122,7 +122,7 @@ START_TEST(nonsense_is_refused) {
 }
 END_TEST
 
-/* Threads of a client that use one stream seal in any order. */
+/* Threads of a client that share a stream may seal in any order. */
 START_TEST(values_out_of_order) {
         kvd_ref late = seal(a, KVD_ROOT, 1, 6), early = seal(a, KVD_ROOT, 1, 4);
 
@@ -147,7 +147,7 @@ START_TEST(pending_is_not_evicted) {
         ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &more), 0);
         ck_assert_int_eq(space_evict(space, 0, ref, &more), 0);
         *word_of(a, 1) = 1;
-        ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &more), 1); /* it looks by itself */
+        ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &more), 1); /* it reads the semaphores */
         ck_assert_uint_eq(space->ix->n_pending, 0);
 }
 END_TEST
@@ -177,7 +177,7 @@ START_TEST(pending_is_not_borrowed) {
 }
 END_TEST
 
-/* Summaries are asked for when the data is there, not before. */
+/* Summaries are requested once the data is there, not before. */
 START_TEST(worker_gets_it_later) {
         set(space, "kvreviver.on", "on");
         seal(a, KVD_ROOT, 1, 1);
@@ -189,7 +189,7 @@ START_TEST(worker_gets_it_later) {
 }
 END_TEST
 
-/* A method that is turned on meanwhile marks all blocks. */
+/* A method that is switched on marks all blocks for summaries, also pending ones. */
 START_TEST(method_turned_on_meanwhile) {
         seal(a, KVD_ROOT, 1, 1);
         set(space, "kvreviver.on", "on");
@@ -210,19 +210,19 @@ START_TEST(death_before_the_write) {
         *word_of(a, 1) = 1;
         b->words[kvd_ref_id(behind)].pins++;
         attachment_orphan(a);
-        ck_assert_uint_eq(*word_of(a, 1), 1); /* its GPU work may go on */
+        ck_assert_uint_eq(*word_of(a, 1), 1); /* its GPU work may still run */
         ck_assert(!is_poisoned(never));
         attachment_free(a, true);
 
         ck_assert(!is_poisoned(there) && is_poisoned(never) && is_poisoned(behind) &&
                   !is_poisoned(other));
-        /* whoever waits goes on */
+        /* waiting readers continue */
         ck_assert_uint_ge(semaphore_words(space)[semaphore_at(0, 0) - 1], 2);
         ck_assert_uint_eq(space->ix->n_pending, 0);
         ck_assert(space->blocks[kvd_ref_id(there)].indexed &&
                   !space->blocks[kvd_ref_id(never)].indexed &&
                   !space->blocks[kvd_ref_id(behind)].indexed);
-        /* somebody holds its child */
+        /* its child is pinned */
         ck_assert_uint_eq(space->blocks[kvd_ref_id(never)].state, KVD_SEALED);
         check_clean(space);
         idle();
@@ -247,7 +247,7 @@ START_TEST(nothing_behind_poison) {
 }
 END_TEST
 
-/* A chain of 16 has a run, which must not be found either. */
+/* A chain of 16 has a run, which must no longer be found either. */
 START_TEST(poison_in_the_middle_of_a_run) {
         kvd_ref refs[16], tail[8];
 
@@ -257,12 +257,12 @@ START_TEST(poison_in_the_middle_of_a_run) {
         ck_assert_uint_eq(usage_of(space).runs, 1);
         attachment_free(a, true);
         ck_assert_uint_eq(usage_of(space).runs, 0);
-        store_look_at_semaphores(store); /* parents after their children */
+        store_look_at_semaphores(store); /* frees children first, then their parents */
         ck_assert_uint_eq(usage_of(space).sealed, 4);
 }
 END_TEST
 
-/* Behind the dead one's block hangs one that another's stream is still writing. */
+/* The child of a dead client's block is still being written by another client's stream. */
 START_TEST(pending_behind_poison) {
         kvd_ref never = seal(a, KVD_ROOT, 1, 1), behind = seal(b, never, 5, 1);
 
@@ -271,7 +271,7 @@ START_TEST(pending_behind_poison) {
         ck_assert_uint_eq(space->ix->n_pending, 1);
         check_clean(space);
         ck_assert(store_look_at_semaphores(store));
-        /* it is being written */
+        /* still being written */
         ck_assert_uint_eq(space->blocks[kvd_ref_id(behind)].state, KVD_SEALED);
         *word_of(b, 5) = 1;
         ck_assert(!store_look_at_semaphores(store));
@@ -290,8 +290,7 @@ START_TEST(both_die) {
 }
 END_TEST
 
-/* Values of a row go on where the one before ended. */
-/* What is little is cleared up with the end itself: there is no idle work in between. */
+/* Few blocks are freed at once when the client ends, without idle work. */
 START_TEST(what_a_producer_was_filling_is_free_when_it_ends) {
         kvd_ref blocks[4], never = seal(a, KVD_ROOT, 1, 2);
 
@@ -305,6 +304,7 @@ START_TEST(what_a_producer_was_filling_is_free_when_it_ends) {
 }
 END_TEST
 
+/* A row's values continue where its previous client ended. */
 START_TEST(row_is_used_again) {
         uint32_t row = attachment_semaphore_row(a);
         kvd_ref ret;
@@ -339,7 +339,7 @@ START_TEST(row_waits_for_the_wake) {
         ck_assert_uint_eq(wake.words[2], row * SEMAPHORES + 63);
         ck_assert_uint_eq(wake.words[3], 4);
         ck_assert_int_eq(wake.fd, space_semaphore_fd(space));
-        ck_assert(!store_next_wake(store, &again)); /* one at a time */
+        ck_assert(!store_next_wake(store, &again)); /* one wake at a time */
         store_wake_done(store, false);
         ck_assert(store_next_wake(store, &again));
         store_wake_done(store, true);
@@ -390,7 +390,7 @@ START_TEST(space_deleted_meanwhile) {
 }
 END_TEST
 
-/* Everything at once, at random, against the invariants. */
+/* Random operations, with checks of all invariants. */
 START_TEST(at_random) {
         struct attachment *all[6] = {a, b};
         kvd_ref refs[64] = {0};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Sequences and private blocks: their life, what is refused, and jobs that are lost. */
+/* Sequences and private blocks: their life, refusals, and lost jobs. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -78,7 +78,7 @@ START_TEST(nobody_evicts_what_a_sequence_names) {
         space_evict(space, 0, KVD_ROOT, &(bool){false});
         table_check(&t);
         table_close(&t);
-        /* closing is not on a request's way */
+        /* closing frees the blocks only in idle work */
         ck_assert_int_eq(space_allocate(a, 1, refs), -ENOBUFS);
         idle();
         ck_assert_int_ge(space_allocate(a, 4, refs), 1);
@@ -92,7 +92,7 @@ START_TEST(a_client_that_is_lost_leaves_nothing) {
         idle();
         check_clean(space);
         ck_assert_uint_eq(usage_of(space).sequences, 0);
-        ck_assert_uint_eq(usage_of(space).private, 9); /* its process may read them still */
+        ck_assert_uint_eq(usage_of(space).private, 9); /* its process may still read them */
         table_forget(&t);
         attachment_free(a, true);
         idle();
@@ -137,8 +137,8 @@ START_TEST(nonsense_is_refused_and_changes_nothing) {
         ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_DROP, (uint32_t[]){2}, 1), -EINVAL);
         ck_assert_int_eq(sequence_share(a, t.number, 5, 4), -EINVAL);
         ck_assert_int_eq(sequence_sync(a, t.number, tokens, 1, changes), -EINVAL);
-        ck_assert_int_eq(sequence_share(a, t.number, 0, 8), 0); /* off */
-        /* off */
+        ck_assert_int_eq(sequence_share(a, t.number, 0, 8), 0); /* memshare is off */
+        /* kvreviver is off */
         ck_assert_int_eq(sequence_cool(a, t.number, KVD_COOL_SPILL, (uint32_t[]){0}, 1), 0);
         ck_assert_uint_eq(store_jobs_waiting(store), 0);
 }
@@ -201,7 +201,7 @@ START_TEST(a_prefix_is_borrowed_as_it_is_or_not_at_all) {
                          -ESTALE);
         ck_assert_int_eq(sequence_append(a, t.number, &q, &first), 0);
         check_clean(space);
-        /* only a pin would hold it */
+        /* only a pin would keep them */
         ck_assert_int_eq(space_evict(space, 0, KVD_ROOT, &(bool){false}), 4);
         check_clean(space);
         ck_assert_int_eq(sequence_close(a, t.number), 0);
@@ -239,7 +239,7 @@ START_TEST(summaries_are_made_only_for_who_reads_them) {
         ck_assert_uint_eq(store_jobs_waiting(store), 0);
         set(space, "keydiff", "on");
         idle();
-        ck_assert_int_eq(n_asked, 1); /* for what was sealed before */
+        ck_assert_int_eq(n_asked, 1); /* for the blocks from before */
         ck_assert_int_eq(table_append(&t, 2 * BT, 50), 0);
         ck_assert_int_eq(n_asked, 1);
         ck_assert(worker_take());
@@ -261,7 +261,7 @@ static bool pending(const struct table *of) {
         return report.pending;
 }
 
-/* The worker is busy with the space all along, and yet a sequence is told that its part is done. */
+/* A sequence is not pending once its own summaries are made, although the worker is still busy. */
 START_TEST(only_who_has_blocks_without_a_summary_waits_for_one) {
         static struct table other;
 
@@ -382,7 +382,7 @@ START_TEST(at_most_one_job_of_another_domain_is_done_first) {
         struct space *mine = space_of(other_domain("mine", 0), "mine");
         kvd_ref block;
         struct table u;
-        uint32_t before, asked = 0; /* in the order in which they are done */
+        uint32_t before, asked = 0; /* asked: in the order of completion */
 
         ck_assert_int_eq(space_allocate(a, 1, &block), 1);
         for (uint32_t i = 0; i < GREEDY; i++)
@@ -407,9 +407,7 @@ START_TEST(at_most_one_job_of_another_domain_is_done_first) {
 }
 END_TEST
 
-/*
- * A job takes very many pieces. A job of another domain waits for at most one of them.
- */
+/* A job takes very many pieces. A job of another domain waits for at most one of them. */
 START_TEST(at_most_one_piece_of_a_long_job_is_done_first) {
         struct space *mine = space_of(other_domain("mine", 0), "mine");
         static struct table long_one, u;
@@ -454,7 +452,7 @@ static void take_config(void) {
         ck_assert_uint_eq(worker_job->turn, KVD_JOB_BEGIN);
 }
 
-/* Between two pieces the worker is killed: the job begins again, as often as that happens. */
+/* The worker is killed between two pieces: the job begins again each time. */
 START_TEST(a_job_that_rests_when_the_worker_dies_begins_again) {
         struct space *mine = space_of(other_domain("mine", 0), "mine");
         static struct table u;
@@ -468,7 +466,7 @@ START_TEST(a_job_that_rests_when_the_worker_dies_begins_again) {
         for (uint32_t round = 0; round < 5; round++) {
                 take_config();
                 worker_rest();
-                if (round % 2 == 0) { /* with nothing in hand */
+                if (round % 2 == 0) { /* the worker has no job */
                         store_job_lost(store, 0);
                         continue;
                 }
@@ -482,14 +480,14 @@ START_TEST(a_job_that_rests_when_the_worker_dies_begins_again) {
         take_config();
         worker_die();
         take_config();
-        worker_die(); /* twice with this job in hand */
+        worker_die(); /* the second worker that dies with this job */
         work();
         ck_assert_int_eq(sequence_sharing(a, t.number, (uint8_t[2]){0}, (uint8_t[2]){0}),
                          -ENODATA);
 }
 END_TEST
 
-/* Whoever wanted it goes: the worker is told to end it, and what it holds is free. */
+/* The sequence or space that wanted the job ends: the worker must end it, and its blocks are free. */
 START_TEST(a_job_that_rests_ends_with_who_wanted_it) {
         struct space *other = fixture_space("other", 16);
         struct attachment *b = fixture_attach(other);
@@ -521,7 +519,7 @@ START_TEST(a_job_that_rests_ends_with_who_wanted_it) {
 }
 END_TEST
 
-/* Jobs of which domain the worker does first: n of them; how many are of that space? */
+/* Of the next n jobs, how many belong to this space? */
 static uint32_t jobs_of(const struct space *wanted, uint32_t n) {
         uint32_t found = 0;
 
@@ -547,7 +545,7 @@ START_TEST(a_guarantee_is_a_larger_part_of_the_worker) {
                         ask_critical(of, &tables[s][i], block);
                 }
         }
-        /* its weight is nine times the other's */
+        /* the second domain's weight is nine times the first one's */
         ck_assert_uint_ge(jobs_of(spaces[1], 9), GREEDY * 2 - 1);
         ck_assert_uint_ge(jobs_of(space, 7), GREEDY * 2 - 2);
         ck_assert(!worker_take());

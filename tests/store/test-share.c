@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory that nobody uses serves whoever needs it: whatever lies idle in other spaces of a domain, or
- * in other domains above their guarantees, can be had, and what a client is told of it is true.
+ * Unused memory goes to clients that need it: idle memory of other spaces of the domain, or of
+ * other domains above their guarantees, can be allocated. The figure that a client sees is right.
  */
 
 #include <errno.h>
@@ -24,7 +24,7 @@
 
 struct user {
         struct space *space;
-        struct attachment *a; /* NULL: it has gone */
+        struct attachment *a; /* NULL: the client has left */
         uint32_t next_token;
 };
 
@@ -40,12 +40,10 @@ static void leave(struct user *u) {
         idle();
 }
 
-/*
- * How many of n blocks it gets, asking as long as there might be some. Between two calls the daemon
- * mostly has time.
- */
+/* Does idle work run between two calls of ask_for, as it mostly does in a daemon? */
 static bool has_time = true;
 
+/* Asks for n blocks until an error or this many calls. Returns how many it got. */
 static uint32_t ask_for(struct user *u, uint32_t n, uint32_t calls, kvd_ref *ret) {
         uint32_t got = 0;
 
@@ -61,7 +59,7 @@ static uint32_t ask_for(struct user *u, uint32_t n, uint32_t calls, kvd_ref *ret
         return got;
 }
 
-/* Seals them as chains of `length` blocks, each with tokens of its own. */
+/* Seals the blocks as chains of `length` blocks, each with tokens of its own. */
 static void seal(struct user *u, const kvd_ref *blocks, uint32_t n, uint32_t length) {
         uint32_t tokens[POOL * BT];
         kvd_ref sealed[POOL];
@@ -91,7 +89,7 @@ static void pin(const struct user *u, uint32_t id, int pins) {
         atomic_fetch_add(&u->a->page->held, 1);
 }
 
-/* As the timers do. */
+/* Does what the daemon's timers do. */
 static void look(void) {
         for (int i = 0; i < 2; i++) {
                 while (store_look_at_pins(store) == STORE_SOON)
@@ -130,7 +128,7 @@ START_TEST(a_space_without_clients_gives_all_that_it_has) {
 }
 END_TEST
 
-/* Each has one segment, which is no more than what the one that asks would have. */
+/* Each idle space has one segment, no more than the new space would have with it. */
 START_TEST(sixteen_small_idle_spaces_give_to_the_next_one) {
         struct user new;
         kvd_ref blocks[POOL];
@@ -152,7 +150,7 @@ START_TEST(sixteen_small_idle_spaces_give_to_the_next_one) {
 }
 END_TEST
 
-/* A client may be there, if it uses nothing; what it uses stays. */
+/* Memory of a space with a client is taken if the client does not use it. */
 START_TEST(what_was_not_used_for_longest_goes_first) {
         struct user cold = open_user("cold"), warm = open_user("warm"), new = open_user("new");
         kvd_ref blocks[POOL];
@@ -169,12 +167,12 @@ START_TEST(what_was_not_used_for_longest_goes_first) {
         ck_assert_uint_eq(ask_for(&new, POOL / 4, POOL, blocks), POOL / 4);
         ck_assert_uint_eq(usage_of(cold.space).total, POOL / 4);
         ck_assert_uint_eq(usage_of(warm.space).total, POOL / 4);
-        /* one for each segment that is still on its way */
+        /* at most one for each segment that is still being moved */
         ck_assert_uint_le(counter(new.space, KVD_SPACE_EVICTED), POOL / 4 / SEGMENT);
 }
 END_TEST
 
-/* Half of a space is cold, and none of it as cold as what the other one could evict itself. */
+/* The blocks of a are cold, but not as cold as those that b can evict itself. */
 START_TEST(colder_blocks_of_ones_own_go_before_those_of_others) {
         struct user a = open_user("a"), b = open_user("b");
         kvd_ref blocks[POOL];
@@ -189,14 +187,14 @@ START_TEST(colder_blocks_of_ones_own_go_before_those_of_others) {
         for (uint32_t i = 1; i < POOL / 2 / SEGMENT; i++)
                 fill(&b, SEGMENT);
         ck_assert_uint_eq(usage_of(a.space).total, POOL / 2);
-        /* it has been through its own: now the other one's are colder, or will be soon */
+        /* b has replaced all its blocks: now those of a are colder, or will be soon */
         for (uint32_t i = 0; i < 4; i++)
                 fill(&b, SEGMENT);
         ck_assert_uint_lt(usage_of(a.space).total, POOL / 2);
 }
 END_TEST
 
-/* One block in use holds its segment, and what is said of the rest is true. */
+/* A block in use holds its whole segment. The figure for the others is right. */
 START_TEST(what_is_in_use_is_not_counted_and_not_taken) {
         struct user old = open_user("old"), new = open_user("new");
         kvd_ref blocks[POOL];
@@ -215,9 +213,9 @@ START_TEST(what_is_in_use_is_not_counted_and_not_taken) {
 }
 END_TEST
 
-/* ---- what spaces cost beside the pool -------------------------------------------------------- */
+/* ---- costs of spaces other than the pool ----------------------------------------------------- */
 
-/* Opens it, asking again as long as room is being made. */
+/* Opens a space, and retries as long as room is being made. */
 static int open_space(const char *name, struct space **ret) {
         struct space_spec spec = {.geometry = space_index(store_next_space(store, 0))->geometry};
         bool created;
@@ -236,7 +234,7 @@ static struct space *named(const char *name) {
         return space_by_name(domain, name);
 }
 
-/* So that the domain can have n spaces and no more, of a kind of cost of which each has as much. */
+/* Sets the limit of a cost so that the domain can have exactly n spaces of equal cost. */
 static void leave_room_for(uint32_t n, enum kvd_cost cost) {
         uint64_t each = store_next_space(store, 0)->account.used[cost];
 
@@ -246,7 +244,7 @@ static void leave_room_for(uint32_t n, enum kvd_cost cost) {
 
 static const enum kvd_cost costs[] = {KVD_COST_overhead, KVD_COST_files, KVD_COST_spaces};
 
-/* Whatever else goes, those that stay are the newest, and the one that has a client. */
+/* The newest spaces stay, and the one that has a client. */
 START_TEST(the_oldest_space_without_clients_makes_way) {
         struct space *space = fixture_space("used", 0);
         struct attachment *a = fixture_attach(space);
@@ -283,7 +281,7 @@ START_TEST(spaces_with_clients_stay_and_the_refusal_is_said) {
 }
 END_TEST
 
-/* Not one goes for a space that would be too large without any of them. */
+/* No space is deleted for a new one that would not fit even then. */
 START_TEST(nothing_makes_way_in_vain) {
         struct space *a = fixture_space("a", 0), *space;
 
@@ -358,7 +356,7 @@ static void open_world(struct world *w) {
         }
 }
 
-/* Is it pinned, or something behind it? By a look at everything. */
+/* Is the block pinned, or any descendant? Examines all of them. */
 static bool is_held(const struct space *space, uint32_t id) {
         if (block_pinned(space, id, NULL))
                 return true;
@@ -374,7 +372,7 @@ static bool can_be_had(const struct space *space, uint32_t id) {
         return state == KVD_FREE || (state == KVD_SEALED && !is_held(space, id));
 }
 
-/* Bytes of a space's segments of which all can be had. */
+/* Bytes of the space's segments that have only free or evictable blocks. */
 static uint64_t unused_bytes(const struct space *space) {
         uint64_t n = 0;
 
@@ -393,7 +391,7 @@ static uint64_t less(uint64_t a, uint64_t b) {
         return a > b ? a - b : 0;
 }
 
-/* What others could give to the space, above what is guaranteed to them, within its quota. */
+/* Bytes that others could give to the space, above their guarantees and within its quota. */
 static uint64_t bytes_of_others(const struct world *w, const struct user *u) {
         const struct domain *own = u->space->domain;
         uint64_t of_domain[DOMAINS] = {0}, foreign = 0, same = 0;
@@ -417,7 +415,7 @@ static uint64_t bytes_of_others(const struct world *w, const struct user *u) {
                                         segments_to_come(u->space) * u->space->ix->segment_bytes));
 }
 
-/* Blocks that a client can have, by a look at everything. */
+/* The number of blocks that a client can get. Examines everything. */
 static uint32_t can_have(const struct world *w, const struct user *u) {
         const struct space *space = u->space;
         uint64_t own = 0, more, bytes = less(bytes_of_others(w, u), account_over(space->domain));
@@ -462,7 +460,7 @@ static void change_something(struct world *w) {
                 look();
 }
 
-#define CALLS (4 * POOL / SEGMENT + 8) /* for one allocation: some for each segment that there is */
+#define CALLS (4 * POOL / SEGMENT + 8) /* calls for one allocation, at most: several per segment */
 
 static void try_to_have_all(struct world *w, struct user *u, uint32_t round) {
         kvd_ref blocks[POOL];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks on their way to servers through places of exact copies, as if the pool were a GPU's: it is
- * in host memory, the tests' worker copies, and the test plays the remote process.
+ * Blocks are carried to servers through places of exact copies, as if from a GPU's pool. The pool
+ * is in host memory, the tests' worker copies, and the test plays the remote process.
  */
 
 #include "ipc/base/device.h"
@@ -10,7 +10,7 @@
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 
-#define N 3u /* blocks of a chain */
+#define N 3u /* blocks per chain */
 
 static struct space *space;
 static struct attachment *a;
@@ -19,7 +19,7 @@ static void set_up(void) {
         const struct store_remote_config config = {.depth = N * BT};
 
         fixture_open(64, 64);
-        store->config.backend = KVD_BACKEND_VMM; /* that what is written be carried */
+        store->config.backend = KVD_BACKEND_VMM; /* so that blocks to write are carried */
         ck_assert_int_eq(store_remote_begin(store, &config), 0);
         store->config.backend = KVD_BACKEND_HOST;
         store_remote_servers(store, 1, 0, NULL);
@@ -56,7 +56,7 @@ static const struct store_remote_question *asked(void) {
         return q;
 }
 
-/* Places are kept for what is carried next, and no longer than until there is nothing. */
+/* Places are kept for the next blocks, and given back when there are none. */
 START_TEST(places_go_back_when_nothing_is_carried) {
         const struct kvd_key names[N] = {{1, 1}, {2, 2}, {3, 3}};
         const int32_t errors[N] = {0};

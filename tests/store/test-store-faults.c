@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The store alone, while the n-th call into the system fails: every operation answers, what was
- * sealed stays as it was, nothing is left behind, and as soon as the system is well again
- * everything works.
+ * The store alone, while the n-th system call fails: every operation answers, sealed blocks stay
+ * unchanged, nothing leaks, and everything works once calls succeed again.
  */
 
 #include <errno.h>
@@ -43,7 +42,7 @@ static struct attachment *attach(struct space *space) {
         return space && attachment_new(space, NULL, 1, NULL, &a) == 0 ? a : NULL;
 }
 
-/* Seals a chain of n blocks of its own; how many blocks could be had. */
+/* Seals a chain of up to n blocks of its own. Returns how many blocks it got. */
 static uint32_t seal_chain(struct attachment *a, uint32_t n, uint32_t first_token) {
         kvd_ref own[POOL_BLOCKS], now[POOL_BLOCKS];
         uint32_t tokens[POOL_BLOCKS * BT], got = 0;
@@ -112,7 +111,7 @@ static void work(const struct fault_state *s, struct store *store, struct domain
                 die("a space that nobody uses cannot be deleted");
 }
 
-/* With the system well again: as much as there would be without anything having happened. */
+/* Once calls succeed again, there is as much room as if none had failed. */
 static void expect_full_service(const struct fault_state *s, struct store *store,
                                 struct domain *domain) {
         struct space *fresh;
@@ -120,7 +119,7 @@ static void expect_full_service(const struct fault_state *s, struct store *store
 
         while (store_next_space(store, 0))
                 space_delete(store_next_space(store, 0), true);
-        /* it takes deleted spaces apart when there is nothing else to do */
+        /* deleted spaces are freed in idle work */
         while (store_idle(store))
                 ;
         if (store_pool_used(store))

@@ -2,7 +2,7 @@
 
 /*
  * The store by itself: chains, duplicates, eviction order, quotas, death, leases, and a random walk
- * that is checked.
+ * with checks.
  */
 
 #include <dirent.h>
@@ -102,7 +102,7 @@ static int seal_run(struct attachment *a, kvd_ref parent, uint32_t n, uint32_t t
 
 /* ---- chains ---------------------------------------------------------------------------------- */
 
-/* With 8-bit keys a block may find both of its buckets full; it is then not found again. */
+/* With 8-bit keys, both buckets of a block may be full. It is then not found again. */
 static bool all_are_indexed(struct space *space) {
         bool all = counter(space, KVD_SPACE_UNINDEXED) == 0;
 
@@ -131,8 +131,8 @@ START_TEST(chain_is_sealed_and_found_again) {
 END_TEST
 
 /*
- * The same tokens under several salts: each has blocks of its own, each finds them again, none goes
- * on in another's.
+ * The same tokens under several salts: each salt has blocks of its own and finds them again, and no
+ * chain continues in that of another salt.
  */
 START_TEST(chains_of_different_salts_never_share) {
         static const uint64_t salts[] = {0, 1, 2, 1ull << 32, UINT64_MAX};
@@ -183,7 +183,7 @@ START_TEST(a_whole_prefix_has_a_length) {
 }
 END_TEST
 
-/* A post says nothing of the prefix that a whole one is known by. */
+/* A post has no key of the whole prefix, by which a bidirectional prefix is found. */
 START_TEST(whole_prefixes_are_not_posted) {
         struct space *space =
                 make_space_with("s", (struct space_options){.kind = KVD_kind_bidirectional});
@@ -214,7 +214,7 @@ END_TEST
 
 /* ---- posts ----------------------------------------------------------------------------------- */
 
-/* A chain of one block each time, in the ring's next place. */
+/* Posts a chain of one block in the ring's next place. */
 static void post(struct attachment *a, kvd_ref block, uint32_t token) {
         const struct kvd_index *ix = space_index(attachment_space(a));
         uint64_t number = atomic_load(&a->page->posted);
@@ -253,7 +253,7 @@ START_TEST(posts_beyond_the_filling_blocks_are_refused) {
         ck_assert_uint_eq(atomic_load(&a->page->posts_refused), lie - 1);
         ck_assert_uint_eq(attachment_posts(a), 0);
         ck_assert(!attachment_take_posts(a));
-        atomic_store(&a->page->posted, 7); /* back again */
+        atomic_store(&a->page->posted, 7); /* the counter goes back */
         ck_assert_uint_eq(space_release(a, own, 3), 2);
         ck_assert_uint_eq(attachment_posts(a), 0);
         ck_assert(!attachment_was_kicked(a));
@@ -262,7 +262,7 @@ START_TEST(posts_beyond_the_filling_blocks_are_refused) {
 }
 END_TEST
 
-#define A_PIECE 16u /* posts, at most */
+#define A_PIECE 16u /* maximum number of posts per piece */
 
 START_TEST(posts_of_the_dead_are_taken_in_pieces) {
         struct space *spaces[2];
@@ -297,7 +297,7 @@ START_TEST(posts_of_the_dead_are_taken_in_pieces) {
 }
 END_TEST
 
-/* They take the whole space, and another client wants some of it before there was time. */
+/* The posts take the whole space, and another client allocates before there was idle time. */
 START_TEST(posts_of_the_dead_are_taken_before_an_allocation_fails) {
         struct space *space = make_space("s");
         struct attachment *a = fixture_attach_as(space, 1), *b = fixture_attach_as(space, 2);
@@ -388,8 +388,8 @@ START_TEST(full_pool_evicts_coldest_leaf_first) {
 END_TEST
 
 /*
- * A replay of real requests found the order of some to be a matter of luck: the clock stood still
- * while blocks came out of one allocation, which a magazine makes last for several requests.
+ * A replay of real requests found that some uses had no order: the clock stood still between two
+ * allocations, and a magazine makes one allocation last for several requests.
  */
 START_TEST(uses_between_two_allocations_have_an_order) {
         struct space *space = make_space("s");
@@ -562,7 +562,7 @@ START_TEST(second_space_takes_memory_from_the_first) {
 }
 END_TEST
 
-/* Whoever asks from a number on gets the next one that is still there, also where many went. */
+/* The next existing space from a number on is found, even where many were deleted. */
 START_TEST(spaces_are_found_from_any_number) {
         struct space *spaces[40], *s;
         char name[8];
@@ -725,7 +725,7 @@ START_TEST(an_arena_without_memory_serves_the_next_client) {
 }
 END_TEST
 
-/* Until there is no room for another client: whoever is let in has an arena. */
+/* Attaches clients until there is no room. Each client that is accepted has an arena. */
 static void attach_all(uint64_t overhead_bytes) {
         struct domain_config config = {.name = "arena", .arena = true};
         struct store_config c = {.pool_bytes = 64 * block_bytes,
@@ -762,7 +762,7 @@ START_TEST(a_client_that_gets_no_arena_is_refused) {
 }
 END_TEST
 
-/* ---- what stays ------------------------------------------------------------------------------ */
+/* ---- descriptors and memory ------------------------------------------------------------------ */
 
 static uint32_t descriptors(void) {
         DIR *folder = opendir("/proc/self/fd");
@@ -790,7 +790,7 @@ START_TEST(a_store_leaves_no_descriptor) {
 }
 END_TEST
 
-/* Of an index for a million blocks, of which few were ever used, a check touches little. */
+/* A check of an index for a million blocks, few of which were ever used, touches little of it. */
 START_TEST(a_check_puts_no_memory_behind_what_was_never_written) {
         struct space *space;
         kvd_ref refs[8];
@@ -806,7 +806,7 @@ START_TEST(a_check_puts_no_memory_behind_what_was_never_written) {
 }
 END_TEST
 
-/* ---- what is told ---------------------------------------------------------------------------- */
+/* ---- figures --------------------------------------------------------------------------------- */
 
 START_TEST(chains_and_clients_are_told_of) {
         struct space *space = make_space("s");
@@ -825,7 +825,7 @@ START_TEST(chains_and_clients_are_told_of) {
         ck_assert_uint_eq(chain.blocks, 5);
         ck_assert_uint_eq(chain.tokens, 5 * BT);
         ck_assert_uint_eq(chain.head[0], 7);
-        ck_assert_uint_eq(chain.pins, 2); /* who, not how often */
+        ck_assert_uint_eq(chain.pins, 2); /* number of clients, not of pins */
         atomic_store(&a->page->counters[KVD_CLIENT_LOOKUPS], 3);
         atomic_store(&b->page->counters[KVD_CLIENT_LOOKUPS], 4);
         ck_assert_uint_eq(usage_of(space).client_counters[KVD_CLIENT_LOOKUPS], 7);
@@ -834,7 +834,7 @@ START_TEST(chains_and_clients_are_told_of) {
 }
 END_TEST
 
-/* What a client wrote, which is nonsense, as it is shown and as it is kept. */
+/* Nonsense that a client wrote into its counters, both while the client lives and afterwards. */
 START_TEST(nonsense_in_counters_is_cut_off) {
         struct space *space = make_space("s");
         uint32_t fetches = kvd_latency_sum(KVD_LATENCY_FETCH),
@@ -899,7 +899,7 @@ START_TEST(lease_has_one_holder_and_dies_with_it) {
         ck_assert_int_eq(space_lease(a, key, 10), 1);
         ck_assert_int_eq(space_lease(b, key, 10), 0);
         ck_assert_int_eq(space_lease(b, key, 11), 1);
-        space_lease_end(b, key, 10); /* not its own */
+        space_lease_end(b, key, 10); /* a lease of another client */
         ck_assert_int_eq(space_lease(b, key, 10), 0);
         attachment_orphan(a);
         ck_assert_uint_ne(space_index(space)->lease_epoch, epoch);
@@ -915,7 +915,7 @@ END_TEST
 struct walker {
         struct attachment *a;
         kvd_ref parent;
-        uint64_t salt; /* of its chain */
+        uint64_t salt; /* salt of its chain */
 };
 
 static struct random dice = {12345};
@@ -933,7 +933,7 @@ static void walk_one(struct space *space, struct walker *w) {
         case 1: {
                 kvd_ref lost[4];
 
-                /* never given back: until it dies */
+                /* kept until the client dies */
                 space_allocate(w->a, 1 + random_below(&dice, 4), lost);
                 break;
         }

@@ -338,9 +338,7 @@ static float largest_cell(void) {
         return most;
 }
 
-/*
- * What is taken out by its exact copy is out, up to rounding; with a broken copy it is left in.
- */
+/* What is taken out by its exact copy is out, up to rounding; with a broken copy it is left in. */
 START_TEST(forgetting_takes_out_what_was_put_in) {
         struct owner_job *job;
 
