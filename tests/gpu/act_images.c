@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What actors do with images of kernels, and with calls that have two signatures */
+/* Actions with images of kernels, and with calls that have two signatures */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,8 +12,8 @@
 #define TRY(step) do { note->result = (step); if (note->result) return; } while (0)
 
 /*
- * checks_image.S. Without nvcc something that no GPU's driver takes, and a stand-in does not look
- * at.
+ * From checks_image.S. Without nvcc, bytes that a GPU's driver refuses, and that the stand-in does
+ * not read.
  */
 #ifdef KVD_CHECKS_IMAGES
 extern const uint8_t kvd_checks_image[], kvd_checks_image_small[];
@@ -54,7 +54,7 @@ int stage_launch_on(struct stage *s, const char *name, unsigned blocks, cu_strea
         return r;
 }
 
-/* Loads the image, fills some words with its kernel, looks at them. */
+/* Loads the image, fills some words with its kernel, and checks them. */
 static void act_image(struct stage *s, struct note *note) {
         uint32_t words[1000] = {0};
         uint64_t begin = now_ns();
@@ -114,7 +114,7 @@ struct batch {
         size_t *sizes;
 };
 
-/* Part i goes to the place of part n - 1 - i. */
+/* Part i is copied to the place of part n - 1 - i. */
 static int batch_prepare(struct stage *s, struct batch *b) {
         cu_result r = s->cuda->cuMemAlloc(&b->from, b->n * b->bytes);
 
@@ -170,7 +170,7 @@ static void act_batch(struct stage *s, struct note *note) {
         snprintf(note->text, sizeof note->text, "cuMemAlloc");
         TRY(batch_prepare(s, &b));
         snprintf(note->text, sizeof note->text, "cuMemcpyBatchAsync");
-        TRY(batch_copy(s, &b, version, function)); /* the first one may load something */
+        TRY(batch_copy(s, &b, version, function)); /* the first copy may load code */
         TRY(s->cuda->cuStreamSynchronize(s->streams[1]));
         begin = now_ns();
         TRY(batch_copy(s, &b, version, function));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What actors do with memory */
+/* Actions with memory */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 
 #define PIECE (1u << 20)
 
-/* Does step, whose result goes into the note; returns from the action if it fails. */
+/* Does a step, and stores its result in the note. Returns from the action if it fails. */
 #define TRY(step) do { note->result = (step); if (note->result) return; } while (0)
 
 static struct cu_allocation exportable(cu_device device) {
@@ -42,7 +42,7 @@ static uint64_t attribute(struct stage *s, int which) {
         return s->cuda->cuDeviceGetAttribute(&value, which, s->device) ? 0 : (uint64_t)value;
 }
 
-/* s->device is known. */
+/* Opens s->device, which must be set. */
 int stage_open(struct stage *s) {
         cu_result r = s->cuda->cuDevicePrimaryCtxRetain(&s->context, s->device);
 
@@ -97,7 +97,7 @@ static void act_access(struct stage *s, struct note *note) {
         TRY(s->cuda->cuMemSetAccess(s->at, s->bytes, &access, 1));
 }
 
-/* Times go into n[0..2]: reserve, map, set access. */
+/* Stores times in n[0..2]: reserve, map, set access. */
 static void place(struct stage *s, struct note *note, uint64_t access) {
         uint64_t t[4] = {now_ns()};
 
@@ -184,7 +184,7 @@ static uint32_t word_of(uint64_t seed, uint64_t i) {
         return (uint32_t)((i + 1) * 2654435761u ^ (seed * 0x9e3779b97f4a7c15u >> 32));
 }
 
-/* Goes through the mapping in pieces of host memory; differ: compares instead of writing. */
+/* Writes the whole mapping from host memory, or, with differ, compares it. */
 static void go_through(struct stage *s, struct note *note, uint64_t seed, bool differ) {
         _cleanup_(freep) uint32_t *piece = malloc(PIECE);
 
@@ -279,7 +279,7 @@ static void act_unregister(struct stage *s, struct note *note) {
         s->host = NULL;
 }
 
-/* Five copies of the whole; the best. */
+/* The rate of the fastest of five copies of everything. */
 static void act_rate(struct stage *s, struct note *note) {
         uint64_t bytes = MIN(note->n[0], MIN(s->bytes, s->host_bytes)), in = note->n[1],
                  best = UINT64_MAX;
@@ -297,7 +297,7 @@ static void act_rate(struct stage *s, struct note *note) {
 
 /* ---- how many mappings ----------------------------------------------------------------------- */
 
-/* One handle again and again, at the addresses of one reservation. The process ends afterwards. */
+/* Maps one handle repeatedly, in one reservation. The process ends afterwards. */
 static void act_spread(struct stage *s, struct note *note) {
         uint64_t most = note->n[0], until = now_ns() + note->n[1] * 1000000u, n = 0, begin = 0;
         struct cu_access access = {{CU_LOCATION_DEVICE, s->device}, CU_ACCESS_READ_WRITE};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What actors do with streams and slots. Slots are u64, in the mapping or in registered host memory
+ * Actions with streams and slots. Slots are u64, in the mapping or in registered host memory.
  */
 #include <string.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 
 #define TRY(step) do { note->result = (step); if (note->result) return; } while (0)
 
-/* Slots in the mapping are at its end, where FILL and the like are undone by nobody. */
+/* Slots in the mapping are in its last 4 KiB. FILL overwrites them. */
 cu_address stage_slot(const struct stage *s, uint64_t where, uint64_t slot) {
         return where == IN_HOST ? s->host_at + slot * 8 : s->at + s->bytes - 4096 + slot * 8;
 }
@@ -21,7 +21,7 @@ static void act_write(struct stage *s, struct note *note) {
 
         TRY(s->cuda->cuStreamWriteValue64(s->streams[1], stage_slot(s, note->n[0], note->n[1]),
                                           note->n[2], CU_WRITE_DEFAULT));
-        s->cuda->cuStreamQuery(s->streams[1]); /* hands it to the device */
+        s->cuda->cuStreamQuery(s->streams[1]); /* submits the work to the device */
         note->n[0] = when;
 }
 
@@ -97,7 +97,7 @@ static void act_publish(struct stage *s, struct note *note) {
         s->cuda->cuStreamQuery(s->streams[1]);
 }
 
-/* The last words are filled last, most likely: those are looked at. */
+/* Checks the last words of the data, which are probably written last. */
 static void act_consume(struct stage *s, struct note *note) {
         static uint32_t words[4096];
         uint64_t n = MIN(data_words(s), (uint64_t)ARRAY_SIZE(words));
@@ -131,7 +131,7 @@ static void act_sets(struct stage *s, struct note *note) {
         }
 }
 
-/* As worker processes of a data loader have the files of their parent, the device's too. */
+/* Like a data loader's workers, the child inherits all descriptors, also those of the device. */
 static void act_fork(struct stage *s, struct note *note) {
         pid_t child = fork();
 

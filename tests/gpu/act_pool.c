@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What actors do as clients of a kvd: chains of blocks whose content follows from a seed */
+/* Actions as clients of kvd: chains of blocks whose content follows from a seed */
 #include "tests/gpu/act_pool.h"
 
 #include <errno.h>
@@ -22,10 +22,10 @@ struct member {
         struct kvd_pin pin;
         uint32_t blocks[POOL_MOST_BLOCKS], n_blocks;
         uint64_t block_bytes;
-        uint32_t *copy; /* a block's size */
+        uint32_t *copy; /* one block, in host memory */
 };
 
-/* 256 KiB a block. */
+/* 256 KiB per block. */
 static const struct kvd_geometry geometry = {.layers = 8,
                                              .kv_heads = 8,
                                              .head_dim = 64,
@@ -69,7 +69,7 @@ static int fill(struct stage *s, const struct kvd_block *blocks, uint32_t n, uin
 }
 
 /*
- * Copies the pinned chain out, block by block, on the stream that waits, and compares every word.
+ * Copies the pinned chain out, block by block, on the waiting stream, and compares every word.
  */
 static int compare(struct stage *s, uint64_t seed, uint64_t *wrong) {
         struct member *m = s->member;
@@ -90,7 +90,7 @@ static int compare(struct stage *s, uint64_t seed, uint64_t *wrong) {
 
 /* ---- actions --------------------------------------------------------------------------------- */
 
-/* A kernel that runs until the process is gone, or for a good while. */
+/* Starts a kernel that runs until the process ends, or for a long time. */
 static int start_long_work(struct stage *s, uint64_t n) {
         cu_result r;
 
@@ -111,8 +111,8 @@ static int start_long_work(struct stage *s, uint64_t n) {
 }
 
 /*
- * The first use of a kernel, the driver's own for memset too, may load it, and wait for all that
- * runs on the device: before there is a kernel that does not end.
+ * The first use of a kernel, even of the driver's own one for memset, may load it and wait for all
+ * work on the device. So this runs before there is a kernel that does not end.
  */
 static int warm_up(struct stage *s) {
         struct kvd_block block;
@@ -122,7 +122,7 @@ static int warm_up(struct stage *s) {
                 return CU_OUT_OF_MEMORY;
         r = fill(s, &block, 1, 0);
         if (!r)
-                start_long_work(s, 1); /* where there is an image for the device */
+                start_long_work(s, 1); /* works if there is an image for the device */
         r = r ? r : s->cuda->cuStreamSynchronize(s->streams[1]);
         kvd_free(s->member->space, 1, &block);
         return r;
@@ -178,7 +178,7 @@ static void act_put(struct stage *s, struct note *note) {
                           s->streams[1]);
         note->n[1] = now_ns() - begin;
         note->result = kvd_result(got, note);
-        if (note->result) { /* of a daemon that is gone */
+        if (note->result) { /* the daemon is gone */
                 s->cuda->cuStreamSynchronize(s->streams[1]);
                 kvd_free(s->member->space, n, blocks);
                 return;
@@ -210,7 +210,7 @@ static void act_find(struct stage *s, struct note *note) {
         note->n[1] = t[1] - t[0];
         note->n[2] = t[2] - t[1];
         note->result = s->cuda->cuStreamQuery(s->streams[0]);
-        if (note->result) /* it waits: READ looks later */
+        if (note->result) /* the stream waits: READ checks later */
                 return;
         TRY(s->cuda->cuMemcpyDtoHAsync(&word,
                                        (cu_address)(uintptr_t)kvd_pin_block(&m->pin, m->blocks[0]),

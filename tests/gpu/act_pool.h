@@ -5,7 +5,7 @@
 #include "tests/gpu/actor.h"
 
 /*
- * What actors do as clients of a kvd: JOIN to DROP. A negative errno of libkvd is the result
+ * Actions as clients of kvd: JOIN to DROP. A negative errno of libkvd is returned as the result
  * POOL_ERRNO - errno.
  */
 extern action_function *const actions_of_pool[N_ACTIONS];

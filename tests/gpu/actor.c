@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Starting actors, and the notes between them and the script */
+/* Starts actors, and passes notes between them and the script */
 #include "tests/gpu/actor.h"
 
 #include <errno.h>
@@ -115,7 +115,7 @@ void actor_lend(struct actor *to, int fd) {
 }
 
 const char *actor_word(int result) {
-        static char texts[4][120]; /* so that a line may hold several */
+        static char texts[4][120]; /* several may be used in one line */
         static unsigned turn;
         const char *why, *name = NULL;
         char *text = texts[turn++ % 4];
@@ -127,7 +127,8 @@ const char *actor_word(int result) {
         if (result == CU_OK)
                 return "CUDA_SUCCESS";
         /*
-         * Names need the driver's library, but no initialised driver: the script stays without one.
+         * Names need the driver's library, but not an initialised driver, which the script must not
+         * have.
          */
         if (!kvd_cuda_load(&why) || kvd_cuda_load(&why)->cuGetErrorName(result, &name) || !name)
                 snprintf(text, sizeof texts[0], "error %d", result);
@@ -159,8 +160,8 @@ _Noreturn static void actor_live(int socket) {
 
         if (user && setuid(user) != 0)
                 _exit(1);
-        prctl(PR_SET_DUMPABLE, 1); /* else /proc/self, which drivers read, is root's still */
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* which a change of user would undo */
+        prctl(PR_SET_DUMPABLE, 1); /* else root owns /proc/self, which drivers read */
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* after setuid, which would clear it */
         while (note_take(socket, &note, &s.fd) == 0) {
                 act(&s, &note);
                 if (note_send(socket, &note, s.fd) < 0)

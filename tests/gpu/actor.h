@@ -3,9 +3,9 @@
 #define KVD_TESTS_GPU_ACTOR_H
 
 /*
- * Processes that use the driver, and do what the script of a check tells them, one thing after the
- * other. The script itself never loads the driver: a CUDA error, a hang, or a kill stays in the
- * actor.
+ * Processes that use the driver and do what the script of a check tells them, one action after the
+ * other. The script itself never initialises the driver, so a CUDA error, a hang, or a kill affects
+ * only the actor.
  *
  *      struct actor a = actor_start(), b = actor_start();
  *
@@ -24,7 +24,7 @@
 
 enum { ACTOR_GONE = -1, ACTOR_LATE = -2 }; /* died; did not answer in time */
 
-/* ACTION(name, what it is told -> what it answers, numbers in order) */
+/* ACTION(name, arguments -> answers: numbers in order, and text if named) */
 #define ACTIONS(ACTION) \
         ACTION(INIT, "-> ; cuInit, no context; text: name, path of the library") \
         ACTION(OPEN, "-> driver version, memory, capability; a context, two streams; text: the " \
@@ -93,10 +93,10 @@ enum { BY_MEMSET, BY_COPY, BY_KERNEL };
 /* Where a slot is. */
 enum { IN_DEVICE, IN_HOST };
 
-/* Slots of the registered host memory that tell what goes on. */
-#define HEART_SLOT 8    /* BEAT, SETS: writes that are done */
-#define STOP_SLOT 9     /* BEAT: it ends when this is not 0 */
-#define QUEUED_SLOT 10  /* SETS: writes that are queued, or done */
+/* Slots of the registered host memory that report progress. */
+#define HEART_SLOT 8    /* BEAT, SETS: number of writes done */
+#define STOP_SLOT 9     /* BEAT: ends when this is not 0 */
+#define QUEUED_SLOT 10  /* SETS: number of writes queued, including those done */
 #define WAITING_SLOT 15 /* AWAIT: the value that it waits for */
 
 struct note {
@@ -109,14 +109,14 @@ struct note {
 struct actor {
         pid_t pid;
         int socket;
-        int fd;            /* of the last note that had one; owned; goes along with the next one */
+        int fd;            /* of the last note that had one; owned; sent with the next note */
         struct note note;  /* the last one heard */
 };
 
 struct actor actor_start(void);
-void actor_stop(struct actor *a); /* kills, reaps */
+void actor_stop(struct actor *a); /* kills and reaps it */
 
-/* Before actor_start: user id that actors take first. 0: ours. */
+/* The user id of actors that are started afterwards. 0: ours. */
 void actor_user(uid_t uid);
 
 #define tell(a, ...) actor_tell(a, (struct note){TOLD(__VA_ARGS__, 0, 0, 0, 0, 0, 0)})
@@ -125,27 +125,27 @@ void actor_user(uid_t uid);
 
 void actor_tell(struct actor *a, struct note note);
 int actor_hear(struct actor *a, int ms);
-int actor_ask(struct actor *a, struct note note); /* times out after 70 s, ... */
-void actor_patience(int ms);                      /* ... or after this time */
-/* a duplicate of fd goes along with what it is told next */
+int actor_ask(struct actor *a, struct note note); /* times out after 70 s by default */
+void actor_patience(int ms);                      /* sets another time limit */
+/* sends a duplicate of fd with the next note */
 void actor_lend(struct actor *to, int fd);
 
-/* The result in words, as in "CUDA_ERROR_INVALID_VALUE" or "the process is gone"; static. */
+/* The result as text: "CUDA_ERROR_INVALID_VALUE", "the process is gone". Static memory. */
 const char *actor_word(int result);
 
-/* CLOCK_MONOTONIC; of one machine, so of all actors. */
+/* CLOCK_MONOTONIC, which is the same for all actors. */
 uint64_t now_ns(void);
 void sleep_ms(unsigned ms);
 
 /* ---- between the actors' files --------------------------------------------------------------- */
 
-struct stage { /* what an actor has; see ACTIONS */
+struct stage { /* state of an actor; see ACTIONS */
         const struct kvd_cuda *cuda;
         cu_device device;
         cu_context context;
-        cu_stream streams[2];    /* 0: waits, 1: everything else */
+        cu_stream streams[2];    /* 0: for waits, 1: for everything else */
         cu_memory memory;        /* created or imported */
-        cu_address at;           /* of the mapping, ... */
+        cu_address at;           /* address of the mapping */
         uint64_t bytes, reserved;
         bool legacy, imported;
         uint64_t *host;          /* registered host memory */
@@ -153,19 +153,19 @@ struct stage { /* what an actor has; see ACTIONS */
         cu_address host_at;      /* its address for the device */
         cu_library library;
         struct member *member;   /* of a daemon's space; act_pool.c */
-        int fd;                  /* came with the note, or goes with the reply */
+        int fd;                  /* came with the note, or is sent with the reply */
 };
 
 typedef void action_function(struct stage *s, struct note *note);
 extern action_function *const actions_of_memory[N_ACTIONS], *const actions_of_order[N_ACTIONS],
         *const actions_of_images[N_ACTIONS];
 
-/* Actions beyond these, for actors that are started afterwards. */
+/* Adds actions for actors that are started afterwards. */
 void actor_more(action_function *const *more);
 
 int stage_open(struct stage *s);
 cu_address stage_slot(const struct stage *s, uint64_t where, uint64_t slot);
-/* one block of 256 threads */
+/* launches one block of 256 threads */
 int stage_launch(struct stage *s, const char *kernel, const void *arguments);
 int stage_launch_on(struct stage *s, const char *kernel, unsigned blocks, cu_stream stream,
                     const void *arguments);

@@ -2,7 +2,7 @@
 /*
  *      gpu-bench [--only NAME[,NAME...]]
  *
- * JSON lines (line.h): ok is whether the aim was reached, null where none was set or nothing can be
+ * Prints JSON lines (line.h). ok: was the aim reached? null if there is no aim, or it cannot be
  * judged. KVD_GPU is the device.
  */
 #include "tests/gpu/bench.h"
@@ -68,8 +68,8 @@ static uint32_t next(uint32_t *state) {
 }
 
 /*
- * bf16 of 2^-6 to 2: any bits of fraction and sign, exponents 121 to 127. As fp16 they are finite,
- * too.
+ * bf16 numbers of 2^-6 to 2: random fraction and sign, exponents 121 to 127. Read as fp16 they are
+ * also finite.
  */
 static uint16_t noise_number(uint32_t *state) {
         uint32_t r = next(state);
@@ -93,7 +93,7 @@ static void make_noise(struct bench *b) {
         free(numbers);
 }
 
-/* The noise again and again, each time from another place in it. */
+/* Fills memory with repeated noise, each time from another offset in it. */
 cu_address bench_random(struct bench *b, uint64_t bytes) {
         uint64_t whole = bench_size(b, NOISE, 64 * KIB), skip = 0;
         cu_address to = bench_room(b, bytes);
@@ -155,7 +155,7 @@ uint64_t bench_size(const struct bench *b, uint64_t n, uint64_t least) {
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-/* Microseconds of n launches. */
+/* Microseconds for n launches. */
 static double one_round(struct bench *b, launch_fn *launch, const void *state, unsigned n,
                         unsigned *turn) {
         const struct kvd_cuda *cuda = b->gpu.cuda;
@@ -173,13 +173,13 @@ static double one_round(struct bench *b, launch_fn *launch, const void *state, u
 
 double bench_time(struct bench *b, launch_fn *launch, const void *state) {
         unsigned rounds = b->tiny ? 2 : ROUNDS, turn = 0, n = 1;
-        /* loads, warms up */
+        /* loads kernels and warms up */
         double times[ROUNDS], first = one_round(b, launch, state, TURNS, &turn);
 
         if (first < 0)
                 return -1;
         first = one_round(b, launch, state, TURNS, &turn) / TURNS;
-        /* rounds of two milliseconds: events are coarse */
+        /* at least two milliseconds per round: events are coarse */
         while (!b->tiny && n < 200 && n * first < 2000)
                 n *= 2;
         for (unsigned i = 0; i < rounds; i++) {
@@ -187,7 +187,7 @@ double bench_time(struct bench *b, launch_fn *launch, const void *state) {
                 if (times[i] < 0)
                         return -1;
                 times[i] /= n;
-                if (first * n > 200e3 && i == 4) /* long ones: five are enough */
+                if (first * n > 200e3 && i == 4) /* five rounds are enough if they are long */
                         rounds = 5;
         }
         return median(times, rounds);

@@ -3,14 +3,15 @@
 #define KVD_TESTS_GPU_BENCH_H
 
 /*
- * How fast operations are on this device, beside what its memory can do in the same run. A case
- * makes random data larger than the L2, several sets of it that take turns, and says what bytes the
- * operation must move; the frame launches, takes times by events, and the median of many.
+ * Measures operations on this device, relative to the memory bandwidth in the same run. A case
+ * makes several sets of random data larger than the L2, which are used in turn, and states how many
+ * bytes the operation must move. The frame launches it, measures with events, and takes the median
+ * of many.
  *
  *      share     bytes / time, as a part of the bandwidth that was measured first (reading, or copying: read + written)
- *      rest      time - bytes / bandwidth; of it, fixed is what the same operation takes at a size of next to nothing
+ *      rest      time - bytes / bandwidth; part of it is fixed: the time of the same operation at a tiny size
  *
- * On a stand-in sizes are tiny and nothing is judged: it shows that the cases run.
+ * On a stand-in sizes are tiny and nothing is judged: this only shows that the cases run.
  */
 
 #include <stdbool.h>
@@ -21,7 +22,7 @@
 #define KIB (1ull << 10)
 #define MIB (1ull << 20)
 #define GIB (1ull << 30)
-#define TURNS 3u          /* of inputs, in turn */
+#define TURNS 3u          /* sets of inputs, used in turn */
 
 #define TINY "ran (tiny, on a stand-in: nothing to judge)"
 
@@ -32,8 +33,8 @@ struct bench {
         cu_stream stream;
         cu_event from, to;
         bool tiny;
-        uint64_t free;          /* bytes of the device when it began */
-        double gb_s[3];   /* by enum bandwidth */
+        uint64_t free;          /* free bytes of the device at the beginning */
+        double gb_s[3];   /* indexed by enum bandwidth */
         cu_address rooms[64], noise;
         void *pinned[8];
         unsigned n_rooms, n_pinned;
@@ -45,40 +46,40 @@ typedef int launch_fn(struct bench *b, const void *state, unsigned turn);
 struct op {
         const char *name;       /* "KeyDiff anchor and score, 128 k tokens, ..." */
         launch_fn *launch;
-        const void *state;      /* of the size that is judged */
-        const void *least;      /* the same at next to nothing; NULL: no such */
-        uint64_t bytes;         /* that it must move; 0: none, time alone */
+        const void *state;      /* arguments at the size that is judged */
+        const void *least;      /* arguments at a tiny size; may be NULL */
+        uint64_t bytes;         /* bytes that it must move; 0: report only the time */
         enum bandwidth of;
-        double aim;             /* share to reach; 0: none was set */
+        double aim;             /* share to reach; 0: no aim */
 };
 
-/* Microseconds of one launch; below 0: it failed, b->gpu.why. */
+/* Microseconds of one launch; negative if it failed (b->gpu.why). */
 double bench_time(struct bench *b, launch_fn *launch, const void *state);
 
-/* Measures, and says it in a line. Returns microseconds. */
+/* Measures, and prints a line. Returns microseconds. */
 double bench_op(struct bench *b, const struct op *op);
 
-/* Two operations that do the same. */
+/* Prints the ratio of two operations that do the same. */
 void bench_ratio(struct bench *b, const char *name, double slower_us, double faster_us, double aim);
 
 /*
- * Memory of the device until the case is over; random: numbers, as bf16 of 2^-6 to 2, and as fp16
- * finite, too.
+ * Device memory, which is freed after the case. bench_random: numbers of 2^-6 to 2 as bf16, which
+ * are finite as fp16, too.
  */
 cu_address bench_room(struct bench *b, uint64_t bytes);
 cu_address bench_random(struct bench *b, uint64_t bytes);
 cu_address bench_copied(struct bench *b, const void *from, uint64_t bytes);
-/* n of them, scattered, none twice */
+/* n different ids below `of`, scattered */
 cu_address bench_ids(struct bench *b, uint32_t n, uint32_t of, uint32_t *copy);
 void *bench_pinned(struct bench *b, uint64_t bytes);
-void bench_floats(struct bench *b, cu_address at, uint64_t n);                  /* fp32 instead */
+void bench_floats(struct bench *b, cu_address at, uint64_t n);                  /* fp32 numbers */
 
-void bench_free(struct bench *b); /* all of it */
+void bench_free(struct bench *b); /* frees all */
 
-/* n, or on a stand-in a thousandth of it, at least `least`. */
+/* n, or on a stand-in n / 1024 but at least `least`. */
 uint64_t bench_size(const struct bench *b, uint64_t n, uint64_t least);
 
-void bench_memory(struct bench *b);   /* the device's bandwidths; before all others */
+void bench_memory(struct bench *b);   /* the device's bandwidths; must run first */
 void bench_keydiff(struct bench *b);
 void bench_attend(struct bench *b);
 void bench_memshare(struct bench *b);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode over blocks: dense, and over some of the positions; and what chooses them */
+/* Decode attention over blocks, dense and over chosen positions, and the choice of positions */
 #include "kernels/cuda/attend.h"
 
 #include <stdio.h>
@@ -37,8 +37,8 @@ static cu_address repeated(struct bench *b, uint32_t value, uint32_t n) {
 }
 
 /*
- * Each of n sequences has that many tokens, in scattered blocks of one layer: K plane, V plane;
- * HND.
+ * n sequences with so many tokens each, in scattered blocks of one layer: K plane, V plane, each in
+ * HND order.
  */
 static struct attending make(struct bench *b, uint32_t n, uint32_t tokens) {
         uint64_t plane = PER_BLOCK * KV_HEADS * DIM * 2, ld = tokens / PER_BLOCK;
@@ -81,8 +81,7 @@ static struct attending make(struct bench *b, uint32_t n, uint32_t tokens) {
 }
 
 /*
- * Bytes that a call over so many positions in all (summed over sequences; chosen ones) must read
- * and write.
+ * The bytes that a call must read and write. positions: attended ones, summed over sequences.
  */
 static uint64_t attend_bytes(const struct gpu_attend *a, uint64_t positions, uint64_t tokens) {
         uint64_t size = a->number == 1 ? 4 : 2, q = a->q_number == 1 ? 4 : 2,
@@ -103,7 +102,7 @@ static struct attending at_least(struct bench *b, const struct attending *of) {
 
 /* ---- some of the positions ------------------------------------------------------------------- */
 
-/* Every sequence and KV head has z of them, ascending, one in each run of tokens / z. */
+/* Chooses z positions per sequence and KV head, ascending, one in each run of tokens / z. */
 static cu_address make_chosen(struct bench *b, uint32_t rows, uint32_t tokens, uint32_t z) {
         uint32_t *chosen = malloc((uint64_t)rows * z * sizeof *chosen);
         cu_address at;
@@ -120,7 +119,7 @@ static cu_address make_chosen(struct bench *b, uint32_t rows, uint32_t tokens, u
         return at;
 }
 
-/* 32 k tokens, 16 sequences, and an eighth of the positions attended. */
+/* 16 sequences of 32 k tokens, which attend to an eighth of the positions. */
 static void sparse(struct bench *b) {
         uint32_t n = (uint32_t)bench_size(b, 16, 1),
                  tokens = (uint32_t)bench_size(b, 32 * 1024, 256), z = tokens / 8;

@@ -28,7 +28,7 @@ static int both(struct bench *b, const void *state, unsigned turn) {
         return r < 0 ? r : score(b, state, turn);
 }
 
-/* Blocks of one layer, K plane then V plane, scattered over the pool; head, token, dimension. */
+/* Blocks of one layer, scattered over the pool: K plane, then V plane, as [head, token, dim]. */
 static struct gpu_keydiff make(struct bench *b, uint32_t tokens) {
         uint32_t blocks = tokens / PER_BLOCK;
         uint64_t plane = PER_BLOCK * HEADS * DIM * 2;

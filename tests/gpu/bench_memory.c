@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the device's memory can do */
+/* The bandwidths of the device's memory */
 #include <stdlib.h>
 
 #include "ipc/base/util.h"
@@ -56,7 +56,7 @@ static int read_all(struct bench *b, const void *state, unsigned turn) {
                          "kvd_check_read");
 }
 
-/* Blocks of threads: as many as run at once, once, twice, four times; the best is the bandwidth. */
+/* Tries several numbers of thread blocks per multiprocessor. The best rate is the bandwidth. */
 static void reading(struct bench *b, const cu_address *from, uint64_t bytes) {
         struct stage stage = {
                 .cuda = b->gpu.cuda, .device = b->gpu.ordinal, .context = b->gpu.context};

@@ -41,7 +41,7 @@ static cu_address make_pairs(struct bench *b, uint32_t n, uint32_t blocks, uint3
         return at;
 }
 
-/* 2 MiB: 32 layers, 8 heads of 128, 16 tokens, bf16. Nothing is rejected: INFINITY is the limit. */
+/* Blocks of 2 MiB: 32 layers, 8 heads of 128, 16 tokens, bf16. The limit INFINITY rejects none. */
 void bench_memshare(struct bench *b) {
         uint32_t layers = (uint32_t)bench_size(b, 32, 1), blocks = (uint32_t)bench_size(b, 4096, 8);
         uint32_t n = (uint32_t)bench_size(b, 10000, 4);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What all scripts use, and how one is run */
+/* Helpers of all scripts, and how a script is run */
 #include "tests/gpu/check.h"
 
 #include <fcntl.h>
@@ -68,7 +68,7 @@ static int ascending(const void *a, const void *b) {
         return (x > y) - (x < y);
 }
 
-/* Sorts. */
+/* Sorts x. */
 double median(double *x, unsigned n) {
         qsort(x, n, sizeof *x, ascending);
         return n ? x[n / 2] : 0;
@@ -92,19 +92,19 @@ static void say_ended(const struct check *check, const char *how) {
 }
 
 /*
- * False: it does not end, though it should have been killed by its alarm; a process that the driver
- * does not let go of is left alone.
+ * False: the process does not end, although its alarm should have killed it. It is stuck in the
+ * driver and left alone.
  */
 static bool wait_for(pid_t pid, unsigned seconds, int *status) {
         struct pollfd p = {(int)syscall(SYS_pidfd_open, pid, 0), POLLIN, 0};
-        unsigned ending_ms = check_ms(5000, CHECK_PATIENCE_MS); /* after its alarm */
+        unsigned ending_ms = check_ms(5000, CHECK_PATIENCE_MS); /* time to end after its alarm */
         bool ended = p.fd < 0 || poll(&p, 1, (int)(seconds * 1000 + ending_ms)) == 1;
 
         closep(&p.fd);
         return ended && waitpid(pid, status, 0) == pid;
 }
 
-/* In a process of its own; its actors die with it. True: it ended well. */
+/* Runs the check in a process of its own; its actors die with it. True: it ended well. */
 bool check_run(const struct check *check, unsigned seconds) {
         int status, limit = SIGALRM;
         char how[80];

@@ -3,9 +3,9 @@
 #define KVD_TESTS_GPU_CHECK_H
 
 /*
- * The checks: scripts for actors (actor.h). Each runs in a process of its own that never loads a
- * driver, has a time limit, and prints its lines itself. Nothing is assumed: what was seen is the
- * answer, whatever it is.
+ * The checks: scripts for actors (actor.h). Each runs in a process of its own that never
+ * initialises a driver, has a time limit, and prints its lines itself. The answer is what was
+ * observed, even if it is a surprise.
  */
 
 #include "tests/gpu/actor.h"
@@ -21,15 +21,14 @@ struct check {
 
 struct driver;
 
-void check_driver(const struct driver *d);                     /* first of all */
-/* 0: its own limit. False: it did not end well */
+void check_driver(const struct driver *d);                     /* call this first */
+/* seconds: 0 for the check's own limit. False: it did not end well */
 bool check_run(const struct check *check, unsigned seconds);
-/* only: names with commas; NULL: all */
+/* only: names separated by commas; NULL: all */
 bool check_is_wanted(const char *only, const char *name);
 
 /*
- * The amount of memory that a check may use, at most wanted: less on a stand-in, and where little
- * is free.
+ * Bytes of memory that a check may use: `wanted`, or less on a stand-in or if little is free.
  */
 uint64_t check_bytes(uint64_t wanted);
 unsigned check_rounds(unsigned wanted);
@@ -45,7 +44,7 @@ bool check_on_stand_in(void);
 /* If r is an error, answers that the question could not be asked. True: it did. */
 bool cannot_ask(struct line *l, int r, const char *step, const struct actor *a);
 
-/* Memory of the host that can be registered; -1. */
+/* A descriptor of host memory that can be registered, or -1. */
 int host_page(uint64_t bytes, unsigned flags);
 
 double median(double *x, unsigned n);

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """
-T9: does PyTorch take memory of the driver by a DLPack capsule that ctypes made, use it in place, and call the deleter
-when the last tensor dies? Prints one line of JSON, as gpu-checks does.
+T9: does PyTorch accept device memory in a DLPack capsule made with ctypes, use it in place, and call the deleter when
+the last tensor dies? Prints one line of JSON, as gpu-checks does.
 
-    check_dlpack.py [DRIVER]        DRIVER stands in the line as what answered
+    check_dlpack.py [DRIVER]        DRIVER: the driver to name in the line
 """
 import ctypes as c
 import gc
@@ -73,7 +73,7 @@ def main():
     before = len(deleted)
     del tensor
     gc.collect()
-    held = len(deleted) == before  # the view holds it
+    held = len(deleted) == before  # the view keeps the memory
     del view
     gc.collect()
     after = len(deleted)

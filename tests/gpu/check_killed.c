@@ -16,8 +16,8 @@
 struct how {
         unsigned action;
         uint64_t n;
-        uint64_t bytes; /* of the memory that the work writes */
-        bool forks;     /* the process has a child, which stays */
+        uint64_t bytes; /* bytes of memory that the work writes */
+        bool forks;     /* the process has a child, which outlives it */
         const char *words;
 };
 
@@ -25,7 +25,7 @@ struct scene {
         struct actor victim, onlooker;
         volatile uint64_t *page;
         int chunk, host, pidfd;
-        pid_t child; /* of the victim; 0: it has none */
+        pid_t child; /* the victim's child; 0 if none */
 };
 
 static int scene_start(struct scene *s, const struct how *how) {
@@ -67,19 +67,19 @@ static void scene_stop(struct scene *s) {
 }
 
 struct death {
-        double readable_ms;    /* from the signal to the pidfd */
-        /* from the pidfd to the last sign of life seen in host memory; below 0: before it */
+        double readable_ms;    /* from the signal until the pidfd is readable */
+        /* from then to the last change seen in host memory; negative: before it */
         double last_ms;
-        /* to the last change seen in the device's memory, at the resolution of device_step_ms */
+        /* from then to the last change seen in device memory; resolution: device_step_ms */
         double device_ms;
         double device_step_ms;
-        uint64_t queued; /* SETS: how many were, when it was killed */
+        uint64_t queued; /* SETS: number of queued writes when it was killed */
         uint64_t beats;
 };
 
 /*
- * Watches a GPU for 1.2 s. Watches a stand-in until 0.1 s after the process is gone, and at least
- * three looks.
+ * Watches a GPU for 1.2 s. Watches a stand-in until 0.1 s after the process has ended, and at least
+ * three times.
  */
 static bool is_watched(uint64_t now, uint64_t killed, uint64_t readable, uint64_t looks) {
         bool seen = readable && looks > 2 && now > readable + 100000000u;
@@ -88,7 +88,7 @@ static bool is_watched(uint64_t now, uint64_t killed, uint64_t readable, uint64_
                !(seen && check_on_stand_in());
 }
 
-/* Polls host memory continuously, and the device's memory once a millisecond at most. */
+/* Polls host memory continuously, and device memory at most once a millisecond. */
 static void watch(struct scene *s, uint64_t killed, struct death *d) {
         uint64_t readable = 0, last = killed, device = killed, heart = s->page[HEART_SLOT], word = 0,
                  looked = killed, looks = 0;
@@ -101,7 +101,7 @@ static void watch(struct scene *s, uint64_t killed, struct death *d) {
                         heart = s->page[HEART_SLOT];
                         last = now;
                 }
-                /* looking takes a while: not before that moment is known */
+                /* reading device memory is slow: only after the pidfd is readable */
                 if (!readable || now < looked + 1000000u)
                         continue;
                 looked = now;
@@ -142,8 +142,9 @@ static uint64_t let_it_run(const struct scene *s, const struct how *how) {
 }
 
 /*
- * It is killed while its work runs. Queuing many writes takes as long as they do, since a stream
- * has room for some thousand: it is not waited for, so that the queue is full.
+ * Kills a process while its work runs. A stream has room for about a thousand writes, so queuing
+ * more takes as long as doing them. The script does not wait for that, so the queue is full at the
+ * kill.
  */
 static int one_death(const struct how *how, struct death *d) {
         struct scene s;
@@ -162,7 +163,7 @@ static int one_death(const struct how *how, struct death *d) {
         return r;
 }
 
-/* A GPU may go on for a second after the process is gone, a stand-in not at all. */
+/* A GPU may work for a second after the process has ended, a stand-in not at all. */
 static enum verdict judge(const struct how *how, const struct death *d, double last_ms,
                          double device_ms) {
         unsigned most = check_ms(1000, 0);
@@ -208,7 +209,7 @@ static void deaths(const struct how *how) {
                     median(readable, i), last[i - 1], device[i - 1], (unsigned long long)d.queued);
 }
 
-/* 2 GiB take a GPU most of a millisecond: a full queue is work for a good part of a second. */
+/* Filling 2 GiB takes a GPU almost a millisecond, so a full queue is work for most of a second. */
 static const struct how ways[] = {
         {BEAT, 1ull << 32, 4 * MIB, false, "while its kernel writes"},
         {SETS, 1ull << 32, 2048 * MIB, false, "with many writes queued on its stream"},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* T2, T3, T5: how long memory lives, who may import it, what an owner without a context costs */
+/* T2, T3, T5: how long memory lives, who may import it, the cost of an owner without a context */
 #include <string.h>
 #include <unistd.h>
 
@@ -13,14 +13,14 @@ static double mib(uint64_t bytes) {
         return (double)bytes / (double)MIB;
 }
 
-/* Free memory as an onlooker sees it, who has had his context all the time. */
+/* Free memory as seen by an onlooker, which keeps its context all the time. */
 static double free_mib(struct actor *onlooker) {
         return ask(onlooker, SEE_FREE) ? -1 : mib(onlooker->note.n[0]);
 }
 
 /*
- * Driver and kernel give memory back a little after a process is gone: the most that is seen within
- * two seconds.
+ * Driver and kernel free memory shortly after a process has ended. Returns the most free memory
+ * that is seen within two seconds.
  */
 static double free_mib_soon(struct actor *onlooker) {
         double most = 0;
@@ -35,7 +35,7 @@ static double free_mib_soon(struct actor *onlooker) {
 /* ---- T2 -------------------------------------------------------------------------------------- */
 
 /*
- * Process 1 makes and fills a chunk, sends its descriptor to us, is killed; process 2 imports it
+ * Process 1 makes and fills a chunk, sends us its descriptor, and is killed. Process 2 imports it
  * from us.
  */
 static void descriptor_outlives(void) {
@@ -118,7 +118,7 @@ out:
         actor_stop(&user);
 }
 
-/* Freed by one process, taken by another: is it empty? */
+/* Is memory empty that one process has freed and another one allocates? */
 static void fresh_memory(void) {
         struct actor first = actor_start(), second = actor_start();
         uint64_t bytes = check_bytes(256 * MIB);
@@ -214,7 +214,7 @@ void check_users(void) {
 
 /* ---- T5 -------------------------------------------------------------------------------------- */
 
-/* As the daemon does that takes over what one before it has made. */
+/* Imports and maps memory, as a daemon does that takes over its predecessor's. */
 static void take_over(void) {
         struct actor maker = actor_start(), next = actor_start(), onlooker = actor_start();
         uint64_t bytes = check_bytes(1024 * MIB);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* T1, T2, T3, T5: who can do what with shared memory, and how long it lives */
+/* T1, T2, T3, T5: access to shared memory, and how long it lives */
 #include <string.h>
 
 #include "ipc/base/util.h"
@@ -14,7 +14,7 @@ static int ask_legacy(struct actor *to, const struct note *handle, uint64_t byte
         return actor_ask(to, note);
 }
 
-/* A process with a filled chunk that can be shared by its descriptor. */
+/* Starts a process with a filled chunk, which can be shared by its descriptor. */
 static int owner_start(struct actor *a, uint64_t bytes, int *fd) {
         int r;
 
@@ -26,7 +26,7 @@ static int owner_start(struct actor *a, uint64_t bytes, int *fd) {
         return r ? r : ask(a, FILL, 1);
 }
 
-/* A process that has it mapped, too. */
+/* Starts a process that maps the chunk, too. */
 static int reader_start(struct actor *a, uint64_t bytes, int fd, uint64_t access) {
         int r;
 

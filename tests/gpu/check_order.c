@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* T4: slots that one process' stream writes and another's waits for */
+/* T4: slots that the stream of one process writes and that of another waits for */
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -15,9 +15,9 @@
 /* Two processes with the same chunk and the same registered page of host memory. */
 struct pair {
         struct actor writer, waiter;
-        uint64_t *page;      /* ours */
+        uint64_t *page;      /* our mapping of the host page */
         int chunk, host;
-        uint64_t next;       /* the values that were not used yet */
+        uint64_t next;       /* the next unused value */
 };
 
 static void pair_stop(struct pair *p) {
@@ -54,7 +54,7 @@ static int pair_start(struct pair *p) {
         return r;
 }
 
-/* FILL left anything in the slots of the chunk: they begin at 0. */
+/* Sets the slots in the chunk to 0: FILL has overwritten them. */
 static int clear_slots(struct pair *p) {
         for (uint64_t slot = 0; slot < 16; slot++) {
                 int r = ask(&p->writer, WRITE, IN_DEVICE, slot, 0);
@@ -100,7 +100,7 @@ static const struct variant variants[] = {
          "in the device's memory, released by a driver's copy of another process"},
 };
 
-/* The time of the release, 0 if it failed; *r has the result. */
+/* Returns the time of the release, or 0 if it failed. *r is the result. */
 static uint64_t release(struct pair *p, const struct variant *v, uint64_t slot, uint64_t value,
                         int *r) {
         uint64_t when = now_ns();
@@ -131,8 +131,8 @@ static void until_it_waits(struct pair *p, uint64_t value) {
 }
 
 /*
- * The timeout of a wait. It is short if the wait must time out: on a stand-in where only a stream's
- * write wakes a wait, and the release is something else.
+ * The timeout of a wait. It is short if the wait must time out, which is on a stand-in where only a
+ * stream's write wakes a wait, and the release is something else.
  */
 static unsigned wake_ms(const struct variant *v) {
         bool comes = v->release == BY_STREAM || !getenv("FAKECUDA_WAKE");
@@ -140,7 +140,7 @@ static unsigned wake_ms(const struct variant *v) {
         return check_ms(1000, comes ? CHECK_PATIENCE_MS : 200);
 }
 
-/* One wait that is pending when it is released. us until it is seen, or -1. */
+/* Releases one pending wait. Returns microseconds until it is over, or -1. */
 static double wake(struct pair *p, const struct variant *v, uint64_t slot, int *r) {
         uint64_t value = p->next++, when;
 
@@ -153,7 +153,7 @@ static double wake(struct pair *p, const struct variant *v, uint64_t slot, int *
         return *r ? -1 : us_of(p->waiter.note.n[0] - when);
 }
 
-/* A wait that was not woken: does a stream's write wake it? */
+/* If a wait was not woken, does a stream's write wake it? */
 static void rescue(struct pair *p, const struct variant *v, uint64_t slot, struct line *l,
                    bool never) {
         const struct variant by_stream = {v->where, BY_STREAM, ""};
@@ -196,7 +196,7 @@ static void wait_variant(const struct variant *v) {
 
 /* ---- what else the design stands on ---------------------------------------------------------- */
 
-/* Data first, then the slot: does who sees the slot see the data? */
+/* Writes data, then a slot: does a stream that sees the slot see the data? */
 static void data_behind(unsigned where) {
         unsigned rounds = check_rounds(MOST_ROUNDS), ms = check_ms(5000, CHECK_PATIENCE_MS);
         uint64_t wrong = 0;
@@ -226,8 +226,8 @@ static void data_behind(unsigned where) {
 }
 
 /*
- * From our call to a stream that writes, over one that waits and answers, to our plain load: nobody
- * synchronises.
+ * The time from a stream's write, through another stream that waits and answers, to our plain load.
+ * No call synchronises.
  */
 static void round_trip(void) {
         double times[MOST_ROUNDS];
@@ -283,7 +283,7 @@ static void passed_wait(void) {
         pair_stop(&p);
 }
 
-/* The value that wakes everybody, and what comes after it. */
+/* The value that wakes all waits, and the comparison with values after it. */
 static void poison(void) {
         const struct variant by_us = {IN_HOST, BY_OUR_STORE, ""};
         unsigned ms = wake_ms(&by_us);

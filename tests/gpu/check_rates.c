@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* T7, T8, T10: what things cost, and which images and entry points the driver takes */
+/* T7, T8, T10: the cost of calls, and the images and entry points that the driver accepts */
 #include <linux/memfd.h>
 #include <stdio.h>
 #include <string.h>
@@ -37,7 +37,7 @@ static int one_chunk(struct actor *maker, struct actor *user, uint64_t bytes,
         r = ask(user, UNMAP);
         for (int t = 0; t < 2; t++)
                 times[T_UNMAP + t][i] = us_of(user->note.n[t]);
-        return r ? r : ask(maker, UNMAP); /* it mapped nothing: lets go of the handle */
+        return r ? r : ask(maker, UNMAP); /* has no mapping: only releases the handle */
 }
 
 static void chunk_times(uint64_t bytes) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Finds out what a driver and its device really do: ten questions whose answers decide details of
- * kvd. Needs no part of kvd. Prints one line of JSON for each question (line.h).
+ * Finds out how a driver and its device really behave: ten questions whose answers decide details
+ * of kvd. Needs no part of kvd. Prints one line of JSON for each question (line.h).
  *
  *      checks [--only T1[,T4...]] [--seconds [T1=]N] [--list]
  *      checks --hold       runs no check: keeps a context until its standard input ends
@@ -20,7 +20,7 @@
 #include "tests/gpu/check.h"
 #include "tests/gpu/driver.h"
 
-/* First ones first: what decides most about kvd, and T6, which takes long, last. */
+/* Those that decide most about kvd come first; T6, which takes long, is last. */
 static const struct check checks[] = {
         {"T5", "an owner without a context", check_owner, 20},
         {"T8", "images and entry points", check_images, 30},
@@ -35,7 +35,7 @@ static const struct check checks[] = {
 
 static const char *seconds;
 
-/* The limit that --seconds sets for this check; 0: it keeps its own. */
+/* The limit that --seconds sets for this check, or 0 for its own. */
 static unsigned limit_of(const struct check *check) {
         size_t n = seconds ? strcspn(seconds, "=") : 0;
 

@@ -27,7 +27,7 @@ KVD_KERNEL(check_beat, struct check_beat, THREADS) {
         }
 }
 
-/* Eight loads in flight a thread. */
+/* Eight loads in flight per thread. */
 KVD_KERNEL(check_read, struct check_read, THREADS) {
         uint64_t step = gridDim.x * (uint64_t)THREADS,
                  i = blockIdx.x * (uint64_t)THREADS + threadIdx.x;

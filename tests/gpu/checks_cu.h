@@ -12,17 +12,17 @@ struct check_fill { /* kvd_check_fill: word i := seed + i, of n words */
 };
 
 /*
- * kvd_check_beat: one thread counts to n in both words, as fast as they can be written, until *stop
- * is not 0.
+ * kvd_check_beat: one thread counts to n in both words as fast as it can write them, and ends early
+ * if *stop is not 0.
  */
 struct check_beat {
-        uint64_t heart;   /* u64 of host memory */
-        uint64_t at;      /* u32 of the device */
-        uint64_t stop;    /* u64 of host memory */
+        uint64_t heart;   /* u64 in host memory */
+        uint64_t at;      /* u32 in device memory */
+        uint64_t stop;    /* u64 in host memory */
         uint64_t n;
 };
 
-/* kvd_check_read: n pieces of 16 bytes, summed; the sum is written if it is one in 2^32 */
+/* kvd_check_read: sums n pieces of 16 bytes; writes the sum only if it has one certain value */
 struct check_read {
         uint64_t at, n, sink;
 };

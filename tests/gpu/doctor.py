@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What `kvctl doctor` says here, as lines of tests/gpu/run.    doctor.py KVCTL"""
+"""The output of `kvctl doctor` on this machine, as lines of tests/gpu/run.    doctor.py KVCTL"""
 import json
 import os
 import subprocess

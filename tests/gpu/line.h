@@ -7,9 +7,9 @@
  *
  *      {"check": "T1", "question": "...", "answer": "...", "ok": true, "numbers": {...}, "driver": "..."}
  *
- * ok says whether the answer is the one that kvd is built on; null: there is no such answer, or the
- * question could not be asked (the answer says why). driver names what answered: nobody can take a
- * stand-in's line for a GPU's.
+ * ok: is the answer the one that kvd relies on? null: kvd relies on no answer, or the question
+ * could not be asked (the answer says why). driver names the driver that answered, so that a
+ * stand-in's line cannot be taken for a GPU's.
  */
 
 #include <stdbool.h>
@@ -19,14 +19,14 @@
 enum verdict { NO, YES, OPEN_QUESTION };
 
 struct line {
-        FILE *to;          /* numbers, until the answer is known */
+        FILE *to;          /* collects numbers until the answer is known */
         char *numbers;
         size_t size;
         const char *check;
         char question[256];
 };
 
-/* What stands in every line from now on. */
+/* The driver that all lines name from now on. */
 void line_driver(const char *driver);
 
 __attribute__((format(printf, 3, 4))) void line_begin(struct line *l, const char *check,
@@ -35,7 +35,7 @@ void line_number(struct line *l, const char *name, double x);
 __attribute__((format(printf, 3, 4))) void line_answer(struct line *l, enum verdict ok,
                                                        const char *format, ...);
 
-/* "..." with escapes. */
+/* Writes the text in quotes, with escapes. */
 void line_string(FILE *to, const char *text);
 
 #endif

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """
-PyTorch's own expressions of what gpu-bench measures, on the same device at the same sizes: KeyDiff's scores, and
-scaled_dot_product_attention over contiguous keys and values. JSON lines; a ratio needs both, and tests/gpu/run makes it.
+Measures in PyTorch what gpu-bench measures, on the same device at the same sizes: KeyDiff's scores, and
+scaled_dot_product_attention over contiguous keys and values. Prints JSON lines. tests/gpu/run computes the ratios.
 """
 import json
 import statistics
 import sys
 
-TURNS = 3  # of inputs
+TURNS = 3  # sets of inputs, used in turn
 
 
 def say(question, answer, ok=None, **numbers):
@@ -32,7 +32,7 @@ def timed(torch, function, inputs):
 
 
 def keydiff(torch):
-    """Scores of KeyDiff, as a PyTorch program has them: minus the cosine to the mean of the normalised keys."""
+    """KeyDiff's scores as a PyTorch program computes them: minus the cosine to the mean of the normalised keys."""
     def scores(keys):
         directions = torch.nn.functional.normalize(keys.float(), dim=-1)
         return -torch.nn.functional.cosine_similarity(keys.float(), directions.mean(dim=1, keepdim=True), dim=-1)

@@ -1,21 +1,20 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernels for sm_90 should reach on an H100 and an H200, from their machine code: a prediction, to be confirmed or
-refuted by the first run of tests/gpu/run.
+"""Predicts from machine code what the kernels for sm_90 should reach on an H100 and an H200. The first run of
+tests/gpu/run confirms or refutes it.
 
     predict.py [--nvcc NVCC] [--nvdisasm NVDISASM] > kernels/cuda/PREDICTED.txt
 
 nvdisasm is in CUDA's toolkit, and in the package nvidia-cuda-nvdisasm of PyPI. Exit status 77: one of the two is missing.
 
-For each kernel one loop is taken (main_loop): its instructions, the bytes that a thread reads from global memory in one
-turn, and so the instructions that a warp needs for a byte. An inner loop counts once. Of kernels that branch in
-that loop for what is rare (numbers that lie at odd addresses, a row that goes on in another block), the way is taken on which
-the widest loads lie (usual_way). What a multiprocessor has in flight is
-what its threads read in a turn or, of kernels that copy ahead to shared memory, all stages but the one that is worked on.
-Then, as a share of the memory's bandwidth,
+One loop of each kernel counts (main_loop): its instructions, the bytes that a thread reads from global memory in one
+iteration, and so the instructions of a warp per byte. An inner loop counts once. If a kernel branches in that loop for
+rare cases (numbers at unaligned addresses, a row that continues in another block), the path with the widest loads
+counts (usual_way). A multiprocessor has in flight the bytes that its threads read in one iteration or, for kernels that
+copy ahead to shared memory, all stages except the one in use. Then, as a share of the memory's bandwidth,
 
     in flight     bytes in flight / (bandwidth of a multiprocessor x 900 ns, the latency under load), 0.94 at most
-    issue         4 instructions a clock x 0.6 / (instructions for a byte x bytes that come in a clock)
+    issue         4 instructions per clock x 0.6 / (instructions per byte x bytes that arrive per clock)
 
 and the smaller of the two is the prediction.
 """
@@ -31,7 +30,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 LATENCY, BEST, ISSUE = 900e-9, 0.94, 4 * 0.6
 DEVICES = {'H100': (3.35e12, 132, 1.755e9), 'H200': (4.8e12, 132, 1.755e9)}  # bytes/s, multiprocessors, clock
-REGISTERS, THREADS, BLOCKS, SHARED = 65536, 2048, 32, 227 << 10  # of a multiprocessor
+REGISTERS, THREADS, BLOCKS, SHARED = 65536, 2048, 32, 227 << 10  # per multiprocessor
 
 
 def stages(dim):  # attend_launch.h
@@ -39,12 +38,12 @@ def stages(dim):  # attend_launch.h
 
 
 def decode(dim, heads):
-    """Four warps, each with its tiles, and its queries; attend.c."""
+    """Four warps, each with its tiles and queries, as in attend.c."""
     return {'threads': 128, 'shared': 4 * stages(dim) * 16 * (dim * 4 + 8) + 16 * dim * 2, 'stages': stages(dim)}
 
 
-# image, kernel; threads of a block, dynamic shared memory and stages in it; the aim of tests/gpu/bench*.c. Of kernels whose
-# loops each take another number of turns, as summarise's do, nothing is said.
+# image, kernel; threads per block, dynamic shared memory and stages in it; the aim of tests/gpu/bench*.c. Kernels whose
+# loops have different numbers of iterations, as summarise has, are left out.
 KERNELS = [
     *(('attend_decode', f'attend_bf16_{dim}_{heads}', decode(dim, heads), 0.8 if (dim, heads) == (128, 8) else None)
       for dim in (64, 128, 256) for heads in (8, 16)),
@@ -60,11 +59,11 @@ KERNELS = [
     ('block', 'compact', {'threads': 256, 'usual': True}, None),
 ]
 
-# what tests/gpu/bench*.c measures of them: the beginning of its question
+# the beginning of the question under which tests/gpu/bench*.c measures a kernel
 BENCHES = {'paged decode attention, 64': 'attend_bf16_128_8', 'KeyDiff anchor alone': 'keydiff_parts',
            'KeyDiff score alone': 'keydiff_score', 'MemShare distances of 10,000': 'memshare_plain',
            'MemShare norms': 'memshare_norms'}
-NEAR = 0.1  # a measured share that is so near confirms the prediction
+NEAR = 0.1  # largest difference that confirms a prediction
 
 
 # ---- machine code
@@ -74,7 +73,7 @@ LABEL = re.compile(r'^(\.L_x_\d+):')
 
 
 def functions(text):
-    """Name of each kernel, and its instructions: (operation, its predicate and operands), labels as places."""
+    """The name of each kernel, its instructions (operation, predicate and operands), and its labels as indices."""
     name, code, labels = None, [], {}
     for line in text.splitlines():
         begin = re.match(r'^\.text\.kvd_(\w+):', line)
@@ -94,7 +93,7 @@ def functions(text):
 
 
 def read_bytes(operation):
-    """That a thread reads from global memory by it."""
+    """Bytes that a thread reads from global memory with this instruction."""
     words = operation.split('.')
     if words[0] not in ('LDG', 'LDGSTS'):
         return 0
@@ -105,12 +104,12 @@ def read_bytes(operation):
 
 
 def width(operation):
-    """Bytes of a load, of whichever memory it turns out to be."""
+    """Bytes of a load, including generic loads."""
     return read_bytes('LDG' + operation[2:]) if re.match(r'LD\.', operation) else read_bytes(operation)
 
 
 def loops(code, labels):
-    """First and last instruction of each."""
+    """The first and last instruction of each loop."""
     for at, (operation, operands) in enumerate(code):
         target = re.search(r'\.L_x_\d+', operands)
         if operation.startswith('BRA') and target and labels.get(target.group(), at + 1) <= at:
@@ -118,9 +117,9 @@ def loops(code, labels):
 
 
 def main_loop(code, labels, staged):
-    """Where copies run ahead, the loop that reads most, without the innermost ones that read: those are for rows that lie
-    anywhere, and for queries that are rotated. Else there is one for each type of numbers and the like: of those
-    that have no other reading loop inside and read at least half as much as any, the dearest."""
+    """The loop that counts. If copies run ahead (staged), it is the loop that reads most, without inner loops that read,
+    which are for unaligned rows and rotated queries. Otherwise there is a loop per type of numbers: the innermost one with
+    the most instructions per byte, of those that read at least half as much as any."""
     reading = [(a, b, n) for a, b in loops(code, labels) if (n := sum(read_bytes(op) for op, _ in code[a:b + 1]))]
     inner = [(a, b, n) for a, b, n in reading
              if staged or not any((c, d) != (a, b) and a <= c and d <= b for c, d, _ in reading)]
@@ -142,14 +141,14 @@ def next_of(code, labels, at):
 
 
 def usual_way(code, labels):
-    """The widest loads that a loop without another one inside makes in one turn, and the fewest instructions that lead
-    through them: bytes, instructions. There is a loop for each type of numbers: of those that read most, the dearest."""
+    """Bytes and instructions of one iteration of an innermost loop, on the path with the most of the widest loads and
+    the fewest instructions. There is a loop per type of numbers: the one with the widest loads that reads most."""
     best = (0, 0, 0)
     for a, b in loops(code, labels):
         if any((c, d) != (a, b) and a <= c and d <= b for c, d in loops(code, labels)):
             continue
         widest = max(map(width, (op for op, _ in code[a:b + 1])), default=0)
-        ways = {b: (0, 1)}  # from there to the end: bytes, instructions
+        ways = {b: (0, 1)}  # from each instruction to the end: bytes, instructions
         for at in range(b - 1, a - 1, -1):
             behind = [ways[to] for to in next_of(code, labels, at) if at < to <= b and to in ways]
             if behind:
@@ -173,7 +172,7 @@ def registers_of(image):
 
 
 def resident(registers, shared, threads):
-    """Blocks of a multiprocessor at a time."""
+    """Blocks that a multiprocessor runs at a time."""
     warps = threads // 32
     by_registers = REGISTERS // (-(-registers // 8) * 8 * 32) // warps
     return min(BLOCKS, THREADS // threads, by_registers, SHARED // (shared + 1024))
@@ -199,13 +198,13 @@ def predict(code, labels, launch, registers, static):
 
 
 def warps_of(image, name, launch):
-    """Of a multiprocessor, as in the table."""
+    """Warps per multiprocessor, as in the table."""
     registers, static = registers_of(image)[name]
     return resident(registers, launch.get('shared', 0) + static, launch['threads']) * launch['threads'] // 32
 
 
 def table():
-    """{kernel: {'warps': of a multiprocessor, device: share of its bandwidth}}, as committed."""
+    """The committed table: {kernel: {'warps': per multiprocessor, device: share of its bandwidth}}."""
     with open(os.path.join(ROOT, 'kernels/cuda/PREDICTED.txt')) as f:
         rows = [line.split() for line in f if not line.startswith(('#', 'kernel '))]
     return {row[0]: {'warps': int(row[1]), 'H100': float(row[7]), 'H200': float(row[10])} for row in rows}

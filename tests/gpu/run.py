@@ -19,8 +19,8 @@ import time
 
 import predict
 
-NEEDS = 8    # seconds that are left for ending everything
-REAPED = 10  # seconds that a killed process may take: one that is stuck in the driver takes for ever
+NEEDS = 8    # seconds reserved for ending everything
+REAPED = 10  # seconds that a killed process may take to end; one that is stuck in the driver never ends
 
 
 class Stop(Exception):
@@ -46,7 +46,7 @@ class Runner:
         self.find_cublas()
 
     def find_cublas(self):
-        """kvlm wants libcublas, which often lies where only a toolkit or PyTorch looks."""
+        """kvlm needs libcublas, which is often installed where only a toolkit or PyTorch finds it."""
         folders = ['/usr/local/cuda/lib64', '/usr/local/cuda/targets/x86_64-linux/lib']
         for path in sys.path:
             folders += glob.glob(os.path.join(path, 'nvidia', '*', 'lib'))
@@ -72,7 +72,7 @@ class Runner:
         print(json.dumps(result), flush=True)
 
     def take(self, part, text):
-        """JSON lines of a program; anything else is returned."""
+        """Takes the JSON lines of a program as results. Returns the other lines."""
         other = []
         for line in text.splitlines():
             try:
@@ -91,7 +91,7 @@ class Runner:
     # ---- programs
 
     def kill(self, child):
-        """With what it left behind in its group. One that is stuck in the driver stays, and is told of."""
+        """Kills the process and its group. A process that is stuck in the driver stays, and is reported."""
         if not child:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -110,7 +110,7 @@ class Runner:
                                 env=dict(self.environment, **(environment or {})))
 
     def run(self, command, limit, environment=None):
-        """(exit status or None if it ran out of time, what it printed, seconds)"""
+        """Returns (exit status, or None if it ran out of time; its output; seconds)."""
         begin = time.time()
         with tempfile.TemporaryFile() as out:
             self.child = self.start(command, out, environment)
@@ -125,7 +125,7 @@ class Runner:
         return status, text, time.time() - begin
 
     def program(self, part, name, command, limit, environment=None):
-        """A program that prints JSON lines itself; its end is a result only if it is a bad one."""
+        """Runs a program that prints JSON lines itself. Its exit status is a result only if it is bad."""
         status, text, seconds = self.run(command, limit, environment)
         other = self.take(part, text)
         if status not in (0, 77):
@@ -136,7 +136,7 @@ class Runner:
         return status
 
     def checked(self, part, name, command, limit, environment=None, question=None):
-        """A program of the library Check, or one whose exit status is its result."""
+        """Runs a test program that uses Check, or another one whose exit status is its result."""
         status, text, seconds = self.run(command, limit, environment)
         counts = re.search(r'(\d+)%: Checks: (\d+), Failures: (\d+), Errors: (\d+)', text)
         numbers = {'seconds': round(seconds, 2)}
@@ -156,7 +156,7 @@ class Runner:
     SMI = ('Driver Version', 'Persistence Mode', 'Compute Mode', 'Current', 'Virtualization Mode')
 
     def smi(self):
-        """The settings that explain surprises, as nvidia-smi has them."""
+        """Settings that explain surprises, from nvidia-smi."""
         result = {'part': 'driver', 'check': 'nvidia-smi', 'question': 'how is the device set?', 'ok': None, 'numbers': {}}
         try:
             text = subprocess.run(['nvidia-smi', '-q'], capture_output=True, text=True, timeout=60).stdout
@@ -172,18 +172,18 @@ class Runner:
             raise Stop('no driver, or no device')
 
     def hold(self):
-        """A context that lives as long as we: without one, some drivers shut the device down between two programs."""
+        """Keeps a context during the run: without one, some drivers shut the device down between two programs."""
         self.holder = self.start([self.path('tests/gpu/gpu-checks'), '--hold'], subprocess.DEVNULL, stdin=subprocess.PIPE)
 
     def driver(self):
-        """how the device is set, and what driver and device do: the questions on which kvd is built, first ones first"""
+        """how the device is set, and how driver and device behave: the questions that decide most about kvd first"""
         self.smi()
         self.program('driver', 'doctor', [sys.executable, self.source('tests/gpu/doctor.py'),
                                           self.path('tools/kvctl/kvctl')], 60)
         self.program('driver', 'checks', [self.path('tests/gpu/gpu-checks'), '--only', 'T5,T8,T4,T1,T2,T3,T7,T10'], 240)
 
     def order_fails(self):
-        """All that shares memory between streams is built on this."""
+        """Sharing memory between streams relies on this answer."""
         return any(r.get('check') == 'T4' and r.get('ok') is False and
                    'in registered host memory, released by another process' in r['question'] for r in self.results)
 
@@ -193,7 +193,7 @@ class Runner:
             self.checked('kernels', name, [self.path('tests/kernels/cuda', 'test-cuda-' + name)], 90,
                          {'KVD_TEST_GPU': '1', 'CK_FORK': 'no'}, f'{name}: do kernels and references agree on the device?')
 
-    # of tests/gpu/device, those that need nothing of a stand-in's settings
+    # plays of tests/gpu/device that need no settings of the stand-in
     PLAYS = ['memory-changes-hands', 'arena-is-read-only', 'daemon-killed', 'layers', 'capturing', 'two-clients']
 
     def processes(self):
@@ -207,7 +207,7 @@ class Runner:
         """when the work of a killed process stops"""
         self.program('deaths', 'checks', [self.path('tests/gpu/gpu-checks'), '--only', 'T6'], 120)
 
-    SMALL = ['--tokens', '32', '--pool', '64M', '--answer', '1', '--processes', '2']  # a processor is no GPU
+    SMALL = ['--tokens', '32', '--pool', '64M', '--answer', '1', '--processes', '2']  # a processor is slower than a GPU
 
     def models(self):
         """a model's logits over a shared cache, and PyTorch over its blocks"""
@@ -234,7 +234,7 @@ class Runner:
                   'answer': f'{beside / us:.2f} (aim: {aim})', 'numbers': {'us': us, 'pytorch_us': beside, 'aim': aim}})
 
     def confirm(self):
-        """What predict.py says of the machine code, beside what was measured."""
+        """Compares predict.py's predictions from machine code with the measurements."""
         device = next((name for name in predict.DEVICES if name in self.device['answer']), None)
         shares = {r['question']: r['numbers']['share'] for r in self.results if 'share' in r.get('numbers', {})}
         for begins, kernel in predict.BENCHES.items() if device else ():
@@ -274,7 +274,7 @@ class Runner:
                              f'{name} under {which}: anything found?')
 
     def kernel_tests(self):
-        """Attention first: whoever decodes waits for it."""
+        """Attention comes first: decoding depends on it."""
         with open(self.path('tests/gpu/kernel-tests')) as f:
             return sorted(f.read().split(), key=lambda name: not name.startswith('attend'))
 
@@ -285,7 +285,7 @@ class Runner:
     # ---- all of them
 
     PARTS = [('driver', 280, 20), ('kernels', 150, 15), ('processes', 180, 20), ('deaths', 100, 20),
-             ('benchmarks', 240, 30), ('models', 150, 20), ('sanitizer', 500, 20)]  # name, seconds: at most, at least
+             ('benchmarks', 240, 30), ('models', 150, 20), ('sanitizer', 500, 20)]  # name, maximum and minimum seconds
     ORDERED = ('processes', 'models')
 
     def wanted(self, name):
@@ -359,7 +359,7 @@ class Runner:
         return os.path.join(results, f'{datetime.date.today()}-{device}.json')
 
     def write(self):
-        """What is known by now: whatever happens next, it is on the disk, whole."""
+        """Writes all results known so far, as a complete file that replaces the previous one."""
         if not self.file:
             return
         os.makedirs(os.path.dirname(self.file), exist_ok=True)
@@ -375,7 +375,7 @@ class Runner:
         os.replace(self.file + '.new', self.file)
 
     def stop(self):
-        """Ends what still runs; a second interruption does not end this."""
+        """Ends all programs that still run. Ignores a second interruption."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.kill(self.child)

@@ -24,7 +24,7 @@
 #define CLIENTS 4
 
 static struct driver driver;
-static char **more; /* settings of kvd */
+static char **more; /* additional settings of kvd */
 
 /* ---- a daemon on the device ------------------------------------------------------------------ */
 
@@ -69,7 +69,7 @@ static void scene_stop(struct scene *s) {
         instance_sweep(&s->daemon);
 }
 
-/* Results of libkvd and of the driver in words. */
+/* The result of libkvd or of the driver as text. */
 static const char *word(const struct actor *a, int r) {
         static char text[300];
 
@@ -94,7 +94,7 @@ static unsigned reading_ms(void) {
         return check_ms(15000, CHECK_PATIENCE_MS);
 }
 
-/* FIND, READ if the stream still waited, DROP. Blocks that were found; wrong words are counted. */
+/* FIND, READ if the stream still waits, DROP. Counts wrong words. Returns the blocks found. */
 static uint64_t find_all(struct scene *s, struct actor *a, uint64_t seed) {
         int r = ask(a, FIND, seed, BLOCKS);
         uint64_t tokens = a->note.n[0];
@@ -114,7 +114,8 @@ static uint64_t find_all(struct scene *s, struct actor *a, uint64_t seed) {
 /* ---- scripts --------------------------------------------------------------------------------- */
 
 /*
- * Client 1 fills a chain by a stream and seals it at once; client 2 finds it and reads it in place.
+ * Client 1 fills a chain with a stream and seals it at once. Client 2 finds it and reads it in
+ * place.
  */
 static void in_place(void) {
         double hit[200], lookup[200], wait[200];
@@ -160,7 +161,7 @@ out:
         scene_stop(&s);
 }
 
-/* Each puts chains of his own, and looks for everybody's. */
+/* Each client puts its own chains, and looks for those of the next client. */
 static void together(void) {
         unsigned rounds = driver.stand_in ? 3 : 40;
         uint64_t found = 0, asked = 0;
@@ -196,9 +197,9 @@ out:
 }
 
 /*
- * Client 1 starts a kernel that does not end, fills a chain behind it and seals it; client 2 finds
- * it and waits on its stream; client 1 is killed. Client 2 goes on, learns that the data was never
- * written, and no longer finds the chain. Client 3's blocks are what they were.
+ * Client 1 starts a kernel that does not end, fills a chain after it, and seals the chain. Client 2
+ * finds it and waits on its stream. Client 1 is killed. Client 2 continues, learns that the data
+ * was never written, and no longer finds the chain. Client 3's blocks are unchanged.
  */
 static void killed_client(void) {
         struct scene s;
@@ -263,8 +264,8 @@ static int put_at_last(struct actor *a, uint64_t seed) {
 }
 
 /*
- * The daemon is killed while clients hold blocks; they go on reading. Another one starts; they use
- * that.
+ * The daemon is killed while clients hold blocks, and they continue to read. They use the next
+ * daemon once it has started.
  */
 static void killed_owner(void) {
         struct scene s;

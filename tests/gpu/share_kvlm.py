@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """
-Four kvlm processes answer out of one GPU cache; their logits are compared with those of one that shares nothing.
+Four kvlm processes answer from one GPU cache. Their logits are compared with those of a process that shares nothing.
 
     share_kvlm.py SOURCE BUILD [--tokens N] [--processes N] ...       JSON lines, as tests/gpu/run takes them
 """
@@ -57,7 +57,7 @@ class Scene:
         return [self.path('tools/kvlm/kvlm'), '--model', self.model, *arguments]
 
     def tokens(self, number):
-        """A document, cut short, and a question about it: the ids of a prompt, as a file."""
+        """Writes the token ids of a prompt to a file: the beginning of a document, and a question about it."""
         folder = os.path.join(self.o.source, 'tools/kvlm/demo')
         with open(os.path.join(folder, f'questions-{number % 2 + 1}.jsonl')) as f:
             question = json.loads(f.readlines()[number])['prompt']
@@ -112,7 +112,7 @@ def compare(scene):
         alone.append(read_logits(logits))
     worst, reused, total, wrong = 0.0, 0, 0, 0
     begin = time.time()
-    for turn in range(2):  # the second time everything is there
+    for turn in range(2):  # in the second turn, everything is in the cache
         running = [scene.run(prompt, f'shared-{i}', '--verify') for i, prompt in enumerate(prompts)]
         for i, (logits, process) in enumerate(running):
             said = finish(process, 'shared')

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# With the stand-in driver: all answers of a program are the right ones, and so many there are.
+# On the stand-in driver, a program gives exactly N answers, and all are right.
 #
 #       test-answers.sh N PROGRAM...        KVD and LD_LIBRARY_PATH are set
 set -u

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The checks with the stand-in driver: every one of them ends, says what it saw, and names the stand-in in each line;
-# where the stand-in's behaviour is known (tests/gpu/fakecuda/driver.h), the answers are those. Nothing of it is about
-# a GPU.
+# The checks on the stand-in driver: each of them ends, reports what it saw, and names the stand-in in each line. Where
+# the stand-in's behaviour is defined (tests/gpu/fakecuda/driver.h), the answers match it. This says nothing about a
+# GPU.
 #
 #       test-checks.sh CHECKS FOLDER_OF_FAKECUDA SOURCE
 set -u
@@ -44,7 +44,7 @@ for _ in 1 2 3 4 5; do
         FAKECUDA_WAKE=write "$checks" --only T4 >"$dir/out" || wrong "WAKE=write: status $?"
 done
 is_said || wrong 'a wait that no store wakes'
-# A queue that is full, as on a GPU: T6 kills the process while it waits for room, with work that is still to be done.
+# A full queue, as on a GPU: T6 kills the process while it waits for room, with unfinished work.
 FAKECUDA_DEPTH=1000 "$checks" --only T6 >"$dir/out" || wrong "DEPTH=1000: status $?"
 grep 'with many writes queued' "$dir/out" | grep -v 'a child' | grep '"ok": true' | grep -q '; [1-9][0-9]* more were queued' ||
         wrong 'DEPTH=1000: T6 says nothing of work that was queued'
@@ -54,11 +54,11 @@ while pgrep -f "^$checks --only T6" >"$dir/left" && [ $((tries += 1)) -le 600 ];
         sleep 0.1
 done
 [ ! -s "$dir/left" ] || wrong "DEPTH=1000: still there: $(cat "$dir/left")"
-# Nothing of a GPU's memory by descriptors: all that needs it is not asked, and the rest is.
+# Without descriptors for GPU memory, questions that need them are not asked. All others are.
 FAKECUDA_VMM=0 "$checks" --only T1,T7,T8 >"$dir/out" || wrong "VMM=0: status $?"
 grep -q '"check": "T1".*not asked' "$dir/out" || wrong 'VMM=0: T1 is asked'
 grep -q '"check": "T8".*launched, right' "$dir/out" || wrong 'VMM=0: T8 is not asked'
-# A check that takes too long is ended, with a line, and the next one is asked.
+# A check that takes too long is ended and reported, and the next one runs.
 FAKECUDA_SLOW=copy:600000 "$checks" --only T1,T7 --seconds T1=1 >"$dir/out" && wrong 'slow: status 0'
 grep -q '"check": "T1".*it ran for 1 s' "$dir/out" || wrong 'slow: T1 is not ended'
 grep -q '"check": "T7".*"ok": true' "$dir/out" || wrong 'slow: T7 is not asked'

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""predict.py reads machine code, and kernels/cuda/PREDICTED.txt is about the kernels that there are."""
+"""predict.py parses machine code, and kernels/cuda/PREDICTED.txt describes the existing kernels."""
 import argparse
 import io
 import sys

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# tests/gpu/run with the stand-in driver: it writes what was said, after every program, and never among the results of
-# GPUs; a program that hangs, one that is killed, one that cannot be killed, an interruption, and a driver on which
-# nothing else can work cost themselves, and not what is known already.
+# tests/gpu/run on the stand-in driver: it writes the results after every program, and never among those of GPUs. A
+# program that hangs, is killed, or cannot be killed, an interruption, or a driver that nothing else can work with loses
+# none of the results that are already known.
 #
 #       test-run.sh SOURCE BUILD FAKECUDA
 set -u
@@ -41,7 +41,7 @@ grep -q 'not kept among those of GPUs' "$dir/err" || wrong 'among the results of
 sh "$run" --only benchmarks --seconds 37 --out "$dir/late.json" >"$dir/out" 2>"$dir/err"
 grep -q '"check": "benchmarks".*"not run: out of time"' "$dir/out" || wrong 'out of time: not said'
 
-# The same programs, but for one that never ends and one that is killed.
+# The same programs, except one that never ends and one that is killed.
 mkdir -p "$dir/build"
 cp -rs "$BUILD/tests" "$BUILD/daemon" "$BUILD/tools" "$BUILD/client" "$dir/build/" 2>/dev/null
 rm -f "$dir/build/tests/gpu/gpu-share" "$dir/build/tests/gpu/gpu-bench"
@@ -59,7 +59,7 @@ about "$dir/bad.json" "'processes hangs: before it hung' in said and any('share:
         {r['check'] for r in it['results']}" ||
         wrong 'a part that hangs, and one that is killed: the file'
 
-# Streams that do not wait for each other: all that is built on it is not run, and the rest is.
+# If streams do not wait for each other, everything that needs this is not run. The rest is.
 python3 - "$source/tests/gpu" <<'PYTHON' || wrong 'without order, or with a process that is stuck'
 import argparse, io, subprocess, sys
 sys.path.insert(0, sys.argv[1])
@@ -86,7 +86,7 @@ assert runner.stuck == [Stuck.pid] and 'stuck in the driver' in runner.results[-
 runner.stop()
 PYTHON
 
-# Interrupted while the checks run: status 130, what was known is written, and nobody is left of its group's users.
+# Interrupted while the checks run: status 130, known results are written, and no process of its group is left.
 FAKECUDA_SLOW=kernel:600000 python3 - "$run" "$dir/out" "$dir/stopped.json" <<'PYTHON' || wrong 'an interruption'
 import os, signal, subprocess, sys, time
 

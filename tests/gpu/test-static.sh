@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# In a build with -Dstatic_libs=true: programs need libc, libm and nothing else of the machine.
+# In a build with -Dstatic_libs=true, programs need only libc and libm of the machine.
 #
 #       test-static.sh BUILD
 set -u

@@ -487,7 +487,7 @@ START_TEST(a_job_that_rests_when_the_worker_dies_begins_again) {
 }
 END_TEST
 
-/* The sequence or space that wanted the job ends: the worker must end it, and its blocks are free. */
+/* The sequence or space that wanted the job ends. The worker ends the job, and blocks are freed. */
 START_TEST(a_job_that_rests_ends_with_who_wanted_it) {
         struct space *other = fixture_space("other", 16);
         struct attachment *b = fixture_attach(other);

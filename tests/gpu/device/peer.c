@@ -248,7 +248,7 @@ void put_read(struct side *s, const struct kvd_pin *pin, const uint32_t *ids, ui
                    (cu_address)kvd_pin_block(pin, ids[i]), BLOCK_BYTES, s->stream);
 }
 
-/* What of the driver kvd itself has no use for. */
+/* A function of the driver that kvd itself does not use. */
 static void *symbol(const char *name) {
         void *driver = dlopen("libcuda.so.1", RTLD_NOW), *at = driver ? dlsym(driver, name) : NULL;
 
@@ -295,7 +295,7 @@ void make_tokens(uint32_t first, uint32_t n_blocks, uint32_t *ret) {
                 ret[i] = (first << 12) + i;
 }
 
-/* Never what fresh or cleared memory has. */
+/* Never a word of fresh or cleared memory. */
 uint32_t word_of(uint32_t first, uint32_t block) {
         return (first << 12 | block << 1 | 1) * 2654435761u | 1;
 }
@@ -320,7 +320,7 @@ uint32_t find(struct side *s, uint32_t first, uint32_t n, struct kvd_pin *pin, u
         uint32_t tokens[SIDE_BLOCKS * BT];
 
         make_tokens(first, n, tokens);
-        kvd_catch_up(s->space); /* what is mapped is found without a daemon, too */
+        kvd_catch_up(s->space); /* may fail without a daemon: mapped blocks are still found */
         return (uint32_t)must((int)kvd_lookup(s->space, 0, tokens, n * BT, ids, n, pin)) / BT;
 }
 

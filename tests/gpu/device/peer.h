@@ -3,10 +3,10 @@
 #define KVD_TESTS_DEVICE_PEER_H
 
 /*
- * Processes that share a GPU's pool, on whatever driver libcuda.so.1 is (in the suite:
- * tests/gpu/fakecuda). Each test is a numbered play of a few of them; the one that directs it never
- * touches the driver, so that it may fork at any time. Failures end the test with a line: none of
- * these calls returns one.
+ * Processes that share a GPU's pool, with any driver as libcuda.so.1 (in the suite:
+ * tests/gpu/fakecuda). Each test is a play of a few processes. The director of a play never uses
+ * the driver, so that it may fork at any time. These calls do not return failures: a failure ends
+ * the test with a line.
  */
 
 #include <stdbool.h>
@@ -18,7 +18,7 @@
 #include "tests/lib/instance.h"
 
 #define BT 16u
-#define BLOCK_WORDS (2u * 2 * 2 * BT * 64) /* of the geometry below: 32 KiB, f32 */
+#define BLOCK_WORDS (2u * 2 * 2 * BT * 64) /* for the geometry below: 32 KiB, f32 */
 #define BLOCK_BYTES (4u * BLOCK_WORDS)
 
 extern const struct kvd_geometry geometry;
@@ -30,34 +30,34 @@ struct peer {
         int to, from; /* pipes */
 };
 
-/* In the peer: where it is. */
+/* A play's own process: the daemon's socket, and pipes to the director. */
 struct role {
         const char *socket;
         int to, from;
 };
 
-/* settings: "NAME=value" of the environment, ended by NULL; may be NULL. */
+/* settings: environment variables "NAME=value", ended by NULL; may be NULL. */
 struct peer peer_start(void (*play)(struct role *), const char *socket,
                        const char *const *settings);
-void cue(struct peer *peer, char what);    /* tells it */
-void expect(struct peer *peer, char what); /* waits for what it says */
-void peer_end(struct peer *peer);          /* it must have ended well */
-void peer_kill(struct peer *peer);         /* SIGKILL, and it is gone */
+void cue(struct peer *peer, char what);    /* sends a letter to it */
+void expect(struct peer *peer, char what); /* waits for this letter from it */
+void peer_end(struct peer *peer);          /* waits for its end, which must be good */
+void peer_kill(struct peer *peer);         /* SIGKILL, and waits for its end */
 
 uint64_t now_ms(void);
 
-/* of daemons to be started: as where descriptors of GPU memory cannot be had */
+/* daemons started from now on use legacy handles, as without descriptors of GPU memory */
 extern bool legacy_handles;
 
 /*
- * A daemon on the GPU with 16 segments of 2 MiB, or otherwise as the settings say ("daemon.x=y",
- * ended by NULL).
+ * Starts a daemon on the GPU with 16 segments of 2 MiB, unless the settings ("daemon.x=y", ended by
+ * NULL) change that.
  */
 void start_daemon(struct instance *d, const char *const *settings);
 void again_daemon(struct instance *d, const char *const *settings);
-/* Clean, nothing left over but what is in the cache, and ended. */
+/* Checks that it is clean and that nothing is left but sealed blocks, and stops it. */
 void end_daemon(struct instance *d);
-uint64_t evict_all(struct conn *conn); /* from space "s"; how many went */
+uint64_t evict_all(struct conn *conn); /* from space "s"; returns how many */
 
 /* ---- a peer ---------------------------------------------------------------------------------- */
 
@@ -69,45 +69,44 @@ struct side {
         kvd_space *space;
         const struct kvd_cuda *cuda;
         struct kvd_place place;
-        cu_stream stream;      /* of its own */
-        uint32_t *words;       /* pinned host memory, of SIDE_BLOCKS blocks */
+        cu_stream stream;      /* the side's own */
+        uint32_t *words;       /* pinned host memory for SIDE_BLOCKS blocks */
 };
 #define SIDE_BLOCKS 32u
 
 void side_open(struct side *s, const char *socket, const char *space);
 void side_close(struct side *s);
 cu_stream make_stream(const struct side *s);
-/* another thread's: its own stream, the same space */
+/* for another thread: the same space, with a stream of its own */
 void side_join(struct side *s, const struct side *other);
-/* without a stream of its own */
+/* like side_open, without a stream */
 void side_attach(struct side *s, const char *socket, const char *space);
 
-/* Work put into the stream: a block full of one word; blocks of a pin to s->words. */
+/* Queue work on the stream: fill a block with one word; copy a pin's blocks to s->words. */
 void put_fill(struct side *s, const struct kvd_block *block, uint32_t word);
 void put_read(struct side *s, const struct kvd_pin *pin, const uint32_t *ids, uint32_t n);
 void sync_stream(struct side *s);
 
 /*
- * Between these, what is put into the stream becomes a graph's, as between cuStreamBeginCapture in
- * mode 0 (global), 1 or 2 and cuStreamEndCapture. Returns the number of its nodes; -1: somebody
- * broke the capture.
+ * Capture the stream's work into a graph, as cuStreamBeginCapture in mode 0 (global), 1 or 2 and
+ * cuStreamEndCapture do. capture_end returns the number of nodes, or -1 if the capture was broken.
  */
 void capture_begin(cu_stream stream, int mode);
 int capture_end(cu_stream stream);
 
-/* Tokens that begin with this one; what a block of them holds. */
+/* The tokens of chain `first`, and the word that fills one of its blocks. */
 void make_tokens(uint32_t first, uint32_t n_blocks, uint32_t *ret);
 uint32_t word_of(uint32_t first, uint32_t block);
 void alloc(struct side *s, uint32_t n, struct kvd_block *ret);
 
-/* n blocks of the chain `first`, behind nothing, filled in the stream and sealed on it. */
+/* Fills n blocks of the chain `first` with the stream, and seals them on it. */
 void publish(struct side *s, uint32_t first, uint32_t n, struct kvd_pin *pin);
-/* Looks it up: ids, and how many blocks. */
+/* Looks the chain up. Returns the number of blocks, and their ids. */
 uint32_t find(struct side *s, uint32_t first, uint32_t n, struct kvd_pin *pin, uint32_t *ids);
-/* Words of s->words that are not what they should be. */
+/* The number of wrong words in s->words. */
 uint64_t wrong_words(const struct side *s, uint32_t first, uint32_t n);
 
 #define must(call) must_(#call, call)
-int must_(const char *what, int r); /* not negative, or the test ends with kvd_error() */
+int must_(const char *what, int r); /* ends the test with kvd_error() if r is negative */
 
 #endif

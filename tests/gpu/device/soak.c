@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Processes that seal and read blocks of one GPU in the order of their streams, at random, and are
- * killed at random: nobody ever reads a wrong byte that kvd_check_pin calls right, nobody hangs,
- * and in the end nothing is left over.
+ * Processes seal and read random blocks of one GPU in the order of their streams, and are killed at
+ * random. No process reads a wrong byte that kvd_check_pin calls right, no process hangs, and
+ * nothing is left over at the end.
  *
  *      device-soak [SECONDS [SEED [legacy | calm]]]
  *
- * Two spaces that together want more than there is, so that blocks are evicted and memory goes from
- * one to the other: with calm, all the time, and nobody is killed.
+ * Two spaces together need more memory than there is, so that blocks are evicted and memory moves
+ * from one space to the other. With calm, it moves all the time, and no process is killed.
  */
 
 #include <errno.h>
@@ -31,19 +31,19 @@
 #define DOCUMENTS 60u
 #define LONGEST 8u
 
-/* Shared by all. */
+/* In memory shared by all processes. */
 static struct tally {
         _Atomic bool stop;
         _Atomic uint64_t reads, blocks, seals, refused, poisoned, wrong, late, steps;
 } *tally;
 
-static const char *seed_text; /* of the worker to be started */
+static const char *seed_text; /* the seed of the next worker */
 
 static uint32_t draw(uint32_t below) {
         return (uint32_t)random() % below;
 }
 
-/* Behind what is found, up to n blocks. */
+/* Extends the chain that was found to up to n blocks. */
 static void extend(struct side *s, uint32_t doc, uint32_t n, struct kvd_pin *pin) {
         uint32_t have = pin->n_blocks, tokens[LONGEST * BT];
         struct kvd_block blocks[LONGEST];
@@ -66,7 +66,7 @@ static void extend(struct side *s, uint32_t doc, uint32_t n, struct kvd_pin *pin
                 tally->seals += (uint32_t)got;
 }
 
-/* What the pin says is right must be. */
+/* Reads the pinned blocks: if kvd_check_pin succeeds, all bytes must be right. */
 static void read_all(struct side *s, uint32_t doc, const struct kvd_pin *pin, const uint32_t *ids) {
         uint64_t wrong;
         int r;
@@ -102,7 +102,7 @@ static void step(struct side *s) {
         if (draw(3)) {
                 kvd_unpin_on(s->space, &pin, s->stream);
         } else {
-                sync_stream(s); /* which kvd_unpin takes for granted */
+                sync_stream(s); /* kvd_unpin requires it */
                 kvd_unpin(s->space, &pin);
         }
         if (!draw(16))
@@ -150,7 +150,7 @@ static struct peer start(const struct instance *d) {
         return peer_start(work, d->socket, settings);
 }
 
-/* Memory goes from one space to the other. There may be no such space yet. */
+/* Makes memory move from one space to the other. The space may not exist yet. */
 static void squeeze(struct conn *conn) {
         char value[16];
         struct kvd_msg_space_set request = {.space = kvd_slice_of(draw(2) ? "s" : "t"),
@@ -184,7 +184,7 @@ static void kill_one(const struct instance *d, struct peer *worker) {
         *worker = start(d);
 }
 
-/* A busy machine may need more time for this. With calm, memory has to change hands, too. */
+/* A busy machine may need longer. With calm, memory must also have changed hands. */
 static bool has_done_enough(struct conn *conn, bool calm) {
         return tally->blocks >= 100 && tally->seals >= 100 && (!calm || segments_returned(conn));
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Any call of the driver may fail, at any time. libkvd then says so, or does without; it never
- * hangs, gives back all that it had from the driver, and the daemon and its other clients do not
- * notice. Needs the stand-in driver, which fails the n-th call of a function when told to.
+ * Any call of the driver may fail at any time. libkvd then returns an error, or works without it.
+ * It never hangs, releases all that it got from the driver, and the daemon and its other clients
+ * are not affected. Needs the stand-in driver, which can fail the n-th call of a function.
  */
 
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 #define DOC 3u
 
-/* An error has words, and says what it is. */
+/* Checks that an error has a message. Returns r. */
 static int said(int r) {
         if (r < 0 && !kvd_error()[0])
                 die("error %d without a word", -r);
@@ -50,7 +50,7 @@ static void use(kvd_space *space, const struct kvd_cuda *cuda, cu_stream stream,
         kvd_settle(space);
 }
 
-/* With a stream of the caller, if the driver gives it one. */
+/* Uses the space with a stream of the caller, if the driver can create one. */
 static void use_stream(kvd_space *space, const struct kvd_cuda *cuda, int device) {
         cu_context context;
         cu_stream stream;
@@ -69,8 +69,8 @@ static void use_stream(kvd_space *space, const struct kvd_cuda *cuda, int device
 }
 
 /*
- * Everything, with the stream of the caller, the default one, and a space closed with work under
- * way.
+ * Uses everything, with a stream of the caller and the default stream, and closes the space while
+ * work is under way.
  */
 static void whole_life(struct role *role) {
         struct kvd_layer_view view;
@@ -94,9 +94,9 @@ static void whole_life(struct role *role) {
         kvd_close(handle);
 }
 
-/* ---- what was had and given back ------------------------------------------------------------- */
+/* ---- acquired and released ------------------------------------------------------------------- */
 
-/* How often this was called; with_faults: those that failed as they were told, too. */
+/* How often the function was called. with_faults: including injected failures. */
 static uint32_t calls(const char *log, const char *name, bool with_faults) {
         FILE *f = fopen(log, "r");
         char line[128], called[64];
@@ -111,7 +111,7 @@ static uint32_t calls(const char *log, const char *name, bool with_faults) {
         return n;
 }
 
-/* Of this life: what came in it was let go of in it. */
+/* Everything that was acquired in this life was released in it. */
 static void expect_nothing_kept(const char *fault, const char *log) {
         static const struct {
                 const char *had, *gone;
@@ -136,7 +136,7 @@ static void expect_nothing_kept(const char *fault, const char *log) {
 
 /* ---- lives ----------------------------------------------------------------------------------- */
 
-/* One in which this call fails, by a setting of the stand-in driver. */
+/* A life in which one call fails, by a setting of the stand-in driver. */
 static void live(const struct instance *d, const char *fault, bool keeps_nothing) {
         char log[160];
         const char *const settings[] = {fault, "FAKECUDA_SLOW=set:1", log, NULL};
@@ -151,7 +151,7 @@ static void live(const struct instance *d, const char *fault, bool keeps_nothing
         unlink(path);
 }
 
-/* What a context that cannot be entered, or has failed, still holds is gone when it is. */
+/* Fails calls 1 to 5. What a context holds that failed or cannot be entered is freed with it. */
 static void fail_each(const struct instance *d, const char *name, int error) {
         bool can_give_back = strcmp(name, "execute") != 0 && strcmp(name, "cuCtxPushCurrent") != 0;
         char setting[96];
@@ -162,7 +162,7 @@ static void fail_each(const struct instance *d, const char *name, int error) {
         }
 }
 
-/* After all of that, a client for whom nothing fails has what it wrote. */
+/* After all that, a client without failures finds what it wrote. */
 static void good_life(struct role *role) {
         struct kvd_pin pin = {0};
         uint32_t ids[4];

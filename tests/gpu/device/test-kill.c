@@ -2,8 +2,8 @@
 
 /*
  * A client is killed right before or after each of its system calls, with work on its stream, while
- * another reads what it publishes. Whatever it had, the other never reads a wrong byte that is
- * called right, never hangs, and the daemon is clean when the quarantine is over.
+ * another one reads what it publishes. The reader never sees a wrong byte that kvd_check_pin calls
+ * right, and never hangs. The daemon is clean after the quarantine.
  */
 
 #include <errno.h>
@@ -25,13 +25,13 @@
 
 static struct shared {
         _Atomic bool stop;
-        _Atomic uint32_t round;  /* documents are new in each */
+        _Atomic uint32_t round;  /* each round has new documents */
         _Atomic uint64_t reads, right, gone;
 } *shared;
 
 /* ---- killing --------------------------------------------------------------------------------- */
 
-static uint32_t until_death; /* points that are passed before; 0: lives */
+static uint32_t until_death; /* points until it is killed; 0: it lives */
 static bool counting;
 
 static void point(void) {
@@ -119,7 +119,7 @@ static void watcher(struct role *role) {
         side_close(&s);
 }
 
-/* True: it came to its end. */
+/* Returns true if the process ended by itself. */
 static bool round_with(const struct instance *d, uint32_t point_of_death) {
         const char *const slow[] = {"FAKECUDA_SLOW=set:1", NULL};
         struct peer peer;

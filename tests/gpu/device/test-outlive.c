@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A GPU's cache outlives its daemon, which somebody starts again (kvd --keep): what is sealed is found
- * by others, word by word, what is pinned stays what it is, and whose data never came is not found, and
- * said so to whoever waited for it. Daemons, workers and producers are killed at whatever they are at.
+ * A GPU's cache outlives its daemon, which kvd --keep restarts. Other clients find sealed blocks,
+ * word by word, and pinned blocks stay unchanged. Blocks whose data never came are not found, and
+ * clients that waited for them are told. Daemons, workers and producers are killed at any point.
  */
 
 #include <errno.h>
@@ -20,12 +20,12 @@
 #include "tests/gpu/device/peer.h"
 #include "tests/lib/plays.h"
 
-#define CHAINS 15u /* a segment of legacy handles has 128 blocks */
+#define CHAINS 15u /* times BLOCKS: fits a segment of legacy handles, which has 128 blocks */
 #define BLOCKS 8u
 
 static struct instance d;
 
-/* 16 segments of 2 MiB, each of 64 blocks. */
+/* Starts kvd with 16 segments of 2 MiB, which have 64 blocks each. */
 static void start_kept(const char *backend, const char *quarantine) {
         instance_make_dir(&d);
         setenv("TMPDIR", d.dir, 1);
@@ -49,7 +49,7 @@ static pid_t kvd_of_now(void) {
         return pid;
 }
 
-/* kvd dies (0), or ends as for an upgrade (1), and the next one is there. */
+/* Kills kvd (0), or ends it as for an upgrade (1). Waits for the next one. */
 static void end_kvd(int how) {
         pid_t pid = kvd_of_now();
 
@@ -77,7 +77,7 @@ static uint64_t adopted(void) {
 
 /* ---- peers ----------------------------------------------------------------------------------- */
 
-static uint32_t base; /* of the documents that a peer publishes */
+static uint32_t base; /* number of the first chain that a peer publishes */
 
 static void publish_all(struct side *s, uint32_t first, uint32_t n) {
         for (uint32_t i = 0; i < n; i++) {
@@ -90,7 +90,7 @@ static void publish_all(struct side *s, uint32_t first, uint32_t n) {
         kvd_settle(s->space);
 }
 
-/* Blocks of these chains that are there, every word of them right. */
+/* The number of blocks of these chains that are found. Checks every word of them. */
 static uint32_t check_all(struct side *s, uint32_t first, uint32_t n) {
         uint32_t ids[BLOCKS], found = 0;
 
@@ -163,7 +163,7 @@ static void every_sealed_block_is_found(void) {
         end_kept();
 }
 
-/* At once: the daemon has not seen that the data has come. */
+/* The daemon is killed at once, before it has seen that the data has come. */
 static void what_came_unseen_is_found(void) {
         start_kept("cuda", "daemon.quarantine_ms=20");
         for (base = 100; base < 500; base += 100) {
@@ -187,7 +187,7 @@ static void a_worker_may_die_as_well(void) {
         end_kept();
 }
 
-/* Their memory ends with the process that made it. */
+/* Memory of legacy handles ends with the process that made it. */
 static void legacy_handles_begin_empty(void) {
         start_kept("cuda-legacy", "daemon.quarantine_ms=20");
         base = 100;
@@ -200,7 +200,7 @@ static void legacy_handles_begin_empty(void) {
         end_kept();
 }
 
-/* ---- who stays ------------------------------------------------------------------------------- */
+/* ---- clients that stay ----------------------------------------------------------------------- */
 
 /* The pool has room for 128 chains. */
 static void fills_the_pool(struct role *role) {
@@ -231,7 +231,7 @@ static void holds_one(struct role *role) {
                         die("what is pinned has wrong words");
         }
         kvd_unpin(s.space, &pin);
-        n = check_all(&s, 7, 1); /* it connects again by itself, and finds it there */
+        n = check_all(&s, 7, 1); /* reconnects by itself */
         if (n != BLOCKS)
                 die("%u blocks of what was pinned all the time are found", n);
         publish_all(&s, 50, CHAINS);
@@ -265,7 +265,7 @@ static void who_reads_reads_on_through_an_upgrade(void) {
 
 /* ---- data that comes late, or never ---------------------------------------------------------- */
 
-/* Its stream takes its time for each block; what it publishes is sealed meanwhile. */
+/* Its stream is slow: the blocks are sealed before they are written. */
 static void publishes_late(struct role *role) {
         struct kvd_pin pin = {0};
         struct side s;
@@ -279,7 +279,7 @@ static void publishes_late(struct role *role) {
         side_close(&s);
 }
 
-/* Waits in its stream for what it has pinned before the daemon died. */
+/* Its stream waits for blocks that it has pinned before the daemon dies. */
 static void waits(struct role *role, int wanted) {
         uint32_t ids[BLOCKS];
         struct kvd_pin pin = {0};
@@ -310,7 +310,7 @@ static void waits_for_it(struct role *role) {
         waits(role, 0);
 }
 
-/* Until it is killed, or for some time. */
+/* How long a fill takes: until the process is killed, or for some time. */
 static const char *const for_ever[] = {"FAKECUDA_SLOW=set:1000000", NULL};
 static const char *const slow[] = {"FAKECUDA_SLOW=set:200", NULL};
 
@@ -332,7 +332,7 @@ static void a_producer_dies_with_the_daemon(void) {
         end_kept();
 }
 
-/* The daemon goes first, and its successor lives when the producer dies. */
+/* The daemon dies first, and the producer dies during the next one. */
 static void a_producer_dies_after_the_daemon(void) {
         struct peer producer, reader;
 
@@ -369,9 +369,9 @@ static void a_producer_that_lives_goes_on(void) {
 /* ---- at any point ---------------------------------------------------------------------------- */
 
 #define ROUNDS 24u
-#define STEADY_US 300000 /* one that dies sooner is started again a few times only */
+#define STEADY_US 300000 /* daemons that die sooner are restarted only a few times */
 
-/* False: the daemon was gone. Even chains are written before they are sealed, others maybe after. */
+/* False: the daemon was gone. Even chains are written before the seal, others maybe later. */
 static bool try_to_publish(struct side *s, uint32_t first) {
         bool waits = first % 2 == 0;
         uint32_t tokens[BLOCKS * BT], n = 0;
@@ -440,7 +440,7 @@ static bool is_gone(pid_t pid) {
         return kill(pid, 0) < 0;
 }
 
-/* The next one dies as it takes over, or a little later; if it has not begun, at once. */
+/* The next daemon dies while it takes over or a little later, or at once if it has not begun. */
 static pid_t arm_successor(pid_t pid, uint32_t at) {
         pid_t next = 0;
 
@@ -450,7 +450,7 @@ static pid_t arm_successor(pid_t pid, uint32_t at) {
         return next;
 }
 
-/* kvd is one that kills itself at the n-th access to shared memory, or call into the system. */
+/* This kvd kills itself at the n-th access to shared memory or system call, once armed. */
 static void dies_at_points(bool successors) {
         uint32_t died = 0, at = 1;
         struct peer peer;
