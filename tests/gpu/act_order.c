@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Actions with streams and slots. Slots are u64, in the mapping or in registered host memory.
- */
+/* Actions with streams and slots. Slots are u64, in the mapping or in registered host memory. */
 #include <string.h>
 #include <unistd.h>
 

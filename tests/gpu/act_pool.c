@@ -68,9 +68,7 @@ static int fill(struct stage *s, const struct kvd_block *blocks, uint32_t n, uin
         return r;
 }
 
-/*
- * Copies the pinned chain out, block by block, on the waiting stream, and compares every word.
- */
+/* Copies the pinned chain out, block by block, on the waiting stream, and compares every word. */
 static int compare(struct stage *s, uint64_t seed, uint64_t *wrong) {
         struct member *m = s->member;
         cu_result r = CU_OK;

@@ -80,9 +80,7 @@ static struct attending make(struct bench *b, uint32_t n, uint32_t tokens) {
         return s;
 }
 
-/*
- * The bytes that a call must read and write. positions: attended ones, summed over sequences.
- */
+/* The bytes that a call must read and write. positions: attended ones, summed over sequences. */
 static uint64_t attend_bytes(const struct gpu_attend *a, uint64_t positions, uint64_t tokens) {
         uint64_t size = a->number == 1 ? 4 : 2, q = a->q_number == 1 ? 4 : 2,
                  out = a->out_number == 1 ? 4 : 2;

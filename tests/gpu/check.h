@@ -27,9 +27,7 @@ bool check_run(const struct check *check, unsigned seconds);
 /* only: names separated by commas; NULL: all */
 bool check_is_wanted(const char *only, const char *name);
 
-/*
- * Bytes of memory that a check may use: `wanted`, or less on a stand-in or if little is free.
- */
+/* Bytes of memory that a check may use: `wanted`, or less on a stand-in or if little is free. */
 uint64_t check_bytes(uint64_t wanted);
 unsigned check_rounds(unsigned wanted);
 /*

@@ -118,8 +118,8 @@ def loops(code, labels):
 
 def main_loop(code, labels, staged):
     """The loop that counts. If copies run ahead (staged), it is the loop that reads most, without inner loops that read,
-    which are for unaligned rows and rotated queries. Otherwise there is a loop per type of numbers: the innermost one with
-    the most instructions per byte, of those that read at least half as much as any."""
+    which are for unaligned rows and rotated queries. Otherwise there is a loop per type of numbers: the innermost one
+    with the most instructions per byte, of those that read at least half as much as any."""
     reading = [(a, b, n) for a, b in loops(code, labels) if (n := sum(read_bytes(op) for op, _ in code[a:b + 1]))]
     inner = [(a, b, n) for a, b, n in reading
              if staged or not any((c, d) != (a, b) and a <= c and d <= b for c, d, _ in reading)]

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One GPU's pool, used in place by several processes: what streams order, and what becomes of it
- * when somebody dies.
+ * Several processes use one GPU's pool in place: the order that streams give, and the effects of
+ * deaths.
  */
 
 #include <errno.h>
@@ -65,8 +65,8 @@ static void until_called(const char *function, uint32_t more_than) {
 }
 
 /*
- * The side's stream must still wait for another stream, which is behind its gate. It gets 50 ms in
- * which it could go on.
+ * The side's stream must still wait for another stream, which waits at its gate. It gets 50 ms in
+ * which it could wrongly continue.
  */
 static void expect_waiting(const struct side *s) {
         usleep(50000);
@@ -78,8 +78,8 @@ static void expect_waiting(const struct side *s) {
 /*
  * 1. The producer's stream waits at a gate before it fills two blocks. The producer seals them at
  *    once.
- * 2. The reader finds them and makes its stream wait. It must read only what the producer wrote.
- * 3. The producer finds its own blocks. Its stream is behind the writes anyway.
+ * 2. The reader finds them and makes its stream wait. It must read only what the producer wrote. 3.
+ * The producer finds its own blocks. Its stream comes after the writes anyway.
  */
 static void late_producer(struct role *role) {
         struct kvd_pin pin = {0}, again = {0};
@@ -89,7 +89,7 @@ static void late_producer(struct role *role) {
         side_open(&s, role->socket, "s");
         put_gate(&s, s.stream);
         publish(&s, DOC, 2, &pin);
-        CHECK(kvd_check_pin(s.space, &pin) == -EAGAIN); /* so nobody has waited for the stream */
+        CHECK(kvd_check_pin(s.space, &pin) == -EAGAIN); /* so no call has waited for the stream */
         CHECK(find(&s, DOC, 2, &again, ids) == 2);
         must(kvd_wait_on(s.space, &again, s.stream));
         put_read(&s, &again, ids, 2);
@@ -178,9 +178,8 @@ static void new_stream(struct side *s) {
 }
 
 /*
- * A stream is destroyed while it still fills blocks, and another gets its handle. It is not that
- * stream: it has to wait for the blocks, and what it promises is not kept before the old one's
- * promise.
+ * A stream is destroyed while it still fills blocks, and a new stream gets its handle. The new
+ * stream must wait for these blocks, and its promises are not kept before those of the old one.
  */
 static void another_stream_with_that_handle(struct role *role) {
         struct kvd_pin pins[2] = {0}, again = {0};
@@ -271,11 +270,11 @@ static void without_streams(void) {
 
 /* ---- many streams ---------------------------------------------------------------------------- */
 
-#define STREAMS 70u /* more than there are slots */
+#define STREAMS 70u /* more than there are semaphores */
 
 /*
- * A chain each of whose blocks comes from another stream; then more streams with work under way
- * than there are slots.
+ * A chain whose blocks come from different streams. Then more streams than semaphores, all with
+ * work under way.
  */
 static void uses_many_streams(struct role *role) {
         uint32_t tokens[SIDE_BLOCKS * BT], ids[SIDE_BLOCKS];
@@ -336,8 +335,8 @@ static void many_streams(void) {
 }
 
 /*
- * A stream that stands still promises more than there are semaphores, and has one. No call waits
- * for it. A forked child settles nothing of it.
+ * A stream that waits makes more promises than there are semaphores, and needs only one. No call
+ * waits for it. A forked child settles none of its promises.
  */
 static void promises_often(struct role *role) {
         struct kvd_pin pins[STREAMS] = {0};
@@ -378,10 +377,10 @@ static void one_stream(void) {
 /* ---- death ----------------------------------------------------------------------------------- */
 
 /*
- * 1. The producer seals what its stream would need a minute for, and is killed.
- * 2. The reader's stream waits for it already. It goes on, and the reader learns that the data
+ * 1. The producer seals blocks that its stream would need minutes to fill, and is killed. 2. The
+ * reader's stream already waits for them. It continues, and the reader learns that the data
  *    never came.
- * 3. Nobody finds it any more; the reader computes it again.
+ * 3. The blocks are no longer found, and the reader computes them again.
  */
 static void never_writes(struct role *role) {
         struct kvd_pin pin = {0};
@@ -431,7 +430,7 @@ static void death_with(const char *const *reader_settings) {
         peer_end(&b);
         conn = instance_connect(&d);
         CHECK(count_of(conn, KVD_SPACE_POISONED) == 2);
-        WAIT_UNTIL(count_of(conn, KVD_SPACE_CLIENTS_REAPED)); /* its blocks were poisoned first */
+        WAIT_UNTIL(count_of(conn, KVD_SPACE_CLIENTS_REAPED)); /* after its blocks were poisoned */
         CHECK(count_of(conn, KVD_SPACE_CLIENTS_REAPED) == 1);
         conn_close(conn);
         end_daemon(&d);
@@ -442,7 +441,8 @@ static void producer_killed(void) {
 }
 
 /*
- * On a driver where a plain store wakes no stream: a worker writes the slot by a stream of its own.
+ * On a driver where a plain store wakes no stream, a worker writes the semaphore with its own
+ * stream.
  */
 static void producer_killed_and_stores_wake_nobody(void) {
         const char *const settings[] = {"FAKECUDA_WAKE=write", NULL};
@@ -462,7 +462,7 @@ static void producer_killed_and_the_reader_waits_itself(void) {
         /* kvd_wait_on returns when the producer is dead */
         b = peer_start(survivor, d.socket, none);
         expect(&b, 'f');
-        usleep(50000); /* the call waits by then; otherwise this checks less */
+        usleep(50000); /* the call probably waits by then; if not, this checks less */
         peer_kill(&a);
         expect(&b, 'w');
         peer_end(&b);
@@ -533,13 +533,13 @@ static void quarantine(void) {
 }
 
 /*
- * The client forked a process, which lives on when the client is killed. It has the GPU's
- * descriptors, so what was queued goes on: for as long as it lives, and the quarantine after that,
- * the blocks are nobody's.
+ * The client forks a process, which outlives it. The child has the GPU's descriptors, so queued
+ * work may continue. While the child lives, and during the quarantine after that, the blocks are
+ * not reused.
  */
 static struct forked {
         _Atomic uint64_t gate;
-        _Atomic pid_t pid; /* the child's, once it runs */
+        _Atomic pid_t pid; /* the child's process id, once it runs */
 } *forked; /* a page shared by the director, the client and its child */
 
 static void share_forked(void) {
@@ -580,7 +580,7 @@ static void forks_and_fills(struct role *role) {
         pause();
 }
 
-/* The child has the GPU's descriptors, but not the connection that the blocks are of. */
+/* The child has the GPU's descriptors, but not the connection that allocates the blocks. */
 static void connects_once_more(struct role *role) {
         struct side first, s;
 
@@ -592,7 +592,7 @@ static void connects_once_more(struct role *role) {
         pause();
 }
 
-/* Kills the child: then the quarantine can end. */
+/* Kills the child, so that the quarantine can end. */
 static void end_forked(struct conn *conn) {
         CHECK(kill(forked->pid, SIGKILL) == 0);
         WAIT_UNTIL(not_free(conn) == 0);
@@ -641,7 +641,7 @@ static void forks_and_fills_later(struct role *role) {
 
 #define NEARLY_ALL 900u /* blocks of the pool */
 
-/* Allocates and fills as many blocks as it can get until told to end. Returns their number. */
+/* Allocates and fills as many blocks as it can get, until told to end. Returns their number. */
 static uint32_t take_all(struct role *role, struct side *s, struct kvd_block *blocks) {
         struct pollfd told = {role->from, POLLIN, 0};
         uint32_t n = 0;
@@ -693,7 +693,7 @@ static uint32_t threads_of(pid_t pid) {
 }
 
 /*
- * Opens the gate. The driver's thread in the child does the work that was queued behind it, and
+ * Opens the gate. The driver's thread in the child does the work that was queued after it, and
  * ends.
  */
 static void let_the_child_write(void) {
@@ -704,8 +704,8 @@ static void let_the_child_write(void) {
 }
 
 /*
- * The same, but the queued work is really done, some quarantines later. It must not write into
- * memory that another client has got meanwhile.
+ * The same, but the queued work is really done, several quarantines later. It must not write to
+ * memory that another client has got in the meantime.
  */
 static void forked_child_writes_on(void) {
         const char *const outlives[] = {"FAKECUDA_OUTLIVES=1", NULL};
@@ -777,7 +777,7 @@ static void pending_is_not_evicted(void) {
         end_daemon(&d);
 }
 
-/* The reader lets go at once, and its stream reads on: the blocks stay until it has passed. */
+/* The reader unpins at once, and its stream still reads: the blocks stay until it has finished. */
 static void reads_slowly(struct role *role) {
         struct kvd_pin pin = {0};
         uint32_t ids[4];
@@ -831,8 +831,7 @@ static void unpin_waits_for_the_stream(void) {
 }
 
 /*
- * Two fill the same content: the second one's copies are not given to others while its stream
- * writes them.
+ * The same content is filled twice. The second copies are not reused while the stream writes them.
  */
 static void duplicates(struct role *role) {
         struct kvd_pin first = {0}, second = {0};
@@ -870,8 +869,8 @@ static void duplicates_wait(void) {
 /* ---- memory that changes hands --------------------------------------------------------------- */
 
 /*
- * Fills the space with chains of one block each, until the daemon has nothing more. Returns how
- * many.
+ * Fills the space with chains of one block each until the pool is full. Returns the number of
+ * chains.
  */
 static uint32_t fill_pool(struct side *s) {
         struct kvd_block block;
@@ -908,10 +907,10 @@ static void first_owner(struct role *role) {
         side_open(&s, role->socket, "s");
         fill_pool(&s);
         say(role, 'f');
-        while (poll(&told, 1, 2) == 0) /* gives memory back whenever the daemon asks */
+        while (poll(&told, 1, 2) == 0) /* gives memory back when the daemon asks */
                 kvd_settle(s.space);
         hear(role, 'd');
-        publish(&s, DOC, 1, &pin); /* there is room again, in other segments or in these */
+        publish(&s, DOC, 1, &pin); /* there is room again, in any segment */
         kvd_unpin_on(s.space, &pin, s.stream);
         CHECK(find(&s, DOC, 1, &pin, &id) == 1);
         must(kvd_wait_on(s.space, &pin, s.stream));
@@ -942,7 +941,7 @@ static void second_owner(struct role *role) {
                 CHECK(now_ms() < end);
         }
         say(role, 'n');
-        for (uint32_t i = 0; i < n; i++) /* another space's bytes were cleared away */
+        for (uint32_t i = 0; i < n; i++) /* the bytes of the other space were cleared */
                 put_fill(&s, &blocks[i], 5);
         sync_stream(&s);
         kvd_free(s.space, n, blocks);
@@ -958,10 +957,10 @@ static void second_owner(struct role *role) {
 }
 
 /*
- * 1. Space s fills the pool. Its client has every segment mapped.
- * 2. A client of space t wants a quarter of it: segments of s are emptied, their clients unmap
- *    them, t gets the memory.
- * 3. Both go on.
+ * 1. Space s fills the pool. Its client has every segment mapped. 2. A client of space t needs a
+ * quarter of it. Segments of s are emptied, its client unmaps them, and
+ *    t gets the memory.
+ * 3. Both clients continue.
  */
 static void memory_changes_hands(void) {
         struct peer a, b;
@@ -999,7 +998,7 @@ static void victim(struct role *role) {
         side_close(&s);
 }
 
-/* A memset is a copy engine's, or a kernel's: drivers have several words for how it ends. */
+/* A copy engine or a kernel does a memset, so drivers report its fault in several ways. */
 static bool is_fault(cu_result r) {
         enum { LAUNCH_FAILED = 719 };
 
@@ -1016,7 +1015,7 @@ static void writes_where_it_must_not(struct role *role) {
         put_read(&s, &pin, ids, 2);
         sync_stream(&s);
         CHECK(wrong_words(&s, DOC, 2) == 0);
-        /* refused at once, or its own context breaks: nobody else's */
+        /* refused at once, or breaks only its own context */
         if (s.cuda->cuMemsetD32Async((cu_address)kvd_pin_block(&pin, ids[0]), 0, 16, s.stream) ==
             CU_OK)
                 CHECK(is_fault(s.cuda->cuStreamSynchronize(s.stream)));
@@ -1044,7 +1043,7 @@ static void arena_is_read_only(void) {
 
 /* ---- daemons --------------------------------------------------------------------------------- */
 
-/* The connection, and blocks of the stock, are still those of the daemon before. */
+/* The connection, and blocks in the magazine, may still be those of the previous daemon. */
 static void publish_anew(struct side *s, uint32_t first, struct kvd_pin *pin) {
         struct kvd_block block;
         uint32_t tokens[BT];
@@ -1067,8 +1066,8 @@ static void publish_anew(struct side *s, uint32_t first, struct kvd_pin *pin) {
 }
 
 /*
- * The daemon is killed while a pin is held and a stream reads: the bytes stay; the next daemon is
- * found by itself.
+ * The daemon is killed while a pin is held and a stream reads. The bytes stay, and libkvd
+ * reconnects to the next daemon by itself.
  */
 static void outlives_the_daemon(struct role *role) {
         struct kvd_pin pin = {0}, fresh = {0};
@@ -1079,7 +1078,7 @@ static void outlives_the_daemon(struct role *role) {
         publish(&s, DOC, 2, &pin);
         say(role, 'p');
         hear(role, 'k');
-        CHECK(find(&s, DOC, 2, &fresh, ids) == 2); /* for as long as it is mapped */
+        CHECK(find(&s, DOC, 2, &fresh, ids) == 2); /* found as long as they are mapped */
         kvd_unpin(s.space, &fresh);
         must(kvd_wait_on(s.space, &pin, s.stream));
         put_read(&s, &pin, ids, 2);
@@ -1116,7 +1115,7 @@ static void daemon_killed(void) {
 
 static char second_socket[96];
 
-/* Its devices are in another order than the daemons'. */
+/* Sees the devices in another order than the daemons do. */
 static void uses_both(struct role *role) {
         struct kvd_pin pin = {0};
         struct side one, two;
@@ -1170,8 +1169,8 @@ static void two_daemons_on_two_devices(void) {
 /* ---- two clients in one process -------------------------------------------------------------- */
 
 /*
- * Both have the pool mapped; with a legacy handle, at one address, which some drivers take away as
- * soon as one of the two closes it.
+ * Both have the pool mapped. With a legacy handle they share one address, which some drivers unmap
+ * when one of the two closes it.
  */
 static void opens_twice(struct role *role) {
         struct kvd_pin pin = {0}, found = {0};
@@ -1258,9 +1257,9 @@ static void free_behind_a_gate(struct side *s, struct kvd_block *block) {
 }
 
 /*
- * The daemon is stopped while it should seal: nobody knows what became of the blocks, and it may
- * free them as soon as it goes on. So they are given back only when the stream that fills them is
- * done.
+ * The daemon is stopped while it should seal. It is unknown whether the blocks were sealed, and the
+ * daemon may free them once it continues. So they are given back only when the stream that fills
+ * them has finished.
  */
 static void seals_in_doubt(struct role *role) {
         struct kvd_pin pin = {0};
@@ -1309,7 +1308,7 @@ static bool is_refused(int r) {
         return r == -EBUSY && strstr(kvd_error(), "captured");
 }
 
-/* Everything that puts something into the stream is refused, and loses nothing. */
+/* Every call that would queue work on the stream is refused, and changes nothing. */
 static void refuses(struct side *s, struct kvd_pin *pin, struct kvd_block *block,
                     cu_stream stream) {
         struct kvd_pin fresh = {0};
@@ -1335,14 +1334,14 @@ static void seal_again(struct side *s, struct kvd_block *block) {
 static void delete_tensor(struct DLManagedTensor *tensor) {
         void (*deleter)(struct DLManagedTensor *self);
 
-        memcpy(&deleter, (uint8_t *)tensor + 56, sizeof deleter); /* behind DLTensor and the owner */
+        memcpy(&deleter, (uint8_t *)tensor + 56, sizeof deleter); /* after the context */
         deleter(tensor);
 }
 
 /*
- * The producer's stream stands still, so that there is something to wait for. Meanwhile another
- * stream of the process, which takes turns with the default one, is captured: only what the engine
- * put there becomes a node, also when tensors are deleted in the middle of it.
+ * The producer's stream waits at a gate, so that there is something to wait for. Meanwhile another
+ * stream of the process, which synchronises with the default one, is captured. Only the engine's
+ * work becomes a node, even if tensors are deleted during the capture.
  */
 static void captures(struct role *role) {
         struct DLManagedTensor *tensors[2];
@@ -1396,7 +1395,7 @@ static void capturing(void) {
         conn = instance_connect(&d);
         a = peer_start(captures, d.socket, NULL);
         expect(&a, 'e');
-        CHECK(evict_all(conn) == 3); /* no pin was left behind */
+        CHECK(evict_all(conn) == 3); /* no pin is left */
         cue(&a, 'e');
         peer_end(&a);
         conn_close(conn);
@@ -1406,9 +1405,9 @@ static void capturing(void) {
 /* ---- other streams of the process ------------------------------------------------------------ */
 
 /*
- * While an engine captures a stream, and another of its streams waits for something that is none
- * of kvd's business, a space is opened, filled and closed while its stream is at work: that waits
- * for this stream, for no other, and breaks no capture.
+ * An engine captures one stream, and another of its streams waits for something unrelated to kvd.
+ * Meanwhile a space is opened, filled and closed while its own stream works. Closing waits for that
+ * stream and for no other, and breaks no capture.
  */
 static void closes_beside_others(struct role *role) {
         struct kvd_pin pin = {0};
@@ -1445,7 +1444,7 @@ static void closing_beside_others(void) {
 
 static _Atomic uint32_t n_filled;
 
-/* Its stream stands still, and takes this much: the driver lets whoever has more for it wait. */
+/* The number of pieces that a waiting stream's queue holds. A call that queues more waits. */
 #define FITS "5" /* the gate, a fill with its two promises, and another fill; or four fills */
 
 static void *promises_until_full(void *data) {
@@ -1470,8 +1469,8 @@ static void *promises_until_full(void *data) {
 }
 
 /*
- * A thread waits in the driver, for its stream's queue is full behind a stream that waits. Another
- * thread of the process goes on with a stream of its own.
+ * A thread waits in the driver because the queue of its waiting stream is full. Another thread of
+ * the process continues with a stream of its own.
  */
 static void goes_on_beside_a_full_queue(struct role *role) {
         pthread_t thread;
@@ -1481,7 +1480,7 @@ static void goes_on_beside_a_full_queue(struct role *role) {
         CHECK(pthread_create(&thread, NULL, promises_until_full, &s) == 0);
         while (n_filled < 2)
                 usleep(1000);
-        usleep(50000); /* the thread waits in the driver by then; otherwise this checks nothing */
+        usleep(50000); /* until the thread waits in the driver, or this checks nothing */
         for (uint32_t i = 0; i < 4; i++) {
                 struct kvd_pin pin = {0};
 
@@ -1526,8 +1525,8 @@ static void *promises_into_a_full_queue(void *data) {
 }
 
 /*
- * A thread waits in the driver with its stream's first promise. As many streams of another thread
- * as there are semaphores, and more, promise meanwhile: nobody gets the one that is being written.
+ * A thread waits in the driver while it queues its stream's first promise. Meanwhile more streams
+ * of another thread than there are semaphores make promises. None gets the semaphore being written.
  */
 static void leaves_a_writers_semaphore(struct role *role) {
         pthread_t thread;
@@ -1579,8 +1578,8 @@ static void *gives_back(void *data) {
 }
 
 /*
- * One thread unmaps what the daemon wants back, and its driver waits for a stream that stands
- * still. The other one's calls go on.
+ * One thread unmaps memory for the daemon, and its driver waits for a stream that waits at a gate.
+ * The other thread's calls continue.
  */
 static void goes_on_beside_unmapping(struct role *role) {
         struct kvd_layer_view layer;
@@ -1599,7 +1598,7 @@ static void goes_on_beside_unmapping(struct role *role) {
                 must(kvd_layer_view(s.space, 0, &layer));
                 CHECK(kvd_settle(s.space) >= 0);
         }
-        CHECK(n_settled == settled); /* it was in there all the time */
+        CHECK(n_settled == settled); /* the thread was in the driver all the time */
         open_gate(&s);
         hear(role, 'e');
         enough = true;
@@ -1627,7 +1626,7 @@ static void beside_unmapping(void) {
         end_daemon(&d);
 }
 
-#define MORE 96u /* blocks: more than a segment has, and than are fetched ahead */
+#define MORE 96u /* blocks: more than a segment has, or are allocated ahead */
 
 static void *wants_segments(void *data) {
         static struct kvd_block blocks[2][MORE];
@@ -1649,7 +1648,7 @@ static void *wants_a_space(void *data) {
         return NULL;
 }
 
-/* What a thread may do without memory that is not mapped yet. */
+/* Does what needs no memory that is not mapped yet. */
 static void use_what_is_there(struct side *s, struct kvd_block *block, uint32_t first) {
         struct kvd_pin pin = {0}, found = {0};
         uint32_t tokens[BT], id;
@@ -1665,8 +1664,8 @@ static void use_what_is_there(struct side *s, struct kvd_block *block, uint32_t 
 }
 
 /*
- * Two threads want the driver to do what it does not do before a stream has moved, which stands
- * still. The others' calls go on, also those that ask the daemon.
+ * Two threads make calls for which the driver waits for a stream that waits at a gate. The calls of
+ * the main thread continue, even those that send a request to the daemon.
  */
 static void goes_on_beside(struct role *role, const char *function, void *(*wants)(void *)) {
         struct kvd_block blocks[4];
@@ -1708,8 +1707,8 @@ static void *catches_up(void *data) {
 }
 
 /*
- * One thread finds that the daemon was replaced, and unmaps what was mapped of the old one: its
- * driver waits for a stream that stands still. The other one's calls go on with the new one.
+ * One thread finds that the daemon was replaced, and unmaps the old daemon's memory: its driver
+ * waits for a stream that waits at a gate. The other thread's calls continue with the new daemon.
  */
 static void goes_on_beside_a_restart(struct role *role) {
         struct kvd_pin pin = {0};
@@ -1732,7 +1731,7 @@ static void goes_on_beside_a_restart(struct role *role) {
                 must(kvd_unpin_on(s.space, &pin, s.stream));
                 CHECK(kvd_settle(s.space) >= 0);
         }
-        CHECK(!caught_up); /* it was in there all the time */
+        CHECK(!caught_up); /* the thread was in the driver all the time */
         open_gate(&s);
         CHECK(pthread_join(thread, NULL) == 0);
         side_close(&s);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Streams that are captured into graphs, as far as that forbids things. A graph here is how many
- * nodes it has: tests ask whether somebody put one there, or broke the capture.
+ * Capture of streams into graphs, as far as it forbids calls. A graph here is only a number of
+ * nodes: tests check whether kvd added one, or broke the capture.
  */
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@ static bool is_captured_beside(const struct stream *stream, const struct stream 
                stream->device == legacy->device;
 }
 
-/* Whether the stream, a default one, may not be used since another is captured. */
+/* Is the stream a legacy default stream that may not be used because another one is captured? */
 static bool is_implicit(const struct stream *stream, bool break_it) {
         bool found = false;
 
@@ -149,7 +149,7 @@ cu_result cuStreamBeginCapture(cu_stream handle, int mode) {
         return error;
 }
 
-/* The capture is the graph from here on. */
+/* Ends the capture, which becomes the graph. */
 static cu_result end(struct stream *it, void **ret) {
         struct capture *capture = it ? it->capture : NULL;
 
@@ -179,7 +179,7 @@ cu_result cuStreamEndCapture(cu_stream handle, void **ret) {
         return error;
 }
 
-/* How many there are; they have no handles. */
+/* Only returns the number of nodes, which have no handles. */
 cu_result cuGraphGetNodes(void *graph, void **nodes, size_t *n) {
         ENTER(cuGraphGetNodes, NEEDS_INIT);
         if (!graph || nodes || !n)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * cuBLAS without a GPU: libcublas.so.13, the few functions that products of matrices need, on the
- * stand-in driver's streams. Numbers of 16 bits are widened, products summed in fp32, by 16 running
- * sums in a fixed order. Scalars lie in host memory, as they do by default. Combinations of types
- * that cuBLAS does not take are refused as it does.
+ * cuBLAS without a GPU: libcublas.so.13 with the few functions that matrix products need, on the
+ * stand-in driver's streams. Numbers of 16 bits are widened, and products are summed in fp32, in 16
+ * running sums in a fixed order. Scalars are in host memory, as by default. Combinations of types
+ * that cuBLAS does not accept are refused in the same way.
  */
 
 #include <pthread.h>
@@ -21,7 +21,7 @@ enum { PLAIN = 0, TRANSPOSED = 1 };
 enum { SUM_F32 = 68, SUM_F32_PEDANTIC = 69, SUM_F32_TF32 = 77 };        /* cublasComputeType_t */
 enum { VERSION = 130000, LANES = 16 };
 
-/* Handles are never given twice: what was destroyed is known as such. */
+/* Handles are never reused, so that a destroyed one is recognised. */
 struct handle {
         struct handle *next;
         bool alive;
@@ -34,8 +34,8 @@ static struct handle *handles; /* under lock */
 struct matrix {
         cu_address at;
         int type, ld, trans;
-        int64_t rows, columns; /* as it lies in memory, column after column */
-        long long stride;      /* elements from one of a batch to the next */
+        int64_t rows, columns; /* as stored in memory, column by column */
+        long long stride;      /* elements from one matrix of a batch to the next */
 };
 
 struct product {
@@ -65,7 +65,7 @@ static size_t size_of(int type) {
         return type == F32 ? 4 : 2;
 }
 
-/* By arithmetic, which makes what is subnormal in 16 bits normal. */
+/* By arithmetic, so that subnormal fp16 numbers become normal fp32 numbers. */
 static float from_f16(uint16_t word) {
         uint32_t bits = (uint32_t)(word & 0x7fff) << 13;
         float x = (word & 0x7c00) == 0x7c00 ? from_bits(bits | 0x7f800000) :
@@ -75,8 +75,8 @@ static float from_f16(uint16_t word) {
 }
 
 /*
- * Nearest even. Below the least normal number, adding one half leaves the digits that there is room
- * for.
+ * Rounds to nearest even. Below the least normal number, adding 0.5 leaves only the digits that
+ * fit.
  */
 static uint16_t to_f16(float x) {
         uint32_t bits = to_bits(x) & 0x7fffffff;
@@ -101,7 +101,7 @@ static float load(const uint8_t *at, int type) {
         return type == F16 ? from_f16(word) : from_bits((uint32_t)word << 16);
 }
 
-/* Nearest even; NaN stays one. */
+/* Rounds to nearest even. NaN stays NaN. */
 static uint16_t to_bf16(float x) {
         uint32_t bits = to_bits(x);
 
@@ -132,7 +132,7 @@ static uint8_t *element(const struct matrix *m, int batch, int64_t row, int64_t 
                (size_t)(batch * m->stride + column * m->ld + row) * size_of(m->type);
 }
 
-/* As n rows of k numbers: of op(A) its rows, of op(B) its columns. */
+/* Copies to n rows of k numbers: the rows of op(A), or the columns of op(B). */
 static float *pack(const struct matrix *m, int batch, int n, int k, bool k_is_column, bool tf32) {
         float *to = malloc((size_t)n * k * sizeof *to);
 
@@ -172,7 +172,7 @@ static void multiply(const struct product *p, int batch) {
                         uint8_t *to = element(&p->c, batch, i, j);
                         float x = p->alpha * dot(a + i * p->k, b + j * p->k, p->k);
 
-                        /* What is multiplied by 0 is not read: it may be NaN. */
+                        /* With beta 0, C is not read: it may be NaN. */
                         save(to, p->c.type, p->beta != 0 ? x + p->beta * load(to, p->c.type) : x);
                 }
         free(a);
@@ -235,7 +235,7 @@ static cu_result nothing(void *data) {
         return CU_OK;
 }
 
-/* Needs a context that is current and not broken. */
+/* Needs a current context that is not broken. */
 int cublasCreate_v2(void **ret) {
         struct handle *it;
 

@@ -48,7 +48,8 @@ static void uuid_text(const struct cu_uuid *uuid, char to[41]) {
 }
 
 /*
- * An entry of CUDA_VISIBLE_DEVICES: an ordinal, or how a UUID begins. -1: no device is called that.
+ * The device of an entry of CUDA_VISIBLE_DEVICES: an ordinal, or a prefix of a UUID. -1: no such
+ * device.
  */
 static int device_named(const char *name) {
         char *end, text[41];
@@ -73,7 +74,7 @@ static void add_device(int number) {
         device->uuid = uuid_of(number);
 }
 
-/* The list ends at the first that is not there. */
+/* The list ends at the first entry that names no device. */
 static void find_devices(void) {
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
         char list[256], *rest = list, *name;
@@ -129,12 +130,12 @@ static const struct {
         KVD_CUDA_CALLS(FUNCTION)
 #undef FUNCTION
         {"cuGetProcAddress", 12000, (void *)cuGetProcAddress_v2},
-        /* Other signatures under the same name, which are not answered. */
+        /* Other signatures under the same name, which are not supported. */
         {"cuCtxSynchronize", 13000, NULL},
         {"cuEventElapsedTime", 12080, NULL},
 };
 
-/* The newest of that name that is not newer than version. */
+/* Finds the newest function of that name that is not newer than version. */
 cu_result cuGetProcAddress_v2(const char *name, void **ret, int version, uint64_t flags,
                               int *status) {
         enum { FOUND, NOT_FOUND, VERSION_NOT_SUFFICIENT } found = NOT_FOUND;
@@ -348,7 +349,7 @@ cu_result cuDevicePrimaryCtxRetain(cu_context *ret, cu_device it) {
         return error;
 }
 
-/* The last one takes streams, memory and registrations with it; mappings of handles stay. */
+/* The last release frees streams, memory and registrations. Mappings of handles stay. */
 cu_result cuDevicePrimaryCtxRelease(cu_device it) {
         struct device *device = fake_device(it);
         cu_result error = CU_OK;

@@ -3,36 +3,36 @@
 #define KVD_TESTS_FAKECUDA_DRIVER_H
 
 /*
- * A CUDA driver without a GPU: libcuda.so.1 over host memory, for tests. Every function of
- * ipc/base/cuda.h, by cuGetProcAddress or by the name that cuda.h's macros give it. An address of a
- * device is an address of the process.
+ * A CUDA driver without a GPU: libcuda.so.1 on host memory, for tests. It has every function of
+ * ipc/base/cuda.h, by cuGetProcAddress or by the name that cuda.h's macros give it. A device
+ * address is an address of the process.
  *
  *      driver.c     start, devices, contexts, errors         stream.c   queues, a thread each; default streams
  *      faults.c     settings, injected faults, log           work.c     copies, writes and waits, host functions
- *      range.c      which addresses there are                event.c    events
+ *      range.c      valid addresses                          event.c    events
  *      vmm.c        handles, reservations, mappings          launch.c   libraries, kernels
  *      cublas.c     libcublas.so.13, on top of run.h     capture.c  streams that are captured into graphs
- *      memory.c     cuMemAlloc, legacy handles, host memory  usage.c    who uses how much memory, over all processes
- *      turns.c      whose kernels run, of all processes
+ *      memory.c     cuMemAlloc, legacy handles, host memory  usage.c    memory in use, over all processes
+ *      turns.c      turns of processes on a device
  *
- * Where the CUDA header promises an error, that error comes. Where it leaves things open, the
- * strict answer does:
+ * Errors that the CUDA header promises are returned. Where the header leaves the behaviour open,
+ * the strict choice applies:
  *
  *  - Fresh memory is full of 0xa5.
- *  - A copy whose address belongs to nothing is CU_INVALID_VALUE at the call. One that, when its
- *    turn comes, runs past what is mapped, or against its access, and a kernel that faults, are
- *    error 700: sticky, all work of the context is dropped, and every later call that needs a
+ *  - A copy with an address that belongs to no memory is CU_INVALID_VALUE at the call. A copy that,
+ *    when it runs, exceeds the mapped memory or its access, and a kernel that faults, give error
+ *    700. It is sticky: all work of the context is dropped, and every later call that needs a
  *    context returns it.
  *  - cuMemUnmap does not wait for work that still uses the memory (but FAKECUDA_WAITS). cuMemFree does.
  *  - Copies from and to host memory that is not registered wait until they are done.
  *  - One cuIpcCloseMemHandle undoes all opens of that memory in the process (observed on drivers,
  *    against the header).
- *  - What is put into a stream that is being captured is a node of its graph, and is not done.
- *    Whoever waits for such a stream or its context, or asks how far it has come, hears 900, and the
- *    capture is invalid; so it is when memory is mapped, unmapped, registered, allocated or freed,
- *    or an event is asked for, by a thread that the capture's mode forbids this to
- *    (cuThreadExchangeStreamCaptureMode), and when a blocking stream is captured and the legacy
- *    default stream is used (906). Graphs have a number of nodes, and are never launched.
+ *  - Work for a stream that is being captured becomes a node of its graph, and is not done. A call
+ *    that waits for such a stream or its context, or queries it, returns 900, and invalidates the
+ *    capture. So do calls that map, unmap, register, allocate or free memory, or query an event, in
+ *    a thread for which the capture's mode forbids this (cuThreadExchangeStreamCaptureMode), and use
+ *    of the legacy default stream while a blocking stream is captured (906). Graphs are only numbers
+ *    of nodes, and are never launched.
  *  - In a host function every call is CU_NOT_PERMITTED; in a child that was forked after cuInit,
  *    CU_NOT_INITIALIZED.
  *
@@ -41,35 +41,35 @@
  *      FAKECUDA_DEVICES=n        1. 0: cuInit finds no device. CUDA_VISIBLE_DEVICES selects, by ordinal or GPU-UUID
  *      FAKECUDA_MEMORY=n[KMG]    of each device, together for all processes of the group: what is open or mapped in
  *                                any of them counts. Default 16G, counted for each process alone
- *      FAKECUDA_GROUP=[a-z0-9]+  all. Processes of different groups have nothing in common: not memory, not handles
+ *      FAKECUDA_GROUP=[a-z0-9]+  all. Processes of different groups share nothing: neither memory nor handles
  *      FAKECUDA_VERSION=n        13000. cuGetProcAddress refuses newer versions with CU_NOT_FOUND, and functions that
  *                                came later
  *      FAKECUDA_VMM=0            no POSIX descriptors: cuMemCreate that asks for them is CU_NOT_SUPPORTED
  *      FAKECUDA_LEGACY=0         cuIpcGetMemHandle is CU_NOT_SUPPORTED
  *      FAKECUDA_STREAM_ORDER=0   cuStreamWriteValue64 and -Wait- are CU_NOT_SUPPORTED
- *      FAKECUDA_WAKE=write       a waiting stream goes on after a cuStreamWriteValue64 to that word, by any process,
+ *      FAKECUDA_WAKE=write       a waiting stream continues after a cuStreamWriteValue64 to that word, by any process,
  *                                but does not notice a plain store. Default: it notices both
- *      FAKECUDA_STRICT=1         the processor cannot reach the device's memory: it is accessible only while a stream
- *                                works on some (so what happens at that very moment is not noticed)
- *      FAKECUDA_REUSE=1          a new stream has the handle of one that was destroyed, as on drivers. Default: never
+ *      FAKECUDA_STRICT=1         the processor cannot access device memory, except while a stream works on some (such an
+ *                                access is not noticed)
+ *      FAKECUDA_REUSE=1          a new stream gets the handle of a destroyed one, as on drivers. Default: never
  *      FAKECUDA_FAIL=f:n=e,...   the n-th call of f in this process returns e and does nothing else; 700 and 719 stay.
  *                                f may be "execute": the n-th piece of work on a stream fails when its turn comes
  *      FAKECUDA_SLOW=w:ms,...    w (copy, set, kernel, host, write, context: making one) takes ms longer
  *      FAKECUDA_MIG=1            devices are MIG instances: by name, and CUDA_VISIBLE_DEVICES has MIG-UUIDs
- *      FAKECUDA_CONTEXT=n[KMG]   of the device's memory, for a process' primary context. Default: it takes none
- *      FAKECUDA_OUTLIVES=1       what a process had queued when it forked is done when it is killed, too, for as long
- *                                as that child lives: it has the descriptors that keep the context. Default: the work
- *                                of a process that was killed is never done
- *      FAKECUDA_SLICE=ms         a device does the kernels and sets of one process at a time, as a GPU that is not
- *                                shared by MPS (which has slices of about 2 ms): in turns, each as long at most if
- *                                another process wants the device. Copies go on beside. Default: all processes at once
+ *      FAKECUDA_CONTEXT=n[KMG]   device memory that a process' primary context takes. Default: none
+ *      FAKECUDA_OUTLIVES=1       work that a process had queued when it forked is done even if the process is killed,
+ *                                as long as the child lives: it has the descriptors that keep the context. Default:
+ *                                work of a killed process is never done
+ *      FAKECUDA_SLICE=ms         a device does the kernels and sets of one process at a time, as a GPU without MPS does
+ *                                (with slices of about 2 ms): in turns, each at most this long if another process needs
+ *                                the device. Copies are not affected. Default: all processes at once
  *      FAKECUDA_SHARED=n[KMG]    the most shared memory that a block may have, the kernel's own included. Default: 227K
  *      FAKECUDA_DEPTH=n          a call that queues work on a stream waits while n pieces are queued there, as on a GPU
  *                                (about 1,024). Default: no limit
- *      FAKECUDA_FREE=alone       cuMemFree of memory that another process has open ends this one: the header calls what
- *                                happens then undefined. Default: the other one keeps the memory
- *      FAKECUDA_WAITS=f,...      these functions wait until the context has nothing more to do, as drivers may do where
- *                                addresses are mapped or unmapped (cuMemMap, cuMemSetAccess, cuMemUnmap). Default: none
+ *      FAKECUDA_FREE=alone       cuMemFree of memory that another process has open ends the calling process: the header
+ *                                calls this undefined. Default: the other process keeps the memory
+ *      FAKECUDA_WAITS=f,...      these functions wait until the context has no work left, as drivers may do to map or
+ *                                unmap addresses (cuMemMap, cuMemSetAccess, cuMemUnmap). Default: none
  *      FAKECUDA_LOG=path         a line for each call: "pid function", and " = error" if it was injected
  */
 
@@ -84,7 +84,7 @@
 KVD_CUDA_CALLS(DECLARE)
 #undef DECLARE
 
-/* The names that these have as symbols. */
+/* The symbol names of these functions. */
 #define RENAME(name) extern __typeof__(name) name __asm__(#name "_v2");
 RENAME(cuDeviceGetUuid)
 RENAME(cuDeviceTotalMem)
@@ -106,7 +106,7 @@ RENAME(cuStreamWaitValue64)
 RENAME(cuEventDestroy)
 #undef RENAME
 
-/* What programs that use libkvd do with graphs, and kvd does not. */
+/* Functions for graphs, which programs that use libkvd call, and kvd does not. */
 cu_result cuStreamBeginCapture(cu_stream, int mode)
         __asm__("cuStreamBeginCapture_v2") __attribute__((visibility("default")));
 cu_result cuStreamEndCapture(cu_stream, void **ret) __attribute__((visibility("default")));
@@ -133,9 +133,9 @@ enum {
 struct stream;
 
 struct device {
-        int number;                /* among all devices, whatever is visible */
+        int number;                /* among all devices, visible or not */
         struct cu_uuid uuid;
-        unsigned retained;         /* its primary context, by this process */
+        unsigned retained;         /* references to its primary context by this process */
         _Atomic cu_result broken;  /* sticky error of that context */
         struct stream *legacy;     /* default stream; NULL: not used yet */
         uint64_t used;             /* bytes, by this process */
@@ -144,12 +144,12 @@ struct device {
 
 struct fake {
         /* never changed after cuInit */
-        pid_t pid;                 /* that called it; 0: nobody did */
+        pid_t pid;                 /* process that called cuInit; 0 if none */
         int n_devices;
         struct device devices[FAKE_DEVICES];
 
         /*
-         * all else of the process is under lock; changed: some stream went on, or a context broke
+         * protects all other state of the process. changed: a stream progressed, or a context broke
          */
         pthread_mutex_t lock;
         pthread_cond_t changed;
@@ -160,7 +160,7 @@ extern struct fake fake;
 struct device *fake_current(void);
 struct device *fake_device(cu_device it);   /* NULL: no such */
 
-/* A context breaks; what waits for it goes on. lock is held. */
+/* Breaks a context, and wakes all that wait for it. lock is held. */
 void fake_break(struct device *device, cu_result error);
 
 /* ---- entry: every function of the driver begins with ENTER ----------------------------------- */
@@ -235,32 +235,32 @@ struct range {
 };
 
 struct range *range_add(enum range_kind kind, cu_address at, size_t bytes, struct device *device);
-void range_drop(struct range *range); /* forgets it; unmaps and closes nothing */
+void range_drop(struct range *range); /* removes it from the list; unmaps and closes nothing */
 struct range *range_at(unsigned kinds, cu_address at);      /* that begins there */
-struct range *range_holding(unsigned kinds, cu_address at); /* that this address is in */
+struct range *range_holding(unsigned kinds, cu_address at); /* with this address in it */
 struct range *range_first(unsigned kinds, const struct device *device);
-struct range *range_of_file(unsigned kinds, int fd);        /* whose memory is that file's */
+struct range *range_of_file(unsigned kinds, int fd);        /* with that file as memory */
 struct range *range_overlapping(unsigned kinds, cu_address at, size_t bytes);
 
 /* Whether the device may do this (CU_ACCESS_READ, CU_ACCESS_READ_WRITE) with every byte. */
 bool range_allows(cu_address at, size_t bytes, int access);
 
-/* Access for the processor as well: what is set, or, when strict and no stream is at work, none. */
+/* Sets the processor's access: as set for the device, or none if strict and no stream works. */
 void range_protect(struct range *range);
-void ranges_in_use(bool begin); /* a stream begins, or has ended, work on memory of the device */
+void ranges_in_use(bool begin); /* a stream begins or ends work on device memory */
 
 /*
- * Mappings that make up [at, at + bytes) exactly, whole; calls each. false, and no call, if they do
- * not.
+ * Calls each for the mappings that together are exactly [at, at + bytes). Returns false, without a
+ * call, if there are none.
  */
 bool range_each_mapped(cu_address at, size_t bytes, void (*each)(struct range *range, int data),
                        int data);
 
-void memory_free_all(struct device *device); /* what a context takes with it: not VMM */
+void memory_free_all(struct device *device); /* of a context: not that of handles */
 
 /* ---- memory: under lock ---------------------------------------------------------------------- */
 
-/* names it so that usage_bytes and imports find it */
+/* its name lets usage_bytes and imports find it */
 int usage_memfd(const struct device *device, const char *kind);
 bool usage_is_ours(int fd, const char *kind, int *device);
 bool usage_fits(const struct device *device, uint64_t more);
@@ -277,12 +277,12 @@ struct work {
         cu_result (*run)(struct work *work, struct stream *stream);
         void (*done)(struct work *work);                            /* with lock; may be NULL */
         struct wait *waits;
-        uint64_t number; /* in its stream */
+        uint64_t number; /* position in its stream */
         union {
                 struct {
                         cu_address to, from;
                         size_t bytes;
-                        /* not an address that the device must be allowed */
+                        /* the side that need not be accessible to the device */
                         bool to_host, from_host;
                 } copy;
                 struct {
@@ -318,26 +318,26 @@ struct work {
 struct stream {
         struct stream *next;
         struct device *device;
-        bool blocking;  /* takes turns with the legacy default stream */
+        bool blocking;  /* synchronises with the legacy default stream */
         bool alive;     /* false: destroyed */
-        /* its own address, or that of a stream that was destroyed; NULL: another has it by now */
+        /* its own address, or that of a destroyed stream; NULL: another stream has it now */
         cu_stream handle;
         uint64_t id;    /* no other stream ever has it */
         bool started;
         struct work *first, *last;
         uint64_t submitted, done;
-        _Atomic uint64_t *begun; /* FAKECUDA_OUTLIVES: pieces; children have it, too */
-        struct capture *capture; /* owned; NULL: it is not captured */
+        _Atomic uint64_t *begun; /* FAKECUDA_OUTLIVES: pieces begun; shared with children */
+        struct capture *capture; /* owned; NULL: not captured */
 };
 
 void streams_watch_forks(void); /* FAKECUDA_OUTLIVES */
 
-/* The stream behind a handle, for the current context; NULL: destroyed or never there. */
+/* The stream of a handle, in the current context; NULL if it was destroyed or never existed. */
 struct stream *stream_find(cu_stream handle);
 
 /*
- * Queues a copy of work. with: also waits until that stream has done so many; may be NULL. No
- * stream: an error.
+ * Queues a copy of work. with: the work first waits until that stream has done `number` pieces; may
+ * be NULL. If stream is NULL, returns an error.
  */
 cu_result stream_append(struct stream *stream, const struct work *work, const struct stream *with,
                         uint64_t number); /* lock is held */
@@ -345,7 +345,7 @@ cu_result stream_submit(cu_stream handle, const struct work *work, const struct 
                         uint64_t number);
 cu_result stream_submit_and_wait(cu_stream handle, const struct work *work);
 
-/* lock is held; returns the context's error, if it has one by then. */
+/* lock is held; returns the context's error, if there is one. */
 cu_result stream_wait(const struct stream *stream, uint64_t number);
 cu_result stream_wait_all(struct device *device);
 void stream_destroy_all(struct device *device);
@@ -353,17 +353,17 @@ void stream_destroy_all(struct device *device);
 /* ---- turns.c: without lock, around a piece of work of a stream's thread ----------------------- */
 
 void turn_begin(const struct device *device);
-void turn_look(void);      /* in the middle of it: the slice may have ended */
+void turn_look(void);      /* called during work: gives the turn up if the slice has ended */
 void turn_end(bool more);  /* more: another piece follows at once */
-void turn_drop(const struct device *device); /* that piece does not come */
+void turn_drop(const struct device *device); /* the piece announced with `more` does not come */
 
 /* ---- capture.c: lock is held ----------------------------------------------------------------- */
 
-/* *ret: the work is a node now, and not to be done. An error: it may not be put into the stream. */
+/* *ret: the work is now a node and must not be done. An error: it may not be queued. */
 cu_result capture_add(struct stream *stream, bool *ret);
 cu_result capture_allows_waiting(const struct stream *stream);
 cu_result capture_allows_waiting_for_all(const struct device *device);
-/* Lock is not held. Whether the capture's mode lets this thread call what may synchronise. */
+/* Does the capture's mode let this thread make calls that may synchronise? lock is not held. */
 cu_result capture_allows_unsafe(void);
 struct stream *stream_next(const struct stream *after); /* of all; NULL: the first */
 

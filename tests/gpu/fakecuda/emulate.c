@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A block runs warp by warp: all lanes of one go as far as they can, and again when what they
- * waited for is there. When no warp can go on, either all threads are at the same barrier, which
- * opens, or all have ended, or it is misuse.
+ * A block runs warp by warp: all lanes of a warp run until they wait, and again when they need no
+ * longer wait. When no warp can continue, either all threads are at the same barrier, which then
+ * opens, or all have ended. Anything else is misuse.
  */
 
 #include "tests/gpu/fakecuda/emulate.h"
@@ -26,7 +26,7 @@ enum state { RUNS, AT_EXCHANGE, AT_BARRIER, ENDED };
 static const char *const state_names[] = {"runs", "waits in its warp", "waits at a barrier",
                                           "has ended"};
 
-/* Asynchronous copies of a thread that are not there yet, oldest first. */
+/* Asynchronous copies of a thread that are not done yet, oldest first. */
 struct copy {
         void *to;
         const void *from;
@@ -38,15 +38,15 @@ struct thread {
         struct emulate_index index;
         unsigned number; /* in its block */
         enum state state;
-        const char *what, *file; /* it waits for */
+        const char *what, *file; /* what it waits for, and where */
         int at;
-        unsigned exchanges, barriers, warp_barriers; /* that it has been through */
+        unsigned exchanges, barriers, warp_barriers; /* passed so far */
         struct copy *copies;          /* kept from block to block */
         unsigned n_copies, most_copies, group;
 };
 
 struct warp {
-        /* of this exchange and the last */
+        /* of this exchange and the previous one */
         uint8_t slots[2][EMULATE_WARP][EMULATE_SLOT] __attribute__((aligned(16)));
         unsigned waiting, blocked; /* lanes in an exchange; lanes at the barrier or ended */
 };
@@ -96,7 +96,7 @@ static uint64_t next_random(void) {
         return engine.random >> 11;
 }
 
-/* The i-th of n in this turn's order: ascending, or turned and reversed by chance. */
+/* The order of n items in this turn: ascending, or rotated and perhaps reversed at random. */
 struct order {
         unsigned first, n;
         bool down;
@@ -221,7 +221,7 @@ void emulate_wait(unsigned pending) {
                 memmove(t->copies, t->copies + n, t->n_copies * sizeof *t->copies);
 }
 
-/* So that the end, rounded up to 16, lies before an inaccessible page. */
+/* Places shared memory so that its end, rounded up to 16, is before an inaccessible page. */
 static void prepare_shared(size_t bytes) {
         enum { GUARD = 64 << 10, ROOM = 256 << 10 };
 
@@ -265,7 +265,7 @@ static void begin_block(void) {
                 engine.warps[i].waiting = engine.warps[i].blocked = 0;
 }
 
-/* All lanes are in an exchange: it must be the same one. */
+/* All lanes are in an exchange, which must be the same one. */
 static void finish_exchange(struct warp *w, struct thread *lanes) {
         for (unsigned i = 0; i < EMULATE_WARP; i++) {
                 if (lanes[i].what != lanes[0].what || lanes[i].at != lanes[0].at)
@@ -290,7 +290,7 @@ static _Noreturn void lane_is_missing(const struct thread *lanes) {
                in->number, in->what, in->at, out->number, state_names[out->state], out->at);
 }
 
-/* Until all lanes are at a barrier or have ended. */
+/* Runs a warp until all its lanes are at a barrier or have ended. */
 static void run_warp(unsigned number) {
         struct warp *w = &engine.warps[number];
         struct thread *lanes = &engine.threads[number * EMULATE_WARP];
@@ -316,8 +316,8 @@ static void run_warp(unsigned number) {
 }
 
 /*
- * All threads are at a barrier, or have ended: the same one, or all. Returns whether there is more
- * to run.
+ * Every thread is at a barrier or has ended. All must be at the same barrier, or all have ended.
+ * Returns true if there is more to run.
  */
 static bool open_barrier(void) {
         const struct thread *first = &engine.threads[0];

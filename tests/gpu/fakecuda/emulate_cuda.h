@@ -3,13 +3,13 @@
 #define KVD_TESTS_FAKECUDA_EMULATE_CUDA_H
 
 /*
- * What a .cu finds here instead of CUDA and of the part of device.cuh that is for the GPU: included
- * before it, as C++, with KVD_EMULATE. Results are those of the GPU to the bit, except for what
- * CUDA itself only approximates (__expf, rsqrtf, ...). Where CUDA leaves a choice (the order of a
- * matrix unit's additions), it is ascending here.
+ * Replaces CUDA, and the GPU's part of device.cuh, for a .cu: included before it, as C++, with
+ * KVD_EMULATE. Results equal those of the GPU bit by bit, except for functions that CUDA itself
+ * only approximates (__expf, rsqrtf, ...). Where CUDA leaves a choice (the order of a matrix unit's
+ * additions), the order here is ascending.
  *
- * Shared memory of fixed size is one variable: ASan watches its ends, and what the block before
- * left is still there.
+ * Shared memory of fixed size is one variable: ASan watches its ends, and the data of the previous
+ * block is still there.
  */
 
 #include <math.h>
@@ -315,7 +315,7 @@ static inline double __dadd_rn(double a, double b) { return a + b; }
 static inline double __dmul_rn(double a, double b) { return a * b; }
 static inline double __fma_rn(double a, double b, double c) { return fma(a, b, c); }
 
-/* Beyond the range: its ends; NaN: 0. */
+/* Saturates. NaN gives 0. */
 static inline int __float2int_rn(float x) {
         return x != x             ? 0 :
                x >= 2147483648.0f ? INT32_MAX :

@@ -26,9 +26,9 @@
 #endif
 
 /*
- * Stacks are no power of two apart and begin at different places of their last pages: else the tops
- * of all of them, which is what a switch touches, would compete for the same few lines of the
- * caches.
+ * Distances between stacks are not powers of two, and stacks begin at different offsets of their
+ * last pages. Otherwise the tops of all stacks, which a switch touches, would compete for the same
+ * few cache lines.
  */
 enum { STACK = WITH_ASAN ? 256 << 10 : 64 << 10, GUARD = 4 << 10, PLACES = 64, PLACE = 64 };
 
@@ -37,14 +37,14 @@ struct fiber {
         void (*work)(void *data);
         void *data;
 #if defined(__x86_64__) || defined(__aarch64__)
-        void *mine, *other; /* stack pointers, of whichever sleeps */
+        void *mine, *other; /* stack pointer of the side that sleeps */
 #else
         ucontext_t mine, other;
 #endif
         uint8_t *stack, *top;
-        const void *other_stack; /* what ASan calls the stack of the one who resumed */
+        const void *other_stack; /* ASan: the stack of the code that resumed the fiber */
         size_t other_size;
-        void *fake; /* and what it keeps for us */
+        void *fake; /* ASan: the fiber's fake stack */
 };
 
 /* ---- the switch ------------------------------------------------------------------------------ */
@@ -79,7 +79,7 @@ static void *first_frame(uint8_t *top, void (*entry)(void)) {
 
         for (int i = 0; i < 8; i++)
                 frame[i] = NULL;
-        frame[6] = (void *)(uintptr_t)entry; /* at a multiple of 16, as a call would leave it */
+        frame[6] = (void *)(uintptr_t)entry; /* so that the stack is aligned as after a call */
         return frame;
 }
 #elif defined(__aarch64__)
@@ -150,7 +150,7 @@ static void arrive(void *fake, const void **stack, size_t *size) {
 
 /* ---- fibers ---------------------------------------------------------------------------------- */
 
-static struct fiber *starting; /* the fiber that finds itself in its first frame */
+static struct fiber *starting; /* the fiber that enters its first frame */
 
 static void entry(void) {
         struct fiber *fiber = starting;

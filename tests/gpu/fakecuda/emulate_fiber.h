@@ -2,22 +2,19 @@
 #ifndef KVD_TESTS_FAKECUDA_EMULATE_FIBER_H
 #define KVD_TESTS_FAKECUDA_EMULATE_FIBER_H
 
-/*
- * A stack of its own and a place in it: control goes to and fro between the one who resumes and the
- * fiber.
- */
+/* Code with a stack of its own. Control switches between the fiber and the code that resumes it. */
 
 #include <stddef.h>
 
 struct fiber;
 
 /*
- * Runs work(data) at each resume after the one at which it returned. Never freed. Ends the process
- * without memory.
+ * A fiber that runs work(data), and again at the next resume after work has returned. It is never
+ * freed. Ends the process if there is no memory.
  */
 struct fiber *fiber_new(void (*work)(void *data), void *data);
 
-void fiber_resume(struct fiber *fiber);  /* until it yields or work returns */
-void fiber_yield(struct fiber *fiber);   /* back to the one who resumed; called in the fiber */
+void fiber_resume(struct fiber *fiber);  /* returns when it yields or work returns */
+void fiber_yield(struct fiber *fiber);   /* in the fiber: returns to fiber_resume */
 
 #endif

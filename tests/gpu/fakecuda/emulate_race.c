@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Finds races of kernels: their source is compiled with -fsanitize=thread, whose calls come here,
- * and are judged by CUDA's rules instead of a CPU's. Accesses to the same bytes, one of them a
- * write, not both atomic, are in order if
+ * Finds races in kernels: their source is compiled with -fsanitize=thread, whose calls are handled
+ * here by CUDA's rules instead of a CPU's. Two accesses to the same bytes, of which one is a write
+ * and not both are atomic, are in order if
  *
- *      a thread did both, or
- *      their threads are of one block, and a __syncthreads() lies between, or
- *      of one warp, and a __syncwarp() lies between (shuffles order nothing), or
- *      their threads are of two blocks, and somebody called __threadfence() between: what it is for is not looked at.
+ *      one thread did both, or
+ *      their threads are in one block, with a __syncthreads() between, or
+ *      in one warp, with a __syncwarp() between (shuffles order nothing), or
+ *      their threads are in two blocks, with any __threadfence() between, whatever its purpose.
  *
- * Anything else ends the process with one line. As far as the order of a run shows it: each piece
- * of four bytes has one write and one read that are known. Blocks do not share shared memory, here
- * at one address.
+ * Anything else ends the process with one line. Only races that show in the order of this run are
+ * found: for each four bytes, one write and one read are remembered. Blocks do not share shared
+ * memory, although it has the same address for all of them.
  */
 
 #include <dlfcn.h>
@@ -30,22 +30,22 @@ struct access {
         struct emulate_where where;
         uint64_t fences;
         const void *code;
-        uint8_t mask; /* bytes of the cell; 0: none */
+        uint8_t mask; /* accessed bytes of the cell; 0 if none */
         bool atomic;
 };
 
 struct cell {
         uintptr_t key; /* address / 4 */
-        uint64_t launch; /* an older one's is free */
+        uint64_t launch; /* cells of older launches are free */
         struct access write, read;
 };
 
-extern char __data_start, _end; /* static shared memory lies between */
+extern char __data_start, _end; /* static shared memory is between these */
 
 static struct cell *cells;
 static uint64_t fences;
 
-/* NULL: there is no room for it, and it is not watched. */
+/* NULL: there is no room, and the cell is not watched. */
 static struct cell *find(uintptr_t key, uint64_t launch) {
         size_t at = key * 0x9e3779b97f4a7c15u >> (64 - 21);
 
@@ -195,7 +195,7 @@ UNALIGNED_SIZE(4)
 UNALIGNED_SIZE(8)
 UNALIGNED_SIZE(16)
 
-/* What emulate_cuda.h makes atomic operations of. */
+/* The calls to which emulate_cuda.h's atomic operations compile. */
 #define ATOMIC_SIZE(bits) \
         uint##bits##_t __tsan_atomic##bits##_load(const volatile uint##bits##_t *at, int order); \
         void __tsan_atomic##bits##_store(volatile uint##bits##_t *at, uint##bits##_t x, \

@@ -4,13 +4,13 @@
 
 #include "tests/gpu/fakecuda/driver.h"
 
-/* Never freed: a handle that was destroyed is known as such. */
+/* Never freed, so that a destroyed handle is recognised. */
 struct event {
         struct event *next;
         bool timing, alive;
         const struct stream *stream; /* of the last record; NULL: never recorded */
-        uint64_t number;             /* of the last record, in its stream */
-        uint64_t timed, time_ns;     /* the record that was passed last, and when */
+        uint64_t number;             /* position of the last record in its stream */
+        uint64_t timed, time_ns;     /* the last record that was reached, and when */
 };
 
 static struct event *events;
@@ -100,7 +100,7 @@ static cu_result nothing(struct work *work, struct stream *stream) {
         return CU_OK;
 }
 
-/* Later records of the event do not matter to whoever waits by then. */
+/* Later records of the event do not affect waits that are already queued. */
 cu_result cuStreamWaitEvent(cu_stream stream, cu_event handle, unsigned flags) {
         const struct event *event;
         cu_result error = CU_INVALID_HANDLE;

@@ -203,7 +203,7 @@ cu_result fake_enter(struct fake_entry *entry, enum fake_needs needs) {
         return needs == NEEDS_CONTEXT ? context_error() : CU_OK;
 }
 
-/* In pieces, for another process' turn may come meanwhile. */
+/* Sleeps in pieces, since another process' turn may come in between. */
 void fake_delay(enum fake_work work) {
         unsigned each = fake_settings.slice ? 1 : MAX(delay_ms[work], 1);
 

@@ -16,7 +16,7 @@ const struct cu_allocation shareable = {.type = CU_ALLOCATION_PINNED,
                                         .handle_types = CU_HANDLE_POSIX_FD,
                                         .location = {CU_LOCATION_DEVICE, 0}};
 
-/* Tests that run at the same time do not count each other's memory. */
+/* Uses a group of its own, so that concurrent tests do not count each other's memory. */
 static void own_group(void) {
         char group[16];
 

@@ -2,7 +2,7 @@
 #ifndef KVD_TESTS_FAKECUDA_KERNELS_H
 #define KVD_TESTS_FAKECUDA_KERNELS_H
 
-/* The kernels of kernels/cuda/kernels.def as functions of this processor (emulate.h). */
+/* The kernels of kernels/cuda/kernels.def as functions that run on the processor (emulate.h). */
 
 #include <stddef.h>
 
@@ -17,23 +17,23 @@ struct fake_launch {
 
 struct fake_kernel {
         const char *name;      /* "kvd_gather" */
-        size_t argument_bytes; /* of the struct that it takes */
-        unsigned threads;      /* the most that a block may have */
+        size_t argument_bytes; /* size of its argument struct */
+        unsigned threads;      /* maximum number of threads per block */
         /* returns when the last block is done */
         void (*run)(const struct fake_launch *launch, const void *argument);
 };
 
-/* By the driver's name ("kvd_gather"); NULL: there is none. */
+/* Finds a kernel by its name ("kvd_gather"); NULL if there is none. */
 const struct fake_kernel *fake_kernel_find(const char *name);
 
-/* Bytes of shared memory that it has itself, on the target where it has most of it. */
+/* Bytes of its static shared memory, on the target where it is largest. */
 size_t fake_kernel_own_shared(const char *name);
 
 struct fake_own {
         const char *name; /* NULL: the last one */
         size_t bytes;
 };
-extern const struct fake_own fake_own[]; /* of RESOURCES.txt */
+extern const struct fake_own fake_own[]; /* from RESOURCES.txt */
 
 #ifdef __cplusplus
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Libraries are images of which only the first word is looked at; kernels come from the build
- * (kernels.h), and some that only the stand-in's own tests use from here. A launch runs one block
- * after the other on the stream's thread.
+ * Libraries are images of which only the first word is read. Kernels come from the build
+ * (kernels.h); a few that only the stand-in's own tests use are defined here. A launch runs one
+ * block after the other on the stream's thread.
  */
 
 #include <stdlib.h>
@@ -26,15 +26,15 @@ struct library {
 };
 
 /*
- * A kernel and its function are one here: there is one per context, and a library has a kernel
+ * A kernel and its function are one object here: one per context, and a library has each kernel
  * once.
  */
 struct kernel {
         struct kernel *next;
         const struct library *library;
         const struct fake_kernel *code;
-        size_t own;    /* bytes of shared memory that it has itself */
-        size_t shared; /* dynamic shared memory that a launch may ask for */
+        size_t own;    /* bytes of static shared memory */
+        size_t shared; /* maximum bytes of dynamic shared memory of a launch */
 };
 
 static struct library *libraries;
@@ -224,7 +224,7 @@ static cu_result check(const struct kernel *kernel, const struct work *work) {
         return threads > kernel->code->threads ? CU_LAUNCH_OUT_OF_RESOURCES : CU_OK;
 }
 
-/* Every kernel takes one argument, a struct, which is copied now. */
+/* Every kernel takes one struct as argument, which is copied now. */
 cu_result cuLaunchKernel(cu_function handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                          unsigned by, unsigned bz, unsigned shared, cu_stream stream,
                          void **parameters, void **extra) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * cuMemAlloc, its memory in other processes, and host memory. A legacy handle says in which process
- * and under which descriptor the memory is: whoever may read /proc/PID/fd opens it from there.
+ * cuMemAlloc, its memory in other processes, and host memory. A legacy handle contains the process
+ * id and descriptor of the memory. A process that may read /proc/PID/fd opens it from there.
  */
 
 #include <fcntl.h>
@@ -165,7 +165,7 @@ cu_result cuIpcGetMemHandle(struct cu_ipc_handle *ret, cu_address at) {
         return CU_OK;
 }
 
-/* The memory behind a handle, or -1: the process is gone, or it has freed that memory. */
+/* The memory of a handle, or -1 if the process has ended or has freed that memory. */
 static int open_legacy(const struct legacy *legacy) {
         char path[64];
         struct stat st;
@@ -189,7 +189,7 @@ static cu_result open_handle(cu_address *ret, const struct legacy *legacy, struc
                 return CU_INVALID_HANDLE;
         it = range_of_file(RANGE_OPENED, fd);
         if (it) {
-                close(fd); /* again: the same address */
+                close(fd); /* opened again: the same address */
         } else {
                 it = map_shared(RANGE_OPENED, fd, legacy->bytes, device);
                 if (it)

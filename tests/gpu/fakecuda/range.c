@@ -7,7 +7,7 @@
 #include "tests/gpu/fakecuda/driver.h"
 
 static struct range *ranges;
-static unsigned n_in_use; /* streams that work on memory of the device */
+static unsigned n_in_use; /* number of streams that work on device memory */
 
 struct range *range_add(enum range_kind kind, cu_address at, size_t bytes, struct device *device) {
         struct range *it = calloc(1, sizeof *it);
@@ -96,7 +96,7 @@ void range_protect(struct range *range) {
 void ranges_in_use(bool begin) {
         n_in_use += begin ? 1 : -1;
         if (!fake_settings.strict || n_in_use != begin)
-                return; /* it was, and is, accessible */
+                return; /* it was accessible, and stays so */
         for (struct range *it = ranges; it; it = it->next)
                 if (it->kind & RANGE_OF_DEVICE)
                         range_protect(it);

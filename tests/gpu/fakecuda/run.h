@@ -2,9 +2,7 @@
 #ifndef KVD_TESTS_FAKECUDA_RUN_H
 #define KVD_TESTS_FAKECUDA_RUN_H
 
-/*
- * What the stand-in driver offers to the libraries that stand on it, beside CUDA's own functions.
- */
+/* Functions of the stand-in driver for libraries on top of it, in addition to CUDA's own. */
 
 #include <stdbool.h>
 
@@ -13,9 +11,9 @@
 #pragma GCC visibility push(default)
 
 /*
- * Runs run(data) on the stream, as a kernel would run; what it returns but CU_OK breaks the
- * context. data is freed when it is done or dropped. On failure nothing is queued, and data is the
- * caller's.
+ * Runs run(data) on the stream like a kernel. An error that it returns breaks the context. data is
+ * freed when it is done or dropped. If this call fails, nothing is queued, and the caller keeps
+ * data.
  */
 cu_result fakecuda_run(cu_stream stream, cu_result (*run)(void *data), void *data);
 

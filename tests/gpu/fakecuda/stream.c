@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Each stream has a thread that does its work in order. What default streams and events add are
- * waits: work may have to wait until other streams have done so many pieces. Streams are never
- * freed, so that a handle that was destroyed is known as such, unless FAKECUDA_REUSE gives it to
- * the next one.
+ * Each stream has a thread that does its work in order. Default streams and events add waits: work
+ * may have to wait until other streams have done a number of pieces. Streams are never freed, so
+ * that a destroyed handle is recognised, unless FAKECUDA_REUSE gives it to the next stream.
  */
 
 #include "tests/gpu/fakecuda/driver.h"
@@ -55,7 +54,7 @@ static void free_work(struct work *work) {
         free(work);
 }
 
-/* Of the other kinds, only a wait looks at memory, and it does so itself. */
+/* Of the other kinds, only a wait reads memory, and handles that itself. */
 static bool touches_memory(const struct work *work) {
         return work->kind != WORK_HOST && work->kind != WORK_OTHER;
 }
@@ -82,8 +81,8 @@ static cu_result run(struct work *work, struct stream *stream) {
 }
 
 /*
- * Work of a broken context, and what is left when its stream is dropped, counts as done, without
- * having been done.
+ * Work of a broken context, and work that is left when its stream is dropped, counts as done
+ * without being done.
  */
 static void execute(struct stream *stream, struct work *work) {
         cu_result error = CU_OK;
@@ -132,8 +131,8 @@ static void *serve(void *data) {
 }
 
 /*
- * A fault on a stream's thread is the device's: the context breaks, and this thread, whose work
- * cannot go on, stops where it is. Faults elsewhere are the program's own.
+ * A fault on a stream's thread is a fault of the device: the context breaks, and this thread stops
+ * for good, since its work cannot continue. Faults of other threads are the program's own.
  */
 static void fault(int number, siginfo_t *info, void *context) {
         static const char text[] = "fakecuda: the processor touches memory of the device\n";
@@ -186,7 +185,7 @@ static _Atomic uint64_t *share_word(void) {
         return at;
 }
 
-/* What was under way is done once more from its beginning, and then what was queued behind it. */
+/* Repeats the work that was under way from its beginning, then does the work queued after it. */
 static void *go_on_for(void *data) {
         struct pollfd parent = {.fd = (int)(intptr_t)data, .events = POLLIN};
 
@@ -201,7 +200,7 @@ static void *go_on_for(void *data) {
         return NULL;
 }
 
-/* The parent opens itself: whoever is told of the child may kill it before the child looks for it. */
+/* A pidfd of the parent, opened before the fork: the parent may be killed before the child runs. */
 static int forking;
 
 static void before_fork(void) {
@@ -311,7 +310,7 @@ cu_result cuStreamGetId(cu_stream handle, unsigned long long *ret) {
         return it ? CU_OK : CU_INVALID_HANDLE;
 }
 
-/* What was queued is still done. */
+/* Queued work is still done. */
 cu_result cuStreamDestroy(cu_stream handle) {
         struct stream *it;
 
@@ -349,7 +348,7 @@ static void wait_for(struct work *work, const struct stream *stream, uint64_t nu
         work->waits = it;
 }
 
-/* The legacy default stream takes turns with every blocking stream of its context. */
+/* The legacy default stream synchronises with every blocking stream of its context. */
 static void take_turns(struct work *work, const struct stream *stream) {
         const struct stream *first = stream->device->legacy;
 
@@ -373,7 +372,7 @@ static void append(struct stream *stream, struct work *work) {
         pthread_cond_broadcast(&fake.changed);
 }
 
-/* A channel of a GPU has room for so much: whoever wants to queue more waits. */
+/* A GPU's queue has limited room: a call that queues more waits. */
 static void wait_for_room(const struct stream *stream) {
         while (fake_settings.depth && stream->alive && !stream->device->broken &&
                stream->submitted - stream->done >= fake_settings.depth)

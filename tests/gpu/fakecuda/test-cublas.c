@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Products against sums in double, over types, transpositions, leading dimensions and scalars; and
- * what is refused.
+ * Compares products with sums in double, over types, transpositions, leading dimensions and
+ * scalars. Also checks refusals.
  */
 
 #include <dlfcn.h>
@@ -58,7 +58,7 @@ static float small(unsigned *seed) {
         return (float)((int)(*seed >> 24) - 128) / 64; /* exact in every type */
 }
 
-/* Of numbers that are exact and normal in 16 bits. */
+/* For numbers that are exact and normal in 16 bits. */
 static uint16_t half_of(float x) {
         int exponent;
         float fraction = frexpf(fabsf(x), &exponent);
@@ -97,10 +97,10 @@ static double get(const void *at, int type, size_t i) {
 }
 
 struct shape {
-        int m, n, k, lda, ldb, ldc; /* ld: more than needed by so many */
+        int m, n, k, lda, ldb, ldc; /* ld: padding beyond the needed size */
 };
 
-/* One product of the batch. pads of C must stay. */
+/* Checks one product of the batch. The padding of C must be unchanged. */
 static void compare(const struct shape *s, const void *a, const void *b, const void *c,
                     const void *before, int type, int c_type, int ta, int tb, int lda, int ldb,
                     int ldc, float alpha, float beta) {
@@ -228,8 +228,8 @@ START_TEST(tf32_has_ten_bits) {
 END_TEST
 
 /*
- * Every fp16 number, times 1 to fp32 and back: infinities and NaN, too. Then numbers between two of
- * them.
+ * Converts every fp16 number, including infinities and NaN, to fp32 and back by multiplying with 1.
+ * Then does so with numbers between two fp16 numbers.
  */
 START_TEST(sixteen_bits) {
         static const float between[][2] = {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One process: start, devices, contexts, memory, and the promised errors. Each test is a process of
- * its own.
+ * One process: start, devices, contexts, memory, and the promised errors. Each test runs in a
+ * process of its own.
  */
 
 #include <dlfcn.h>
@@ -87,7 +87,7 @@ START_TEST(functions_by_version) {
         ck_assert_ptr_eq(at, dlsym(library, "cuMemAlloc_v2"));
         ck_assert_int_eq(get("cuMemAlloc", &at, 12000, 0, &status), CU_OK);
         ck_assert_int_eq(get("cuMemCreate", &at, 9000, 0, &status), CU_NOT_FOUND);
-        ck_assert_int_eq(status, 2); /* that version is not sufficient */
+        ck_assert_int_eq(status, 2); /* the version is too old */
         ck_assert_ptr_null(at);
         ck_assert_int_eq(get("cuMemCreate", &at, 14000, 0, &status), CU_NOT_FOUND);
         ck_assert_int_eq(get("cuNothing", &at, 12000, 0, &status), CU_NOT_FOUND);
@@ -165,7 +165,7 @@ END_TEST
 START_TEST(visible_devices) {
         static const struct {
                 const char *list;
-                int n, first; /* number of the first, which ends its UUID */
+                int n, first; /* number of the first device, which ends its UUID */
         } rows[] = {
                 {"2", 1, 2},      {"1,0", 2, 1},
                 {"0,7,1", 1, 0},  {"", 0, 0},
@@ -283,7 +283,7 @@ START_TEST(only_its_descriptors_are_imported) {
 }
 END_TEST
 
-/* Whoever imports one knows where it is, and by mapping it, without a context, how large. */
+/* An import tells the device of the memory. Its size is found by mapping it, without a context. */
 START_TEST(an_import_says_what_it_is) {
         struct cu_allocation is = {.location.id = 7};
         cu_memory memory, imported;
@@ -341,7 +341,7 @@ START_TEST(mappings_are_whole) {
         OK(cuMemSetAccess(at, 4 * SEGMENT, &write, 1));
         *(uint32_t *)(uintptr_t)at = 0x600d;
         ck_assert_uint_eq(*(uint32_t *)(uintptr_t)(at + 2 * SEGMENT), 0x600d);
-        OK(cuMemUnmap(at, 4 * SEGMENT)); /* several, all of them whole */
+        OK(cuMemUnmap(at, 4 * SEGMENT)); /* several whole mappings at once */
         FAILS(CU_INVALID_VALUE, cuMemUnmap(at, 2 * SEGMENT));
         FAILS(CU_INVALID_VALUE, cuMemAddressFree(at, SEGMENT));
         OK(cuMemAddressFree(at, 4 * SEGMENT));
@@ -398,7 +398,7 @@ START_TEST(memory_lives_while_anything_holds_it) {
 }
 END_TEST
 
-/* One for each process and device, however often it is asked for. */
+/* One context per process and device, however often it is retained. */
 START_TEST(a_context_takes_memory) {
         size_t with_one, now, total;
         cu_context again;
@@ -468,7 +468,7 @@ START_TEST(without_descriptors) {
 }
 END_TEST
 
-/* Each has its own; no device maps the other's. */
+/* Each device has its own memory, and cannot map that of the other. */
 START_TEST(memory_of_two_devices) {
         const struct cu_access on[] = {{{CU_LOCATION_DEVICE, 0}, CU_ACCESS_READ},
                                        {{CU_LOCATION_DEVICE, 1}, CU_ACCESS_READ}};
@@ -546,7 +546,7 @@ START_TEST(host_memory) {
         start();
         FAILS(CU_INVALID_VALUE, cuMemHostGetDevicePointer(&device, page, 0));
         FAILS(CU_INVALID_VALUE, cuMemHostRegister(page, 0, 0));
-        FAILS(CU_INVALID_VALUE, cuMemHostRegister((void *)4096, 4096, 0)); /* nothing is there */
+        FAILS(CU_INVALID_VALUE, cuMemHostRegister((void *)4096, 4096, 0)); /* no memory is there */
         OK(cuMemHostRegister(page, 8192, CU_REGISTER_PORTABLE | CU_REGISTER_MAPPED));
         FAILS(CU_ALREADY_REGISTERED, cuMemHostRegister(page + 4096, 8192, 0));
         OK(cuMemHostGetDevicePointer(&device, page + 100, 0));

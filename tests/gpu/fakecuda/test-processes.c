@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Several processes, and what one of them sees of another's memory and streams. In each test:
+/* Several processes, which use each other's memory and streams. In each test:
  *
- *      this process is A, the one that is forked is B; both initialise the driver after the fork.
+ *      this process is A, and the forked one is B; both initialise the driver after the fork.
  */
 
 #include <errno.h>
@@ -42,7 +42,7 @@ static uint64_t get_word(cu_address at) {
 
 /* ---- handles --------------------------------------------------------------------------------- */
 
-/* B maps what A made, writes, and A reads it where it is; then the other way round. */
+/* B maps A's memory and writes, and A reads it in place; then the other way round. */
 static void write_in_place(int fd) {
         cu_address at;
         char one;
@@ -76,7 +76,7 @@ START_TEST(two_processes_share_in_place) {
 }
 END_TEST
 
-/* An owner without a context, as the daemon is: it makes memory, gives it away, and is killed. */
+/* An owner without a context, like the daemon: it creates memory, shares it, and is killed. */
 static void own(int fd) {
         cu_memory memory;
         int it;
@@ -110,7 +110,7 @@ START_TEST(memory_outlives_its_owner) {
 }
 END_TEST
 
-/* What B may only read stays as it is, whatever B does; A is not hurt. */
+/* Memory that B may only read stays unchanged, whatever B does, and A is not affected. */
 static void write_against_the_access(int fd) {
         cu_address at;
         char one;
@@ -123,7 +123,7 @@ static void write_against_the_access(int fd) {
         FAILS(CU_ILLEGAL_ADDRESS, cuCtxSynchronize());
         meet(fd);
         signal(SIGSEGV, SIG_DFL);
-        words(at)[0] = 0; /* the end of B */
+        words(at)[0] = 0; /* this kills B */
         _exit(7);
 }
 
@@ -139,13 +139,13 @@ START_TEST(read_only_faults_its_author) {
         set_word(at, 0xa);
         tell(b.fd, "", 1, export(memory));
         meet(b.fd);
-        ck_assert_int_eq(read(b.fd, &(char){0}, 1), 0); /* it is gone */
+        ck_assert_int_eq(read(b.fd, &(char){0}, 1), 0); /* B has ended */
         ck_assert_uint_eq(get_word(at), 0xa);
         OK(cuCtxSynchronize());
 }
 END_TEST
 
-/* Memory counts for all together. */
+/* The memory limit counts for all processes together. */
 static void take_most(int fd) {
         cu_address at;
 
@@ -190,7 +190,7 @@ static void hold(int fd) {
         pause();
 }
 
-/* What the header calls undefined ends its author, where that is asked for. */
+/* With a setting, a free that the header calls undefined ends the process that calls it. */
 static void free_what_another_has_open(int fd) {
         struct cu_ipc_handle handle;
         cu_address at;
@@ -200,12 +200,12 @@ static void free_what_another_has_open(int fd) {
         OK(cuMemAlloc(&at, SEGMENT));
         OK(cuIpcGetMemHandle(&handle, at));
         tell(fd, &handle, sizeof handle, -1);
-        meet(fd); /* it is open, and closed */
+        meet(fd); /* B has opened and closed it */
         OK(cuMemFree(at));
         OK(cuMemAlloc(&at, SEGMENT));
         OK(cuIpcGetMemHandle(&handle, at));
         tell(fd, &handle, sizeof handle, -1);
-        meet(fd); /* it is open */
+        meet(fd); /* B has opened it */
         OK(cuMemFree(at));
         _exit(0);
 }
@@ -247,7 +247,7 @@ START_TEST(legacy_handles) {
         meet(b.fd);
         /* freed */
         FAILS(CU_INVALID_HANDLE, cuIpcOpenMemHandle(&again, handle, CU_IPC_LAZY_PEER_ACCESS));
-        ck_assert_uint_eq(get_word(at), 0xa); /* who has it keeps it */
+        ck_assert_uint_eq(get_word(at), 0xa); /* B, which has it open, keeps it */
         peer_kill(&b);
         ck_assert_uint_eq(get_word(at + 3 * SEGMENT), 0xa5a5a5a5a5a5a5a5u);
         OK(cuIpcCloseMemHandle(at));
@@ -272,8 +272,8 @@ END_TEST
 enum { ROUNDS = 200 };
 
 /*
- * Descriptor 1: the page with the words; 2: the data. B computes round i when word 0 is i, and says
- * so in word 1.
+ * Descriptor 1 is the page with the words, 2 the data. B computes round i when word 0 is i, and
+ * then sets word 1 to i.
  */
 static void answer(int fd) {
         uint64_t *page, one;
@@ -377,8 +377,8 @@ static struct cu_uuid uuid_of(int ordinal) {
 }
 
 /*
- * B's stream waits for word 3, with sets queued behind the wait. B forks C, and is killed. The
- * queued work is done all the same, because C has B's descriptors.
+ * B's stream waits for word 3, with sets queued after the wait. B forks C, and is killed. The
+ * queued work is still done, because C has B's descriptors.
  */
 static void queue_and_fork(int fd) {
         cu_address at;
@@ -458,7 +458,7 @@ static cu_result is_gone(cu_context context) {
         return CU_INVALID_VALUE;
 }
 
-/* A context that cannot be entered is an error of whatever was asked of it. */
+/* If a context cannot be entered, every operation on the device returns an error. */
 static void expect_no_context(const struct kvd_device *device, cu_address at, int memory) {
         struct kvd_cuda calls = *device->cuda;
         struct kvd_device gone = *device;
@@ -517,7 +517,7 @@ START_TEST(a_device_maps_segments) {
 }
 END_TEST
 
-/* Wherever a call fails, the next try works, and nothing is left mapped. */
+/* Whichever call fails, the next try works, and nothing stays mapped. */
 START_TEST(a_device_survives_failing_calls) {
         static const char *const faults[] = {"cuMemImportFromShareableHandle:1=2", "cuMemMap:1=2",
                                              "cuMemSetAccess:1=2", "cuCtxPushCurrent:1=2"};
@@ -541,7 +541,7 @@ START_TEST(a_device_survives_failing_calls) {
 }
 END_TEST
 
-/* As in a container whose processes have the same numbers as the daemon's. */
+/* As in a container whose process ids equal those outside. */
 START_TEST(a_handle_of_a_process_with_the_same_number) {
         struct kvd_device device;
         struct cu_ipc_handle handle = {0};
@@ -620,7 +620,7 @@ static bool is_written(cu_address at, unsigned i) {
         return ((volatile uint64_t *)words(at))[i] == 1;
 }
 
-/* B has many kernels, and lives on. */
+/* B queues many kernels, and stays alive. */
 static void queue_kernels(int fd) {
         cu_address at;
         int memory;
@@ -653,7 +653,7 @@ static void begin_turns(const char *slice, void (*work)(int), struct peer *b, cu
                 sleep_ms(1);
 }
 
-/* While B's slice lasts, nothing of A is done; copies are, and waits. */
+/* During B's slice, no kernel of A runs, but A's copies and waits do. */
 START_TEST(kernels_of_two_processes_take_turns) {
         struct peer b;
         cu_address at;
@@ -667,7 +667,7 @@ START_TEST(kernels_of_two_processes_take_turns) {
 }
 END_TEST
 
-/* A kernel of B that would take a minute: A's are done all the same. */
+/* B runs a very long kernel. A's kernels are still done. */
 static void one_long_kernel(int fd) {
         cu_address at;
         int memory;
@@ -698,13 +698,13 @@ START_TEST(a_slice_ends_in_the_middle_of_a_kernel) {
 }
 END_TEST
 
-/* A slice that would take for ever ends with its process. */
+/* An endless slice ends with its process. */
 START_TEST(a_process_that_is_killed_leaves_its_turn) {
         struct peer b;
         cu_address at;
 
         begin_turns("100000", one_long_kernel, &b, &at);
-        sleep_ms(50); /* B is in its kernel by then; otherwise this checks nothing */
+        sleep_ms(50); /* B probably runs its kernel by then; if not, this checks nothing */
         peer_kill(&b);
         launch_stores(NULL, at + 4096, 1);
         OK(cuCtxSynchronize());

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One process: what streams do in which order, and how a context breaks. Each test is a process of
- * its own.
+ * One process: the order of work on streams, and how a context breaks. Each test runs in a process
+ * of its own.
  */
 
 #include <dirent.h>
@@ -59,7 +59,7 @@ static cu_function store_kernel(void) {
         return function;
 }
 
-/* value, value + 1, ... to n words */
+/* stores value, value + 1, ... in n words */
 static void launch_store(cu_function function, cu_stream stream, cu_address to, uint64_t value,
                          uint64_t n) {
         struct store a = {to, value, n};
@@ -69,7 +69,7 @@ static void launch_store(cu_function function, cu_stream stream, cu_address to, 
         memset(&a, 0xff, sizeof a); /* arguments were copied */
 }
 
-/* A gate: a stream that waits for it goes on when it opens. */
+/* A stream that waits for a gate continues when it opens. */
 struct gate {
         _Atomic int open;
 };
@@ -213,7 +213,7 @@ START_TEST(a_destroyed_stream) {
         FAILS(CU_INVALID_HANDLE, cuLaunchHostFunc(stream, add_one, (void *)&n));
         FAILS(CU_INVALID_VALUE, cuStreamDestroy(NULL));
         gate.open = 1;
-        OK(cuCtxSynchronize()); /* what was queued is done */
+        OK(cuCtxSynchronize()); /* queued work is done */
         ck_assert_int_eq(n, 1);
 }
 END_TEST
@@ -244,8 +244,8 @@ struct worker {
 };
 
 /*
- * Memory, two streams and an event of its own; the second stream copies what the first one's kernel
- * has written.
+ * Uses memory, two streams and an event of its own. The second stream copies what the first one's
+ * kernel has written.
  */
 static void turn(struct worker *w, uint64_t *host, cu_stream a, cu_stream b, uint64_t i) {
         uint64_t first = w->number * 1000000 + i * 100;
@@ -306,8 +306,8 @@ END_TEST
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 /*
- * What is not registered is there when the call returns; what is registered, later, from the memory
- * as it is then.
+ * A copy from unregistered memory is done when the call returns. One from registered memory is done
+ * later, with the contents of that time.
  */
 START_TEST(pageable_and_pinned) {
         struct gate gate = {0};
@@ -345,7 +345,7 @@ START_TEST(addresses_of_nothing) {
         FAILS(CU_INVALID_VALUE, cuMemsetD32Async(at + 2, 0, 8, NULL));
         FAILS(CU_INVALID_VALUE, cuStreamWriteValue64(NULL, at + 4, 1, 0));
         FAILS(CU_INVALID_VALUE, cuStreamWriteValue64(NULL, (uintptr_t)&plain, 1, 0));
-        OK(cuMemcpyDtoHAsync(&plain, 0, 0, NULL)); /* nothing of nothing */
+        OK(cuMemcpyDtoHAsync(&plain, 0, 0, NULL)); /* zero bytes from address 0 */
         OK(cuCtxSynchronize());
 }
 END_TEST
@@ -386,8 +386,8 @@ END_TEST
 /* ---- contexts break -------------------------------------------------------------------------- */
 
 /*
- * Every way ends in the same state: 700 from all that needs a context, nothing of what was queued
- * is done.
+ * All faults lead to the same state: every call that needs a context returns 700, and no queued
+ * work is done.
  */
 static void expect_broken(cu_address elsewhere) {
         _Atomic int n = 0;
@@ -538,7 +538,7 @@ START_TEST(wrong_launches) {
 }
 END_TEST
 
-/* What a kernel has itself counts, and devices differ in how much there is. */
+/* A kernel's static shared memory counts, and devices differ in the limit. */
 START_TEST(shared_memory_of_a_kernels_own) {
         enum { OWN = 80, MOST = 99 << 10 };
         cu_library library;
@@ -673,7 +673,7 @@ START_TEST(who_wakes_a_waiter) {
         OK(cuStreamWriteValue64(NULL, at, 2, 0));
         OK(cuCtxSynchronize());
         atomic_store((_Atomic uint64_t *)page, 3);
-        /* what is there already needs no waking */
+        /* a value that is already there needs no wake */
         OK(cuStreamWaitValue64(stream, at, 3, CU_WAIT_GEQ));
         OK(cuStreamSynchronize(stream));
 }
@@ -713,7 +713,7 @@ static void *write_often(void *data) {
         return NULL;
 }
 
-/* Who queues more than there is room for waits until some of it is done; other streams go on. */
+/* A call that queues more than there is room for waits until there is. Other streams continue. */
 START_TEST(a_full_queue_makes_the_caller_wait) {
         struct writer w;
         pthread_t thread;
@@ -757,7 +757,7 @@ static void find_graphs(void) {
         ck_assert(graphs.begin && graphs.end && graphs.nodes && graphs.destroy);
 }
 
-/* How many nodes; -1: the capture was broken. */
+/* Returns the number of nodes, or -1 if the capture was broken. */
 static int end_capture(cu_stream stream) {
         size_t n = 0;
         void *graph;
@@ -862,8 +862,7 @@ static bool can_be_read(cu_address at) {
 }
 
 /*
- * Streams reach the device's memory, of every kind; the processor does not, and reaches what is the
- * host's.
+ * Streams can access all kinds of device memory. The processor cannot; it can access host memory.
  */
 START_TEST(memory_of_the_device_is_not_the_hosts) {
         uint64_t *host, value = 0;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * FAKECUDA_SLICE: a device does the kernels and sets of one process at a time, as a GPU does that
- * is not shared by MPS. A process has it until it has nothing more to do there, or until its slice
- * has ended and another one wants it, also in the middle of a kernel. Whose turn it is, is who has
- * locked a byte of this library's file; who comes next has locked another. The kernel takes both
- * from a process that is killed, and gives none to one that is forked.
+ * FAKECUDA_SLICE: a device does the kernels and sets of one process at a time, as a GPU without MPS
+ * does. A process has the device until it has no more work there, or until its slice has ended and
+ * another process waits, even in the middle of a kernel. The process whose turn it is has locked a
+ * byte of this library's file, and the next process has locked another byte. The operating system
+ * releases the locks of a killed process, and a forked process does not inherit them.
  */
 
 #include <dlfcn.h>
@@ -22,12 +22,12 @@
 enum byte { DEVICE, NEXT, N_BYTES };
 
 static struct turn {
-        pthread_mutex_t lock; /* held while a piece of work is done: one after the other */
+        pthread_mutex_t lock; /* held during a piece of work, which are done one by one */
         bool has;
         uint64_t began_ns;
 } turns[FAKE_DEVICES] = {[0 ... FAKE_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
 
-static __thread struct turn *mine; /* of the device whose work this thread does */
+static __thread struct turn *mine; /* turn of the device whose work this thread does */
 
 static int file(void) {
         static _Atomic int fd = -1;
@@ -39,11 +39,11 @@ static int file(void) {
         if (!dladdr(&turns, &here) || (made = open(here.dli_fname, O_RDWR | O_CLOEXEC)) < 0)
                 abort();
         if (!atomic_compare_exchange_strong(&fd, &none, made))
-                close(made); /* nobody has locked anything yet */
+                close(made); /* nothing is locked yet */
         return fd;
 }
 
-/* Groups that have the same place by chance take turns with each other. */
+/* Groups that share a byte by chance take turns with each other. */
 static struct flock lock_of(const struct turn *turn, enum byte byte, short type) {
         uint64_t group = 0;
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory of a device is memfds with a name. Which of them live, and so how much memory is in use,
- * is what the kernel says of all processes that may be looked at: open descriptors and mappings.
- * Nothing is left behind by a process that was killed, and a descriptor that outlives its maker
- * counts. One that is under way in a socket is not seen.
+ * Device memory is memfds with a name. /proc shows which of them exist, and so how much memory is
+ * in use: the open descriptors and mappings of all processes that may be inspected. A killed
+ * process leaves nothing behind, and a descriptor that outlives its maker counts. A descriptor
+ * inside a socket is not seen.
  */
 
 #include <ctype.h>
@@ -75,8 +75,8 @@ static void count_open(struct files *files, const char *pid) {
 }
 
 /*
- * Memory is mapped whole, so a mapping is as large as its file; the parts that mprotect makes of
- * one are not seen.
+ * Memory is mapped whole, so a mapping is as large as its file. Parts into which mprotect splits it
+ * do not matter.
  */
 static void count_mapped(struct files *files, const char *pid) {
         char path[64], line[512];
@@ -93,7 +93,7 @@ static void count_mapped(struct files *files, const char *pid) {
                 fclose(maps);
 }
 
-/* Of all processes, or of all but one. */
+/* The files of all processes, or of all but one. */
 static const struct files *files_of_all(const struct device *device, pid_t but) {
         static struct files files;
         static char name[48];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Handles are memfds, reservations inaccessible mappings, and what is mapped into them is the
- * memfd, with the access that was set, for the processor as well.
+ * Handles are memfds, and reservations are inaccessible mappings. The memfd is mapped into a
+ * reservation with the access that was set, which applies to the processor as well.
  */
 
 #include <fcntl.h>
@@ -17,8 +17,8 @@
 
 struct memory {
         struct memory *next;
-        cu_memory handle;  /* never given twice */
-        /* references by cuMemCreate, cuMemImport...; 0: the handle is not valid any more */
+        cu_memory handle;  /* never reused */
+        /* references by cuMemCreate, cuMemImport...; 0: the handle is no longer valid */
         unsigned handles;
         unsigned mappings;
         struct device *device;
@@ -177,7 +177,7 @@ cu_result cuMemExportToShareableHandle(void *ret, cu_memory handle, int type,
         return CU_OK;
 }
 
-/* Every import is a handle of its own. Only devices that are visible here can be imported. */
+/* Every import has a handle of its own. Only memory of visible devices can be imported. */
 cu_result cuMemImportFromShareableHandle(cu_memory *ret, void *handle, int type) {
         struct device *device = NULL;
         int fd = (int)(intptr_t)handle, number;
@@ -218,7 +218,7 @@ cu_result cuMemGetAllocationPropertiesFromHandle(struct cu_allocation *ret, cu_m
 
 /* ---- addresses ------------------------------------------------------------------------------- */
 
-/* Aligned, by reserving more and letting go of both ends. */
+/* Reserves aligned addresses: reserves more, and unmaps both ends. */
 static void *reserve(size_t bytes, size_t alignment) {
         uint8_t *at = mmap(NULL, bytes + alignment, PROT_NONE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -331,7 +331,7 @@ static cu_result check_access(const struct cu_access *access, size_t n) {
         return fake_device(access->location.id) ? CU_OK : CU_INVALID_DEVICE;
 }
 
-/* No device has another as its peer here. */
+/* No device is a peer of another one here. */
 cu_result cuMemSetAccess(cu_address at, size_t bytes, const struct cu_access *access, size_t n) {
         const struct range *range;
         cu_result error;

@@ -149,9 +149,9 @@ bool fakecuda_allows(cu_address at, size_t bytes, int access) {
 
 /*
  * A waiting stream sleeps on the word's low half, in any process that maps it, and a stream write
- * wakes whoever sleeps there. Sleepers that shall notice a plain store, too, look again every now
- * and then; others sleep until they are woken, also by their context's end: between two sleeps a
- * write would be missed.
+ * wakes all sleepers there. Streams that must also notice plain stores read the word again
+ * regularly. Others sleep without a timeout, until a stream write or the end of their context wakes
+ * them.
  */
 enum { LOOK_AGAIN_US = 200 };
 
@@ -200,7 +200,7 @@ static bool is_reached(uint64_t word, uint64_t value, unsigned flags) {
         return flags == CU_WAIT_GEQ ? (int64_t)(word - value) >= 0 : word == value;
 }
 
-/* Where nobody may reach the word (FAKECUDA_STRICT), it naps. */
+/* If the processor cannot access the word (FAKECUDA_STRICT), it polls. */
 static cu_result run_wait(struct work *work, struct stream *stream) {
         while (!stream->device->broken) {
                 uint64_t word;
