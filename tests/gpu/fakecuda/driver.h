@@ -30,9 +30,9 @@
  *  - Work for a stream that is being captured becomes a node of its graph, and is not done. A call
  *    that waits for such a stream or its context, or queries it, returns 900, and invalidates the
  *    capture. So do calls that map, unmap, register, allocate or free memory, or query an event, in
- *    a thread for which the capture's mode forbids this (cuThreadExchangeStreamCaptureMode), and use
- *    of the legacy default stream while a blocking stream is captured (906). Graphs are only numbers
- *    of nodes, and are never launched.
+ *    a thread for which the capture's mode forbids this (cuThreadExchangeStreamCaptureMode), and
+ *    use of the legacy default stream while a blocking stream is captured (906). Graphs are only
+ *    numbers of nodes, and are never launched.
  *  - In a host function every call is CU_NOT_PERMITTED; in a child that was forked after cuInit,
  *    CU_NOT_INITIALIZED.
  *
@@ -49,8 +49,8 @@
  *      FAKECUDA_STREAM_ORDER=0   cuStreamWriteValue64 and -Wait- are CU_NOT_SUPPORTED
  *      FAKECUDA_WAKE=write       a waiting stream continues after a cuStreamWriteValue64 to that word, by any process,
  *                                but does not notice a plain store. Default: it notices both
- *      FAKECUDA_STRICT=1         the processor cannot access device memory, except while a stream works on some (such an
- *                                access is not noticed)
+ *      FAKECUDA_STRICT=1         the processor cannot access device memory, except while a stream works on some (then
+ *                                accesses are not noticed)
  *      FAKECUDA_REUSE=1          a new stream gets the handle of a destroyed one, as on drivers. Default: never
  *      FAKECUDA_FAIL=f:n=e,...   the n-th call of f in this process returns e and does nothing else; 700 and 719 stay.
  *                                f may be "execute": the n-th piece of work on a stream fails when its turn comes
