@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The checks' kernels, compiled for this processor: the stand-in driver has them in addition to those of kernels.def. */
+/* The checks' kernels, compiled for this processor for the stand-in driver, like those of kernels.def. */
 
 #define KVD_EMULATE 1
 #include "tests/gpu/fakecuda/emulate_cuda.h"
