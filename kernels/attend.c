@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attention of one token or many. Keys and values are read where they are: rows are named first, so
- * that it does not matter where they lie; a value is as far from its key as its head's values from
- * its keys. Queries are done in tiles of rows, which reuse what was loaded: scores of all that the
- * tile sees, softmax, and the weighted sum of values, by column. The last tokens of a tile see more
- * columns than the first, and those are added token by token.
+ * Attention for one token or many. Keys and values are read in place: first a pointer to each
+ * column's key is collected, so that the blocks' addresses do not matter. A value lies at the same
+ * distance (v_offset - k_offset) from its key in every block. Queries are processed in tiles of
+ * rows, which reuse what was loaded: the scores of all columns that the tile sees, softmax, and the
+ * weighted sum of values by column. The last tokens of a tile see more columns than the first; the
+ * additional columns are added token by token.
  *
- * Because the weights of a row all exist before they are used, the mass of a block is a sum over
- * its columns; there is no need for the partial maxima that a kernel needs which visits blocks
- * separately.
+ * All weights of a row exist before they are used, so the mass of a block is a sum over its
+ * columns. The partial maxima that a kernel needs if it visits blocks separately are not needed.
  */
 
 #include <string.h>
@@ -20,14 +20,14 @@
 
 enum { TILE = 64, LINE = 64 }; /* rows; bytes */
 
-/* Where things lie in the scratch memory, in floats. */
+/* Offsets into the scratch memory, in floats. */
 struct scratch {
-        size_t scores;             /* a tile's rows of ld columns */
-        size_t q, rotated, placed; /* its queries: as they came, rotated, in the kernels' order */
-        size_t stage;              /* what the kernels make of keys */
-        size_t sum, total;         /* its results, and what they are divided by: 0 for nothing */
-        size_t visible;            /* uint32_t per token of the call: columns that it sees */
-        size_t rows;               /* a pointer for each column: its key */
+        size_t scores;             /* one tile: rows of ld columns */
+        size_t q, rotated, placed; /* the tile's queries: given, rotated, in the kernels' order */
+        size_t stage;              /* keys, rearranged by the kernels */
+        size_t sum, total; /* the tile's results, and their divisors; 0 if the row sees nothing */
+        size_t visible;            /* uint32_t per token of the call: number of columns it sees */
+        size_t rows;               /* per column, a pointer to its key */
         size_t end;
         size_t ld;
 };
@@ -35,7 +35,7 @@ struct scratch {
 /* Some tokens of the call, and their queries. */
 struct tile {
         uint32_t token, n, rows;
-        uint32_t columns; /* that the last one sees */
+        uint32_t columns; /* that the last token sees */
 };
 
 /* ---- scratch ---- */
@@ -44,7 +44,7 @@ static uint32_t tile_tokens(const struct kvd_attention *a) {
         return MIN(a->n, MAX(1, TILE / a->group));
 }
 
-/* Whole lines, so that no vector lies in two of them. */
+/* Rounds up to whole cache lines, so that no vector crosses two of them. */
 static size_t room(size_t floats) {
         return ALIGN_UP(floats, LINE / sizeof(float));
 }
@@ -52,7 +52,7 @@ static size_t room(size_t floats) {
 static struct scratch lay_out(const struct kvd_attention *a) {
         size_t rows = (size_t)tile_tokens(a) * a->group, wide = kvd_attend_sum(a->dim);
         size_t columns = a->chosen ? a->n_chosen : kvd_attend_keys(a);
-        /* an odd number of lines: the rows' first ones are to lie in different sets of a cache */
+        /* an odd number of lines, so that rows begin in different cache sets */
         struct scratch s = {.ld = room(columns) | room(1)};
 
         s.q = s.scores + rows * s.ld;
@@ -95,7 +95,7 @@ static void name_rows(const struct kvd_attention *a, const uint8_t **rows,
                 rows[r->column + i] = row + i * step;
 }
 
-/* The columns' rows, and how many columns each token sees. */
+/* Collects the key pointer of each column, and how many columns each token sees. */
 static void see(const struct kvd_attention *a, const struct scratch *s) {
         uint32_t *visible = (uint32_t *)part(a, s->visible), t = 0;
         const uint8_t **rows = rows_of(a, s);
@@ -134,7 +134,7 @@ static void score_run(const struct kvd_attention *a, const struct scratch *s,
                                part(a, s->stage));
 }
 
-/* Columns that want their queries rotated alike are a run. */
+/* Splits the columns into runs that need the same rotation of their queries. */
 static void score_rotated(const struct kvd_attention *a, const struct scratch *s,
                           const struct tile *tile) {
         uint32_t from = 0, rotation = 0;
@@ -166,7 +166,7 @@ static void score(const struct kvd_attention *a, const struct scratch *s, const 
 
 /* ---- weights, sums, results ---- */
 
-/* e^(score - the row's largest) of what each row sees, and their totals. */
+/* Turns the scores that each row sees into e^(score - largest of the row), and sums them. */
 static void weigh(const struct kvd_attention *a, const struct scratch *s, const struct tile *tile) {
         const uint32_t *visible = visible_of(a, s) + tile->token;
         float *total = part(a, s->total);
@@ -181,7 +181,7 @@ static void weigh(const struct kvd_attention *a, const struct scratch *s, const 
         }
 }
 
-/* Columns [from, to) to the sums of the tile's rows from number row on. */
+/* Adds columns [from, to) to the sums of the tile's rows, from row number row on. */
 static void mix_rows(const struct kvd_attention *a, const struct scratch *s, uint32_t row,
                      uint32_t rows, uint32_t from, uint32_t to) {
         a->ops->attend->mix(part(a, s->sum) + row * kvd_attend_sum(a->dim),

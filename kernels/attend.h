@@ -3,14 +3,16 @@
 #define KVD_KERNELS_ATTEND_H
 
 /*
- * Attention over keys and values that lie in blocks, read where they are. One call does the query
- * heads that share one key/value head, for one token (decode) or many (prefill). Members that are
- * zero are off: what is left is causal attention over all positions.
+ * Attention over keys and values in blocks, read in place. One call processes the query heads that
+ * share one key/value head, for one token (decode) or many (prefill): out = softmax(scale q k) v.
+ * Members that are zero are off; with all of them off it is causal attention over all positions.
  *
- * A slot that is not resident (its block is NULL), or not chosen, is as if it had never been: the
- * bits of a result depend on the query and on the keys and values that it sees, in order, and on
- * nothing else: not on n, not on the block size, not on what was left out. A query that sees
- * nothing gets zeros.
+ * A slot that is not resident (its block is NULL) or not chosen is treated as if it did not exist.
+ * The bits of a result depend only on the query and on the keys and values it sees, in their order.
+ * They do not depend on n, on the block size, or on what was left out. A query that sees nothing
+ * gets zeros.
+ *
+ * All pointers belong to the caller; kvd_attend writes to out, the masses and scratch only.
  */
 
 #include "kernels/ops.h"
@@ -31,17 +33,17 @@ struct kvd_attention {
         uint32_t dim;
 
         /*
-         * What a query may see. Causal: token i sees the positions up to first + i. Where a head
-         * keeps its tokens compacted, "position" is the slot, and first the number of slots that
+         * What a query sees. Causal: token i sees the positions up to first + i. Where a head keeps
+         * its tokens compacted, "position" means the slot, and first is the number of slots that
          * were filled before the call.
          */
         uint32_t first;         /* position of token 0 */
-        uint32_t n_keys;        /* bidirectional: every token sees positions [0, n_keys) */
-        /* token-sparse: of those, only these positions; ascending, none twice */
+        uint32_t n_keys; /* if not 0, bidirectional: every token sees positions [0, n_keys) */
+        /* token-sparse: only these of the positions above; strictly ascending; NULL: all */
         const uint32_t *chosen;
         uint32_t n_chosen;
 
-        /* queries: head g of token i is q + i * ldq + g * dim; results lie likewise */
+        /* queries: head g of token i is dim floats at q + i * ldq + g * dim; results likewise */
         uint32_t n;     /* tokens */
         uint32_t group; /* query heads */
         float scale;    /* > 0 */
@@ -51,17 +53,17 @@ struct kvd_attention {
         size_t ldo;
 
         /*
-         * Queries are rotated by -delta for the keys of a block that stand delta positions from
-         * where they were made.
+         * For a block whose tokens now stand delta positions after where their keys were made,
+         * queries are rotated by -delta.
          */
-        /* per block: 0, or 1 + the number of its rotation; see kvd_rotations() */
+        /* per block: 0, or 1 + the index of its rotation; see kvd_rotations(). NULL: none */
         const uint32_t *rotation;
-        const float *rotations;   /* [dim] each; dim is even */
+        const float *rotations;   /* [dim] each: dim / 2 cosines, then dim / 2 sines; dim is even */
 
         /*
-         * Attention mass, summed over the queries and query heads of the call, added to what is
-         * there (per block: mass_b = l_b exp(m_b - m) / l). A query that sees anything adds 1 in
-         * all.
+         * Attention mass, summed over the queries and query heads of the call and added to the
+         * previous contents (per block: mass_b = l_b exp(m_b - m) / l). A query that sees anything
+         * adds 1 in total. NULL: not computed.
          */
         float *block_mass; /* per block */
         float *token_mass; /* per position */
@@ -72,16 +74,18 @@ struct kvd_attention {
 void kvd_attend(const struct kvd_attention *a);
 
 /*
- * Floats of scratch memory that kvd_attend needs. It depends on n, group, first, n_keys and
- * n_chosen, not on the head; it grows with first, n, n_keys and n_chosen.
+ * Number of floats of scratch memory that kvd_attend needs. It depends on n, group, dim, first,
+ * n_keys, n_chosen and on whether rotation is set, and is the same for every head. It grows with n,
+ * first, n_keys and n_chosen.
  */
 size_t kvd_attend_scratch(const struct kvd_attention *a);
 
 /*
- * The rotations of a block table, for all its heads and layers (rotary embedding, half-split:
- * elements i and i + half are a pair of angular frequency frequencies[i]). rotation and rotations
- * are filled as kvd_attention wants them; one rotation per distinct delta that is not 0. Returns
- * their number; at most max are made, then it returns UINT32_MAX.
+ * Computes the rotations of a block table, for all its heads and layers (rotary embedding,
+ * half-split: elements i and i + half are a pair with angular frequency frequencies[i] radians per
+ * position). deltas: positions, one per block. Fills rotation [n_blocks] and rotations [max][2
+ * half] as struct kvd_attention expects them, with one rotation per distinct delta other than 0.
+ * Returns the number of rotations, or UINT32_MAX if more than max are needed.
  */
 uint32_t kvd_rotations(const int32_t *deltas, uint32_t n_blocks, const float *frequencies,
                        uint32_t half, uint32_t *rotation, float *rotations, uint32_t max);

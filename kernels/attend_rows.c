@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Compiled once for each instruction set. Keys and values are widened in registers, a lane per
- * dimension, and serve a few queries before they are forgotten. A score is then a sum over the
- * lanes, and those of 16 scores are taken together; for many queries it is a sum over rows of keys
- * that were laid side by side, in the same order.
+ * Compiled once for each instruction set. Keys and values are widened in registers, one dimension
+ * per lane, and are used for a few queries while they are there. A score is then a sum over the
+ * lanes, and 16 scores are summed at a time. For many queries, keys are first laid side by side,
+ * and a score is a sum over the rows of that arrangement, in the same order.
  */
 
 #include "kernels/attend_rows.h"
@@ -16,9 +16,9 @@
 #include "kernels/lanes.h"
 
 /*
- * What is held in registers. Scores of a few queries: those of ROWS of them with TILE / ROWS keys;
- * of many: two lanes for each of SIDE queries. Sums: MIX_ROWS by MIX_LANES lanes, or ROWS by PAIRS
- * pairs of lanes.
+ * What is kept in registers. Scores of a few queries: those of ROWS queries with TILE / ROWS keys.
+ * Scores of many queries: two lanes for each of SIDE queries. Sums: MIX_ROWS by MIX_LANES lanes, or
+ * ROWS by PAIRS pairs of lanes.
  */
 #if defined(KVD_ISA_AVX512)
 enum { ROWS = 4, TILE = 16, SIDE = 8, PAIRS = 2, MIX_ROWS = 8, MIX_LANES = 2 };
@@ -27,15 +27,15 @@ enum { ROWS = 2, TILE = 4, SIDE = 3, PAIRS = 1, MIX_ROWS = 6, MIX_LANES = 1 };
 #endif
 
 enum {
-        STEP = 32,          /* values mixed before the next part of their rows ... */
-        STEP_BYTES = 16384, /* ... or, with many queries, those of so many bytes */
-        AHEAD = 32,         /* rows fetched ahead */
-        MANY = 16,          /* queries for which it is worth to lay keys side by side */
+        STEP = 32,          /* values mixed before the next part of their rows, with few queries */
+        STEP_BYTES = 16384, /* the same with many queries, in bytes of values, if that is more */
+        AHEAD = 32,         /* rows to prefetch ahead */
+        MANY = 16,          /* number of queries from which laying keys side by side pays */
 };
 
 /* ---- scores of a few queries: sums over lanes ---- */
 
-/* Queries in the order of lanes_place(), zeros behind them. */
+/* Stores queries in the order of lanes_place(), padded with zeros. */
 KERNEL void place_rows(float *to, const float *q, enum kvd_number type, uint32_t rows, uint32_t dim,
                        uint32_t apart) {
         uint32_t wide = (uint32_t)kvd_attend_sum(dim);
@@ -48,7 +48,7 @@ KERNEL void place_rows(float *to, const float *q, enum kvd_number type, uint32_t
         }
 }
 
-/* Where there are many, elements of a few of them lie side by side. */
+/* With many queries, the elements of SIDE of them lie side by side. */
 KERNEL void place_type(float *to, const float *q, enum kvd_number type, uint32_t rows,
                        uint32_t dim) {
         uint32_t wide = (uint32_t)kvd_attend_sum(dim), r = 0;
@@ -66,7 +66,7 @@ static void place(float *to, const float *q, enum kvd_number type, uint32_t rows
                 place_type(to, q, KVD_NUMBER_F32, rows, dim);
 }
 
-/* acc[r * n + k] = products of query r and key k, lane by lane. */
+/* acc[r * n + k] = product sums of query r and key k, one per lane. */
 KERNEL void multiply(lanes *acc, const uint8_t *const *keys, int n, const float *q, size_t ld,
                      int rows, uint32_t dim, enum kvd_number type) {
         lanes even[TILE], odd[TILE];
@@ -92,7 +92,7 @@ KERNEL void multiply(lanes *acc, const uint8_t *const *keys, int n, const float 
         }
 }
 
-/* 16 scores: of rows queries, and of as many keys as that leaves. */
+/* Computes 16 scores: rows queries with 16 / rows keys. */
 KERNEL void score_tile(float *to, size_t ld, const uint8_t *const *keys, uint32_t n, const float *q,
                        uint32_t dim, enum kvd_number type, int rows) {
         size_t width = kvd_attend_sum(dim);
@@ -116,7 +116,7 @@ KERNEL void score_tile(float *to, size_t ld, const uint8_t *const *keys, uint32_
                         memcpy(to + r * ld, scores + r * wide, n * sizeof *to);
 }
 
-/* A few queries with n of 16 keys. ahead: as many, wanted soon. */
+/* Scores a few queries with the first n of 16 keys. ahead: 16 keys to prefetch, or NULL. */
 KERNEL void score_some(float *to, size_t ld, const uint8_t *const *keys,
                        const uint8_t *const *ahead, uint32_t n, const float *q, uint32_t dim,
                        enum kvd_number type, int rows) {
@@ -145,12 +145,12 @@ KERNEL void score_rows(float *to, size_t ld, const uint8_t *const *keys,
 
 /* ---- scores of many queries: 16 keys side by side ---- */
 
-/* Floats of 16 keys. */
+/* Number of floats of 16 staged keys. */
 KERNEL size_t stage_floats(uint32_t dim) {
         return (size_t)ALIGN_UP(dim, KVD_LANES) * KVD_LANES;
 }
 
-/* 16 keys, widened, their elements in the order of lanes_place(), zeros behind them. */
+/* Stages 16 keys side by side: widened, in the order of lanes_place(), padded with zeros. */
 KERNEL void stage_keys(float *to, const uint8_t *const *keys, uint32_t dim, enum kvd_number type) {
         const uint32_t step = KVD_LINE / number_size(type), end = ALIGN_UP(dim, KVD_LANES);
         uint8_t words[KVD_LINE_WORDS * KVD_LINE];
@@ -176,16 +176,16 @@ KERNEL void stage_keys(float *to, const uint8_t *const *keys, uint32_t dim, enum
         }
 }
 
-/* A few queries, side by side, and 16 keys. */
+/* A few queries and 16 keys, each side by side. */
 struct products {
         const float *q, *keys;
         size_t stage; /* floats of the keys */
 };
 
 /*
- * sum[r] is what is in lane j of multiply()'s products of query r and all keys, other[r] what is
- * in lane j + 8. Nothing is added to the first product, so a score of 0 may have another sign than
- * one of score_few(): no weight depends on that.
+ * sum[r] is what multiply() leaves in lane j for query r and each key, other[r] what it leaves in
+ * lane j + 8. The first product is not added to 0, so a score of 0 may differ in sign from
+ * score_few()'s; no weight depends on that sign.
  */
 KERNEL void multiply_2(lanes *sum, lanes *other, const struct products *p, uint32_t j, int rows) {
         const float *q = p->q + j * rows, *keys = p->keys + j * KVD_LANES, *end = keys + p->stage;
@@ -213,7 +213,7 @@ KERNEL void sum_2(lanes *sum, const struct products *p, uint32_t j, int rows) {
                 sum[r] = lanes_add(sum[r], other[r]);
 }
 
-/* In lanes j, j + 8, j + 4 and j + 12. */
+/* The sum of lanes j, j + 8, j + 4 and j + 12. */
 KERNEL void sum_4(lanes *sum, const struct products *p, uint32_t j, int rows) {
         lanes other[SIDE];
 
@@ -223,7 +223,7 @@ KERNEL void sum_4(lanes *sum, const struct products *p, uint32_t j, int rows) {
                 sum[r] = lanes_add(sum[r], other[r]);
 }
 
-/* All lanes in the tree of lanes_sum(). */
+/* Sums all lanes in the tree order of lanes_sum(). */
 KERNEL void score_staged(float *to, size_t ld, const struct products *p, uint32_t n, int rows) {
         lanes quarter[4][SIDE];
 
@@ -237,7 +237,7 @@ KERNEL void score_staged(float *to, size_t ld, const struct products *p, uint32_
         }
 }
 
-/* Keys side by side, so that one's sum needs no other lane; the bits are score_few()'s. */
+/* With keys side by side, the sum of a key stays in its lane. The bits equal score_few()'s. */
 KERNEL void score_stages(float *to, size_t ld, const float *keys, const float *q, uint32_t rows,
                          uint32_t dim, uint32_t n) {
         size_t width = kvd_attend_sum(dim), stage = stage_floats(dim);
@@ -250,7 +250,7 @@ KERNEL void score_stages(float *to, size_t ld, const float *keys, const float *q
                 score_staged(to + r * ld, ld, &(struct products){q + r * width, keys, stage}, n, 1);
 }
 
-/* The 16 rows from number from on; the last one again where there are no more. */
+/* The 16 rows from index from on; missing rows repeat the last one. */
 KERNEL const uint8_t *const *rows_from(const uint8_t *padded[KVD_LANES], const uint8_t *const *rows,
                                        uint32_t from, uint32_t n) {
         if (from + KVD_LANES <= n)
@@ -305,14 +305,14 @@ static void scores(float *to, size_t ld, const uint8_t *const *keys, uint32_t n,
 
 /* ---- sums ---- */
 
-/* Some lanes of pairs of them, of some rows of sums. */
+/* A part of the sums: lanes [from, to) of pairs pairs of lanes, in rows rows. */
 struct part {
         int rows, pairs, from, to;
 };
 
 /*
- * That part of 32 pairs elements from byte at on, of n values; bytes of later ones, of n_there, are
- * fetched ahead.
+ * Adds n values to a part of the sums; the elements begin at byte at of each value. Prefetches
+ * bytes bytes of later values, of which n_there exist; 0: no prefetch.
  */
 KERNEL void mix_tile(float *sum, size_t lds, const float *p, size_t ld,
                      const uint8_t *const *values, uint32_t n, uint32_t n_there, size_t at,
@@ -342,7 +342,7 @@ KERNEL void mix_tile(float *sum, size_t lds, const float *p, size_t ld,
                         lanes_store(sum + r * lds + i * KVD_LANES, acc[r][i]);
 }
 
-/* The last dimensions, less than 32, in their order. */
+/* Adds the last dimensions, fewer than 32, in their natural order. */
 KERNEL void mix_last(float *sum, const float *p, const uint8_t *const *values, uint32_t n,
                      size_t at, uint32_t left, enum kvd_number type) {
         for (uint32_t d = 0; d < left; d += KVD_LANES) {
@@ -424,7 +424,7 @@ KERNEL void finish_type(float *to, float *sum, const float *total, uint32_t rows
         uint32_t wide = (uint32_t)kvd_attend_sum(dim);
 
         for (uint32_t r = 0; r < rows; r++, to += dim, sum += wide) {
-                /* a total of 0: then all sums are 0 */
+                /* a total of 0 means that all sums are 0 */
                 lanes divisor = lanes_set(total[r] == 0.0f ? 1.0f : total[r]);
 
                 for (uint32_t d = 0; d < wide; d += KVD_LANES)

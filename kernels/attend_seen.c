@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What all kinds of attention share: which positions are seen, how queries are rotated, how mass is
- * added.
+ * Shared by all kinds of attention: which positions are seen, rotation of queries, adding up mass.
  */
 
 #include "kernels/attend_inner.h"
@@ -32,8 +31,8 @@ static bool next_dense(const struct kvd_attention *a, struct kvd_stretch *r) {
 }
 
 /*
- * Chosen positions are close together more often than not, and dividing takes longer than all else
- * here.
+ * Chosen positions are usually close together, and a division would cost more than everything else
+ * here. So try the previous block first.
  */
 static uint32_t block_of(const struct kvd_attention *a, uint32_t position, uint32_t guess) {
         return position - guess * a->block_tokens < a->block_tokens ? guess :
@@ -108,7 +107,7 @@ uint32_t kvd_rotations(const int32_t *deltas, uint32_t n_blocks, const float *fr
 
 /* ---- mass ---- */
 
-/* Sums by lanes, 16 at a time: one chain a block would wait for every addition. */
+/* Sums in 16 lanes: in a single chain, each addition would wait for the one before. */
 static float sum_weights(const float *p, uint32_t n) {
         float lanes[KVD_PANEL] = {0};
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Choosing the best of many scores, and bringing scattered tokens together. Both are exact: equal
- * scores are told apart by their index, and bytes are moved as they are.
+ * Choosing the best of many scores, and compacting scattered tokens. Both are exact: ties are
+ * broken by index, and bytes are copied unchanged.
  */
 
 #include "kernels/block.h"
@@ -13,7 +13,7 @@
 
 /* ---- top-k ---- */
 
-/* Of those that are like the k-th largest, so many are not among the latest. */
+/* How many scores equal to the k-th largest are skipped if the latest ones are preferred. */
 static uint32_t earlier_equals(const uint32_t *order, uint32_t n, struct cut cut) {
         uint32_t equal = 0;
 
@@ -42,8 +42,8 @@ static uint32_t topk(uint32_t *indices, const float *scores, uint32_t n, uint32_
 /* ---- blocks ---- */
 
 /*
- * Nobody reads what is brought together soon. Whole lines go past the caches, so that they are not
- * read before they are written.
+ * Compacted tokens are not read again soon. Whole cache lines are written past the caches, so that
+ * they are not read before they are written.
  */
 KERNEL void copy_lines(uint8_t *to, const uint8_t *from, size_t bytes) {
         for (size_t i = 0; i < bytes; i += 64)
@@ -58,7 +58,7 @@ KERNEL void copy_token(uint8_t *to, const uint8_t *from, size_t bytes) {
 }
 
 /*
- * Divides 32-bit numbers by one that is not known while this is compiled: multiplies with 2^64 / d,
+ * Divides 32-bit numbers by a divisor that is known only at run time: multiplies by 2^64 / d,
  * rounded up.
  */
 struct divider {

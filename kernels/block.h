@@ -3,8 +3,8 @@
 #define KVD_KERNELS_BLOCK_H
 
 /*
- * What all methods do with blocks: choose the best, and bring scattered tokens together. All of it
- * is exact.
+ * What all methods do with blocks: choose the best tokens, and compact scattered ones. All
+ * operations are exact.
  */
 
 #include "kernels/ops.h"
@@ -21,21 +21,21 @@ struct kvd_slots {
         uint8_t *const *blocks;
         size_t offset, stride;
         uint32_t per_block;
-        uint32_t bytes; /* of a token */
+        uint32_t bytes; /* bytes of one token */
 };
 
 struct kvd_block_ops {
         /*
-         * Indices of the k largest of n scores, ascending; returns how many, min(k, n). Of equal
-         * scores at the cut the ones with larger indices are taken if later, else those with lower
-         * ones. -0 equals 0. A NaN is less than every number. scratch: n numbers.
+         * Stores the indices of the k largest of n scores, ascending, and returns their number,
+         * min(k, n). Ties at the cut: later ones (larger indices) are taken if later, else earlier
+         * ones. -0 equals 0. NaN is less than every number. scratch: n elements.
          */
         uint32_t (*topk)(uint32_t *indices, const float *scores, uint32_t n, uint32_t k, bool later,
                          uint32_t *scratch);
 
         /*
-         * Token index[j] of from becomes token j of to, j < n, token sizes being equal. In place if
-         * to is from and the indices ascend.
+         * Copies token index[j] of from to token j of to, j < n; from->bytes and to->bytes are
+         * equal. May work in place (to and from the same slots) if the indices ascend.
          */
         void (*compact)(const struct kvd_slots *to, const struct kvd_slots *from,
                         const uint32_t *index, uint32_t n);

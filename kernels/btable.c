@@ -2,7 +2,8 @@
 
 /*
  * BiCache's table of how many layers of a stored prefix to use. It is built from samples of how
- * alike states with and without the rest are, and looked up by the prefix's share of the input.
+ * similar states are with and without the rest of the input, and is looked up by the prefix's share
+ * of the input.
  */
 
 #include "kernels/btable.h"
@@ -43,10 +44,7 @@ double kvd_similarity_token_mean(const struct kvd_products *keys, const struct k
 
 /* ---- ratios and refreshes ---- */
 
-/*
- * In whole numbers: half a percent is exact here, and is not always in a quotient of floating
- * point.
- */
+/* Integer arithmetic: half a percent is exact here, and not always in a floating-point quotient. */
 uint32_t kvd_ratio_percent(uint64_t m, uint64_t n) {
         unsigned __int128 hundredfold = (unsigned __int128)m * 100;
         uint64_t percent = (uint64_t)(hundredfold / n), rest = (uint64_t)(hundredfold % n);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HShare's kernels; compiled once for each instruction set. The inner product of two labels is one
- * of small integers (at most 256 products of at most 225), exact in any order; what is left is a
- * few fused operations a token.
+ * HShare's kernels; compiled once for each instruction set. The inner product of two labels is a
+ * sum of small integers (at most 256 products of at most 225), exact in any order. A few fused
+ * operations per token turn it into a score.
  */
 
 #include "kernels/hshare.h"
@@ -14,12 +14,12 @@
 #include "kernels/hshare_select.h"
 #include "kernels/lanes.h"
 
-enum { QUERIES = 4, AHEAD = 256 }; /* labels fetched ahead */
+enum { QUERIES = 4, AHEAD = 256 }; /* labels to prefetch ahead */
 
 /* Sums over the channels of 16 labels, one label a lane. */
 struct products {
-        lanes dot[QUERIES]; /* of code times query's code */
-        lanes sum;          /* of codes */
+        lanes dot[QUERIES]; /* sum of code times the query's code */
+        lanes sum;          /* sum of codes */
         lanes least, step;
 };
 
@@ -28,9 +28,9 @@ struct products {
 #if defined(KVD_ISA_AVX512)
 
 /*
- * 16 labels of five dwords are five registers; in register r, dword w of a label is in every fifth
- * lane from number w - r on, modulo 5. Those of the five registers are 16 lanes, no two the same,
- * since 5 and 16 have no common divisor: dword w of label t is in lane 5 t + w, modulo 16.
+ * 16 labels of five dwords fill five registers. In register r, dword w of a label is in every fifth
+ * lane, starting at lane (w - r) modulo 5. Over the five registers these are 16 distinct lanes,
+ * since 5 and 16 have no common divisor: dword w of label t is in lane (5 t + w) modulo 16.
  */
 struct fifths {
         __mmask16 from[5];
@@ -40,11 +40,11 @@ KERNEL struct fifths fifths(void) {
         struct fifths f = {{0x8421, 0x0842, 0x1084, 0x2108, 0x4210}};
 
         for (int i = 0; i < 5; i++)
-                __asm__("" : "+k"(f.from[i])); /* else every use would make it again */
+                __asm__("" : "+k"(f.from[i])); /* otherwise every use would recompute it */
         return f;
 }
 
-/* Dword w of all labels, as they lie. */
+/* Dword w of all labels, in the lanes where they lie. */
 KERNEL __m512i dwords(const __m512i part[5], const struct fifths *f, int w) {
         __m512i found = part[0];
 
@@ -61,7 +61,7 @@ KERNEL __m512i column(const __m512i part[5], const struct fifths *f, int w) {
         return _mm512_permutexvar_epi32(at, dwords(part, f, w));
 }
 
-/* The last dword of each: 16 times least, then 16 times step. */
+/* The last dword of each label: 16 times least, then 16 times step. */
 KERNEL void ends(struct products *to, const __m512i part[5], const struct fifths *f) {
         const __m512i at = _mm512_set_epi16(159, 149, 139, 129, 119, 109, 99, 89, 79, 69, 59, 49,
                                             39, 29, 19, 9, 158, 148, 138, 128, 118, 108, 98, 88, 78,
@@ -73,8 +73,9 @@ KERNEL void ends(struct products *to, const __m512i part[5], const struct fifths
 }
 
 /*
- * Adds to each sum the products of four codes with four of a query. The query's are repeated while
- * they are read: loaded first, as the compiler has it, they need registers of which there are few.
+ * Adds to each sum the products of four codes with four codes of a query. The query's codes are
+ * broadcast by the instruction itself; loaded beforehand, as the compiler would do it, they would
+ * need more registers than there are.
  */
 KERNEL __m512i add_products(__m512i sums, __m512i codes, const uint8_t *q) {
         typedef int __attribute__((may_alias, aligned(1))) four;
@@ -83,14 +84,14 @@ KERNEL __m512i add_products(__m512i sums, __m512i codes, const uint8_t *q) {
         return sums;
 }
 
-/* What needs no query comes first: it is done while the long chains of sums wait. */
+/* The part that needs no query comes first: it overlaps with the long chains of sums. */
 KERNEL void products(struct products *to, const uint8_t *labels, const struct kvd_label_query *q,
                      uint32_t n_q) {
         const __m512i nibble = _mm512_set1_epi8(15), zero = _mm512_setzero_si512();
         const struct fifths f = fifths();
         __m512i part[5], dot[QUERIES], codes = zero;
 
-        __asm__("" : "+r"(q)); /* else the address of every four would be a register */
+        __asm__("" : "+r"(q)); /* otherwise each group of four would need an address register */
         for (int i = 0; i < 5; i++)
                 part[i] = _mm512_loadu_si512(labels + (size_t)i * 64);
         ends(to, part, &f);
@@ -199,7 +200,7 @@ KERNEL void products(struct products *to, const uint8_t *labels, const struct kv
 
 #endif
 
-/* One label after the other, for any number of channels. */
+/* One label at a time, for any number of channels. */
 static void products_each(struct products *to, const uint8_t *labels,
                           const struct kvd_label_query *q, uint32_t n_q, uint32_t n_channels) {
         uint32_t bytes = (n_channels + 1) / 2;
@@ -241,7 +242,7 @@ KERNEL void products(struct products *to, const uint8_t *labels, const struct kv
 
 /* ---- scores ---- */
 
-/* What is made of a query's numbers once for all labels. */
+/* Values computed from a query once, for all labels. */
 struct prepared {
         lanes least, step, offset;
 };
@@ -256,7 +257,7 @@ KERNEL void prepare(struct prepared to[QUERIES], const struct kvd_label_query *q
         }
 }
 
-/* n of 16 labels; usual: n_channels is USUAL, and n_q a constant where it is passed. */
+/* Scores n of 16 labels. usual: n_channels is USUAL; n_q is then a constant at the call. */
 KERNEL void score_lanes(float *out, size_t ld, const uint8_t *labels, uint32_t n_channels,
                         const struct kvd_label_query *q, const struct prepared *c, uint32_t n_q,
                         uint32_t n, bool usual) {
@@ -278,8 +279,8 @@ KERNEL void score_lanes(float *out, size_t ld, const uint8_t *labels, uint32_t n
 }
 
 /*
- * With several queries the scores that are written keep the processor from fetching labels early
- * enough.
+ * With several queries, the stores of scores keep the hardware prefetcher from fetching labels
+ * early enough.
  */
 KERNEL void fetch_ahead(const uint8_t *labels, size_t bytes) {
         lanes_expect(labels + AHEAD * bytes, KVD_LANES * bytes);
@@ -318,7 +319,7 @@ static void score_usual(float *out, size_t ld, const uint8_t *labels,
                 score_labels(out, ld, labels, USUAL, q, 1, n, true);
 }
 
-/* n labels that lie one after the other. */
+/* Scores n contiguous labels. */
 static void score_some(float *out, size_t ld, const uint8_t *labels, uint32_t n_channels,
                        const struct kvd_label_query *q, uint32_t n_q, uint32_t n) {
         if (n_channels == USUAL)
@@ -328,7 +329,7 @@ static void score_some(float *out, size_t ld, const uint8_t *labels, uint32_t n_
                              false);
 }
 
-/* Blocks' labels lie anywhere: no processor guesses where the next ones are. */
+/* Labels of different blocks can lie anywhere, so the hardware cannot prefetch the next ones. */
 static void fetch_labels(const uint8_t *labels, size_t bytes) {
         lanes_expect(labels, MIN(bytes, 4096) + 63);
 }

@@ -3,18 +3,19 @@
 #define KVD_KERNELS_HSHARE_H
 
 /*
- * HShare: which tokens matter is estimated from labels, a few channels of each key at 4 bit; what
- * was found for one layer, head and query is used by others like it.
+ * HShare ("Fast LLM decoding by hierarchical key-value sharing"): the critical tokens of a query
+ * are estimated from labels, a few channels of each key at 4 bits (as in DoubleSparse). Critical
+ * tokens found for one layer, head and query are shared with similar ones (sections 4.2 and 4.3).
  *
- * The label of a key, (n_channels + 1) / 2 + 4 bytes (20 for 32 channels), those of a head and
- * block one after the other, little endian:
+ * The label of a key has (n_channels + 1) / 2 + 4 bytes (20 for 32 channels). The labels of a head
+ * and block are contiguous. Little endian:
  *
  *      u8  codes[(n_channels + 1) / 2]      byte j: channel 2 j in the low half, channel 2 j + 1 in the high half
  *      f16 least, step
  *
- * A channel's value is least + code * step: least the smallest of the key's channels and step a
- * 15th of their range (1 where that is 0), both rounded to f16. A key with a channel that is not
- * finite has the label of zeros.
+ * The value of a channel is least + code * step, where least is the smallest of the key's channels
+ * and step a 15th of their range (1 if the range is 0), both rounded to f16. The label of a key
+ * with a non-finite channel is all zeros.
  */
 
 #include "kernels/ops.h"
@@ -25,32 +26,32 @@ extern "C" {
 
 enum { KVD_LABEL_CHANNELS_MAX = 256 };
 
-/* A query head's label; its numbers are not rounded to f16. */
+/* The label of a query head; least and step are not rounded to f16. */
 struct kvd_label_query {
-        /* codes of even and odd channels */
+        /* codes of the even and of the odd channels */
         uint8_t low[KVD_LABEL_CHANNELS_MAX / 2], high[KVD_LABEL_CHANNELS_MAX / 2];
         float least, step;
-        uint32_t sum; /* of the codes */
+        uint32_t sum; /* sum of all codes */
 };
 
 enum kvd_aggregate { KVD_AGGREGATE_SUM, KVD_AGGREGATE_MAX };
 
 struct kvd_hshare_ops {
         /*
-         * The labels of n keys, stride elements apart. channels: each below the keys' dimension; up
-         * to KVD_LABEL_CHANNELS_MAX of them.
+         * Makes the labels of n keys, stride elements apart, kvd_label_bytes() each. channels: up
+         * to KVD_LABEL_CHANNELS_MAX indices below the keys' dimension.
          */
         void (*label)(uint8_t *labels, const void *k, size_t stride, enum kvd_number type,
                       uint32_t n, const uint16_t *channels, uint32_t n_channels);
 
-        /* The label of a query head. */
+        /* Makes the label of a query head q, of which only channels are read. */
         void (*query)(struct kvd_label_query *to, const float *q, const uint16_t *channels,
                       uint32_t n_channels);
 
         /*
-         * to[g * ld + i] = inner product of the labels of query g and of position first + i, which
-         * is slot (first + i) % block_tokens of those at blocks[(first + i) / block_tokens] +
-         * offset; -inf where the block is NULL.
+         * to[g * ld + i] = inner product of the labels of query g and of position first + i, i < n.
+         * The label of a position is slot position % block_tokens of the labels at blocks[position
+         * / block_tokens] + offset bytes. -inf where the block is NULL.
          */
         void (*scores)(float *to, size_t ld, const uint8_t *const *blocks, size_t offset,
                        uint32_t block_tokens, uint32_t n_channels,
@@ -58,31 +59,33 @@ struct kvd_hshare_ops {
                        uint32_t n);
 
         /*
-         * One score per position for the query heads that share a KV head: the sum (or the largest)
-         * over the heads of softmax(scale * scores). With one head the scores themselves: their
-         * ranking is that of the softmax, and has no underflow. -inf stays. scores is scratch
-         * afterwards; scale > 0.
+         * to[i] = one score per position for the group query heads that share a KV head: the sum
+         * (or maximum) over the heads of softmax(scale * scores), scale > 0. With one head, the
+         * scores themselves: they rank as their softmax does and cannot underflow. -inf stays.
+         * scores is [group] rows of ld; it is overwritten.
          */
         void (*aggregate)(float *to, float *scores, size_t ld, uint32_t n, uint32_t group,
                           float scale, enum kvd_aggregate how);
 
         /*
-         * The positions of the z largest of n scores, plus first, ascending; of equal ones the
-         * earliest. -inf and NaN are never among them. Returns how many. scratch: 2 n numbers.
+         * Stores first + the indices of the z largest of n scores, ascending, and returns their
+         * number. Of equal scores the earliest is taken. -inf and NaN are never taken, so there may
+         * be fewer than z. scratch: 2 n elements.
          */
         uint32_t (*top)(uint32_t *to, const float *scores, uint32_t n, uint32_t z, uint32_t first,
                         uint32_t *scratch);
 
         /*
-         * to[r] = number of bits that row r of a and row r of b have in common; words 64-bit words
-         * a row.
+         * to[r] = number of bits that are set in both row r of a and row r of b; a row has words
+         * 64-bit words.
          */
         void (*overlap)(uint32_t *to, const uint64_t *a, const uint64_t *b, uint32_t rows,
                         uint32_t words);
 
         /*
-         * Calibration: weights[d] += |q . k| of dimension d, over n tokens and the group heads of
-         * each query; head g of token i is q + i * ldq + g * dim.
+         * Calibration of channels: weights[d] += |q[d] * k[d]|, d < dim, over n tokens and the
+         * group query heads of each token; head g of token i is q + i * ldq + g * dim, key i is
+         * stride elements after key i - 1.
          */
         void (*weigh)(float *weights, const float *q, size_t ldq, uint32_t group, const void *k,
                       size_t stride, enum kvd_number type, uint32_t n, uint32_t dim);
@@ -98,8 +101,8 @@ static inline size_t kvd_label_bytes(uint32_t n_channels) {
 /* ---- label channels ---- */
 
 /*
- * The n_channels dimensions of the largest weights, ascending; of equal ones the first. n_channels
- * <= dim.
+ * Stores the n_channels dimensions with the largest weights, ascending; ties go to the lower one.
+ * n_channels <= dim.
  */
 void kvd_label_channels(const float *weights, uint32_t dim, uint32_t n_channels,
                         uint16_t *channels);
@@ -107,20 +110,20 @@ void kvd_label_channels(const float *weights, uint32_t dim, uint32_t n_channels,
 /* ---- critical tokens: sinks, then the top of the middle, then what is recent ----------------- */
 
 struct kvd_window {
-        uint32_t sinks, recent, middle; /* x, y, z */
+        uint32_t sinks, recent, middle; /* tokens: x, y, z of the paper */
 };
 
 /*
- * The middle of n tokens, from which z are chosen: positions [*from, *from + result). 0: n is at
- * most x + y + z, all tokens are critical.
+ * The middle of n tokens, from which z are chosen: positions [*from, *from + result). Returns 0 if
+ * n is at most x + y + z: then all tokens are critical.
  */
 uint32_t kvd_window_middle(const struct kvd_window *w, uint32_t n, uint32_t *from);
 
 /*
- * The critical tokens of a sequence of n_now tokens, when the middle was chosen at n_then <= n_now
- * tokens: what was recent then stays, and all that came since. Ascending, none twice. Room: sinks +
- * n_middle + recent + n_now - n_then, or n_now if all of n_then were critical. Returns their
- * number.
+ * Stores the critical tokens of a sequence of n_now tokens whose middle was chosen when it had
+ * n_then <= n_now tokens: sinks, middle, the tokens that were recent then, and all that came since.
+ * Strictly ascending; returns their number. Room in to: sinks + n_middle + recent + n_now - n_then,
+ * or n_now if all of n_then were critical.
  */
 uint32_t kvd_window_positions(const struct kvd_window *w, const uint32_t *middle, uint32_t n_middle,
                               uint32_t n_then, uint32_t n_now, uint32_t *to);
@@ -129,39 +132,41 @@ uint32_t kvd_window_positions(const struct kvd_window *w, const uint32_t *middle
 
 enum kvd_share {
         KVD_SHARE_GREEDY,      /* algorithm 1 as printed: chains stay */
-        /* the official code: whoever shared with a sharer shares with its source */
+        /* the official code: a sharer of a sharer uses the latter's source */
         KVD_SHARE_GREEDY_ROOT,
-        /* sources chosen for the similarity that all others then have with theirs */
+        /* sources that maximise the total similarity of the others with their sources */
         KVD_SHARE_STAR,
 };
 
 /*
- * Equation 3: |A and B| / max(|A|, |B|), averaged over rows (a query and a head, or a query each).
+ * Equation 3: |A and B| / max(|A|, |B|), averaged over rows (one per query and head, or per query).
+ * both, in_a, in_b: sizes of the intersection and of the sets, [rows].
  */
 double kvd_share_similarity(const uint32_t *both, const uint32_t *in_a, const uint32_t *in_b,
                             uint32_t rows);
 
-/* k of n that share, when a fraction ratio must not: lrint((1 - ratio) n), at most n - 1. */
+/* Number k of n that share if a fraction ratio must not: lrint((1 - ratio) n), at most n - 1. */
 uint32_t kvd_share_count(double ratio, uint32_t n);
 
 /*
- * source[i] = whose indices i uses, itself or an earlier one; at most k share. similarity: n rows
- * of n, of which those below the diagonal are read. Where several are as similar, the first in row
- * order. scratch: n floats (STAR).
+ * Algorithm 1: source[i] = the layer (or head) whose indices i uses, i itself or an earlier one. At
+ * most k share. similarity: [n][n], of which only the part below the diagonal is read. Of equally
+ * similar pairs the first in row order is taken. scratch: n floats (used by STAR only).
  */
 void kvd_share_plan(const float *similarity, uint32_t n, uint32_t k, enum kvd_share how,
                     uint32_t *source, float *scratch);
 
 /*
- * The first i whose source is later than i or itself a sharer; n if there is none: a plan that may
- * be used.
+ * Validates a plan. Returns the first i whose source is later than i or itself shares, or n if the
+ * plan is valid.
  */
 uint32_t kvd_share_check(const uint32_t *source, uint32_t n);
 
 /*
- * Does layer l, head h choose its own critical tokens at this length? heads: n_heads sources for
- * each layer; queries come in groups of every. Who does not uses its own of before, or those of its
- * source: first the layer's, then the head's in that layer.
+ * Whether layer l, head h chooses its own critical tokens at this length. layers: source of each
+ * layer; heads: n_heads sources per layer; every: queries in a group that share. If not, it uses
+ * its previous choice, or that of its source: first the layer's source, then the head's source in
+ * that layer.
  */
 static inline bool kvd_share_chooses(const uint32_t *layers, const uint32_t *heads,
                                      uint32_t n_heads, uint32_t l, uint32_t h, uint32_t length,

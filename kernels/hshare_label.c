@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* HShare's labels, of keys and queries; compiled once for each instruction set. */
+/* HShare's labels of keys and queries; compiled once for each instruction set. */
 
 #include <float.h>
 #include <string.h>
@@ -13,8 +13,8 @@
 /* ---- labels ---- */
 
 /*
- * With a constant number of channels the loops unroll. The reference's do so anyway, sixteenfold:
- * once is enough.
+ * With a constant number of channels the loops unroll. The loops over scalar lanes are unrolled
+ * sixteenfold anyway, so the reference is compiled only once.
  */
 #if defined(KVD_ISA_SCALAR)
 #define PER_LABEL static
@@ -34,7 +34,7 @@ KERNEL float through_f16(float f) {
         return lanes_sum(lanes_widen_n(&half, 1, KVD_NUMBER_F16));
 }
 
-/* x: n channels, then the first one again up to a multiple of 16. */
+/* x: n channels, padded with the first one to a multiple of 16. */
 PER_LABEL void quantise(struct quantised *to, const float *x, uint32_t n, bool stored) {
         lanes least = lanes_load(x), most = least, check = lanes_zero();
         float largest, range;
@@ -44,7 +44,7 @@ PER_LABEL void quantise(struct quantised *to, const float *x, uint32_t n, bool s
 
                 least = lanes_min(least, xi);
                 most = lanes_max(most, xi);
-                check = lanes_add(check, lanes_sub(xi, xi)); /* not 0 for what is not finite */
+                check = lanes_add(check, lanes_sub(xi, xi)); /* NaN if xi is not finite */
         }
         if (lanes_sum(check) != 0.0f) {
                 memset(to, 0, sizeof *to);
@@ -70,7 +70,7 @@ PER_LABEL void quantise(struct quantised *to, const float *x, uint32_t n, bool s
         }
 }
 
-/* The channels of one key, padded as quantise() wants them. */
+/* The channels of one key, padded as quantise() expects. */
 KERNEL void pick_channels(float *to, const void *k, const uint16_t *channels, uint32_t n,
                           enum kvd_number type) {
         uint16_t half[KVD_LABEL_CHANNELS_MAX];
@@ -114,7 +114,7 @@ KERNEL void label_type(uint8_t *labels, const void *k, size_t stride, uint32_t n
 
 #if !defined(KVD_ISA_SCALAR)
 
-/* The channels of 16 keys, with 16-bit elements two a word. */
+/* The channels of 16 keys; 16-bit elements are packed two to a word. */
 KERNEL void copy_channels(uint8_t rows[KVD_LANES][USUAL * 4], const void *k, size_t stride,
                           const uint16_t *channels, enum kvd_number type) {
         for (uint32_t t = 0; t < KVD_LANES; t++) {
@@ -130,7 +130,9 @@ KERNEL void copy_channels(uint8_t rows[KVD_LANES][USUAL * 4], const void *k, siz
 
 enum { WITHIN = 128 };
 
-/* The same where all channels are below 128, of 16 bits: found in four registers. */
+/*
+ * The same for 16-bit elements if all channels are below WITHIN: they are found in four registers.
+ */
 KERNEL void permute_channels(uint8_t rows[KVD_LANES][USUAL * 4], const void *k, size_t stride,
                              const uint16_t *channels, uint32_t most) {
         __m512i at = _mm512_loadu_si512(channels), part[4];
@@ -210,14 +212,14 @@ KERNEL void pick_16(lanes x[USUAL], const void *k, size_t stride, const uint16_t
 
 struct range_16 {
         lanes least, step;
-        lanes most_code; /* 15; 0 for the label of zeros */
+        lanes most_code; /* 15, or 0 for the label of all zeros */
 };
 
 KERNEL lanes better(lanes a, lanes b, bool largest) {
         return largest ? lanes_max(a, b) : lanes_min(a, b);
 }
 
-/* Of channels i, i + 4, i + 8 and so on, in the order of the tree. */
+/* The best of channels i, i + 4, i + 8 and so on, in tree order. */
 KERNEL lanes best_of_8(const lanes x[USUAL], int i, bool largest) {
         lanes a = better(better(x[i], x[i + 16], largest), better(x[i + 8], x[i + 24], largest),
                          largest);
@@ -238,7 +240,7 @@ KERNEL struct range_16 range_of_16(const lanes x[USUAL]) {
         lanes part[4], check;
         struct range_16 r;
 
-        /* NaN for what is not finite */
+        /* NaN if a channel is not finite */
         for (int i = 0; i < USUAL; i++)
                 part[i % 4] = i < 4 ? lanes_mul(x[i], lanes_zero()) :
                                       lanes_fma(x[i], lanes_zero(), part[i % 4]);
@@ -252,7 +254,7 @@ KERNEL struct range_16 range_of_16(const lanes x[USUAL]) {
         return r;
 }
 
-/* As through_f16(): -0 becomes 0. */
+/* As through_f16() for 16 lanes: -0 becomes 0. */
 KERNEL lanes through_f16_16(lanes a) {
 #if defined(KVD_ISA_AVX512)
         lanes back = lanes_from_half(lanes_to_half(a, KVD_NUMBER_F16), KVD_NUMBER_F16);
@@ -264,7 +266,7 @@ KERNEL lanes through_f16_16(lanes a) {
         return lanes_add(back, lanes_zero());
 }
 
-/* Keys that come next, or NULL: of each, the numbers up to most are read. */
+/* The keys to prefetch, or NULL; of each, the elements up to index most are read. */
 struct next_keys {
         const void *keys;
         size_t stride;
@@ -272,8 +274,8 @@ struct next_keys {
 };
 
 /*
- * Part i of USUAL of the next 16 keys, two to each. Asked for all at once, they would wait for each
- * other, and what is computed meanwhile for all of them.
+ * Prefetches part i of USUAL of the next 16 keys, two parts per key. All at once, the prefetches
+ * would wait for each other, and the computation for all of them.
  */
 KERNEL void expect_part(const struct next_keys *next, uint32_t i, enum kvd_number type) {
         uint32_t from = i % 2 * 64;
@@ -284,10 +286,10 @@ KERNEL void expect_part(const struct next_keys *next, uint32_t i, enum kvd_numbe
 }
 
 /*
- * The quotients that quantise() rounds, by multiplication. A step has 11 bits, so the remainder of
- * the first quotient is exact, and the second is the one that division gives: no quotient of 24
- * bits by 11 comes closer to a tie of two floats than 2^-12 of their distance, and the second's
- * error is 2^-23 of it.
+ * Computes the quotients that quantise() rounds, by multiplication. A step has 11 bits, so the
+ * remainder of the first quotient is exact, and the second quotient equals the correctly rounded
+ * one: a quotient of 24 bits by 11 bits is never closer to the midpoint of two floats than 2^-12 of
+ * their distance, and the error of the second quotient is 2^-23 of it.
  */
 KERNEL void codes_of(lanes x[USUAL], const struct range_16 *r, const struct next_keys *next,
                      enum kvd_number type) {
@@ -305,7 +307,7 @@ KERNEL void codes_of(lanes x[USUAL], const struct range_16 *r, const struct next
         }
 }
 
-/* Four channels of 4 bits each. */
+/* Packs four codes of 4 bits each into one number. */
 KERNEL lanes four_codes(const lanes code[4]) {
         lanes sixteen = lanes_set(16.0f);
 
@@ -317,7 +319,7 @@ KERNEL lanes four_codes(const lanes code[4]) {
 
 #if defined(KVD_ISA_AVX512)
 
-/* Numbers of 16 bits, the first in the low half. */
+/* Two 16-bit numbers in a word, the first in the low half. */
 KERNEL __m512i word_of(lanes low, lanes high) {
         return _mm512_or_si512(_mm512_cvttps_epi32(low),
                                _mm512_slli_epi32(_mm512_cvttps_epi32(high), 16));
@@ -346,7 +348,7 @@ KERNEL void store_labels(uint8_t *labels, const lanes low[4], const lanes high[4
                 a[2 * i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
                 a[2 * i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
         }
-        /* quarter i of a[j]: the codes of label 4 i + j */
+        /* quarter i of a[j] has the codes of label 4 i + j */
         for (int i = 0; i < KVD_LANES; i++)
                 store_quarter(labels + (size_t)(i % 4) * USUAL_BYTES, a[i % 4], i / 4);
         a[0] = _mm512_cvtepu16_epi32(lanes_to_half(least, KVD_NUMBER_F16));
@@ -363,7 +365,7 @@ KERNEL __m256i word_of(__m256 low, __m256 high) {
                                _mm256_slli_epi32(_mm256_cvttps_epi32(high), 16));
 }
 
-/* Eight labels; words: of each. */
+/* Stores eight labels; words[i] has word i of each. */
 KERNEL void store_8(uint8_t *labels, const __m256i words[4], __m128i least, __m128i step) {
         __m256i a[4], b[4];
         uint32_t ends[8];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The parts of HShare that are arithmetic on short lists: windows and the sharing configuration. */
+/* The parts of HShare that work on short lists: windows and the sharing configuration. */
 
 #include <math.h>
 #include <string.h>
@@ -13,7 +13,7 @@ void kvd_label_channels(const float *weights, uint32_t dim, uint32_t n_channels,
         uint32_t n = 0;
 
         for (uint32_t d = 0; d < dim && n < n_channels; d++) {
-                uint32_t before = 0; /* how many come before d in order of weight */
+                uint32_t before = 0; /* number of dimensions that rank above d */
 
                 for (uint32_t e = 0; e < dim; e++)
                         before += weights[e] > weights[d] || (weights[e] == weights[d] && e < d);
@@ -66,8 +66,8 @@ uint32_t kvd_share_count(double ratio, uint32_t n) {
 }
 
 /*
- * A row that shares takes part no more, neither as a row nor as a column: that is how its zeros in
- * algorithm 1 come to be. Returns whether two are left that are similar at all.
+ * A row that already shares is skipped, both as a row and as a column; algorithm 1 sets it to zeros
+ * for that. Returns false if no remaining pair is similar at all.
  */
 static bool most_similar(const float *similarity, uint32_t n, const uint32_t *source, uint32_t *row,
                          uint32_t *column) {
@@ -90,15 +90,15 @@ static void greedy(const float *similarity, uint32_t n, uint32_t k, uint32_t *so
                 source[row] = column;
 }
 
-/* Sources come before those who share with them, so one pass in order is enough. */
+/* A source comes before those that share with it, so one pass in order is enough. */
 static void compress(uint32_t n, uint32_t *source) {
         for (uint32_t i = 0; i < n; i++)
                 source[i] = source[source[i]];
 }
 
 /*
- * What all gain if candidate becomes a source. best: what each has now; 1 for a source, which is
- * itself.
+ * The total gain in similarity if candidate becomes a source. best: the current similarity of each
+ * with its source; 1 for a source.
  */
 static float gain(const float *similarity, uint32_t n, const float *best, uint32_t candidate) {
         float sum = 1.0f - best[candidate];
@@ -122,7 +122,7 @@ static void add_source(const float *similarity, uint32_t n, uint32_t added, uint
         }
 }
 
-/* Row 0 has nobody before it, so it is a source. Who resembles no source stays one, too. */
+/* Row 0 has no predecessor, so it is a source. A row that resembles no source stays one as well. */
 static void star(const float *similarity, uint32_t n, uint32_t k, uint32_t *source, float *best) {
         memset(best, 0, n * sizeof *best);
         add_source(similarity, n, 0, source, best);

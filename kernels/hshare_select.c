@@ -4,9 +4,10 @@
  * HShare's kernels that find tokens and compare sets of them; compiled once for each instruction
  * set.
  *
- * The top: most scores are far from it. A sample says what z of them reach most likely, and not
- * many more; one pass collects those, and only they are ranked. If they are fewer than z, maxima of
- * all say what z do reach.
+ * Finding the top z: most scores are far below it. A sample gives a bound that at least z scores
+ * very likely reach, and not many more. One pass collects those, and only they are ranked. If fewer
+ * than z were collected, a bound that z scores certainly reach is computed from maxima of all
+ * scores.
  */
 
 #include "kernels/hshare_select.h"
@@ -39,7 +40,7 @@ KERNEL void store_some(float *to, lanes a, uint32_t n, uint32_t i) {
                 lanes_store_n(to + i, a, n - i);
 }
 
-/* x = e^(scale x - the largest), -inf where x is; returns the sum. */
+/* x = e^(scale x - largest scale x), -inf where x is -inf; returns the sum. */
 KERNEL float weights_of(float *x, uint32_t n, float scale) {
         lanes most = lanes_set(-INFINITY), sum = lanes_zero();
 
@@ -77,12 +78,15 @@ void KVD_VARIANT(kvd_hshare_aggregate)(float *to, float *scores, size_t ld, uint
 
 /* ---- the top ---- */
 
-/* The sample: of every STRIDE scores the first RUN, DEPTH of them behind one maximum at most. */
+/* The sample: the first RUN of every STRIDE scores, at most DEPTH of them per maximum. */
 #define STRIDE 512u
 #define RUN 32u
 #define DEPTH 8u
 
-/* Orders of maxima of depth scores each, of run scores of every stride; returns how many. */
+/*
+ * Stores the orders (order_of) of maxima of depth scores each, of the first run of every stride
+ * scores. Returns their number.
+ */
 KERNEL uint32_t maxima(uint32_t *to, const float *scores, uint32_t n, uint32_t stride, uint32_t run,
                        uint32_t depth) {
         uint32_t per = run / KVD_LANES, m = n / stride * per / depth * KVD_LANES, row = 0;
@@ -101,19 +105,22 @@ KERNEL uint32_t maxima(uint32_t *to, const float *scores, uint32_t n, uint32_t s
         return m;
 }
 
-/* How many of m such maxima reach what z of n scores do, and two standard deviations more. */
+/*
+ * The number of m such maxima that reach the z-th largest of n scores: expectation plus two
+ * standard deviations.
+ */
 static uint32_t maxima_above(uint32_t m, uint32_t n, uint32_t z, uint32_t depth) {
         float none = powf(1 - (float)z / (float)n, (float)depth), all = (float)m;
 
         return (uint32_t)(all * (1 - none) + 2 * sqrtf(all * none * (1 - none))) + 1;
 }
 
-/* What the k-th largest of m is, or a little less; -FLT_MAX: they are not so many. */
+/* The k-th largest of m, or a slightly smaller bound; -FLT_MAX if there are fewer than k. */
 static float bound_of(const uint32_t *order, uint32_t m, uint32_t k) {
         return k > m ? -FLT_MAX : MAX(score_of(cut_of(order, m, k, k / 16).from), -FLT_MAX);
 }
 
-/* What z scores reach most likely. */
+/* A bound that at least z scores very likely reach. */
 static float likely_bound(const float *scores, uint32_t n, uint32_t z, uint32_t *room) {
         uint32_t depth = MIN(MAX(n / 2 / z, 1), DEPTH), m;
 
@@ -123,7 +130,7 @@ static float likely_bound(const float *scores, uint32_t n, uint32_t z, uint32_t 
         return bound_of(room, m, maxima_above(m, n, z, depth));
 }
 
-/* What z scores do reach, because z maxima do. */
+/* A bound that at least z scores certainly reach, because z maxima reach it. */
 static float sure_bound(const float *scores, uint32_t n, uint32_t z, uint32_t *room) {
         uint32_t depth = n / 2 / z;
 
@@ -186,7 +193,10 @@ static uint32_t common(const uint64_t *a, const uint64_t *b, uint32_t words) {
 
 #else
 
-/* Bits of both halves of each byte from a table of 16; _mm256_sad_epu8 adds up the bytes. */
+/*
+ * Counts the bits of both halves of each byte with a table of 16; _mm256_sad_epu8 adds up the
+ * bytes.
+ */
 static uint32_t common(const uint64_t *a, const uint64_t *b, uint32_t words) {
         const __m256i nibble = _mm256_set1_epi8(15);
         const __m256i bits = _mm256_broadcastsi128_si256(
@@ -244,7 +254,7 @@ KERNEL void weigh_lane(float *weights, const float *q, size_t ldq, uint32_t grou
         lanes_store_n(weights, sum, lane);
 }
 
-/* Half the lanes at a time: for a calibration that runs once, one path is enough. */
+/* Uses half of the lanes: calibration runs once, so one simple path is enough. */
 KERNEL void weigh_type(float *weights, const float *q, size_t ldq, uint32_t group, const void *k,
                        size_t stride, uint32_t n, uint32_t dim, enum kvd_number type) {
         for (uint32_t d = 0; d < dim; d += 8)

@@ -3,14 +3,14 @@
 #define KVD_KERNELS_HSHARE_SELECT_H
 
 /*
- * Members of struct kvd_hshare_ops, each per instruction set; shared by the files that make the
- * table.
+ * Members of struct kvd_hshare_ops, one set per instruction set; shared by the files that define
+ * them.
  */
 
 #include "kernels/hshare.h"
 #include "kernels/lanes.h"
 
-enum { USUAL = 32, USUAL_BYTES = 20 }; /* channels, and bytes of a label of so many */
+enum { USUAL = 32, USUAL_BYTES = 20 }; /* usual channels, and bytes of their label */
 
 void KVD_VARIANT(kvd_hshare_label)(uint8_t *labels, const void *k, size_t stride,
                                    enum kvd_number type, uint32_t n, const uint16_t *channels,

@@ -3,9 +3,9 @@
 #define KVD_KERNELS_INTERLEAVE_H
 
 /*
- * Turns 64 bytes of each of 16 rows into 16 words of 64 bytes: word w has the rows' 32-bit words
- * number w side by side. These are floats; or pairs of BF16; of F16 those of the even elements come
- * first, then those of the odd ones. So lanes_load() of a word gives element w of 16 rows, and
+ * Transposes 64 bytes of each of 16 rows into 16 words of 64 bytes: word w has the 32-bit words
+ * number w of all rows side by side. These are floats or pairs of BF16. Of F16, the even elements
+ * come first, then the odd ones. So lanes_load() of a word gives element w of 16 rows, and
  * lanes_widen_2() gives elements 2 w and 2 w + 1.
  */
 
@@ -24,7 +24,7 @@ KERNEL void lanes_store_word(uint8_t *to, __m512i word, enum kvd_number type) {
                             type == KVD_NUMBER_F16 ? _mm512_permutexvar_epi16(halves, word) : word);
 }
 
-/* From byte at on, bytes of 64 of each of 16 rows. */
+/* Transposes bytes of 64 bytes, from byte at on, of each of 16 rows. */
 KERNEL void lanes_interleave(uint8_t *to, const uint8_t *const *rows, size_t at, uint32_t bytes,
                              enum kvd_number type) {
         __mmask64 there = bytes == KVD_LINE ? ~UINT64_C(0) : (UINT64_C(1) << bytes) - 1;
@@ -41,7 +41,7 @@ KERNEL void lanes_interleave(uint8_t *to, const uint8_t *const *rows, size_t at,
                         a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
                         a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
                 }
-        /* quarter w of a[4 i + j]: word 4 w + j of rows 4 i to 4 i + 3 */
+        /* quarter w of a[4 i + j] has word 4 w + j of rows 4 i to 4 i + 3 */
         for (int j = 0; j < 4; j++) {
                 __m512i even_low = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88);
                 __m512i odd_low = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd);
@@ -63,7 +63,7 @@ KERNEL void lanes_interleave(uint8_t *to, const uint8_t *const *rows, size_t at,
 
 #if defined(KVD_ISA_AVX2)
 
-/* Half a word: of eight rows. */
+/* Stores half a word, that of eight rows. */
 KERNEL void lanes_store_half(uint8_t *to, int half, __m256i word, enum kvd_number type) {
         __m256i even = _mm256_and_si256(word, _mm256_set1_epi32(0xffff)),
                 odd = _mm256_srli_epi32(word, 16);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks are taken in their order, and in a block one head after the other, 16 tokens at a time:
- * where blocks hold all heads, that is how memory is read fastest. Widening takes two lanes at once
- * (lanes_widen_2), whose elements are not in order; anchors are therefore turned into that order
- * and back, by lanes_place().
+ * KeyDiff's anchors and scores. Blocks are processed in order, and within a block one head after
+ * the other, 16 tokens at a time: where blocks hold all heads, that reads memory fastest. Widening
+ * takes two lanes at once (lanes_widen_2), which permutes the elements, so anchors are converted to
+ * that order and back (lanes_place).
  */
 
 #include "kernels/keydiff.h"
@@ -15,8 +15,8 @@
 enum { GROUP = KVD_LANES, CHAIN = 1024 };
 
 /*
- * Copies for usual sizes keep sums in registers. Scalar lanes have none, and theirs would take a
- * minute to compile.
+ * Copies of the code for usual sizes keep sums in registers. The scalar variant gets none: its
+ * lanes are not in registers, and the copies would take a minute to compile.
  */
 #if defined(KVD_ISA_SCALAR)
 enum { SIMD = 0 };
@@ -26,7 +26,7 @@ enum { SIMD = 1 };
 
 /* Up to 16 tokens of one block. */
 struct group {
-        const void *keys; /* of head 0 of the first one; NULL: no block */
+        const void *keys; /* head 0 of the first token; NULL if the block is not resident */
         uint32_t n;
 };
 
@@ -40,14 +40,14 @@ KERNEL struct group group_at(const struct kvd_key_rows *keys, uint32_t t, uint32
                 MIN(MIN(to - t, keys->per_block - row), (uint32_t)GROUP)};
 }
 
-/* dim floats of a head, rounded up to whole lanes */
+/* dim, rounded up to whole lanes */
 KERNEL uint32_t padded(uint32_t dim) {
         return (dim + KVD_LANES - 1) / KVD_LANES * KVD_LANES;
 }
 
 /*
- * What is looked at behind a head of a group: the next head, or head 0 of the next group. Nothing
- * foretells either: it is in another block, or at least in another page.
+ * What is read after a head of a group: the next head, or head 0 of the next group. Neither can be
+ * predicted by the hardware: they are in other blocks, or at least in other pages.
  */
 KERNEL const void *behind(const struct kvd_key_rows *keys, struct group g, const void *next,
                           uint32_t h, enum kvd_number type) {
@@ -107,7 +107,7 @@ KERNEL lanes products(const void *row, const float *m, uint32_t dim, enum kvd_nu
 
 /* ---- the anchor ---- */
 
-/* The valid rows of a group of one head, and 1 / max(|k|, 1e-12) of each. */
+/* Finds the valid rows of a group of one head, and 1 / max(|k|, 1e-12) of each. */
 KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const void *keys,
                            const void *next, size_t stride, uint32_t n, uint32_t dim,
                            enum kvd_number type) {
@@ -133,7 +133,7 @@ KERNEL uint32_t directions(const void *rows[GROUP], float inverse[GROUP], const 
         return valid;
 }
 
-/* n times 64 numbers: one reciprocal serves four sums. */
+/* Adds 64 elements of each of n rows: one reciprocal serves four sums. */
 KERNEL void add_64(float *sum, const void *rows[GROUP], const float inverse[GROUP], uint32_t n,
                    uint32_t d, enum kvd_number type) {
         lanes a = lanes_load(sum), b = lanes_load(sum + 16), c = lanes_load(sum + 32),
@@ -186,7 +186,7 @@ KERNEL void add_directions(float *sum, const void *rows[GROUP], const float inve
         }
 }
 
-/* Adds what was summed up in that order to the sums, and begins anew. */
+/* Adds the partial sums, which are in the order of lanes_place(), to the sums, and resets them. */
 KERNEL void flush(float *sums, float *part, const struct kvd_key_rows *keys, uint32_t dim,
                   enum kvd_number type) {
         for (uint32_t h = 0; h < keys->heads; h++)
@@ -263,7 +263,7 @@ KERNEL float length_of(const float *m, uint32_t dim) {
         return sqrtf(lanes_sum(sum));
 }
 
-/* The anchors in that order, each followed in lengths by its own. */
+/* Converts the anchors to the order of lanes_place(); lengths gets their lengths. */
 KERNEL void place_anchors(float *placed, float *lengths, const float *m,
                           const struct kvd_key_rows *keys, uint32_t dim, enum kvd_number type) {
         memset(placed, 0, (size_t)keys->heads * padded(dim) * sizeof *placed);

@@ -3,8 +3,8 @@
 #define KVD_KERNELS_H
 
 /*
- * libkvd_kernels: what the methods of a KV cache consist of, on the processor. kvd, its workers and
- * kvlm are built of the same code. Python has it as kvd.ops, which checks what it is given.
+ * libkvd_kernels: the building blocks of KV cache methods, on the CPU. kvd, its workers and kvlm
+ * are built from the same code. In Python they are kvd.ops, which also checks its arguments.
  *
  *      const struct kvd_ops *ops = kvd_ops_pick(NULL);         // the fastest that this processor runs
  *
@@ -16,19 +16,20 @@
  *      ops.h       the table, element types, what is bit-exact
  *      block.h     the k best, compaction
  *      keydiff.h   KeyDiff: anchors, scores, scores of blocks                  arXiv 2504.15364, equations 8 and 10
- *      memshare.h  MemShare: bags of words, distances of blocks                section 3, equations 1 and 2
- *      sketch.h    KVReviver: the count sketch                                 section 4.1
+ *      memshare.h  MemShare: bags of words, distances of blocks                algorithm 1, stages 1 and 2
+ *      sketch.h    KVReviver: the count sketch                                 algorithms 1 and 2
  *      hshare.h    HShare: labels, critical tokens, sharing configuration      equation 3, algorithm 1
- *      bicache.h   BiCache: similarity                                         section 3
- *      btable.h    BiCache: from similarities to layers that are used
- *      attend.h    attention over blocks, and who draws it
- *      cuda/kvd_kernels_cuda.h      KeyDiff on keys in the memory of a GPU
+ *      bicache.h   BiCache: similarity                                         arXiv 2606.07571, sections 4.1 and 4.2
+ *      btable.h    BiCache: how many layers to use, given similarities         sections 5.1 and 5.2
+ *      attend.h    attention over blocks, and its mass per block and token
+ *      cuda/kvd_kernels_cuda.h      KeyDiff on keys in GPU memory
  *
- * Shapes and strides are at each function; strides count elements and sizes bytes unless it says
- * otherwise. All memory is the caller's, scratch memory included, and none is kept. Functions do
- * not fail: a size, type or index that a comment does not allow is undefined, and NaN goes where
- * its comment says. They hold no state and may run in any number of threads. Versions of this
- * library only add members at the ends of tables.
+ * Shapes and strides are stated at each function; unless stated otherwise, strides are in elements
+ * and sizes in bytes. All memory belongs to the caller, including scratch memory, and no pointer is
+ * kept after a call. Functions do not fail unless they return an int that says so: an invalid size,
+ * type or index is undefined behaviour, and NaN is handled as stated. Functions hold no state and
+ * may run in any number of threads. New versions of this library only add members at the ends of
+ * tables.
  */
 
 #include "kernels/attend.h"

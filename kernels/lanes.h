@@ -3,31 +3,31 @@
 #define KVD_KERNELS_LANES_H
 
 /*
- * Sixteen floats side by side: what the files of the methods are written in. Such a file is
+ * Sixteen floats side by side, in terms of which the methods' files are written. Each such file is
  * compiled once for each instruction set, with KVD_ISA_SCALAR, KVD_ISA_AVX2 or KVD_ISA_AVX512
  * defined, and exports KVD_VARIANT(its table). Every operation gives the same bits in all of them
- * (NaN: a NaN, with unspecified payload), so the variants of a method are equal because its steps
- * are. A multiply-add is fused where lanes_fma says so and nowhere else.
+ * (a NaN stays a NaN, with unspecified payload), so the variants of a method are equal because its
+ * steps are. Only lanes_fma fuses a multiply-add.
  *
- *   lanes_set     lanes_constant  a number in all lanes; one that many operations in a row need
- *   lanes_held                    loaded once, for all that uses it, though there are few registers
- *   lanes_load    lanes_load_n    16 floats; n < 16 floats, the other lanes are 0. No byte beyond n is touched,
- *   lanes_store   lanes_store_n   read or written, here and below. No alignment is needed.
+ *   lanes_set     lanes_constant  a number in all lanes; kept in a register, for many operations in a row
+ *   lanes_held                    kept in registers for all its uses, even where registers are scarce
+ *   lanes_load    lanes_load_n    16 floats; n < 16 floats, the other lanes are 0. No byte beyond n is read or
+ *   lanes_store   lanes_store_n   written, here and below. No alignment is needed.
  *   lanes_widen   lanes_widen_n   the same from memory of a type; exact
  *   lanes_widen_2                 32 elements into two lanes at the least cost, not in order: see lanes_place_2
  *   lanes_narrow  lanes_narrow_n  the same to memory of a type; to nearest, ties to even
- *   lanes_stream  lanes_fence     to a multiple of 64 bytes, past the caches; visible to others behind the fence
- *   lanes_min     lanes_max       a < b ? a : b and a > b ? a : b: b where one of them is a NaN
+ *   lanes_stream  lanes_fence     to an address aligned to 64 bytes, past the caches; visible to others after the fence
+ *   lanes_min     lanes_max       a < b ? a : b and a > b ? a : b: b if either is a NaN
  *   lanes_round                   to the nearest integer, ties to even
  *   lanes_select_less             a < b ? x : y
  *   lanes_spoil                   x, or NaN where a or b is
  *   lanes_sum                     j + (j + 8), then 4, 2, 1: the order of kernels/ops.h
- *   lanes_sum_16 ...              those three of 16 vectors, side by side
+ *   lanes_sum_16 ...              the sums (largest, least) of 16 vectors, side by side
  *   lanes_largest lanes_least     lanes_max and lanes_min in the same tree
- *   lanes_exp     lanes_exps      e^x, of up to two in step: see kernels/variants.h; 0 below -87, e^88 above 88
+ *   lanes_exp     lanes_exps      e^x, of up to two interleaved: see kernels/variants.h; 0 below -87, e^88 above 88
  *
- * type is a constant wherever it is passed: a body that is KERNEL, called from a switch, costs no
- * row a decision.
+ * type is a compile-time constant wherever it is passed: in a KERNEL body that is called from a
+ * switch, rows cost no branch on it.
  */
 
 #include <math.h>
@@ -42,12 +42,15 @@ KERNEL size_t lanes_bytes(enum kvd_number type) {
         return type == KVD_NUMBER_F32 ? 64 : 32;
 }
 
-/* Where element i of 32 is after lanes_widen_2, lane place % 16 of its first or second result. */
+/* Where lanes_widen_2 puts element i of 32: lane place % 16 of its first or second result. */
 KERNEL uint32_t lanes_place_2(uint32_t i, enum kvd_number type) {
         return type == KVD_NUMBER_BF16 ? i % 2 * KVD_LANES + i / 2 : i;
 }
 
-/* Where element d of a row is that is widened by pairs of lanes as far as they go, then by lanes. */
+/*
+ * Where element d of a row lies if the row is widened by lanes_widen_2 as far as possible, then by
+ * lanes_widen.
+ */
 KERNEL uint32_t lanes_place(uint32_t d, uint32_t dim, enum kvd_number type) {
         return d < dim / 32 * 32 ? d / 32 * 32 + lanes_place_2(d % 32, type) : d;
 }
@@ -78,15 +81,15 @@ KERNEL const void *number_at(const void *base, size_t i, enum kvd_number type) {
 }
 
 /*
- * What is read soon, for the second-level cache: the first level has too few misses at a time to
- * keep up with the memory.
+ * Prefetches to the second-level cache: the first level allows too few outstanding misses to keep
+ * the memory busy.
  */
 KERNEL void lanes_expect(const void *from, size_t bytes) {
         for (size_t at = 0; at < bytes; at += 64)
                 __builtin_prefetch((const char *)from + at, 0, 2);
 }
 
-/* n up to 16, not known to be less. */
+/* For n up to 16 inclusive. */
 KERNEL lanes lanes_load_to(const float *from, uint32_t n) {
         return n < KVD_LANES ? lanes_load_n(from, n) : lanes_load(from);
 }
@@ -123,7 +126,7 @@ KERNEL void lanes_exp_split(lanes *r, lanes *shifted, const lanes *x, int n) {
         }
 }
 
-/* In step: while one waits for an operation, the other does it, with the same constant. */
+/* Interleaved: while one waits for an operation, the other executes it, with the same constant. */
 KERNEL void lanes_exps(lanes *x, int n) {
         const float factors[] = {EXP_C4, EXP_C3, EXP_C2, EXP_C1, EXP_C0};
         lanes r[2], shifted[2], p[2], c = lanes_constant(EXP_HIGH);

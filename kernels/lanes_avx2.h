@@ -20,7 +20,7 @@ typedef struct {
 #define BOTH_2(operation, half, a, b) operation((a).half, (b).half)
 #define BOTH_3(operation, half, a, b, c) operation((a).half, (b).half, (c).half)
 
-/* All bits of lane j < n of eight. */
+/* Sets all bits of lanes j < n of eight. */
 KERNEL __m256i lanes_mask(int n) {
         return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
@@ -32,7 +32,7 @@ KERNEL lanes lanes_set(float value) {
 KERNEL lanes lanes_constant(float value) {
         __m256 all = _mm256_set1_ps(value);
 
-        __asm__("" : "+x"(all)); /* else every operation would load it again */
+        __asm__("" : "+x"(all)); /* otherwise every operation would load it again */
         return (lanes){all, all};
 }
 
@@ -47,7 +47,7 @@ KERNEL lanes lanes_load(const float *from) {
 }
 
 KERNEL lanes lanes_held(lanes a) {
-        __asm__("" : "+x"(a.low), "+x"(a.high)); /* else what uses it would load it again */
+        __asm__("" : "+x"(a.low), "+x"(a.high)); /* otherwise every use would load it again */
         return a;
 }
 
@@ -85,10 +85,7 @@ KERNEL __m128i lanes_to_half(__m256 a, enum kvd_number type) {
 
         if (type == KVD_NUMBER_F16)
                 return _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT);
-        /*
-         * The pack saturates what it takes for signed 32-bit numbers: none is negative or above
-         * 0xffff.
-         */
+        /* The pack saturates signed 32-bit numbers; none here is negative or above 0xffff. */
         return _mm_packus_epi32(_mm256_castsi256_si128(chosen),
                                 _mm256_extracti128_si256(chosen, 1));
 }
@@ -254,8 +251,8 @@ KERNEL float lanes_sum(lanes v) {
 }
 
 /*
- * The trees of eight at once: parts of width 8, 4, 2 and 1 are brought side by side from two
- * vectors.
+ * The trees of eight vectors at once: parts of width 8, 4, 2 and 1 of two vectors are brought side
+ * by side.
  */
 #define FOLD(operation, shuffle, a, b, low, high) operation(shuffle(a, b, low), shuffle(a, b, high))
 #define FOLD_4(operation, a, b) FOLD(operation, _mm256_permute2f128_ps, a, b, 0x20, 0x31)

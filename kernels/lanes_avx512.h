@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * AVX-512 (F, BW, VL, DQ, VNNI) for kernels/lanes.h, which includes it: a register, and masks for
- * the remainders.
+ * AVX-512 (F, BW, VL, DQ, VNNI) for kernels/lanes.h, which includes it: one register, and masks for
+ * partial vectors.
  */
 
 #include <immintrin.h>
@@ -181,9 +181,9 @@ KERNEL float lanes_sum(lanes v) {
 }
 
 /*
- * The trees of 16 at once: parts of width 8, 4, 2 and 1 are brought side by side from two vectors,
- * so that each step halves the number of vectors. The quarters of the last but one hold vectors 0
- * to 3, 4 to 7, 8 to 11, 12 to 15.
+ * The trees of 16 vectors at once: parts of width 8, 4, 2 and 1 of two vectors are brought side by
+ * side, so that each step halves the number of vectors. Before the last step, the quarters hold
+ * vectors 0 to 3, 4 to 7, 8 to 11, 12 to 15.
  */
 #define FOLD(operation, shuffle, a, b, low, high) operation(shuffle(a, b, low), shuffle(a, b, high))
 #define FOLD_8(operation, a, b) FOLD(operation, _mm512_shuffle_f32x4, a, b, 0x44, 0xee)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * MemShare's distances between blocks. Keys of one block are rotated to the other's positions while
- * they are read, and nothing is written.
+ * MemShare's distances between blocks. The keys of one block are rotated to the other's positions
+ * while they are read; nothing is written back.
  */
 
 #include "kernels/memshare.h"
@@ -12,7 +12,7 @@
 
 enum { CHUNK = 1024 /* elements whose squares are summed in fp32 */, CHAINS = 4 };
 
-/* What rounding may have added to a bound, as a share of both norms: fp32, and then some. */
+/* What fp32 rounding may have added to a bound, as a fraction of both norms, with a margin. */
 #define SLACK 2e-5
 
 /* Calls f with the type as a constant. */
@@ -21,7 +21,7 @@ enum { CHUNK = 1024 /* elements whose squares are summed in fp32 */, CHAINS = 4 
          : (type) == KVD_NUMBER_F16 ? f(__VA_ARGS__, KVD_NUMBER_F16) \
                                     : f(__VA_ARGS__, KVD_NUMBER_BF16))
 
-/* Elements i to i + 15 of n; zeros where there are none. */
+/* Elements i to i + 15 of n; zeros beyond the end. */
 KERNEL lanes widen_at(const uint8_t *x, size_t i, size_t n, enum kvd_number type) {
         if (i + 16 <= n)
                 return lanes_widen(x + i * number_size(type), type);
@@ -108,7 +108,7 @@ KERNEL void row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, uint32
                 }
 }
 
-/* Pairs (low, high) of b by (cosine, sine): the same steps as the rope of ops.h. */
+/* Rotates pairs (low, high) by (cosine, sine): the same steps as the rope of ops.h. */
 KERNEL void rotate(lanes *low, lanes *high, lanes cosine, lanes sine) {
         lanes l = *low, h = *high;
 
@@ -134,7 +134,7 @@ KERNEL void rotated_row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b
         row_squares(sum, a + rest, b + rest, dim - 2 * q->half, type);
 }
 
-/* Sum over rows of the squares, or of the norms, of their differences. */
+/* The sum over rows of the squares, or of the norms, of the rows' differences. */
 KERNEL double rows_sum(const struct kvd_memshare_query *q, const uint8_t *a, const uint8_t *b,
                        bool rotated, bool norms, enum kvd_number type) {
         uint32_t dim = q->shape->dim, rows = q->shape->heads * q->shape->tokens;
@@ -174,8 +174,8 @@ static double plain_norms(const struct kvd_memshare_query *q, const uint8_t *a, 
 /* ---- distance ---- */
 
 /*
- * What a difference of that norm (for MEAN_L2: sum of norms) in a plane adds to the distance of its
- * layer.
+ * The contribution of a plane to the distance of its layer, given the norm of the difference (for
+ * MEAN_L2: the sum of norms).
  */
 static double weigh(const struct kvd_memshare_query *q, double difference, const float *norm_a,
                     const float *norm_b) {
@@ -225,7 +225,7 @@ static double bound(const struct kvd_memshare_query *q, const struct kvd_memshar
         return sum / q->shape->layers;
 }
 
-/* Comparisons are written so that NaN rejects. */
+/* Comparisons are written so that a NaN rejects. */
 static double distance(const struct kvd_memshare_query *q, const struct kvd_memshare_block *a,
                        const struct kvd_memshare_block *b) {
         uint32_t n = q->shape->layers;

@@ -3,13 +3,13 @@
 #define KVD_KERNELS_MEMSHARE_H
 
 /*
- * MemShare's two similarities (section 3 of the paper): of reasoning steps, by the words they
- * share, and of blocks, by the distance of their keys and values. What is computed here is never
- * stored into a block: where the position of a block's tokens changes, readers rotate their
+ * MemShare's two similarities (algorithm 1 of the paper): of reasoning steps, by the words they
+ * share (stage 1), and of blocks, by the distance of their keys and values (stage 2). Nothing is
+ * ever written into a block: where the position of a block's tokens changes, readers rotate their
  * queries.
  *
- * Sums of squares are fp32 over at most 1024 elements, in four chains of lanes, and fp64 beyond;
- * the order is fixed, so that a distance has the same bits in every variant.
+ * Sums of squares are fp32 over at most 1024 elements, in four chains of lanes, and fp64 beyond.
+ * The order is fixed, so that a distance has the same bits in every variant.
  */
 
 #include <math.h>
@@ -26,27 +26,27 @@ extern "C" {
 /* ---- stage 1: bags of words ---- */
 
 struct kvd_bag {
-        const uint32_t *ids;    /* ascending, each once */
-        const uint16_t *counts; /* how often; 65535 and more are 65535 */
+        const uint32_t *ids;    /* strictly ascending */
+        const uint16_t *counts; /* occurrences of each id, saturated at 65535 */
         uint32_t n;
         double squares; /* sum of the squares of the counts */
 };
 
 /*
- * Makes a bag of a list of tokens. ids and counts have room for n_tokens and belong to the caller,
- * and so do bag's pointers. Takes n log n steps, and no other memory.
+ * Makes a bag from a list of tokens. ids and counts have room for n_tokens each. They belong to the
+ * caller, and the bag points into them. Takes O(n log n) steps and allocates no memory.
  */
 void kvd_bag_make(struct kvd_bag *bag, const uint32_t *tokens, uint32_t n_tokens, uint32_t *ids,
                   uint16_t *counts);
 
-/* Cosine of the count vectors, 0 to 1; 1 for equal bags, 0 if one is empty. */
+/* Cosine of the count vectors, 0 to 1; exactly 1 for equal bags, 0 if one is empty. */
 double kvd_bag_cosine(const struct kvd_bag *a, const struct kvd_bag *b);
 
 /* ---- stage 2: blocks ---- */
 
 /*
- * Blocks of whole layers: for each layer a plane of K, then one of V, as in client/kvd.h; layer
- * groups as layers.
+ * Blocks that hold all layers: for each layer a plane of K, then one of V, as in client/kvd.h.
+ * Layer groups count as layers. tokens: per block; dim: elements of a head.
  */
 struct kvd_memshare_shape {
         uint32_t layers, heads, tokens, dim;
@@ -55,48 +55,51 @@ struct kvd_memshare_shape {
 
 struct kvd_memshare_block {
         const void *data;
-        /* NULL, or what norms() found: rejects without reading; needed by KVD_MEMSHARE_RELATIVE */
+        /*
+         * NULL, or the result of norms(): allows rejecting without reading; KVD_MEMSHARE_RELATIVE
+         * needs it
+         */
         const float *norms;
 };
 
-/* d is the sum over K and V of a layer, halved; a distance is the mean of d over the layers. */
+/*
+ * For each layer, d is the mean of the following over K and V; the distance is the mean of d over
+ * the layers.
+ */
 enum kvd_memshare_metric {
-        /* Frobenius norm of the difference / (tokens heads): the paper's */
+        /* Frobenius norm of the difference / (tokens * heads): the paper's metric */
         KVD_MEMSHARE_FRO_NORM = 1,
-        KVD_MEMSHARE_MEAN_L2 = 2,  /* mean over tokens and heads of the difference's norm */
-        KVD_MEMSHARE_RELATIVE = 3, /* Frobenius norm of the difference / sqrt(norm a norm b) */
+        KVD_MEMSHARE_MEAN_L2 = 2,  /* mean over tokens and heads of the norm of the difference */
+        KVD_MEMSHARE_RELATIVE = 3, /* Frobenius norm of the difference / sqrt(norm a * norm b) */
 };
 
 struct kvd_memshare_query {
         const struct kvd_memshare_shape *shape;
         enum kvd_memshare_metric metric;
-        double limit;          /* distances above it need not be known; INFINITY: all are */
+        double limit;          /* distances above it are reported as INFINITY; INFINITY: no limit */
 
         /*
-         * b's keys are rotated before they are compared: angles of pairs (i, i + half), i < half;
-         * half 0: as is
+         * b's keys are rotated before they are compared, pair (i, i + half) by the angle with
+         * cosine[i] and sine[i], i < half. half 0: not rotated.
          */
         const float *cosine, *sine;
         uint32_t half; /* 2 half <= dim; elements beyond are not rotated */
 };
 
 struct kvd_memshare_ops {
-        /*
-         * The distance of two blocks, or INFINITY if it is above the limit, or if there is a NaN in
-         * what was read.
-         */
+        /* The distance of two blocks, or INFINITY if it is above the limit or if a NaN was read. */
         double (*distance)(const struct kvd_memshare_query *q, const struct kvd_memshare_block *a,
                            const struct kvd_memshare_block *b);
 
-        /* out[2 l] and out[2 l + 1]: Frobenius norms of layer l's K and V */
+        /* out[2 l] and out[2 l + 1] = Frobenius norms of layer l's K and V */
         void (*norms)(const struct kvd_memshare_shape *shape, const void *block, float *out);
 };
 
 extern const struct kvd_memshare_ops kvd_memshare_scalar, kvd_memshare_avx2, kvd_memshare_avx512;
 
 /*
- * Angles of a rotation by delta positions (any sign), frequencies[i] in radians a position,
- * computed in fp64.
+ * Cosines and sines of a rotation by delta positions (any sign), frequencies[i] in radians per
+ * position, i < half. Computed in fp64.
  */
 void kvd_memshare_angles(const double *frequencies, uint32_t half, int64_t delta, float *cosine,
                          float *sine);

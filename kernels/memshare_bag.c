@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What MemShare does with integers and angles: the same for every instruction set. */
+/* The parts of MemShare that work on integers and angles; the same for every instruction set. */
 
 #include <math.h>
 #include <string.h>
@@ -51,7 +51,8 @@ void kvd_bag_make(struct kvd_bag *bag, const uint32_t *tokens, uint32_t n_tokens
 }
 
 /*
- * The square root of squares' product and not the product of two roots: equal bags have exactly 1.
+ * The square root of the product of squares, not the product of two roots, so that equal bags give
+ * exactly 1.
  */
 double kvd_bag_cosine(const struct kvd_bag *a, const struct kvd_bag *b) {
         uint64_t product = 0;

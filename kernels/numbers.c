@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Numbers of 16 bits without an instruction for them: the reference for lanes_widen and
+ * Converts 16-bit numbers without special instructions: the reference for lanes_widen and
  * lanes_narrow.
  */
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The tables of operations, and the choice among them. A table is offered only where the processor
- * has all of its instructions.
+ * The tables of operations, and the choice among them. A table is offered only if the processor
+ * supports all of its instructions.
  */
 
 #include "kernels/ops.h"
@@ -15,8 +15,8 @@
 #include "kernels/variants.h"
 
 /*
- * These ask here and not in the files of the variants, whose every line may be compiled to what
- * they ask for.
+ * These checks are not in the variants' files, where the compiler may use the very instructions
+ * that they check for.
  */
 bool kvd_works_scalar(void) {
         return true;

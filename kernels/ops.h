@@ -5,18 +5,18 @@
 /*
  * One table of operations, filled once per instruction set. kvd_ops_pick() finds the fastest table
  * that the processor can run. An operation is written once, in terms of kernels/lanes.h, and
- * compiled for each table: those of a method are in a file of the method, the others in vectors.c.
+ * compiled for each table: those of a method are in a file of that method, the others in vectors.c.
  *
  * The bit contract. Every variant of an operation gives the same bits as the scalar reference, so
- * that a cache block is the same whoever computed it, in whatever batch. It holds because the order
- * of the additions is part of an operation's definition, never of its tiling:
+ * that a cache block does not depend on which process computed it, or in which batch. It holds
+ * because the order of the additions is part of an operation's definition, never of its tiling:
  *
  *   chain    acc = fma(a[i], b[i], acc) for i ascending from acc = 0 (or the stated start): matmul,
  *            sums of attention
  *   lanes    lane j of 16 is the chain of the elements i = j (mod 16); then lanes j and j + 8 are added, j and
  *            j + 4, j and j + 2, j and j + 1: rmsnorm, softmax, scores of attention
  *
- * One multiply-add is always one fused operation, full tile or remainder; nothing else is
+ * A multiply-add is always one fused operation, in full tiles and remainders alike; nothing else is
  * contracted (the files are compiled with -ffp-contract=off). NaN results are NaN in every variant,
  * with unspecified payload.
  */
@@ -29,7 +29,7 @@
 extern "C" {
 #endif
 
-#define KVD_PANEL 16 /* rows that lie interleaved in a panel, lanes of a reduction */
+#define KVD_PANEL 16 /* rows interleaved in a panel; lanes of a reduction */
 
 /* Element types in memory; the numbers are those of enum kvd_dtype in the public header. */
 enum kvd_number { KVD_NUMBER_F32 = 1, KVD_NUMBER_F16 = 2, KVD_NUMBER_BF16 = 3 };
@@ -44,7 +44,7 @@ struct kvd_bicache_ops;
 
 struct kvd_ops {
         const char *name;
-        bool (*works)(void); /* has this processor what the table needs? */
+        bool (*works)(void); /* whether this processor supports the table's instructions */
 
         /* ---- one table for each method: kernels/block.h, keydiff.h, memshare.h, ... ---------- */
 
@@ -59,16 +59,16 @@ struct kvd_ops {
         /* ---- matrices ---- */
 
         /*
-         * Interleaves rows[i], i < n, of dim floats and stride apart, as rows first + i of a packed
-         * matrix: element (row, d) of a packed matrix is at panels[(row / 16 * dim + d) * 16 + row
-         * % 16]. Other lanes stay.
+         * Interleaves n rows of dim floats, stride floats apart, as rows first, first + 1, ... of a
+         * packed matrix: element (row, d) of a packed matrix is at panels[(row / 16 * dim + d) * 16
+         * + row % 16]. Other rows of a panel are left as they are.
          */
         void (*pack)(float *panels, uint32_t first, const float *rows, size_t stride, uint32_t n,
                      uint32_t dim);
 
         /*
-         * y[r][o] = chain over i < n_in of x[r][i] * w(o, i), w packed. ldx and ldy: floats from
-         * row to row.
+         * y[r][o] = chain over i < n_in of x[r][i] * w(o, i), r < rows, o < n_out, w packed. ldx
+         * and ldy: floats from row to row.
          */
         void (*matmul)(float *y, size_t ldy, const float *x, size_t ldx, uint32_t rows,
                        const float *w, uint32_t n_in, uint32_t n_out);
@@ -79,8 +79,8 @@ struct kvd_ops {
         void (*rmsnorm)(float *y, const float *x, const float *w, uint32_t n, float eps);
 
         /*
-         * Rotates pairs (x[i], x[i + half]) by an angle given as cosine and sine (Hugging Face's
-         * rotate_half).
+         * Rotates pairs (x[i], x[i + half]), i < half, by angles given as cosine[i] and sine[i]
+         * (Hugging Face's rotate_half).
          */
         void (*rope)(float *x, const float *cosine, const float *sine, uint32_t half);
 
@@ -90,32 +90,34 @@ struct kvd_ops {
         /* y += x */
         void (*add)(float *y, const float *x, size_t n);
 
-        /* x = exp(scale * x - max(scale * x)), scale > 0, n > 0; returns the sum (lanes). */
+        /*
+         * x = exp(scale * x - max(scale * x)), scale > 0, n > 0; returns the sum (order "lanes").
+         */
         float (*softmax)(float *x, uint32_t n, float scale);
 
         /* ---- memory ---- */
 
         /*
-         * Converts n numbers of a 16-bit type; round to nearest even. type: KVD_NUMBER_F16 or
-         * KVD_NUMBER_BF16.
+         * Convert n numbers from or to a 16-bit type, KVD_NUMBER_F16 or KVD_NUMBER_BF16; round to
+         * nearest, ties to even.
          */
         void (*widen)(float *to, const uint16_t *from, size_t n, enum kvd_number type);
         void (*narrow)(uint16_t *to, const float *from, size_t n, enum kvd_number type);
 
-        /* memcpy past the cache: visible to other processors, in order, when it returns. */
+        /* memcpy past the caches; visible to other processors, in order, when it returns. */
         void (*copy_nt)(void *to, const void *from, size_t bytes);
 };
 
 /*
- * The table of that name ("scalar", "avx2", "avx512"), or the best one for NULL; NULL if it does
- * not run here.
+ * The table of that name ("scalar", "avx2", "avx512"), or the fastest that runs here if name is
+ * NULL. NULL if there is no such table or it does not run here. Tables are static.
  */
 const struct kvd_ops *kvd_ops_pick(const char *name);
 
 /* All tables of this build, fastest first, runnable here or not; NULL ends the list. */
 const struct kvd_ops *const *kvd_ops_list(void);
 
-/* Floats of a packed matrix of that many rows. */
+/* Number of floats of a packed matrix of rows rows. */
 static inline size_t kvd_packed_floats(uint32_t rows, uint32_t dim) {
         return ((size_t)rows + KVD_PANEL - 1) / KVD_PANEL * KVD_PANEL * dim;
 }

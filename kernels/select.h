@@ -3,17 +3,18 @@
 #define KVD_KERNELS_SELECT_H
 
 /*
- * Finding the k-th largest of many scores, and those that reach a bound. Scores are looked for as
- * numbers that grow with them, by halves: how many are in the upper half of what is left? A look at
- * all of them is a comparison and an addition for 16 at a time.
+ * Finding the k-th largest of many scores, and those that reach a bound. Scores are mapped to
+ * integers that ascend with them ("orders"), and the k-th is found by bisection: how many are in
+ * the upper half of the remaining range? One step over all scores is a comparison and an addition
+ * per 16 of them.
  */
 
 #include "ipc/base/util.h"
 #include "kernels/lanes.h"
 
-#define ORDER_LEAST 0x007fffffu /* of what is a number: -inf */
+#define ORDER_LEAST 0x007fffffu /* order of -inf, the least score that is not NaN */
 
-/* Of a score, by its bits: unsigned, and 0 for NaN; -0 is 0. */
+/* The order of a score, given its bits: unsigned, 0 for NaN; -0 counts as 0. */
 KERNEL uint32_t order_of(uint32_t bits) {
         uint32_t ordered;
 
@@ -22,7 +23,7 @@ KERNEL uint32_t order_of(uint32_t bits) {
         return (bits & 0x7fffffff) > 0x7f800000 ? 0 : ordered;
 }
 
-/* The least score of that order or above. */
+/* The least score whose order is at least order. */
 KERNEL float score_of(uint32_t order) {
         uint32_t bits = MAX(order, ORDER_LEAST);
         float score;
@@ -34,7 +35,10 @@ KERNEL float score_of(uint32_t order) {
 
 #define FEW 32u
 
-/* The largest: all that are from or above; or, if not all that are from are wanted, so many. */
+/*
+ * A selection of the largest orders: if some is 0, all that are at least from; else all above from
+ * and some of those equal to from.
+ */
 struct cut {
         uint32_t from, some;
 };
@@ -47,7 +51,7 @@ KERNEL uint32_t count_from(const uint32_t *order, uint32_t n, uint32_t bound) {
         return count;
 }
 
-/* Those from low to high, which are FEW at most: of 16, most often none. */
+/* Copies the orders from low to high, at most FEW. Of 16 orders, usually none matches. */
 KERNEL uint32_t bring_few(uint32_t *to, const uint32_t *order, uint32_t n, uint32_t low,
                           uint32_t high) {
         uint32_t m = 0;
@@ -65,8 +69,8 @@ KERNEL uint32_t bring_few(uint32_t *to, const uint32_t *order, uint32_t n, uint3
 }
 
 /*
- * Of the k largest, k from 1 to n; or of up to k + slack. Once few are left to be the one, only they
- * are looked at.
+ * The cut of the k largest, 1 <= k <= n, or of k to k + slack of them. Once only FEW candidates
+ * remain, only they are looked at.
  */
 KERNEL struct cut cut_of(const uint32_t *order, uint32_t n, uint32_t k, uint32_t slack) {
         uint32_t few[FEW], low = UINT32_MAX, high = 0, reach_low = n, above_high = 0, above_few = 0;
@@ -98,8 +102,8 @@ KERNEL struct cut cut_of(const uint32_t *order, uint32_t n, uint32_t k, uint32_t
 }
 
 /*
- * The indices of the k that a cut says, ascending; of its equals those behind the first skip. No
- * room is needed for one too many: the k-th ends it.
+ * Stores the indices of the k orders that a cut selects, ascending; of those equal to cut.from, the
+ * first skip are passed over. Never writes beyond indices[k - 1]: the loop ends with the k-th.
  */
 KERNEL void choose(uint32_t *indices, const uint32_t *order, uint32_t k, struct cut cut,
                    uint32_t skip) {
@@ -115,7 +119,7 @@ KERNEL void choose(uint32_t *indices, const uint32_t *order, uint32_t k, struct 
 
 /* ---- collecting ---- */
 
-/* Bit i of those of 64 that are at least bound; NaN is not. */
+/* Bit i is set if score i of 64 is at least bound; it is not for NaN. */
 #if defined(KVD_ISA_AVX512)
 
 KERNEL uint64_t reached(const float *x, float bound) {
@@ -130,7 +134,7 @@ KERNEL uint64_t reached(const float *x, float bound) {
 
 #elif defined(KVD_ISA_AVX2)
 
-/* Packing takes each half of a register by itself: what was 0 4 1 5 2 6 3 7 is put in order. */
+/* Packing works within each half of a register, so the order 0 4 1 5 2 6 3 7 has to be restored. */
 KERNEL uint32_t reached_32(const float *x, __m256 least) {
         __m256i of[4];
 
@@ -169,7 +173,7 @@ KERNEL uint32_t put_bits(uint32_t *to, uint64_t word, uint32_t first) {
         return m;
 }
 
-/* Most words have few: the first four are written whether they are there or not. */
+/* Most words have few bits set: four indices are always written, whether or not they exist. */
 KERNEL uint32_t put_few_bits(uint32_t *to, uint64_t word, uint32_t first) {
         uint32_t m = (uint32_t)__builtin_popcountll(word);
 
@@ -180,11 +184,11 @@ KERNEL uint32_t put_few_bits(uint32_t *to, uint64_t word, uint32_t first) {
         return m;
 }
 
-#define COLLECT_AHEAD 1024u /* scores are asked for */
+#define COLLECT_AHEAD 1024u /* scores to prefetch ahead */
 
 /*
- * The indices of those of x that are at least bound, ascending; NaN is not. Returns how many, which
- * must be room at most.
+ * Stores the indices of the elements of x that are at least bound (NaN is not), ascending, at most
+ * room of them. Returns their number.
  */
 KERNEL uint32_t collect(uint32_t *to, uint32_t room, const float *x, uint32_t n, float bound) {
         uint32_t m = 0, i = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A count sketch of keys and values. Tokens are added with a sign to one cell of each row, and a
- * query takes the median of the rows.
+ * A count sketch of keys and values. Each token is added, with a sign, to one cell of each row, and
+ * a query takes the median over the rows.
  */
 
 #include "kernels/sketch.h"
@@ -11,8 +11,8 @@
 #include "kernels/lanes.h"
 
 /*
- * How many tokens ahead cells are asked for, and how much of a cell: the processor sees by itself
- * how it goes on.
+ * How many tokens ahead cells are prefetched, and how many floats of each; the hardware prefetches
+ * the rest.
  */
 enum { AHEAD = 3, START = 64 };
 
@@ -21,7 +21,7 @@ KERNEL uint8_t *vector_at(const struct kvd_sketch_vectors *x, uint32_t i, enum k
                (i % x->per_block) * x->stride * number_size(type);
 }
 
-/* The cells of a token, and the signs that its vector has in them. */
+/* The cells of a token, and the sign of its vector in each. */
 struct cells {
         float *at[KVD_SKETCH_ROWS_MAX];
         float sign[KVD_SKETCH_ROWS_MAX];
@@ -75,7 +75,7 @@ KERNEL lanes median_of_three(lanes a, lanes b, lanes c) {
         return lanes_max(lanes_min(a, b), lanes_min(lanes_max(a, b), c));
 }
 
-/* The middle of v[0 .. rows), which is left in order (odd-even transposition). */
+/* The median of v[0 .. rows), which is sorted (odd-even transposition). */
 KERNEL lanes median_of(lanes *v, uint32_t rows) {
         for (uint32_t pass = 0; pass < rows; pass++)
                 for (uint32_t r = pass % 2; r + 1 < rows; r += 2)
@@ -85,7 +85,7 @@ KERNEL lanes median_of(lanes *v, uint32_t rows) {
         return lanes_mul(lanes_set(0.5f), lanes_add(v[rows / 2 - 1], v[rows / 2]));
 }
 
-/* NaN where one of them is. */
+/* The median, or NaN where any of the rows is NaN. */
 KERNEL lanes median_lanes(const lanes *v, uint32_t rows) {
         lanes ordered[KVD_SKETCH_ROWS_MAX], found;
 
@@ -114,7 +114,7 @@ KERNEL void query_lanes(const struct kvd_sketch_part *p, const struct cells *cel
 
 enum what { INSERT, QUERY };
 
-/* factor: the weight, or by how much to shrink. */
+/* factor: the weight of an insertion, or the shrink factor of a query. */
 KERNEL void do_vector(enum what what, const struct kvd_sketch_part *p, const struct cells *cells,
                       uint8_t *x, float factor, uint32_t rows, uint32_t dim,
                       enum kvd_number type) {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Hashing is done once a token, for all layers and heads; it needs no instruction set. */
+/* Hashing is done once per token, for all layers and heads; it needs no special instructions. */
 
 #include "ipc/base/util.h"
 #include "kernels/sketch.h"
 
 #define PRIME ((1ull << 61) - 1)
 
-enum { DEGREE = 3, STREAM_ROUND = 4, STEPS = 4 /* of a permutation */ };
+enum { DEGREE = 3, STREAM_ROUND = 4, STEPS = 4 /* rounds of a permutation */ };
 
 /* SplitMix64's output function. */
 static uint64_t mix(uint64_t x) {
@@ -16,7 +16,7 @@ static uint64_t mix(uint64_t x) {
         return x ^ x >> 31;
 }
 
-/* Number i of the stream of random numbers that a row has. */
+/* Number i of a row's stream of random numbers. */
 static uint64_t draw(uint64_t salt, uint32_t row, uint64_t i) {
         return mix(mix(salt + 0x9e3779b97f4a7c15 * (row + 1)) + 0x9e3779b97f4a7c15 * (i + 1));
 }
@@ -28,7 +28,7 @@ static uint64_t reduce(unsigned __int128 x) {
         return sum >= PRIME ? sum - PRIME : sum;
 }
 
-/* c[0] + c[1] u + ... mod 2^61 - 1, with the coefficients from a row's stream */
+/* c[0] + c[1] u + ... mod 2^61 - 1; the coefficients are from the row's stream */
 static uint64_t polynomial(const struct kvd_sketch_hash *hash, uint32_t row, uint64_t u) {
         uint64_t y = 0;
 
@@ -39,9 +39,10 @@ static uint64_t polynomial(const struct kvd_sketch_hash *hash, uint32_t row, uin
 }
 
 /*
- * A permutation of the numbers below the next power of two, walked until it comes to one below
- * columns; a step can be undone, since its factor is odd and its shift not 0. At most half of the
- * numbers are too large, and a walk that began at a small number comes back to one.
+ * A permutation of the numbers below the next power of two, applied until the result is below
+ * columns. Each step is invertible, since its factor is odd and its shift is not 0. At most half of
+ * the numbers are too large, and since the permutation has cycles, a walk that began at a small
+ * number comes back to one.
  */
 static uint32_t permuted_column(const struct kvd_sketch_hash *hash, uint32_t row, uint64_t u) {
         uint64_t key = draw(hash->salt, row, STREAM_ROUND) + u / hash->columns;

@@ -2,11 +2,11 @@
 #ifndef KVD_KERNELS_VARIANTS_H
 #define KVD_KERNELS_VARIANTS_H
 
-/* Shared by the files of the variants, and by nobody else. */
+/* Shared by the variants' files only. */
 
 #include "kernels/ops.h"
 
-/* For tiles: with constant sizes and full inlining, the accumulators are registers. */
+/* For tiles: with constant sizes and full inlining, the accumulators stay in registers. */
 #define KERNEL static inline __attribute__((always_inline))
 
 extern const struct kvd_ops kvd_ops_scalar;
@@ -24,10 +24,10 @@ void kvd_widen_scalar(float *to, const uint16_t *from, size_t n, enum kvd_number
 void kvd_narrow_scalar(uint16_t *to, const float *from, size_t n, enum kvd_number type);
 
 /*
- * e^x, the same steps in every variant: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r
- * (Cephes expf, relative error below 2e-7), and 2^n put together from its bits. The addition of
- * EXP_SHIFT rounds to an integer and leaves n in the low bits of the sum. Below EXP_LOW the result
- * is 0, so that there are no subnormals; above EXP_HIGH it stays at e^EXP_HIGH.
+ * e^x, with the same steps in every variant: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for
+ * e^r (Cephes expf, relative error below 2e-7), and 2^n assembled from its bits. Adding EXP_SHIFT
+ * rounds to an integer and leaves n in the low bits of the sum. Below EXP_LOW the result is 0, so
+ * that there are no subnormals; above EXP_HIGH it is e^EXP_HIGH.
  */
 #define EXP_HIGH 88.0f
 #define EXP_LOW -87.0f

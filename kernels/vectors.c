@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The operations of ops.h that are no method's, and the table of one instruction set. A tile's
- * accumulators are its rows by its panels: as many as registers hold, with what they are multiplied
- * with.
+ * The operations of ops.h that belong to no method, and the table of one instruction set. The
+ * accumulators of a tile are its rows by its panels: as many as fit into the registers together
+ * with their factors.
  */
 
 #include <math.h>
@@ -37,7 +37,7 @@ static void pack_row(float *panels, uint32_t row, const float *from, uint32_t fi
                 lane[(size_t)d * KVD_PANEL] = from[d];
 }
 
-/* A whole panel, as far as whole lines of its rows go. */
+/* Packs a whole panel, up to the last whole line of its rows. */
 static uint32_t pack_panel(float *panel, const float *rows, size_t stride, uint32_t dim) {
         const uint8_t *at[KVD_PANEL];
         uint32_t d = 0;
@@ -63,7 +63,7 @@ static void pack(float *panels, uint32_t first, const float *rows, size_t stride
         }
 }
 
-/* last: outputs of the last panel. */
+/* last: number of outputs of the last panel. */
 KERNEL void matmul_tile(float *y, size_t ldy, const float *x, size_t ldx, const float *w,
                         uint32_t n_in, uint32_t last, int rows, int panels) {
         lanes acc[TILE_ROWS][ROW_PANELS];
@@ -89,7 +89,7 @@ KERNEL void matmul_tile(float *y, size_t ldy, const float *x, size_t ldx, const 
                                        p + 1 < panels ? KVD_PANEL : last);
 }
 
-/* All rows times a few panels, which stay in the first-level cache meanwhile. */
+/* Multiplies all rows with a few panels, which stay in the first-level cache. */
 KERNEL void matmul_panels(float *y, size_t ldy, const float *x, size_t ldx, uint32_t rows,
                           const float *w, uint32_t n_in, uint32_t last, int panels) {
         uint32_t r = 0;
@@ -120,7 +120,7 @@ static void matmul(float *y, size_t ldy, const float *x, size_t ldx, uint32_t ro
 
 /* ---- vectors ---- */
 
-/* Calls body for every 16 of n, n_here of them there. */
+/* Runs the body for every 16 of n; n_here of them exist. */
 #define EACH_16(i, n_here, n) \
         for (size_t i = 0, left_ = (n), n_here = MIN(left_, (size_t)KVD_LANES); left_ > 0; \
              i += KVD_LANES, left_ -= n_here, n_here = MIN(left_, (size_t)KVD_LANES))
