@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Which kernels do an attention, with how many threads, and what lies where in the workspace. */
+/*
+ * Chooses the kernels of an attention call and their numbers of threads, and lays out the
+ * workspace.
+ */
 
 #include "kernels/cuda/attend.h"
 
@@ -19,15 +22,15 @@ GPU_USES(attend_decode);
 GPU_USES(attend_prefill);
 
 enum {
-        /* columns that the warps of a block of threads do in a turn */
+        /* columns that the warps of a thread block process in one turn */
         TURN = GPU_ATTEND_TILE * GPU_ATTEND_WARPS,
-        /* turns that beginning, ending and merging a split take as long as */
+        /* the cost, in turns, of beginning, ending and merging a split */
         SPLIT_COST = 1,
-        WAVES = 4,            /* of blocks of threads, at most, for the sake of more splits, ... */
-        MANY_SPLITS = 8,      /* ... unless there are fewer splits */
-        NEAR = 32,            /* a 32nd more is not worth fewer splits */
+        WAVES = 4, /* maximum number of waves of thread blocks for the sake of more splits, */
+        MANY_SPLITS = 8,      /* unless there are fewer splits than this */
+        NEAR = 32,            /* take more splits if the time grows by at most a 32nd */
         MOST_COLUMNS = 1 << 30,
-        MOST_ROWS = 65535,    /* of a grid */
+        MOST_ROWS = 65535,    /* maximum grid size in y and z */
         MOST_GROUP = 128,
         MOST_DIM = 256,
         ALIGNMENT = 256,
@@ -72,7 +75,7 @@ static int check_cache(struct gpu *gpu, const struct gpu_attend *a) {
                               a->dim, a->kv_heads, a->group);
         if (places % size_of(a->number))
                 return refuse(gpu,
-                              "attention: places in a block are multiples of an element's size");
+                              "attention: offsets and strides in a block must be multiples of the element size");
         if (a->block_tokens == 0 || a->block_tokens > MOST_COLUMNS ||
             a->max_length > MOST_COLUMNS || a->ld_blocks * a->block_tokens < a->max_length)
                 return refuse(gpu, "attention: %u positions, but %llu blocks of %u", a->max_length,
@@ -84,18 +87,18 @@ static int check_options(struct gpu *gpu, const struct gpu_attend *a) {
         if (!a->lengths || !a->q || !a->out || (a->max_length && !a->blocks.ids))
                 return refuse(gpu, "attention: an address is missing");
         if (!(a->scale > 0.0f))
-                return refuse(gpu, "attention: a scale is above 0");
+                return refuse(gpu, "attention: the scale must be above 0");
         if (a->chosen &&
             (!a->n_chosen || a->ld_chosen < a->max_chosen || a->max_chosen > MOST_COLUMNS))
-                return refuse(gpu, "attention: lists of chosen positions without their lengths, or "
-                                   "too long");
+                return refuse(gpu,
+                              "attention: lists of chosen positions are too long, or have no lengths");
         if (a->rotation && (!a->rotations || a->dim % 2))
                 return refuse(gpu, "attention: rotations of %u dimensions", a->dim);
         if ((a->block_mass && a->ld_block_mass * a->block_tokens < a->max_length) ||
             (a->token_mass && a->ld_token_mass < a->max_length))
                 return refuse(gpu, "attention: no room for masses of %u positions", a->max_length);
         if (a->split % GPU_ATTEND_TILE)
-                return refuse(gpu, "attention: splits of %u columns, not of multiples of %d",
+                return refuse(gpu, "attention: splits of %u columns are not multiples of %d",
                               a->split, GPU_ATTEND_TILE);
         return 0;
 }
@@ -112,7 +115,7 @@ static const enum gpu_kernel narrow[2][3] = {FORMS(attend, f16, _8), FORMS(atten
                              many_plain[2][3] = {FORMS(attend_many, f16, _plain),
                                                  FORMS(attend_many, bf16, _plain)};
 
-/* The matrix units take 16-bit numbers, and rows are fetched 16 bytes at a time. */
+/* The matrix units take 16-bit numbers, and rows are loaded 16 bytes at a time. */
 static bool suits_matrix_units(const struct gpu_attend *a) {
         uint64_t places = a->blocks.base | a->blocks.block_bytes | a->k_offset | a->v_offset |
                           a->head_stride | a->token_stride | a->dim * 2;
@@ -124,14 +127,20 @@ static uint32_t dim_of(const struct gpu_attend *a) {
         return a->dim <= 64 ? 64 : a->dim <= 128 ? 128 : 256;
 }
 
-/* As many warps as shared memory allows; common: bytes besides those of each warp. 0: not one. */
+/*
+ * As many warps as shared memory allows, 0 if not even one. each: bytes per warp; common: bytes
+ * shared by all.
+ */
 static uint32_t warps_in(const struct gpu *gpu, size_t each, size_t common) {
         return gpu->shared_bytes < common ?
                        0 :
                        (uint32_t)MIN((gpu->shared_bytes - common) / each, GPU_ATTEND_WARPS);
 }
 
-/* Tiles of a warp: those with which more are under way, of all warps; with as many, more warps. */
+/*
+ * Tiles per warp: the number that keeps more tiles in flight over all warps; on a tie, the one with
+ * more warps.
+ */
 static uint32_t stages_in(const struct gpu *gpu, uint32_t dim, size_t each, size_t common) {
         size_t tile = GPU_ATTEND_STAGE_BYTES(dim);
         uint32_t most = GPU_ATTEND_STAGES(dim), least = GPU_ATTEND_LEAST_STAGES;
@@ -199,8 +208,8 @@ static uint32_t columns_of(const struct gpu_attend *a) {
 }
 
 /*
- * Turns that the device takes for all of them in n splits: as often as it must fill itself with
- * blocks of threads, as long as one of them.
+ * The time, in turns, that the device takes with n splits: the number of times it must be filled
+ * with thread blocks, times the time of one block.
  */
 static uint64_t turns_in_all(uint64_t turns, uint64_t heads, uint64_t resident, uint64_t n) {
         uint64_t each = DIV_UP(turns, n);
@@ -209,9 +218,9 @@ static uint64_t turns_in_all(uint64_t turns, uint64_t heads, uint64_t resident, 
 }
 
 /*
- * Turns of a split: the most splits that take hardly longer than the best number would. Sequences
- * that are shorter than the longest leave blocks without work, and the more there are, the less
- * that is seen.
+ * Turns per split: the largest number of splits that takes hardly longer than the best number.
+ * Sequences shorter than the longest leave thread blocks without work; with more splits, that
+ * matters less.
  */
 static uint64_t turns_of_split(uint64_t turns, uint64_t heads, uint64_t resident) {
         uint64_t most = MIN(turns, MAX(WAVES * resident / heads, MANY_SPLITS)), n = most,
@@ -334,7 +343,7 @@ static int launch(struct gpu *gpu, cu_stream stream, const struct plan *p) {
                               a->kv_heads, a->n_sequences);
         if (p->workspace > a->workspace_bytes ||
             (p->workspace && (!a->workspace || a->workspace % ALIGNMENT))) {
-                refuse(gpu, "attention: a workspace of %llu bytes is wanted, aligned to %d",
+                refuse(gpu, "attention: a workspace of %llu bytes is needed, aligned to %d",
                        (unsigned long long)p->workspace, ALIGNMENT);
                 return -ENOBUFS;
         }
@@ -358,12 +367,12 @@ static int attend(struct gpu *gpu, cu_stream stream, const struct gpu_attend *a)
 
 int gpu_attend_decode(struct gpu *gpu, cu_stream stream, const struct gpu_attend *a) {
         if (a->starts)
-                return refuse(gpu, "attention: a decode has one token a sequence");
+                return refuse(gpu, "attention: a decode has one token per sequence, and no starts");
         return attend(gpu, stream, a);
 }
 
 int gpu_attend_prefill(struct gpu *gpu, cu_stream stream, const struct gpu_attend *a) {
         if (!a->starts)
-                return refuse(gpu, "attention: where do the tokens of a sequence start?");
+                return refuse(gpu, "attention: a prefill needs starts, the first token of each sequence");
         return a->max_tokens == 0 ? 0 : attend(gpu, stream, a);
 }

@@ -1,31 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attention of any type, dimension and alignment, without matrix units: one token and a few query
- * heads to a block of threads. A warp does four columns at a time. Lane i holds the elements i, i +
- * 32, ... of queries, keys and values; the scores of four columns and the heads are summed
- * crosswise, so that each lane ends up with one of them: of 8 heads lane 8 c + g has column c and
- * head g; of 4 heads, lanes 4 c + g and 16 + 4 c + g.
+ * Attention for any type, dimension and alignment, without matrix units: one token and a few query
+ * heads per thread block. A warp processes four columns at a time. Lane i holds elements i, i + 32,
+ * ... of queries, keys and values. The scores of four columns and the heads are summed crosswise,
+ * so that each lane ends up with one of them: with 8 heads, lane 8 c + g has column c and head g;
+ * with 4 heads, lanes 4 c + g and 16 + 4 c + g have it.
  *
- * Here, too, are the kernels that make masses of scores and totals.
+ * The kernels that turn scores and totals into masses are here, too.
  */
 
 #include "kernels/cuda/attend_join.cuh"
 
 #define COLUMNS 4
-/* of N numbers of a row to a lane */
+/* query heads at a time, with N numbers of a row per lane */
 #define HEADS (N > 4 ? GPU_ATTEND_HEADS_256 : GPU_ATTEND_HEADS_128)
 
 template <int N> struct any_state {
         float q[HEADS][N], sums[HEADS][N];
-        uint32_t rotation;          /* that q has */
-        float largest, weights; /* of the lane's head; weights of the lane's columns */
+        uint32_t rotation;          /* the rotation that q has now */
+        float largest, weights; /* of the lane's head; weights: sum over the lane's columns */
 };
 
-/* The four columns that a warp is at. */
+/* The four columns that a warp is processing. */
 struct any_columns {
         const uint8_t *at[COLUMNS];
-        uint32_t position, rotation; /* of the lane's column */
+        uint32_t position, rotation; /* those of the lane's column */
 };
 
 template <int N>
@@ -74,7 +74,8 @@ ATTEND void load_rows(const struct gpu_attend_launch &r, const struct any_column
 }
 
 /*
- * By way of the warp's own shared memory, HEADS rows of N * 32: of this loop, one copy is enough.
+ * Loads queries through the warp's own shared memory, HEADS rows of N * 32, so that one copy of the
+ * code is enough.
  */
 template <int N>
 ATTEND void load_heads(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
@@ -98,7 +99,10 @@ ATTEND void load_heads(const struct gpu_attend_launch &r, const struct head &h, 
 
 /* ---- scores ---- */
 
-/* Each step halves the sums that a lane has a part of; after five it has all of one. */
+/*
+ * Each step halves the number of sums that a lane has a part of; after five steps it has all of
+ * one.
+ */
 template <int HALF> ATTEND void sum_crosswise(float x[32]) {
         bool upper = lane_id() & HALF;
 
@@ -130,8 +134,8 @@ template <int N> ATTEND float products(const float q[HEADS][N], const float k[CO
 }
 
 /*
- * The lane's score, as an exponent of two; the columns are done once for each rotation that they
- * have.
+ * The lane's score, as an exponent of two. The columns are processed once for each rotation among
+ * them.
  */
 template <int N>
 ATTEND float score(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
@@ -157,7 +161,7 @@ ATTEND float score(const struct gpu_attend_launch &r, const struct head &h, uint
 
 /* ---- softmax and values ---- */
 
-/* The lane's score becomes its weight. */
+/* Turns the lane's score into its weight. */
 template <int N> ATTEND float weigh(struct any_state<N> &w, float x) {
         float most = fmaxf(x, warp_xor(x, HEADS)), by;
         bool more;
@@ -240,7 +244,7 @@ template <int N> ATTEND void leave(const struct any_state<N> &w, float *sums, fl
         }
 }
 
-/* Columns of a token: those of its sequence's last, as far as it can see them. */
+/* The columns of a token are those of its sequence's last token, up to the last one it sees. */
 template <int N> ATTEND void attend_any(const struct gpu_attend_launch &r, float *shared) {
         uint32_t split = blockIdx.x % r.n_splits, token = blockIdx.x / r.n_splits % r.tokens;
         uint32_t first_head = blockIdx.y % r.head_tiles * HEADS, from = split * r.split, to;
@@ -281,7 +285,7 @@ KVD_KERNEL_ROOMY(attend_any_256, struct gpu_attend_launch, GPU_ATTEND_WARPS * 32
 
 /* ---- masses: the weights of columns ---- */
 
-/* Of one token's scores. */
+/* Weights of one token (decode), from its stored scores. */
 KVD_KERNEL(attend_weigh, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) {
         struct head h = head_of(a, blockIdx.y / a.a.kv_heads, blockIdx.y % a.a.kv_heads);
         const float *totals = reinterpret_cast<const float *>(a.totals) + 2 * row_of(a, h, 0, 0);
@@ -301,7 +305,7 @@ KVD_KERNEL(attend_weigh, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) {
         }
 }
 
-/* Of many tokens: their scores are made again, four columns to a warp. */
+/* Weights of many tokens (prefill): scores are recomputed, four columns per warp. */
 template <int N>
 ATTEND float weigh_rows(const struct gpu_attend_launch &r, const struct head &h,
                         const struct any_columns &c, const float k[COLUMNS][N], uint32_t first_head,
@@ -360,7 +364,7 @@ KVD_KERNEL(attend_weigh_256, struct gpu_attend_launch, GPU_ATTEND_MASS_THREADS) 
 
 /* ---- masses: to blocks and positions ---- */
 
-/* The first column whose position is not below. */
+/* The first column whose position is not below position. */
 ATTEND uint32_t column_of(const struct gpu_attend_launch &r, const struct head &h,
                           uint32_t position) {
         uint32_t low = 0, high = h.columns;

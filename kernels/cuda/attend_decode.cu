@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One token a sequence, keys and values of 16 bits. A block of threads has a split of a sequence's
- * columns; of those, each warp takes every n-th tile, with a few tiles under way to its own shared
- * memory. Nobody waits for another warp before the end, where their sums are put together; splits
- * are by attend_sum.
+ * One token per sequence, keys and values of 16 bits. A thread block has a split of a sequence's
+ * columns. Each warp takes every n-th tile of it, with a few tiles in flight to its own shared
+ * memory. Warps do not wait for each other before the end, where their sums are merged; attend_sum
+ * merges splits.
  *
- * The memory is what this waits for: 32 products of 16 x 8 x 16 for 8 KiB of keys and values (dim
+ * The kernel is bound by memory: the 32 products of 16 x 8 x 16 for 8 KiB of keys and values (dim
  * 128, 8 heads) take a quarter of the matrix units' time on an H200.
  */
 
@@ -15,7 +15,7 @@
 
 /* ---- a warp's way over its columns ---- */
 
-/* Scores that the masses are made of later. */
+/* Stores scores, from which the masses are computed later. */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void keep_scores(const struct gpu_attend_launch &r, const struct head &h,
                         uint32_t first_head, uint32_t column, uint32_t to, const float x[2][4]) {
@@ -35,13 +35,14 @@ ATTEND void keep_scores(const struct gpu_attend_launch &r, const struct head &h,
 }
 
 /*
- * Every step-th column up to to. A table's entry is as far away as a key, so the place of the tile
- * that is copied next is looked up a tile ahead, and its position, where positions are chosen, two.
+ * A warp's way over its columns: every step-th tile before to. A block table entry is as far away
+ * as a key, so the address of the next tile to copy is looked up one tile ahead, and its position,
+ * if positions are chosen, two tiles ahead.
  */
 struct way {
-        uint32_t next, step, to; /* next: the first column of the tile that is copied next */
-        uint32_t position;       /* of the lane's row in the tile after it */
-        struct place place;      /* of the lane's row in it */
+        uint32_t next, step, to; /* next: first column of the next tile to copy */
+        uint32_t position;       /* position of the lane's row in the tile after that */
+        struct place place;      /* address of the lane's row in the next tile */
 };
 
 ATTEND void look_ahead(const struct gpu_attend_launch &r, const struct head &h, struct way &y) {
@@ -61,7 +62,7 @@ ATTEND void copy_next(const struct gpu_attend_launch &r, const struct head &h, s
         look_ahead(r, h, y);
 }
 
-/* Columns [from, to): all stages but one are under way when this returns. */
+/* Starts on columns [from, to): when this returns, copies to all stages but one are in flight. */
 template <int DIM>
 ATTEND struct way set_out(const struct gpu_attend_launch &r, const struct head &h, uint8_t *shared,
                           uint32_t from, uint32_t to) {
@@ -106,7 +107,7 @@ ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h,
 
 /* ---- the warps of a block ---- */
 
-/* What each warp leaves: sums[warp][row][dim], then largest score and weights[warp][row]. */
+/* Stores a warp's results: sums[warp][row][dim]; ends[warp][row]: largest score, sum of weights. */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void leave(const struct warp_state<NUMBER, DIM, FORM> &w, float *sums, float *ends) {
         const uint32_t rows = 8 * w.ROWS;
@@ -201,8 +202,8 @@ ATTEND float largest_of(const struct parts &p) {
 }
 
 /*
- * A warp's splits are every SUM_WARPS-th; of 32 at a time each lane knows what one is multiplied
- * with, and has of all of them some dimensions. Returns the weights of the lane's splits.
+ * A warp adds up every SUM_WARPS-th split, 32 at a time: each lane has the factor of one split, and
+ * some dimensions of all of them. Returns the weights of the lane's splits.
  */
 ATTEND float add_parts(const struct parts &p, float largest, float to[SUM_DIMS]) {
         float weights = 0.0f;
@@ -228,8 +229,8 @@ ATTEND float add_parts(const struct parts &p, float largest, float to[SUM_DIMS])
 }
 
 /*
- * A block of threads for each row, of prefills, too. What a row does not see of a split is summed
- * as nothing.
+ * One thread block per row, for decodes and prefills. A split of which a row sees nothing counts as
+ * zeros.
  */
 KVD_KERNEL(attend_sum, struct gpu_attend_launch, GPU_ATTEND_SUM_THREADS) {
         __shared__ float sums[SUM_WARPS][32 * SUM_DIMS];

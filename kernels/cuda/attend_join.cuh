@@ -2,11 +2,11 @@
 #ifndef KVD_KERNELS_CUDA_ATTEND_JOIN_CUH
 #define KVD_KERNELS_CUDA_ATTEND_JOIN_CUH
 
-/* What the warps of a block of threads have summed of one token, put together. */
+/* Merges the sums that the warps of a thread block have of one token. */
 
 #include "kernels/cuda/attend_rows.cuh"
 
-/* A row's result, or, of one split of several, its sum. */
+/* Stores a row's result or, if there are several splits, the sum of this one. */
 ATTEND void deliver(const struct gpu_attend_launch &r, const struct head &h, uint32_t token,
                     uint32_t g, uint32_t split, uint32_t d, float sum, float largest,
                     float weights) {

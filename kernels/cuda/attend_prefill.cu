@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Many tokens, keys and values of 16 bits. The tokens of a sequence and the query heads of a KV
- * head are rows, head by head of token by token; each warp has 16 of them. The warps of a block of
- * threads fetch keys and values together, a tile each, and all go over all of it, while the next
- * are on their way. What no row of the block may see is not fetched; what no row of a warp may see
- * it passes over.
+ * Many tokens, keys and values of 16 bits. Rows are the tokens of a sequence and the query heads of
+ * a KV head: head by head of token by token. Each warp has 16 rows. The warps of a thread block
+ * load keys and values together, one tile each, and all process all of them while the next tiles
+ * are loaded. Columns that no row of the thread block sees are not loaded; a warp skips those that
+ * none of its rows sees.
  */
 
 #include "kernels/cuda/attend_warp.cuh"
 
 /* A warp's rows. */
 struct warp_rows {
-        uint32_t first, limit; /* no row sees more */
+        uint32_t first, limit; /* no row sees positions from limit on */
 };
 
 template <int NUMBER, int DIM, int FORM>
@@ -31,7 +31,7 @@ ATTEND struct warp_rows name_rows(const struct gpu_attend_launch &r, const struc
         return rows;
 }
 
-/* Columns [from, to). at: two stages of a tile for each warp. */
+/* Processes columns [from, to). at: two stages of one tile per warp. */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h,
                  struct warp_state<NUMBER, DIM, FORM> &w, const struct warp_rows &rows, uint8_t *at,
@@ -64,7 +64,7 @@ ATTEND void walk(const struct gpu_attend_launch &r, const struct head &h,
         copy_wait<0>();
 }
 
-/* A row's ends: of a split, or of all. */
+/* Stores a row's largest score and sum of weights: of a split, or of the whole row. */
 ATTEND void store_ends(const struct gpu_attend_launch &r, uint64_t row, uint32_t split,
                        float largest, float weights) {
         float *to = reinterpret_cast<float *>(r.stats) + (row * r.n_splits + split) * 2;
@@ -77,7 +77,9 @@ ATTEND void store_ends(const struct gpu_attend_launch &r, uint64_t row, uint32_t
         }
 }
 
-/* By way of shared memory, 16 rows of DIM, so that a row is written as it lies. */
+/*
+ * Stores results through shared memory, 16 rows of DIM, so that each row is written contiguously.
+ */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void deliver(const struct gpu_attend_launch &r, const struct head &h,
                     const struct warp_state<NUMBER, DIM, FORM> &w, const struct warp_rows &rows,

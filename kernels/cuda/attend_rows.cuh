@@ -2,17 +2,17 @@
 #ifndef KVD_KERNELS_CUDA_ATTEND_ROWS_CUH
 #define KVD_KERNELS_CUDA_ATTEND_ROWS_CUH
 
-/* Where keys, values and queries lie, and what a row may see. */
+/* Addresses of keys, values and queries, and which positions a row sees. */
 
 #include "kernels/cuda/attend_launch.h"
 #include "kernels/cuda/device.cuh"
 
-#define NOWHERE 0xffffffffu /* the position of what is masked: beyond every limit */
+#define NOWHERE 0xffffffffu /* position of a masked column: beyond every limit */
 #define ATTEND static __device__ __forceinline__
 
 /* A key and its value. */
 struct place {
-        /* of the block, at the head's slot, without the planes' offsets; nullptr: masked */
+        /* the head's slot in the block, to which k_offset or v_offset is added; nullptr: masked */
         const uint8_t *at;
         uint32_t position, rotation;
 };
@@ -22,8 +22,8 @@ struct head {
         uint32_t s, h;
         uint32_t length;  /* positions */
         uint32_t columns;
-        uint32_t tokens;  /* of this call */
-        uint32_t start;   /* the first of them */
+        uint32_t tokens;  /* tokens of this call */
+        uint32_t start;   /* first of those tokens */
 };
 
 ATTEND struct head head_of(const struct gpu_attend_launch &r, uint32_t s, uint32_t h) {
@@ -42,7 +42,7 @@ ATTEND struct head head_of(const struct gpu_attend_launch &r, uint32_t s, uint32
         return to;
 }
 
-/* A token sees the positions below. */
+/* The limit of a token: it sees the positions below. */
 ATTEND uint32_t limit_of(const struct gpu_attend_launch &r, const struct head &h, uint32_t token) {
         uint32_t later = h.tokens - 1 - token;
 
@@ -80,7 +80,7 @@ ATTEND struct place place_at(const struct gpu_attend_launch &r, const struct hea
         return p;
 }
 
-/* Columns from to on are nowhere. */
+/* NOWHERE for columns from to on. */
 ATTEND uint32_t position_before(const struct gpu_attend_launch &r, const struct head &h,
                                 uint32_t column, uint32_t to) {
         return column < to ? position_of(r, h, column) : NOWHERE;
@@ -110,7 +110,7 @@ ATTEND void store_number(cu_address at, uint64_t i, uint32_t number, float x) {
                 reinterpret_cast<uint16_t *>(at)[i] = float_to_bf16(x);
 }
 
-/* Element d of the query at, rotated. */
+/* Element d of the query at index at, rotated. */
 ATTEND float load_query(const struct gpu_attend_launch &r, uint64_t at, uint32_t d,
                         uint32_t rotation) {
         uint32_t half = r.a.dim / 2, first = d < half ? d : d - half;
@@ -144,17 +144,14 @@ ATTEND uint64_t row_of(const struct gpu_attend_launch &r, const struct head &h, 
 /* ---- softmax in parts ---- */
 
 /*
- * What weights of a part must be multiplied with: both are largest scores, -inf if nothing was
- * seen.
+ * The factor for the weights of a part when its largest score from is replaced by to; both are -inf
+ * if nothing was seen.
  */
 ATTEND float shrink(float from, float to) {
         return from == -INFINITY ? 0.0f : exp2f(from - to);
 }
 
-/*
- * A row that is whole: its result was summed, its largest score and sum of weights are kept for the
- * masses.
- */
+/* A row is complete: keeps its largest score and sum of weights for the masses. */
 ATTEND void store_total(const struct gpu_attend_launch &r, uint64_t row, float largest, float sum) {
         float *to = reinterpret_cast<float *>(r.totals) + 2 * row;
 

@@ -3,14 +3,14 @@
 #define KVD_KERNELS_CUDA_ATTEND_WARP_CUH
 
 /*
- * A warp, up to 16 rows of queries and tiles of 16 columns that lie in shared memory: scores,
- * softmax as far as it is known, and the weighted sum of values, on the matrix units. With g = lane
- * / 4 and t = lane % 4, a lane holds rows g and (not NARROW) g + 8.
+ * A warp with up to 16 rows of queries and tiles of 16 columns in shared memory: scores, running
+ * softmax, and the weighted sum of values, on the matrix units. With g = lane / 4 and t = lane % 4,
+ * a lane holds rows g and (not NARROW) g + 8.
  *
- * Order within a product is ours to choose, so that every load from shared memory is one of 16
- * bytes: in a step of 32 dimensions lane t takes the eight from 8 t; of 64 dimensions of a value,
- * column g of eight products is the eight from 8 g. Rows of keys and values are rotated by
- * exclusive or against bank conflicts.
+ * The order of elements within a product can be chosen freely. It is chosen so that every load from
+ * shared memory is 16 bytes: in a step of 32 dimensions, lane t takes the eight from 8 t on; of 64
+ * dimensions of a value, column g of eight products is the eight from 8 g on. Addresses within rows
+ * of keys and values are XORed with the row number to avoid bank conflicts.
  */
 
 #include "kernels/cuda/attend_rows.cuh"
@@ -35,7 +35,10 @@ template <int DIM> struct stage {
         }
 };
 
-/* Rows that lie anywhere; what is masked, or no dimension, becomes 0: not NaN. */
+/*
+ * Copies rows at any addresses. Masked rows and dimensions beyond dim become 0, so that they are
+ * not NaN.
+ */
 template <int DIM>
 ATTEND void copy_rows(const struct gpu_attend_launch &r, const struct stage<DIM> &to,
                       uint64_t mine) {
@@ -54,7 +57,7 @@ ATTEND void copy_rows(const struct gpu_attend_launch &r, const struct stage<DIM>
         }
 }
 
-/* Rows of which each is as far behind the one before as the next: the slots of a block. */
+/* Copies equidistant rows: the slots of one block. */
 template <int DIM>
 ATTEND void copy_run(const struct gpu_attend_launch &r, const struct stage<DIM> &to,
                      uint64_t first) {
@@ -74,7 +77,7 @@ ATTEND void copy_run(const struct gpu_attend_launch &r, const struct stage<DIM> 
         }
 }
 
-/* Starts to copy a tile; lanes r and r + 16 know its row r. */
+/* Starts to copy a tile; lanes r and r + 16 have the address of row r. */
 template <int DIM>
 ATTEND void copy_tile(const struct gpu_attend_launch &r, const struct stage<DIM> &to,
                       struct place p) {
@@ -101,7 +104,7 @@ template <int NUMBER> ATTEND void multiply(float d[4], const uint32_t a[4], cons
                 mma_bf16(d, a, b);
 }
 
-/* x and y rounded, and what rounding left of them. */
+/* high: x and y, rounded; low: their rounding errors. */
 template <int NUMBER> ATTEND void split_pair(float x, float y, uint32_t *high, uint32_t *low) {
         typedef element<NUMBER> number;
         uint16_t hx = number::narrow(x), hy = number::narrow(y);
@@ -120,8 +123,8 @@ ATTEND uint32_t high_halves(uint32_t x, uint32_t y) {
 
 /* A lane's rows. */
 struct lane_row {
-        uint64_t at;    /* its query, in elements */
-        uint32_t limit; /* it sees the positions below */
+        uint64_t at;    /* index of its query, in elements */
+        uint32_t limit; /* the row sees the positions below */
         bool there;
 };
 
@@ -132,13 +135,13 @@ template <int NUMBER, int DIM, int FORM> struct warp_state {
                          PARTS = FORM == GPU_ATTEND_WIDE ? 2 : 1;
 
         struct lane_row rows[ROWS];
-        /* [PARTS][DIM / 16][32], in shared memory: what each lane multiplies with */
+        /* [PARTS][DIM / 16][32], in shared memory: each lane's factors */
         uint4 *q;
-        uint32_t rotation;               /* that they have; q is then the warp's own */
-        /* of values; [8 j + i]: product i of dimensions from 64 j on */
+        uint32_t rotation; /* rotation of q; if rotations are used, q is the warp's own */
+        /* weighted sums of values; [8 j + i]: product i of dimensions from 64 j on */
         float sums[DIM / 8][4];
-        float largest[ROWS];         /* of the scores that were seen */
-        float weights[ROWS];         /* their sum, of this lane's columns */
+        float largest[ROWS];         /* largest score so far */
+        float weights[ROWS];         /* sum of weights of this lane's columns */
 };
 
 template <int NUMBER, int DIM, int FORM>
@@ -155,9 +158,10 @@ ATTEND void clear_state(struct warp_state<NUMBER, DIM, FORM> &w) {
 }
 
 /*
- * Two numbers of a row at a time go to the word of this lane where a product wants them: word 2 p +
- * row of step's 16 bytes has pair p of the row, in the first part rounded and in the second what
- * rounding left. Every parts-th pair from part on: warps share the work where they share queries.
+ * Stores two numbers of a row at a time to the word of this lane where a product expects them: word
+ * 2 p + row of a step's 16 bytes has pair p of the row. The first part has the rounded numbers, the
+ * second their rounding errors. Handles every parts-th pair from part on: warps that share queries
+ * share the work.
  */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void load_queries(const struct gpu_attend_launch &r, struct warp_state<NUMBER, DIM, FORM> &w,
@@ -187,7 +191,7 @@ ATTEND void load_queries(const struct gpu_attend_launch &r, struct warp_state<NU
 
 /* ---- scores ---- */
 
-/* Both halves of a tile: columns 0 to 7 with b, 8 to 15 with c. */
+/* Multiplies both halves of a tile: columns 0 to 7 with b, 8 to 15 with c. */
 template <int NUMBER>
 ATTEND void multiply_step(float d[2][4], uint4 q, uint32_t b0, uint32_t b1, uint32_t c0,
                           uint32_t c1) {
@@ -197,7 +201,7 @@ ATTEND void multiply_step(float d[2][4], uint4 q, uint32_t b0, uint32_t b1, uint
         multiply<NUMBER>(d[1], a, c);
 }
 
-/* to[row][2 * half + i]: of column 8 * half + 2 t + i. */
+/* to[row][2 * half + i] = the score of column 8 * half + 2 t + i. */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void multiply_keys(const struct warp_state<NUMBER, DIM, FORM> &w,
                           const struct stage<DIM> &from, float to[2][4]) {
@@ -230,8 +234,8 @@ ATTEND void multiply_keys(const struct warp_state<NUMBER, DIM, FORM> &w,
 }
 
 /*
- * As exponents of two; -inf for what a row does not see. With rotations a tile is done once for
- * each that it has.
+ * Scores as exponents of two; -inf for columns that the row does not see. A tile is processed once
+ * for each rotation that it contains.
  */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void score_tile(const struct gpu_attend_launch &r, struct warp_state<NUMBER, DIM, FORM> &w,
@@ -276,7 +280,7 @@ ATTEND void shrink_sums(struct warp_state<NUMBER, DIM, FORM> &w, const float by[
                         w.sums[i][j] *= by[j / 2 % w.ROWS];
 }
 
-/* Scores become weights. */
+/* Turns scores into weights. */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void weigh_tile(struct warp_state<NUMBER, DIM, FORM> &w, float x[2][4]) {
         float by[2] = {1.0f, 1.0f};
@@ -304,7 +308,7 @@ ATTEND void weigh_tile(struct warp_state<NUMBER, DIM, FORM> &w, float x[2][4]) {
 
 /* ---- values ---- */
 
-/* Rows 2 t and 2 t + 1, 2 t + 8 and 2 t + 9 of the 64 dimensions of a part: eight products. */
+/* Takes rows 2 t and 2 t + 1, 2 t + 8 and 2 t + 9 of 64 dimensions of a part: eight products. */
 template <int NUMBER, int DIM, int PARTS>
 ATTEND void multiply_values(float sums[8][4], const struct stage<DIM> &from, uint32_t part,
                             const uint32_t a[PARTS][4]) {
@@ -330,7 +334,10 @@ ATTEND void multiply_values(float sums[8][4], const struct stage<DIM> &from, uin
         }
 }
 
-/* The weights of a tile are in the place where the next product wants its first factor. */
+/*
+ * The weights of a tile are already in the registers where the next product expects its first
+ * factor.
+ */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void mix_tile(struct warp_state<NUMBER, DIM, FORM> &w, const struct stage<DIM> &from,
                      const float x[2][4]) {
@@ -355,13 +362,13 @@ ATTEND void mix_tile(struct warp_state<NUMBER, DIM, FORM> &w, const struct stage
 
 /* ---- what comes out ---- */
 
-/* The lane's share of a sum over columns, of all of them. */
+/* Adds up the lanes' shares of a sum over columns. */
 ATTEND float sum_quad(float x) {
         x += warp_xor(x, 1);
         return x + warp_xor(x, 2);
 }
 
-/* The sums of row (0: g, 1: g + 8), times by, to a row of shared memory. */
+/* Stores the sums of row (0: g, 1: g + 8), multiplied by by, to a row of shared memory. */
 template <int NUMBER, int DIM, int FORM>
 ATTEND void put_sums(const struct warp_state<NUMBER, DIM, FORM> &w, int row, float by, float *to) {
         to += lane_id() % 4 * 16;

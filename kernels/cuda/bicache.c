@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The launch of BiCache's kernel. A token is a team of two threads, or four where numbers have 32
- * bits.
+ * Launches BiCache's kernel. A token is processed by a team of two threads, or four for 32-bit
+ * numbers.
  */
 
 #include "kernels/cuda/bicache.h"
@@ -26,7 +26,7 @@ int gpu_products(struct gpu *gpu, cu_stream stream, const struct gpu_products *a
                 return 0;
         if (a->per_block == 0 || a->number < KVD_NUMBER_F32 || a->number > KVD_NUMBER_BF16) {
                 snprintf(gpu->why, sizeof gpu->why,
-                         "products: no tokens in a block, or numbers of no known type");
+                         "products: blocks of no tokens, or an unknown element type");
                 return -EINVAL;
         }
         return gpu_launch(gpu, GPU_KERNEL_products,

@@ -3,12 +3,12 @@
 #include "kernels/cuda/device.cuh"
 
 /*
- * A team of two threads (four, for fp32) takes a token: each has as many of the sixteen lanes of
- * kernels/lanes.h as there are numbers in 16 bytes, so that chains and sums are those of the
+ * A team of two threads (four for fp32) takes a token. Each thread has as many of the sixteen lanes
+ * of kernels/lanes.h as there are numbers in 16 bytes. So chains and sums are those of the
  * reference, and a team reads whole sectors.
  */
 #define THREADS 256
-#define PIECE 4096 /* numbers that are added up in single precision */
+#define PIECE 4096 /* numbers added up in single precision */
 
 struct products { /* struct kvd_products, which is C */
         double ab, aa, bb;
@@ -24,7 +24,7 @@ template <int N> struct sums {
         }
 };
 
-/* This thread's lanes of sixteen numbers; past the end they are zeros. */
+/* Adds this thread's lanes of sixteen numbers; beyond the end they are zeros. */
 template <int NUMBER>
 static __device__ __forceinline__ void add_lanes(struct sums<vector<NUMBER>::N> *s,
                                                  const uint8_t *a, const uint8_t *b, uint32_t from,
@@ -53,7 +53,7 @@ static __device__ __forceinline__ void add_lanes(struct sums<vector<NUMBER>::N> 
         }
 }
 
-/* Lanes j and j + 8, j + 4, j + 2, j + 1: first those of other threads of the team. */
+/* Adds lanes j and j + 8, j + 4, j + 2, j + 1, those of other threads of the team first. */
 template <int NUMBER> static __device__ __forceinline__ double sum_of_team(float *lanes) {
         const int N = vector<NUMBER>::N;
 
@@ -108,7 +108,7 @@ static __device__ struct products of_token(const struct gpu_products &a, uint64_
         return sum;
 }
 
-/* Whole warps go on while one of their teams has a token. */
+/* A whole warp continues as long as one of its teams has a token. */
 template <int NUMBER> static __device__ void all_tokens(const struct gpu_products &a) {
         const int TEAM = 16 / vector<NUMBER>::N;
         uint64_t rows = (uint64_t)a.planes * a.tokens,

@@ -3,16 +3,17 @@
 #define KVD_KERNELS_CUDA_BICACHE_H
 
 /*
- * BiCache's products of keys and values that were computed alone and together (kernels/bicache.h),
- * on a GPU.
+ * BiCache's products (kernels/bicache.h) of keys and values computed without and with the rest of
+ * the input, on a GPU.
  */
 
 #include "kernels/cuda/gpu.h"
 
 /*
- * to[plane][token] = the products of the token's rows in a and b, head after head. Row (plane,
- * head, token) of dim numbers is at offset + plane * plane_stride + head * head_stride + token %
- * per_block * token_stride behind block token / per_block. The bits are those of kernels/bicache.h.
+ * to[plane][token] = the sum over heads of the products of the token's rows in a and b. Row (plane,
+ * head, token) has dim numbers at offset + plane * plane_stride + head * head_stride + token %
+ * per_block * token_stride bytes in block token / per_block. The bits equal those of
+ * kernels/bicache.h.
  */
 struct gpu_products {
         cu_address to;              /* struct kvd_products[planes][tokens] */

@@ -3,7 +3,7 @@
 #include "kernels/cuda/device.cuh"
 
 #define THREADS 256
-#define AHEAD 4 /* loads of a thread before its stores */
+#define AHEAD 4 /* loads that a thread issues before its stores */
 
 static __device__ uint8_t *slot_of(const struct gpu_compact &a, uint64_t at, uint32_t token) {
         uint32_t block = token / a.per_block,
@@ -22,7 +22,7 @@ static __device__ __forceinline__ void load_unit(uint16_t *v, const uint8_t *fro
         *v = *reinterpret_cast<const uint16_t *>(from);
 }
 
-/* Unit i of a plane's tokens: which bytes go where. */
+/* Unit i of a plane's tokens: source and destination. */
 template <typename UNIT> struct unit {
         const uint8_t *from;
         uint8_t *to;
@@ -42,7 +42,7 @@ template <typename UNIT> struct unit {
         }
 };
 
-/* x: units, y: layer, head, keys or values. */
+/* Grid x: units; y: layer, head, keys or values. */
 template <typename UNIT> static __device__ void compact(const struct gpu_compact &a) {
         uint32_t row = blockIdx.y / 2, value = blockIdx.y % 2;
         uint32_t layer = row / a.heads, head = row - layer * a.heads;

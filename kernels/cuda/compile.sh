@@ -1,13 +1,15 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# One image: kernels for every target, and what ptxas says that they need (tests/kernels/cuda/resources.sh reads it).
+# Compiles one image: kernels for every target, and the ptxas report on the resources they need
+# (tests/kernels/cuda/resources.sh reads it).
 #
 #       compile.sh ROOT IN.cu OUT.fatbin OUT.ptxas DEPFILE NVCC...
 #
-# KVD_CUDA_TARGETS="90", as an environment variable, is for builds that one machine runs. Others go by the PTX.
+# For a build that runs on one machine only, set the environment variable KVD_CUDA_TARGETS, for example to "90". Other
+# GPUs then use the PTX.
 #
-# No contraction: what is fused is written as fmaf, so that results are those of the scalar reference.
+# No contraction: fused operations are written as fmaf, so that results equal those of the scalar reference.
 set -eu
 
 root=$1 in=$2 fatbin=$3 said=$4 depfile=$5

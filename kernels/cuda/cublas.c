@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * cuBLAS, found at run time. A machine without it has no products of matrices on its GPU, and is
- * told so when one is wanted.
+ * cuBLAS, loaded at run time. On a machine without it, calls for matrix products on the GPU fail
+ * and say why.
  */
 
 #include "kernels/cuda/cublas.h"
@@ -15,10 +15,7 @@
 #include "ipc/base/util.h"
 #include "kernels/ops.h"
 
-/*
- * What NVIDIA recommends for the newest devices, and more than older ones take: one size
- * everywhere.
- */
+/* NVIDIA's recommendation for the newest devices, more than older ones use: one size for all. */
 enum { WORKSPACE_BYTES = 32 << 20 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -38,7 +35,7 @@ static bool resolve(void *library, const char *symbol, void *to) {
         return at != NULL;
 }
 
-/* The library stays open: what it keeps on the device outlives any use of ours. */
+/* The library stays open: its state on the device outlives any of our uses. */
 static void load_once(void) {
         void *library = dlopen("libcublas.so.13", RTLD_NOW | RTLD_LOCAL);
         bool all = true;
@@ -62,7 +59,7 @@ const struct cublas *cublas_load(const char **why) {
         return loaded ? &table : NULL;
 }
 
-/* cublasStatus_t, as far as somebody can do something about it. */
+/* Translates the cublasStatus_t values that a caller can act on. */
 static int check(struct gpu *gpu, int status, const char *what) {
         static const struct {
                 int status, number;
@@ -71,7 +68,7 @@ static int check(struct gpu *gpu, int status, const char *what) {
                 {1, -ENODEV, "cannot be initialised"},
                 {3, -ENOMEM, "out of device memory"},
                 {7, -EINVAL, "invalid value"},
-                {8, -ENODEV, "not for this device"},
+                {8, -ENODEV, "not supported on this device"},
                 {15, -EOPNOTSUPP, "not supported"},
         };
 
@@ -101,7 +98,7 @@ static int open_handle(struct gpu_blas *b, cu_stream stream) {
                           "cublasGetVersion");
         if (r == 0)
                 r = check(b->gpu, b->calls->set_stream(b->handle, stream), "cublasSetStream");
-        if (r == 0) /* cublasSetStream has just taken it away */
+        if (r == 0) /* cublasSetStream resets the workspace */
                 r = check(b->gpu,
                           b->calls->set_workspace(b->handle, pointer(b->workspace),
                                                   WORKSPACE_BYTES),
@@ -144,7 +141,7 @@ static int type_of(uint32_t number) {
                                           CUBLAS_BF16;
 }
 
-/* cuBLAS thinks in columns: our rows are its columns, so it multiplies the other way round. */
+/* cuBLAS is column-major: our rows are its columns, so the factors are swapped. */
 int gpu_multiply(struct gpu_blas *b, const struct gpu_product *p) {
         const float one = 1.0f, zero = 0.0f;
         int type = type_of(p->number),

@@ -3,13 +3,15 @@
 #define KVD_KERNELS_CUDA_CUBLAS_H
 
 /*
- * cuBLAS, found at run time (libcublas.so.13, then .so.12), for products of matrices. Declarations
- * are our own of what is ABI (tests/ipc/base compares them with cublas_v2.h where there is one).
+ * cuBLAS, loaded at run time (libcublas.so.13, then .so.12), for products of matrices. The
+ * declarations of its ABI are our own (tests/ipc/base compares them with cublas_v2.h where that is
+ * installed).
  *
  * Sums are in fp32. TF32 is used only where a product asks for it. With the same library on the
- * same device, a product of the same shape, types and alignments gives the same bits every time: no
- * atomics are allowed, and the workspace is ours, of one size. Another number of rows may be
- * another algorithm and so other bits: who needs equal bits asks for equal shapes.
+ * same device, a product of the same shape, types and alignments gives the same bits every time:
+ * atomics are not allowed, and the workspace is ours, of one size. A different number of rows may
+ * select a different algorithm and so give different bits: callers that need equal bits must use
+ * equal shapes.
  *
  * Results: 0 or negative errno, the reason in gpu->why.
  */
@@ -27,7 +29,7 @@ enum { CUBLAS_SUM_F32 = 68, CUBLAS_SUM_TF32 = 77 }; /* cublasComputeType_t */
 enum { CUBLAS_ALGORITHM_DEFAULT = -1 };            /* cublasGemmAlgo_t */
 enum { /* cublasMath_t */
         CUBLAS_MATH_DEFAULT = 0,
-        CUBLAS_MATH_NO_REDUCED_SUMS = 16, /* 16-bit products: never summed in less than fp32 */
+        CUBLAS_MATH_NO_REDUCED_SUMS = 16, /* never sum 16-bit products in less than fp32 */
 };
 
 /* CALL(name, symbol, parameters); each returns a cublasStatus_t, 0 is success */
@@ -50,8 +52,8 @@ struct cublas {
 };
 
 /*
- * The library's functions, the same table at every call; thread-safe. NULL: *why says in one line
- * what is missing.
+ * The library's functions, the same table at every call; thread-safe. Returns NULL if something is
+ * missing; *why then says what, in one line.
  */
 const struct cublas *cublas_load(const char **why);
 
@@ -63,20 +65,23 @@ struct gpu_blas {
         int version; /* 130100: 13.1.0 */
 };
 
-/* For products on this stream. -ENODEV: no cuBLAS here. Close takes a half-opened one, too. */
+/*
+ * Opens cuBLAS for products on this stream. -ENODEV if there is no cuBLAS. gpu_blas_close also
+ * accepts a half-opened one.
+ */
 int gpu_blas_open(struct gpu_blas *, struct gpu *, cu_stream stream);
 void gpu_blas_close(struct gpu_blas *);
 
 /*
- * to[r][o] = sum over i < n_in of from[r][i] * matrix[o][i], r < rows, o < n_out; to is fp32. Does
- * not wait.
+ * to[r][o] = sum over i < n_in of from[r][i] * matrix[o][i], r < rows, o < n_out; to is fp32.
+ * Asynchronous.
  */
 struct gpu_product {
         cu_address to, from, matrix;
         uint32_t rows, n_in, n_out;
-        uint32_t ld_to, ld_from; /* elements from row to row; the matrix has n_in */
+        uint32_t ld_to, ld_from; /* elements from row to row; those of the matrix are n_in */
         uint32_t number;         /* of from and matrix: 1 fp32, 2 fp16, 3 bf16 (enum kvd_number) */
-        bool tf32;               /* fp32 only: products of 10 bits of mantissa */
+        bool tf32;               /* fp32 only: multiply with 10 bits of mantissa */
 };
 
 int gpu_multiply(struct gpu_blas *, const struct gpu_product *);

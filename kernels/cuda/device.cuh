@@ -3,19 +3,20 @@
 #define KVD_KERNELS_CUDA_DEVICE_CUH
 
 /*
- * What kernels are written in: CUDA C, and below that only what this file offers, so that the same
- * source also runs on a processor: where KVD_EMULATE is defined, the names below, and CUDA's own,
- * are there already. The everyday suite compares every kernel with its scalar reference that way.
+ * Kernels are written in CUDA C plus only what this file offers, so that the same source also runs
+ * on a CPU: where KVD_EMULATE is defined, the names below, and CUDA's own, already exist. That is
+ * how the everyday tests compare every kernel with its scalar reference.
  *
  *      KVD_KERNEL(name, struct arguments, threads) { ... a.member ... }      threads: the largest block
- *      KVD_KERNEL_ROOMY(...)                       the same, for whom registers matter more than neighbours
+ *      KVD_KERNEL_ROOMY(...)                       the same, with more registers and fewer resident blocks
  *      KVD_SHARED(type, name)                      dynamic shared memory
  *      __shared__ type name[n];                    static shared memory: of fixed size, at the top of a function
  *
- * Rules that keep both worlds equal: every thread of a block reaches every __syncthreads(), every
- * lane of a warp every warp_*() and __syncwarp(); no early return before one; no inline assembly
- * outside this file; no warp primitives but those named here; no recursion; sums in fp32 unless the
- * reference says fp64. Blocks of a launch may run in any order, none waits for another.
+ * Rules that keep both worlds equal: every thread of a block reaches every __syncthreads(), and
+ * every lane of a warp every warp_*() and __syncwarp(); no early return before one; no inline
+ * assembly outside this file; no warp primitives but those named here; no recursion; sums in fp32
+ * unless the reference uses fp64. The blocks of a launch may run in any order and never wait for
+ * each other.
  */
 
 #include <stdint.h>
@@ -59,7 +60,7 @@ static __device__ __forceinline__ uint32_t warp_ballot(bool x) {
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* 16 bytes, as loaded from pool memory: read once, past L1. at is aligned to 16. */
+/* Loads 16 bytes from pool memory, which is read once, bypassing L1. at is aligned to 16. */
 static __device__ __forceinline__ uint4 load_16(const void *at) {
         uint4 v;
 
@@ -69,7 +70,8 @@ static __device__ __forceinline__ uint4 load_16(const void *at) {
 }
 
 /*
- * 16 bytes from global to shared memory, without a register; there after copy_wait and a barrier.
+ * Copies 16 bytes from global to shared memory, asynchronously; visible after copy_wait and a
+ * barrier.
  */
 static __device__ __forceinline__ void copy_16(void *shared, const void *global) {
         uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
@@ -78,8 +80,8 @@ static __device__ __forceinline__ void copy_16(void *shared, const void *global)
 }
 
 /*
- * The same, or zeros if it is not there: then nothing is read, but global is an address of the
- * device.
+ * The same, or zeros if there is false. Then nothing is read, but global must still be a device
+ * address.
  */
 static __device__ __forceinline__ void copy_16_or_zeros(void *shared, const void *global,
                                                         bool there) {
@@ -94,7 +96,7 @@ static __device__ __forceinline__ void copy_commit() {
         asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Until at most PENDING of the groups that this thread committed last are under way. */
+/* Waits until at most the last PENDING groups that this thread committed are in flight. */
 template <int PENDING> static __device__ __forceinline__ void copy_wait() {
         asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }
@@ -173,7 +175,7 @@ template <> struct element<NUMBER_BF16> {
         static __device__ __forceinline__ uint16_t narrow(float x) { return float_to_bf16(x); }
 };
 
-/* The numbers in 16 bytes of a type: 4 or 8. */
+/* 16 bytes as numbers of a type: N is 4 or 8. */
 template <int NUMBER> struct vector {
         static const int N = 16 / sizeof(typename element<NUMBER>::type);
 

@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Writes the assembly that puts an image into the programs that use it (images.h).
+# Writes the assembly that embeds an image into the programs that use it (images.h).
 #
-#       embed.sh OUT NAME [FATBIN]      without a FATBIN: there is no nvcc
+#       embed.sh OUT NAME [FATBIN]      without FATBIN if there is no nvcc
 set -eu
 
 out=$1 name=$2

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Launches of what a transformer needs besides matrices and attention. Each is one kernel over
- * rows.
+ * Launches the transformer operations other than matrix products and attention. Each is one kernel
+ * over rows.
  */
 
 #include "kernels/cuda/engine.h"
@@ -14,7 +14,7 @@ GPU_USES(engine);
 
 enum { THREADS = 256, MOST_BLOCKS = 65535 };
 
-/* Each thread one number after the other, over the whole of it. */
+/* A grid over all numbers, one per thread at a time. */
 static struct gpu_grid over(uint64_t numbers) {
         return (struct gpu_grid){(uint32_t)MIN(DIV_UP(numbers, THREADS), MOST_BLOCKS), 1, 1,
                                  THREADS, 0};

@@ -46,7 +46,7 @@ KVD_KERNEL(embed, struct gpu_embed, THREADS) {
 
 /* ---- norm ------------------------------------------------------------------------------------ */
 
-/* The sum of all threads' x, in every thread. */
+/* Returns the sum of x over all threads, in every thread. */
 static __device__ float block_sum(float x, float *partial) {
         float sum = 0;
 
@@ -60,7 +60,7 @@ static __device__ float block_sum(float x, float *partial) {
         return sum;
 }
 
-/* Each thread comes back to the numbers that it wrote itself. */
+/* In the second pass, each thread reads the numbers that it wrote itself. */
 KVD_KERNEL(norm, struct gpu_norm, THREADS) {
         __shared__ float partial[WARPS];
         const float *weights = reinterpret_cast<const float *>(a.weights);
@@ -87,7 +87,7 @@ KVD_KERNEL(norm, struct gpu_norm, THREADS) {
 
 /* ---- queries, keys and values ---------------------------------------------------------------- */
 
-/* A row's place in the blocks; 0: it has none, or is stored already. */
+/* A row's address in the blocks; 0 if its block is not resident or the row is already stored. */
 static __device__ cu_address slot_of(const struct gpu_rotate &a, uint32_t row) {
         uint32_t position = a.first + row;
         uint32_t id = reinterpret_cast<const uint32_t *>(a.blocks.ids)[position / a.block_tokens];
@@ -144,7 +144,7 @@ KVD_KERNEL(rotate, struct gpu_rotate, THREADS) {
 
 /* ---- feed-forward ---------------------------------------------------------------------------- */
 
-/* e^x, step by step as kernels/variants.h has it. */
+/* e^x, in the same steps as kernels/variants.h. */
 static __device__ __forceinline__ float exp_of(float x) {
         float clamped = EXP_HIGH < x ? EXP_HIGH : x;
         float shifted = fmaf(clamped, EXP_LOG2E, EXP_SHIFT);

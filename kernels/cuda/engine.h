@@ -3,9 +3,9 @@
 #define KVD_KERNELS_CUDA_ENGINE_H
 
 /*
- * What a transformer needs besides products of matrices (cublas.h) and attention (attend.h). Rows
- * are tokens, and lie one behind the other; numbers are fp32 unless a member says which. Embedding,
- * rotation, storing and SwiGLU give the bits of kernels/ops.h; norms sum in another order.
+ * The transformer operations other than matrix products (cublas.h) and attention (attend.h). Rows
+ * are tokens, and are contiguous; numbers are fp32 unless a member gives the type. Embedding,
+ * rotation, storing and SwiGLU give the bits of kernels/ops.h; norms sum in a different order.
  *
  * Members number, to_number: 1 fp32, 2 fp16, 3 bf16 (enum kvd_number).
  */
@@ -15,7 +15,7 @@
 /* to[r] = table[tokens[r]] */
 struct gpu_embed {
         cu_address to, table;   /* [n][width], [vocabulary][width] of number */
-        cu_address tokens;      /* const uint32_t *, below the size of the vocabulary */
+        cu_address tokens;      /* const uint32_t [n], each below the size of the vocabulary */
         uint32_t n, width, number;
 };
 
@@ -29,20 +29,20 @@ struct gpu_norm {
 };
 
 /*
- * Rotates queries where they are, and keys on their way into the blocks, where values follow them.
- * Pairs are (i, i + half), as in ops.h. Row r has position first + r, and that is slot position %
- * block_tokens of block ids[position / block_tokens]; positions below stored are not written, nor
- * are those whose block is GPU_NO_BLOCK.
+ * Rotates queries in place and keys on their way into the blocks, and stores the values next to
+ * them. Pairs are (i, i + half), as in ops.h. Row r has position first + r, which is slot position
+ * % block_tokens of block ids[position / block_tokens]. Positions below stored, and those whose
+ * block is GPU_NO_BLOCK, are not written.
  */
 struct gpu_rotate {
         cu_address qkv;           /* [n][heads + 2 kv_heads][2 half] */
         cu_address cosine, sine;  /* [n][half] */
         struct gpu_blocks blocks;
-        uint64_t k_offset, v_offset; /* of the layer's planes: bytes from a block's start */
+        uint64_t k_offset, v_offset; /* bytes from a block's start to the layer's planes */
         uint64_t head_stride, slot_stride; /* bytes */
         uint32_t n, first, stored;
         uint32_t heads, kv_heads, half;
-        uint32_t block_tokens, number; /* of keys and values */
+        uint32_t block_tokens, number; /* number: of keys and values */
 };
 
 /* to[r] = silu(gate[r]) * up[r], with gate and up side by side in gate_up[r] */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A GPU's context and our images in it. An image is loaded when one of its kernels is launched for
- * the first time.
+ * A GPU's context and our images in it. An image is loaded when one of its kernels is first
+ * launched.
  */
 
 #include "kernels/cuda/gpu.h"
@@ -15,7 +15,7 @@
 #include "ipc/base/util.h"
 #include "kernels/cuda/images.h"
 
-/* Those of this program; NULL are the others (images.h). */
+/* The images of this program; those of other programs are NULL (images.h). */
 #define GPU_IMAGE(image) extern const uint8_t gpu_image_##image[] __attribute__((weak));
 #define GPU_KERNEL(image, name)
 #include "kernels/cuda/kernels.def"
@@ -120,7 +120,7 @@ void gpu_leave(struct gpu *gpu) {
                 gpu->cuda->cuCtxPopCurrent(&context);
 }
 
-/* What a driver says now is of no use to anybody. */
+/* Errors of the driver are ignored: there is nothing left to do about them. */
 void gpu_close(struct gpu *gpu) {
         if (!gpu->context)
                 return;
@@ -181,7 +181,7 @@ static int find_kernel(struct gpu *gpu, enum gpu_kernel kernel) {
         return 0;
 }
 
-/* A function is allowed more shared memory than is usual when a launch first wants it. */
+/* Raises a function's limit of dynamic shared memory when a launch first needs more. */
 static int prepare(struct gpu *gpu, enum gpu_kernel kernel, size_t shared) {
         const char *name = kernels[kernel].name;
         int r = find_kernel(gpu, kernel);
@@ -198,8 +198,7 @@ static int prepare(struct gpu *gpu, enum gpu_kernel kernel, size_t shared) {
                       name);
         if (r == -EINVAL)
                 return because(gpu, r,
-                               "%s: %zu bytes of shared memory beside its own, and a block may "
-                               "have %zu",
+                               "%s: %zu bytes of shared memory in addition to its static memory, and a block may have %zu",
                                name, shared, gpu->shared_bytes);
         if (r == 0)
                 gpu->shared[kernel] = shared;

@@ -3,17 +3,17 @@
 #define KVD_KERNELS_CUDA_GPU_H
 
 /*
- * One GPU, ready to run our kernels: its primary context and the images that nvcc made of
- * kernels/cuda/ *.cu (kernels.def). Everything is launched here, with one argument: a struct that
- * the kernel takes by value and that C and CUDA share (the header of its method). Launches do not
- * wait; results are there when the stream has passed.
+ * One GPU, ready to run our kernels: its primary context and the images that nvcc made from
+ * kernels/cuda/ *.cu (kernels.def). All launches go through this file, with one argument: a struct
+ * that the kernel takes by value and that C and CUDA share (see the method's header). Launches are
+ * asynchronous; results are there once the stream has completed.
  *
- *      kernels/cuda/METHOD.h   argument structs, and gpu_OPERATION(gpu, stream, arguments): what callers use
+ *      kernels/cuda/METHOD.h   argument structs, and gpu_OPERATION(gpu, stream, arguments): the interface for callers
  *      kernels/cuda/METHOD.c   checks arguments, chooses grids, calls gpu_launch
  *      kernels/cuda/METHOD.cu  the kernels, in terms of device.cuh
  *
  * Results: 0 or negative errno, the reason in gpu->why. A build without nvcc has no kernels:
- * gpu_launch returns -ENOSYS and says so.
+ * gpu_launch then returns -ENOSYS.
  */
 
 #include <stdbool.h>
@@ -43,21 +43,21 @@ enum gpu_kernel {
 struct gpu {
         const struct kvd_cuda *cuda;
         cu_device ordinal;
-        /* primary, retained; current on the thread that called gpu_open */
+        /* the primary context, retained; current on the thread that called gpu_open */
         cu_context context;
         uint32_t multiprocessors;
         uint32_t capability;            /* 90: 9.0 */
-        size_t l2_bytes, shared_bytes;  /* shared memory that one block may have */
+        size_t l2_bytes, shared_bytes; /* shared_bytes: maximum of one thread block */
         cu_library images[GPU_N_IMAGES];     /* owned; loaded at first use */
         cu_function kernels[GPU_N_KERNELS];  /* looked up at first use */
-        size_t shared[GPU_N_KERNELS];        /* dynamic shared memory that each is allowed by now */
+        size_t shared[GPU_N_KERNELS]; /* bytes of dynamic shared memory that each may use so far */
         char why[200];
 };
 
 /*
- * Opens a device for launching from the calling thread (the context stays current there until
- * gpu_close; other threads call gpu_enter). A struct gpu belongs to one thread at a time. -ENODEV:
- * no driver, no such device.
+ * Opens a device for launching from the calling thread. The context stays current there until
+ * gpu_close; other threads call gpu_enter. A struct gpu may be used by one thread at a time.
+ * -ENODEV if there is no driver or no such device.
  */
 int gpu_open(struct gpu *gpu, cu_device ordinal);
 void gpu_close(struct gpu *gpu);
@@ -65,15 +65,15 @@ int gpu_enter(struct gpu *gpu);
 void gpu_leave(struct gpu *gpu);
 
 /*
- * Does this driver take the kernels of this program? 0, or -ENOSYS, -ENOEXEC with the reason in
- * why.
+ * Whether the driver accepts the kernels of this program: 0, or -ENOSYS or -ENOEXEC with the reason
+ * in why.
  */
 int gpu_has_kernels(struct gpu *gpu);
 
-/* Blocks of threads that one launch makes. */
+/* The thread blocks of a launch. */
 struct gpu_grid {
-        uint32_t x, y, z;    /* blocks */
-        uint32_t threads;    /* of a block, a multiple of 32 */
+        uint32_t x, y, z;    /* number of blocks */
+        uint32_t threads;    /* threads per block, a multiple of 32 */
         size_t shared;       /* bytes of dynamic shared memory */
 };
 
@@ -81,18 +81,18 @@ int gpu_launch(struct gpu *gpu, enum gpu_kernel kernel, struct gpu_grid grid, cu
                const void *arguments);
 
 /*
- * Blocks of that kernel that run at once on the whole device: the size of a persistent grid. 0: it
- * cannot run.
+ * Number of thread blocks of that kernel that run at once on the whole device: the size of a
+ * persistent grid. 0 if it cannot run.
  */
 uint32_t gpu_resident_blocks(struct gpu *gpu, enum gpu_kernel kernel, uint32_t threads,
                              size_t shared);
 
-/* Notes a driver's error in why and returns its errno; 0 stays 0. */
+/* Stores a driver error in why and returns it as a negative errno; 0 for success. */
 int gpu_check(struct gpu *gpu, cu_result error, const char *what);
 
 /*
- * Blocks of a pool, as every kernel that reads or writes blocks takes them: block i is at base +
- * ids[i] * block_bytes; GPU_NO_BLOCK is not resident. ids lies in device memory.
+ * Blocks of a pool, as passed to every kernel that reads or writes blocks: block i is at base +
+ * ids[i] * block_bytes, or not resident if ids[i] is GPU_NO_BLOCK. ids is in device memory.
  */
 #define GPU_NO_BLOCK 0xffffffffu
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The launch of HShare's kernel. A warp counts the bits of one row of one pair. */
+/* Launches HShare's kernel. A warp counts the bits of one row of one pair. */
 
 #include "kernels/cuda/hshare.h"
 
@@ -24,7 +24,7 @@ int gpu_overlap(struct gpu *gpu, cu_stream stream, const struct gpu_overlap *a) 
 
         if (!a->pairs || !a->to || !a->blocks.ids || !a->blocks.block_bytes ||
             (a->blocks.base | a->blocks.block_bytes) % sizeof(uint64_t))
-                return refuse(gpu, "an address is missing, or words are not at multiples of 8");
+                return refuse(gpu, "an address is missing, or blocks are not aligned to 8 bytes");
         if (a->first > a->end || a->n > GPU_OVERLAP_PAIRS)
                 return refuse(gpu, "rows that end before they begin, or too many pairs");
         return a->n == 0 || a->first == a->end ?

@@ -4,10 +4,10 @@
 
 #define THREADS 256
 
-/* Word i of all rows. A lane's words are 32 apart, so the block is another one rarely. */
+/* Finds word i of the rows. A lane's words are 32 apart, so the block changes rarely. */
 struct words {
         const struct gpu_blocks &blocks;
-        uint64_t per_block, first, end; /* words of the block at hand */
+        uint64_t per_block, first, end; /* words in the current block */
         const uint64_t *at;
 
         __device__ explicit words(const struct gpu_blocks &of)
@@ -28,7 +28,7 @@ struct words {
         }
 };
 
-/* x: rows, y: pairs. */
+/* Grid x: rows; y: pairs. */
 KVD_KERNEL(overlap, struct gpu_overlap, THREADS) {
         struct gpu_overlap_pair pair =
                 reinterpret_cast<const struct gpu_overlap_pair *>(a.pairs)[blockIdx.y];

@@ -3,23 +3,23 @@
 #define KVD_KERNELS_CUDA_HSHARE_H
 
 /*
- * How alike HShare's selections are (overlap of kernels/hshare.h), on a GPU, for many pairs of
+ * How similar HShare's selections are (overlap of kernels/hshare.h), on a GPU, for many pairs of
  * layers or heads in one launch.
  */
 
 #include "kernels/cuda/gpu.h"
 
-/* Their rows from there on. */
+/* Numbers of the first rows of a pair. */
 struct gpu_overlap_pair {
         uint32_t a, b;
 };
 
 /*
- * to[i * (end - first) + r - first], first <= r < end: bits that row a + r and row b + r of pair i
- * have in common. Rows have so many 64-bit words each and lie one behind the other through the
- * blocks, whose sizes are multiples of 8; a word of a block that is not resident counts as zeros.
+ * to[i * (end - first) + r - first] = number of bits set in both row a + r and row b + r of pair i,
+ * first <= r < end. A row has words 64-bit words; rows are contiguous through the blocks, whose
+ * sizes are multiples of 8. The words of a block that is not resident count as zeros.
  */
-#define GPU_OVERLAP_PAIRS 65535u /* of one launch */
+#define GPU_OVERLAP_PAIRS 65535u /* maximum number of pairs in one launch */
 
 struct gpu_overlap {
         struct gpu_blocks blocks;

@@ -3,14 +3,14 @@
 #define KVD_KERNELS_CUDA_IMAGES_H
 
 /*
- * What nvcc made of kernels/cuda/ *.cu, each in an object of its own (embed.sh). A program has an
- * image if it has a file that says GPU_USES(image): those that launch its kernels. A build without
- * nvcc has a word in each one's place, which no driver of a GPU takes.
+ * The output of nvcc for kernels/cuda/ *.cu, each in its own object (embed.sh). A program contains
+ * an image if one of its files says GPU_USES(image): the files that launch its kernels do. In a
+ * build without nvcc, each image is replaced by a text, which the driver of a GPU rejects.
  */
 
 #include <stdint.h>
 
-#define GPU_NOT_BUILT "kvd: no image of " /* what begins that word */
+#define GPU_NOT_BUILT "kvd: no image of " /* the beginning of that text */
 
 #define GPU_USES(image) \
         extern const uint8_t gpu_image_##image[]; \

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Launches of KeyDiff's kernels. Tokens are cut into slices by the shape alone, so that sums do not
- * depend on the GPU.
+ * Launches KeyDiff's kernels. How tokens are divided into slices depends on the shape alone, so
+ * that sums do not depend on the GPU.
  */
 
 #include "kernels/cuda/keydiff.h"
@@ -19,8 +19,8 @@ GPU_USES(keydiff);
 enum { THREADS = 256, WARPS = THREADS / 32, SUM_THREADS = 512 };
 
 /*
- * Slices of enough tokens that adding them up costs little, and so few that a short sequence keeps
- * a device busy.
+ * Slices have enough tokens to make merging cheap, and few enough that a short sequence keeps a
+ * device busy.
  */
 enum { SLICE_LEAST = 64, SLICE_MOST = 1024, WARPS_WANTED = 8192 };
 
@@ -44,7 +44,7 @@ static int check_keys(struct gpu *gpu, const struct gpu_key_rows *k) {
         if (k->layers == 0 || k->heads == 0 || k->per_block == 0)
                 return refuse(gpu, "no layers, heads or tokens");
         if (!k->blocks.base || !k->blocks.ids || misfit % element_bytes(k->number))
-                return refuse(gpu, "blocks at no address for their numbers");
+                return refuse(gpu, "blocks have no address, or one not aligned to their elements");
         return 0;
 }
 
@@ -92,7 +92,7 @@ static int launch_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_key
         int r;
 
         if (!a->counts || !a->scratch || a->scratch % 16)
-                return refuse(gpu, "no counts, or no scratch that is aligned");
+                return refuse(gpu, "no counts, or no aligned scratch memory");
         r = a->slices ? gpu_launch(gpu, GPU_KERNEL_keydiff_parts, grid_of_parts(a), stream, a) : 0;
         return r < 0 ? r : gpu_launch(gpu, GPU_KERNEL_keydiff_sum, sum, stream, a);
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A warp takes one head of one layer, and of it a slice of the tokens. LANES lanes have a row
- * between them, 16 bytes each (CHUNKS times), so that a warp loads 32 / LANES rows at once, and
- * UNROLL times as many before it looks at the first. Neighbouring warps have neighbouring heads of
- * the same tokens: one piece of memory in either order of a block.
+ * A warp takes a slice of the tokens of one head of one layer. LANES lanes share a row, 16 bytes
+ * each (CHUNKS times), so a warp loads 32 / LANES rows at once, and UNROLL times as many before it
+ * uses the first. Neighbouring warps have neighbouring heads of the same tokens: contiguous memory
+ * in either order of a block.
  */
 
 #include "kernels/cuda/keydiff_keys.cuh"
@@ -20,7 +20,7 @@ template <int NUMBER_, int LANES_, int CHUNKS_, bool WIDE_> struct form {
         static const bool WIDE = WIDE_;
 };
 
-/* body<form>(arguments) in the form that fits: rows of few lanes where they are aligned. */
+/* body<form>(arguments) in the form that fits: few lanes per row if rows are aligned. */
 #define EACH_FORM(keys, wide, body, ...) \
         do { \
                 if ((keys).number == NUMBER_F32) { \
@@ -57,7 +57,7 @@ static __device__ __forceinline__ bool is_wide(const struct gpu_key_rows &k) {
                (k.head_stride | k.token_stride | k.dim) % n == 0;
 }
 
-/* The rows slot, slot + 1, ... of this lane's part of the warp, as far as end. */
+/* Loads rows slot, slot + 1, ... of this lane's part of the warp, up to end. */
 template <typename FORM>
 static __device__ __forceinline__ void load_rows(uint4 v[FORM::UNROLL][FORM::CHUNKS],
                                                  const struct gpu_key_rows &k, cu_address head,
@@ -79,14 +79,14 @@ static __device__ __forceinline__ void load_rows(uint4 v[FORM::UNROLL][FORM::CHU
         }
 }
 
-/* A lane has the sum of row lane / HOLDERS of those that its LANES lanes loaded. */
+/* A lane holds the sum of row lane / N of those that its LANES lanes loaded. */
 template <typename FORM> struct holders {
         static const int N = FORM::LANES / FORM::UNROLL;
 };
 
 /*
- * Sums of all rows over the lanes that share each; half of what is left changes lanes in every
- * step.
+ * Sums each row over the lanes that share it. In every step, half of the remaining partial sums
+ * move to another lane.
  */
 template <typename FORM> static __device__ __forceinline__ float row_sums(float x[FORM::UNROLL]) {
         int mask = FORM::LANES / 2;
@@ -124,9 +124,11 @@ static __device__ __forceinline__ bool slice_of(const struct gpu_keydiff &a, uin
         return warp < of_layer * a.keys.layers;
 }
 
-/* What of a slice is in one block; the next block's id is asked for before this one's keys are. */
+/*
+ * The part of a slice that is in one block. The next block's id is loaded before this block's keys.
+ */
 struct range {
-        uint32_t t, id, from, to; /* token, and slots of it and of the end */
+        uint32_t t, id, from, to; /* first token, block id, first slot, end slot */
 };
 
 static __device__ __forceinline__ struct range range_at(const struct gpu_keydiff &a,
@@ -170,7 +172,8 @@ static __device__ __forceinline__ uint32_t *part_counts(const struct gpu_keydiff
 }
 
 /*
- * UNROLL rows of each part of the warp, and how many of them count, in every lane that holds one.
+ * Adds UNROLL rows of each part of the warp. Returns, in every lane that holds a row, whether it is
+ * valid.
  */
 template <typename FORM>
 static __device__ __forceinline__ bool add_rows(float sum[FORM::CHUNKS][FORM::N],
@@ -256,8 +259,8 @@ KVD_KERNEL(keydiff_parts, struct gpu_keydiff, THREADS) {
 }
 
 /*
- * Block x: 32 dimensions of a head; each warp adds up every 16th slice, and the first adds up the
- * warps.
+ * Block x has 32 dimensions of a head. Each warp adds up every 16th slice, and the first warp adds
+ * up the warps' sums.
  */
 KVD_KERNEL(keydiff_sum, struct gpu_keydiff, SUM_THREADS) {
         __shared__ float sums[SUM_WARPS][32];

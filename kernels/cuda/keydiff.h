@@ -4,24 +4,28 @@
 
 /*
  * KeyDiff on a GPU: the operations of kernels/keydiff.h over blocks of a pool, for any number of
- * layers at once. What is valid, and what a score is, is said there; sums run in another order
- * here, one that depends on the shape alone: the same call gives the same bits on every device.
- * Scores are within 2e-6 of the reference, anchors within 1e-5 of their length.
+ * layers at once. Validity and scores are defined there. Sums run in a different order here, which
+ * depends on the shape alone: the same call gives the same bits on every device. Scores are within
+ * 2e-6 of the reference, anchors within 1e-5 of their length.
  *
- * Anchors need all keys before the first score can be known: both read the keys. Scores are made
- * from the last token to the first, so that what the anchors' pass left in the L2 is still there.
- * With anchors of summaries (ipc/base/summary.h), 1/8 of the keys at 16 bits and 16 tokens a block,
- * score alone is enough.
+ * All keys must be read for the anchors before the first score can be computed, so both operations
+ * read the keys. Scores are computed from the last token to the first, so that keys which the
+ * anchors' pass left in the L2 cache are still there. With the anchors of summaries
+ * (ipc/base/summary.h; 1/8 of the bytes of the keys with 16 bits and 16 tokens per block), score
+ * alone is enough.
  *
- * -EINVAL: a number of a type that is none, a size of 0, dim above GPU_KEYDIFF_DIM.
+ * -EINVAL: an unknown type, a size of 0, or dim above GPU_KEYDIFF_DIM.
  */
 
 #include "kernels/cuda/gpu.h"
 
 #define GPU_KEYDIFF_DIM 256u
 
-/* As struct kvd_key_rows: head h of token t and layer l begins, in block ids[t / per_block], at offset + l layer_stride
- * bytes, and there at element h head_stride + t % per_block token_stride. Aligned to 16 bytes they are read fast. */
+/*
+ * As struct kvd_key_rows: in block ids[t / per_block], head h of token t and layer l begins at
+ * offset + l * layer_stride bytes plus h * head_stride + t % per_block * token_stride elements.
+ * Rows aligned to 16 bytes are read fastest.
+ */
 struct gpu_key_rows {
         struct gpu_blocks blocks;
         uint64_t offset, layer_stride;      /* bytes */
@@ -36,22 +40,22 @@ struct gpu_keydiff {
         uint64_t stride;     /* floats from a head's scores to the next's: at least to - from */
         cu_address sums;     /* float [layer][head][dim] */
         cu_address counts;   /* uint32_t [layer][head] */
-        cu_address scores;   /* float [layer][head]: token t at t - from */
+        cu_address scores;   /* float [layer][head][stride]: token t at t - from */
         cu_address scratch;  /* gpu_keydiff_scratch() bytes; aligned to 16 */
         uint32_t slice, slices; /* set by the functions below */
 };
 
-/* sums and counts grow by those of the tokens from <= t < to. */
+/* Adds the directions of the tokens from <= t < to to sums, and their number to counts. */
 int gpu_keydiff_anchor(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a);
 
-/* Scores against sums, which may be means as well. Uses neither counts nor scratch. */
+/* Scores against the anchors in sums, which may also be means. counts and scratch are not used. */
 int gpu_keydiff_score(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a);
 
 size_t gpu_keydiff_scratch(const struct gpu_keydiff *a);
 
 /*
- * The best of each head and block, and their mean over the heads of all layers: bits as the
- * reference's.
+ * The best score of each head and block, and its mean over the heads of all layers. The bits equal
+ * the reference's.
  */
 struct gpu_keydiff_blocks {
         cu_address mean;   /* float [blocks], blocks being n / per_block rounded up */
@@ -62,7 +66,7 @@ struct gpu_keydiff_blocks {
         uint32_t n, per_block;
 };
 
-/* Reads 4 heads n bytes, writes 4 (heads + 1) blocks. */
+/* Reads 4 heads n bytes, writes 4 (heads + 1) blocks bytes. */
 int gpu_keydiff_blocks(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff_blocks *a);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A file of its own: kvctl doctor tries this kernel, and has no other. */
+/* In a file of its own: kvctl doctor launches this kernel as a test, and contains no other. */
 
 #include "kernels/cuda/keydiff.h"
 

@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What becomes of scores. */
+/* Scores of blocks, from scores of tokens. */
 
 #include "kernels/cuda/keydiff_keys.cuh"
 
 #define THREADS 256
 #define WARPS (THREADS / 32)
 
-/*
- * A warp a block: width lanes look through a head's tokens there, and 32 / width heads are looked
- * through at once.
- */
+/* One warp per block: width lanes look through a head's tokens, and 32 / width heads at once. */
 KVD_KERNEL(keydiff_blocks, struct gpu_keydiff_blocks, THREADS) {
         uint32_t blocks = (a.n + a.per_block - 1) / a.per_block,
                  b = blockIdx.x * WARPS + threadIdx.x / 32;

@@ -2,7 +2,7 @@
 #ifndef KVD_KERNELS_CUDA_KEYDIFF_KEYS_CUH
 #define KVD_KERNELS_CUDA_KEYDIFF_KEYS_CUH
 
-/* Where keys are, and which of them have a direction; shared by KeyDiff's images. */
+/* Addresses and validity of keys; shared by KeyDiff's images. */
 
 #include "kernels/cuda/keydiff.h"
 #include "kernels/cuda/rows.cuh"
@@ -11,7 +11,7 @@ template <int NUMBER> static __device__ __forceinline__ uint64_t bytes_of(uint64
         return elements * sizeof(typename element<NUMBER>::type);
 }
 
-/* One layer and head of a block; 0 if it is not resident. */
+/* Address of one layer and head of a block; 0 if the block is not resident. */
 template <int NUMBER>
 static __device__ __forceinline__ cu_address head_at(const struct gpu_key_rows &k, uint32_t layer,
                                                      uint32_t head, uint32_t id) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The public calls for keys in a GPU's memory. They check what the caller says, enter the device's
- * primary context, and launch.
+ * The public calls for keys in GPU memory. They check arguments, enter the device's primary
+ * context, and launch.
  */
 
 #include "kernels/cuda/kvd_kernels_cuda.h"
@@ -16,11 +16,11 @@
 
 enum {
         DEVICES = 64,
-        IDS_BYTES = 16 /* of scratch, before the kernels' own: the number of the only block, 0 */
+        IDS_BYTES = 16 /* at the start of scratch: the id of the only block, 0 */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-/* under lock; opened at first use, and for the life of the process */
+/* protected by lock; opened at first use, and kept until the process exits */
 static struct gpu gpus[DEVICES];
 
 typedef int launch_fn(struct gpu *gpu, cu_stream stream, const struct gpu_keydiff *a);
@@ -46,7 +46,7 @@ size_t kvd_cuda_keydiff_scratch(const struct kvd_cuda_keys *keys) {
         return IDS_BYTES + gpu_keydiff_scratch(&a);
 }
 
-/* The context is current afterwards. */
+/* Makes the device's context current. */
 static int enter(struct gpu *gpu, int device) {
         return gpu->context ? gpu_enter(gpu) : gpu_open(gpu, device);
 }

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Launches of MemShare's kernels. As many pairs are measured at once as there are groups of lanes
- * for.
- */
+/* Launches MemShare's kernels. */
 
 #include "kernels/cuda/memshare.h"
 
@@ -21,7 +18,7 @@ GPU_USES(memshare_keep);
 enum {
         THREADS = 256,
         CHUNK = 1024,
-        LAYERS_MOST = 16 /* of a step: a plane a lane */,
+        LAYERS_MOST = 16 /* layers of a step: one plane per lane */,
         LAYERS_USUAL = 4
 };
 
@@ -47,10 +44,10 @@ static int check(struct gpu *gpu, const struct gpu_blocks *blocks, uint64_t offs
         if (!s->layers || !s->heads || !s->tokens || !s->dim)
                 return refuse(gpu, "no layers, heads, tokens or dimensions");
         if ((uint64_t)s->heads * s->tokens * s->dim > UINT32_MAX)
-                return refuse(gpu, "planes of 2^32 elements and more");
+                return refuse(gpu, "planes of 2^32 or more elements");
         if (!blocks->base || !blocks->ids ||
             (blocks->base | blocks->block_bytes | offset) % element_bytes(s->number))
-                return refuse(gpu, "blocks at no address for their numbers");
+                return refuse(gpu, "blocks have no address, or one not aligned to their elements");
         return 0;
 }
 
@@ -60,7 +57,7 @@ static uint64_t plane_elements(const struct gpu_memshare_shape *s) {
 
 /* ---- distances ------------------------------------------------------------------------------- */
 
-/* Chunks of a plane, and lanes that sum one up: as in squares.cuh. */
+/* Chunks of a plane, and lanes that sum up one chunk, as in squares.cuh. */
 struct work {
         uint32_t chunks, lanes;
 };
@@ -78,7 +75,7 @@ static struct work work_of(const struct gpu_memshare *a, bool rotated) {
         return (struct work){(uint32_t)DIV_UP((uint64_t)rows * a->shape.dim, CHUNK), 4 * chain};
 }
 
-/* So many layers that all threads have something to sum up; more where no limit is looked at. */
+/* Enough layers per step to give all threads work; more if there is no limit to check. */
 static uint32_t layers_together(const struct gpu_memshare *a, struct work keys) {
         uint32_t enough = DIV_UP(THREADS, (a->half ? 1 : 2) * keys.chunks * keys.lanes);
 
@@ -102,13 +99,13 @@ static enum gpu_kernel kernel_of(const struct gpu_memshare *a) {
                                                               GPU_KERNEL_memshare_plain;
 }
 
-/* No more blocks of threads than run at once; each takes one pair after the other. */
+/* At most as many thread blocks as run at once; each takes one pair after the other. */
 static int launch(struct gpu *gpu, cu_stream stream, enum gpu_kernel kernel,
                   const struct gpu_memshare *a, size_t shared) {
         uint32_t most;
 
         if (shared > gpu->shared_bytes)
-                return refuse(gpu, "planes of more chunks than there is shared memory for");
+                return refuse(gpu, "planes have more chunks than fit into shared memory");
         most = gpu_resident_blocks(gpu, kernel, THREADS, shared);
         if (!most)
                 return -ENOSYS;
@@ -122,9 +119,9 @@ static int check_pairs(struct gpu *gpu, const struct gpu_memshare *a) {
         if (a->metric == KVD_MEMSHARE_RELATIVE && !a->norms)
                 return refuse(gpu, "relative distances need norms");
         if (a->half && (2 * (uint64_t)a->half > a->shape.dim || !a->angles))
-                return refuse(gpu, "a rotation of more than all dimensions, or without angles");
+                return refuse(gpu, "a rotation of more dimensions than there are, or without angles");
         if (!a->pairs || !a->distances || a->distances % sizeof(double))
-                return refuse(gpu, "no pairs, or no distances");
+                return refuse(gpu, "no address of pairs, or none for distances");
         return 0;
 }
 
@@ -152,7 +149,7 @@ int gpu_memshare_norms(struct gpu *gpu, cu_stream stream, const struct gpu_memsh
         if (r < 0 || a->n == 0)
                 return r;
         if (!a->to || shared > gpu->shared_bytes || (uint64_t)a->n * a->shape.layers > INT32_MAX)
-                return refuse(gpu, "norms: no room for them, or more than one launch makes");
+                return refuse(gpu, "norms: no address for them, planes too large, or more than one launch makes");
         return gpu_launch(gpu, GPU_KERNEL_memshare_norms,
                           (struct gpu_grid){a->n * a->shape.layers, 1, 1, THREADS, shared}, stream,
                           a);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A block of threads takes one pair after the other, and of a pair together layers at a time: all
- * threads sum up chunks, then the first warp adds these up in fp64 and looks at the limit, while
- * the others are at the next layers already. So an abandoned pair costs one step more than it must,
- * and no other warp waits for the sums.
+ * A thread block takes one pair after the other, and together layers of a pair at a time: all
+ * threads sum up chunks, then the first warp adds these up in fp64 and checks the limit, while the
+ * others already work on the next layers. So an abandoned pair costs one step more than necessary,
+ * and the other warps do not wait for the sums.
  */
 
 #include "kernels/cuda/memshare.h"
@@ -12,7 +12,9 @@
 
 #define THREADS 256
 
-/* What rounding may have added to a bound, as a share of both norms: as in kernels/memshare.c. */
+/*
+ * What rounding may have added to a bound, as a fraction of both norms; as in kernels/memshare.c.
+ */
 #define SLACK 2e-5
 
 enum { FRO_NORM = 1, MEAN_L2 = 2, RELATIVE = 3 };
@@ -69,7 +71,7 @@ static __device__ __forceinline__ bool is_turned(const struct gpu_memshare &a, u
         return a.half > 0 && value == 0;
 }
 
-/* Chunks of a K plane, or of a V plane. */
+/* Number of chunks of a K plane or of a V plane. */
 template <bool PLAIN>
 static __device__ __forceinline__ uint32_t chunks_in(const struct gpu_memshare &a,
                                                      const struct squares_of &q, uint32_t value) {
@@ -78,7 +80,7 @@ static __device__ __forceinline__ uint32_t chunks_in(const struct gpu_memshare &
         return !PLAIN && q.norms ? chunks_of<ROWS>(q) : chunks_of<FLAT>(q);
 }
 
-/* sums[plane of the step][chunk] of layers first to first + n - 1. */
+/* Computes sums[plane of the step][chunk] of layers first to first + n - 1. */
 template <bool WIDE, bool PLAIN>
 static __device__ __forceinline__ void sum_layers(float *sums, uint32_t stride,
                                                   const struct gpu_memshare &a,
@@ -91,7 +93,7 @@ static __device__ __forceinline__ void sum_layers(float *sums, uint32_t stride,
 
         if (PLAIN) {
                 sum_chunks<WIDE, FLAT, true>(sums, stride, q, number, 2 * n, THREADS, plane);
-        } else if (a.half == 0 && (WIDE || q.norms)) { /* WIDE, and no norms: PLAIN */
+        } else if (a.half == 0 && (WIDE || q.norms)) { /* WIDE without norms is PLAIN */
                 sum_chunks<WIDE, ROWS, true>(sums, stride, q, number, 2 * n, THREADS, plane);
         } else if (a.half == 0) {
                 sum_chunks<WIDE, FLAT, true>(sums, stride, q, number, 2 * n, THREADS, plane);
@@ -117,8 +119,8 @@ static __device__ __forceinline__ double total_of(const float *sums, uint32_t n)
 /* ---- distances ------------------------------------------------------------------------------- */
 
 /*
- * What a difference of that norm (for MEAN_L2: sum of norms) in a plane adds to the distance of its
- * layer.
+ * The contribution of a plane to the distance of its layer, given the norm of the difference (for
+ * MEAN_L2: the sum of norms).
  */
 static __device__ __forceinline__ double weigh(const struct gpu_memshare &a, const struct pair &p,
                                                uint64_t plane, double difference) {
@@ -147,18 +149,18 @@ static __device__ __forceinline__ double plane_bound(const struct gpu_memshare &
         return weigh(a, p, plane, 0.0 > least ? 0.0 : least);
 }
 
-/* What the block of threads knows of its pair; sum to stopped are the first warp's. */
+/* The state of a thread block's pair; sum, layers and stopped are written by the first warp. */
 struct work {
         struct pair pair;
         double sum;
         uint32_t layers;
-        uint32_t stopped[2]; /* after an even step, an odd one */
+        uint32_t stopped[2]; /* set after even steps and after odd steps */
 };
 
-/* Lane 2 i + v has plane v of layer i of a step. NaN stops. */
+/* Lane 2 i + v has plane v of layer i of a step. A NaN stops the pair. */
 static __device__ __forceinline__ void add_layers(struct work *w, const struct gpu_memshare &a,
                                                   double of_plane, uint32_t n, uint32_t step) {
-        /* the others' are of no use, but all of them shuffle */
+        /* only thread 0's are used, but all lanes must take part in shuffles */
         double sum = threadIdx.x == 0 ? w->sum : 0.0;
         uint32_t layers = threadIdx.x == 0 ? w->layers : 0;
         bool stopped = false;
@@ -181,7 +183,7 @@ static __device__ __forceinline__ void add_layers(struct work *w, const struct g
         __syncwarp();
 }
 
-/* The first warp: what a step's sums are, plane by plane. */
+/* Run by the first warp: finishes the sums of a step, one plane per lane. */
 template <bool PLAIN>
 static __device__ __forceinline__ void finish_step(struct work *w, const struct gpu_memshare &a,
                                                    const float *sums, uint32_t stride,
@@ -197,7 +199,7 @@ static __device__ __forceinline__ void finish_step(struct work *w, const struct 
         add_layers(w, a, of_plane, n, step);
 }
 
-/* All layers of a pair. sums: two times [2 together][stride] floats. */
+/* Processes all layers of a pair. sums: two buffers of [2 together][stride] floats. */
 template <bool WIDE, bool PLAIN>
 static __device__ __forceinline__ void walk(struct work *w, const struct gpu_memshare &a,
                                             float *sums) {
@@ -248,7 +250,7 @@ static __device__ __forceinline__ void compare_pairs(struct work *w, const struc
                 if (w->pair.x && w->pair.y)
                         walk<WIDE, PLAIN>(w, a, sums);
                 else
-                        __syncthreads(); /* all have read what is written now */
+                        __syncthreads(); /* all have read the state that is written next */
                 if (w->layers == a.shape.layers && w->sum <= a.limit * a.shape.layers)
                         tell(a, i, w->sum / a.shape.layers);
                 else
@@ -256,7 +258,7 @@ static __device__ __forceinline__ void compare_pairs(struct work *w, const struc
         }
 }
 
-/* The host knows which: whole planes that are aligned; others that are; others. */
+/* The host chooses one: aligned planes as a whole, other aligned forms, and everything else. */
 
 KVD_KERNEL(memshare_plain, struct gpu_memshare, THREADS) {
         KVD_SHARED(float, sums);
@@ -283,8 +285,8 @@ KVD_KERNEL(memshare_narrow, struct gpu_memshare, THREADS) {
 }
 
 /*
- * Before the others: INFINITY for a pair whose norms say that it is above the limit, 0 for the
- * rest. A thread a pair.
+ * Runs before the others: stores INFINITY for a pair whose norms already put it above the limit,
+ * and 0 for the rest. One thread per pair.
  */
 KVD_KERNEL(memshare_bound, struct gpu_memshare, THREADS) {
         for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < a.n; i += gridDim.x * THREADS) {

@@ -4,11 +4,11 @@
 
 /*
  * MemShare's stage 2 on a GPU: the operations of kernels/memshare.h on blocks of a pool, many at a
- * time. Sums run in the order of the reference, each lane of a group having the columns that are
- * one chain there: distances and norms are its bits.
+ * time. Sums run in the order of the reference: each lane of a group has the columns that are one
+ * chain there. So distances and norms have the reference's bits.
  *
- * -EINVAL: a type, order or metric that is none, a size of 0, an address that is missing or not
- * aligned to its numbers.
+ * -EINVAL: an unknown type, order or metric, a size of 0, or an address that is missing or not
+ * aligned to its elements.
  */
 
 #include "kernels/cuda/gpu.h"
@@ -20,13 +20,10 @@ struct gpu_memshare_shape { /* members and numbers as in struct kvd_memshare_sha
         uint32_t order, number;
 };
 
-/*
- * Blocks are meant by where they are in blocks.ids; layer 0's K begins offset bytes after a block's
- * start.
- */
+/* a, b: indices into blocks.ids. Layer 0's K begins offset bytes after a block's start. */
 struct gpu_memshare_pair {
         uint32_t a, b;
-        uint32_t angle; /* of b's keys: a row of angles; not looked at where half is 0 */
+        uint32_t angle; /* row of angles for b's keys; ignored if half is 0 */
 };
 
 struct gpu_memshare {
@@ -34,22 +31,22 @@ struct gpu_memshare {
         uint64_t offset;
         struct gpu_memshare_shape shape;
         uint32_t metric;          /* enum kvd_memshare_metric */
-        uint32_t half;            /* pairs of dimensions that are rotated, 2 half <= dim; 0: none */
-        double limit;             /* INFINITY: every distance is known, and norms reject nothing */
+        uint32_t half; /* number of rotated pairs of dimensions, 2 half <= dim; 0 if none */
+        double limit;             /* INFINITY: compute every distance, reject nothing by norms */
         cu_address pairs;         /* const struct gpu_memshare_pair * */
         uint32_t n;
-        uint32_t together;        /* set by the function: layers between two looks at the limit, */
-        uint32_t bounded;         /* and whether distances that are INFINITY already stay so */
-        cu_address angles;        /* const float [angle][cosine, sine][half]; 0 if half is 0 */
-        cu_address norms;         /* 0, or const float [blocks.ids' index][layer][K, V] */
-        /* double [n]: INFINITY above the limit, for NaN, and where a block is not resident */
+        uint32_t together;        /* set by the function: layers between two checks of the limit */
+        uint32_t bounded; /* set by the function: distances that are already INFINITY stay so */
+        cu_address angles;        /* const float [angle][cosines, sines][half]; 0 if half is 0 */
+        cu_address norms;         /* 0, or const float [index into blocks.ids][layer][K, V] */
+        /* double [n]: INFINITY if above the limit or NaN, or if a block is not resident */
         cu_address distances;
 };
 
 /* KVD_MEMSHARE_RELATIVE needs norms. */
 int gpu_memshare(struct gpu *gpu, cu_stream stream, const struct gpu_memshare *a);
 
-/* Of n blocks: to[i][layer][K, V]. Reads 1 x the blocks. Not resident: NaN. */
+/* Frobenius norms of n blocks: to[i][layer][K, V], NaN if not resident. Reads the blocks once. */
 struct gpu_memshare_keep {
         struct gpu_blocks blocks;
         uint64_t offset;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What MemShare keeps of blocks. */
+/* The norms that MemShare keeps of blocks. */
 
 #include "kernels/cuda/memshare.h"
 #include "kernels/cuda/squares.cuh"
@@ -21,7 +21,7 @@ static __device__ __forceinline__ const uint8_t *block_of(const struct gpu_memsh
                                             a.blocks.base + id * a.blocks.block_bytes + a.offset);
 }
 
-/* A block of threads a layer of a block. */
+/* One thread block per layer of a block. */
 KVD_KERNEL(memshare_norms, struct gpu_memshare_keep, THREADS) {
         KVD_SHARED(float, sums);
         uint32_t layer = blockIdx.x % a.shape.layers, rows = a.shape.heads * a.shape.tokens,

@@ -3,13 +3,13 @@
 #define KVD_KERNELS_CUDA_ROWS_CUH
 
 /*
- * Rows of elements in blocks, for the methods' kernels: 16 bytes at a time where they are aligned,
- * else one by one.
+ * Loads rows of elements in blocks, for the methods' kernels: 16 bytes at a time if they are
+ * aligned, else element by element.
  */
 
 #include "kernels/cuda/device.cuh"
 
-/* As kernels/lanes.h has it: b where one of them is a NaN. */
+/* As lanes_max of kernels/lanes.h: b if either is a NaN. */
 static __device__ __forceinline__ float greater(float a, float b) {
         return a > b ? a : b;
 }
@@ -18,7 +18,10 @@ static __device__ __forceinline__ float infinity() {
         return __uint_as_float(0x7f800000u);
 }
 
-/* Elements i to i + n - 1 of a row that ends at end, as load_16 would give them; zeros beyond. */
+/*
+ * Elements i to i + N - 1 of a row that ends at end, as load_16 would load them; zeros beyond the
+ * end.
+ */
 template <int NUMBER>
 static __device__ __forceinline__ uint4 load_some(const uint8_t *row, uint32_t i, uint32_t end) {
         typedef typename element<NUMBER>::type type;
@@ -38,7 +41,7 @@ static __device__ __forceinline__ uint4 load_some(const uint8_t *row, uint32_t i
         return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* The same; WIDE: the row is aligned, and ends with whole vectors. */
+/* The same. WIDE: the row is aligned and consists of whole vectors. */
 template <int NUMBER, bool WIDE>
 static __device__ __forceinline__ uint4 load_vector(const uint8_t *row, uint32_t i, uint32_t end) {
         if (!WIDE)

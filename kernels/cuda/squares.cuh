@@ -4,13 +4,13 @@
 
 /*
  * Sums of squares of planes of blocks, or of their differences, in the order of kernels/memshare.c:
- * chains of 16 lanes, as many side by side as a form has, each of which is the work of one lane
- * here. A group of lanes that has all chains between it sums up one chunk; its groups lie a chunk
- * apart, in whole sectors of memory.
+ * chains of 16 lanes, several side by side depending on the form, each of which is the work of one
+ * lane here. A group of lanes that together have all chains sums up one chunk. Groups work on
+ * chunks that are one after the other, in whole sectors of memory.
  *
  *      FLAT     1024 elements of a plane in 4 x 16 chains
  *      ROWS     a row in 2 x 16 chains
- *      TURNED   rows, as many as 1024 elements have or one, the second block's rotated, in 16 + 16 chains
+ *      TURNED   as many rows as 1024 elements hold, or one, the second block's rotated, in 16 + 16 chains
  */
 
 #include "kernels/cuda/rows.cuh"
@@ -20,14 +20,14 @@
 
 enum square_form { FLAT, ROWS, TURNED };
 
-/* Two blocks, or one. */
+/* The planes to sum up, of two blocks or of one. */
 struct squares_of {
-        const uint8_t *x, *y;         /* plane 0; planes lie one behind the other */
+        const uint8_t *x, *y;         /* plane 0; planes are contiguous */
         uint64_t elements;            /* of a plane */
         uint32_t rows, dim;           /* of a plane */
         const float *cosine, *sine;
-        uint32_t half, together;      /* TURNED: pairs, rows of a chunk */
-        bool norms;                   /* roots of the chunks' sums */
+        uint32_t half, together;      /* TURNED: rotated pairs, and rows per chunk */
+        bool norms;                   /* take the square root of each chunk's sum */
 };
 
 static __device__ __forceinline__ struct squares_of squares_of_one(const uint8_t *x, uint32_t rows,
@@ -35,7 +35,7 @@ static __device__ __forceinline__ struct squares_of squares_of_one(const uint8_t
         return {x, nullptr, (uint64_t)rows * dim, rows, dim, nullptr, nullptr, 0, 1, false};
 }
 
-/* Lanes that have all chains of a form between them. */
+/* Number of lanes that together have all chains of a form. */
 template <int FORM> static __device__ __forceinline__ uint32_t group_lanes(uint32_t number) {
         return (FORM == FLAT ? 64 : FORM == ROWS ? 32 : 16) / (number == NUMBER_F32 ? 4 : 8);
 }
@@ -44,7 +44,7 @@ template <int NUMBER> static __device__ __forceinline__ uint64_t size_of(uint64_
         return elements * sizeof(typename element<NUMBER>::type);
 }
 
-/* The sum of 16 lanes: j and j + 8, then 4, 2 and 1. */
+/* The sum of 16 lanes: j and j + 8, then j + 4, 2 and 1. */
 template <int NUMBER>
 static __device__ __forceinline__ float sum_of_16(float s[vector<NUMBER>::N]) {
         const int N = vector<NUMBER>::N;
@@ -79,8 +79,8 @@ static __device__ __forceinline__ void add_squares(float s[vector<NUMBER>::N], u
 }
 
 /*
- * Elements at, at + STRIDE, ... below end, AHEAD loads of each row at a time. Not a PAIR: of x
- * alone.
+ * Adds vectors at at, at + STRIDE, ... below end, AHEAD loads of each row at a time. Without PAIR,
+ * of x alone.
  */
 template <int NUMBER, bool WIDE, bool PAIR, int STRIDE>
 static __device__ __forceinline__ void add_strided(float s[vector<NUMBER>::N], const uint8_t *x,
@@ -101,7 +101,7 @@ static __device__ __forceinline__ void add_strided(float s[vector<NUMBER>::N], c
         }
 }
 
-/* The same for a whole chunk that is aligned: nothing to look at between the loads. */
+/* The same for a whole aligned chunk, without checks between the loads. */
 template <int NUMBER, bool PAIR>
 static __device__ __forceinline__ void add_whole(float s[vector<NUMBER>::N], const uint8_t *x,
                                                  const uint8_t *y, uint32_t at) {
@@ -121,7 +121,7 @@ static __device__ __forceinline__ void add_whole(float s[vector<NUMBER>::N], con
         }
 }
 
-/* 4 x 16 chains, spread over a group. */
+/* Sums 4 x 16 chains that are spread over a group. */
 template <int NUMBER>
 static __device__ __forceinline__ float sum_of_64(float s[vector<NUMBER>::N]) {
         const int N = vector<NUMBER>::N, LANES = 16 / N;
@@ -165,7 +165,7 @@ static __device__ __forceinline__ float row_chunk(const struct squares_of &q, co
         return sum_of_16<NUMBER>(s);
 }
 
-/* Numbers i to i + N - 1 of half, and those half further, of both rows; y's are rotated. */
+/* Adds elements i to i + N - 1, and those half further, of both rows; y's are rotated. */
 template <int NUMBER, bool WIDE>
 static __device__ __forceinline__ void add_rotated(float low[vector<NUMBER>::N],
                                                    float high[vector<NUMBER>::N],
@@ -246,8 +246,8 @@ static __device__ __forceinline__ float sum_chunk(const struct squares_of &q, ui
 }
 
 /*
- * to[i * stride + chunk], for the planes plane(0) to plane(n - 1), by all threads of a block. Not a
- * PAIR: of x alone, and FLAT. plane: a function of i, the same on every thread.
+ * Computes to[i * stride + chunk] for the planes plane(0) to plane(n - 1), with all threads of a
+ * block. Without PAIR, of x alone, and FLAT. plane: a function of i, the same on every thread.
  */
 template <bool WIDE, int FORM, bool PAIR, typename PLANE>
 static __device__ __forceinline__ void sum_chunks(float *to, uint32_t stride,
@@ -261,7 +261,8 @@ static __device__ __forceinline__ void sum_chunks(float *to, uint32_t stride,
              first += threads / group) {
                 uint32_t job = first + lane_id() / group, i = job / chunks,
                          chunk = i < n ? job % chunks : chunks;
-                uint64_t of_job = i < n ? plane(i) : 0; /* without a job: beyond the last chunk */
+                /* lanes without a job have chunk beyond the last one */
+                uint64_t of_job = i < n ? plane(i) : 0;
                 float sum;
 
                 if (number == NUMBER_F32)

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Launches of the kernel that summarises blocks. What it needs of shared memory follows from the
- * block's shape.
- */
+/* Launches the kernel that summarises blocks. Its shared memory depends on the block's shape. */
 
 #include "kernels/cuda/summarise.h"
 
@@ -45,16 +42,16 @@ static int check(struct gpu *gpu, const struct gpu_summarise *a) {
             plane_elements(s) > UINT32_MAX)
                 return refuse(gpu, "no such layers, heads, tokens or dimensions");
         if (!a->n_channels || a->n_channels > KVD_LABEL_CHANNELS_MAX || !a->channels)
-                return refuse(gpu, "no such channels");
+                return refuse(gpu, "no channels, or too many");
         if (!a->blocks.base || !a->blocks.ids || misfit % element_bytes(s->number))
-                return refuse(gpu, "blocks at no address for their numbers");
+                return refuse(gpu, "blocks have no address, or one not aligned to their elements");
         if (!a->rows || (a->rows | a->row_bytes | a->norms_off | a->anchors_off | a->labels_off) %
                                 sizeof(float))
-                return refuse(gpu, "no rows, or none that floats may be written to");
+                return refuse(gpu, "no rows, or rows that are not aligned for floats");
         return 0;
 }
 
-/* Sums of both planes' chunks, then a tile for each warp. */
+/* Bytes of shared memory: sums of both planes' chunks, then a tile for each warp. */
 static size_t shared_of(const struct gpu_memshare_shape *s) {
         size_t sums = ALIGN_UP(2 * DIV_UP(plane_elements(s), CHUNK) * sizeof(float), 16);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A block of threads takes one layer of a block. All threads sum up its planes; then each warp
- * takes one head after the other, brings 16 keys at a time to shared memory, and does there what
- * the reference does with them, in its order.
+ * A thread block takes one layer of a block. All threads sum up its planes. Then each warp takes
+ * one head after the other, loads 16 keys at a time into shared memory, and processes them there in
+ * the order of the reference.
  */
 
 #include "kernels/cuda/squares.cuh"
@@ -12,15 +12,15 @@
 #define THREADS 256
 #define WARPS (THREADS / 32)
 #define TILE 16
-#define EACH (TILE / 2)  /* keys of a tile, that half a warp has */
-#define PAIRS (256 / 64) /* of dimensions, that a lane has */
+#define EACH (TILE / 2)  /* keys of a tile per half warp */
+#define PAIRS (256 / 64) /* pairs of dimensions per lane */
 
 enum { ORDER_HND = 1 };
 
 struct layer {
-        const uint8_t *keys; /* its K plane, behind which the V plane is */
+        const uint8_t *keys; /* its K plane, followed by the V plane */
         uint8_t *row;
-        uint32_t number, tokens; /* which, and how many are written */
+        uint32_t number, tokens; /* number of the layer; number of tokens that are written */
         bool wide;
 };
 
@@ -41,7 +41,7 @@ static __device__ __forceinline__ bool is_written(const struct gpu_memshare_shap
                (s.order == ORDER_HND ? row % s.tokens : row / s.heads) < tokens;
 }
 
-/* A chunk in which tokens that were not written are zeros. */
+/* Sums a chunk in which tokens that are not written count as zeros. */
 template <int NUMBER>
 static __device__ __forceinline__ float partial_chunk(const struct gpu_memshare_shape &s,
                                                       const uint8_t *plane, uint64_t first,
@@ -63,7 +63,7 @@ static __device__ __forceinline__ float partial_chunk(const struct gpu_memshare_
         return sum_of_64<NUMBER>(sum);
 }
 
-/* to[plane][chunk], as sum_chunks does it for whole planes. */
+/* Computes to[plane][chunk] as sum_chunks does, of planes that are not fully written. */
 static __device__ __forceinline__ void sum_partial(float *to, uint32_t chunks,
                                                    const struct gpu_memshare_shape &s,
                                                    const struct layer &l) {
@@ -117,7 +117,7 @@ static __device__ __forceinline__ float number_at(const uint8_t *row, uint32_t d
                 reinterpret_cast<const typename element<NUMBER>::type *>(row)[d]);
 }
 
-/* Rows behind the last one hold rubbish. */
+/* Loads n rows; rows beyond them contain garbage. */
 template <int NUMBER>
 static __device__ __forceinline__ void load_tile(uint8_t *tile, uint32_t stride,
                                                  const struct gpu_memshare_shape &s,
@@ -144,7 +144,7 @@ static __device__ __forceinline__ void load_tile(uint8_t *tile, uint32_t stride,
         __syncwarp();
 }
 
-/* Elements d and d + 1; d is even. */
+/* Elements d and d + 1 of a row; d is even. */
 template <int NUMBER>
 static __device__ __forceinline__ float2 pair_at(const uint8_t *row, uint32_t d) {
         uint32_t both;
@@ -157,8 +157,8 @@ static __device__ __forceinline__ float2 pair_at(const uint8_t *row, uint32_t d)
 }
 
 /*
- * What lane j of 16 has of a row's squares, in the order of kernels/keydiff.c, for each half of the
- * warp's EACH rows.
+ * Computes lane j (of 16) of the rows' sums of squares, in the order of kernels/keydiff.c, for EACH
+ * rows per half warp.
  */
 template <int NUMBER>
 static __device__ __forceinline__ void squares_of_lane(float a[EACH], const uint8_t *tile,
@@ -194,8 +194,8 @@ static __device__ __forceinline__ void squares_of_lane(float a[EACH], const uint
 }
 
 /*
- * What each key of a tile is multiplied with to be a direction, or 0: of key lane / 2. Half of the
- * sums that are left change lanes in every step, so that the roots of all are taken at once.
+ * The factor that turns key lane / 2 of a tile into a direction, or 0 if it is not valid. In every
+ * step, half of the remaining sums move to another lane, so that all roots are taken at once.
  */
 template <int NUMBER>
 static __device__ __forceinline__ float inverse_length(const uint8_t *tile, uint32_t stride,
@@ -216,10 +216,7 @@ static __device__ __forceinline__ float inverse_length(const uint8_t *tile, uint
         return x[0] > 0.0f && x[0] < infinity() ? 1.0f / fmaxf(sqrtf(x[0]), 1e-12f) : 0.0f;
 }
 
-/*
- * Adds directions to a lane's dimensions, 2 lane and 2 lane + 1 of each 64, one token after the
- * other.
- */
+/* Adds directions to a lane's dimensions, 2 lane and 2 lane + 1 of each 64, token by token. */
 template <int NUMBER>
 static __device__ __forceinline__ void add_directions(float2 sum[PAIRS], const uint8_t *tile,
                                                       uint32_t stride, uint32_t dim, uint32_t n) {
@@ -250,9 +247,10 @@ static __device__ __forceinline__ float through_f16(float x) {
 }
 
 /*
- * (x - least) / step, rounded, from 0 to 15. The quotient by way of 1 / step and what that leaves
- * over is the one that a division gives: step has 11 bits, so none lies where it could not be told.
- * What is added has 1 in the place of its last bit, and is even.
+ * (x - least) / step, rounded, clamped to 0..15. The quotient via 1 / step, corrected by its
+ * remainder, equals that of a division: step has 11 bits, so no quotient is too close to a rounding
+ * boundary. The unit in the last place of the number added is 1, and the number is even, so the
+ * addition rounds ties to even.
  */
 static __device__ __forceinline__ uint32_t code_of(float x, float least, float step, float inverse,
                                                    bool finite) {
@@ -262,7 +260,7 @@ static __device__ __forceinline__ uint32_t code_of(float x, float least, float s
         return finite ? min(__float_as_uint(code + 12582912.0f) & 31, 15u) : 0;
 }
 
-/* Two lanes a token, every other pair of channels each. */
+/* Two lanes per token; each takes every other pair of channels. */
 template <int NUMBER>
 static __device__ __forceinline__ void put_label(uint8_t *label, const uint8_t *row,
                                                  const uint16_t *channels, uint32_t n,

@@ -4,9 +4,9 @@
 
 /*
  * Summaries of blocks (ipc/base/summary.h) in one launch: norms of planes, sums of keys'
- * directions, labels of keys, as the worker's own kernels make them, bit for bit. Reads each block
- * once (the labels' keys a second time from shared memory, the norms' from the L2), writes a row
- * each.
+ * directions, labels of keys. They are bit for bit what the workers' CPU kernels compute. Reads
+ * each block once (for labels, keys are read again from shared memory, and for norms from the L2
+ * cache), and writes a row each.
  */
 
 #include "kernels/cuda/memshare.h"
@@ -18,13 +18,15 @@ struct gpu_summarise {
         uint64_t offset;                 /* bytes from a block's start to layer 0's K */
         struct gpu_memshare_shape shape; /* dim up to GPU_SUMMARISE_DIM */
         uint32_t n;                      /* blocks: ids[0] to ids[n - 1] */
-        uint32_t n_channels;             /* of a label, up to 256 */
-        /* const uint32_t [n]: how many are written; 0: all of every block */
+        uint32_t n_channels;             /* channels per label, up to 256 */
+        /* const uint32_t [n]: number of tokens written; 0: all of every block */
         cu_address tokens;
         cu_address channels;             /* const uint16_t [layer][head][n_channels] */
-        /* row i at rows + i * row_bytes; aligned to 4. One of a block that is not */
+        /*
+         * Row i is at rows + i * row_bytes; aligned to 4. The row of a block that is not resident is
+         * not written; nor are stamps and the bytes behind the labels.
+         */
         cu_address rows;
-        /* resident stays as it is, and so do stamps and what is behind the labels */
         uint64_t row_bytes;
         uint32_t norms_off, anchors_off, labels_off;
 };

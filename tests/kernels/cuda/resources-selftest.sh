@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# resources.sh reads what ptxas says, and complains about a spill exactly while SPILLS has no line for it.
+# resources.sh reads the ptxas report, and complains about a spill if and only if SPILLS has no line for it.
 set -u
 
 script=$(dirname "$0")/resources.sh
@@ -10,7 +10,7 @@ mkdir -p "$at/kernels/cuda"
 touch "$at/kernels/cuda/SPILLS"
 bad=0
 
-check() { # the exit status that is expected
+check() { # $1: expected exit status
         sh "$script" --check "$at" "$at" >"$at/said"
         status=$?
         [ "$status" = "$1" ] && return

@@ -1,13 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# What every kernel needs on every target, as ptxas said while it was built.
+# The resources that every kernel needs on every target, as reported by ptxas during the build.
 #
 #       resources.sh ROOT BUILD > kernels/cuda/RESOURCES.txt    the report
-#       resources.sh --check ROOT BUILD                         a kernel that keeps registers in memory has a line in
-#                                                               kernels/cuda/SPILLS that says why
+#       resources.sh --check ROOT BUILD                         fails if a kernel that spills registers has no
+#                                                               line in kernels/cuda/SPILLS that says why
 #
-# A line of SPILLS: kernel, target (or *), why. Exit status 77: this build has no images.
+# A line of SPILLS: kernel, target (or *), reason. Exit status 77: this build has no images.
 set -u
 
 check=
@@ -38,8 +38,8 @@ lines() {
 }
 
 report() {
-        echo "# What ptxas says of every kernel (tests/kernels/cuda/resources.sh): registers a thread for each"
-        echo "# target, and the largest of stack, of spill stores and loads, and of static shared memory, in bytes."
+        echo "# The ptxas report on every kernel (tests/kernels/cuda/resources.sh): registers per thread for each"
+        echo "# target, and the maximum of stack, spill stores, spill loads and static shared memory, in bytes."
         echo "# Compiled by nvcc $("${NVCC:-nvcc}" --version | sed -n 's/.*release [0-9.]*, V//p'); not run on a GPU."
         lines | awk '
         function most(of, x) { if (x > of[key]) of[key] = x }

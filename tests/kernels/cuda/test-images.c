@@ -90,7 +90,8 @@ START_TEST(shared_memory_is_raised_on_demand) {
         ck_assert(strstr(gpu.why, "kvd_keydiff_blocks") && strstr(gpu.why, "shared memory"));
         driver.error = CU_INVALID_VALUE; /* a kernel has some itself, which counts */
         ck_assert_int_eq(launch_blocks(gpu.shared_bytes), -EINVAL);
-        ck_assert(strstr(gpu.why, "kvd_keydiff_blocks") && strstr(gpu.why, "beside its own"));
+        ck_assert(strstr(gpu.why, "kvd_keydiff_blocks") &&
+                  strstr(gpu.why, "in addition to its static memory"));
         driver.error = CU_OK;
 }
 END_TEST
