@@ -185,7 +185,7 @@ START_TEST(errors_are_one_line) {
                              "");
         scene_assert_refused(kvlm("--model", model, "--no-share", "--tokens", ids, "--device",
                                   "cuda", "--sequence", "on", NULL),
-                             "methods run on the processor");
+                             "methods run on the CPU");
         ck_assert_int_eq(kvlm("--model", model, "--tokens", ids, "--device", "tpu", NULL).status,
                          2);
         if (!scene_stand_in())

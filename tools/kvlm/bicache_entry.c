@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The layer that is sealed last is the first one: kvd_lease() takes group 0 for the sign that a
- * prefix is complete, and so do we. An entry may still be found in part, after an eviction or
- * because its maker needed less; then what is missing is computed from the last hidden state that
- * is there, which gives the same bits as from the beginning.
+ * Layer 0 is sealed last: kvd_lease() treats group 0 as the sign that a prefix is complete, and so
+ * does this file. An entry may still be found in part, after an eviction or because its producer
+ * needed fewer layers. The missing layers are then computed from the last stored hidden state,
+ * which gives the same bits as computing from the beginning.
  */
 
 #include "tools/kvlm/bicache_entry.h"
@@ -40,7 +40,7 @@ static int take_private(struct entry *e, uint32_t layer) {
         return 0;
 }
 
-/* All blocks of a layer, or none. */
+/* Allocates all blocks of a layer, or none. */
 static bool take_pool(struct entry *e, uint32_t layer) {
         struct kvd_block *pool = pool_of(e, layer);
         uint32_t got = 0;
@@ -66,7 +66,7 @@ static int take(struct entry *e, uint32_t layer) {
         uint32_t bt = e->maker->shape->tokens;
         int r = take_pool(e, layer) ? 0 : take_private(e, layer);
 
-        if (r == 0 && e->context.n_tokens % bt != 0) /* slots that no token has */
+        if (r == 0 && e->context.n_tokens % bt != 0) /* unused slots */
                 memset(blocks_of(e, layer)[e->context.n_blocks - 1], 0,
                        e->maker->shape->block_bytes);
         return r;
@@ -84,7 +84,7 @@ static void drop(struct entry *e, uint32_t layer) {
 
 /* ---- finding ---- */
 
-/* The layer's blocks, pinned. *below: they are not there, but may come. */
+/* Looks up and pins the layer's blocks. *below: they are not in the pool, but can be fetched. */
 static bool look_up(struct entry *e, uint32_t layer, uint32_t *ids, bool *below) {
         struct kvd_pin *pin = e->pins + layer;
         bool found;
@@ -115,7 +115,7 @@ static bool find(struct entry *e, uint32_t layer) {
         return true;
 }
 
-/* The next layers, as far as they are there without a hole. */
+/* Finds the next layers, up to the first missing one. */
 static bool find_layers(struct entry *e, uint32_t need) {
         while (e->n_layers < need && find(e, e->n_layers))
                 e->n_found = ++e->n_layers;
@@ -124,7 +124,7 @@ static bool find_layers(struct entry *e, uint32_t need) {
 
 /* ---- making ---- */
 
-/* Rows as they are before the next layer. */
+/* Restores the rows to their state before the next layer. */
 static void rewind_rows(struct entry *e) {
         struct view view = context_view(&e->context, true);
 
@@ -157,9 +157,9 @@ static void forget_from(struct entry *e, uint32_t layer) {
 }
 
 /*
- * Who came second gets the first one's blocks. If the daemon lets us down, the layer is still ours,
- * and then stays so, or lost: a part of it was sealed, or nobody knows whether it was. A lost layer
- * and those behind it are forgotten.
+ * Publishes a layer. If another client published it first, its blocks are used instead. If the
+ * daemon fails, the layer either remains ours, unpublished, or is lost: part of it was sealed, or
+ * it is unknown whether it was. A lost layer and all deeper ones are dropped.
  */
 static void seal(struct entry *e, uint32_t layer) {
         struct kvd_block *pool = pool_of(e, layer);
@@ -184,7 +184,10 @@ static void seal(struct entry *e, uint32_t layer) {
         forget_from(e, layer);
 }
 
-/* What gets lost on the way is computed again, in private memory: we are refused then. */
+/*
+ * Computes the missing layers. Layers that seal() lost are computed again, in private memory, since
+ * e->refused is then set.
+ */
 static int make(struct entry *e, uint32_t end_layer) {
         int r = pass_rows(e->maker->pass, 0, e->context.n_tokens);
 
@@ -204,7 +207,7 @@ static int make(struct entry *e, uint32_t end_layer) {
 /* ---- single flight ---- */
 
 static int make_leased(struct entry *e, uint32_t need, uint32_t end_layer) {
-        /* It may have been finished after we looked and before the lease was ours. */
+        /* another client may have finished it before we got the lease */
         int r = find_layers(e, need) ? 0 : make(e, end_layer);
 
         kvd_lease_end(e->space, e->tokens, e->context.n_tokens);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The request is computed once as a whole, without a prefix: then no slot is left out, and position
- * i of it lies where position i of any prefix lies. What a prefix alone gives is computed for each
- * prefix.
+ * The request is computed once as a whole, without a prefix. No slot is then left out, and position
+ * i is in the same slot as in any prefix. In addition, each prefix is computed alone.
  */
 
 #include "tools/kvlm/bicache_profile.h"
@@ -24,11 +23,11 @@ struct whole { /* a request and its keys and values */
         struct entry_maker maker;
         kvd_space *space;
         struct context context;
-        uint32_t *tokens; /* with the masks */
+        uint32_t *tokens; /* including the masks */
         uint8_t *memory;
 };
 
-struct alike { /* one layer, its products by token */
+struct alike { /* products of one layer, per token */
         struct kvd_products *keys, *values;
 };
 
@@ -156,7 +155,7 @@ static int write_sample(const struct whole *w, const struct entry *alone, uint32
 
 /* ---- samples for the space ---- */
 
-/* All of them, or none and an error. */
+/* Allocates n blocks. On an error, none. */
 static int take_blocks(kvd_space *space, uint32_t n, struct kvd_block *blocks) {
         for (uint32_t got = 0; got < n;) {
                 int more = kvd_alloc(space, n - got, blocks + got);
@@ -170,7 +169,7 @@ static int take_blocks(kvd_space *space, uint32_t n, struct kvd_block *blocks) {
         return 0;
 }
 
-/* [layer][alone, whole][n], as kvd_prefix_sample() wants them. */
+/* Fills blocks [layer][alone, whole][n], the order that kvd_prefix_sample() expects. */
 static void fill_blocks(const struct whole *w, const struct entry *alone,
                         const struct kvd_block *blocks) {
         uint32_t n = alone->context.n_blocks;
@@ -227,7 +226,9 @@ static int take_sample(const struct whole *w, uint32_t n_prefix) {
         return result;
 }
 
-/* Prefixes of 1, 2, ... times so many percent of the request, as far as the prompt goes. */
+/*
+ * Samples prefixes of step, 2 step, 3 step, ... percent of the request, up to the prompt's length.
+ */
 static int take_samples(const struct whole *w) {
         uint32_t step = w->diffuser->options.profile_step;
         bool prompt_only = diffuse_ratio(w->diffuser, w->space) == KVD_RATIO_PROMPT_ONLY;

@@ -3,9 +3,9 @@
 #define KVLM_BICACHE_PROFILE_H
 
 /*
- * What BiCache's table is made from: how alike a prefix's keys and values are, layer by layer, when
- * the prefix is alone and when the whole request is there at the first denoising step. Nothing is
- * generated.
+ * The profile that BiCache's table is made from: per layer, how similar the keys and values of a
+ * prefix are when it is computed alone and when it is part of the whole request at the first
+ * denoising step. Nothing is generated.
  */
 
 #include "tools/kvlm/diffuse.h"
@@ -16,16 +16,16 @@ struct profile {
          * [...]}
          */
         FILE *out;
-        bool given_up; /* the space did not take a sample: it gets no more */
+        bool given_up; /* the space refused a sample, so it gets no more */
 };
 
 int profile_open(const char *path, struct profile *ret); /* appends */
 int profile_close(struct profile *);
 
 /*
- * Samples of one request: at its own prefix, or at every so many percent of it, as
- * options.profile_step says. They go to the file and, where there is one, to the space, whose
- * worker computes the similarities for itself.
+ * Takes samples of one request: at its own prefix, or at every multiple of options.profile_step
+ * percent. They are written to the file and sent to the space, if there is one; its worker computes
+ * the similarities itself.
  */
 int profile_request(struct profile *, const struct diffuser *, const struct diffuse_request *);
 

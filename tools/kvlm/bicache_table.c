@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * BiCache's table out of a JSON file. Each entry is checked by itself, so that a refusal names the
- * one that is wrong.
+ * Reads BiCache's table from a JSON file. Each entry is checked separately, so that the message
+ * names the reason.
  */
 
 #include "tools/kvlm/bicache_table.h"
@@ -41,8 +41,8 @@ static int read_steps(const json_t *entries, uint32_t layers, struct kvd_btable 
                         return r;
                 if (t->n > 0 &&
                     (step.percent <= t->steps[t->n - 1].percent || step.b < t->steps[t->n - 1].b))
-                        return refuse(-EINVAL, "percentages do not ascend, or layers fall");
-                t->steps[t->n++] = step; /* at most one for each percentage */
+                        return refuse(-EINVAL, "percentages must ascend, and layers must not decrease");
+                t->steps[t->n++] = step; /* at most one per percentage */
         }
         return 0;
 }

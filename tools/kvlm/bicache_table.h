@@ -3,18 +3,18 @@
 #define KVLM_BICACHE_TABLE_H
 
 /*
- * A table of shares and shallow layers (kernels/btable.h) from a file, for who has no daemon or
- * compares tables.
+ * Reads a table of prefix ratios and shallow layers (kernels/btable.h) from a file, for use without
+ * a daemon or to compare tables.
  */
 
 #include "kernels/btable.h"
 
 /*
- * {"def": "INCLUDE_GEN" or "PROMPT_ONLY", "entries": [[percent, layers], ...]}; -EINVAL: what was
- * wrong is noted.
+ * Format: {"def": "INCLUDE_GEN" or "PROMPT_ONLY", "entries": [[percent, layers], ...]}. -EINVAL,
+ * with a message, if it is wrong.
  */
 int bicache_table_read(const char *path, uint32_t layers, struct kvd_btable *ret);
 
-uint32_t bicache_table_deepest(const struct kvd_btable *); /* what any share may ask for */
+uint32_t bicache_table_deepest(const struct kvd_btable *); /* most layers of any ratio */
 
 #endif

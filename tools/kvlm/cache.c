@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvlm's side of the pool: the connection, the space, and blocks to fill. When the daemon goes
- * away, blocks come from kvlm's own memory until it is back, and the user is told once.
+ * kvlm's side of the pool: the connection, the space, and blocks to fill. While the daemon is away,
+ * blocks come from kvlm's own memory; the user is told once.
  */
 
 #include "tools/kvlm/cache_internal.h"
@@ -22,11 +22,11 @@
 
 static void complain(struct cache *c, const char *why) {
         if (!c->complained)
-                fprintf(stderr, "kvlm: not sharing: %s; going on with private memory\n", why);
+                fprintf(stderr, "kvlm: not sharing: %s; continuing with private memory\n", why);
         c->complained = true;
 }
 
-/* NULL: the pool is where we compute. */
+/* NULL if the pool is where we compute, else the reason for not sharing. */
 static const char *elsewhere(const struct cache *c) {
         const struct device *device = c->options.device;
         struct kvd_place place = {.device = -1};
@@ -38,7 +38,7 @@ static const char *elsewhere(const struct cache *c) {
                 return device ? "the daemon's pool is in host memory, and kvlm computes on a GPU" :
                                 NULL;
         if (!device)
-                return "the daemon's pool is in GPU memory, and kvlm computes on the processor";
+                return "the daemon's pool is in GPU memory, and kvlm computes on the CPU";
         return place.device == device->options.ordinal ? NULL :
                                                          "the daemon's pool is on another GPU";
 }
@@ -49,8 +49,8 @@ static bool daemon_is_away(int error) {
 }
 
 /*
- * Methods that compare keys from different places need to know how they were rotated. Others do
- * without.
+ * Methods that compare keys of different positions need to know how keys were rotated; others do
+ * not.
  */
 static void tell_rotation(struct cache *c) {
         double theta = 0;
@@ -134,7 +134,7 @@ struct cache *cache_free(struct cache *c) {
 
 /* ---- private blocks ---- */
 
-/* On a GPU allocating is slow: all that the sequence may need at once. */
+/* Allocation is slow on a GPU, so allocate everything that the sequence may need at once. */
 static uint8_t *take_on_device(struct sequence *s, uint32_t i) {
         const struct cache_options *o = &s->cache->options;
         cu_address at;
@@ -179,9 +179,9 @@ void cache_give(struct cache *c, uint8_t *block) {
 
 /* ---- what is below the pool ---- */
 
-#define FETCH_MS 1000.0 /* that it is worth to wait for it */
+#define FETCH_MS 1000.0 /* maximum time to wait for a fetch */
 
-/* False: nothing comes, or not in time. */
+/* Returns false if nothing more comes, or not in time. */
 static bool fetch_some(kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens,
                        double until_ms, int64_t *there) {
         struct pollfd p = {.fd = -1, .events = POLLIN};
@@ -196,7 +196,7 @@ static bool fetch_some(kvd_space *space, uint32_t group, const uint32_t *tokens,
         return more;
 }
 
-/* One call brings a bounded piece; the next one says whether there is more. */
+/* Each call fetches a bounded piece; the next call tells whether there is more. */
 void cache_fetch(kvd_space *space, uint32_t group, const uint32_t *tokens, uint32_t n_tokens) {
         double until_ms = sys_now_ms() + FETCH_MS;
         int64_t there = -1;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * config.json of a model, read member by member. What kvlm does not implement is refused here by
- * its name, because a model that is computed wrongly still answers.
+ * Reads a model's config.json member by member. Features that kvlm does not implement are refused
+ * by name, because a model that is computed wrongly still answers.
  */
 
 #include "tools/kvlm/config.h"
@@ -15,7 +15,7 @@
 #include "tools/kvlm/refuse.h"
 #include "tools/kvlm/json.h"
 
-/* A whole number from 1 to most. fallback 0: it must be there. */
+/* Reads a whole number from 1 to most. fallback 0: the member is required. */
 static int read_size(const json_t *j, const char *key, uint32_t fallback, uint32_t most,
                      uint32_t *ret) {
         const json_t *member = json_object_get(j, key);
@@ -66,7 +66,10 @@ static int read_float(const json_t *j, const char *key, double fallback, float *
         return 0;
 }
 
-/* Members that change the arithmetic must be absent or as this engine computes. */
+/*
+ * Members that change the arithmetic must be absent, or have the values that this engine
+ * implements.
+ */
 static int check_features(const json_t *j) {
         static const char *const off[] = {"attention_bias", "mlp_bias", "rope_scaling",
                                           "quantization_config"};
@@ -87,9 +90,7 @@ static int check_features(const json_t *j) {
         return 0;
 }
 
-/*
- * "attention": "bidirectional" makes it a masked-diffusion model, and then there is a mask token.
- */
+/* "attention": "bidirectional" makes it a masked-diffusion model, which must have a mask token. */
 static int read_attention(const json_t *j, struct config *c) {
         const json_t *attention = json_object_get(j, "attention");
         uint64_t id;
@@ -101,10 +102,10 @@ static int read_attention(const json_t *j, struct config *c) {
         if (!c->bidirectional)
                 return 0;
         if (json_whole(json_object_get(j, "mask_token_id"), &id) < 0 || id >= c->vocab)
-                return refuse(-EINVAL, "config.json: mask_token_id is missing or not a token id "
-                                       "below vocab_size");
+                return refuse(-EINVAL,
+                              "config.json: mask_token_id is missing or not a token id below vocab_size");
         if (c->vocab < 2)
-                return refuse(-EINVAL, "config.json: vocab_size leaves no token beside the mask");
+                return refuse(-EINVAL, "config.json: vocab_size leaves no token other than the mask");
         c->mask_token = (uint32_t)id;
         return 0;
 }

@@ -2,7 +2,7 @@
 #ifndef KVLM_CONFIG_H
 #define KVLM_CONFIG_H
 
-/* What config.json says about a model of the Llama architecture, checked. */
+/* The checked contents of config.json of a model with the Llama architecture. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,7 +16,7 @@ struct config {
         float norm_eps, rope_theta;
         bool tied; /* the embedding is also the output matrix */
         bool bidirectional;  /* masked diffusion: every token sees every other */
-        uint32_t mask_token; /* of a bidirectional model: stands for what is to be found */
+        uint32_t mask_token; /* of a bidirectional model: stands for an unknown token */
 };
 
 int config_read(const struct mapping *file, struct config *ret);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The positions of a diffusion request: a prefix that is stored, and the rest behind it. The rest
- * begins a block of its own, so that stored blocks are never written.
+ * The positions of a diffusion request: a stored prefix, and the rest after it. The rest begins in
+ * a block of its own, so that stored blocks are never written.
  */
 
 #include "tools/kvlm/context.h"
@@ -38,8 +38,8 @@ void context_release(struct context *c) {
 }
 
 /*
- * Slots that a prefix leaves unused in its last block are seen by nobody: the others are named one
- * by one then.
+ * Slots that a prefix leaves unused in its last block must not be seen. If there are any, the other
+ * slots are listed one by one.
  */
 struct view context_view(const struct context *c, bool prefix_only) {
         uint32_t n_seen = prefix_only ? c->n_prefix : c->n_tokens;

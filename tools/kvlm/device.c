@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A GPU of kvlm's own. Everything is launched on one stream in the order of the calls, and a
- * failure names the call that the driver refused.
+ * The GPU that kvlm computes on. Everything is launched on one stream in the order of the calls,
+ * and a failure names the call that the driver refused.
  */
 
 #include "tools/kvlm/device.h"
@@ -27,8 +27,8 @@ static int check(struct device *d, cu_result error, const char *what) {
 /* ---- life ---- */
 
 /*
- * What the products of equal shape depend on: the library, the kind of GPU, and how they are
- * summed.
+ * What the bits of products of equal shape depend on: the library, the kind of GPU, and the type of
+ * the products.
  */
 static void describe(struct device *d) {
         static const char *const products[] = {"f32", "tf32", "bf16"};

@@ -3,8 +3,9 @@
 #define KVLM_DEVICE_H
 
 /*
- * A GPU of ours: one stream on which everything happens in order, cuBLAS, and memory. What is
- * launched here does not wait; device_wait() does. Functions that can fail note a line.
+ * A GPU to compute on: one stream on which everything happens in order, cuBLAS, and memory.
+ * Launches are asynchronous; device_wait() waits. Functions that can fail store a message
+ * (refuse.h).
  */
 
 #include "kernels/cuda/cublas.h"
@@ -17,11 +18,11 @@ enum device_products {
 };
 
 struct device_options {
-        cu_device ordinal; /* -1: where the pool is, or the first */
+        cu_device ordinal; /* -1: the pool's GPU, or the first one */
         enum device_products products;
         /*
-         * exact: what is generated is computed like a prompt: the same bits, one block of threads a
-         * head
+         * exact: generated tokens are computed like a prompt, with the same bits and one thread
+         * block per head
          */
         enum { DECODE_FAST, DECODE_EXACT } decode;
 };
@@ -31,27 +32,30 @@ struct device {
         struct gpu gpu;
         struct gpu_blas blas;
         cu_stream stream;
-        /* what bits depend on beside the model; processes that agree in it compute equal bits */
+        /*
+         * what bits depend on in addition to the model; processes with equal strings compute equal
+         * bits
+         */
         char arithmetic[128];
         bool opened;
 };
 
 /*
- * -ENODEV: no driver, no such GPU, no cuBLAS; -ENOSYS, -ENOEXEC: no kernels in this build, or none
- * for this GPU.
+ * -ENODEV if there is no driver, no such GPU or no cuBLAS; -ENOSYS or -ENOEXEC if this build has no
+ * kernels, or none for this GPU.
  */
 int device_new(const struct device_options *, struct device **ret);
 struct device *device_free(struct device *);
 
-/* In fp32 or bf16 lie what goes into products: enum kvd_number. */
+/* The type of the factors of products, fp32 or bf16: enum kvd_number. */
 uint32_t device_number(const struct device *);
 
-int device_failed(struct device *, int error); /* notes gpu.why, returns error */
-int device_wait(struct device *);              /* until all that was launched is done */
-/* the same, before memory is let go of: errors are nobody's any more */
+int device_failed(struct device *, int error); /* stores gpu.why as the message, returns error */
+int device_wait(struct device *);              /* until everything launched is done */
+/* the same before memory is freed; ignores errors */
 void device_finish(struct device *);
 
-/* ---- memory; what names it as a resource goes into the line where there is not enough -------- */
+/* ---- memory; what: the name of the resource for the message if there is not enough ----------- */
 
 int device_take(struct device *, uint64_t bytes, const char *what, cu_address *ret); /* zeroed */
 void device_give(struct device *, cu_address); /* 0 is fine; may wait */
@@ -61,7 +65,7 @@ int device_copy(struct device *, cu_address to, cu_address from, uint64_t bytes)
 int device_read(struct device *, void *to, cu_address from, uint64_t bytes);        /* waits */
 int device_write(struct device *, cu_address to, const void *from, uint64_t bytes); /* waits */
 
-/* How many bytes differ. Waits. */
+/* Counts the bytes that differ. Waits. */
 int device_compare(struct device *, cu_address a, cu_address b, uint64_t bytes, uint64_t *ret);
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A chunk of a causal sequence through all layers on a GPU. It launches what pass.c computes, in
- * the same order and with the same rounding of keys and values, and waits only for logits.
+ * Runs a chunk of a causal sequence through all layers on a GPU. It launches the same computation
+ * as pass.c, in the same order and with the same rounding of keys and values, and waits only for
+ * logits.
  */
 
 #include "tools/kvlm/device_forward.h"
@@ -17,10 +18,12 @@
 #include "tools/kvlm/refuse.h"
 
 enum {
-        /* of every product: no slower than one row, as long as it waits for the weights */
+        /* rows of every product: no slower than one row as long as loading the weights dominates */
         ROWS = 64,
-        SPLIT = 256, /* positions that a block of threads goes over in a decoding step, ... */
-        /* ... and otherwise: each piece of each token needs memory for its sums */
+        SPLIT = 256, /* positions per thread block in a decoding step */
+        /*
+         * the same in other steps: larger, since each piece of each token needs memory for its sums
+         */
         PROMPT_SPLIT = 2048,
 };
 
@@ -31,16 +34,16 @@ struct device_forward {
         uint32_t max_rows; /* a multiple of ROWS */
         struct device_inputs *inputs;
 
-        cu_address rows;    /* everything below */
+        cu_address rows;    /* contains all of the following */
         cu_address x, normed, qkv, mixed, change, gate_up, active, logits;
-        cu_address workspace; /* of attention */
+        cu_address workspace; /* for attention */
         uint64_t room;
 
         /* of the step in progress */
         const struct step *step;
         struct gpu_blocks blocks;
-        uint32_t skipped; /* rows of the first product that come before the first token */
-        /* of the products: skipped, tokens, and what is missing to a multiple of ROWS */
+        uint32_t skipped; /* rows of the first product before the first token */
+        /* rows of the products: skipped, tokens, and padding to a multiple of ROWS */
         uint32_t n_rows;
 };
 
@@ -60,7 +63,7 @@ static int check(struct device_forward *f, int error) {
         return error < 0 ? device_failed(f->device, error) : 0;
 }
 
-/* Where the step's tokens begin in memory that has rows of so many bytes. */
+/* The address of the step's first token in memory with rows of row_bytes bytes. */
 static cu_address from_first(const struct device_forward *f, cu_address rows, size_t row_bytes) {
         return rows + f->skipped * row_bytes;
 }
@@ -93,7 +96,7 @@ static int multiply(struct device_forward *f, cu_address to, cu_address from, cu
 
 /* ---- one layer ---- */
 
-/* x += change, and its norm; change 0: none. */
+/* x += change (0: none), and then its norm. */
 static int norm(struct device_forward *f, cu_address change, cu_address weights) {
         const struct config *c = &f->model->config;
         size_t row = 4 * (size_t)c->hidden;
@@ -137,7 +140,7 @@ static int rotate(struct device_forward *f, uint32_t layer) {
         return gpu_rotate(&f->device->gpu, f->device->stream, &a);
 }
 
-/* Is it one token, for which positions are divided among blocks of threads? */
+/* Whether the step is a single token whose positions are divided among thread blocks. */
 static bool splits(const struct device_forward *f) {
         return f->step->decoding && f->step->n == 1 && f->device->options.decode == DECODE_FAST;
 }
@@ -222,7 +225,7 @@ static int ffn_part(struct device_forward *f, uint32_t layer) {
 
 /* ---- logits ---- */
 
-/* A product's rows at a time, of which the first wanted ones go to the host. */
+/* Computes the rows of one product at a time, and copies those that are wanted to the host. */
 static int logits(struct device_forward *f) {
         const struct config *c = &f->model->config;
         uint32_t number = device_number(f->device), end = f->skipped + f->step->n;
@@ -273,7 +276,7 @@ static int embed(struct device_forward *f) {
         return gpu_embed(&f->device->gpu, f->device->stream, &a);
 }
 
-/* It grows by half at least, as sequences do token by token. */
+/* Grows the workspace by at least half, since sequences grow token by token. */
 static int make_room(struct device_forward *f) {
         const struct gpu_attend a = attention(f, 0);
         uint64_t need = gpu_attend_workspace(&f->device->gpu, &a);

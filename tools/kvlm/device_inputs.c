@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * All goes over in one copy, from memory that the next step may only fill again when this copy has
- * passed: the step's own kernels run on meanwhile.
+ * All inputs are sent in one copy. The next step may refill the staging memory only after this copy
+ * has completed, while the step's own kernels are still running.
  */
 
 #include "tools/kvlm/device_inputs.h"
@@ -20,14 +20,14 @@ static int check(struct device_inputs *in, cu_result error, const char *what) {
         return r < 0 ? device_failed(in->device, r) : 0;
 }
 
-/* Where it is on the host. */
+/* Its address in the staging memory. */
 static void *staged(struct device_inputs *in, cu_address at) {
         return in->staging + (at - in->memory);
 }
 
 /* ---- a step ---- */
 
-/* As forward.c: the angle is a float product, its cosine and sine are rounded once. */
+/* As in pass.c: the angle is a float product; its cosine and sine are rounded once. */
 static void stage_angles(struct device_inputs *in, const struct step *step) {
         float *cosine = staged(in, in->cosine), *sine = staged(in, in->sine);
 
@@ -41,8 +41,8 @@ static void stage_angles(struct device_inputs *in, const struct step *step) {
 }
 
 /*
- * The lowest address counts as block 0: so it does not matter whose memory the blocks are in, if it
- * is one's.
+ * The lowest address counts as block 0, so it does not matter which memory the blocks are in, as
+ * long as it is only one.
  */
 static int stage_ids(struct device_inputs *in, uint8_t *const *at, uint32_t n,
                      struct gpu_blocks *ret) {
@@ -56,7 +56,7 @@ static int stage_ids(struct device_inputs *in, uint8_t *const *at, uint32_t n,
 
                 if (id * in->shape.block_bytes != offset || id >= GPU_NO_BLOCK)
                         return refuse(-EXDEV,
-                                      "the blocks of a sequence are in memory of two kinds");
+                                      "the blocks of a sequence are in two kinds of memory");
                 ids[i] = (uint32_t)id;
         }
         *ret = (struct gpu_blocks){base, in->shape.block_bytes, in->ids};
@@ -100,7 +100,7 @@ static cu_address place(cu_address *used, size_t bytes) {
         return at;
 }
 
-/* From an address, 0 at first: so the end is the size. */
+/* Places all inputs from an address on. Called with 0 first, so that the end is the size. */
 static cu_address place_all(struct device_inputs *in, cu_address at, uint32_t chunk,
                             uint32_t blocks) {
         size_t angles = (size_t)chunk * in->half * sizeof(float);

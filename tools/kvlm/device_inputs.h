@@ -2,7 +2,10 @@
 #ifndef KVLM_DEVICE_INPUTS_H
 #define KVLM_DEVICE_INPUTS_H
 
-/* What a step on a GPU needs of the host: its tokens, their angles, and where its blocks are. */
+/*
+ * The inputs of a step on a GPU that come from the host: tokens, their angles, and the ids of
+ * blocks.
+ */
 
 #include "tools/kvlm/device.h"
 #include "tools/kvlm/forward.h"
@@ -12,15 +15,15 @@ struct device_inputs {
         struct block_shape shape;
         float *frequencies; /* [half] */
         uint32_t half;
-        uint8_t *staging;   /* pinned; offsets are those of the addresses below */
-        cu_event copied;    /* staging may be filled again */
+        uint8_t *staging;   /* pinned; same offsets as the addresses below */
+        cu_event copied;    /* when it has passed, staging may be refilled */
         cu_address memory;
 
         cu_address tokens;       /* [chunk] */
         cu_address cosine, sine; /* [chunk][half] */
-        cu_address length;       /* of the sequence, with the step's tokens */
+        cu_address length;       /* of the sequence, including the step's tokens */
         cu_address starts;       /* {0, tokens} */
-        cu_address ids;          /* of the sequence's blocks; the last, because it is rarely full */
+        cu_address ids;          /* of the sequence's blocks; last, because it is rarely full */
 };
 
 int device_inputs_new(struct device *, const struct config *, const struct block_shape *,
@@ -28,8 +31,8 @@ int device_inputs_new(struct device *, const struct config *, const struct block
 struct device_inputs *device_inputs_free(struct device_inputs *);
 
 /*
- * Copies them when the stream comes there. ret: the blocks. -EXDEV: they are not multiples of a
- * block's size apart.
+ * Copies the inputs in stream order. ret: the blocks. -EXDEV if they are not multiples of a block's
+ * size apart.
  */
 int device_inputs_send(struct device_inputs *, const struct step *, struct gpu_blocks *ret);
 

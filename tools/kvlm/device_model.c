@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * As loading does: the same list of weights twice, first to add up their size, then to fill the
+ * Like model.c, runs the same list of weights twice: first to add up their size, then to fill the
  * memory.
  */
 
@@ -20,8 +20,8 @@ struct upload {
         const struct kvd_ops *ops;
         uint32_t number;
         uint64_t used;
-        cu_address memory; /* 0: count */
-        float *rows;       /* the largest matrix, row by row; counted in largest */
+        cu_address memory; /* 0: only count */
+        float *rows; /* room for the largest matrix, row by row; its size is counted in largest */
         size_t largest;
 };
 
@@ -34,7 +34,8 @@ static cu_address take(struct upload *u, size_t numbers, uint32_t number) {
 }
 
 /*
- * u->rows to the device, narrowed in place: what is written lies before what is still to be read.
+ * Sends u->rows to the device, narrowed in place: the write position is never ahead of the read
+ * position.
  */
 static int send(struct upload *u, cu_address to, size_t numbers, uint32_t number) {
         if (number != KVD_NUMBER_F32)
@@ -53,7 +54,7 @@ static int plain(struct upload *u, const float *from, uint32_t rows, uint32_t co
         return send(u, *ret, numbers, number);
 }
 
-/* Panels of 16 rows that lie interleaved (kernels/ops.h), taken apart. */
+/* Unpacks a matrix that is packed in panels of 16 interleaved rows (kernels/ops.h). */
 static int packed(struct upload *u, const float *from, uint32_t rows, uint32_t columns,
                   cu_address *ret) {
         *ret = take(u, (size_t)rows * columns, u->number);

@@ -3,8 +3,8 @@
 #define KVLM_DEVICE_MODEL_H
 
 /*
- * A model on a GPU: matrices row by row ([out][in], of device_number()), vectors in fp32. The same
- * members as struct model has, and the same matrices joined.
+ * A model on a GPU: matrices row by row ([out][in], of device_number()), vectors in fp32. Has the
+ * same members as struct model, with the same matrices joined.
  */
 
 #include "tools/kvlm/device.h"
@@ -18,12 +18,12 @@ struct device_layer {
 struct device_model {
         struct config config;
         struct device_layer *layers;
-        cu_address weights; /* everything lies in here */
+        cu_address weights; /* contains all weights */
         uint64_t bytes;
         cu_address embedding, norm, head;
 };
 
-/* Copies all weights, and waits. -ENOMEM: they do not fit. */
+/* Copies all weights, and waits. -ENOMEM if they do not fit. */
 int device_model_new(struct device *, const struct model *, struct device_model **ret);
 struct device_model *device_model_free(struct device *, struct device_model *);
 

@@ -22,7 +22,7 @@ static int digit(char c) {
         return isdigit((unsigned char)c) ? c - '0' : tolower((unsigned char)c) - 'a' + 10;
 }
 
-/* 8-4-4-4-12 hexadecimal digits. */
+/* Parses 8-4-4-4-12 hexadecimal digits. */
 static bool read_uuid(const char *text, struct cu_uuid *ret) {
         uint32_t n = 0;
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A step computes all rows, or with BiCache those of the prompt and the region only: the prefix has
- * its keys and values already. Of its first b layers they are the entry's, computed without the
- * rest of the request; of the others they are the request's own, computed every so many steps from
- * the entry's hidden state behind layer b.
+ * A step computes all rows or, with BiCache, only those of the prompt and the region: the prefix
+ * already has its keys and values. Those of its first b layers are the entry's, computed without
+ * the rest of the request. Those of the other layers are the request's own, recomputed every few
+ * steps from the entry's hidden state after layer b.
  */
 
 #include "tools/kvlm/diffuse.h"
@@ -24,14 +24,14 @@ struct diffusion { /* of one request */
         const struct diffuser *diffuser;
         const struct diffuse_request *request;
         struct diffuse_result *result;
-        kvd_space *space; /* NULL: none */
+        kvd_space *space; /* NULL if none */
         struct entry_maker maker;
-        uint32_t entry_depth; /* layers that an entry of ours gets */
-        struct entry *entry; /* NULL: nothing is reused */
+        uint32_t entry_depth; /* number of layers that an entry gets if we make it */
+        struct entry *entry; /* NULL if nothing is reused */
         struct context context;
         uint8_t *memory;     /* keys and values that are not in the entry */
-        uint32_t *tokens;    /* all of the request, masks at last */
-        uint32_t *positions; /* of the masks */
+        uint32_t *tokens;    /* all tokens of the request, masks last */
+        uint32_t *positions; /* positions of the masks */
         struct guess *guesses;
         float *logits;
         uint32_t n_masks;
@@ -60,7 +60,7 @@ enum kvd_ratio diffuse_ratio(const struct diffuser *d, kvd_space *space) {
         return space_says(space, "bicache.r_def") ? KVD_RATIO_PROMPT_ONLY : KVD_RATIO_INCLUDE_GEN;
 }
 
-/* r, in percent. */
+/* The prefix ratio r, in percent. */
 static uint32_t ratio(const struct diffusion *run) {
         bool prompt_only = diffuse_ratio(run->diffuser, run->space) == KVD_RATIO_PROMPT_ONLY;
 
@@ -68,7 +68,7 @@ static uint32_t ratio(const struct diffusion *run) {
                                  run->request->n_tokens + (prompt_only ? 0 : run->result->length));
 }
 
-/* The space's table at a ratio; 0: it has none. */
+/* Looks up the space's table; 0 if it has none. */
 static uint32_t space_depth(const struct diffusion *run, uint32_t prefix, uint32_t prompt,
                             uint32_t generated) {
         int depth = run->space ? kvd_prefix_depth(run->space, prefix, prompt, generated) : 0;
@@ -90,8 +90,8 @@ static uint32_t depth(const struct diffusion *run) {
 }
 
 /*
- * Layers that an entry gets: what any ratio may need (the largest is that of a prefix alone), or
- * all of them.
+ * Number of layers that an entry gets: the most that any ratio may need (that of a prefix alone),
+ * or all of them.
  */
 static uint32_t entry_depth(const struct diffusion *run) {
         const struct diffuser *d = run->diffuser;
@@ -137,7 +137,7 @@ static int open_entry(struct diffusion *run) {
 
 /* ---- memory ---- */
 
-/* Blocks of the entry where there are some, and else memory of our own. */
+/* Uses the entry's blocks where there are some, and our own memory elsewhere. */
 static int lay_out(struct diffusion *run) {
         const struct diffuser *d = run->diffuser;
         const struct config *c = &d->model->config;
@@ -204,7 +204,7 @@ static int pass(const struct diffusion *run, uint32_t layer, uint32_t end_layer,
         return pass_run(run->diffuser->pass, &view, layer, end_layer, from, run->context.n_tokens);
 }
 
-/* t from 1, as the paper counts. */
+/* t counts from 1, as in the paper. */
 static bool is_refreshed(const struct diffusion *run, uint32_t t) {
         uint32_t every = run->diffuser->options.refresh;
         int answer = every == 0 && run->space ? kvd_prefix_refresh(run->space, t) : -ENOENT;
@@ -239,7 +239,7 @@ static void list_masks(struct diffusion *run) {
         run->n_masks = n;
 }
 
-/* Makes the step's share of the masks known. */
+/* Replaces the step's share of the masks by tokens. */
 static void fix_tokens(struct diffusion *run, uint32_t t) {
         const struct config *c = &run->diffuser->model->config;
         uint32_t n = pick_count(run->result->length, run->result->steps, t);
@@ -280,7 +280,7 @@ static int denoise(struct diffusion *run) {
 
 /* ---- proof and text ---- */
 
-/* The layers that were found, computed anew in private memory and compared byte by byte. */
+/* Recomputes the layers that were found in private memory, and compares them byte by byte. */
 static int verify(struct diffusion *run) {
         struct entry *again;
         int r;
@@ -304,7 +304,7 @@ static int verify(struct diffusion *run) {
         return 0;
 }
 
-/* What stands before the first end of text. */
+/* Writes the text before the first end-of-text token. */
 static int write_text(struct diffusion *run) {
         struct diffuse_result *result = run->result;
         const uint32_t *region = run->tokens + run->request->n_tokens;
@@ -356,10 +356,10 @@ int diffuse_check(const struct diffuser *d, const struct diffuse_request *q) {
         if (q->n_tokens == 0)
                 return refuse(-EINVAL, "the prompt has no tokens");
         if (n > d->model->config.max_positions)
-                return refuse(-E2BIG, "prompt and answer have %ju tokens, the model takes %u",
+                return refuse(-E2BIG, "prompt and answer have %ju tokens, but the model takes only %u",
                               (uintmax_t)n, d->model->config.max_positions);
         if (d->options.steps > d->options.length)
-                return refuse(-EINVAL, "%u steps for %u tokens: some would find nothing",
+                return refuse(-EINVAL, "%u steps for %u tokens: there must not be more steps than tokens",
                               d->options.steps, d->options.length);
         return 0;
 }

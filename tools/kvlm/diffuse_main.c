@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The main program of a bidirectional model: prompts are answered one after the other. With
- * --profile-out they are samples for BiCache's table instead.
+ * The main loop for a bidirectional model: answers one prompt after the other. With --profile-out,
+ * prompts are samples for BiCache's table instead.
  */
 
 #include "tools/kvlm/diffuse_main.h"
@@ -20,11 +20,14 @@ struct session {
         const struct diffuse_parts *parts;
         struct kvd_btable table;
         struct diffuser diffuser;
-        struct profile profile; /* out is NULL: requests are answered, not profiled */
-        bool failed; /* some prompt did */
+        struct profile profile; /* out is NULL if requests are answered, not profiled */
+        bool failed; /* some prompt failed */
 };
 
-/* A layer is a layer group: how many of them a request shares depends on the request. */
+/*
+ * Each layer is a layer group, since the number of layers that a request shares depends on the
+ * request.
+ */
 static int open_cache(struct session *s) {
         const struct options *o = s->parts->options;
         const struct config *c = &s->parts->model->config;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which masked tokens a denoising step makes known. Probabilities are compared as log odds, so that
- * two very certain guesses do not round to the same number.
+ * Chooses the masked tokens that a denoising step fixes. Probabilities are compared as log odds, so
+ * that two very certain guesses do not round to the same number.
  */
 
 #include "tools/kvlm/diffuse_pick.h"
@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* The largest logit but for two ids, which may be one. */
+/* The id of the largest logit other than those of mask and other, which may be equal. */
 static uint32_t largest(const float *logits, uint32_t vocab, uint32_t mask, uint32_t other) {
         uint32_t best = UINT32_MAX;
 
@@ -20,7 +20,7 @@ static uint32_t largest(const float *logits, uint32_t vocab, uint32_t mask, uint
         return best;
 }
 
-/* Not the probability, which is 1 for many when the model is sure. */
+/* Used instead of the probability, which rounds to 1 for many tokens if the model is certain. */
 static double log_odds(const float *logits, uint32_t vocab, uint32_t mask, uint32_t token) {
         uint32_t second = largest(logits, vocab, mask, token);
         double sum = 0.0;

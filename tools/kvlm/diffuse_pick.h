@@ -3,16 +3,16 @@
 #define KVLM_DIFFUSE_PICK_H
 
 /*
- * Which masked tokens a denoising step makes known (LLaDA's low-confidence remasking, without
- * randomness): every masked position predicts its most likely token, and those whose prediction has
- * the most probability stay.
+ * Chooses the masked tokens that a denoising step fixes (LLaDA's low-confidence remasking, without
+ * randomness): every masked position predicts its most likely token, and the most probable
+ * predictions are kept.
  */
 
 #include <stdint.h>
 
 /*
- * Tokens made known in step t of steps, t from 1: length / steps, and one more in the first length
- * % steps of them.
+ * Number of tokens fixed in step t of steps, t from 1: length / steps, and one more in the first
+ * length % steps of them.
  */
 static inline uint32_t pick_count(uint32_t length, uint32_t steps, uint32_t t) {
         return length / steps + (t <= length % steps);
@@ -20,16 +20,16 @@ static inline uint32_t pick_count(uint32_t length, uint32_t steps, uint32_t t) {
 
 struct guess {
         uint32_t position, token;
-        double confidence; /* logarithm of the token's odds */
+        double confidence; /* log odds of the token */
 };
 
 /*
- * The most likely token other than the mask, which is left out of all; the lower of equals. vocab
- * is 2 or more.
+ * The most likely token other than the mask, which is ignored entirely; ties go to the lower id.
+ * vocab must be at least 2.
  */
 struct guess guess_token(const float *logits, uint32_t vocab, uint32_t mask, uint32_t position);
 
-/* The most confident first; of equals the lower position. */
+/* Sorts by confidence, the highest first; ties by position. */
 void guesses_sort(struct guess *, uint32_t n);
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff: after each chunk of the prompt, and when a sequence that grows has so many tokens more
- * than its budget, the daemon keeps the most distinctive ones of each layer and head. The first
- * blocks and the newest tokens stay.
+ * KeyDiff: after each chunk of the prompt, and when a growing sequence exceeds its budget by a
+ * certain number of tokens, the daemon keeps the most distinctive tokens of each layer and head.
+ * The first blocks and the newest tokens stay.
  */
 
 #include <math.h>
@@ -35,7 +35,7 @@ static bool is_due(const struct pooled *p) {
         return p->n == pooled_dense(p) || p->n % chunk(p) == 0;
 }
 
-/* Tokens of entries [from, to) that are in use. */
+/* Number of tokens in use in entries [from, to). */
 static uint32_t tokens_in(const struct pooled *p, uint32_t from, uint32_t to) {
         uint32_t n = 0;
 
@@ -45,8 +45,8 @@ static uint32_t tokens_in(const struct pooled *p, uint32_t from, uint32_t to) {
 }
 
 /*
- * The first of the newest entries that hold, with the block that is not full, the recent part of
- * the budget.
+ * The first of the newest entries that together, with the block that is not full, hold the recent
+ * part of the budget.
  */
 static uint32_t recent_from(const struct pooled *p, uint32_t sinks) {
         uint32_t recent = (uint32_t)lrint(pooled_setting(p, "keydiff.recent_frac") * p->evicts),

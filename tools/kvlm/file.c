@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Whole files. A file is mapped where it can be; a pipe is read until it ends.
- */
+/* Whole files: those of a model are mapped; prompts, which may be pipes, are read to the end. */
 
 #include "tools/kvlm/file.h"
 

@@ -2,7 +2,7 @@
 #ifndef KVLM_FILE_H
 #define KVLM_FILE_H
 
-/* Files, whole: mapped for the model's, read for prompts (which may be pipes). */
+/* Whole files: mapped for models, read for prompts (which may be pipes). */
 
 #include <stddef.h>
 #include <stdint.h>

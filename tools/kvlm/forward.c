@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A chunk of a causal sequence on the processor. It is one pass (pass.h) over all layers, from
- * embeddings to logits.
+ * A chunk of a causal sequence on the CPU: one pass (pass.h) over all layers, from embeddings to
+ * logits.
  */
 
 #include "tools/kvlm/forward.h"

@@ -3,7 +3,7 @@
 #define KVLM_FORWARD_H
 
 /*
- * A chunk of a causal sequence through all layers: on the processor here, on a GPU in
+ * Runs a chunk of a causal sequence through all layers: on the CPU here, on a GPU in
  * device_forward.h.
  */
 
@@ -14,8 +14,8 @@ struct step {
         const uint32_t *tokens; /* [n], at positions first and up */
         uint32_t first, n;
         bool decoding;   /* these tokens were generated: device_forward.h */
-        float *logits;   /* NULL: none */
-        bool all_logits; /* of every token [n][vocab], not of the last one [vocab] */
+        float *logits;   /* NULL if not wanted */
+        bool all_logits; /* logits of every token [n][vocab], not of the last one [vocab] */
 };
 
 int forward_step(struct pass *, uint32_t layers, const struct step *); /* -ENOMEM */

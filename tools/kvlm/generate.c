@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One request: its prompt in chunks, then a token at a time. With --verify it is computed again
- * without the pool, and both must be equal to the last bit.
+ * Runs one request: its prompt in chunks, then one token at a time. With --verify it is computed
+ * again without the pool, and both must be equal to the last bit.
  */
 
 #include "tools/kvlm/generate.h"
@@ -17,12 +17,12 @@
 struct generation { /* of one request */
         const struct engine *engine;
         struct sequence *sequence;
-        struct pooled *pooled; /* NULL: the pool has no table of this request */
+        struct pooled *pooled; /* NULL if the pool has no table of this request */
         struct result *result;
         float *logits;
-        FILE *dump; /* NULL, or where the logits of every token go as they come */
+        FILE *dump; /* NULL, or receives the logits of every token as they are computed */
         double started;
-        size_t room; /* of the text */
+        size_t room; /* room for the text */
 };
 
 static void show_progress(const struct generation *g, uint32_t done, uint32_t n) {
@@ -46,14 +46,14 @@ static double attention_ms(const struct engine *e) {
 }
 
 /*
- * Is attention of generated tokens another than a prompt's? Then they are computed one by one,
- * whenever it is.
+ * Whether attention of generated tokens differs from that of a prompt. If so, they are always
+ * computed one by one.
  */
 static bool decodes_otherwise(const struct engine *e) {
         return e->device && e->device->options.decode == DECODE_FAST;
 }
 
-/* Tokens of the prompt that are computed in chunks; what is behind them comes one by one. */
+/* Number of tokens of the prompt that are computed in chunks; the rest is computed one by one. */
 static uint32_t chunked(const struct generation *g) {
         uint32_t prompt = g->result->prompt_tokens;
 
@@ -96,14 +96,14 @@ static int write_logits(const struct generation *g, const struct step *step) {
         return 0;
 }
 
-/* The step's tokens are in the blocks. */
+/* Called when the step's tokens are in the blocks. */
 static int settle(const struct generation *g, uint32_t end) {
         if (!g->pooled || pooled_publishes(g->pooled, end))
                 sequence_publish(g->sequence, end);
         return g->pooled ? pooled_settle(g->pooled, end) : 0;
 }
 
-/* Time in attention is told apart: of a prompt's chunks, and of what was decoded. */
+/* Records attention time separately for the prompt's chunks and for decoded tokens. */
 static int compute_timed(const struct generation *g, const struct step *step) {
         struct result *result = g->result;
         bool decoded = step->first >= chunked(g);
@@ -116,7 +116,8 @@ static int compute_timed(const struct generation *g, const struct step *step) {
 }
 
 /*
- * All tokens of the sequence that are not computed yet, in chunks, and the logits of the last one.
+ * Computes all tokens of the sequence that are not computed yet, in chunks, and the logits of the
+ * last one.
  */
 static int catch_up(const struct generation *g) {
         struct sequence *s = g->sequence;
@@ -151,7 +152,7 @@ static int catch_up(const struct generation *g) {
 }
 
 /*
- * The logits of every token, once more from the first: keys and values are only read, from wherever
+ * Recomputes the logits of every token, from the first: keys and values are only read, wherever
  * they are.
  */
 static int dump_logits(const struct generation *g) {
@@ -237,7 +238,7 @@ static int decode(struct generation *g) {
                 if (r < 0)
                         return r;
         }
-        /* nothing was asked for: the prompt's end */
+        /* no tokens were requested: the time until the end of the prompt */
         g->result->ttft_ms = sys_now_ms() - g->started;
         return 0;
 }
@@ -259,8 +260,8 @@ static int compare(const struct generation *g, const uint8_t *a, const uint8_t *
 }
 
 /*
- * The prompt's reused part computed anew in private memory, and compared with what was reused, byte
- * by byte.
+ * Recomputes the reused part of the prompt in private memory, and compares it with what was reused,
+ * byte by byte.
  */
 static int verify(const struct generation *g) {
         const struct engine *e = g->engine;
@@ -321,7 +322,7 @@ static int serve(struct generation *g, const struct request *request) {
         return r == 0 && e->verify ? verify(g) : r;
 }
 
-/* Slots may be more than tokens. */
+/* There may be more slots than tokens. */
 static int prepare_pooled(struct generation *g, const struct request *request, uint32_t capacity) {
         const struct engine *e = g->engine;
         const struct config *c = &e->model->config;
@@ -352,8 +353,8 @@ static int prepare(struct generation *g, const struct request *request, uint32_t
         int r;
 
         if (e->device && pooled)
-                return refuse(-ENOTSUP, "methods run on the processor: --device cpu, or turn the "
-                                        "space's off");
+                return refuse(-ENOTSUP,
+                              "methods run on the CPU only: use --device cpu, or turn off the space's methods");
         if (pooled)
                 return prepare_pooled(g, request, capacity);
         r = sequence_new(e->cache, request->tokens, request->n_tokens, capacity, &g->sequence);
@@ -374,7 +375,7 @@ int generate(const struct engine *e, const struct request *request, struct resul
         if (request->n_tokens == 0)
                 return refuse(-EINVAL, "the prompt has no tokens");
         if (request->n_tokens > c->max_positions)
-                return refuse(-E2BIG, "the prompt has %u tokens, the model takes %u",
+                return refuse(-E2BIG, "the prompt has %u tokens, but the model takes only %u",
                               request->n_tokens, c->max_positions);
         g.logits = malloc(rows * c->vocab * sizeof *g.logits);
         if (!g.logits)

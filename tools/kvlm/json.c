@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * What kvlm asks of jansson besides: a member of the type that it must have. Everything else about
- * JSON is the library's.
- */
+/* Helpers around jansson. Everything else about JSON is in the library. */
 
 #include "tools/kvlm/json.h"
 

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * kvlm: a small inference engine over libkvd. This file puts the parts together and takes them
- * apart.
- */
+/* kvlm: a small inference engine over libkvd. This file sets up the parts and tears them down. */
 
 #include <errno.h>
 #include <signal.h>
@@ -27,8 +24,8 @@
 enum { BLOCK_TOKENS = 16 };
 
 /*
- * Counts what changes the bits of keys and values without a change of model: part of the
- * fingerprint.
+ * To be incremented when the bits of keys and values change without a change of the model; part of
+ * the fingerprint.
  */
 static const char arithmetic[] = "kvlm arithmetic 1";
 
@@ -41,7 +38,7 @@ struct parts {
         const struct kvd_ops *ops;
         struct tokenizer *tokenizer;
         struct model *model;
-        struct pass *pass; /* NULL: a device computes, and what it needs is next */
+        struct pass *pass; /* NULL if a device computes; its parts follow */
         struct device *device;
         struct device_model *device_model;
         struct device_forward *device_forward;
@@ -50,7 +47,7 @@ struct parts {
         struct prompts *prompts;
         struct engine engine;
         FILE *logits;
-        bool failed; /* some prompt did */
+        bool failed; /* some prompt failed */
 };
 
 static volatile sig_atomic_t interrupted;
@@ -59,7 +56,7 @@ static void interrupt(int signal) {
         interrupted = 1;
 }
 
-/* The first Ctrl-C ends after the step in progress, the second one at once. */
+/* The first Ctrl-C exits after the step in progress, the second one at once. */
 static void catch_signals(void) {
         struct sigaction catch = {.sa_handler = interrupt, .sa_flags = (int)SA_RESETHAND};
         struct sigaction ignore = {.sa_handler = SIG_IGN};
@@ -119,7 +116,7 @@ static int open_model(struct parts *p) {
 
         p->ops = kvd_ops_pick(o->variant);
         if (!p->ops)
-                return refuse(-EINVAL, "--variant %s: unknown, or not for this processor",
+                return refuse(-EINVAL, "--variant %s is unknown, or does not run on this processor",
                               o->variant);
         r = model_load(o->model, p->ops, &p->model);
         if (r < 0)
@@ -131,12 +128,12 @@ static int open_model(struct parts *p) {
         return 0;
 }
 
-/* Causal models without methods can do without the processor. */
+/* A GPU can compute causal models without methods. */
 static bool fit_for_device(const struct parts *p) {
         return !p->model->config.bidirectional && p->options.pooled.use != POOLED_ON;
 }
 
-/* Where nobody said where to compute, it is where the pool is, if that is possible. */
+/* With --device auto, computes where the pool is, if that is possible. */
 static int device_by_itself(struct parts *p, struct device_options *options) {
         int r = p->options.share && fit_for_device(p) ?
                         device_of_pool(p->options.socket, &options->ordinal) :
@@ -145,7 +142,7 @@ static int device_by_itself(struct parts *p, struct device_options *options) {
         if (r > 0)
                 r = device_new(options, &p->device);
         if (r < 0)
-                fprintf(stderr, "kvlm: computing on the processor: %s\n", refusal());
+                fprintf(stderr, "kvlm: computing on the CPU: %s\n", refusal());
         return 0;
 }
 
@@ -159,7 +156,7 @@ static int open_device(struct parts *p) {
                 return device_by_itself(p, &options);
         if (!fit_for_device(p))
                 return refuse(-ENOTSUP,
-                              "masked diffusion and methods run on the processor: --device cpu");
+                              "masked diffusion and methods run on the CPU only: use --device cpu");
         if (options.ordinal < 0 && p->options.share)
                 r = device_of_pool(p->options.socket, &options.ordinal);
         if (r < 0)
@@ -227,7 +224,7 @@ static int open_input_output(struct parts *p) {
         return prompts_open(o, p->tokenizer, p->model->config.vocab, &p->prompts);
 }
 
-/* A prompt that fails is reported, and the next one has its turn. */
+/* Reports a prompt that failed; the run continues with the next one. */
 static int failed(struct parts *p) {
         p->failed = true;
         fprintf(stderr, "kvlm: %s\n", refusal());
@@ -268,7 +265,7 @@ static int answer_all(struct parts *p) {
         }
 }
 
-/* A bidirectional model has a loop of its own. */
+/* Bidirectional models have their own loop. */
 static int diffuse_prompts(struct parts *p) {
         struct diffuse_parts parts = {
                 .options = &p->options,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Loading runs the same list of weights twice: first to add up how much memory they take, then to
- * fill it. A loader without memory yet only counts.
+ * Loads a model by running the same list of weights twice: first to add up their memory, then to
+ * fill it. A loader without memory only counts.
  */
 
 #include "tools/kvlm/model.h"
@@ -23,13 +23,13 @@ enum { ROWS_AT_ONCE = 16 };
 struct loader {
         const struct kvd_ops *ops;
         const struct safetensors *file;
-        float *memory; /* NULL: count */
+        float *memory; /* NULL: only count */
         float *rows;   /* ROWS_AT_ONCE rows of the widest matrix */
         size_t used;   /* floats */
-        int layer;     /* whose tensors are read, -1: the model's own */
+        int layer;     /* layer whose tensors are read; -1: the model's own */
 };
 
-/* Memory for n floats, at a cache line. */
+/* Memory for n floats, aligned to a cache line. */
 static float *take(struct loader *l, size_t n) {
         float *at = l->memory ? l->memory + l->used : NULL;
 
@@ -48,7 +48,7 @@ static int find(const struct loader *l, const char *name, uint32_t rows, uint32_
         return safetensors_find(l->file, full, rows, columns, ret);
 }
 
-/* A tensor as it is; rows 0: a vector. */
+/* Loads a tensor without packing; rows 0: a vector. */
 static int load_plain(struct loader *l, const char *name, uint32_t rows, uint32_t columns,
                       const float **ret) {
         float *to = take(l, (size_t)MAX(rows, 1) * columns);
@@ -79,7 +79,7 @@ struct part {
         uint32_t rows;
 };
 
-/* Packs matrices of equal width below each other. */
+/* Packs matrices of equal width into one, one below the other. */
 static int load_packed(struct loader *l, uint32_t columns, uint32_t n, const struct part *parts,
                        const float **ret) {
         uint32_t rows = 0;
@@ -155,7 +155,7 @@ static int allocate(struct loader *l, struct model *m) {
         if (!l->memory || !l->rows)
                 return refuse(-ENOMEM, "out of memory for a model of %zu MiB",
                               l->used * sizeof(float) >> 20);
-        memset(l->memory, 0, l->used * sizeof(float)); /* what panels have beyond a matrix's rows */
+        memset(l->memory, 0, l->used * sizeof(float)); /* panels may exceed a matrix's rows */
         return 0;
 }
 

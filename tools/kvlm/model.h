@@ -3,9 +3,9 @@
 #define KVLM_MODEL_H
 
 /*
- * A model in memory: matrices packed for the kernels (kernels/ops.h), vectors as they are, all
- * float32. Matrices that have the same input are one matrix: q, k, v below each other, and gate and
- * up.
+ * A model in memory: matrices packed for the kernels (kernels/ops.h), vectors unpacked, all
+ * float32. Matrices with the same input are joined into one: q, k and v, one below the other, and
+ * gate and up.
  */
 
 #include "kernels/ops.h"
@@ -19,7 +19,7 @@ struct layer {
 struct model {
         struct config config;
         uint64_t fingerprint[2]; /* of weights and configuration */
-        float *weights;          /* everything below lies in here */
+        float *weights;          /* contains all of the following */
         struct layer *layers;
         const float *embedding, *norm;
         const float *head; /* packed */
@@ -27,7 +27,7 @@ struct model {
 
 int model_load(const char *directory, const struct kvd_ops *ops, struct model **ret);
 struct model *model_free(struct model *);
-/* they are somewhere else now: what is left is the configuration */
+/* frees the weights once they are copied elsewhere; keeps the configuration */
 void model_drop_weights(struct model *);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The command line: one table of what there is, which reads it and prints the help. */
+/* The command line: one table of options, which drives both parsing and the help. */
 
 #include "tools/kvlm/options.h"
 
@@ -21,10 +21,10 @@ enum { ORDINAL_MAX = 1023 };
 struct row {
         const char *name;
         int (*read)(const struct row *, const char *text, struct options *);
-        size_t at;          /* of the member of struct options */
-        double least, most; /* of numbers */
-        const char *words;  /* of choices, by number, with blanks between them */
-        const char *value;  /* what it is called in the help; NULL: it takes none */
+        size_t at;          /* offset of the member of struct options */
+        double least, most; /* range of a number */
+        const char *words;  /* the choices, by number, separated by blanks */
+        const char *value;  /* the value's name in the help; NULL if the option takes none */
         const char *help;
 };
 
@@ -48,7 +48,7 @@ static int read_yes(const struct row *row, const char *text, struct options *o) 
                        refuse(-EINVAL, "--%s takes yes or no, not \"%s\"", row->name, text);
 }
 
-/* A flag without a value says the opposite of the default. */
+/* A flag takes no value and sets the opposite of the default. */
 static int read_flag(const struct row *row, const char *text, struct options *o) {
         *(bool *)member(row, o) = row->most > 0;
         return 0;
@@ -104,8 +104,7 @@ static int read_word(const struct row *row, const char *text, struct options *o)
 static int read_space(const struct row *row, const char *text, struct options *o) {
         if (!kvd_is_name(text, KVD_NAME_MAX))
                 return refuse(-EINVAL,
-                              "--space takes 1 to %d letters, digits, dots, hyphens and "
-                              "underscores",
+                              "--space takes 1 to %d letters, digits, dots, hyphens and underscores",
                               KVD_NAME_MAX);
         strcpy(o->space, text);
         return 0;
@@ -145,7 +144,7 @@ static int read_device(const struct row *row, const char *text, struct options *
         ordinal = strtol(text + 5, &end, 10);
         if (*end || ordinal > ORDINAL_MAX)
                 return refuse(-EINVAL,
-                              "--device takes a number from 0 to %d behind cuda:, not \"%s\"",
+                              "--device takes a number from 0 to %d after cuda:, not \"%s\"",
                               ORDINAL_MAX, text + 5);
         o->device.ordinal = (cu_device)ordinal;
         return 0;
@@ -175,10 +174,10 @@ static int show_version(const struct row *row, const char *text, struct options 
 static const struct row rows[] = {
         SECTION("Input:"),
         TEXT("model", model, "DIR", "directory of model.safetensors, config.json and vocab.txt"),
-        TEXT("prompts", prompts, "FILE", "one prompt a line, as JSON: {\"prompt\": \"...\"}"),
+        TEXT("prompts", prompts, "FILE", "one prompt per line, as JSON: {\"prompt\": \"...\"}"),
         TEXT("text", text, "FILE", "the whole file is one prompt"),
         TEXT("tokens", tokens, "FILE", "the file is one prompt, as token ids"),
-        TEXT("document", document, "FILE", "text that stands before every prompt"),
+        TEXT("document", document, "FILE", "text to put before every prompt"),
         TEXT("tokenize", tokenize, "FILE",
              "print the token ids of a text on one line, and do nothing else; a\n"
              "prompt's ids are those with <bos> (1) before them"),
@@ -191,9 +190,9 @@ static const struct row rows[] = {
         WORD("kv-type", kv_type, KVD_NUMBER_F32, "f32 f16 bf16", "TYPE",
              "keys and values as f32 (default), f16 or bf16"),
         FLAG("verify", verify, 1,
-             "after each prompt, compute what was reused anew and compare every byte"),
+             "after each prompt, recompute what was reused and compare every byte"),
         SECTION("Answers:"),
-        U32("max-tokens", max_tokens, 0, 1 << 24, "length of an answer at most (default 64)"),
+        U32("max-tokens", max_tokens, 0, 1 << 24, "maximum length of an answer (default 64)"),
         {"stop", read_stop, 0, 0, 0, NULL, "STRING",
          "end of an answer, \\n and \\t understood (default \\n; empty: none)"},
         FLOAT("temperature", sampling.temperature, 100, "T",
@@ -202,7 +201,7 @@ static const struct row rows[] = {
             "draw from the N most likely tokens (default: all)"),
         FLOAT("top-p", sampling.top_p, 1, "P",
               "draw from the most likely tokens that make up P (default 1)"),
-        {"seed", read_u64, AT(sampling.seed), 0, 0, NULL, "S", "for drawing (default 0)"},
+        {"seed", read_u64, AT(sampling.seed), 0, 0, NULL, "S", "random seed (default 0)"},
         SECTION("Computing:"),
         U32("chunk", chunk, 1, 65536, "prompt tokens computed at a time (default 256)"),
         U32("decode-tail", decode_tail, 0, 1 << 24,
@@ -210,16 +209,13 @@ static const struct row rows[] = {
             "generated"),
         U32("threads", threads, 1, 1024, "threads (default 1)"),
         TEXT("variant", variant, "NAME",
-             "instructions: avx512, avx2 or scalar (default: the best there is)"),
+             "instructions: avx512, avx2 or scalar (default: the best available)"),
         {"device", read_device, 0, 0, 0, "auto cpu cuda", "WHERE",
-         "cpu, cuda or cuda:N; auto (default): where the "
-         "daemon's pool is"},
+         "cpu, cuda or cuda:N; auto (default): where the daemon's pool is"},
         WORD("matmul", device.products, 0, "f32 tf32 bf16", "TYPE",
-             "on a GPU: weights and products in f32 (default), "
-             "tf32 or bf16"),
+             "on a GPU: weights and products in f32 (default), tf32 or bf16"),
         WORD("decode", device.decode, 0, "fast exact", "HOW",
-             "on a GPU: fast (default), or exact: what is generated "
-             "has the bits\nof a prompt"),
+             "on a GPU: fast (default), or exact: generated tokens have the bits\nof a prompt"),
         SECTION("Sequences of the pool (the space's settings turn methods on for them):"),
         WORD("sequence", pooled.use, 0, "auto off on", "WHEN",
              "auto: if a method is on (default); on; or off"),
@@ -229,40 +225,38 @@ static const struct row rows[] = {
         YES("align-steps", pooled.align,
             "long steps of reasoning begin in a fresh block (default yes)"),
         U32("sync-wait", pooled.wait_ms, 0, 10000,
-            "milliseconds to wait for the pool at most: for a block that is\n"
-            "missing, for what is evicted or shared (default 500)"),
+            "maximum time to wait for the pool, in milliseconds: for a missing\n"
+            "block, an eviction or a sharing decision (default 500)"),
         SECTION("Masked diffusion (a model whose config.json says \"attention\": "
                 "\"bidirectional\"):"),
         U32("gen-length", diffuse.length, 1, 1 << 20,
             "length of the answer (default 64; a line of --prompts may have\n"
             "its \"gen_length\")"),
         U32("steps", diffuse.steps, 1, 1 << 20,
-            "denoising steps (default: one a token; or a line's \"steps\")"),
+            "denoising steps (default: one per token; or a line's \"steps\")"),
         WORD("bicache", diffuse.bicache, 0, "space off naive on", "MODE",
-             "the document's keys and values: off computes them in every step;\non shares those of "
-             "shallow layers and "
-             "refreshes those of deep ones;\nnaive shares "
-             "all; space is on or off, as \"kvctl space set\" says\n(default space)"),
+             "the document's keys and values: off computes them in every step;\n"
+             "on shares those of shallow layers and refreshes those of deep ones;\n"
+             "naive shares all; space is on or off, as \"kvctl space set\" says\n(default space)"),
         TEXT("bicache-table", bicache_table, "FILE",
-             "how many layers are shallow, by the document's share of a "
-             "request\n(default: the space's table)"),
+             "how many layers are shallow, by the document's share of a request\n"
+             "(default: the space's table)"),
         U32("bicache-depth", diffuse.depth, 1, 1024,
             "treat the first N layers as shallow, ignoring the table"),
-        U32("prefix-tokens", prefix, 1, 1 << 24, "with --tokens: so many are the document"),
+        U32("prefix-tokens", prefix, 1, 1 << 24, "with --tokens: the first N are the document"),
         U32("refresh", diffuse.refresh, 1, 1 << 20,
-            "steps between refreshes (default: as the space says, or 16)"),
+            "steps between refreshes (default: the space's setting, or 16)"),
         TEXT("profile-out", profile_out, "FILE",
-             "generate nothing, but append to FILE how alike the document's keys\n"
-             "and values are with and without the rest of the request, layer by\nlayer, a JSON "
-             "line a request"),
+             "generate nothing, but append to FILE how similar the document's keys\n"
+             "and values are with and without the rest of the request, layer by\n"
+             "layer, one JSON line per request"),
         U32("profile-step", diffuse.profile_step, 1, 100,
             "the same for the first N, 2 N, 3 N ... percent of each request"),
         SECTION("Output:"),
-        FLAG("json", json, 1, "one JSON line a prompt"),
-        FLAG("progress", progress, 1, "show how far a prompt is on standard error"),
+        FLAG("json", json, 1, "one JSON line per prompt"),
+        FLAG("progress", progress, 1, "show the progress of a prompt on standard error"),
         TEXT("logits", logits, "FILE",
-             "with --tokens: write the logits of every token as little-endian\nfloat32, row by "
-             "row"),
+             "with --tokens: write the logits of every token as little-endian\nfloat32, row by row"),
         {"help", show_help, 0, 0, 0, NULL, NULL, "or -h"},
         {"version", show_version, 0, 0, 0, NULL, NULL, "or -V"},
 };
@@ -271,7 +265,7 @@ static const struct row rows[] = {
 
 enum { COLUMN = 23, WIDTH = 79 };
 
-/* Words from there on, in lines of WIDTH that begin at COLUMN. */
+/* Prints words from column at on, in lines of WIDTH that begin at COLUMN. */
 static void print_words(const char *text, int at) {
         for (size_t n; *text; text += n + strspn(text + n, " \n")) {
                 n = strcspn(text, " \n");
@@ -293,20 +287,20 @@ static void print_row(const struct row *row) {
 static int show_help(const struct row *row, const char *text, struct options *o) {
         puts("Usage: kvlm --model DIR (--prompts FILE | --text FILE | --tokens FILE |\n"
              "            --tokenize FILE) [OPTION]...\n"
-             "Runs a language model whose keys and values lie in the cache of a kvd daemon,\n"
-             "used where they are.\n\n"
+             "Runs a language model whose keys and values are in the cache of a kvd daemon,\n"
+             "used in place.\n\n"
              "A FILE of - is standard input. Without a daemon, and where the cache has no\n"
-             "room, kvlm computes in memory of its own; answers are the same to the last bit.");
+             "room, kvlm computes in its own memory; answers are the same to the last bit.");
         for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
                 print_row(rows + i);
-        puts("\nExit status: 0 all prompts answered; 1 some failed, or something is wrong with\n"
-             "the model; 2 wrong usage; 130 interrupted.");
+        puts("\nExit status: 0 all prompts answered; 1 some failed, or the model could not be\n"
+             "used; 2 wrong usage; 130 interrupted.");
         return 1;
 }
 
 /* ---- command line ---------------------------------------------------------------------------- */
 
-/* The directory's own name, with what a space's name cannot have replaced. */
+/* The directory's base name; characters that a space's name cannot have are replaced. */
 static void default_space(const char *directory, char *ret) {
         size_t end = strlen(directory), start, n;
 
@@ -329,23 +323,23 @@ static int check(struct options *o) {
         int inputs = !!o->prompts + !!o->text + !!o->tokens + !!o->tokenize;
 
         if (!o->model)
-                return refuse(-EINVAL, "--model DIR is missing (kvlm --help tells more)");
+                return refuse(-EINVAL, "--model DIR is missing (see kvlm --help)");
         if (inputs != 1)
-                return refuse(-EINVAL, "give one of --prompts, --text, --tokens and --tokenize "
-                                       "(kvlm --help tells more)");
+                return refuse(-EINVAL,
+                              "give one of --prompts, --text, --tokens and --tokenize (see kvlm --help)");
         if (o->logits && !o->tokens)
                 return refuse(-EINVAL, "--logits needs --tokens");
         if (o->document && (o->tokens || o->tokenize))
                 return refuse(-EINVAL,
-                              "--document stands before texts: it needs --prompts or --text");
+                              "--document is put before texts: it needs --prompts or --text");
         if (!*o->space)
                 default_space(o->model, o->space);
         return 1;
 }
 
-#define FIRST_ROW 256 /* of getopt's values, behind the letters */
+#define FIRST_ROW 256 /* of getopt's values, after the letters */
 
-/* For getopt. */
+/* Fills the table for getopt. */
 static void fill_table(struct option *to) {
         for (size_t i = 0; i < ARRAY_SIZE(rows); i++)
                 if (rows[i].name)
@@ -365,7 +359,7 @@ static const struct row *row_of(int option) {
         return rows + i;
 }
 
-/* Of several letters behind one hyphen, getopt says which. */
+/* If several letters follow one hyphen, getopt gives the unknown one. */
 static int refuse_unknown(char **argv) {
         const char letter[] = {'-', (char)optopt, 0};
 
@@ -394,7 +388,7 @@ static int parse(int argc, char **argv, struct options *o) {
                         return MIN(r, 0);
         }
         if (optind < argc)
-                return refuse(-EINVAL, "what is \"%s\"? (kvlm --help tells more)", argv[optind]);
+                return refuse(-EINVAL, "unexpected argument \"%s\" (see kvlm --help)", argv[optind]);
         return check(o);
 }
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Threads divide the rows among them, and meet once a layer: attention needs the keys and values of
- * all rows. A thread takes its rows in tiles, so that what is between two matrix products stays in
- * its cache. Where queries say what they attend to (pooled.h), heads are divided for that, and
- * threads meet twice more.
+ * Threads divide the rows among them and synchronise once per layer, since attention needs the keys
+ * and values of all rows. A thread processes its rows in tiles, so that the data between two matrix
+ * products stays in its cache. If queries select what they attend to (pooled.h), threads divide the
+ * heads for that, and synchronise twice more.
  */
 
 #include "tools/kvlm/pass.h"
@@ -25,7 +25,7 @@ enum { TILE = 32 };
 struct bench { /* of one thread */
         float *attention;
         size_t room;
-        float *tile; /* everything below, [TILE] each */
+        float *tile; /* contains all of the following, [TILE] each */
         float *normed, *change, *gate_up;
 };
 
@@ -37,20 +37,20 @@ struct pass {
         struct bench *benches;
         uint32_t n_benches;
         float *frequencies; /* [head_dim / 2] */
-        uint32_t first, room; /* position of the first row, and how many there are */
-        uint32_t n_angles;    /* of so many rows cosine and sine are there */
-        float *rows;        /* everything below, [room] each */
+        uint32_t first, room; /* position of the first row; number of rows that fit */
+        uint32_t n_angles;    /* number of rows whose cosine and sine are computed */
+        float *rows;        /* contains all of the following, [room] each */
         float *x;           /* [hidden] the residual stream */
         float *qkv;         /* [q, k, v] */
-        float *mixed;       /* [q] out of attention */
+        float *mixed;       /* [q] result of attention */
         float *cosine, *sine; /* [head_dim / 2] */
-        uint64_t attention_ns; /* of member 0 */
+        uint64_t attention_ns; /* of thread 0 */
 
         /* the run in progress */
         const struct view *view;
         uint32_t layer, end_layer, from, to;
-        bool alone; /* one thread does all of it */
-        const uint32_t *positions; /* NULL: from and up */
+        bool alone; /* one thread does everything */
+        const uint32_t *positions; /* NULL: from from on */
         float *logits;
 };
 
@@ -228,7 +228,7 @@ static void project(struct pass *p, uint32_t layer, struct range rows, struct be
         store_keys_values(p, layer, rows);
 }
 
-/* What the queries want of what, and what of it must be fetched first. */
+/* Lets the queries score what they need, and then fetches what is missing. */
 static void look(struct pass *p, uint32_t layer, uint32_t member) {
         uint32_t members = p->alone ? 1 : threads_count(p->threads);
 
@@ -260,7 +260,7 @@ static void attend(struct pass *p, uint32_t layer, struct range rows, uint32_t m
                 p->attention_ns += sys_now_ns() - started;
 }
 
-/* The tile's rows of x, with what attention and the feed-forward network add. */
+/* Adds the results of attention and of the feed-forward network to the tile's rows of x. */
 static void finish_tile(struct pass *p, uint32_t layer, uint32_t row, uint32_t n, struct bench *b) {
         const struct config *c = &p->model->config;
         const struct layer *l = p->model->layers + layer;
@@ -283,8 +283,8 @@ static void finish_tile(struct pass *p, uint32_t layer, uint32_t row, uint32_t n
 }
 
 /*
- * Rows go on as they were stored, rounded: who restarts from the stored ones gets the same keys and
- * values.
+ * Rows continue as they were stored, rounded, so that a restart from the stored ones gives the same
+ * keys and values.
  */
 static void keep_states(struct pass *p, uint32_t layer, struct range rows) {
         uint32_t hidden = p->model->config.hidden;
@@ -334,7 +334,7 @@ static void start(struct pass *p, void (*work)(void *, uint32_t)) {
                 threads_all(p->threads, work, p);
 }
 
-/* Every bench suffices for all rows; it grows by half at least. */
+/* Makes every bench large enough for all rows; it grows by at least half. */
 static int make_room(struct pass *p) {
         struct kvd_attention a = attention(p, p->layer, 0, (struct range){p->from, p->to});
         size_t need = kvd_attend_scratch(&a);
@@ -430,7 +430,7 @@ double pass_attention_ms(const struct pass *p) {
 
 /* ---- rows ---- */
 
-/* As Hugging Face: the angle is a float product, its cosine and sine are rounded once. */
+/* As in Hugging Face's code: the angle is a float product; its cosine and sine are rounded once. */
 static void angles(struct pass *p, uint32_t n) {
         uint32_t half = p->model->config.head_dim / 2;
 

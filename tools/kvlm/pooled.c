@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A request whose blocks the daemon's methods work on. Before each step it takes over what the
- * daemon offers, and turns the sequence's table into what attention reads: addresses, rotations,
- * holes.
+ * A request whose blocks the daemon's methods work on. Before each step it takes over the changes
+ * that the daemon proposes, and turns the sequence's table into what attention reads: addresses,
+ * rotations and holes.
  */
 
 #include "tools/kvlm/pooled_internal.h"
@@ -17,9 +17,9 @@
 #include "tools/kvlm/refuse.h"
 
 enum {
-        LONG_STEP = 3,   /* blocks: the step after one so long begins in a fresh block */
-        MAX_ROTATIONS = 256, /* distinct deltas; blocks with others are left out */
-        WAITS = 200,     /* for room in the pool, of ROOM_NS each */
+        LONG_STEP = 3,   /* blocks: the step after one this long begins in a fresh block */
+        MAX_ROTATIONS = 256, /* distinct deltas; blocks beyond these are left out */
+        WAITS = 200,     /* maximum number of waits for room in the pool, ROOM_NS each */
         USE_EVERY = 4,   /* decoded tokens between reports of attention mass */
 };
 #define ROOM_NS 2000000L
@@ -66,7 +66,7 @@ uint32_t pooled_capacity(uint32_t n_tokens, uint32_t block_tokens) {
 
 /* ---- what attention reads -------------------------------------------------------------------- */
 
-/* Blocks beyond what the rotations can express are left out. */
+/* Makes the rotations. Blocks with more than MAX_ROTATIONS distinct deltas are left out. */
 static void make_turns(struct pooled *p) {
         uint32_t n_blocks = p->n_entries;
         bool before = p->rotated;
@@ -87,7 +87,7 @@ static void make_turns(struct pooled *p) {
                         }
 }
 
-/* Slots in use, after entries were compacted or dropped. */
+/* Lists the slots in use, after entries were compacted or dropped. */
 static void list_used(struct pooled *p) {
         uint32_t n = 0, open = p->n_entries * p->bt;
 
@@ -143,7 +143,7 @@ void pooled_wait(struct pooled *p) {
                 p->late = true;
                 p->stats.late++;
         }
-        /* Changes may have been taken over before it was too late. */
+        /* changes may have been taken over before the timeout */
         took(p, r == -ETIMEDOUT ? 1 : r);
         p->stats.wait_ms += sys_now_ms() - started;
 }
@@ -153,7 +153,9 @@ static void take_proposals(struct pooled *p) {
                 took(p, kvd_sequence_sync(p->table));
 }
 
-/* The pool is full: what others let go of, and what the daemon relieves us of, makes room. */
+/*
+ * The pool is full: waits for blocks that others free or that the daemon takes from this sequence.
+ */
 static bool wait_for_room(void *data, uint32_t tries) {
         const struct timespec pause = {0, ROOM_NS};
         struct pooled *p = data;
@@ -204,7 +206,7 @@ static int allocate(struct pooled *p, uint32_t head_dim) {
         return 0;
 }
 
-/* What the methods that are on need of us. Without a table they do not work. */
+/* Sets up what the enabled methods need. Without a table they do not work. */
 static int add_methods(struct pooled *p) {
         bool hshare = pooled_setting(p, "hshare") > 0, reviver = pooled_setting(p, "kvreviver") > 0;
         int r = 0;
@@ -235,7 +237,7 @@ int pooled_new(const struct pooled_setup *setup, struct sequence *s, uint32_t ca
                              .stats = {.used = true}};
         r = allocate(p, o->shape.head_dim);
         if (r == 0 && !s->alone && p->space && kvd_sequence_open(p->space, p->room, &p->table) < 0)
-                p->table = NULL; /* goes on without */
+                p->table = NULL; /* continue without a table */
         if (r == 0)
                 r = add_methods(p);
         s->on_full = wait_for_room;
@@ -273,7 +275,7 @@ uint32_t pooled_step_limit(const struct pooled *p, uint32_t first) {
         return n;
 }
 
-/* The next token begins in a fresh block. */
+/* Skips the rest of the block: the next token begins in a fresh one. */
 static void close_block(struct pooled *p) {
         uint32_t empty = ALIGN_UP(p->n_slots, p->bt) - p->n_slots;
 
@@ -304,7 +306,7 @@ static uint32_t id_of(const struct pooled *p, uint32_t i) {
         return (uint32_t)((uint64_t)(p->s->blocks[i] - p->s->pin.base) / p->s->pin.block_bytes);
 }
 
-/* The next block, if it is complete, becomes an entry. False: it cannot. */
+/* Makes the next block, which is complete, an entry. False if that is impossible. */
 static bool enter(struct pooled *p) {
         uint32_t i = p->n_entries, n = p->first[i + 1] - p->first[i], id;
         const uint32_t *tokens = p->s->tokens + p->first[i];
@@ -328,7 +330,8 @@ static void enter_all(struct pooled *p) {
         while (p->n_entries < p->n_slots / p->bt) {
                 uint32_t i = p->n_entries;
 
-                p->blocks[i] = p->s->blocks[i]; /* published, it may be somebody else's by now */
+                /* if published, it may be another client's block now */
+                p->blocks[i] = p->s->blocks[i];
                 if (p->table && !p->stuck && !enter(p))
                         p->stuck = true;
                 p->fill[i] = p->first[i + 1] - p->first[i];
@@ -338,7 +341,7 @@ static void enter_all(struct pooled *p) {
 
 /* ---- a step of computing --------------------------------------------------------------------- */
 
-/* Stored tokens were found in the meantime: nothing of ours is there yet. */
+/* Accounts for stored tokens that were found meanwhile; none of ours exist yet. */
 static void take_found(struct pooled *p, uint32_t first) {
         for (; p->n < first; p->n++)
                 p->used[p->n_used++] = p->n_slots++;
@@ -361,7 +364,7 @@ int pooled_prepare(struct pooled *p, struct step *step) {
                 .gone = step->first - p->n_slots,
                 .chosen = p->gaps ? p->used : NULL,
                 .n_chosen = p->n_used + step->n,
-                /* a token's pass may begin with none */
+                /* in a step of one token, a rotation may appear during the step */
                 .rotation = p->rotated || step->n == 1 ? p->rotation : NULL,
                 .rotations = p->rotations,
                 .block_mass = p->table && step->n == 1 && p->decoded % USE_EVERY == 0 ? p->mass :
@@ -388,8 +391,8 @@ static void fill_first(struct pooled *p, uint32_t n_computed) {
 }
 
 /*
- * Each entry's share of the attention, per token, 1 for the average; and how many of its tokens
- * were selected.
+ * Reports each entry's share of the attention per token, where 1 is the average, and how many of
+ * its tokens were selected.
  */
 static void report_use(struct pooled *p) {
         _cleanup_(freep) uint32_t *hits = calloc(p->room, sizeof *hits);
@@ -415,7 +418,7 @@ static int settle_decoded(struct pooled *p, bool measured) {
         return 0;
 }
 
-/* The last of the prompt's chunks is in the table. */
+/* Called when the last chunk of the prompt is in the table. */
 static int begin_decoding(struct pooled *p) {
         int r = p->selection ? selection_begin(p) : 0;
 

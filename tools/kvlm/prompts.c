@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Prompts as they come: lines of JSON, text, or token ids. A line that is no prompt is refused, and
- * the next one is read.
+ * Reads prompts one by one: lines of JSON, text, or token ids. A line that is not a prompt is
+ * refused; the next one is read.
  */
 
 #include "tools/kvlm/prompts.h"
@@ -20,16 +20,16 @@ struct prompts {
         const struct options *options;
         const struct tokenizer *tokenizer;
         uint32_t vocab;
-        char *document; /* and the prompt behind it */
+        char *document; /* followed by the prompt */
         size_t document_size;
-        FILE *lines; /* of --prompts */
+        FILE *lines; /* lines of --prompts */
         char *line;
         size_t line_room;
         uint64_t line_number;
-        bool done; /* single prompts are read once */
+        bool done; /* a single prompt has been read */
         bool split;        /* see prompts_split() */
         uint32_t n_prefix; /* of the last prompt */
-        uint32_t length, steps; /* that it asks for; 0: does not say */
+        uint32_t length, steps; /* requested by the last prompt; 0 if not */
 };
 
 int prompts_open(const struct options *o, const struct tokenizer *tokenizer, uint32_t vocab,
@@ -78,7 +78,7 @@ void prompts_region(const struct prompts *p, uint32_t *length, uint32_t *steps) 
         *steps = p->steps ? p->steps : *steps;
 }
 
-/* Document and text, each tokenized for itself. */
+/* Tokenizes document and text separately. */
 static int encode_split(struct prompts *p, const char *document, size_t document_size,
                         const char *text, size_t size, uint32_t **ids, uint32_t *n) {
         _cleanup_(freep) uint32_t *rest = NULL, *prefix = NULL;
@@ -132,7 +132,7 @@ static int line_string(const struct prompts *p, const json_t *line, const char *
         return 0;
 }
 
-/* 0 if it is not there. */
+/* Reads a number; 0 if the line has no such member. */
 static int line_number(const struct prompts *p, const json_t *line, const char *member,
                        uint32_t *ret) {
         const json_t *number = json_object_get(line, member);

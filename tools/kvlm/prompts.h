@@ -2,7 +2,7 @@
 #ifndef KVLM_PROMPTS_H
 #define KVLM_PROMPTS_H
 
-/* Where requests come from: JSON lines as they arrive, a text, or token ids. */
+/* The source of requests: JSON lines as they arrive, a text, or token ids. */
 
 #include "tools/kvlm/options.h"
 #include "tools/kvlm/tokenizer.h"
@@ -14,19 +14,19 @@ int prompts_open(const struct options *, const struct tokenizer *, uint32_t voca
 struct prompts *prompts_close(struct prompts *);
 
 /*
- * 1: the next prompt's ids, to be freed; 0: there is no more; -EINVAL: this one is not a prompt,
- * the next may be; -EINTR.
+ * 1: the next prompt's ids, to be freed by the caller; 0: no more prompts; -EINVAL: this one is not
+ * a prompt, but the next may be; -EINTR.
  */
 int prompts_next(struct prompts *, uint32_t **ids, uint32_t *n);
 
 /*
- * For a bidirectional model, whose prefix is shared whole or not at all: from now on the document
- * (a line's "document" if it has one) is tokenized for itself, and prompts_prefix() says how many
- * of the last prompt's tokens it is.
+ * For a bidirectional model, whose prefix is shared as a whole or not at all: from now on the
+ * document (a line's "document", if it has one) is tokenized separately, and prompts_prefix()
+ * returns its number of tokens in the last prompt.
  */
 void prompts_split(struct prompts *);
 uint32_t prompts_prefix(const struct prompts *);
-/* as the last line says, or as it is */
+/* overwrites *length and *steps if the last line gives them */
 void prompts_region(const struct prompts *, uint32_t *length, uint32_t *steps);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is said about a failure quotes names out of files. Where it is printed, one line stays one
- * line, and a terminal finds nothing to obey in it.
+ * Messages may quote names from files. When a message is printed, control characters are replaced,
+ * so that it stays on one line and cannot control a terminal.
  */
 
 #include "tools/kvlm/refuse.h"

@@ -3,16 +3,16 @@
 #define KVLM_REFUSE_H
 
 /*
- * An error is a negative errno that travels up, and one line in words that waits here until main
- * prints it.
+ * An error is a negative errno that is returned, plus a one-line message that is kept here until
+ * main prints it.
  */
 
 #include "ipc/base/why.h"
 
 extern struct kvd_why kvlm_why;
 
-#define refuse(...) kvd_refuse(&kvlm_why, __VA_ARGS__) /* keeps the line and returns the error */
+#define refuse(...) kvd_refuse(&kvlm_why, __VA_ARGS__) /* stores the line, returns the error */
 
-const char *refusal(void); /* the line, to be printed: without control characters */
+const char *refusal(void); /* the message for printing, without control characters */
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is printed of a request, for people or as one line of JSON. Both are made of the same struct
+ * Prints the result of a request, for people or as one line of JSON. Both come from the same struct
  * result, so that they cannot differ.
  */
 
@@ -21,7 +21,7 @@ static int finish(void) {
         return 0;
 }
 
-/* One line; takes the object, which is NULL if memory ran out. */
+/* Writes one line and frees the object, which is NULL if memory ran out. */
 static int write_line(json_t *object) {
         int r = object ? json_dumpf(object, stdout, JSON_REAL_PRECISION(9)) : -ENOMEM;
 
@@ -32,7 +32,7 @@ static int write_line(json_t *object) {
         return finish();
 }
 
-/* Of decoding: the first token's time is the prompt's. */
+/* The decoding rate: the first token's time counts for the prompt. */
 static double tokens_per_second(const struct result *r) {
         double ms = r->total_ms - r->ttft_ms;
 
@@ -41,7 +41,7 @@ static double tokens_per_second(const struct result *r) {
 
 #define WHOLE(value) ((json_int_t)(value))
 
-/* Attention without what it waited for: the selection, and blocks that were missing. */
+/* Attention time excludes the selection and waiting for missing blocks. */
 static json_t *times_json(const struct result *r) {
         const struct pooled_stats *p = &r->pooled;
 
@@ -117,9 +117,8 @@ int report_json(const struct result *r, bool verified) {
 
 int report_text(const struct result *r, bool verified) {
         fwrite(r->text, 1, r->text_size, stdout);
-        printf("\n  [%u tokens: %u reused, %u computed; %u generated at %.0f/s; first after %.1f "
-               "ms, "
-               "all after %.1f ms; %u shared blocks, %u private",
+        printf("\n  [%u tokens: %u reused, %u computed; %u generated at %.0f/s; "
+               "first after %.1f ms, all after %.1f ms; %u shared blocks, %u private",
                r->prompt_tokens, r->reused_tokens, r->prompt_tokens - r->reused_tokens,
                r->generated_tokens, tokens_per_second(r), r->ttft_ms, r->total_ms, r->shared_blocks,
                r->private_blocks);
@@ -138,7 +137,7 @@ int report_failure(const char *line) {
 
 /* ---- diffusion ------------------------------------------------------------------------------- */
 
-/* Of the whole region, however much of it is text; all the request's time counts. */
+/* The rate over the whole region, however much of it is text, and over the request's total time. */
 static double diffused_per_second(const struct diffuse_result *r) {
         return r->total_ms > 0.0 ? r->length / r->total_ms * 1e3 : 0.0;
 }
@@ -179,9 +178,8 @@ int report_diffused_text(const struct diffuse_result *r, const struct diffuser *
                r->prompt_tokens, r->prefix_tokens, r->length, r->steps, diffused_per_second(r),
                r->total_ms);
         if (r->depth > 0)
-                printf("; the document's share is %u %%: %u of %u layers reused (%u were there, "
-                       "%.1f KiB shared), "
-                       "%u refreshes",
+                printf("; the document's share is %u %%: %u of %u layers reused "
+                       "(%u were found, %.1f KiB shared), %u refreshes",
                        r->ratio, r->depth, d->model->config.layers, r->found,
                        (double)r->shared_bytes / 1024, r->refreshes);
         if (r->refused)

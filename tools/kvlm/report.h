@@ -9,7 +9,7 @@
 
 /*
  * Write one result to standard output: a JSON line, or the text and a line of numbers below it.
- * -EIO
+ * -EIO if that fails.
  */
 int report_json(const struct result *, bool verified);
 int report_text(const struct result *, bool verified);

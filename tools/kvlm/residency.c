@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KVReviver: a share of a sequence's blocks stays in the pool, the first, the newest, and those
- * that queries want most. The others have an exact copy (or are in a sketch only, if the space
- * keeps none). A query whose labels put a noticeable share of its attention into a missing block
- * waits for it, and the block of least use makes room. All that a layer misses is asked for at
- * once.
+ * KVReviver: a share of a sequence's blocks stays in the pool: the first, the newest, and those
+ * that queries need most. The others have an exact copy (or are only in a sketch, if the space
+ * keeps no copies). If a query's labels put a noticeable share of its attention into a missing
+ * block, it waits for the block, and the least used block makes room. All blocks that a layer
+ * misses are requested at once.
  */
 
 #include <errno.h>
@@ -18,16 +18,16 @@
 #include "tools/kvlm/refuse.h"
 #include "tools/kvlm/pooled_internal.h"
 
-#define WANTED 0.1f /* of a query's attention: a missing block with so much is missed */
-#define MEMORY 0.9f  /* what a block was wanted for fades by this factor a token */
+#define WANTED 0.1f /* share of a query's attention from which a missing block counts as missed */
+#define MEMORY 0.9f  /* factor per token by which a block's score fades */
 
 struct residency {
-        double budget;      /* share of the blocks */
-        uint32_t sinks;     /* first blocks that stay */
-        double recent;      /* share of the budget for the newest blocks */
+        double budget;      /* fraction of the blocks that stays */
+        uint32_t sinks;     /* number of first blocks that stay */
+        double recent;      /* fraction of the budget for the newest blocks */
         enum kvd_cool how;
-        float *score;       /* [blocks] largest share of a query's attention, fading */
-        float *wanted;      /* [blocks] since the last fetch */
+        float *score;       /* [blocks] largest share of a query's attention, fading over time */
+        float *wanted;      /* [blocks] the same, since the last fetch */
         uint32_t *order;    /* [2 blocks] scratch */
 };
 
@@ -75,7 +75,10 @@ static uint32_t budget_of(const struct pooled *p) {
         return MAX((uint32_t)ceil(r->budget * p->n_entries), r->sinks + 2);
 }
 
-/* The first and the newest blocks, and those that are not ours alone to move. */
+/*
+ * Whether a block stays: the first and the newest blocks, and those that this sequence may not
+ * move.
+ */
 static bool stays(const struct pooled *p, uint32_t i) {
         const struct residency *r = p->residency;
         uint32_t recent = MAX((uint32_t)lrint(r->recent * budget_of(p)), 1);
@@ -84,7 +87,7 @@ static bool stays(const struct pooled *p, uint32_t i) {
                p->flags[i] & (KVD_ENTRY_SHARED | KVD_ENTRY_DROPPED);
 }
 
-/* Most wanted first: by the layer at hand, then by what was wanted before. */
+/* Most needed first: by the current layer, then by earlier use. */
 static int by_want(const void *a, const void *b, void *data) {
         const struct residency *r = data;
         uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;
@@ -98,7 +101,10 @@ static int by_want(const void *a, const void *b, void *data) {
         return (x < y) - (x > y);
 }
 
-/* Blocks that may come and go, in order of want; and how many of them the budget has room for. */
+/*
+ * Lists the blocks that may be moved, most needed first; returns their number. *fit: how many of
+ * them fit into the budget.
+ */
 static uint32_t rank(struct pooled *p, uint32_t *fit) {
         struct residency *r = p->residency;
         uint32_t n = 0, fixed = 0, budget = budget_of(p);
@@ -114,8 +120,8 @@ static uint32_t rank(struct pooled *p, uint32_t *fit) {
 }
 
 /*
- * Those that must be here come first in the order. What is behind the budget goes, as far as room
- * is needed.
+ * Moves the least needed blocks out, as far as room is needed for those that come. Blocks within
+ * the budget are first in the order, and stay.
  */
 static void make_room(struct pooled *p, uint32_t n, uint32_t fit, uint32_t coming) {
         struct residency *r = p->residency;
@@ -132,7 +138,7 @@ static void make_room(struct pooled *p, uint32_t n, uint32_t fit, uint32_t comin
                 kvd_sequence_cool(p->table, n_leaving, leaving, r->how);
 }
 
-/* Asks for what is missing and wanted, within the budget. Returns how many blocks come. */
+/* Requests missing blocks that are needed, within the budget. Returns how many come. */
 static uint32_t revive(struct pooled *p, uint32_t n) {
         struct residency *r = p->residency;
         uint32_t coming = 0;

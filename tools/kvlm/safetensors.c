@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Tensors out of a safetensors file. Nothing that the header says is believed before it is compared
- * with the file's size and the shape that is asked for.
+ * Reads tensors from a safetensors file. The header is not trusted: everything is checked against
+ * the file's size and the requested shape.
  */
 
 #include "tools/kvlm/safetensors.h"
@@ -28,8 +28,7 @@ static int parse_header(struct safetensors *s) {
         size = le64toh(size);
         if (size > s->file.size - sizeof size || size > MAX_HEADER)
                 return refuse(-EINVAL,
-                              FILE_NAME " is damaged: a header of %" PRIu64
-                                        " bytes in a file of %zu",
+                              FILE_NAME " is damaged: a header of %" PRIu64 " bytes in a file of %zu",
                               size, s->file.size);
         s->header = json_read((const char *)s->file.data + sizeof size, size);
         if (!json_is_object(s->header))
@@ -101,8 +100,7 @@ int safetensors_find(const struct safetensors *s, const char *name, uint32_t row
         if (read_numbers(json_object_get(header, "shape"), n_dims, shape) < 0 ||
             shape[n_dims - 1] != columns || (rows && shape[0] != rows))
                 return refuse(-EINVAL,
-                              "tensor %s: its shape is not the one that config.json implies (%u x "
-                              "%u)",
+                              "tensor %s: its shape is not the one that config.json implies (%u x %u)",
                               name, MAX(rows, 1), columns);
         /* below 2^64, and so is the next product: sizes are below 2^24 */
         bytes = (uint64_t)MAX(rows, 1) * columns;

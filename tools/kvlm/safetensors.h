@@ -4,8 +4,8 @@
 
 /*
  * A safetensors file: 8 bytes of header length, little endian; a JSON header of {"name": {"dtype",
- * "shape", "data_offsets"}}; data. Nothing in it is believed: a tensor is found only with the shape
- * that is asked for and with its bytes inside the file.
+ * "shape", "data_offsets"}}; data. Its contents are not trusted: a tensor is found only if it has
+ * the requested shape and its bytes are inside the file.
  */
 
 #include <stdint.h>
@@ -22,7 +22,7 @@ struct safetensors {
 };
 
 struct tensor { /* a matrix, or a vector as one row */
-        const uint8_t *data; /* of any alignment */
+        const uint8_t *data; /* no particular alignment */
         enum kvd_number type;
         uint32_t rows, columns;
 };
@@ -31,12 +31,13 @@ int safetensors_open(const char *directory, struct safetensors *ret);
 void safetensors_close(struct safetensors *);
 
 /*
- * rows 0 asks for a vector. -ENOENT if there is none of that name, -EINVAL if it is not as asked.
+ * rows 0 requests a vector. -ENOENT if there is no tensor of that name, -EINVAL if it is not as
+ * requested.
  */
 int safetensors_find(const struct safetensors *, const char *name, uint32_t rows, uint32_t columns,
                      struct tensor *ret);
 
-/* Rows first to first + n as floats, one behind the other. */
+/* Reads rows first to first + n - 1 as contiguous floats. */
 void tensor_read(const struct tensor *, const struct kvd_ops *, uint32_t first, uint32_t n,
                  float *to);
 

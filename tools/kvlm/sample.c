@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The next token out of logits: the most likely one, or one by chance. A seed fixes what chance
- * does, for every request anew.
+ * Picks the next token from logits: the most likely one, or a random one. The random numbers of
+ * each request start from the seed again.
  */
 
 #include "tools/kvlm/sample.h"
@@ -47,7 +47,7 @@ void sampler_restart(struct sampler *s) {
         s->state = s->options.seed;
 }
 
-/* SplitMix64, 53 bits of it, in [0, 1) */
+/* SplitMix64: 53 bits of it, in [0, 1) */
 static double random_unit(struct sampler *s) {
         uint64_t z = s->state += UINT64_C(0x9e3779b97f4a7c15);
 
@@ -74,8 +74,8 @@ static int more_likely(const void *a, const void *b) {
 }
 
 /*
- * Sorted candidates and their weights, cut to top_k and top_p; returns how many are left and their
- * total.
+ * Sorts the candidates, computes their weights, and cuts them to top_k and top_p. Returns how many
+ * remain, and their total weight.
  */
 static uint32_t shortlist(struct sampler *s, const float *logits, double *total) {
         uint32_t n = s->options.top_k ? MIN(s->options.top_k, s->vocab) : s->vocab;

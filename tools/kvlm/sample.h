@@ -6,9 +6,9 @@
 
 struct sampling {
         float temperature; /* 0: the most likely token */
-        /* least likely tokens beyond this share of the probability are cut off; 1: none */
+        /* keep the most likely tokens up to this share of the probability; 1: all */
         float top_p;
-        uint32_t top_k;    /* so many tokens at most; 0: all */
+        uint32_t top_k;    /* maximum number of tokens; 0: all */
         uint64_t seed;
 };
 
@@ -16,7 +16,7 @@ struct sampler;
 
 int sampler_new(const struct sampling *, uint32_t vocab, struct sampler **ret);
 struct sampler *sampler_free(struct sampler *);
-void sampler_restart(struct sampler *); /* from the seed: the same prompt gives the same text */
+void sampler_restart(struct sampler *); /* from the seed: equal prompts give equal text */
 uint32_t sampler_pick(struct sampler *, const float *logits);
 
 #endif

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which tokens a query wants, by the labels that the daemon's worker makes of keys. HShare: a token
- * that is decoded attends to the first, the newest and the selected tokens only; layers, heads and
- * queries that resemble each other use one selection, and who resembles whom the worker says, from
- * what the prompt's last queries would have selected. KVReviver: labels stay when a block leaves,
- * so they tell which of the missing ones a query needs.
+ * Estimates which tokens a query needs, from the labels that the daemon's worker makes of keys.
+ * HShare: a decoded token attends to the first, the newest and the selected tokens only. Similar
+ * layers, heads and queries share one selection; the worker decides which are similar, from what
+ * the prompt's last queries would have selected. KVReviver: labels remain when a block leaves, so
+ * they tell which of the missing blocks a query needs.
  *
- * Labels of a block lie in the daemon's memory for all layers and heads together; a query wants
- * those of one head, of all blocks: kept here once more, in that order, they are read at twice the
- * speed.
+ * In the daemon's memory, the labels of a block are together for all layers and heads, but a query
+ * reads those of one head, of all blocks. They are therefore copied here in that order, and read at
+ * twice the speed.
  *
- * Places are counted in columns: column c is the slot p->used[c]. Tokens whose block has no labels
- * yet are attended to as the newest are.
+ * Places are counted in columns: column c is slot p->used[c]. Tokens whose block has no labels yet
+ * are attended to like the newest ones.
  */
 
 #include <errno.h>
@@ -30,18 +30,18 @@
 struct choice {
         uint32_t *middle; /* slots, ascending */
         uint32_t n_middle;
-        uint32_t recent;  /* column from which on all are attended to */
-        uint32_t renumbered; /* as the table's, when it was made */
-        bool made;        /* false: all are attended to */
+        uint32_t recent;  /* first column from which all are attended to */
+        uint32_t renumbered; /* p->renumbered when it was made */
+        bool made;        /* if false, all are attended to */
 };
 
-struct desk { /* of a KV head: whoever looks for it owns it */
+struct desk { /* of a KV head; used by the thread that processes that head */
         struct kvd_label_query *query; /* [group] */
         float *rotated;                 /* [group][dim] */
         float *scores, *total;         /* [group][slots], [slots] */
-        uint32_t *numbers, *list;      /* scratch [2 slots]; columns or slots */
-        float *share;                  /* [blocks] of the attention, as labels say */
-        bool looked;                   /* share is of the layer at hand */
+        uint32_t *numbers, *list;      /* scratch [2 slots]: columns or slots */
+        float *share;                  /* [blocks] share of the attention, estimated from labels */
+        bool looked;                   /* share is that of the current layer */
         uint64_t selections;
         double ms;
 };
@@ -49,18 +49,18 @@ struct desk { /* of a KV head: whoever looks for it owns it */
 struct selection {
         bool hshare, ready; /* ready: decoding has begun */
         struct kvd_window window;
-        uint32_t every;     /* queries of a group: the first one selects */
-        uint32_t dense;     /* first layers that attend to all tokens */
+        uint32_t every;     /* queries in a group: the first one selects */
+        uint32_t dense;     /* number of first layers that attend to all tokens */
         uint32_t dim, slots;
         const struct kvd_hshare_ops *ops;
         struct kvd_label_shape shape;
-        const uint8_t **rows; /* [blocks] labels in the daemon's memory; NULL: none */
-        uint8_t *labels;      /* [layer][head][slot], of labelled entries */
-        uint32_t complete;    /* entries before it have labels, or never will */
-        uint32_t labelled;    /* behind the last entry that has some */
-        bool holes;           /* some entry before that has none yet */
-        bool absent;          /* ... or has none at all */
-        uint32_t *layers, *heads; /* whose selection is used: [layers], [layers][kv_heads] */
+        const uint8_t **rows; /* [blocks] labels in the daemon's memory; NULL if none */
+        uint8_t *labels;      /* [layer][head][slot] of labelled entries */
+        uint32_t complete;    /* entries before this one have labels, or never will */
+        uint32_t labelled;    /* one past the last entry with labels */
+        bool holes;           /* some entry before that has no labels yet */
+        bool absent;          /* some entry before that will never have labels */
+        uint32_t *layers, *heads; /* the source of each selection: [layers], [layers][kv_heads] */
         /* [layer][head][CALIBRATION][group * dim]: position p is at p % CALIBRATION */
         float *queries;
         struct choice *choices; /* [layer][head] */
@@ -132,7 +132,7 @@ static bool allocate(struct pooled *p, struct selection *s) {
         return made;
 }
 
-/* Until the worker says otherwise, everybody selects for himself. */
+/* Until the worker decides otherwise, each layer and head selects for itself. */
 static void share_nothing(struct pooled *p) {
         struct selection *s = p->selection;
 
@@ -173,7 +173,7 @@ static uint8_t *labels_of(const struct pooled *p, uint32_t layer, uint32_t head)
         return s->labels + index_of(p, layer, head) * s->slots * s->shape.label_bytes;
 }
 
-/* How many channels there are is known with the first label. */
+/* The number of channels is known with the first label. */
 static bool copy_labels(struct pooled *p, uint32_t block) {
         struct selection *s = p->selection;
         size_t bytes = (size_t)p->bt * s->shape.label_bytes;
@@ -234,8 +234,8 @@ static void label_queries(struct pooled *p, uint32_t layer, uint32_t head, const
 }
 
 /*
- * Keys of a block that stands in for another one are those of another place: queries are rotated
- * for them.
+ * The keys of a block that stands in for another one were made at another position, so queries are
+ * rotated for them.
  */
 static void score_rotated(struct pooled *p, uint32_t layer, uint32_t head, const float *q) {
         const struct selection *s = p->selection;
@@ -258,7 +258,7 @@ static void score_rotated(struct pooled *p, uint32_t layer, uint32_t head, const
         }
 }
 
-/* Slots that hold nothing, and those without labels, are not to be found. */
+/* Excludes slots that hold no token or have no label. */
 static void forget_empty(const struct pooled *p, struct desk *d) {
         const struct selection *s = p->selection;
 
@@ -268,7 +268,7 @@ static void forget_empty(const struct pooled *p, struct desk *d) {
                                 d->scores[g * s->slots + i * p->bt + j] = -INFINITY;
 }
 
-/* One score for each slot of a labelled entry, for the heads that share a KV head. */
+/* Computes one score per slot of a labelled entry, for the heads that share a KV head. */
 static void score(struct pooled *p, uint32_t layer, uint32_t head, const float *q) {
         const struct selection *s = p->selection;
         struct desk *d = s->desks + head;
@@ -286,7 +286,7 @@ static void score(struct pooled *p, uint32_t layer, uint32_t head, const float *
                           1 / sqrtf((float)s->dim), KVD_AGGREGATE_SUM);
 }
 
-/* Of one query head the scores are not weights yet. */
+/* With a single query head, the scores are not weights yet. */
 static void find_shares(struct pooled *p, struct desk *d) {
         const struct selection *s = p->selection;
         const float *weights = d->total;
@@ -306,7 +306,7 @@ static void find_shares(struct pooled *p, struct desk *d) {
 
 /* ---- selecting ------------------------------------------------------------------------------- */
 
-/* The first column whose slot is not below. */
+/* The first column whose slot is not below slot. */
 static uint32_t column_of(const struct pooled *p, uint32_t slot) {
         uint32_t low = 0, high = p->n_used;
 
@@ -323,7 +323,7 @@ static uint32_t column_of(const struct pooled *p, uint32_t slot) {
         return low;
 }
 
-/* Columns that are selected from, when the token of column now - 1 asks. 0: it attends to all. */
+/* The columns to select from for the token in column now - 1. 0: it attends to all. */
 static uint32_t middle_of(const struct pooled *p, uint32_t now, uint32_t *from) {
         const struct selection *s = p->selection;
         uint32_t n = kvd_window_middle(&s->window, now, from),
@@ -332,7 +332,7 @@ static uint32_t middle_of(const struct pooled *p, uint32_t now, uint32_t *from) 
         return n == 0 || labelled <= *from ? 0 : MIN(n, labelled - *from);
 }
 
-/* Unlabelled slots come first of all. Returns how many they are. */
+/* Ranks unlabelled slots above all others. Returns how many there are. */
 static uint32_t prefer_holes(const struct pooled *p, struct desk *d, uint32_t from, uint32_t n) {
         const struct selection *s = p->selection;
         uint32_t found = 0;
@@ -345,7 +345,7 @@ static uint32_t prefer_holes(const struct pooled *p, struct desk *d, uint32_t fr
         return found;
 }
 
-/* After score(): the slots to attend to among columns [from, from + n). Returns how many. */
+/* After score(): picks the slots to attend to among columns [from, from + n). Returns how many. */
 static uint32_t pick(struct pooled *p, uint32_t head, uint32_t from, uint32_t n, uint32_t *to) {
         const struct selection *s = p->selection;
         struct desk *d = s->desks + head;
@@ -382,7 +382,8 @@ static void select_tokens(struct pooled *p, uint32_t layer, uint32_t head, const
 }
 
 /*
- * A choice that names slots which are not in use any more is made anew, whoever it is that is due.
+ * Whether a layer and head must select now. A choice that names slots no longer in use is made
+ * again at once, whichever query of the group is due.
  */
 static bool is_due(const struct pooled *p, uint32_t layer, uint32_t head) {
         const struct selection *s = p->selection;
@@ -393,7 +394,7 @@ static bool is_due(const struct pooled *p, uint32_t layer, uint32_t head) {
                kvd_share_chooses(s->layers, s->heads, p->setup.kv_heads, layer, head, t, s->every);
 }
 
-/* Queries of the prompt's last tokens are kept. */
+/* Keeps the queries of the prompt's last tokens. */
 static void keep_queries(struct pooled *p, uint32_t layer, uint32_t head,
                          const struct kvd_attention *a) {
         struct selection *s = p->selection;
@@ -406,7 +407,7 @@ static void keep_queries(struct pooled *p, uint32_t layer, uint32_t head,
                        width * sizeof *to);
 }
 
-/* Whose selection a head of a layer attends to. NULL: it attends to all. */
+/* The selection that a head of a layer attends to; NULL if it attends to all. */
 static const struct choice *choice_of(const struct pooled *p, uint32_t layer, uint32_t head) {
         const struct selection *s = p->selection;
         uint32_t source = s->layers[layer];
@@ -453,7 +454,7 @@ void pooled_fetch(struct pooled *p, uint32_t layer) {
                 residency_fetch(p);
 }
 
-/* The first tokens, what was selected, and what is newer: this one's own slot is the last. */
+/* The first tokens, the selected ones, and all newer ones; this token's own slot is the last. */
 void pooled_choose(struct pooled *p, uint32_t layer, uint32_t head, struct kvd_attention *a) {
         const struct selection *s = p->selection;
         const struct choice *c = s->ready && a->n == 1 ? choice_of(p, layer, head) : NULL;
@@ -486,7 +487,7 @@ void selection_stats(const struct pooled *p, struct pooled_stats *stats) {
 
 /* ---- where decoding begins ------------------------------------------------------------------- */
 
-struct sets { /* a row of bits, a bit a slot, for each layer, head and query */
+struct sets { /* for each layer, head and query, a row of bits, one per slot */
         uint32_t queries, words;
         uint64_t *bits;
 };
@@ -499,7 +500,10 @@ static const float *query_at(const struct pooled *p, uint32_t layer, uint32_t he
                                     p->setup.group * s->dim;
 }
 
-/* What the last queries would have selected, and with what they leave the prompt. */
+/*
+ * Computes what the prompt's last queries would have selected and, for KVReviver, which blocks they
+ * need.
+ */
 static void look_back(struct pooled *p, const struct sets *sets) {
         struct selection *s = p->selection;
         uint32_t from, n = middle_of(p, p->n_used, &from);
@@ -536,7 +540,7 @@ static void take_sharing(struct pooled *p) {
                 s->heads[i] = answer[p->setup.layers + i];
 }
 
-/* The worker reads the bits where they are: blocks of ours, for as long as it needs them. */
+/* The worker reads the bits in place, from blocks of ours that we keep as long as it needs them. */
 static int ask_sharing(struct pooled *p, const struct sets *sets) {
         uint64_t bytes = index_of(p, p->setup.layers, 0) * sets->queries * sets->words *
                          sizeof(uint64_t);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The tokens of a request, and their blocks. A stored prefix is borrowed, the rest is filled and
- * published; when blocks run out or the daemon is replaced, the request goes on in kvlm's own
+ * The tokens of a request, and their blocks. A stored prefix is pinned, the rest is filled and
+ * published. When blocks run out or the daemon is replaced, the request continues in kvlm's own
  * memory.
  */
 
@@ -17,12 +17,12 @@ static uint32_t block_tokens(const struct sequence *s) {
         return s->cache->options.shape.tokens;
 }
 
-/* In which order things happen to blocks; host memory needs none. */
+/* The stream that orders operations on blocks; NULL for host memory, which needs none. */
 static void *stream_of(const struct sequence *s) {
         return s->cache->options.device ? s->cache->options.device->stream : NULL;
 }
 
-/* Neither can fail: kvlm captures nothing. */
+/* These two cannot fail, since kvlm captures no streams. */
 static void unpin(struct sequence *s) {
         kvd_unpin_on(s->cache->space, &s->pin, stream_of(s));
 }
@@ -31,13 +31,13 @@ static void free_pooled(struct sequence *s, uint32_t i) {
         kvd_free_on(s->cache->space, 1, s->pool + i, stream_of(s));
 }
 
-/* From here on the sequence uses private blocks; what it has stays valid. */
+/* From now on the sequence uses private blocks; its present blocks stay valid. */
 static void let_down(struct sequence *s) {
         s->n_refused++;
         s->alone = true;
 }
 
-/* The table's first n blocks are what the new pin holds. */
+/* Makes the blocks of the new pin the table's first n blocks. */
 static void adopt(struct sequence *s, const struct kvd_pin *pin, const uint32_t *ids, uint32_t n) {
         unpin(s);
         s->pin = *pin;
@@ -123,7 +123,9 @@ int sequence_new_private(struct cache *c, const uint32_t *tokens, uint32_t n_tok
         return create(c, tokens, n_tokens, n_tokens, ret);
 }
 
-/* A device's table has blocks of one mapping; that of a new daemon is another. */
+/*
+ * On a device, all blocks of a table are in one mapping; a new daemon's mapping is a different one.
+ */
 static bool fits_table(const struct sequence *s, const uint8_t *block) {
         uint64_t bytes = s->cache->options.shape.block_bytes, a = (uintptr_t)block,
                  b = (uintptr_t)s->blocks[0];
@@ -133,7 +135,7 @@ static bool fits_table(const struct sequence *s, const uint8_t *block) {
                (apart % bytes == 0 && apart / bytes < UINT32_MAX);
 }
 
-/* The pool's next blocks for the table, as many as it gives of n. */
+/* Takes up to n more blocks from the pool. Returns how many. */
 static uint32_t take_pool(struct sequence *s, uint32_t n) {
         int got = s->alone ? 0 : kvd_alloc(s->cache->space, n, s->pool + s->n_blocks);
 
@@ -155,7 +157,7 @@ static uint32_t take_pool(struct sequence *s, uint32_t n) {
         return (uint32_t)got;
 }
 
-/* What is behind the pin goes: to the spare private blocks, or back to the daemon. */
+/* Frees the blocks after the pinned ones: to the spare private blocks, or back to the daemon. */
 static void drop_unchained(struct sequence *s) {
         for (uint32_t i = s->n_chained; i < s->n_blocks; i++) {
                 if (s->kinds[i] == BLOCK_PRIVATE)
@@ -193,8 +195,8 @@ static int copy_block(struct sequence *s, uint32_t i) {
 }
 
 /*
- * The table's blocks, copied into private ones. What the pool had lent goes back when the stream
- * has passed.
+ * Copies the table's blocks into private ones. Pool blocks are given back when the stream has
+ * completed.
  */
 static int copy_out(struct sequence *s) {
         for (uint32_t i = 0; i < s->n_blocks; i++) {
@@ -214,7 +216,8 @@ static int copy_out(struct sequence *s) {
 }
 
 /*
- * On a device, before the first private block: the pool's, and it must be known that they are good.
+ * On a device, before the first private block: copies the pool's blocks, after checking that they
+ * are valid.
  */
 static int leave_pool(struct sequence *s) {
         int r;
@@ -252,20 +255,20 @@ int sequence_extend(struct sequence *s, uint32_t n_tokens) {
                         return -ENOMEM;
                 s->kinds[s->n_blocks++] = BLOCK_PRIVATE;
         }
-        if (need > first && n_tokens % block_tokens(s) != 0) /* slots that no token has yet */
+        if (need > first && n_tokens % block_tokens(s) != 0) /* unused slots */
                 return clear_block(s, need - 1);
         return 0;
 }
 
-/* A sealed block has an address where it cannot be written; is it the one that we wrote? */
+/* Sealed blocks have a read-only address. Whether it is that of the block that we wrote. */
 static bool is_own(const struct kvd_space_memory *memory, const uint8_t *written,
                    const uint8_t *sealed) {
         return written - memory->base == sealed - memory->sealed;
 }
 
 /*
- * Who came second gets the first one's block. False: it cannot be waited for, and the sequence
- * begins anew.
+ * Adds sealed blocks to the chain. If another client published the same block first, its block is
+ * used. False if waiting for it failed; the sequence then starts over.
  */
 static bool chain(struct sequence *s, uint32_t n, const struct kvd_space_memory *memory) {
         bool others = false;
@@ -285,8 +288,8 @@ static bool chain(struct sequence *s, uint32_t n, const struct kvd_space_memory 
 }
 
 /*
- * Without an answer (data is NULL then) a block may be sealed or not, and evicted or not: it must
- * not be read.
+ * Without an answer (data is then NULL), a block may or may not have been sealed and evicted: it
+ * must not be read.
  */
 static void stop_publishing(struct sequence *s) {
         let_down(s);

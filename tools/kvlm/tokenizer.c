@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Pieces are kept in a trie whose edges lie in one hash table: (node, byte) leads to a node.
- * Matching walks it as far as the text goes along and remembers the last node at which a piece
- * ended.
+ * Pieces are kept in a trie whose edges are in one hash table: (node, byte) leads to a node.
+ * Matching walks it along the text and remembers the last node at which a piece ended.
  */
 
 #include "tools/kvlm/tokenizer.h"
@@ -27,7 +26,7 @@ struct piece {
 struct edge {
         uint64_t from; /* node << 8 | byte, plus 1; 0: no edge */
         uint32_t to;
-        uint32_t id; /* of the piece that ends here, 0: none */
+        uint32_t id; /* id of the piece that ends here; 0 if none */
 };
 
 struct tokenizer {
@@ -55,7 +54,7 @@ static int hex_digit(char c) {
         return digit ? (int)(digit - digits) : -1;
 }
 
-/* Behind a backslash. Returns the bytes it took, or -EINVAL. */
+/* Decodes the characters after a backslash. Returns how many it used, or -EINVAL. */
 static int unescape(const char *at, size_t left, char *to) {
         static const char codes[] = "nt\\", bytes[] = "\n\t\\";
         const char *code = left > 0 ? memchr(codes, *at, sizeof codes - 1) : NULL;
@@ -91,7 +90,7 @@ static int unescape_line(const char *line, size_t size, char *to) {
         return (int)(to - start);
 }
 
-/* Control and byte tokens have fixed names; their own bytes are what they stand for. */
+/* Control and byte tokens have fixed names in the file; a byte token stands for its byte. */
 static int check_reserved(uint32_t id, const char *line, size_t size, struct piece *piece) {
         static const char *const control[] = {"<pad>", "<bos>", "<eos>", "<unk>"};
         static char every_byte[256];
@@ -157,7 +156,7 @@ static void add_piece(struct tokenizer *t, uint32_t id) {
                 if (!edge->from)
                         *edge = (struct edge){((uint64_t)node << 8 | byte) + 1, (uint32_t)++t->n_edges, 0};
         }
-        if (edge && !edge->id) /* of two equal pieces the first counts */
+        if (edge && !edge->id) /* of equal pieces, the first one wins */
                 edge->id = id;
 }
 

@@ -19,11 +19,11 @@ struct tokenizer;
 
 int tokenizer_new(const char *directory, struct tokenizer **ret);
 struct tokenizer *tokenizer_free(struct tokenizer *);
-uint32_t tokenizer_size(const struct tokenizer *); /* ids are below this */
+uint32_t tokenizer_size(const struct tokenizer *); /* number of ids */
 /* the bytes of vocab.txt */
 void tokenizer_file(const struct tokenizer *, const uint8_t **data, size_t *size);
 
-/* The text's tokens, for a prompt with <bos> before them; ids is to be freed. */
+/* The text's tokens, preceded by <bos> if prompt is true. *ids is to be freed by the caller. */
 int tokenizer_encode(const struct tokenizer *, const char *text, size_t size, bool prompt,
                      uint32_t **ids, uint32_t *n);
 
