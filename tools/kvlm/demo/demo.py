@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four kvlm processes answer questions about two documents out of one cache, and the daemon is killed in the middle; then
-everything stops, a new daemon begins with the file of the one before, and the first answer comes from there.
+"""Four kvlm processes answer questions about two documents from one cache, and the daemon is killed in the middle. Then
+everything stops, a new daemon starts with the file of the previous one, and the first answer comes from that file.
 Called by tools/demo.
 
-Everything printed is measured in this run: the answers are compared with what the documents say, the bytes that were
-used in place are compared with the bytes a process computes alone, and the memory is what the daemon says it uses.
+Everything printed is measured in this run: the answers are compared with the documents, the bytes used in place with
+the bytes that a process computes alone, and the memory is what the daemon reports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 MODEL = HERE.parent / "model"
 PROCESSES = 4
 BLOCK_TOKENS = 16
-DOCUMENT_TOKENS = 1990  # the shorter of the two, rounded down: what all questions about one have in common
+DOCUMENT_TOKENS = 1990  # of the shorter one, rounded down: the prefix that all questions about a document share
 PATIENCE = 60           # seconds, even on a busy machine
 
 
@@ -39,7 +39,7 @@ class Question:
 
 @dataclass
 class Engine:
-    """One kvlm process: what it is asked, and what it said."""
+    """One kvlm process: its questions and its results."""
 
     number: int
     questions: list[Question]
@@ -61,7 +61,7 @@ def load_questions(number: int) -> list[Question]:
 
 
 def share_out() -> list[Engine]:
-    """Three processes begin with the first document, one with the second; all come to ask about both."""
+    """Three processes begin with the first document, one with the second; in the end each has asked about both."""
     first, second = load_questions(1), load_questions(2)
     engines = []
     for i in range(PROCESSES):
@@ -79,9 +79,9 @@ class Demo:
         self.daemon: subprocess.Popen | None = None
         self.documents = {number: load_document(number) for number in (1, 2)}
         self.engines = share_out()
-        self.killed_after = 0           # questions; 0: not yet
-        self.before: list[int] = []     # then: answers of each process
-        self.turn = threading.Lock()    # of threads: no question is asked while the daemon is killed
+        self.killed_after = 0           # number of answers before the kill; 0: not killed yet
+        self.before: list[int] = []     # answers of each process before the kill
+        self.turn = threading.Lock()    # held by a thread that asks a question or kills the daemon
 
     # ---- processes ---------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class Demo:
                               stderr=subprocess.DEVNULL).returncode == 0
 
     def from_file(self) -> dict:
-        """Retries begin_anew for a minute: on a busy machine, kvlm's wait of a second for the file may be too short."""
+        """Retries begin_anew for a minute: on a busy machine, kvlm may not wait long enough (one second) for the file."""
         until = time.monotonic() + PATIENCE
         while True:
             first = self.begin_anew()
@@ -123,7 +123,7 @@ class Demo:
                 return first
 
     def begin_anew(self) -> dict:
-        """Nothing is left but the file. What the first answer after that says."""
+        """Restarts the daemon with nothing but its file. Returns the first answer and where its tokens came from."""
         question = self.engines[0].questions[0]
         self.kvctl("evict", "--all", "--to", "file")
         self.daemon.terminate()
@@ -152,7 +152,7 @@ class Demo:
                               stdout=subprocess.PIPE).stdout
 
     def space(self) -> dict:
-        """When nothing waits any more for processes that were there under the daemon before."""
+        """The space, once no block is reserved for clients of the previous daemon any more."""
         until = time.monotonic() + PATIENCE
         while True:
             space = json.loads(self.kvctl("spaces", "--json"))["spaces"][0]
@@ -205,7 +205,7 @@ class Demo:
         return sum(len(e.results) for e in self.engines)
 
     def run_all(self) -> None:
-        """The first two processes meet empty caches, one for each document; the others come while they work."""
+        """The first two processes start with an empty cache, one per document; the others join while they work."""
         threads = [threading.Thread(target=self.run_engine, args=(e,)) for e in self.engines]
         for i, thread in enumerate(threads):
             thread.start()
@@ -227,7 +227,7 @@ class Demo:
     # ---- checking ----------------------------------------------------------------------------------------------
 
     def verify(self) -> tuple[int, int, int]:
-        """Asks everything once more: bytes used in place against bytes computed alone, and the answers against both."""
+        """Asks everything again: compares bytes used in place with bytes computed alone, and the answers of all runs."""
         questions = [q for e in self.engines for q in e.questions]
         said = [r["text"] for e in self.engines for r in e.results]
         prompts = self.prompts_file("verify.jsonl", questions)
@@ -245,7 +245,7 @@ class Demo:
 
 
 def private_blocks(engine: Engine) -> int:
-    """Blocks that a cache of the process's own would hold: each document once, and each question's own end."""
+    """Blocks that a private cache of the process would hold: each document once, and the rest of each prompt."""
     document: dict[int, int] = {}
     blocks = 0
     for q, r in zip(engine.questions, engine.results, strict=True):
@@ -256,7 +256,7 @@ def private_blocks(engine: Engine) -> int:
 
 
 def copied_bytes(engine: Engine, block_bytes: int) -> int:
-    """Reused tokens that do not lie in pool blocks of the process's table would have been copied out of the pool."""
+    """Bytes of reused tokens that are not in pool blocks of the process's table, so must have been copied."""
     return sum(max(0, r["reused_tokens"] // BLOCK_TOKENS - r["shared_blocks"]) * block_bytes for r in engine.results)
 
 
@@ -293,14 +293,14 @@ def print_table(engines: list[Engine]) -> None:
 
 
 def ttft(results: list[dict]) -> tuple[list[float], list[float]]:
-    """Cold: most of the prompt had to be computed; warm: most of it was there."""
+    """Cold: most of the prompt had to be computed; warm: most of it was found."""
     cold = [r["ttft_ms"] for r in results if 2 * r["reused_tokens"] < r["prompt_tokens"]]
     warm = [r["ttft_ms"] for r in results if 2 * r["reused_tokens"] >= r["prompt_tokens"]]
     return cold, warm
 
 
 def reused_after_kill(demo: Demo) -> float:
-    """Of the tokens of questions that were begun when the daemon had been killed: the share that was found."""
+    """The share of tokens that was found, over the questions begun after the daemon was killed."""
     results = [r for e, n in zip(demo.engines, demo.before, strict=True) for r in e.results[n + 1:]]
     tokens = sum(r["prompt_tokens"] for r in results)
     return sum(r["reused_tokens"] for r in results) / tokens if tokens else 0.0
@@ -361,7 +361,7 @@ def run(build: Path) -> int:
         print(f"Restart: kvd was killed (kill -9) after {demo.killed_after} answers; the next one took its memory over, and "
               f"{100 * figures['reused_share_after_kill']:.1f} % of the tokens asked from then on were found.\n")
         print(f"File: everything was stopped, and kvd started with its file alone; the first answer {'is' if first['right'] else 'is NOT'} "
-              f"the one of before, {first['reused']} of its {first['tokens']} tokens came from the file "
+              f"the same as before, {first['reused']} of its {first['tokens']} tokens came from the file "
               f"({first['fetched']} blocks), and its first token took {first['ttft_ms']:.1f} ms.\n")
         print("The pool\n")
         print(pool)
@@ -373,7 +373,7 @@ def run(build: Path) -> int:
         print(f"tools/demo: {e}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ntools/demo: interrupted; everything it started is ended", file=sys.stderr)
+        print("\ntools/demo: interrupted; all its processes were stopped", file=sys.stderr)
         return 130
     finally:
         demo.close()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two vLLM servers and a transformers process out of one pool. Called by tools/demo --engine vllm.
+"""Two vLLM servers and a transformers process share one pool. Called by tools/demo --engine vllm.
 
-Everything printed is measured in this run. The servers are vLLM's own, on loopback; what they answer is compared with
-what the documents say, and what the second says with what the first said.
+Everything printed is measured in this run. The servers are vLLM's own, on loopback. Their answers are compared with
+the documents and with each other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ for line in sys.stdin:
 
 
 class Transformers:
-    """One process of Hugging Face's transformers, asked in lines of JSON."""
+    """One process of Hugging Face's transformers, which takes requests as lines of JSON."""
 
     def __init__(self, python: Path, socket: str, environment: dict):
         self.process = subprocess.Popen([python, "-c", TRANSFORMERS, MODEL, socket], stdin=subprocess.PIPE, text=True,
@@ -74,7 +74,7 @@ def milliseconds(values: list[float]) -> str:
 
 
 class Show:
-    """The pool is Demo's. times[engine][how] are milliseconds to the first token, over HTTP for the servers."""
+    """Uses Demo's pool. times[engine][how]: milliseconds to the first token, over HTTP for the servers."""
 
     def __init__(self, demo: Demo, venvs: Path):
         from vllm_server import Server, installed
@@ -96,12 +96,12 @@ class Show:
         for it in self.servers:
             it.ready()
         self.transformers.ready()
-        for it in self.servers:                                 # what every process does once, at its first request
+        for it in self.servers:                                 # the one-time work of a process's first request
             it.complete("Question: ", max_tokens=1)
         self.transformers.first_token("Question: ")
 
     def prompt(self, document: int, seed: int) -> str:
-        """Another document for every round, of the same length: one that nobody has seen."""
+        """A different document for every round, of the same length, that no process has seen yet."""
         return f"Round {seed}. " + load_document(document)
 
     def measure(self) -> None:
@@ -124,7 +124,7 @@ class Show:
                 self.asked += 2
 
     def kill_one(self) -> dict:
-        """kill -9 of a server while it works; the other one goes on, out of the same pool."""
+        """Kills (-9) a server while it works; the other one continues from the same pool."""
         def work() -> None:
             try:
                 self.servers[0].complete(self.prompt(1, 99), max_tokens=512)
@@ -169,12 +169,12 @@ def run(build: Path, venvs: Path) -> int:
         say("The servers answer questions about two documents")
         show.question()
         print(table(show.times))
-        print(f"\n{show.correct} of {show.asked} answers are what the documents say; {show.different} of"
+        print(f"\n{show.correct} of {show.asked} answers agree with the documents; {show.different} of"
               f" {show.asked // 2} differ between the servers\n")
         print(demo.kvctl("top", "--batch", "--count", "1"))
         say("kill -9 of one server in the middle of an answer")
         survivor = show.kill_one()
-        print(f"the other goes on: {survivor['cached']} of {survivor['prompt_tokens']} tokens were in the pool\n")
+        print(f"the other one continues: {survivor['cached']} of {survivor['prompt_tokens']} tokens were in the pool\n")
         print(demo.kvctl("clients"))
         print(demo.kvctl("check"))
         print(json.dumps(figures(show, survivor)))
@@ -183,7 +183,7 @@ def run(build: Path, venvs: Path) -> int:
         print(f"tools/demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ntools/demo: interrupted; everything it started is ended", file=sys.stderr)
+        print("\ntools/demo: interrupted; all its processes were stopped", file=sys.stderr)
         return 130
     finally:
         if show:

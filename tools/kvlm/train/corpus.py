@@ -1,8 +1,8 @@
 """Generates the training language: facts among fillers, and questions about them.
 
 Everything is made of token ids from the start, because text would have to be tokenized again at
-ten thousand tokens a second beside the training. Each token carries a loss weight: answers count
-fully, what cannot be predicted counts little. Only recall carries the weight ANSWER, so that the
+ten thousand tokens a second during training. Each token carries a loss weight: answers count
+fully, tokens that cannot be predicted count little. Only recall carries the weight ANSWER, so that the
 share of right answers means recall alone.
 
 Two rules make recall learnable in an hour of CPU time. The asked name stands one token before the
@@ -96,7 +96,7 @@ class Fact:
 
 @dataclass
 class Chain:
-    """Heirs: each name leads to the next one, told in facts that lie apart; the last one has none."""
+    """Heirs: each name leads to the next one, told in separate facts; the last one has no heir."""
 
     names: list[int]
 
@@ -105,7 +105,7 @@ class Chain:
         return [Fact(v.HEIR, a, (b,)) for a, b in zip(self.names, [*self.names[1:], NOBODY])]
 
     def part(self, rng: random.Random) -> "Chain":
-        """Two to four steps of it, as far as it goes, for a question with a short answer."""
+        """Two to four steps of it (fewer if it is shorter), for a question with a short answer."""
         steps = min(rng.choice(list(STEP_WORDS)), len(self.names) - 1)
         start = rng.randrange(len(self.names) - steps)
         return Chain(self.names[start:start + steps + 1])
@@ -281,7 +281,7 @@ class Writer:
         sample = Sample()
         sample.add(ids, PLAIN)
         self.rng.shuffle(pool)
-        for asked in itertools.cycle(pool):     # in turn: asked again, a question answers itself
+        for asked in itertools.cycle(pool):     # in turn, since a question that is asked again answers itself
             if len(sample.ids) >= length:
                 return sample
             if isinstance(asked, Fact) and self.rng.random() < UNFINISHED:
@@ -323,7 +323,7 @@ class Writer:
         return sample
 
     def sum(self) -> Sum:
-        """A sum below 100 whose digits differ, so that each says which comes next."""
+        """A sum below 100 whose digits differ, so that each one determines the next."""
         return Sum(self.rng.randrange(50), self.rng.sample(range(10), self.rng.randint(2, 5)))
 
     def sample(self, length: int, stage: "Mixture") -> Sample:

@@ -12,8 +12,8 @@ et al., arXiv 2502.09992) with one block. Step t = 1..s:
 3. The n(t) positions of highest confidence get their tokens, the lower position first among equals;
    n(t) = g // s + (1 if t <= g % s else 0). They never change again.
 
-After s steps no mask is left, since the n(t) sum to g. The answer is what stands before the first `<eos>`. Nothing is
-drawn at random. A step's positions are all chosen from one pass: they do not see each other's tokens.
+After s steps no mask is left, since the n(t) sum to g. The answer is the text before the first `<eos>`. Nothing is
+random. A step's positions are all chosen from one pass: they do not see each other's tokens.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def best(logits: Tensor, mask: int) -> tuple[Tensor, Tensor]:
     """Per row the best id other than the mask, and its log odds."""
     logits = logits.double().clone()
     logits[:, mask] = -torch.inf
-    # Not argmax, which promises nothing about equals.
+    # Not argmax, which does not define the order of equals.
     tokens = torch.tensor([int((row == row.max()).nonzero()[0]) for row in logits])
     top = logits.gather(1, tokens[:, None])[:, 0]
     others = logits.scatter(1, tokens[:, None], -torch.inf)
@@ -77,12 +77,12 @@ def denoise(model: Llama, prompt: list[int], length: int, steps: int) -> tuple[l
 
 
 def answer_of(region: list[int]) -> list[int]:
-    """What stands before the first `<eos>`."""
+    """The tokens before the first `<eos>`."""
     return region[:region.index(v.EOS)] if v.EOS in region else region
 
 
 def show(order: list[Fixed]) -> None:
-    """A line for each token as it was fixed."""
+    """Prints a line for each token, in the order in which they were fixed."""
     for fixed in order:
         print(f"step {fixed.step:3}  position {fixed.position:3}  token {fixed.token:3}  "
               f"log odds {fixed.log_odds:7.3f}  {TOKENS.decode([fixed.token])!r}")

@@ -1,6 +1,6 @@
 """Measures the diffusion model: `python evaluate_diffusion.py --model ../diffusion --json ../diffusion/eval.json`.
 
-One question follows each held-out document; the region is denoised as `denoise.py` says. `exact`: every token of the
+One question follows each held-out document; the region is denoised by `denoise.py`. `exact`: every token of the
 answer and the first `<eos>` are right. `tokens`: share of the answer's tokens that are right, whatever else is wrong.
 By length of the document with two tokens a step, and by number of steps at one length.
 """
@@ -22,7 +22,7 @@ from model import Llama
 LENGTHS = (64, 128, 256, 400, 500)
 STEPS_AT = 400
 DIVISORS = (64, 32, 16, 8, 4, 2, 1)     # steps are the region's length by one of these
-TOKENS_A_STEP = 2                       # where the length varies
+TOKENS_A_STEP = 2                       # in the runs that vary the length
 LINKS = 7
 
 

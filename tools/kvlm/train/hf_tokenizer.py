@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes of `vocab.txt` what Hugging Face's libraries read: `python hf_tokenizer.py ../model`.
+"""Converts `vocab.txt` to the files that Hugging Face's libraries read: `python hf_tokenizer.py ../model`.
 
-Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json and generation_config.json beside it. Needs
-nothing but the standard library.
+Writes tokenizer.json, tokenizer_config.json, special_tokens_map.json and generation_config.json next to it. Needs
+only the standard library.
 
-How a text becomes tokens is said in terms that every engine knows: a pattern of all pieces cuts the text where the
-greedy match would; what it cuts out is one entry of the vocabulary, or else a single character, which falls apart into
+Tokenization is expressed in terms that every engine supports: a pattern of all pieces splits the text where the
+greedy match would. Each part is one entry of the vocabulary, or else a single character, which is split into
 its bytes. No text matches a control token (`split_special_tokens`), and <bos> begins every prompt.
 """
 
@@ -30,7 +30,7 @@ def names_of(vocabulary: Tokenizer) -> list[str]:
 
 
 def tree_of(pieces: list[str]) -> dict:
-    """Pieces by their first characters; where one ends, there is an empty string."""
+    """A tree of the pieces by their first characters; an empty string marks the end of a piece."""
     tree: dict = {}
     for piece in pieces:
         node = tree
@@ -41,7 +41,7 @@ def tree_of(pieces: list[str]) -> dict:
 
 
 def pattern_of(tree: dict) -> str:
-    """Matches the longest piece: goes on as far as a longer one is possible, and back to where one ended."""
+    """Matches the longest piece: continues while a longer one is possible, then backtracks to where one ended."""
     ways = [(c if c.isalnum() else f"\\x{{{ord(c):X}}}") + pattern_of(below) for c, below in tree.items() if c]
     if not ways:
         return ""
@@ -73,7 +73,7 @@ def tokenizer_json(vocabulary: Tokenizer) -> dict:
 
 
 def files_of(vocabulary: Tokenizer, positions: int) -> dict[str, dict]:
-    """What is to lie beside `vocab.txt`, by name."""
+    """The files to write next to `vocab.txt`, by name."""
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **NAMES, "model_max_length": positions,
               "split_special_tokens": True, "clean_up_tokenization_spaces": False, "add_prefix_space": False}
     return {"tokenizer.json": tokenizer_json(vocabulary), "tokenizer_config.json": config,
@@ -89,7 +89,7 @@ def texts_of(folder: Path) -> dict[str, str]:
 
 
 def export(folder: Path) -> None:
-    """Writes them beside `vocab.txt` and config.json."""
+    """Writes them next to `vocab.txt` and config.json."""
     for name, text in texts_of(folder).items():
         (folder / name).write_text(text, encoding="ascii")
 

@@ -1,4 +1,4 @@
-"""What the diffusion model learns from: a document, questions about it, and answers of which a part is masked.
+"""The training samples of the diffusion model: a document, questions about it, and partly masked answers.
 
 The same facts, fillers and chains as in `corpus.py`; what differs is the form of a sample. Attention sees both
 directions, so a sample has no padding that would betray where an answer ends: the document is made to fill what
@@ -19,7 +19,7 @@ from corpus import ANSWER, BLANK, COMMA, COPY, DOT, IS, NEWLINE, THEN_ANSWER, UN
 from corpus import Chain, Fact, Writer, enc
 
 MASK = v.UNK            # an id that no text has
-PLAIN = 0.1             # weight of masks anywhere, most of which nobody can know
+PLAIN = 0.1             # weight of masks anywhere, most of which cannot be predicted
 HEAVIEST = 8.0          # bound on n / k
 MOST_NAMES = 12         # of one question: 62 tokens
 MOST_LINKS = 7          # of one reasoning: 63 tokens
@@ -27,7 +27,7 @@ MOST_LINKS = 7          # of one reasoning: 63 tokens
 
 @dataclass
 class Block:
-    """A question, its answer up to the newline, and whether recall is measured by it."""
+    """A question, its answer up to the newline, and whether it counts for recall."""
 
     question: tuple[int, ...]
     answer: tuple[int, ...]
@@ -66,7 +66,7 @@ class Masked:
 
 
 def known_question(names: list[int]) -> tuple[int, ...]:
-    """Asks for what is known of several names."""
+    """Asks for the known facts about several names."""
     listed: list[int] = []
     for name in names:
         listed += [name, COMMA]
@@ -89,7 +89,7 @@ class Mixture:
     anywhere: float
     alone: float                        # one block after the document instead of as many as fit
     single: float                       # of the blocks
-    chains: float                       # of the documents; of these documents' longer blocks as many ask for them
+    chains: float                       # of the documents; the same share of their longer blocks asks for them
     density: tuple[float, float]
 
 
@@ -173,7 +173,7 @@ class Infiller(Writer):
         return sample
 
     def repeat(self, length: int) -> Masked:
-        """Tokens or sentences that repeat, masked anywhere: what is hidden here is to be seen there."""
+        """Repeated tokens or sentences, masked anywhere: a token hidden in one copy is visible in another."""
         period = self.rng.randint(8, max(9, length // 2))
         if self.rng.random() < 0.6:
             once = [self.rng.randrange(v.FIRST_PIECE, v.FIRST_PIECE + 500) for _ in range(period)]

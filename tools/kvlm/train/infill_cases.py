@@ -23,7 +23,7 @@ class Page:
 
 @dataclass
 class Case:
-    """A question about a page: what follows the page, the answer, and the length of the region for it."""
+    """A question about a page: the text after the page, the answer, and the length of its region."""
 
     kind: str
     prompt: list[int]
@@ -31,7 +31,7 @@ class Case:
     gen_length: int
 
     def region(self) -> list[int]:
-        """The region as it should become."""
+        """The expected region."""
         return self.answer + [v.EOS] * (self.gen_length - len(self.answer))
 
 

@@ -1,8 +1,8 @@
 """Writes the questions for the diffusion model: `python make_diffusion_demo.py`.
 
-`../demo/diffusion.jsonl`, an object per line. Ten lines share each prefix, which begins with `<bos>` and tells facts; a
-prompt goes on with text of its own and ends with a question about the prefix. The sets differ in how much of prefix
-and prompt together the prefix is. Everything follows from the seed, and no question is chosen or dropped by whether the
+`../demo/diffusion.jsonl`, an object per line. Ten lines share each prefix, which begins with `<bos>` and contains facts; a
+prompt continues with its own text and ends with a question about the prefix. The sets differ in the prefix's share
+of prefix and prompt together. Everything follows from the seed, and no question is chosen or dropped by whether the
 model can answer it. `kvlm --prompts` reads the file as it is, and so does `denoise.py --prompts`.
 
     set, kind                 which prefix (its share in percent), which kind of question (`infill_cases.py`)

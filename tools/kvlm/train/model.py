@@ -33,7 +33,7 @@ class Shape:
     theta: float = 500000.0
     positions: int = 4096
     epsilon: float = 1e-5
-    mask: int | None = None     # the token that stands for what is to be found; None: causal
+    mask: int | None = None     # the token that stands for an unknown one; None: causal
 
     def config(self) -> dict[str, object]:
         """The Hugging Face configuration of this shape."""
@@ -128,7 +128,7 @@ class Llama(nn.Module):
         self.register_buffer("sin", angle.sin(), persistent=False)
 
     def initialise(self) -> None:
-        """Small normal weights; what writes into the residual stream starts smaller still."""
+        """Small normal weights; those that write to the residual stream start even smaller."""
         for name, weight in self.named_parameters():
             if "embed" in name:
                 nn.init.normal_(weight, std=0.1)

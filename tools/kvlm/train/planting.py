@@ -1,4 +1,4 @@
-"""A start from which copying is found at once.
+"""An initialisation from which the model learns to copy at once.
 
 From random weights the model sits for millions of tokens on the plateau where it guesses among the
 values it has seen: no gradient asks for a head that looks one token back before another head uses
@@ -9,11 +9,11 @@ training is left to sharpen, extend or abandon them:
 - layer 2: one head looks for tokens that follow the present token, one for tokens that stand two
   after the previous one, which is where the answer is in "alder" "is" "4".
 
-`plant_infill` writes the like for the diffusion model, which predicts the token at a mask instead of the next one.
-A mask does not know its own content, only what stands before it, so both sides of the match are what layer 0 stored:
-the token two (for the first token of a value) or three (for the second) before the mask is looked for two or three
-before every other token, and so is the token five before the mask two before every other, which leads from a name
-in an answer to the next name in the question.
+`plant_infill` does the same for the diffusion model, which predicts the token at a mask instead of the next one.
+A mask does not know its own content, only the tokens before it, so both sides of the match are what layer 0 stored.
+The token two positions before the mask (for the first token of a value), or three (for the second), is matched with
+the token two or three positions before every other token. In the same way, the token five before the mask is matched
+with the one two before every other token, which leads from a name in an answer to the next name in the question.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def plant(model: Llama) -> None:
     width, half = shape.head_dim, shape.head_dim // 2
     group = shape.heads // shape.kv_heads
     frequency = shape.theta ** (-torch.arange(half).float() / half)
-    model.embed_tokens.weight[:, 0] = 1.0       # what a head needs that attends by position alone
+    model.embed_tokens.weight[:, 0] = 1.0       # for heads that attend by position alone
     constant = 7.5                              # its size after the first norm
 
     content = directions(width, shape.hidden)

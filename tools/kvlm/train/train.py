@@ -1,10 +1,10 @@
 """Trains the model: `python train.py --minutes 80 --export ../model`.
 
-`--resume` goes on from the checkpoint; with `--minutes 0` it only exports what is there.
+`--resume` continues from the checkpoint; with `--minutes 0` it only exports what is there.
 
 The length of the samples grows by stages: a stage is left when answers of its length are right
 often enough. Earlier lengths stay in the mixture, because a reader of long documents forgets short
-ones. The learning rate follows the clock, not the update count, since the time is what is given.
+ones. The learning rate follows the clock, not the update count, since the training time is fixed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ AVERAGE = 0.995         # of the weights, per update
 LOG_EVERY = 50
 SAVE_EVERY = 120        # seconds
 
-# Until recall has been found the signal is kept dense; then prose and reasoning come in; names with two
-# facts only when the lengths are all there, because they are learned slowly and would hold the lengths up.
+# Until recall is learned the signal is kept dense; then prose and reasoning are added. Names with two facts are added
+# only once all lengths are reached, because they are learned slowly and would delay the lengths.
 SEEK = Mixture(repeat=0.4, steps=0.0, terse=0.5, density=(0.5, 0.9))
 GROW = Mixture(repeat=0.1, steps=0.15, terse=0.2, density=(0.1, 0.7))
 FULL = Mixture(repeat=0.1, steps=0.15, terse=0.2, density=(0.1, 0.7), paired=0.25)
@@ -43,7 +43,7 @@ FULL = Mixture(repeat=0.1, steps=0.15, terse=0.2, density=(0.1, 0.7), paired=0.2
 
 @dataclass
 class Progress:
-    """What a checkpoint must remember besides tensors."""
+    """The state of a checkpoint in addition to tensors."""
 
     update: int = 0
     tokens: int = 0
@@ -83,7 +83,7 @@ def rate_at(update: int, share: float) -> float:
 
 
 class Trainer:
-    """The loop; what a model learns, and from which start, a subclass may say otherwise."""
+    """The training loop; subclasses may change the samples and the initialisation."""
 
     LENGTHS = (64, 128, 256, 512, 1024, 2112)
     CURRENT = 0.6           # share of updates with samples of the stage's own length
@@ -93,7 +93,7 @@ class Trainer:
         torch.manual_seed(options.seed)
         self.model = self.start()
         self.optimiser = Optimiser(self.model)
-        # The running average of the weights is what gets used: as if the rate had already decayed.
+        # The running average of the weights is exported, as if the rate had already decayed.
         self.average = [p.detach().clone() for p in self.model.parameters()]
         self.progress = Progress(accuracy=[0.0] * len(self.LENGTHS))
         if options.resume:
@@ -103,7 +103,7 @@ class Trainer:
         self.writer = self.open_writer(f"{options.seed}/corpus/{self.progress.update}")
         self.loss = torch.compile(self.loss_of, dynamic=True)
 
-    # What depends on the kind of model.
+    # The parts that depend on the kind of model.
 
     loss_of = staticmethod(loss_of)
 
@@ -118,7 +118,7 @@ class Trainer:
         return Writer(seed)
 
     def batch(self, length: int, count: int) -> tuple[Tensor, ...]:
-        """What `loss_of` takes after the model, for samples of this stage."""
+        """The arguments of `loss_of` after the model, for samples of this stage."""
         stage = self.progress.stage
         mixture = SEEK if stage == 0 else GROW if stage + 1 < len(self.LENGTHS) else FULL
         return batch(self.writer, length, count, mixture)
@@ -133,7 +133,7 @@ class Trainer:
         self.progress = Progress(**state["progress"])
 
     def save(self) -> None:
-        """Checkpoint first under another name: a kill in between must not lose the last one."""
+        """Writes the checkpoint under another name first, so that a kill does not lose the last one."""
         path = self.options.checkpoint
         path.parent.mkdir(parents=True, exist_ok=True)
         state = {"model": self.model.state_dict(), "optimiser": self.optimiser.state(),
@@ -180,7 +180,7 @@ class Trainer:
         self.save()
 
     def export(self, folder: Path) -> None:
-        """Writes the averaged weights and the vocabulary; of a model that engines know, what they read of it, too."""
+        """Writes the averaged weights and the vocabulary, and for a causal model the files that engines read."""
         with torch.no_grad():
             for parameter, average in zip(self.model.parameters(), self.average):
                 parameter.copy_(average)

@@ -1,6 +1,6 @@
 """Trains the diffusion model: `python train_diffusion.py --minutes 50 --seed 1 --export ../diffusion`.
 
-The loop, the optimiser and the options are those of `train.py`; what is learned from is `infill.py`.
+The loop, the optimiser and the options are those of `train.py`; the samples are those of `infill.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def loss_of(model: Llama, inputs: Tensor, targets: Tensor, weights: Tensor, aske
 
 class DiffusionTrainer(Trainer):
     LENGTHS = (64, 128, 256, 608)
-    CURRENT = 0.4           # attention both ways over long samples is what takes the time
+    CURRENT = 0.4           # bidirectional attention over long samples takes most of the time
 
     loss_of = staticmethod(loss_of)
 

@@ -17,7 +17,7 @@ FIRST_PIECE = FIRST_BYTE + 256
 
 DIGITS = "0 1 2 3 4 5 6 7 8 9".split()
 
-# What facts are about. 256 of them, so that a pairing of name and value is rarely seen twice.
+# The names that facts are about: 256, so that a pairing of name and value is rarely seen twice.
 NAMES = """
 alder almond apple ash aspen bamboo banyan beech birch boxwood briar catalpa cedar cherry chestnut citron clover
 cypress damson dogwood ebony elder elm fern fig fir gorse hazel heather hemlock hickory holly hornbeam ivy jasmine
@@ -39,7 +39,7 @@ shale silver slate sulphur talc tin topaz turquoise zinc zircon barley basil cum
 RELATIONS = "code number price weight gate badge locker ticket".split()
 HEIR = "heir"
 
-# Word values: a shade and a colour, two tokens as the two digits of a number value.
+# Word values: a shade and a colour, two tokens like the two digits of a number value.
 SHADES = "dark pale bright dull deep soft warm cold faded vivid".split()
 COLOURS = "red green blue yellow purple orange brown grey white black".split()
 COLOUR_RELATIONS = "colour ribbon lamp flag".split()
