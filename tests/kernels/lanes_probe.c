@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The operations of one variant of kernels/lanes.h, as functions that go through memory. */
+/* The operations of one variant of kernels/lanes.h, as functions on memory. */
 
 #include "kernels/lanes.h"
 #include "tests/kernels/lanes_probe.h"

@@ -14,7 +14,7 @@ struct lanes_probe {
         } operations[LANES_OPERATIONS];
         void (*load_n)(const float *in, float out[16], uint32_t n);
         void (*store_n)(const float in[16], float *out, uint32_t n);
-        /* n = 16: the whole one */
+        /* for n = 16, the variant without n */
         void (*widen)(const void *in, float out[16], uint32_t n, enum kvd_number type);
         void (*widen_2)(const void *in, float out[32], enum kvd_number type);
         void (*narrow)(const float in[16], void *out, uint32_t n, enum kvd_number type);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What attention can do beside causal: bidirectional, over chosen positions, over tables with
- * holes, with rotated queries, with mass. Random cases against an oracle in double precision; the
- * same bits from every variant; and the same bits as a plain call over a cache in which only what
- * is seen was ever stored.
+ * All forms of attention other than plain causal: bidirectional, over chosen positions, over tables
+ * with holes, with rotated queries, with mass. Random cases are checked against an oracle in double
+ * precision. Every variant gives the same bits, and a plain call over a cache that stores only the
+ * visible positions gives the same bits, too.
  */
 
 #include <math.h>
@@ -23,10 +23,10 @@ struct form {
         enum kvd_number type;
 };
 
-struct scene { /* one call's memory */
+struct scene { /* the memory of one call */
         struct form form;
         struct kvd_attention call;
-        float *k, *v, *q; /* by position and token, as the blocks hold them */
+        float *k, *v, *q; /* by position and token, with the values that the blocks hold */
         int32_t *deltas;
         float *frequencies;
         bool stored[MOST_KEYS]; /* resident and chosen */
@@ -37,7 +37,7 @@ static size_t element(enum kvd_number type) {
         return type == KVD_NUMBER_F32 ? 4 : 2;
 }
 
-/* Writes a row as the block holds it, and back: what the oracle sees is what is stored. */
+/* Stores a row in the type of the block, and reads it back: the oracle uses the stored values. */
 static void put(uint8_t *to, float *row, uint32_t dim, enum kvd_number type) {
         const struct kvd_ops *ops = kvd_ops_pick("scalar");
 
@@ -79,7 +79,7 @@ static void choose(struct scene *s) {
                 s->stored[i] = s->call.blocks[i / s->form.block_tokens];
                 if (s->form.sparse && random_u32() % 8 >= density)
                         s->stored[i] = false;
-                else if (s->form.sparse) /* a hole may be chosen, it is masked all the same */
+                else if (s->form.sparse) /* a hole may be chosen; it is masked anyway */
                         chosen[s->call.n_chosen++] = i;
         }
         if (s->form.sparse)
@@ -140,7 +140,7 @@ static bool sees(const struct scene *s, uint32_t token, uint32_t i) {
         return s->stored[i] && (s->form.both_ways || i <= s->form.first + token);
 }
 
-/* q . k, the key rotated to where its block stands. */
+/* q . k, with the key rotated to its block's current position. */
 static double score(const struct scene *s, const float *q, uint32_t i) {
         const float *k = s->k + (size_t)i * s->form.dim;
         uint32_t half = s->form.dim / 2;
@@ -162,7 +162,7 @@ static double score(const struct scene *s, const float *q, uint32_t i) {
         return sum * (double)s->call.scale;
 }
 
-/* One query head's result and what it adds to the masses. */
+/* Computes one query head's result, and its contribution to the masses. */
 static void oracle(const struct scene *s, uint32_t token, uint32_t g, double *out,
                    double *block_mass, double *token_mass) {
         const float *q = s->q + (size_t)(token * s->form.group + g) * s->form.dim;
@@ -277,8 +277,8 @@ START_TEST(every_form_is_right_and_the_same_in_every_variant) {
 END_TEST
 
 /*
- * One token at a time takes another way than many: over contexts longer than what it looks at in
- * one go.
+ * A single token takes a different code path than many. Tests contexts longer than one step of that
+ * path.
  */
 START_TEST(a_token_alone_has_the_bits_of_one_among_others) {
         static const uint32_t dims[] = {1, 3, 17, 32, 33, 47, 64, 80, 96, 112, 127, 128, 160};
@@ -309,9 +309,9 @@ START_TEST(a_token_alone_has_the_bits_of_one_among_others) {
 }
 END_TEST
 
-/* ---- as if it had never been ---- */
+/* ---- slots that are not seen, as if they did not exist ---- */
 
-/* A scene that holds only what the last token of s sees, one block after the other. */
+/* Makes a scene that holds only what the last token of s sees, one block after the other. */
 static struct scene compacted(const struct scene *s, uint32_t *n) {
         struct form f = s->form;
         struct scene c;
@@ -345,7 +345,7 @@ START_TEST(what_is_left_out_leaves_no_trace) {
                 if (n == 0)
                         continue;
                 memcpy(c.q, s.q, f.group * f.dim * sizeof *s.q);
-                c.call.first = n - 1; /* all that is stored is visible to the token */
+                c.call.first = n - 1; /* everything stored is visible to the token */
                 r = attend(&s, kvd_ops_pick(NULL), 1);
                 plain = attend(&c, kvd_ops_pick(NULL), 1);
                 assert_same_bits(plain.out, r.out, r.n_out, "compacted");
@@ -372,7 +372,7 @@ START_TEST(nothing_to_see_is_zero) {
         for (size_t i = 0; i < r.n_out; i++)
                 ck_assert(r.out[i] == 0.0f);
         s = make_scene(&f);
-        s.call.chosen = &late; /* only the last token sees it */
+        s.call.chosen = &late; /* only the last token sees this position */
         s.call.n_chosen = 1;
         r = attend(&s, kvd_ops_pick(NULL), 8);
         for (size_t i = 0; i < r.n_out; i++)
@@ -383,7 +383,10 @@ START_TEST(nothing_to_see_is_zero) {
 }
 END_TEST
 
-/* A rotation of 0 costs no bits: the table with rotations, none of them used, is the plain call. */
+/*
+ * A delta of 0 does not change bits: a table with rotations, none of them used, gives the plain
+ * result.
+ */
 START_TEST(no_turn_changes_no_bits) {
         struct form f = {.n_keys = 100,
                          .first = 80,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attention over blocks: right against an oracle in double precision, and the same bits whatever
- * the variant, the number of tokens in a call, and the size of a block.
+ * Attention over blocks: compared with an oracle in double precision; the bits do not depend on the
+ * variant, on the number of tokens in a call, or on the size of a block.
  */
 
 #include <math.h>
@@ -37,8 +37,8 @@ static void store(uint8_t *to, const float *from, uint32_t dim, enum kvd_number 
 }
 
 /*
- * Blocks with a K plane and a V plane behind 64 bytes of something else; what is not a token is
- * NaN.
+ * Blocks with a K plane and a V plane after 64 bytes of other data. Everything that is not a token
+ * is NaN.
  */
 static const uint8_t **blocks_of(const struct head *h, uint32_t block_tokens, size_t stride,
                                  enum kvd_number type) {
@@ -59,7 +59,7 @@ static const uint8_t **blocks_of(const struct head *h, uint32_t block_tokens, si
         return (const uint8_t **)blocks;
 }
 
-/* The whole sequence, chunk tokens a call. */
+/* Processes the whole sequence, chunk tokens per call. */
 static float *attend(const struct kvd_ops *ops, const struct head *h, const uint8_t **blocks,
                      uint32_t block_tokens, size_t stride, enum kvd_number type, uint32_t chunk) {
         size_t width = h->group * h->dim;
@@ -80,7 +80,7 @@ static float *attend(const struct kvd_ops *ops, const struct head *h, const uint
         };
         float *out = buffer(N * width * sizeof *out);
 
-        /* enough for every part of it */
+        /* enough for every call */
         a.scratch = buffer(kvd_attend_scratch(&a) * sizeof *a.scratch);
         for (a.first = 0; a.first < N; a.first += a.n) {
                 a.n = MIN(chunk, N - a.first);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * BiCache's kernel is the same in every variant; its table does what it says where a file of
- * numbers cannot say it.
+ * BiCache's kernel gives the same bits in every variant. Tests of its table that need no file of
+ * numbers.
  */
 
 #include <errno.h>
@@ -23,7 +23,7 @@ static void products_case(uint32_t dim, uint32_t n, enum kvd_number type) {
         struct kvd_products *expected = buffer(n * sizeof *expected);
 
         if (dim > 2)
-                wide_a[dim / 2] = NAN; /* stays in its row */
+                wide_a[dim / 2] = NAN; /* must stay in its row */
         if (type != KVD_NUMBER_F32) {
                 a = buffer(count_a * size);
                 b = buffer(count_b * size);
@@ -37,7 +37,7 @@ static void products_case(uint32_t dim, uint32_t n, enum kvd_number type) {
                 if (!(*v)->works())
                         continue;
                 (*v)->bicache->products(got, a, stride_a, b, stride_b, type, n, dim);
-                for (uint32_t i = dim > 2; i < n; i++) /* what a NaN is made of is not specified */
+                for (uint32_t i = dim > 2; i < n; i++) /* the payload of a NaN is not specified */
                         ck_assert_msg(memcmp(got + i, expected + i, sizeof *got) == 0, "%s: row %u",
                                       (*v)->name, i);
         }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What all methods do with blocks: every variant against the reference over sizes, strides and
- * alignments, between guard pages. What the reference means is compared with numpy in
+ * Operations on blocks that all methods use: every variant against the reference, over sizes,
+ * strides and alignments, between guard pages. The reference is compared with numpy in
  * tests/kernels/methods/test_block.py.
  */
 
@@ -47,7 +47,7 @@ static void topk_case(uint32_t n, uint32_t k, bool later) {
         uint32_t most = MIN(k, n), *expected = buffer(most * 4), *got = buffer(most * 4),
                  *scratch = buffer(n * 4);
 
-        for (uint32_t i = 0; i < n; i++) /* few values, so that many are equal */
+        for (uint32_t i = 0; i < n; i++) /* few distinct values, so that many are equal */
                 scores[i] = random_u32() % 5 == 0 ? NAN : (float)(random_u32() % 7) - 3.0f;
         ck_assert_uint_eq(scalar->block->topk(expected, scores, n, k, later, scratch), most);
         for (uint32_t i = 1; i < most; i++)
@@ -72,7 +72,7 @@ END_TEST
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* In place: tokens move down within the blocks that they came from. */
+/* In place: tokens move down within the same blocks. */
 static void compact_case(const struct kvd_ops *v, uint32_t bytes, uint32_t per_block,
                          size_t stride) {
         enum { TOKENS = 50 };

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HShare's kernels: every variant gives the scalar one's bytes, over every size that enters an
- * address, and touches nothing beside its arrays (the buffers end at guard pages). What the numbers
- * should be is tests/kernels/methods' business, except where it is simplest to say here.
+ * HShare's kernels: every variant gives the same bytes as the scalar one, over every size that
+ * affects an address, and touches nothing outside its arrays (the buffers end at guard pages). Most
+ * values are checked in tests/kernels/methods; those that are easiest to check here are here.
  */
 
 #include <math.h>
@@ -33,7 +33,7 @@ static void *keys_of(const float *from, size_t n, enum kvd_number type) {
         return k;
 }
 
-/* Every other dimension, then what is missing from the end. */
+/* Every other dimension or, if there are not enough, the last n. */
 static uint16_t *some_channels(uint32_t dim, uint32_t n) {
         uint16_t *channels = buffer(n * sizeof *channels);
 
@@ -54,14 +54,14 @@ static void label_case(uint32_t dim, uint32_t n_channels, enum kvd_number type, 
         struct kvd_label_query query;
         void *k;
 
-        for (uint32_t i = 0; i < n; i++) { /* all alike, not finite, and far apart */
+        for (uint32_t i = 0; i < n; i++) { /* equal, non-finite, and far apart */
                 if (i % 5 == 1)
                         memset(x + i * stride, 0, dim * sizeof *x);
                 if (i % 5 == 2)
                         x[i * stride + channels[n_channels - 1]] = i % 2 ? NAN : -INFINITY;
                 if (i % 5 == 3)
                         x[i * stride + channels[0]] = 3e38f;
-                /* the least is 0, of one sign or the other */
+                /* the least is 0, of either sign */
                 for (uint32_t d = 0; d < dim && i % 5 == 4; d++)
                         x[i * stride + d] = d % 3 == i % 3 ? -0.0f :
                                             d % 3 == 0     ? 0.0f :
@@ -93,7 +93,7 @@ START_TEST(labels_are_the_same_in_every_variant) {
 }
 END_TEST
 
-/* Labels of the usual size are made 16 at a time. */
+/* Labels of 32 channels are made 16 at a time. */
 START_TEST(labels_of_32_channels_are_the_same_for_any_number_of_keys) {
         static const uint32_t dims[] = {32, 63, 64, 80, 96, 127, 128, 129, 160, 256};
 
@@ -127,7 +127,7 @@ static struct labelled label_blocks(uint32_t n, uint32_t block_tokens, uint32_t 
 
                 if (holes && b % 3 == 1)
                         continue;
-                blocks[b] = buffer(8 + count * bytes); /* and not a byte more than what is filled */
+                blocks[b] = buffer(8 + count * bytes); /* without a spare byte */
                 scalar()->label(blocks[b] + 8, l.k + (size_t)b * block_tokens * n_channels,
                                 n_channels, KVD_NUMBER_F32, count, l.channels, n_channels);
         }
@@ -216,7 +216,7 @@ static int by_number(const void *a, const void *b) {
         return i < j ? -1 : i > j;
 }
 
-/* By sorting all of them. */
+/* Finds the top z by sorting all scores. */
 static uint32_t top_by_sorting(uint32_t *to, const float *x, uint32_t n, uint32_t z) {
         uint32_t *all = buffer(n * sizeof *all), m = 0;
 
@@ -253,17 +253,17 @@ static float *scores_of(uint32_t n, uint32_t kind) {
         float *x = random_floats(n);
 
         for (uint32_t i = 0; i < n; i++) {
-                if (kind == 1) /* ties, zeros of both signs, and what must not be taken */
+                if (kind == 1) /* ties, zeros of both signs, and scores that must not be taken */
                         x[i] = i % 11 == 3 ? -INFINITY :
                                i % 13 == 5 ? NAN :
                                              (float)((int)(x[i] * 4.0f)) * 0.5f;
-                if (kind == 2) /* large ones in the same places of every vector */
+                if (kind == 2) /* large ones at the same places of every vector */
                         x[i] = i % 8 == 0 ? x[i] + 3.0f : x[i];
                 if (kind == 3)
                         x[i] = i % 8 == 0 ? x[i] - 3.0f : x[i];
                 if (kind == 4)
                         x[i] = i % 8 == 0 ? NAN : -(float)i;
-                if (kind == 5) /* what is looked at first says too much, or too little */
+                if (kind == 5) /* the sample suggests too high or too low a bound */
                         x[i] += i % 512 < 32 ? 9.0f : 0.0f;
                 if (kind == 6)
                         x[i] -= i % 512 < 32 ? 9.0f : 0.0f;

@@ -129,7 +129,7 @@ START_TEST(variants_equal_the_reference) {
 }
 END_TEST
 
-/* Past the length of a chain. */
+/* Longer than a chain of sums. */
 START_TEST(long_sequences_equal_the_reference) {
         for (size_t i = 0; i < ARRAY_SIZE(types); i++)
                 variants_case(&(struct shape){2500, 16, 2, 128, types[i], i == 1, i == 2, false},
@@ -165,8 +165,8 @@ START_TEST(scores_become_priorities_and_blocks) {
                 ck_assert(p[0] == 0 && p[1] == 0.5f && p[2] == 1 && p[3] == 0 && p[4] == 0 &&
                           p[5] == 0.75f);
                 /*
-                 * two heads of five tokens, in blocks of two: the second head has nothing in its
-                 * last blocks
+                 * two heads of five tokens, in blocks of two: the second head has no valid token in
+                 * its last blocks
                  */
                 (*v)->keydiff->blocks(mean, best, scores, 5, 2, 5, 2);
                 ck_assert(best[0] == 0 && best[1] == 1 && isinf(best[2]) && best[3] == 0.5f &&

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every variant of kernels/lanes.h against the scalar one, bit for bit: all operations on numbers
- * of every kind, and every remainder up to the guard page.
+ * Every variant of kernels/lanes.h against the scalar one, bit for bit: all operations on all kinds
+ * of numbers, and every partial length up to the guard page.
  */
 
 #include <math.h>
@@ -95,7 +95,7 @@ static void check_remainder(const struct lanes_probe *probe, uint32_t n, const c
         buffers_free();
 }
 
-/* In front of a guard page for the reads, and with bytes behind that must stay for the writes. */
+/* Reads end at a guard page; writes must leave the bytes after them unchanged. */
 static void check_typed(const struct lanes_probe *probe, uint32_t n, enum kvd_number type,
                         const char *name) {
         size_t size = type == KVD_NUMBER_F32 ? 4 : 2;
@@ -139,7 +139,7 @@ START_TEST(remainders_touch_nothing_else) {
 }
 END_TEST
 
-/* 32 elements in front of a guard page; each is found where lanes_place_2 says. */
+/* 32 elements that end at a guard page; each is at the position given by lanes_place_2. */
 START_TEST(pairs_are_where_they_should_be) {
         for (size_t t = 0; t < ARRAY_SIZE(types); t++) {
                 size_t size = types[t] == KVD_NUMBER_F32 ? 4 : 2;
@@ -164,7 +164,7 @@ START_TEST(pairs_are_where_they_should_be) {
 }
 END_TEST
 
-/* The reference means what the header says. */
+/* The reference does what the header says. */
 START_TEST(reference_keeps_its_definitions) {
         float in[64], out[16];
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every variant against the scalar one, and what must hold of distances; what they are is in
+ * Every variant against the scalar one, and properties of distances. Their values are checked in
  * tests/kernels/methods.
  */
 
@@ -107,7 +107,7 @@ static struct kvd_memshare_shape random_shape(void) {
                                            types[random_u32() % 3]};
 }
 
-/* A limit changes no answer that it lets through, and stops no later than it must. */
+/* A limit does not change distances below it, and stops as early as possible. */
 START_TEST(limits_abandon_early) {
         for (uint32_t i = 0; i < 300; i++) {
                 struct kvd_memshare_shape shape = random_shape();
@@ -135,9 +135,9 @@ START_TEST(norms_reject_without_reading) {
                 struct scene s;
                 double whole;
 
-                make_scene(&s, shape, metrics[m], 16, 5.0f); /* far apart, and in their norms */
+                make_scene(&s, shape, metrics[m], 16, 5.0f); /* far apart, also in their norms */
                 whole = scalar->memshare->distance(&s.query, &s.a, &s.b);
-                /* many rows: less sharp */
+                /* many rows: the bound is less tight */
                 s.query.limit = metrics[m] == KVD_MEMSHARE_MEAN_L2 ? whole / 50 : whole / 2;
                 s.a.data = s.b.data = NULL;
                 ck_assert(isinf(scalar->memshare->distance(&s.query, &s.a, &s.b)));
@@ -159,7 +159,7 @@ START_TEST(equal_blocks_are_at_zero_and_nan_is_far) {
                         s.b = s.a;
                         s.b.data = buffer(elements(&shape) * element(shape.type));
                         memcpy((void *)s.b.data, s.a.data, elements(&shape) * element(shape.type));
-                        /* in layer 1 */
+                        /* a NaN in layer 1 */
                         set_number(&shape, (void *)s.b.data, elements(&shape) / 3 + 5, NAN);
                         ck_assert(isinf(scalar->memshare->distance(&s.query, &s.a, &s.b)));
                         buffers_free();

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every variant that runs here, the scalar one included, over every parameter that enters an
- * address: sizes around the widths of registers and tiles, strides with slack, one row. Bit for
- * bit: against loops over single numbers where the order of additions is what an operation is
- * about, against the scalar variant where lanes do it.
+ * Every variant that runs here, including the scalar one, over every parameter that affects an
+ * address: sizes around the widths of registers and tiles, strides with slack, one row. All
+ * comparisons are bit for bit: against loops over single numbers if an operation defines the order
+ * of additions, against the scalar variant if it works on lanes.
  */
 
 #include <math.h>
@@ -20,7 +20,7 @@ static const uint32_t sizes[] = {1,  2,  7,  8,  9,  15,  16,  17,  31, 32,
                                  33, 47, 48, 64, 65, 100, 128, 144, 176};
 
 static const struct kvd_ops *scalar;
-static const struct kvd_ops *variants[8]; /* runnable ones */
+static const struct kvd_ops *variants[8]; /* those that run here */
 static size_t n_variants;
 
 static void find_variants(void) {
@@ -235,7 +235,7 @@ START_TEST(softmax_has_the_same_edges) {
 }
 END_TEST
 
-/* The reference itself: e^x to 3e-7, and 0 instead of a subnormal. */
+/* Tests the reference itself: e^x to 3e-7, and 0 instead of a subnormal. */
 START_TEST(softmax_is_the_exponential) {
         for (double x = 0.0; x > -100.0; x -= 0.00173) {
                 float pair[2] = {0.0f, (float)x};
@@ -276,7 +276,7 @@ START_TEST(sixteen_bit_numbers_convert_alike) {
 
                 scalar->widen(wide, all, 65536, types[t]);
                 scalar->narrow(back, wide, 65536, types[t]);
-                /* every number comes back, a NaN perhaps as a quiet one */
+                /* every number survives the round trip; a NaN may become quiet */
                 for (size_t i = 0; i < 65536; i++)
                         if (isnan(wide[i]) ? (back[i] | 0x240) != (all[i] | 0x240) :
                                              back[i] != all[i])
@@ -300,7 +300,7 @@ START_TEST(narrowing_rounds_alike) {
         uint32_t *bits = buffer(n * sizeof *bits);
         uint16_t *expected = buffer(n * sizeof *expected), *got = buffer(n * sizeof *got);
 
-        for (size_t i = 0; i < n; i++) /* half of them where half precision lives */
+        for (size_t i = 0; i < n; i++) /* half of them in the range of half precision */
                 bits[i] = i % 2 ? random_u32() : (random_u32() & 0x8fffffff) | 0x30000000;
         for (size_t v = 0; v < n_variants; v++)
                 for (size_t t = 0; t < ARRAY_SIZE(types); t++)
@@ -310,7 +310,7 @@ START_TEST(narrowing_rounds_alike) {
                                 variants[v]->narrow(got, (const float *)bits, length, types[t]);
                                 ck_assert_int_eq(memcmp(expected, got, length * sizeof *got), 0);
                                 for (size_t i = length; i < n; i++)
-                                        ck_assert_uint_eq(got[i], 0xa5a5); /* at most eight */
+                                        ck_assert_uint_eq(got[i], 0xa5a5); /* unchanged */
                         }
         buffers_free();
 }

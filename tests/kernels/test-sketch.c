@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Every variant against the scalar one; what a count sketch is, is in tests/kernels/methods. */
+/*
+ * Every variant against the scalar one. The properties of a count sketch are tested in
+ * tests/kernels/methods.
+ */
 
 #include <math.h>
 #include <stdlib.h>
@@ -25,7 +28,7 @@ struct scene {
         struct kvd_sketch_part part;
         struct kvd_sketch_vectors in, out;
         uint32_t *places;
-        size_t n_cells; /* floats of all cells */
+        size_t n_cells; /* number of floats of all cells */
 };
 
 static size_t element(enum kvd_number type) {
@@ -43,7 +46,7 @@ static void fill(uint8_t *block, size_t elements, enum kvd_number type) {
         }
 }
 
-/* Blocks that end where their last vector does. */
+/* Makes blocks that end with their last vector. */
 static struct kvd_sketch_vectors vectors(const struct form *f, bool filled) {
         uint32_t n_blocks = DIV_UP(f->n, f->per_block);
         uint8_t **blocks = buffer(n_blocks * sizeof *blocks);
@@ -200,8 +203,8 @@ END_TEST
 /* ---- places ---- */
 
 /*
- * Rounds, rows and salts are independent: two tokens of different rounds meet with probability 1 /
- * columns.
+ * Rounds, rows and salts are independent: two tokens of different rounds collide with probability 1
+ * / columns.
  */
 static void collisions_case(enum kvd_sketch_family family, uint32_t columns) {
         enum { SALTS = 6000, ROWS = 3 };

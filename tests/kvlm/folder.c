@@ -15,7 +15,7 @@
 const char *kvlm_program;
 static char folder[64];
 
-/* What tests take is given back all at once. */
+/* The memory of a test is freed all at once. */
 static struct piece {
         struct piece *next;
         _Alignas(16) char data[];

@@ -2,14 +2,14 @@
 #ifndef KVD_TESTS_KVLM_FOLDER_H
 #define KVD_TESTS_KVLM_FOLDER_H
 
-/* A folder of its own for each test, with random models in it, and runs of kvlm on them. */
+/* A separate folder for each test, with random models in it, and runs of kvlm on them. */
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* Paths and texts that these functions return live until folder_remove(). */
-void folder_make(void); /* as checked fixtures: before and after each test */
+/* Paths and texts that these functions return are valid until folder_remove(). */
+void folder_make(void); /* checked fixtures, to run before and after each test */
 void folder_remove(void);
 const char *folder_path(const char *name);
 const char *folder_write(const char *name, const void *data, size_t size); /* returns its path */
@@ -27,7 +27,7 @@ struct shape {
         const char *type; /* "F32", "F16", "BF16" */
 };
 
-struct weights { /* as written: rounded to the type */
+struct weights { /* the values as written, rounded to the type */
         const char *name;
         uint32_t rows, columns;
         const float *data;
@@ -39,7 +39,10 @@ struct random_model {
         uint32_t n;
 };
 
-/* Writes a model into a folder of that name. Its vocabulary has some words beside the bytes. */
+/*
+ * Writes a model into a folder of that name. Its vocabulary has some words in addition to the
+ * bytes.
+ */
 const struct random_model *folder_model(const char *name, const struct shape *, uint32_t seed);
 void folder_config(const char *name, const struct shape *);
 void folder_vocabulary(const char *name, uint32_t n); /* 260 or more */
@@ -47,7 +50,7 @@ const float *model_weights(const struct random_model *, const char *format, ...)
         __attribute__((format(printf, 2, 3)));
 
 /*
- * Logits in double precision, written down from the definition: [n][vocab], to be kept until
+ * Logits in double precision, computed directly from the definition: [n][vocab], valid until
  * folder_remove().
  */
 double *reference_logits(const struct random_model *, const uint32_t *tokens, uint32_t n);

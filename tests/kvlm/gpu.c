@@ -96,7 +96,7 @@ uint64_t scene_sum(const char *lines, const char *member) {
         return total;
 }
 
-/* A text of some 100 tokens and questions about it. */
+/* Writes a text of about 100 tokens and questions about it. */
 void scene_prompts(void) {
         char text[2048], *at = text;
 
@@ -109,14 +109,14 @@ void scene_prompts(void) {
         folder_write_text("prompts", text);
 }
 
-/* No --device: the pool's place decides. */
+/* Without --device, kvlm computes where the pool is. */
 struct output scene_ask(const char *first, const char *second) {
         return kvlm("--model", folder_path("model"), "--socket", server.socket, "--document",
                     folder_path("document"), "--prompts", folder_path("prompts"), "--stop", "",
                     "--max-tokens", "4", "--json", first, second, NULL);
 }
 
-/* The texts alone: each line cut behind its first member. */
+/* Only the texts: each line is cut after its first member. */
 const char *scene_texts(struct output o) {
         char *copy = folder_memory(strlen(o.out) + 1), *to = copy;
 
@@ -162,7 +162,7 @@ void scene_assert_refused(struct output o, const char *line) {
                       o.err);
 }
 
-/* In a process of its own: this one forks. */
+/* In a separate process, since this one forks. */
 static bool has_device(void) {
         struct gpu gpu;
         int status;

@@ -3,11 +3,10 @@
 #define KVD_TESTS_KVLM_GPU_H
 
 /*
- * kvlm on a GPU, with a daemon whose pool is there. Each test has a folder (folder.h) with "model",
- * small and random, and "ids", a prompt of SCENE_TOKENS token ids. The programs that use this take
- * two arguments, kvlm and kvctl, and start the daemon $KVD. In the everyday suite the GPU is the
- * stand-in driver (tests/gpu/fakecuda), found by LD_LIBRARY_PATH; on a machine with a GPU they run
- * on it:
+ * kvlm on a GPU, with a daemon whose pool is on that GPU. Each test has a folder (folder.h) with
+ * "model", small and random, and "ids", a prompt of SCENE_TOKENS token ids. The programs that use
+ * this take two arguments, kvlm and kvctl, and start the daemon $KVD. In the everyday suite the GPU
+ * is the stand-in driver (tests/gpu/fakecuda), found by LD_LIBRARY_PATH. To run them on a real GPU:
  *
  *      KVD=BUILD/daemon/kvd test-kvlm-gpu-logits BUILD/tools/kvlm/kvlm BUILD/tools/kvctl/kvctl
  *
@@ -29,28 +28,28 @@ bool scene_stand_in(void);
 
 /* ---- processes ---- */
 
-void scene_daemon(void); /* it ends with the test */
+void scene_daemon(void); /* ends with the test */
 void scene_daemon_of(const char *pool, const char *segment); /* settings */
 const char *scene_socket(void);
 void scene_end_daemon(int signal);
 pid_t scene_spawn(const char *const *argv, const char *out);
-void scene_assert_clean(void); /* says kvctl check */
+void scene_assert_clean(void); /* runs kvctl check */
 
 /* ---- kvlm's output ---- */
 
-/* of --logits, and kvlm was content */
+/* contents of the --logits file; fails if kvlm failed */
 const float *scene_logits(struct output o, const char *name, size_t *n);
 uint64_t scene_sum(const char *lines, const char *member);
 const char *scene_texts(struct output o);
-/* it ended with one line that has this in it */
+/* fails unless kvlm exited with a single line that contains this */
 void scene_assert_refused(struct output o, const char *line);
 
 /* ---- questions about a text of some 100 tokens ---- */
 
 void scene_prompts(void);
-/* options; with the daemon, and no --device */
+/* first, second: options; with the daemon, without --device */
 struct output scene_ask(const char *first, const char *second);
 void scene_assert_answers(struct output o, const char *expected);
-pid_t scene_ask_in_background(const char *name); /* writes kvlm's output to that file */
+pid_t scene_ask_in_background(const char *name); /* writes kvlm's output to the file name */
 
 #endif

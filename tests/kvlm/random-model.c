@@ -40,7 +40,7 @@ static void add_weights(struct random_model *m, uint32_t rows, uint32_t columns,
         va_start(args, format);
         vsnprintf(name, 128, format, args);
         va_end(args);
-        /* norms near 1, matrices such that activations neither die nor explode */
+        /* norms near 1; matrices scaled so that activations neither vanish nor explode */
         for (size_t i = 0; i < n; i++)
                 data[i] = rows ? random_float(2.0f / sqrtf((float)columns)) :
                                  1.0f + random_float(0.3f);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A Llama model as its definition reads, in double precision, without a cache: what kvlm's logits
- * are held against.
+ * A Llama model straight from its definition, in double precision and without a cache: the
+ * reference for kvlm's logits.
  */
 
 #include <math.h>
@@ -66,7 +66,7 @@ static double dot(const double *a, const double *b, uint32_t n) {
         return sum;
 }
 
-/* One query head of token i. */
+/* Attention of one query head of token i. */
 static void attend_token(const struct text *t, uint32_t i, uint32_t h, const double *q,
                          const double *k, const double *v, double *to) {
         const struct shape *s = &t->m->shape;

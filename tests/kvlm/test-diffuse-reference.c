@@ -10,7 +10,7 @@ struct state {
         const struct denoising *d;
         uint32_t n;           /* prompt and region */
         double *x;            /* [n][hidden] */
-        double *k[16], *v[16]; /* of each layer, [n][kv_heads * head_dim] */
+        double *k[16], *v[16]; /* per layer: [n][kv_heads * head_dim] */
 };
 
 const struct random_model *diffusion_model(const char *name, const struct shape *shape,
@@ -77,7 +77,7 @@ static void rotate(double *x, uint32_t first, uint32_t n, uint32_t heads, uint32
                 }
 }
 
-/* Every row sees all keys. */
+/* Attention in which every row sees all keys. */
 static double *attend(const struct state *s, uint32_t layer, const double *q, uint32_t n,
                       uint32_t n_keys) {
         const struct shape *p = &s->d->m->shape;
@@ -176,7 +176,7 @@ static double *region_logits(const struct state *s) {
 }
 
 /*
- * The masked position whose best token is surest, and that token; one after the other from the same
+ * Fixes the masked position whose best token is the most certain. Called repeatedly with the same
  * logits.
  */
 static void fix_one(const struct denoising *d, const double *logits, const uint32_t *before,
@@ -214,7 +214,7 @@ static void fix_tokens(const struct denoising *d, uint32_t i, const double *logi
                 fix_one(d, logits, before, region);
 }
 
-/* Step i, from 0; states is the prefix's hidden state behind layer b. */
+/* Computes step i, from 0. states: the prefix's hidden states after layer b. */
 static void compute(struct state *s, const uint32_t *tokens, uint32_t i, const double *states) {
         const struct denoising *d = s->d;
         uint32_t n_layers = d->m->shape.layers, m = d->n_prefix;
@@ -234,7 +234,10 @@ static void compute(struct state *s, const uint32_t *tokens, uint32_t i, const d
         layers(s, d->b, n_layers, 0, s->n, s->n);
 }
 
-/* The prefix alone: fills keys and values of the first b layers. */
+/*
+ * Computes the prefix alone: fills keys and values of the first b layers, and returns the hidden
+ * states.
+ */
 static double *prefix_states(struct state *s) {
         size_t bytes = sizeof *s->x * s->d->n_prefix * s->d->m->shape.hidden;
         double *states = folder_memory(bytes);
@@ -296,7 +299,7 @@ static double cosine(const double *a, const double *b, size_t n) {
         return ab / sqrt(aa * bb);
 }
 
-/* Keys and values behind each other are one vector. */
+/* Joins keys and values into one vector. */
 static double *joined(const double *k, const double *v, size_t n) {
         double *both = folder_memory(2 * n * sizeof *both);
 

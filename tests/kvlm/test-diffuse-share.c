@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * BiCache's entries in the pool: the bits are those of private memory whoever computed them, a
- * prefix is computed once however many want it, and no failure of the daemon or of another process
- * becomes the user's. $KVD is the daemon.
+ * BiCache's entries in the pool: their bits equal those in private memory, whichever process
+ * computed them; a prefix is computed once, however many processes need it; and no failure of the
+ * daemon or of another process affects the user. $KVD is the daemon.
  */
 
 #include <signal.h>
@@ -53,7 +53,7 @@ static void clean_up(void) {
 
 struct answer {
         const char *line;
-        const void *logits; /* of every step */
+        const void *logits; /* logits of every step */
         size_t size;
 };
 
@@ -68,7 +68,7 @@ static uint64_t member(struct answer a, const char *name) {
 }
 
 struct way {
-        const char *depth, *type, *option; /* option: one more */
+        const char *depth, *type, *option; /* option: an additional option */
         const char *ids, *prefix;
         const char *logits; /* name of the file */
 };
@@ -106,7 +106,7 @@ static void check_same(struct answer a, struct answer b) {
         ck_assert_int_eq(memcmp(a.logits, b.logits, a.size), 0);
 }
 
-/* The space that kvlm made, and one of its counters. */
+/* The facts of the space that kvlm created. */
 static struct kvd_msg_space_info_reply facts(struct conn *conn) {
         struct kvd_msg_space_info_reply info;
 
@@ -159,8 +159,8 @@ START_TEST(bits_are_those_of_private_memory) {
 END_TEST
 
 /*
- * Who needs more layers than are stored goes on from the last stored state. A third process
- * compares what that gave with the prefix computed from its tokens: keys and values behind the
+ * A process that needs more layers than are stored continues from the last stored state. A third
+ * process compares the result with the prefix computed from its tokens: keys and values after the
  * boundary are equal, byte by byte.
  */
 START_TEST(deeper_requests_continue_from_the_last_stored_state) {
@@ -189,14 +189,14 @@ START_TEST(deeper_requests_continue_from_the_last_stored_state) {
 }
 END_TEST
 
-/* One token more or less, or another, is another prefix. */
+/* One token more, one less, or a different one makes a different prefix. */
 START_TEST(a_prefix_is_found_whole_or_not_at_all) {
         struct way w = {.depth = "2"}, other = w;
 
         ask(w);
         other.prefix = "249";
         ck_assert_uint_eq(member(ask(other), "found_layers"), 0);
-        other.prefix = "240"; /* a block's end */
+        other.prefix = "240"; /* the end of a block */
         ck_assert_uint_eq(member(ask(other), "found_layers"), 0);
         write_tokens("others", N, 1);
         other = (struct way){.depth = "2", .ids = "others"};
@@ -207,8 +207,8 @@ START_TEST(a_prefix_is_found_whole_or_not_at_all) {
 END_TEST
 
 /*
- * Blocks of some layers are evicted: what is left is used as far as there is no hole, and the rest
- * made again.
+ * Blocks of some layers are evicted: the remaining layers are used up to the first missing one, and
+ * the rest is computed again.
  */
 START_TEST(what_was_evicted_is_made_again) {
         struct way w = {.depth = "4"};
@@ -265,7 +265,7 @@ static void evict(struct conn *conn, uint32_t to) {
         }
 }
 
-/* Each layer is a chain of its own. Now and then one does not come in time, and is made again. */
+/* Each layer is a separate chain. Sometimes one is not fetched in time, and is computed again. */
 START_TEST(what_left_the_pool_comes_from_the_file) {
         struct way w = {.depth = "4"};
         struct answer alone = ask_alone(w), a;
@@ -293,7 +293,7 @@ END_TEST
 
 /* ---- single flight ---- */
 
-/* A process that has the right to compute the prefix and does nothing, until it is killed. */
+/* A process that holds the lease of the prefix and does nothing until it is killed. */
 static pid_t hold_lease(const struct kvd_geometry *geometry) {
         struct kvd_space_options options = {.kind = KVD_BIDIRECTIONAL};
         uint32_t tokens[PREFIX];
@@ -323,7 +323,7 @@ static pid_t hold_lease(const struct kvd_geometry *geometry) {
         return pid;
 }
 
-/* Processes that all miss, and wait for each other or for a holder. */
+/* Starts processes that all miss, and wait for each other or for a holder. */
 static void start_many(pid_t pids[AT_ONCE], char names[AT_ONCE][16]) {
         for (int i = 0; i < AT_ONCE; i++) {
                 snprintf(names[i], 16, "logits%d", i);
@@ -368,7 +368,7 @@ static uint64_t finish_many(const pid_t pids[AT_ONCE], char names[AT_ONCE][16],
 static void wait_for_clients(struct conn *conn, uint32_t n) {
         WAIT_UNTIL(facts(conn).clients >= n);
         ck_assert_uint_eq(facts(conn).clients, n);
-        usleep(100000); /* from attached to asleep */
+        usleep(100000); /* time to get from attaching to waiting */
 }
 
 START_TEST(another_client_computes_when_the_holder_is_killed) {
@@ -385,7 +385,7 @@ START_TEST(another_client_computes_when_the_holder_is_killed) {
         wait_for_clients(conn, AT_ONCE + 1);
         kill(holder, SIGKILL);
         waitpid(holder, NULL, 0);
-        ck_assert_uint_eq(finish_many(pids, names, alone), 4); /* layers: of one entry */
+        ck_assert_uint_eq(finish_many(pids, names, alone), 4); /* layers of one entry */
         ck_assert_uint_eq(counter(conn, KVD_SPACE_LEASES), 3);
         ck_assert_uint_eq(counter(conn, KVD_SPACE_LEASES_LOST), 1);
         conn_close(conn);
@@ -411,7 +411,7 @@ END_TEST
 
 /* ---- trouble ---- */
 
-/* An entry of this model has 63 blocks of 9 KiB a layer: 4 MiB hold seven layers of one. */
+/* An entry of this model has 63 blocks of 9 KiB per layer: 4 MiB hold seven layers of one entry. */
 START_TEST(a_full_pool_is_not_an_error) {
         static const char *const tiny_pool[] = {"daemon.pool=4M", "daemon.segment=4M", NULL};
         struct way w = {.depth = "8", .prefix = "1000"};
@@ -431,7 +431,7 @@ START_TEST(a_full_pool_is_not_an_error) {
         a = ask(w);
         check_same(a, ask_alone(w));
         ck_assert_uint_gt(member(a, "found_layers"), 0);
-        for (uint32_t salt = 1; salt < 6; salt++) { /* prefixes that drive each other out */
+        for (uint32_t salt = 1; salt < 6; salt++) { /* prefixes that evict each other */
                 write_tokens("ids", 1010, salt);
                 w.depth = "4";
                 a = ask(w);
@@ -443,7 +443,7 @@ START_TEST(a_full_pool_is_not_an_error) {
 }
 END_TEST
 
-/* The daemon dies after a different time in each round, and sometimes comes back. */
+/* The daemon dies at a different time in each round, and is sometimes restarted. */
 START_TEST(the_daemons_death_is_not_an_error) {
         struct way w = {.depth = "4"};
         struct answer alone = ask_alone(w);
@@ -491,7 +491,7 @@ START_TEST(without_a_daemon_it_works_and_says_so) {
 END_TEST
 
 /* A causal space of the same name and geometry is not used. */
-START_TEST(a_causal_space_is_not_reused) {
+START_TEST(B15_no_cross_kind_reuse) {
         struct way w = {.depth = "2"};
         struct answer alone = ask_alone(w);
         struct kvd_geometry geometry;
@@ -546,7 +546,7 @@ START_TEST(the_space_says_whether_and_how_often) {
 }
 END_TEST
 
-/* From a mean of similarities, by the official code's rule. */
+/* The number of layers for a mean of similarities, by the rule of the official code. */
 static uint32_t layers_alike(const float *mean, uint32_t n) {
         uint32_t alike = 0;
 
@@ -568,8 +568,8 @@ static double listed(const char *line, const char *name, uint32_t i) {
 }
 
 /*
- * Samples go to the space, whose worker finds the similarities that kvlm finds; the table that the
- * daemon makes of them is what the next request goes by.
+ * Samples are sent to the space, whose worker computes the same similarities as kvlm. The next
+ * request uses the table that the daemon makes of them.
  */
 START_TEST(the_space_makes_the_table) {
         struct kvd_msg_profile request = {.space = kvd_slice_of("model"), .op = 3};
@@ -587,7 +587,7 @@ START_TEST(the_space_makes_the_table) {
         ck_assert_int_eq(conn_call(conn, KVD_MSG_profile, &request, &reply), 0);
         ck_assert_uint_eq(reply.layers, small.layers);
         ck_assert_uint_eq(reply.def, 1);
-        ck_assert_uint_eq(reply.similarity.size, sizeof mean); /* of one ratio */
+        ck_assert_uint_eq(reply.similarity.size, sizeof mean); /* for one ratio */
         memcpy(mean, reply.similarity.data, sizeof mean);
         line = folder_read("profile", &size);
         for (uint32_t i = 0; i < small.layers; i++)
@@ -607,7 +607,7 @@ START_TEST(the_space_makes_the_table) {
 }
 END_TEST
 
-/* A table that somebody made elsewhere, and its ratios of the prompt alone. */
+/* A table that was made elsewhere, with ratios of the prompt only. */
 START_TEST(the_space_takes_a_table) {
         uint8_t depths[101];
         struct kvd_msg_profile request = {.space = kvd_slice_of("model"),
@@ -631,7 +631,7 @@ START_TEST(the_space_takes_a_table) {
         /* 250 of 300, not of 350 */
         ck_assert_uint_eq(member((struct answer){.line = o.out}, "r"), 83);
         ck_assert_uint_eq(member((struct answer){.line = o.out}, "b"), 2);
-        /* what the deepest needs */
+        /* the largest number of the table */
         ck_assert_uint_eq(member((struct answer){.line = o.out}, "made_layers"), 3);
         conn_close(conn);
 }

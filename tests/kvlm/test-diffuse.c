@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Denoising without a daemon: what comes out is right, step by step, and the same to the last bit
- * however computed.
+ * Denoising without a daemon: results are right at every step, and the same to the last bit however
+ * they are computed.
  */
 
 #include <math.h>
@@ -18,7 +18,7 @@ enum { N = 60, EXTRA = 6 };
 static const struct shape small = {4, 24, 6, 2, 10, 37, 283, true, "F32"};
 static uint32_t tokens[N];
 
-/* Writes ids: <bos> and tokens that repeat now and then. */
+/* Writes ids: <bos> and tokens that sometimes repeat. */
 static void write_tokens(uint32_t n, uint32_t vocab) {
         char text[N * 8], *at = text;
 
@@ -72,7 +72,7 @@ static void check_tokens(const struct denoising *d, const char *out, const uint3
         }
 }
 
-/* The largest difference of a logit in any step; the tokens are compared, too. */
+/* The largest difference of a logit in any step; also compares the tokens. */
 static double worst_error(const struct denoising *d, const char *model) {
         static const char *const none[EXTRA];
         struct denoised expected = reference_denoise(d);
@@ -112,8 +112,8 @@ START_TEST(every_step_is_right) {
 END_TEST
 
 /*
- * Shallow layers are as stored, deep ones restart from the stored state. Prefixes end inside a block
- * or at its end.
+ * Shallow layers are used as stored, deep ones are restarted from the stored state; prefixes end
+ * inside a block and at its end.
  */
 START_TEST(deep_layers_restart_from_the_stored_state) {
         static const struct {
@@ -149,10 +149,7 @@ START_TEST(a_prompt_may_be_all_prefix) {
 }
 END_TEST
 
-/*
- * What is shared is an approximation: were it none, these tests could not tell the modes from each
- * other.
- */
+/* Sharing is an approximation: if it were exact, these tests could not distinguish the modes. */
 START_TEST(modes_differ) {
         static const char *const none[EXTRA], *const naive[EXTRA] = {"--bicache", "naive"};
         struct denoising d = {.tokens = tokens,
@@ -238,7 +235,7 @@ static struct output ask(const char *prompts, const char *table) {
                     folder_write_text("table", table), NULL);
 }
 
-/* 40 tokens of document with <bos>, as each digit is a token. */
+/* A document of 40 tokens including <bos>, since each digit is a token. */
 #define DOCUMENT "\"document\": \"012345678901234567890123456789012345678\""
 
 START_TEST(the_table_says_how_deep) {
@@ -293,7 +290,7 @@ static void check_list(const char *line, const char *name, const double *expecte
         ck_assert_int_eq(*end, ']');
 }
 
-/* One line of a profile, for the prefix of d; returns the next line. */
+/* Checks one line of a profile, for the prefix of d; returns the next line. */
 static const char *check_sample(const struct denoising *d, const char *line, double tolerance) {
         struct similarity expected = reference_similarity(d);
         uint32_t n = d->n + d->length;
@@ -319,7 +316,10 @@ static const char *profile(const char *type, const char *option, const char *val
         return folder_read("profile", &size);
 }
 
-/* End to end: both similarities of every layer, at the request's own prefix and at shares of it. */
+/*
+ * Both similarities of every layer, end to end, at the request's own prefix and at multiples of a
+ * percentage of it.
+ */
 START_TEST(profiles_are_right) {
         struct denoising d = {.tokens = tokens, .n = 50, .n_prefix = 33, .length = 14};
         const char *line;
@@ -366,7 +366,7 @@ START_TEST(bad_tables_are_refused) {
 }
 END_TEST
 
-/* A line's own length and steps; what cannot be is that line's error. */
+/* A line may have its own length and steps; an impossible value is an error of that line only. */
 START_TEST(a_prompt_may_say_how_long) {
         struct output o;
 

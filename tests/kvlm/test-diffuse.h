@@ -27,11 +27,11 @@ struct denoised {
         uint32_t *tokens; /* [length] */
 };
 
-struct denoised reference_denoise(const struct denoising *); /* to be kept until folder_remove() */
+struct denoised reference_denoise(const struct denoising *); /* valid until folder_remove() */
 
 /*
- * How alike a layer's keys and values of the prefix are, alone and in the whole input at the first
- * step: [layers].
+ * How similar a layer's keys and values of the prefix are, computed alone and within the whole
+ * input at the first step: [layers].
  */
 struct similarity {
         double flat[16], token_mean[16];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvlm on a GPU, when others die, the pool is full, or the driver fails: answers are right, or
- * there is a line.
+ * kvlm on a GPU while other processes die, the pool is full, or the driver fails: answers are
+ * right, or there is one line of error.
  */
 
 #include <signal.h>
@@ -17,7 +17,7 @@
 
 enum { WAIT_MS = 60000 };
 
-/* The victim is somewhere in its prompts, later in each round. */
+/* The victim is killed while it processes its prompts, later in each round. */
 START_TEST(a_killed_process_harms_nobody) {
         const char *argv[] = {kvlm_program,
                               "--model",
@@ -54,7 +54,7 @@ START_TEST(a_killed_process_harms_nobody) {
 }
 END_TEST
 
-/* The table begins in the pool, and has to leave it: there are four blocks, of 1 MiB. */
+/* The table begins in the pool and has to leave it, which has only four blocks of 1 MiB. */
 START_TEST(a_full_pool_is_not_an_error) {
         static const struct shape wide = {1, 32, 32, 32, 256, 40, 270, true, "F32"};
         const char *names[] = {"shared", "private"};
@@ -78,7 +78,7 @@ START_TEST(a_full_pool_is_not_an_error) {
 }
 END_TEST
 
-/* At different times, and sometimes it comes back. */
+/* The daemon dies at different times, and is sometimes restarted. */
 START_TEST(the_daemons_death_is_not_an_error) {
         const char *expected;
 
@@ -130,9 +130,9 @@ static void wait_for_second_call(const char *log, const char *call) {
 }
 
 /*
- * Process A seals blocks that its stream, slow, has not written. Process B finds them, and its
- * stream waits. A is killed: B's stream goes on when the daemon has given the blocks up, and B
- * computes all of it again, by itself.
+ * Process A seals blocks that its slow stream has not written yet. Process B finds them, and its
+ * stream waits. A is killed. B's stream continues when the daemon has dropped the blocks, and B
+ * computes everything again, on its own.
  */
 START_TEST(who_waits_for_a_dead_producer_begins_anew) {
         const char *argv[] = {kvlm_program,
@@ -185,7 +185,7 @@ START_TEST(who_waits_for_a_dead_producer_begins_anew) {
 }
 END_TEST
 
-/* Each call in turn fails once: a line and an end, or it was not needed. */
+/* Each call in turn fails once: kvlm exits with one line, or did not need the call. */
 START_TEST(calls_that_fail_are_one_line) {
         static const char *const calls[] = {
                 "cuInit:1",

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvlm on a GPU: logits are those of the processor within what fp32 allows, and the same to the
- * last bit with and without sharing, however they are computed.
+ * kvlm on a GPU: logits equal the CPU's within fp32 accuracy, and are the same to the last bit with
+ * and without sharing, however they are computed.
  */
 
 #include <math.h>
@@ -31,7 +31,7 @@ static void assert_close(const float *a, const float *b, size_t n, double most, 
         ck_assert_msg(worst < most, "%s: logits differ by %g", what, worst);
 }
 
-/* Keys that a last bit sends to another 16-bit number differ by that number's unit. */
+/* A key whose last bit rounds to a different 16-bit number differs by the unit of that number. */
 START_TEST(logits_are_those_of_the_processor) {
         static const struct {
                 const char *kv_type, *matmul;
@@ -69,7 +69,7 @@ START_TEST(logits_of_the_real_model_are_those_of_the_processor) {
                                               NULL),
                                          devices[i], i == 0 ? &n : &m);
         ck_assert_uint_eq(n, m);
-        /* logits of up to some 20 */
+        /* logits are up to about 20 */
         assert_close(logits[0], logits[1], n, 1e-3, "the committed model");
 }
 END_TEST
@@ -124,7 +124,7 @@ START_TEST(logits_are_the_same_from_the_pool) {
 }
 END_TEST
 
-/* Bytes and answers are compared with those that each computes by itself. */
+/* Bytes and answers are compared with those that each process computes alone. */
 START_TEST(many_at_once_agree) {
         static const char *const names[] = {"a", "b", "c"};
         pid_t all[ARRAY_SIZE(names)];
@@ -152,8 +152,8 @@ START_TEST(many_at_once_agree) {
 END_TEST
 
 /*
- * What is decoded otherwise than a prompt is not published; with --decode exact it is the same, and
- * is.
+ * Tokens decoded with --decode fast have other bits than a prompt, and are not published; with
+ * --decode exact they have the same bits, and are published.
  */
 START_TEST(what_is_generated_is_published_if_it_is_exact) {
         const char *model = folder_path("model"), *socket;

@@ -15,7 +15,7 @@ enum { N = 150 };
 static const struct shape small = {3, 24, 6, 2, 10, 37, 283, true, "F32"};
 static uint32_t tokens[N];
 
-/* Writes tokens.txt: <bos> and N - 1 tokens that repeat now and then. */
+/* Writes tokens.txt: <bos> and N - 1 tokens that sometimes repeat. */
 static const char *write_tokens(uint32_t vocab) {
         char text[N * 8], *at = text;
 

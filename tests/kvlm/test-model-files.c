@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Whatever a model's files hold, kvlm ends with status 1 and one line, or it works; it never
+ * Whatever a model's files contain, kvlm works, or exits with status 1 and one line; it never
  * crashes.
  */
 
@@ -137,8 +137,8 @@ START_TEST(nesting_without_end) {
 END_TEST
 
 /*
- * Any byte of the header may be anything. Most changes are noticed; some do no harm (a name in the
- * metadata).
+ * Any byte of the header may have any value. Most changes are detected; some do no harm (a name in
+ * the metadata).
  */
 START_TEST(damaged_bytes) {
         size_t size;
@@ -202,7 +202,7 @@ START_TEST(impossible_configurations) {
         for (size_t i = 0; i < ARRAY_SIZE(members); i++) {
                 char *bad = folder_memory(size + 128);
 
-                /* the first of two members counts */
+                /* the first of two equal members is used */
                 snprintf(bad, size + 128, "{%s, %s", members[i], good + 1);
                 folder_write_text("model/config.json", bad);
                 check_refused(members[i]);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvlm with a kvd: what is reused is right to the last byte, answers never depend on the cache, and
- * no failure of the daemon, $KVD, or of another kvlm becomes the user's.
+ * kvlm with a kvd: reused data is right to the last byte, answers never depend on the cache, and no
+ * failure of the daemon, $KVD, or of another kvlm affects the user.
  */
 
 #include <fcntl.h>
@@ -34,7 +34,7 @@ static void end_daemon(int signal) {
                 instance_stop(&server);
 }
 
-/* A model, and prompts that share a document of some 600 tokens. */
+/* Makes a model, and prompts that share a document of about 600 tokens. */
 static void prepare(void) {
         char *text = folder_memory(8192), *at = text;
 
@@ -72,7 +72,7 @@ static uint64_t sum(const char *lines, const char *member) {
         return total;
 }
 
-/* The texts alone: each line cut behind its first member. */
+/* Only the texts: each line is cut after its first member. */
 static const char *texts(const char *lines) {
         char *copy = folder_memory(strlen(lines) + 1), *to = copy;
 
@@ -105,10 +105,7 @@ START_TEST(a_second_process_reuses_what_the_first_computed) {
 }
 END_TEST
 
-/*
- * Tokens that were generated and the prompt of the next turn: all of it is there but the last
- * block.
- */
+/* Generated tokens and the prompt of the next turn: everything is found except the last block. */
 START_TEST(a_conversation_goes_on_where_it_ended) {
         const char *model = folder_path("model"), *socket;
         char ids[4096], *at = ids;
@@ -121,7 +118,7 @@ START_TEST(a_conversation_goes_on_where_it_ended) {
         o = kvlm("--model", model, "--socket", socket, "--tokens", folder_write_text("ids", ids),
                  "--stop", "", "--max-tokens", "61", "--json", NULL);
         ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
-        /* all that the 160 computed tokens fill */
+        /* all blocks that the 160 computed tokens fill */
         ck_assert_uint_eq(sum(o.out, "shared_blocks"), 160 / 16);
         ck_assert_uint_eq(sum(o.out, "private_blocks"), 0);
 }
@@ -152,7 +149,7 @@ START_TEST(logits_are_the_same_from_the_pool) {
 }
 END_TEST
 
-/* Settings of the space, one after the other. */
+/* Sets settings of the space. */
 static void set_space(const char *settings) {
         char command[512];
 
@@ -170,8 +167,8 @@ static void expect_sound_pool(void) {
 }
 
 /*
- * Had anything been published that is not exact, or computed from it, the exact run behind it would
- * find it wrong.
+ * If anything inexact, or computed from it, had been published, the exact run afterwards would
+ * detect it.
  */
 START_TEST(what_is_lossy_stays_private) {
         static const char *const methods[] = {
@@ -201,7 +198,7 @@ START_TEST(what_is_lossy_stays_private) {
 }
 END_TEST
 
-/* A prompt is exact under HShare, what is generated is not. */
+/* With HShare, a prompt is exact, but generated tokens are not. */
 START_TEST(sparse_answers_stay_private) {
         const char *model = folder_path("model"), *socket = server.socket, *tokens;
         char ids[4096], *at = ids;
@@ -219,7 +216,7 @@ START_TEST(sparse_answers_stay_private) {
                 ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
                 ck_assert_uint_eq(sum(o.out, "shared_blocks"), 100 / 16);
                 ck_assert_uint_eq(sum(o.out, "private_blocks"), 4);
-                /* 32 queries tell who resembles whom */
+                /* the last 32 queries determine the sharing configuration */
                 ck_assert_uint_eq(sum(o.out, "reused_tokens"), i * 64);
                 ck_assert_uint_gt(sum(o.out, "selections"), 0);
         }
@@ -245,7 +242,7 @@ START_TEST(a_full_pool_is_not_an_error) {
                          NULL);
                 ck_assert_msg(o.status == 0, "status %d: %s", o.status, o.err);
                 ck_assert_uint_eq(sum(o.out, "wrong_bytes"), 0);
-                /* the last is longer than the pool */
+                /* the last one is longer than the pool */
                 ck_assert_uint_eq(sum(o.out, "refused"), i == 3 ? 1 : 0);
                 shared = sum(o.out, "shared_blocks");
                 private = sum(o.out, "private_blocks");
@@ -255,7 +252,7 @@ START_TEST(a_full_pool_is_not_an_error) {
 }
 END_TEST
 
-/* The background process writes what kvlm wrote to a file, or else to standard error. */
+/* The background process writes kvlm's output to a file or, on failure, to standard error. */
 static pid_t ask_in_background(const char *name) {
         pid_t pid = fork();
 
@@ -293,7 +290,7 @@ START_TEST(many_at_once_agree) {
 }
 END_TEST
 
-/* The daemon dies after a different time in each round, and sometimes comes back. */
+/* The daemon dies at a different time in each round, and is sometimes restarted. */
 START_TEST(the_daemons_death_is_not_an_error) {
         const char *expected = texts(ask("--no-share").out);
 
@@ -323,7 +320,7 @@ START_TEST(without_a_daemon_it_works_and_says_so) {
 }
 END_TEST
 
-/* Another model of the same name gets neither a block of the first one nor an error. */
+/* A different model of the same name gets neither blocks of the first one nor an error. */
 START_TEST(another_model_shares_nothing) {
         struct output o;
 
@@ -343,7 +340,7 @@ START_TEST(another_model_shares_nothing) {
 }
 END_TEST
 
-/* Between fork and exec it is not kvlm yet. */
+/* Checks that the process is kvlm: between fork and exec it is not yet. */
 static bool kvlm_catches(pid_t pid, int signal) {
         char path[64], line[256];
         uint64_t caught = 0;

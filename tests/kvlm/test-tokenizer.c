@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Encoding takes the longest piece, decoding gives the bytes back, and JSON carries them in and
- * out.
+ * Encoding takes the longest piece, decoding returns the bytes, and JSON carries them in and out.
  */
 
 #include <stdio.h>
@@ -75,7 +74,7 @@ START_TEST(every_text_comes_back) {
                 size_t size = (size_t)round * 5, n = 0;
                 char *ids, *end;
 
-                /* every byte, or mostly what pieces are made of */
+                /* any bytes, or mostly characters of pieces */
                 for (size_t i = 0; i < size; i++) {
                         uint32_t byte = random_below(&dice, 256);
 
@@ -90,7 +89,7 @@ START_TEST(every_text_comes_back) {
 }
 END_TEST
 
-/* A prompt that is escaped in every way is the same prompt. */
+/* A prompt is the same in whichever way it is escaped. */
 START_TEST(prompts_are_json) {
         static const char *const same[] = {
                 "{\"prompt\": \"the \\u00e9\\n\\\"\\\\ \xf0\x9f\xa6\x89\"}",
@@ -118,7 +117,7 @@ START_TEST(prompts_are_json) {
 }
 END_TEST
 
-/* A bad line is an error of its own; the lines around it are answered. */
+/* A bad line is reported separately; the lines around it are answered. */
 START_TEST(bad_prompts_do_not_stop_good_ones) {
         const char *prompts =
                 folder_write_text("prompts", "{\"prompt\": \"the\"}\n\nnonsense\n{\"prompt\": 7}\n"
@@ -135,7 +134,7 @@ START_TEST(bad_prompts_do_not_stop_good_ones) {
                 errors += strncmp(line, "{\"error\": ", 10) == 0;
         }
         ck_assert_int_eq(answers, 1);
-        ck_assert_int_eq(errors, 4); /* half a surrogate pair is no text, either */
+        ck_assert_int_eq(errors, 4); /* half a surrogate pair is not text, either */
 }
 END_TEST
 

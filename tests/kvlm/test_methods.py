@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvlm with the committed model and methods that its space has on: what is asked for is found, the pool is sound.
+"""kvlm with the committed model and methods enabled in its space: answers are found, and the pool is consistent.
 
     KVD=build/daemon/kvd KVCTL=build/tools/kvctl/kvctl KVLM=build/tools/kvlm/kvlm python3 tests/kvlm/test_methods.py
 """
@@ -32,7 +32,7 @@ class Methods(unittest.TestCase):
         self.socket = self.daemon.socket
         self.prompts = Path(self.daemon.folder, "prompts")
         self.prompts.write_text("".join(json.dumps({"prompt": TOKENS.decode(c.prompt)}) + "\n" for c in CASES))
-        self.ask("--sequence", "off", "--max-tokens", "0")   # makes the space
+        self.ask("--sequence", "off", "--max-tokens", "0")   # creates the space
 
     def tearDown(self) -> None:
         with self.daemon:
@@ -47,7 +47,7 @@ class Methods(unittest.TestCase):
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def recall(self, settings: str, *options: str) -> tuple[float, list[dict]]:
-        """The share of questions that are answered, and the reports."""
+        """The share of questions that are answered correctly, and the reports."""
         self.daemon.kvctl("space", "set", "model", *settings.split())
         reports = self.ask(*options)
         right = [r["text"].split(".")[0] == TOKENS.decode(c.answer) for r, c in zip(reports, CASES)]
@@ -57,14 +57,14 @@ class Methods(unittest.TestCase):
         return [r["sequence"][name] for r in reports]
 
     def test_a_prompt_that_was_stored_before_is_read_where_it_is(self) -> None:
-        """Blocks that turned out to be stored already were read where they had been written, and given back."""
+        """Used to fail: blocks that turned out to be already stored were read from the freed copies that kvlm had written."""
         found, _ = self.recall("hshare=on hshare.top=102")
         self.assertGreaterEqual(found, 0.85)
 
     def test_a_quarter_of_the_tokens_is_enough(self) -> None:
         found, reports = self.recall("hshare=on hshare.sinks=16 hshare.recent=32 hshare.top=102", "--own-prompt", "yes")
         self.assertGreaterEqual(found, 0.75)
-        for report in reports:   # 6 of 8 layers are sparse, and a quarter of those uses another's selection
+        for report in reports:   # 6 of 8 layers are sparse, and a quarter of those use another layer's selection
             self.assertGreater(report["selections"], TAIL * 4)
             self.assertLess(report["selections"], report["decoded_tokens"] * 6 * 2)
 
@@ -74,7 +74,7 @@ class Methods(unittest.TestCase):
             self.assertLessEqual(report["selections"], report["decoded_tokens"] * 3)
 
     def test_a_missing_block_comes_before_its_token(self) -> None:
-        """It was asked for at the 32nd token, and arrived after the answer."""
+        """Used to fail: a block was requested only at the 32nd token, and arrived after the answer."""
         found, reports = self.recall("kvreviver=on kvreviver.budget=0.1", "--own-prompt", "yes")
         self.assertGreaterEqual(found, 0.85)
         self.assertTrue(all(self.sequences(reports, "revived_exact")))

@@ -11,9 +11,9 @@
 #include "tests/kernels/cuda/fixture.h"
 #include "tests/lib/mark.h"
 
-enum { SPARE = 3 }; /* blocks that belong to nobody; blocks begin with 64 bytes of something else */
+enum { SPARE = 3 }; /* unused blocks; each block begins with 64 bytes of other data */
 
-/* The host's side of a case. */
+/* The host side of a case. */
 struct data {
         struct attend_case c;
         uint32_t max_length, per_table, n_blocks, n_tokens;
@@ -28,7 +28,7 @@ static size_t size_of(uint32_t number) {
         return number == KVD_NUMBER_F32 ? 4 : 2;
 }
 
-/* Rounded to the type, as the device will see it. */
+/* Rounds x to the type, as the device will see it, and returns it in that type. */
 static void *typed(float *x, size_t n, uint32_t number) {
         const struct kvd_ops *ops = kvd_ops_pick("scalar");
         uint16_t *half;
@@ -61,7 +61,7 @@ static void random_row(uint8_t *to, uint32_t dim, uint32_t number) {
                 kvd_ops_pick("scalar")->narrow((uint16_t *)to, x, dim, number);
 }
 
-/* What is not a token is NaN. */
+/* Everything that is not a token is NaN. */
 static void fill_pool(struct data *d) {
         memset(d->pool, 0xff, d->n_blocks * d->block_bytes);
         for (uint32_t s = 0; s < d->c.n; s++)
@@ -255,7 +255,7 @@ static void put(struct data *d) {
         a->ld_token_mass = d->max_length;
 }
 
-/* What a launch left; masses are added to what the reference starts with. */
+/* The results of a launch; masses are added to the same initial values as in the reference. */
 struct found {
         uint8_t *out;
         float *block_mass, *token_mass;
@@ -295,8 +295,9 @@ static void compare(const struct data *d, const float *got, const float *expecte
 }
 
 /*
- * Results of 16 bits are rounded once more, and where weights are, too, by as much. A GPU's tensor
- * cores cut products off, where the emulation rounds their sums, which costs twice as much.
+ * Results of 16 bits are rounded once more, and weights by as much, if they are rounded, too. A
+ * GPU's tensor cores truncate products where the emulation rounds their sums, which doubles the
+ * error.
  */
 static double tolerance_of(const struct data *d) {
         double unit = fixture_is_real() ? 4e-6 : 2e-6;
@@ -327,7 +328,7 @@ static void compare_bits(const struct data *d, const struct found *f, const stru
                          n_heads * d->max_length * sizeof(float)) == 0);
 }
 
-/* Both sides know of it; queries, results and masses are there. */
+/* Prepares a case on both sides, with queries, and room for results and masses. */
 static struct data prepare(struct attend_case c) {
         struct data d = make(c);
 

@@ -3,8 +3,8 @@
 #define KVD_TESTS_KERNELS_CUDA_ATTEND_CASE_H
 
 /*
- * One attention on a device, and the same by kernels/attend.h. Members that are 0 are as the
- * comment says.
+ * One attention on a device, and the same by kernels/attend.h. For members that are 0, see their
+ * comments.
  */
 
 #include <stdbool.h>
@@ -23,21 +23,24 @@ struct attend_case {
         /* prefill: of the first sequence; the others have fewer. 0: decode */
         uint32_t tokens;
         bool bidirectional;
-        uint32_t absent;       /* every so-manieth block is not resident; 0: none */
-        uint32_t rotations;        /* that blocks have; 0: none */
-        uint32_t chosen;       /* one of so many positions; 0: all */
+        uint32_t absent;       /* every absent-th block is not resident; 0: all are resident */
+        uint32_t rotations;        /* number of distinct rotations of blocks; 0: none */
+        uint32_t chosen;       /* one of this many positions is chosen; 0: all */
         uint32_t split;
         bool mass;
-        float sharp;           /* queries times that; 0: 4 */
-        size_t shared_bytes;   /* that the device may seem to have; 0: what it has */
+        float sharp;           /* factor for queries; 0: 4 */
+        size_t shared_bytes;   /* shared memory that the device pretends to have; 0: its own */
 };
 
-/* Results and masses agree within the tolerances of the reference; twice the same bits. */
+/*
+ * Checks that results and masses agree with the reference within its tolerances, and that two runs
+ * give the same bits.
+ */
 void attend_check(struct attend_case c);
 
 /*
- * The first sequence has the same bits if it is alone, and, in prefill, if only its last tokens are
- * in the call.
+ * Checks that the first sequence has the same bits if it is alone and, in prefill, if only its last
+ * tokens are in the call.
  */
 void attend_check_alone(struct attend_case c);
 

@@ -42,7 +42,7 @@ static cu_result launch(cu_function function, unsigned gx, unsigned gy, unsigned
                         void **parameters, void **extra) {
         const struct fake_kernel *kernel = function;
         struct fake_launch l = {{gx, gy, gz}, {bx, by, bz}, shared};
-        void *argument = malloc(kernel->argument_bytes); /* as large as it is, and not more */
+        void *argument = malloc(kernel->argument_bytes); /* exactly as large as the argument */
 
         memcpy(argument, parameters[0], kernel->argument_bytes);
         kernel->run(&l, argument);

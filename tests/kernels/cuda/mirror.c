@@ -11,7 +11,7 @@
 #define RUBBISH 0xa5
 
 static struct mirror {
-        uint8_t *host, *last; /* last: what both sides had when they were compared last; owned */
+        uint8_t *host, *last; /* last: contents of both sides when last compared; owned */
         size_t bytes;
         cu_address copy;      /* owned, for the life of the process */
 } mirrors[4096];
@@ -20,9 +20,9 @@ static struct gpu *gpu;
 static const struct kvd_cuda *real;
 static struct kvd_cuda calls;
 static bool launched;      /* since the last pull */
-static cu_result broken;   /* an error where nobody could be told */
+static cu_result broken;   /* an error in a function that cannot report it */
 
-/* Both sides begin with the same rubbish. */
+/* Both sides begin with the same garbage. */
 static void make_copy(struct mirror *m) {
         broken = broken ? broken : real->cuMemAlloc(&m->copy, m->bytes);
         broken = broken ? broken : real->cuMemsetD8Async(m->copy, RUBBISH, m->bytes, NULL);
@@ -57,7 +57,10 @@ void *mirror_host(cu_address at) {
         return NULL;
 }
 
-/* What the test wrote; where it wrote nothing, a kernel may have, and that stays. */
+/*
+ * Copies the buffers that the test has written to the device. The others keep what a kernel may
+ * have written.
+ */
 static cu_result push(void) {
         cu_result r = broken;
 
@@ -115,7 +118,10 @@ int mirror_pull(void) {
                 struct mirror *m = &mirrors[i];
 
                 if (!buffer_is_taken(i) || memcmp(m->host, m->last, m->bytes) != 0)
-                        /* not of this case, or the test wrote it since: no kernel has seen that */
+                        /*
+                         * not of this case, or the test has written to it since, which no kernel
+                         * has seen
+                         */
                         continue;
                 r = real->cuMemcpyDtoHAsync(m->last, m->copy, m->bytes, NULL);
                 r = r ? r : real->cuCtxSynchronize();

@@ -5,7 +5,10 @@
 #include "kernels/cuda/device.cuh"
 #include "tests/kernels/cuda/probe.h"
 
-/* Sums n numbers of b as trees do, many barriers; to[block]: the sum, and how often the votes were right. */
+/*
+ * Sums n numbers of b in a tree, with many barriers. to[block]: the sum, and how often the votes
+ * were right.
+ */
 KVD_KERNEL(probe_barrier, struct probe, 1024) {
         KVD_SHARED(uint32_t, sum);
         const uint32_t *b = static_cast<const uint32_t *>(a.b);
@@ -61,7 +64,10 @@ KVD_KERNEL(probe_mma, struct probe, 32) {
                 a.to[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = __float_as_uint(d[i]);
 }
 
-/* to: what lies in shared memory after n groups of which kind may be under way; a: 16 bytes a thread and group. */
+/*
+ * to: the contents of shared memory after n groups, of which PENDING may be in flight; a: 16 bytes
+ * per thread and group.
+ */
 template <int PENDING> static __device__ void copy_groups(const struct probe &a, uint4 *shared) {
         for (uint32_t group = 0; group < a.n; group++) {
                 copy_16(shared + group * blockDim.x + threadIdx.x,
@@ -84,7 +90,7 @@ KVD_KERNEL(probe_copy, struct probe, 64) {
                 copy_groups<2>(a, shared);
 }
 
-/* Races on purpose: the last one to come is seen. */
+/* Intentional races: the last thread to write is visible. */
 KVD_KERNEL(probe_order, struct probe, 256) {
         a.to[0] = blockIdx.x;
         a.to[1] = threadIdx.x;
@@ -102,7 +108,7 @@ KVD_KERNEL(probe_atomic, struct probe, 256) {
         atomicCAS(a.to + 5, i, i + 1);
 }
 
-/* to: fp16 and bf16 of the float whose bits are first + i; kind: first. */
+/* to[i]: fp16 and bf16 of the float whose bits are kind + 977 i. */
 KVD_KERNEL(probe_narrow, struct probe, 256) {
         for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < a.n; i += gridDim.x * blockDim.x) {
                 float x = __uint_as_float(a.kind + i * 977);
@@ -136,5 +142,5 @@ KVD_KERNEL(probe_wrong, struct probe, 64) {
         if (a.kind == WRONG_ALIGNMENT)
                 a.to[0] = load_16(a.to + 1).x;
         if (a.kind == WRONG_SHARED_END)
-                shared[i] = i; /* half as much was asked for */
+                shared[i] = i; /* half as much was requested */
 }

@@ -2,7 +2,7 @@
 #ifndef KVD_TESTS_KERNELS_CUDA_PROBE_H
 #define KVD_TESTS_KERNELS_CUDA_PROBE_H
 
-/* Kernels that try the emulation itself; probe.cpp. */
+/* Kernels that test the emulation itself; probe.cpp. */
 
 #include <stdint.h>
 
@@ -18,15 +18,15 @@ struct probe {
         uint32_t n, kind;
 };
 
-/* What a kernel does wrong; each ends the process. */
+/* Errors that a kernel makes on purpose; each terminates the process. */
 enum {
-        WRONG_BARRIER_MISSED, /* a thread has ended */
+        WRONG_BARRIER_MISSED, /* a thread has already exited */
         WRONG_BARRIER_OTHER,  /* two barriers, half of the threads at each */
         WRONG_LANE_MISSED,
         WRONG_LANE_ELSEWHERE,
         WRONG_LANE_AT_BARRIER,
         WRONG_ALIGNMENT,
-        WRONG_SHARED_END, /* a word behind dynamic shared memory */
+        WRONG_SHARED_END, /* a word past the end of dynamic shared memory */
         N_WRONG
 };
 

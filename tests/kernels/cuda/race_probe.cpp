@@ -5,7 +5,7 @@
 #include "kernels/cuda/device.cuh"
 #include "tests/kernels/cuda/race_probe.h"
 
-/* Two words of memory for each thread: in shared memory of either kind, or global memory. */
+/* Two words of memory per thread, in shared memory of either kind or in global memory. */
 static __device__ void between_threads(uint32_t *words, uint32_t kind) {
         uint32_t i = threadIdx.x, other = (i + 1) % blockDim.x, of_warp = i / 32 * 32 + (i + 1) % 32;
 
@@ -17,7 +17,7 @@ static __device__ void between_threads(uint32_t *words, uint32_t kind) {
         if (kind == RACE_SHUFFLE)
                 words[i] = warp_from(i, (int)lane_id());
         words[blockDim.x + i] = words[kind == ORDER_WARP || kind == RACE_SHUFFLE ? of_warp : other];
-        if (kind == RACE_READ_BARRIER) /* others may read it still */
+        if (kind == RACE_READ_BARRIER) /* others may still be reading it */
                 words[i] = 0;
 }
 
@@ -51,7 +51,7 @@ static __device__ void with_copies(uint32_t *words, uint32_t kind) {
                 __syncthreads();
         copy_wait<0>();
         words[(4 + blockIdx.x) * blockDim.x + i] = shared[(i + 1) % blockDim.x].x;
-        if (kind == RACE_COPY_OVER) /* is read by others still */
+        if (kind == RACE_COPY_OVER) /* others may still be reading it */
                 copy_16(shared + i, reinterpret_cast<uint4 *>(words) + i);
 }
 

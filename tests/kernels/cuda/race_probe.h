@@ -16,19 +16,19 @@ enum {
         ORDER_BARRIER,
         ORDER_WARP,
         RACE_NOTHING,        /* neither */
-        RACE_WARP_ELSEWHERE, /* a barrier of the warp, but the other thread is of another one */
-        RACE_SHUFFLE,        /* which is no barrier */
-        RACE_READ_BARRIER,   /* what others read is overwritten */
+        RACE_WARP_ELSEWHERE, /* a barrier of the warp, but the other thread is in another warp */
+        RACE_SHUFFLE,        /* a shuffle is not a barrier */
+        RACE_READ_BARRIER,   /* overwrites data that others are reading */
         FIRST_BETWEEN_BLOCKS,
         ORDER_ATOMIC = FIRST_BETWEEN_BLOCKS,
-        ORDER_BYTES, /* of one word, each by another thread */
+        ORDER_BYTES, /* bytes of one word, each written by a different thread */
         ORDER_FENCE,
-        RACE_ATOMIC, /* with a plain store */
+        RACE_ATOMIC, /* an atomic and a plain store */
         RACE_BLOCKS,
         FIRST_OF_COPIES,
         ORDER_COPY = FIRST_OF_COPIES,
-        RACE_COPY_BARRIER,    /* waited for, but only by the thread that copies */
-        RACE_COPY_WAITS_LATE, /* the barrier comes before the wait */
+        RACE_COPY_BARRIER,    /* only the thread that copies waits */
+        RACE_COPY_WAITS_LATE, /* the barrier precedes the wait */
         RACE_COPY_OVER,
 };
 

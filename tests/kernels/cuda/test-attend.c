@@ -49,7 +49,7 @@ START_TEST(decode_of_all_block_sizes) {
 }
 END_TEST
 
-/* More than attend_sum's warps have lanes. */
+/* More splits than the warps of attend_sum have lanes. */
 START_TEST(decode_of_many_splits) {
         static const uint32_t long_ones[] = {16 * 300 - 5, 16 * 9};
 
@@ -65,7 +65,7 @@ START_TEST(decode_of_many_splits) {
 }
 END_TEST
 
-/* Rows of a tile lie evenly, or anywhere; some of a row's places are no dimensions. */
+/* Rows of a tile are equidistant, or anywhere; part of a row may be beyond the dimensions. */
 START_TEST(decode_of_runs_and_of_rows) {
         static const uint32_t dims[] = {48, 64, 112, 128, 240, 256};
 
@@ -82,7 +82,7 @@ START_TEST(decode_of_runs_and_of_rows) {
 }
 END_TEST
 
-/* Bytes of workspace say how many splits there are: so many sums, and two numbers for each. */
+/* Derives the number of splits from the workspace: one row of sums and two numbers per split. */
 static uint64_t splits(uint32_t sequences, uint32_t length) {
         struct gpu *gpu = fixture_gpu();
         uint32_t multiprocessors = gpu->multiprocessors;
@@ -104,18 +104,18 @@ static uint64_t splits(uint32_t sequences, uint32_t length) {
         return bytes ? bytes / ((uint64_t)sequences * 32 * (128 + 2) * 4) : 1;
 }
 
-/* Two blocks of threads for each of 132 multiprocessors are there at a time: 264. */
+/* Two thread blocks run on each of 132 multiprocessors at a time: 264. */
 START_TEST(splits_fill_the_device) {
         if (fixture_is_real())
                 return;
         ck_assert_uint_eq(splits(1, 16), 1);
         ck_assert_uint_eq(splits(1, 32768), 32);     /* 256, all at once */
-        ck_assert_uint_eq(splits(64, 8192), 4);      /* for sequences that are shorter */
+        ck_assert_uint_eq(splits(64, 8192), 4);      /* more splits, for shorter sequences */
         ck_assert_uint_eq(splits(1000, 64), 1);
 }
 END_TEST
 
-/* Neither 16 bytes at a time nor on matrix units. */
+/* Shapes that allow neither loads of 16 bytes nor matrix units. */
 START_TEST(decode_of_odd_shapes) {
         static const uint32_t dims[] = {1, 3, 17, 33, 100, 127, 129, 255};
 
@@ -168,7 +168,7 @@ START_TEST(decode_with_all_masked) {
 }
 END_TEST
 
-/* Fewer warps to a block, or none on matrix units. */
+/* Fewer warps per thread block, or no matrix units at all. */
 START_TEST(decode_with_little_shared_memory) {
         for (size_t shared = 40 << 10; shared <= 160 << 10; shared += 40 << 10)
                 for (uint32_t rotations = 0; rotations < 2; rotations++) {

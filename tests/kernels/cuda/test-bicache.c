@@ -86,7 +86,7 @@ static void products_case(uint32_t tokens, uint32_t per_block, uint32_t dim, siz
                 b[i] = 2 * (s.n_blocks - 1 - i);
         }
         for (uint32_t i = 0; i < PLANES * tokens; i++)
-                got[i] = (struct kvd_products){i, 1.0, -1.0}; /* what was there does not matter */
+                got[i] = (struct kvd_products){i, 1.0, -1.0}; /* previous contents do not matter */
         add_reference(expected, pool, a, b, &s, type);
         fixture_ok(gpu_products(fixture_gpu(), NULL, &args));
         fixture_wait();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Tokens that a GPU brings together are those of the reference, byte for byte. */
+/* Tokens that a GPU compacts equal the reference's, byte for byte. */
 
 #include <errno.h>
 #include <string.h>
@@ -31,7 +31,7 @@ static void choose(struct scene *s) {
         s->a.index = address_of(s->index);
 }
 
-/* NHD or HND, with something before each block's planes and behind them. */
+/* NHD or HND, with other data before and after each block's planes. */
 static void make_scene(struct scene *s, uint32_t per_block, uint32_t bytes, bool nhd, size_t lead) {
         size_t plane = (size_t)HEADS * per_block * bytes;
 
@@ -101,7 +101,7 @@ START_TEST(tokens_come_together_as_in_the_reference) {
 }
 END_TEST
 
-/* More than one turn of a block of threads. */
+/* More than one turn per thread block. */
 START_TEST(long_rows_come_together) {
         compact_case(700, 512, false, 0);
         compact_case(300, 6, true, 4);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The emulation itself: what tests of kernels rely on. */
+/* Tests the properties of the emulation that tests of kernels rely on. */
 
 #include <math.h>
 #include <signal.h>
@@ -91,7 +91,7 @@ START_TEST(matrix_units_multiply) {
 }
 END_TEST
 
-/* Copies that were not waited for are not there: what is read in their place is known. */
+/* Copies that were not waited for are not visible; reading them gives a known value. */
 START_TEST(copies_come_when_waited_for) {
         enum { GROUPS = 5, THREADS = 64 };
         uint32_t from[GROUPS * THREADS][4] __attribute__((aligned(16))), to[GROUPS * THREADS];
@@ -123,7 +123,7 @@ START_TEST(seeds_change_the_order) {
                 emulate_seed(seed / 2);
                 launch(&fake_kernel_probe_order, 9, 256, 0, &a);
                 if (seed % 2)
-                        /* but a seed means one order */
+                        /* a seed determines the order */
                         ck_assert_mem_eq(to[seed - 1], to[seed], sizeof to[0]);
                 different += seed >= 2 && to[seed][0] != to[0][0] && to[seed][1] != to[0][1];
         }
@@ -142,7 +142,7 @@ START_TEST(atomic_operations_add_up) {
         memcpy(&sum, &to[4], sizeof sum);
         ck_assert(to[0] == 768 && to[1] == 767 && to[2] == 0 && to[3] == UINT32_MAX &&
                   sum == 384.0f);
-        ck_assert(_i || to[5] == 768); /* each finds what the one before it left */
+        ck_assert(_i || to[5] == 768); /* each finds the result of the one before it */
 }
 END_TEST
 

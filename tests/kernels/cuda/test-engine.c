@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a transformer needs beside products and attention, against kernels/ops.h. */
+/* The transformer operations other than products and attention, against kernels/ops.h. */
 
 #include <math.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static size_t size_of(uint32_t number) {
         return number == KVD_NUMBER_F32 ? 4 : 2;
 }
 
-/* The reference's numbers as they lie in memory of that type. */
+/* The reference's numbers, converted to that type. */
 static void *narrowed(const float *from, size_t n, uint32_t number) {
         void *to = buffer(n * size_of(number));
 
@@ -108,7 +108,7 @@ static void norm_case(uint32_t n, uint32_t width, uint32_t number, bool change) 
         fixture_wait();
         assert_same_bits(x, sum, n * width, "residual");
         assert_near(to, expected, n * width, number, "norm");
-        a.to = 0; /* the addition alone */
+        a.to = 0; /* only the addition */
         fixture_ok(gpu_norm(fixture_gpu(), NULL, &a));
         fixture_wait();
         if (change)
@@ -134,7 +134,7 @@ struct shape {
 
 enum { BLOCKS = 5, LAYER = 1, LAYERS = 2 };
 
-struct planes { /* of a block, in elements */
+struct planes { /* strides in a block, in elements */
         size_t head, slot, plane, block;
 };
 
@@ -150,7 +150,7 @@ static struct planes planes_of(const struct shape *s) {
         return p;
 }
 
-/* What the pool should be: every row that is new, head by head. */
+/* Computes the expected pool: every new row, head by head. */
 static void expect(const struct shape *s, const struct gpu_rotate *a, float *qkv,
                    const float *cosine, const float *sine, const uint32_t *ids, uint8_t *pool) {
         struct planes p = planes_of(s);
@@ -202,13 +202,13 @@ static void rotate_case(const struct shape *s, uint32_t first, uint32_t n, uint3
                 .number = number,
         };
 
-        /* no two of the last ones are the same */
+        /* no two of the last ones are equal */
         for (uint32_t i = 0; i <= (first + n - 1) / s->block_tokens; i++)
                 ids[i] = i % 4 == 3 ? GPU_NO_BLOCK : (3 * i + 1) % BLOCKS;
         expect(s, &a, expected, cosine, sine, ids, same);
         fixture_ok(gpu_rotate(fixture_gpu(), NULL, &a));
         fixture_wait();
-        for (uint32_t r = 0; r < n; r++) /* keys and values are only wanted in the blocks */
+        for (uint32_t r = 0; r < n; r++) /* keys and values are needed in the blocks only */
                 assert_same_bits(qkv + r * all, expected + r * all, s->heads * dim, "queries");
         ck_assert_mem_eq(pool, same, BLOCKS * p.block * bytes);
         buffers_free();
@@ -227,7 +227,7 @@ START_TEST(keys_and_values_reach_their_slots) {
                         rotate_case(shapes + i, 0, 1, 0, numbers[t]);
                         rotate_case(shapes + i, bt - 1, bt + 2, 0, numbers[t]);
                         rotate_case(shapes + i, 2 * bt + bt / 2, 2 * bt, 3 * bt, numbers[t]);
-                        rotate_case(shapes + i, 3, 4, 100, numbers[t]); /* all of it is stored */
+                        rotate_case(shapes + i, 3, 4, 100, numbers[t]); /* everything is stored */
                 }
 }
 END_TEST
@@ -241,7 +241,7 @@ static void swiglu_case(uint32_t n, uint32_t width, uint32_t number) {
         const struct gpu_swiglu a = {address_of(to), address_of(gate_up), n, width, number};
 
         for (uint32_t i = 0; i < 2 * n * width; i += 3)
-                gate_up[i] *= 100; /* to where the exponential is cut off, too */
+                gate_up[i] *= 100; /* to reach the limits of the exponential as well */
         for (uint32_t r = 0; r < n; r++)
                 ops()->swiglu(expected + r * width, gate_up + 2 * r * width,
                               gate_up + (2 * r + 1) * width, width);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Bits that rows have in common, counted on a GPU and by the reference: rows across blocks. */
+/* Counts the bits that rows have in common, on a GPU and by the reference; rows cross blocks. */
 
 #include <errno.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 
 enum { BLOCKS = 7, PAIRS = 5 };
 
-/* The rows of the pool, one behind the other; zeros where a block is not resident. */
+/* The rows of the pool, contiguous; zeros where a block is not resident. */
 static uint64_t *all_rows(const struct pool *pool) {
         uint8_t *rows = buffer(BLOCKS * pool->blocks.block_bytes);
 
@@ -48,7 +48,7 @@ static void compare(const struct gpu_overlap *a, const struct gpu_overlap_pair *
         }
 }
 
-/* n rows of words fill the pool but for a rest. */
+/* Rows of words words fill the pool, except for a remainder. */
 static void overlap_case(uint32_t words, size_t block_words, bool gone) {
         uint32_t rows = (uint32_t)(BLOCKS * block_words / words), each = rows / 3;
         struct gpu_overlap a = {.n = PAIRS, .first = each / 4, .end = each, .words = words};

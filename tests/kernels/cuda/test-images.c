@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Images and kernels are found when they are first wanted, and what goes wrong has a name. */
+/* Images and kernels are loaded at first use, and errors name their cause. */
 
 #include <errno.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static struct kvd_cuda cuda;
 static struct gpu gpu;
 static struct {
         unsigned loads, lookups, raises, launches;
-        cu_result error; /* of what is called next; launch: of launches */
+        cu_result error; /* error of the next calls; launch: error of launches */
         int shared;
 } driver;
 
@@ -88,7 +88,7 @@ START_TEST(shared_memory_is_raised_on_demand) {
         ck_assert(driver.raises == 2 && driver.shared == 100000);
         ck_assert_int_eq(launch_blocks(gpu.shared_bytes + 1), -EINVAL);
         ck_assert(strstr(gpu.why, "kvd_keydiff_blocks") && strstr(gpu.why, "shared memory"));
-        driver.error = CU_INVALID_VALUE; /* a kernel has some itself, which counts */
+        driver.error = CU_INVALID_VALUE; /* a kernel's static shared memory counts, too */
         ck_assert_int_eq(launch_blocks(gpu.shared_bytes), -EINVAL);
         ck_assert(strstr(gpu.why, "kvd_keydiff_blocks") &&
                   strstr(gpu.why, "in addition to its static memory"));
@@ -96,7 +96,7 @@ START_TEST(shared_memory_is_raised_on_demand) {
 }
 END_TEST
 
-/* What a build without nvcc has instead of images is refused by a GPU's driver. */
+/* A GPU's driver rejects the text that a build without nvcc has instead of images. */
 START_TEST(an_image_that_the_driver_refuses) {
         driver.error = CU_INVALID_IMAGE;
         ck_assert_int_eq(gpu_has_kernels(&gpu), IMAGES_BUILT ? -ENOEXEC : -ENOSYS);
@@ -104,7 +104,7 @@ START_TEST(an_image_that_the_driver_refuses) {
         ck_assert_int_eq(launch_blocks(0), IMAGES_BUILT ? -ENOEXEC : -ENOSYS);
         ck_assert(driver.launches == 0 &&
                   gpu_resident_blocks(&gpu, GPU_KERNEL_keydiff_blocks, 256, 0) == 0);
-        driver.error = CU_OK; /* and nothing of it is kept */
+        driver.error = CU_OK; /* the error is not remembered */
         ck_assert_int_eq(launch_blocks(0), 0);
 }
 END_TEST
@@ -114,7 +114,7 @@ START_TEST(a_launch_that_fails_says_which) {
         driver.error = CU_ILLEGAL_ADDRESS;
         ck_assert_int_eq(launch_blocks(0), -EIO);
         ck_assert_ptr_eq(strstr(gpu.why, "kvd_keydiff_blocks: "), gpu.why);
-        ck_assert_int_eq(launch_blocks(1000), -EIO); /* and was not raised */
+        ck_assert_int_eq(launch_blocks(1000), -EIO); /* the limit was not raised */
         driver.error = CU_OK;
         ck_assert_int_eq(launch_blocks(1000), 0);
         ck_assert_int_eq(driver.shared, 1000);

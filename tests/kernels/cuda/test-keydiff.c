@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * KeyDiff's kernels for GPUs against the scalar reference: every way to load a row, and its ends.
- */
+/* KeyDiff's GPU kernels against the scalar reference: every way to load a row, and partial rows. */
 
 #include <errno.h>
 #include <math.h>
@@ -23,7 +21,7 @@ struct shape {
         uint32_t tokens, per_block, layers, heads, dim;
         enum kvd_number type;
         bool nhd, holes, broken; /* broken: some keys are zero, NaN or infinite */
-        uint32_t lead;           /* elements before the first key of a block: at 16 bytes, or not */
+        uint32_t lead; /* elements before the first key of a block: aligned to 16 bytes or not */
 };
 
 struct scene {
@@ -57,7 +55,7 @@ static void fill_block(const struct shape *s, const struct gpu_key_rows *k, uint
                                                    key_element(s, b * s->per_block + t, d));
 }
 
-/* Layers are two planes apart, as where V follows K. */
+/* Layers are two planes apart, as if V followed K. */
 static void make_scene(struct scene *s, const struct shape *shape) {
         uint32_t n = DIV_UP(shape->tokens, shape->per_block);
         size_t plane = (size_t)shape->heads * shape->per_block * shape->dim *
@@ -86,7 +84,7 @@ static void make_scene(struct scene *s, const struct shape *shape) {
         k->blocks = s->pool.blocks;
 }
 
-/* The reference on one layer; scores are against sums, whatever they are. */
+/* Runs the reference on one layer; scores are against the given sums. */
 static void reference(struct scene *s, uint32_t layer, const float *sums) {
         const struct gpu_key_rows *k = &s->a.keys;
         struct kvd_key_rows keys = {s->blocks,      k->offset + layer * k->layer_stride,
@@ -173,7 +171,7 @@ static void shape_case(const struct shape *shape, uint32_t from) {
         fixture_ok(gpu_keydiff_anchor(fixture_gpu(), NULL, &s.a));
         assert_sums(&s);
 
-        /* both, from nothing: the scores are against the new sums */
+        /* both operations, from zero: the scores are against the new sums */
         memset(s.expected_sums, 0, rows * shape->dim * sizeof(float));
         memset(s.expected_counts, 0, rows * sizeof *none);
         begin_sums(&s);

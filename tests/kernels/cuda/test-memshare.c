@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* MemShare's kernels for GPUs against the scalar reference, bit for bit. */
+/* MemShare's GPU kernels against the scalar reference, bit for bit. */
 
 #include <errno.h>
 #include <math.h>
@@ -40,7 +40,7 @@ static const void *data_of(const struct scene *s, uint32_t i) {
         return pool_block(&s->pool, i) ? pool_block(&s->pool, i) + s->a.offset : NULL;
 }
 
-/* Blocks like the first one, each a little less; every third further away. */
+/* Blocks similar to the first one, each a little less so; every third is far away. */
 static void fill_blocks(struct scene *s) {
         const struct kvd_memshare_ops *ops = kvd_ops_pick("scalar")->memshare;
         size_t n_norms = 2 * s->shape.layers;
@@ -70,7 +70,7 @@ static void make_angles(struct scene *s, uint32_t half) {
                                     s->angles + ((size_t)2 * i + 1) * half);
 }
 
-/* Each block with the others; lead: elements before the first. */
+/* Pairs each block with the others. lead: elements before the first key. */
 static void make_scene(struct scene *s, struct kvd_memshare_shape shape,
                        enum kvd_memshare_metric metric, uint32_t half, uint32_t lead) {
         size_t size = number_bytes(shape.type);
@@ -115,7 +115,7 @@ static double expected_of(const struct scene *s, uint32_t i) {
         return kvd_ops_pick("scalar")->memshare->distance(&q, &a, &b);
 }
 
-/* Returns how many of them are near. */
+/* Compares all pairs with the reference. Returns how many are near. */
 static uint32_t compare(const struct scene *s) {
         const double *distances = host_of(s->a.distances);
         uint32_t near = 0;
@@ -135,7 +135,9 @@ static uint32_t compare(const struct scene *s) {
         return near;
 }
 
-/* Without a limit, then with one that some are above, rejected by what was read, and by norms. */
+/*
+ * Without a limit; then with a limit that some pairs exceed, rejected after reading, and by norms.
+ */
 static void limits_case(struct scene *s) {
         const double *distances = host_of(s->a.distances);
         double middle;
@@ -176,8 +178,8 @@ START_TEST(distances_have_the_bits_of_the_reference) {
 END_TEST
 
 /*
- * Planes of several chunks, the last not whole; one of more chunks than threads; more layers than a
- * step has.
+ * Planes of several chunks, the last one partial; a plane of more chunks than threads; more layers
+ * than a step has.
  */
 START_TEST(large_planes_have_them_too) {
         static const struct kvd_memshare_shape shapes[] = {
@@ -200,7 +202,7 @@ START_TEST(large_planes_have_them_too) {
 }
 END_TEST
 
-/* No block, no number, no difference. */
+/* Pairs with a missing block, with a NaN, and without a difference. */
 START_TEST(holes_and_nan_are_far) {
         for (uint32_t metric = 1; metric <= 3; metric++)
                 for (uint32_t t = 0; t < ARRAY_SIZE(types); t++) {

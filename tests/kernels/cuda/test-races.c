@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* emulate_race.c finds what is not in order, and is content with what is. */
+/* emulate_race.c finds races, and reports none where accesses are ordered. */
 
 #include <signal.h>
 #include <string.h>

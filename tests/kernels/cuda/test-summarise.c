@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Summaries made by a GPU's kernel against those that the worker's kernels make, byte for byte. */
+/* Summaries by the GPU kernel against those by the worker's CPU kernels, byte for byte. */
 
 #include <errno.h>
 #include <math.h>
@@ -85,7 +85,7 @@ static void make_scene(struct scene *s, const struct gpu_memshare_shape *shape, 
 
 /* ---- the worker's way: daemon/process/worker/job_summarise.c ----------------------------------------- */
 
-/* What is behind a block's last token counts as zeros. */
+/* Tokens after a block's last one count as zeros. */
 static const uint8_t *whole_layer(const struct scene *s, const uint8_t *planes, uint32_t tokens) {
         uint8_t *to = buffer(2 * s->plane);
 
@@ -137,7 +137,7 @@ static void reference(const struct scene *s) {
                                   s->expected + b * s->a.row_bytes);
 }
 
-/* Norms may be NaN; all else is numbers or bytes. */
+/* Norms may be NaN; everything else is numbers or bytes. */
 static void compare(const struct scene *s, const char *what) {
         fixture_ok(gpu_summarise(fixture_gpu(), NULL, &s->a));
         fixture_wait();
@@ -186,7 +186,7 @@ START_TEST(rows_are_those_of_the_reference) {
 }
 END_TEST
 
-/* More tokens than one tile, and more than one chunk in a head. */
+/* More tokens than a tile, and more than one chunk per head. */
 START_TEST(long_blocks_are_summarised) {
         for (uint32_t i = 0; i < 6; i++) {
                 struct gpu_memshare_shape shape = {1,   2,         i % 2 ? 64 : 37,

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of kvd.ops share.
+"""Helpers shared by the tests of kvd.ops.
 
-bf16(x) makes bfloat16 of an array, which numpy has not: "V2", as kvd.ops takes them; wide(x) reads them.
-A test that returns a text has it printed.
+bf16(x) converts an array to bfloat16, which numpy lacks: as "V2", which kvd.ops accepts. wide(x) converts it back.
+If a test returns a text, it is printed.
 """
 import numpy as np
 from kvd import ops
 
 
 def variants():
-    """Each that this processor runs, in use until the next."""
+    """Every variant that this processor runs; each is in use until the next one."""
     for name in ops.variants():
         ops.use(name)
         yield name
@@ -17,7 +17,7 @@ def variants():
 
 
 def refused(function, *arrays, **rest):
-    """Why an operation does not take these arguments, in one line."""
+    """The message with which an operation refuses these arguments; it must be one line."""
     try:
         function(*arrays, **rest)
     except (TypeError, ValueError) as why:
@@ -27,14 +27,14 @@ def refused(function, *arrays, **rest):
 
 
 def bf16(x):
-    """To nearest, ties to even."""
+    """Rounds to nearest, ties to even."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(x), (bits >> 16) | 0x40, rounded).astype(np.uint16).view("V2")
 
 
 def wide(x):
-    """Back to float32; float32 and float16 as they are."""
+    """Converts bfloat16, float16 or float32 to float32."""
     return (x.view(np.uint16).astype(np.uint32) << 16).view(np.float32) if x.dtype.kind == "V" else x.astype(np.float32)
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the functions test_* of the given files, in their order: one line each, and the reason where one fails.
+"""Runs the functions test_* of the given files in order; prints one line each, and the reason if one fails.
 
         run.py FILE... [--only PART]
 
-Exit status: 0 all passed; 1 some did not; 77 there is no numpy, nothing was run.
+Exit status: 0 all passed; 1 some failed; 77 numpy is missing, so nothing was run.
 """
 import importlib.util
 import pathlib
@@ -36,7 +36,7 @@ def tests_of(module, only):
 
 
 def run_one(name, test):
-    numpy.random.seed(1)  # for tests that take no generator of their own
+    numpy.random.seed(1)  # for tests without their own generator
     before = time.monotonic()
     try:
         text = test()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BiCache against numpy: similarity, table, ratios, refreshes, and what they rest on."""
+"""BiCache against numpy: similarity, table, ratios, refreshes, and the observations that they rely on."""
 import numpy as np
 
 from kernels import bf16, ops, refused, variants, wide
@@ -21,7 +21,7 @@ def sim_flat(k1, v1, k2, v2):
 
 
 def btable(sim, tau):
-    """The official code's, from averaged similarities [r][layer]."""
+    """The table as the official code makes it, from averaged similarities [r][layer]."""
     out, before = [], 0
     for r, s in enumerate(sim):
         n = next((i for i, x in enumerate(s) if not x > tau), len(s))
@@ -55,7 +55,7 @@ def test_refreshes_come_every_delta_steps():
 def test_table_from_similarities():
     rows = [[1, 0.99, 0.98, 0.90, 0.99], [1, 0.99, 0.96, 0.99, 0.99], [1, 0.99, 0.98, 0.971, 0.99],
             [1, 0.97, 0.99, 0.99, 0.99], [0.5, 1, 1, 1, 1]]
-    assert table([10, 20, 30, 40, 50], rows) == [[10, 3], [30, 5]]  # first failure ends it; what shrinks is noise
+    assert table([10, 20, 30, 40, 50], rows) == [[10, 3], [30, 5]]  # the first failure ends it; a decrease is noise
     exact = np.full((1, 4), 0.97, np.float32)
     assert table([10], exact) == []                                 # the code: strictly above tau
     assert table([10], exact, estimator="mean_b") == [[10, 4]]      # the paper: at least tau
@@ -68,8 +68,8 @@ def test_table_from_similarities():
     assert "request 1" in refused(ops.bicache_table, [3, 101], np.ones((2, 1), np.float32))
 
 
-def test_the_two_estimators_differ():
-    """Averages first, or b first: half of the requests good to 8 layers and half to 2 are good to 5 in the paper."""
+def test_B4_estimators_differ():
+    """Mean of b against mean of similarities: with half of the requests at 8 layers and half at 2, the paper gives 5."""
     deep, flat = [0.99] * 8 + [0.5], [0.98] * 2 + [0.90] * 7
     many = [deep, flat]
     assert table([70, 70], many, estimator="mean_b") == [[70, 5]]
@@ -126,14 +126,14 @@ def test_rotation_changes_no_similarity():
 
 
 def encode(seed, m, n):
-    """An encoder, and what it stores for a prefix of m tokens: alone, and within n."""
+    """An encoder, and what it stores for a prefix of m tokens, alone and within n tokens."""
     rng = np.random.default_rng(seed)
     toy, ids = toy_encoder(rng), rng.integers(0, 1000, n)
     return toy, ids, toy.forward(ids[:m]), toy.forward(ids)
 
 
 def profile(seeds, n, percents_):
-    """Mean similarity [r][layer] of the official code's kind."""
+    """Mean similarity [r][layer], as defined by the official code."""
     out = []
     for seed in seeds:
         toy, ids, _, (k_all, v_all, _) = encode(seed, 1, n)
@@ -145,13 +145,13 @@ def profile(seeds, n, percents_):
     return np.mean(out, 0)
 
 
-def test_deeper_layers_are_less_alike():
-    """Layer 1 sees no other token, and the deeper the layer the less alike: what the whole method rests on."""
+def test_B7_depth():
+    """Layer 1 sees no other token, and deeper layers are less similar: the method relies on that."""
     published = [1, .983, .962, .939, .917, .911, .897, .880, .886, .872, .879, .856]
     sims = profile(range(3), 200, (30, 60, 90))
     assert np.abs(sims[:, 0] - 1).max() < 1e-6
     assert np.all(sims[:, 1:6].mean(1) > sims[:, 6:].mean(1))
-    assert np.all(np.diff(sims.mean(1)) > 0)  # the more of the input is prefix, the more alike
+    assert np.all(np.diff(sims.mean(1)) > 0)  # similarity grows with the prefix's share of the input
     assert np.abs(sims[-1] - published).max() < 0.02, sims[-1].round(3)
     steps = table([30, 60, 90], sims, tau=0.9)
     assert steps == [[p, int(n)] for p, n in btable_of(sims, 0.9)] and steps[-1][1] > steps[0][1]
@@ -162,15 +162,15 @@ def btable_of(sims, tau):
     return [[(30, 60, 90)[r], b] for r, b in btable(sims.astype(np.float32), np.float32(tau))]
 
 
-def test_the_next_layer_follows_from_the_stored_state():
-    """Keys and values of layer b + 1, made from the hidden state after layer b, are those of the prefix alone."""
+def test_B10_boundary():
+    """Keys and values of layer b + 1, computed from the hidden state after layer b, equal those of the prefix alone."""
     m = 120
     toy, ids, (k, v, o), (k_all, v_all, _) = encode(4, m, 200)
     for b in range(1, toy.layers):
         key, value = toy.keys_values(b, o[b - 1], np.arange(m))
         assert np.array_equal(key, k[b]) and np.array_equal(value, v[b])
         assert similarity(key, value, k[b], v[b], kind="flat") > 1 - 1e-7
-        assert not np.allclose(key, k_all[b][:, :m])  # with the whole input they are others
+        assert not np.allclose(key, k_all[b][:, :m])  # with the whole input they differ
 
 
 def test_lemmas_1_and_3():
@@ -196,5 +196,5 @@ def test_lemmas_1_and_3():
             moved = np.linalg.norm(whole[0, 0] - alone[i, 0])
             assert moved <= 2 * largest * leaked + 1e-5
             worst = max(worst, moved / (2 * largest * leaked + 1e-9) if leaked > 1e-3 else 0)
-    assert worst > 0.02  # the bound is one of what is measured, not of nothing
+    assert worst > 0.02  # the bound is not vacuous
     return f"attention moves by at most {worst:.2f} of the bound"

@@ -17,7 +17,7 @@ def share(s, k, algo):
 
 
 def greedy(s, k):
-    """Algorithm 1 as printed, and the official code's procedure beside it."""
+    """Algorithm 1 as printed, and the official code's procedure."""
     s, n = lower(s).copy(), len(s)
     raw, official = list(range(n)), list(range(n))
     for _ in range(min(k, n - 1)):
@@ -54,7 +54,7 @@ def pseudo_quantise(x, bits=4):
 
 
 def decode(labels, channels):
-    """What a label says, by the layout in kernels/hshare.h."""
+    """Decodes labels, according to the layout in kernels/hshare.h."""
     codes = labels[:, : (channels + 1) // 2]
     values = np.stack([codes & 15, codes >> 4], -1).reshape(len(labels), -1)[:, :channels]
     ends = np.ascontiguousarray(labels[:, (channels + 1) // 2 :]).view(np.float16).astype(np.float64)
@@ -83,7 +83,7 @@ def critical(scores, n, x, y, z):
 
 
 def paged(rng, k, v, tokens):
-    """Keys and values [head, position, dim] in shuffled blocks of a pool; and the table."""
+    """Puts keys and values [head, position, dim] into shuffled blocks of a pool; returns pool and table."""
     heads, n, dim = k.shape
     blocks = -(-n // tokens)
     pool = rng.standard_normal((blocks + 3, 2, heads, tokens, dim)).astype(np.float32)
@@ -109,7 +109,7 @@ def test_greedy_equals_the_oracle():
     assert share(s, 2, "greedy") == [0, 0, 1]
     assert share(s, 2, "greedy_root") == [0, 0, 0]
     rng = np.random.default_rng(1)
-    for round in range(1200):  # the oracles among each other, and a sample of them against the kernel
+    for round in range(1200):  # compares the oracles with each other, and a sample of them with the kernel
         s, k = rng.random((32, 32)), int(rng.integers(0, 40))
         raw, official = greedy(s, k)
         assert compressed(raw) == official
@@ -124,7 +124,7 @@ def test_every_source_is_its_own_source():
         for algo in "greedy_root", "star":
             s = lower(rng.random((32, 32)) + 0.01)
             empty = rng.choice(np.arange(1, 32), 5, replace=False) if k % 2 else []
-            s[empty, :] = 0  # resemble nobody before them
+            s[empty, :] = 0  # rows that resemble no earlier one
             source = share(s, k, algo)
             assert source[0] == 0 and all(j <= i for i, j in enumerate(source))
             assert all(source[j] == j for j in source)
@@ -144,8 +144,8 @@ def test_every_source_is_its_own_source():
     assert share(np.zeros((4, 4)), 3, "greedy") == share(np.zeros((4, 4)), 3, "star") == [0, 1, 2, 3]
 
 
-def test_star_keeps_more_than_greedy():
-    """Compression costs similarity of the pairs that are used; a star does not."""
+def test_H2_star_keeps_more_than_greedy():
+    """Compressing chains reduces the similarity of the pairs that are used; a star does not."""
     rng, kept = np.random.default_rng(3), {"greedy_root": [], "star": []}
     for _ in range(6):
         s = lower(rng.random((32, 32)))
@@ -174,8 +174,8 @@ def test_similarity_is_of_sets_per_head():
     assert abs(ops.hshare_similarity(bits)[1, 0] - 0.1) < 1e-7
 
 
-def test_similarity_of_unions_saturates():
-    """As printed, similarity is one of unions over heads: it cannot tell layers that agree from ones that do not."""
+def test_H3_union_saturates():
+    """As printed, similarity compares unions over heads: it cannot distinguish layers that agree from others."""
     rng = np.random.default_rng(5)
     for n, z, want in (500, 88, 0.1768), (4096, 432, 0.2807):
         heads = 32
@@ -236,7 +236,7 @@ def test_label_scores():
                     want = (least + codes * step) @ pseudo_quantise(q[g][chosen].astype(np.float64))
                     assert np.max(np.abs(got[g] - want)) < 1e-5 * channels
                     close.append(np.corrcoef(got[g], label_scores(q[g], wide(stored), chosen))[0, 1])
-    assert min(close) > 0.999  # with those of App. A, whose ends are not rounded to f16
+    assert min(close) > 0.999  # with labels whose least and step are not rounded to f16
     return f"correlation with unrounded labels at least {min(close):.5f}"
 
 
@@ -263,7 +263,7 @@ def test_selection_equals_the_oracle():
                 assert np.array_equal(got, want), (n, x, y, z, variant)
                 assert len(set(got.tolist())) == len(got) == min(n, max(x + y + z, 0))
     scores = rng.standard_normal(300).astype(np.float32)
-    scores[50:250] = -np.inf  # not in the pool: nothing can be said of them
+    scores[50:250] = -np.inf  # not in the pool, so not to be selected
     got = ops.hshare_select(scores, sinks=8, recent=32, middle=88)
     assert not np.isin(got, np.arange(50, 250)).any() and len(got) == 100
 
@@ -284,8 +284,8 @@ def test_sparse_attention_equals_numpy():
     return f"max error {worst:.1e}"
 
 
-def test_attention_mass_by_block_and_token():
-    """mass_b = l_b exp(m_b - m) / l, summed over query heads: App. A's block_mass; and by token."""
+def test_H6_mass():
+    """Mass per block, mass_b = l_b exp(m_b - m) / l, summed over query heads; and per token."""
     rng = np.random.default_rng(11)
     k, v = (rng.standard_normal((2, 96, 64)).astype(np.float32) for _ in range(2))
     q = rng.standard_normal((3, 4, 64)).astype(np.float32) * 3
@@ -302,8 +302,8 @@ def test_attention_mass_by_block_and_token():
             assert np.allclose(positions[h], softmax(s).sum((0, 1)), atol=2e-6)
 
 
-def test_turned_queries_see_blocks_made_elsewhere():
-    """A block made elsewhere (delta): queries turned by -delta see it as it would be here."""
+def test_H6_turned_queries():
+    """A block made at another position (delta): queries rotated by -delta see it as if it had been made here."""
     from toy import rope
     rng = np.random.default_rng(12)
     n, dim, tokens = 96, 64, 16
@@ -318,7 +318,7 @@ def test_turned_queries_see_blocks_made_elsewhere():
         want = np.array([attention(q[g, 0], here[0], v[0], np.arange(n)) for g in range(2)])
         assert np.abs(got[0] - want).max() < 1e-4
         plain = ops.attention(q.transpose(1, 0, 2), pool, table, causal=False)[0]
-        assert np.abs(plain[0] - want).max() > 1e-2  # not turning them is wrong
+        assert np.abs(plain[0] - want).max() > 1e-2  # without the rotation the result is wrong
 
 
 def test_sparse_attention_to_everything_is_dense():

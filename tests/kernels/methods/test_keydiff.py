@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KeyDiff: the kernels against fp64, and the paper's statements about the score."""
+"""KeyDiff: the kernels against fp64, and the paper's claims about the score."""
 import functools
 import itertools
 import operator
@@ -15,20 +15,20 @@ def directions(keys):
 
 
 def keydiff(keys):
-    """Of one head, [n, d], in fp64."""
+    """Scores of one head, [n, d], in fp64."""
     keys = keys.astype(np.float64)
     anchor = directions(keys).mean(0)
     return -(keys @ anchor) / np.maximum(norm(anchor) * norm(keys, axis=1), 1e-8)
 
 
 def random_keys(rng, *shape, mean=0.7):
-    """Around a common direction, as the keys of real heads are."""
+    """Keys around a common direction, like those of real heads."""
     centre = rng.standard_normal(shape[-1])
     return (mean * centre / norm(centre) * np.sqrt(shape[-1]) + rng.standard_normal(shape)).astype(np.float32)
 
 
 def score(keys, anchor=None):
-    """Against the keys' own anchor, or another."""
+    """Scores against the keys' own anchor, or the given one."""
     return ops.keydiff_scores(keys, ops.keydiff_anchor(keys)[0] if anchor is None else anchor)
 
 
@@ -37,7 +37,7 @@ def keep(keys, n):
 
 
 def consistent(order, scores, tolerance):
-    """Does the order fall with the scores, where they differ by more than the tolerance?"""
+    """Whether scores in this order do not increase by more than the tolerance."""
     return bool(np.all(np.diff(scores[order]) <= tolerance))
 
 
@@ -80,7 +80,7 @@ def test_the_anchor_is_a_sum_over_blocks():
         blocks = np.ascontiguousarray(blocks) if order == "hnd" else blocks
         sums, counts = zip(*map(ops.keydiff_anchor, blocks))
         table, held = [], np.zeros((2, 64))
-        for _ in range(300):  # append, evict, share: the sequence's anchor follows by adding and subtracting
+        for _ in range(300):  # append, evict, share: the sequence's anchor is updated by adding and subtracting
             if table and rng.random() < 0.4:
                 held -= sums[table.pop(rng.integers(len(table)))]
             else:
@@ -95,8 +95,8 @@ def test_the_anchor_is_a_sum_over_blocks():
         assert np.abs(paged - np.array([keydiff(head) for head in keys])).max() < 1e-5
 
 
-def test_the_choice_of_mean_hardly_matters():
-    """Keys that lie around one direction: which mean is taken hardly matters."""
+def test_D4_anchor_variants():
+    """For keys around one direction, the kind of mean hardly matters."""
     rng = np.random.default_rng(4)
     overlap = {"plain": [], "median": []}
     for _ in range(10):
@@ -113,8 +113,8 @@ def test_the_choice_of_mean_hardly_matters():
     return f"overlap: plain mean {plain:.3f}, median {median:.3f}"
 
 
-def test_equation_10_is_minimised_and_9_is_not():
-    """Equation 10 (similarity to the full anchor) is minimised exactly; equation 9 (between the kept) is not."""
+def test_D5_optimality():
+    """Equation 10 (similarity to the full anchor) is minimised exactly; equation 9 (among the kept keys) is not."""
     rng = np.random.default_rng(5)
     hits, gaps, trials = 0, [], 30
     subsets = np.array(list(itertools.combinations(range(14), 7)))
@@ -135,7 +135,7 @@ def test_equation_10_is_minimised_and_9_is_not():
 
 
 class Counted(float):
-    """A number that counts what is done with it, as the paper does: a comparison is an addition."""
+    """A number that counts the operations on it as the paper does: a comparison counts as an addition."""
 
     done = {"add": 0, "mul": 0, "div": 0, "root": 0}
 
@@ -159,19 +159,19 @@ class Counted(float):
         return self.did("add", max(self, other))
 
 
-def test_operations_are_those_that_the_paper_counts():
-    """The paper's sum, (6d + 18) n + d + 17, has a division more than its text, which is what is needed."""
+def test_D7_flop_counter():
+    """The paper's total, (6d + 18) n + d + 17, has one division more than its text and than is needed."""
     n, d = 1000, 128
     keys = random_keys(np.random.default_rng(7), n, d)
     rows = [[Counted(x) for x in key] for key in keys]
     dot = lambda a, b: functools.reduce(operator.add, map(operator.mul, a, b))
-    share = Counted(1) / n  # the mean's 1 / n is in the reciprocal that each key is multiplied with
+    share = Counted(1) / n  # the mean's 1 / n is part of the factor of each key
     norms = [dot(key, key).root() for key in rows]
     units = ([x * inverse for x in key] for key, inverse in zip(rows, [share / it for it in norms]))
     anchor = functools.reduce(lambda m, unit: list(map(operator.add, m, unit)), units)
     length = dot(anchor, anchor).root()
     scores = [-float(dot(anchor, key) / (length * norm_).at_least(1e-8)) for key, norm_ in zip(rows, norms)]
-    assert np.abs(score(keys[None])[0] - scores).max() < 2e-6  # what is counted is what the kernel computes
+    assert np.abs(score(keys[None])[0] - scores).max() < 2e-6  # the counted computation equals the kernel's
     done = Counted.done
     assert done == {"add": 3 * n * d - n - 1, "mul": 3 * n * d + d + n, "div": 2 * n + 1, "root": n + 1}
     weighted = done["add"] + done["mul"] + 5 * done["div"] + 8 * done["root"]
@@ -191,7 +191,7 @@ def test_broken_keys_are_left_out():
             scores = score(keys)
             assert np.all(np.isneginf(scores[:, zeroed])) and np.all(np.isfinite(scores[:, valid]))
             want = np.array([keydiff(head[valid]) for head in keys])
-            assert np.abs(scores[:, valid] - want).max() < 1e-6  # and the anchor does not know them
+            assert np.abs(scores[:, valid] - want).max() < 1e-6  # the anchor does not include them
             for n in 1, len(valid) - 1, len(valid):
                 kept = keep(keys, n)
                 assert not np.isin(kept, zeroed).any()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MemShare's similarities. Seeds are numbers here, and each line prints what was measured."""
+"""MemShare's similarities. Seeds are fixed, and each test prints its measured values."""
 import collections
 import itertools
 
@@ -33,7 +33,7 @@ def oracle(a, b, metric):
 
 
 def turned(block, delta):
-    """Keys by delta positions, in fp64; values as they are."""
+    """A block with its keys rotated by delta positions, in fp64; values are unchanged."""
     out = block.astype(np.float64)
     out[:, 0] = rope(out[:, 0], np.full(out.shape[3], delta))
     return out
@@ -91,8 +91,8 @@ def test_norms_equal_numpy():
         assert np.allclose(ops.memshare_norms(block), norm(block.astype(np.float64), axis=(2, 3, 4)), rtol=1e-6)
 
 
-def test_a_limit_changes_no_distance_below_it():
-    """A limit never changes what it lets through."""
+def test_M3_early_abandon():
+    """A limit never changes distances below it."""
     rng = np.random.default_rng(34)
     a = rng.standard_normal((6, 2, 2, 16, 32)).astype(np.float32)
     b = a + (0.02 * rng.standard_normal(a.shape)).astype(np.float32)
@@ -101,7 +101,7 @@ def test_a_limit_changes_no_distance_below_it():
         whole = distance(a, b, metric=metric)
         assert distance(a, b, metric=metric, limit=whole * (1 + 1e-9)) == whole
         assert np.isinf(distance(a, b, metric=metric, limit=whole / 2))
-    assert np.isinf(distance(a, 3 * a, limit=0.3))  # by their norms: nothing was read
+    assert np.isinf(distance(a, 3 * a, limit=0.3))  # rejected by norms, without reading
     b[2, 1, 0, 0, 0] = np.nan
     assert np.isinf(distance(a, b))
 
@@ -132,7 +132,7 @@ def test_theorem_1():
         q, k, v = rng.standard_normal(dim), rng.standard_normal((n, dim)), rng.standard_normal((n, dim))
         e, d = 10 ** rng.uniform(-3, 0.5, 2)
         rows = rng.permutation(n)[: rng.integers(1, 10)]
-        if rng.random() < 0.5:  # those with the most attention, all in one direction: as bad as it gets
+        if rng.random() < 0.5:  # the worst case: the keys with the most attention, all in one direction
             rows = np.argsort(k @ q)[-rng.integers(1, 10) :]
         k2, v2 = shift(k, rows, e, q), shift(v, rows, d, q)
         p, p2 = softmax(k @ q / dim**0.5), softmax(k2 @ q / dim**0.5)
@@ -146,8 +146,8 @@ def test_theorem_1():
 # ---- positions -----------------------------------------------------------------------------------------------------
 
 
-def test_rotation_alone_moves_keys_far():
-    """How far a rotation alone carries a key: why keys must be aligned before they are compared."""
+def test_M6_rope_blindness():
+    """How far a rotation alone moves a key: the reason for aligning keys before comparing them."""
     k = np.random.default_rng(6).standard_normal((2000, 128)).astype(np.float32)
     want, got = [0.244, 0.694, 0.871, 1.023, 1.166, 1.261], []
     for delta in 1, 4, 16, 64, 256, 1024:
@@ -171,7 +171,7 @@ def test_aligned_blocks_are_equal():
             apart = distance(bf16(new), bf16(old), delta=delta)
             worst["bf16"] = max(worst["bf16"], apart)
             if delta and dim > 2:
-                assert distance(new.astype(np.float32), old.astype(np.float32)) > 0.1  # and not aligned it is far
+                assert distance(new.astype(np.float32), old.astype(np.float32)) > 0.1  # without alignment it is far
     assert worst["fp32"] < 1e-6 and worst["bf16"] < 1e-2, worst
     return f"seed 7: {worst['fp32']:.1e} in fp32, {worst['bf16']:.1e} with bf16 keys"
 
@@ -189,8 +189,8 @@ def test_partial_rotation_and_other_frequencies():
                 assert distance(np.float32(want), np.float32(x), delta=delta, frequencies=frequencies) < 1e-6
 
 
-def test_turned_queries_score_moved_keys():
-    """A query turned by -delta scores a key stored at p as if it were at p + delta."""
+def test_M8_turned_queries():
+    """A query rotated by -delta scores a key stored at p as if it were at p + delta."""
     rng, worst, exact = np.random.default_rng(8), 0.0, 0.0
     for dim in 32, 64, 128:
         q, k = rng.standard_normal((2, 20, dim))
@@ -198,7 +198,7 @@ def test_turned_queries_score_moved_keys():
             stored, query = rope(k, np.full(20, p)), rope(q, np.full(20, m))
             want = query @ rope(k, np.full(20, p + delta)).T / dim**0.5
             exact = max(exact, abs(rope(query, np.full(20, -delta)) @ stored.T / dim**0.5 - want).max())
-            pool = np.zeros((2, 2, 1, 20, dim), np.float32)  # whose attention tells the scores apart
+            pool = np.zeros((2, 2, 1, 20, dim), np.float32)  # its attention mass reveals the scores
             pool[0, 0, 0] = stored
             for i, turned_query in enumerate(query):
                 one = turned_query[None, None].astype(np.float32)
@@ -219,7 +219,7 @@ def blocks_of(k, v):
 
 
 def pairs_of_a_model(rng):
-    """Pairs of blocks 96 tokens apart: of a repeated step, of one that lies 4 tokens off, and of none."""
+    """Pairs of blocks 96 tokens apart: of a repeated step, of one shifted by 4 tokens, and unrelated ones."""
     model, vocab = toy_lm(rng), 1000
     text = rng.integers(0, vocab, 256)
     text[160:208] = text[64:112]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BiCache's store, with a daemon: eviction, leases, and kinds of spaces."""
+"""BiCache's store with a daemon: eviction, single flight, and no sharing between kinds of spaces."""
 import os
 import pathlib
 import subprocess
@@ -39,15 +39,15 @@ def held(space):
     return [space.match(prefix(i)) for i in (1, 2, 3)]
 
 
-def test_eviction_follows_the_policy():
-    """5,000 tokens hold two prefixes of 2,000: the third makes one go, by policy."""
+def test_B12_eviction():
+    """5,000 tokens hold two prefixes of 2,000: a third one evicts one of them, according to the policy."""
     with daemon(pool="32M") as path, kvd.connect(path) as connection:
         for name, policy, touch, want in (("a", "fifo", None, [0, 2000, 2000]), ("b", "lru", 1, [2000, 0, 2000]),
                                           ("c", "fifo", 1, [0, 2000, 2000])):
             with connection.space(name, GEOMETRY, policy=policy, **WHOLE) as space:
                 for i in 1, 2:
                     put(space, prefix(i))
-                put(space, prefix(9, 16))  # the clock of uses goes by seals
+                put(space, prefix(9, 16))  # seals advance the clock of uses
                 if touch:
                     space.lookup(prefix(touch)).release()
                 put(space, prefix(3))
@@ -57,7 +57,7 @@ def test_eviction_follows_the_policy():
             with space.lookup(prefix(1)):
                 put(space, prefix(3))
                 assert held(space) == [2000, 0, 2000]
-            with raises(kvd.Error):  # longer than all there is: not stored
+            with raises(kvd.Error):  # larger than the space: not stored
                 put(space, prefix(4, 6000))
 
 
@@ -74,7 +74,7 @@ def test_one_client_computes_while_the_others_wait():
         assert [holder.stdout.readline() for _ in range(2)] == ["asks 0\n", "computes 0\n"]
         others = [waiter(path, "compute") for _ in range(7)]
         assert all(it.stdout.readline() == "asks 0\n" for it in others)
-        time.sleep(0.2)  # none is through while somebody computes
+        time.sleep(0.2)  # none continues while another one computes
         assert all(it.poll() is None for it in others)
         holder.kill()
         before = time.monotonic()
@@ -82,7 +82,7 @@ def test_one_client_computes_while_the_others_wait():
         took = time.monotonic() - before
         holder.communicate()
     assert said == ["computes 0\n"] + ["waited 160\n"] * 6, said
-    return f"somebody else computes after a kill, and six wait: {took:.1f} s"
+    return f"after a kill another one computes, and six wait: {took:.1f} s"
 
 
 def test_kinds_of_spaces_share_nothing():

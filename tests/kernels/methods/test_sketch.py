@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KVReviver's count sketch. Seeds are numbers here, and each line prints what was measured."""
+"""KVReviver's count sketch. Seeds are fixed, and each test prints its measured values."""
 import functools
 import itertools
 
@@ -43,7 +43,7 @@ class Sketch:
         self.insert(ordinals, x, -1)
 
     def delete_estimate(self, ordinals):
-        for i in range(len(ordinals)):  # each estimate is what the deletions before it left
+        for i in range(len(ordinals)):  # each estimate includes the effect of the deletions before it
             self.delete(ordinals[i : i + 1], self.query(ordinals[i : i + 1]))
 
     def query(self, ordinals, shrink=1.0):
@@ -51,14 +51,14 @@ class Sketch:
 
 
 def error_of(a, columns, dim, seed, **how):
-    """Reconstruction errors of a tokens ~ N(0, 1), one sketch."""
+    """Reconstruction errors of a tokens ~ N(0, 1) in one sketch."""
     x = np.random.default_rng(seed).standard_normal((a, dim)).astype(np.float32)
     sketch = Sketch(columns, dim, salt=seed, **how)
     sketch.insert(numbers(0, a), x)
     return sketch.query(numbers(0, a)) - x
 
 
-# ---- the hash, as kernels/sketch.h has it --------------------------------------------------------------------------
+# ---- the hash, as in kernels/sketch.h ------------------------------------------------------------------------------
 
 
 def mix(x):
@@ -98,7 +98,7 @@ def test_permutation_hash_permutes_every_round():
 
 
 def median(x):
-    """Of the columns of x [rows, n]: a query of a sketch of one cell a row, which x was put into."""
+    """Medians of the columns of x [rows, n]: queries a sketch with one cell per row, which contains x."""
     return ops.sketch_query(np.ascontiguousarray(x)[:, None], np.zeros((1, len(x)), np.uint32), sign="none")[0]
 
 
@@ -109,7 +109,7 @@ def test_median_equals_numpy():
         with np.errstate(invalid="ignore"):
             want = np.sort(x, 0)[[(rows - 1) // 2, rows // 2]]
             want = want[0] if rows % 2 else np.float32(0.5) * (want[0] + want[1])
-        want = np.where(np.isnan(x).any(0), np.nan, want).astype(np.float32)  # as numpy's: a NaN is the answer
+        want = np.where(np.isnan(x).any(0), np.nan, want).astype(np.float32)  # as in numpy, a NaN gives NaN
         for variant in variants():
             assert np.array_equal(median(x), want, equal_nan=True), (rows, variant)
     signs = np.array(list(itertools.product([-1, 0, 1], repeat=3)), np.float32).T
@@ -164,7 +164,7 @@ def test_insert_and_query_equal_the_oracle():
 
 
 def bf16_insert(cells, x, column, sign):
-    """What cells of 16 bits would become: rounded after every addition."""
+    """Inserts into 16-bit cells: rounds after every addition."""
     for i in range(len(x)):
         for r in range(len(cells)):
             cells[r, column[i, r]] = wide(bf16(cells[r, column[i, r]] + x[i] * sign[i, r]))
@@ -203,14 +203,14 @@ def test_without_collisions_a_query_is_exact():
 
 @functools.cache
 def chance(a, b, n=300_000):
-    """The error variance if every other token met this one in a row with probability 1 / b."""
+    """The error variance if every other token collided with this one in a row with probability 1 / b."""
     rng = np.random.default_rng(6)
     return (np.median(rng.standard_normal((3, n)) * np.sqrt(rng.binomial(a - 1, 1 / b, (3, n))), 0) ** 2).mean()
 
 
-def test_error_variance():
-    """Below load 1 a few unlucky tokens make the variance: a table of single draws (.022, .31) is too coarse there, and
-    what is compared with is the expectation."""
+def test_K6_error_variance():
+    """Below load 1 a few unlucky tokens dominate the variance: a table of single draws (.022, .31) is too coarse there, so
+    the expectation is the reference."""
     table, lines = {0.083: None, 0.333: None, 1: 1.14, 2: 2.47, 4: 5.24, 10: 13.4, 88: 118}, []
     for load, want in table.items():
         b = 2048 if load < 1 else 512 if load < 10 else 85
@@ -260,7 +260,7 @@ def test_unsigned_sketches_are_biased():
     return "seeds 80 on: " + "; ".join(lines)
 
 
-# ---- what follows for attention: statements of the paper, without a kernel and with the sketch ---------------------
+# ---- consequences for attention: the paper's claims, first without a kernel and then with the sketch ---------------
 
 
 def softmax(s):
@@ -269,7 +269,7 @@ def softmax(s):
 
 
 def noise_ratio(sigma, n=64, trials=40_000, seed=9):
-    """Variance of p's error under noise of the logits, over the paper's formula, mean over tokens."""
+    """Variance of p's error under noise of the logits, divided by the paper's formula; mean over tokens."""
     rng = np.random.default_rng(seed)
     ratios = []
     for _ in range(4):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transformer with random weights, for statements that need no training: causal (toy_lm) or not (toy_encoder).
+"""A transformer with random weights, for properties that need no training: causal (toy_lm) or not (toy_encoder).
 
 Pre-LN, RoPE (half-split), ReLU feed-forward of twice the width; weights N(0, 1/fan_in), embeddings N(0, 1); in fp64.
 K and V are [layer, head, token, dim] with keys after RoPE; O is [layer, token, width]: the hidden state after a layer.
@@ -42,12 +42,12 @@ class Toy:
         return x.reshape(len(x), self.heads, self.width // self.heads).transpose(1, 0, 2)
 
     def keys_values(self, layer, x, positions):
-        """What this layer stores for hidden states x [token, width]: K after RoPE and V, [head, token, dim]."""
+        """The keys (after RoPE) and values of this layer for hidden states x [token, width]: [head, token, dim]."""
         w, y = self.weights[layer], normalise(x)
         return rope(self.split(y @ w['k']), positions), self.split(y @ w['v'])
 
     def layer(self, layer, x, positions, before=None, after=None):
-        """One layer for the tokens x; they also see the stored pairs (K, V) of before and after. Returns x, K, V."""
+        """Runs one layer for the tokens x, which also see the stored pairs (K, V) before and after. Returns x, K, V."""
         w, own = self.weights[layer], self.keys_values(layer, x, positions)
         parts = [p for p in (before, own, after) if p is not None]
         k, v = (np.concatenate([p[i] for p in parts], 1) for i in (0, 1))
@@ -62,7 +62,7 @@ class Toy:
         return x, own[0], own[1]
 
     def forward(self, ids):
-        """All tokens from position 0 through all layers. Returns K, V, O."""
+        """Runs all tokens, from position 0, through all layers. Returns K, V, O."""
         x, positions, k, v, o = self.embedding[ids], np.arange(len(ids)), [], [], []
         for layer in range(self.layers):
             x, key, value = self.layer(layer, x, positions)
