@@ -83,7 +83,7 @@ static const uint32_t *visible_of(const struct kvd_attention *a, const struct sc
         return (const uint32_t *)(part(a, s->visible));
 }
 
-/* ---- what is seen ---- */
+/* ---- visible positions ---- */
 
 static void name_rows(const struct kvd_attention *a, const uint8_t **rows,
                       const struct kvd_stretch *r) {

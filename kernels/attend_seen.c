@@ -11,7 +11,7 @@
 
 #include "ipc/base/util.h"
 
-/* ---- what is seen ---- */
+/* ---- visible positions ---- */
 
 uint32_t kvd_attend_keys(const struct kvd_attention *a) {
         return a->n_keys ? a->n_keys : a->first + a->n;

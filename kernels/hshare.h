@@ -107,7 +107,7 @@ static inline size_t kvd_label_bytes(uint32_t n_channels) {
 void kvd_label_channels(const float *weights, uint32_t dim, uint32_t n_channels,
                         uint16_t *channels);
 
-/* ---- critical tokens: sinks, then the top of the middle, then what is recent ----------------- */
+/* ---- critical tokens: sinks, then the top of the middle, then recent tokens ------------------ */
 
 struct kvd_window {
         uint32_t sinks, recent, middle; /* tokens: x, y, z of the paper */

@@ -95,7 +95,7 @@ static double squares_of_difference(const struct kvd_memshare_shape *s, const ui
         return TYPED(s->type, plane_squares, a, b, plane_elements(s), true);
 }
 
-/* ---- row by row: where rows are rotated, or each counts by its norm -------------------------- */
+/* ---- row by row: if rows are rotated, or each row counts by its norm ------------------------- */
 
 KERNEL void row_squares(lanes sum[2], const uint8_t *a, const uint8_t *b, uint32_t dim,
                         enum kvd_number type) {
@@ -241,7 +241,7 @@ static double distance(const struct kvd_memshare_query *q, const struct kvd_mems
         return sum / n;
 }
 
-/* ---- what is kept of a sealed block ---- */
+/* ---- norms of a sealed block ---- */
 
 static void norms(const struct kvd_memshare_shape *s, const void *block, float *out) {
         for (uint32_t i = 0; i < 2 * s->layers; i++)

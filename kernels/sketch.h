@@ -59,7 +59,7 @@ struct kvd_sketch_hash {
 void kvd_sketch_place(const struct kvd_sketch_hash *hash, const uint64_t *ordinals, uint32_t n,
                       uint32_t *places);
 
-/* ---- parts: what lies in the cells ---- */
+/* ---- parts: the contents of cells ---- */
 
 struct kvd_sketch_part {
         float *cells; /* cell (row, column): dim floats at (row * columns + column) * stride */

@@ -360,7 +360,7 @@ ATTEND void mix_tile(struct warp_state<NUMBER, DIM, FORM> &w, const struct stage
                                                                               from, part, a);
 }
 
-/* ---- what comes out ---- */
+/* ---- results ---- */
 
 /* Adds up the lanes' shares of a sum over columns. */
 ATTEND float sum_quad(float x) {

@@ -140,7 +140,7 @@ int gpu_memshare(struct gpu *gpu, cu_stream stream, const struct gpu_memshare *a
         return r < 0 ? r : launch(gpu, stream, kernel_of(a), &prepared, room_of(&prepared));
 }
 
-/* ---- what is kept ---------------------------------------------------------------------------- */
+/* ---- norms ----------------------------------------------------------------------------------- */
 
 int gpu_memshare_norms(struct gpu *gpu, cu_stream stream, const struct gpu_memshare_keep *a) {
         size_t shared = 2 * DIV_UP(plane_elements(&a->shape), CHUNK) * sizeof(float);

@@ -94,8 +94,7 @@ static void same_vectors(const struct form *f, const struct kvd_sketch_vectors *
                          const struct kvd_sketch_vectors *b, const char *what) {
         for (uint32_t i = 0; i < f->n; i++)
                 if (memcmp(at(a, i), at(b, i), f->dim * element(f->type)) != 0)
-                        ck_abort_msg("%s: vector %u of %u differs: rows %u, columns %u, dim %u, "
-                                     "type %d",
+                        ck_abort_msg("%s: vector %u of %u differs: rows %u, columns %u, dim %u, type %d",
                                      what, i, f->n, f->rows, f->columns, f->dim, (int)f->type);
 }
 

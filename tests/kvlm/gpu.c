@@ -154,7 +154,7 @@ bool scene_stand_in(void) {
         return path && strstr(path, "fakecuda");
 }
 
-/* ---- what does not work says so ---- */
+/* ---- errors ---- */
 
 void scene_assert_refused(struct output o, const char *line) {
         ck_assert_int_eq(o.status, 1);

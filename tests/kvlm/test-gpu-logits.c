@@ -175,7 +175,7 @@ START_TEST(what_is_generated_is_published_if_it_is_exact) {
 }
 END_TEST
 
-/* ---- what does not work says so ---- */
+/* ---- errors ---- */
 
 START_TEST(errors_are_one_line) {
         const char *model = folder_path("model"), *ids = folder_path("ids");

@@ -130,8 +130,8 @@ START_TEST(generation_does_not_depend_on_chunk_or_threads) {
 
         folder_model("model", &small, 9);
         model = folder_path("model");
-        text = folder_write_text("text", "the theory abcd \xc3\xa9 of everything and the rest of "
-                                         "it, twice over");
+        text = folder_write_text("text",
+                                 "the theory abcd \xc3\xa9 of everything and the rest of it, twice over");
         for (int chunk = 1; chunk < 70; chunk += 17) {
                 struct output o;
                 char number[16];

@@ -57,7 +57,7 @@ class Methods(unittest.TestCase):
         return [r["sequence"][name] for r in reports]
 
     def test_a_prompt_that_was_stored_before_is_read_where_it_is(self) -> None:
-        """Used to fail: blocks that turned out to be already stored were read from the freed copies that kvlm had written."""
+        """Used to fail: blocks that turned out to be already stored were read from kvlm's own copies after it freed them."""
         found, _ = self.recall("hshare=on hshare.top=102")
         self.assertGreaterEqual(found, 0.85)
 

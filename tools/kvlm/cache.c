@@ -177,7 +177,7 @@ void cache_give(struct cache *c, uint8_t *block) {
         c->spare[c->n_spare++] = block;
 }
 
-/* ---- what is below the pool ---- */
+/* ---- tiers below the pool ---- */
 
 #define FETCH_MS 1000.0 /* maximum time to wait for a fetch */
 

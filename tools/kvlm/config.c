@@ -126,8 +126,8 @@ static int read_members(const json_t *j, struct config *c) {
                 return r;
         c->tied = json_is_true(json_object_get(j, "tie_word_embeddings"));
         if (c->heads % c->kv_heads != 0)
-                return refuse(-EINVAL, "config.json: num_key_value_heads does not divide "
-                                       "num_attention_heads");
+                return refuse(-EINVAL,
+                              "config.json: num_key_value_heads does not divide num_attention_heads");
         if (c->head_dim % 2 != 0)
                 return refuse(-EINVAL, "config.json: head_dim is odd");
         return read_attention(j, c);

@@ -157,7 +157,7 @@ static int show_version(const struct row *row, const char *text, struct options 
         return 1;
 }
 
-/* ---- what there is --------------------------------------------------------------------------- */
+/* ---- the table of options -------------------------------------------------------------------- */
 
 #define AT(member) offsetof(struct options, member)
 #define SECTION(title) {.help = title}
@@ -227,8 +227,7 @@ static const struct row rows[] = {
         U32("sync-wait", pooled.wait_ms, 0, 10000,
             "maximum time to wait for the pool, in milliseconds: for a missing\n"
             "block, an eviction or a sharing decision (default 500)"),
-        SECTION("Masked diffusion (a model whose config.json says \"attention\": "
-                "\"bidirectional\"):"),
+        SECTION("Masked diffusion (a model whose config.json says \"attention\": \"bidirectional\"):"),
         U32("gen-length", diffuse.length, 1, 1 << 20,
             "length of the answer (default 64; a line of --prompts may have\n"
             "its \"gen_length\")"),

@@ -24,7 +24,7 @@ enum {
 };
 #define ROOM_NS 2000000L
 
-/* ---- what the space says --------------------------------------------------------------------- */
+/* ---- settings of the space ------------------------------------------------------------------- */
 
 static double setting(kvd_space *space, const char *name) {
         double value = 0;
@@ -64,7 +64,7 @@ uint32_t pooled_capacity(uint32_t n_tokens, uint32_t block_tokens) {
         return n_tokens + n_tokens / LONG_STEP + 2 * block_tokens;
 }
 
-/* ---- what attention reads -------------------------------------------------------------------- */
+/* ---- addresses and rotations for attention --------------------------------------------------- */
 
 /* Makes the rotations. Blocks with more than MAX_ROTATIONS distinct deltas are left out. */
 static void make_turns(struct pooled *p) {

@@ -173,8 +173,7 @@ int report_diffused_json(const struct diffuse_result *r, const struct diffuser *
 
 int report_diffused_text(const struct diffuse_result *r, const struct diffuser *d) {
         fwrite(r->text, 1, r->text_size, stdout);
-        printf("\n  [%u tokens, %u of them the document; %u generated in %u steps at %.0f/s; all "
-               "after %.1f ms",
+        printf("\n  [%u tokens, %u of them the document; %u generated in %u steps at %.0f/s; all after %.1f ms",
                r->prompt_tokens, r->prefix_tokens, r->length, r->steps, diffused_per_second(r),
                r->total_ms);
         if (r->depth > 0)

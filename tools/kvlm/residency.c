@@ -67,7 +67,7 @@ void residency_share(struct pooled *p, const float *share) {
         }
 }
 
-/* ---- who goes, who comes --------------------------------------------------------------------- */
+/* ---- moving blocks out and in ---------------------------------------------------------------- */
 
 static uint32_t budget_of(const struct pooled *p) {
         const struct residency *r = p->residency;

@@ -10,7 +10,7 @@ mkdir -p "$at/kernels/cuda"
 touch "$at/kernels/cuda/SPILLS"
 bad=0
 
-check() { # $1: expected exit status
+check() { # the exit status that is expected
         sh "$script" --check "$at" "$at" >"$at/said"
         status=$?
         [ "$status" = "$1" ] && return

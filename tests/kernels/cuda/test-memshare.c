@@ -126,8 +126,7 @@ static uint32_t compare(const struct scene *s) {
                 double expected = expected_of(s, i);
 
                 if (memcmp(&expected, &distances[i], sizeof expected) != 0)
-                        ck_abort_msg("metric %u, type %u, dim %u, half %u, pair %u: %a, expected "
-                                     "%a",
+                        ck_abort_msg("metric %u, type %u, dim %u, half %u, pair %u: %a, expected %a",
                                      s->a.metric, s->a.shape.number, s->a.shape.dim, s->a.half, i,
                                      distances[i], expected);
                 near += expected < (double)INFINITY;

@@ -151,9 +151,7 @@ static void compare(const struct scene *s, const char *what) {
                                     (s->a.labels_off - STAMP) / sizeof(float), what);
                 for (size_t i = s->a.labels_off; i < s->a.row_bytes; i++)
                         if (expected[i] != got[i])
-                                ck_abort_msg("%s: block %u, dim %u, type %u, %u channels: byte %zu "
-                                             "of labels is %02x, "
-                                             "expected %02x",
+                                ck_abort_msg("%s: block %u, dim %u, type %u, %u channels: byte %zu of labels is %02x, expected %02x",
                                              what, b, s->a.shape.dim, s->a.shape.number,
                                              s->a.n_channels, i - s->a.labels_off, got[i],
                                              expected[i]);

@@ -69,7 +69,7 @@ def test_table_from_similarities():
 
 
 def test_B4_estimators_differ():
-    """Mean of b against mean of similarities: with half of the requests at 8 layers and half at 2, the paper gives 5."""
+    """Mean of b, or mean of similarities: with half of the requests at 8 layers and half at 2, the paper gives 5."""
     deep, flat = [0.99] * 8 + [0.5], [0.98] * 2 + [0.90] * 7
     many = [deep, flat]
     assert table([70, 70], many, estimator="mean_b") == [[70, 5]]

@@ -209,8 +209,8 @@ def chance(a, b, n=300_000):
 
 
 def test_K6_error_variance():
-    """Below load 1 a few unlucky tokens dominate the variance: a table of single draws (.022, .31) is too coarse there, so
-    the expectation is the reference."""
+    """Below load 1 a few unlucky tokens dominate the variance: a table of single draws (.022, .31) is too coarse there,
+    so the expectation is the reference."""
     table, lines = {0.083: None, 0.333: None, 1: 1.14, 2: 2.47, 4: 5.24, 10: 13.4, 88: 118}, []
     for load, want in table.items():
         b = 2048 if load < 1 else 512 if load < 10 else 85
