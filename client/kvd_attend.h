@@ -3,20 +3,20 @@
 #define KVD_ATTEND_H
 
 /*
- * Attention over blocks where they lie, for engines without a paged kernel of their own. Spaces in
- * host memory whose blocks are planes of f32, f16 or bf16; one thread, no system call and, but for
- * the first calls, no allocation.
+ * Attention over blocks in place, for engines without a paged kernel of their own. For spaces in
+ * host memory whose blocks are planes of f32, f16 or bf16. Runs on the calling thread, makes no
+ * system call, and allocates memory only while its scratch buffer still grows.
  *
  *      for each layer
- *              kvd_paged_write        keys and values of the new tokens, into blocks that the caller fills
- *              kvd_paged_attention    of the new tokens' queries, over all positions up to their own
+ *              kvd_paged_write        store keys and values of new tokens in blocks being filled
+ *              kvd_paged_attention    attend from the new tokens to all positions up to their own
  *
- * Numbers go in and come out as float; what is stored is rounded to the space's dtype, to nearest
- * even. The bits of a result depend on the query and on the keys and values that it sees, and on
- * nothing else: not on how many tokens a call has, nor on where blocks lie, nor on the processor.
+ * Inputs and outputs are float; stored values are rounded to the space's dtype, to nearest even. A
+ * result depends, bit for bit, only on the query and on the keys and values that it sees: not on
+ * the number of tokens in a call, the location of blocks, or the processor.
  */
 
-/* Installed, <kvd.h> is included before this. */
+/* For programs that have not included <kvd.h>. */
 #ifndef KVD_H
 #include "kvd.h"
 #endif
@@ -27,34 +27,34 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /*
- * A sequence's blocks in the order of positions: position p is slot p % block_tokens of blocks[p /
- * block_tokens]. All are of one layer group, pinned or being filled by the caller, and of one
- * daemon: view is that of the pin (kvd_pin.view) or of any of the blocks (kvd_block.view); where
- * the two differ, the daemon was replaced in between.
+ * A sequence's blocks in order of position: position p is slot p % block_tokens of block
+ * blocks[p / block_tokens]. All blocks belong to one layer group and one daemon, and are pinned or
+ * being filled by the caller. view is that of the pin (kvd_pin.view) or of any of the blocks
+ * (kvd_block.view); if these differ, the daemon was replaced in between.
  */
 struct kvd_table {
         const void *view;
-        const uint32_t *blocks;
+        const uint32_t *blocks; /* [n_blocks] block ids */
         uint32_t n_blocks;
         uint32_t first; /* position of the first new token */
-        uint32_t n;     /* new tokens: positions [first, first + n) */
+        uint32_t n;     /* number of new tokens: positions [first, first + n) */
 };
 
 /*
- * Stores the keys and values of the new tokens for a layer (of the whole model): of each
- * [kv_heads][head_dim] floats, ld floats from token to token. -EINVAL: a block there is not being
- * filled (a sealed one is never written to), the table has no room for the positions, or the space
- * has no such planes in host memory.
+ * Stores the keys and values of the new tokens for one layer (numbered in the whole model). k and v
+ * are [n][kv_heads][head_dim] floats, with ld floats from one token to the next. -EINVAL: a block
+ * is not being filled (sealed blocks are never written), the table is too short for the positions,
+ * or the space has no such planes in host memory.
  */
 int kvd_paged_write(kvd_space *space, uint32_t layer, const struct kvd_table *table, const float *k,
                     const float *v, size_t ld);
 
 /*
- * Causal attention: token i sees the positions up to first + i, all of which must have been
- * written. Queries and results are [n][heads][head_dim] floats, ldq and ldo floats from token to
- * token; query head h goes with the KV head h / (heads / kv_heads). Weights are softmax(scale * q .
- * k), scale > 0. -EINVAL: as above, or heads is no multiple of kv_heads, or keys are stored before
- * their rotation (KVD_ROPE_PRE). -ENOMEM: no memory for scores.
+ * Computes causal attention: new token i sees positions 0 to first + i, all of which must have been
+ * written. q and out are [n][heads][head_dim] floats, with ldq and ldo floats from one token to the
+ * next. Query head h uses KV head h / (heads / kv_heads). Weights are softmax(scale * q . k), with
+ * scale > 0. -EINVAL: as above, heads is not a multiple of kv_heads, or keys are stored before
+ * rotation (KVD_ROPE_PRE). -ENOMEM: no memory for scores.
  */
 int kvd_paged_attention(kvd_space *space, uint32_t layer, const struct kvd_table *table,
                         uint32_t heads, float scale, const float *q, size_t ldq, float *out,
