@@ -51,7 +51,7 @@ extern "C" {
 int kvd_space_setting(kvd_space *space, const char *name, double *ret);
 
 /*
- * Changes a setting for all users of the space. An engine that stores rotated keys must set
+ * Changes a setting for all users of the space. An engine that stores rotated keys should set
  * "model.rope_theta" and, if only some dimensions of a head are rotated, "model.rope_dims".
  * -EINVAL: no such setting, or an invalid value.
  */
