@@ -213,8 +213,9 @@ const uint8_t *kvd_sequence_labels(const kvd_sequence *sequence, uint32_t slot,
 /*
  * Requests a sharing configuration for the sequence, which a worker computes from the tokens that
  * its last prompt queries select. blocks are n blocks of the caller (kvd_alloc) that contain, one
- * after the other, the bits [layers][kv_heads][queries][words], 64 tokens per word. Keep the blocks
- * until kvd_sequence_sharing returns 1 or an error. layers x kv_heads x queries is at most 1048576.
+ * after the other, the bits [layers][kv_heads][queries][words], 64 tokens per word; each query
+ * selects `selected` tokens. Keep the blocks until kvd_sequence_sharing returns 1 or an error.
+ * layers x kv_heads x queries is at most 1048576.
  */
 int kvd_sequence_critical(kvd_sequence *sequence, uint32_t n, const struct kvd_block *blocks,
                           uint32_t queries, uint32_t words, uint32_t selected);
