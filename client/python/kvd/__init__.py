@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV cache of a kvd daemon, used in place.
 
-libkvd (man 3 libkvd, libkvd_cuda, libkvd_methods) for Python: the same calls, and tensors that lie where the blocks
-lie.
+libkvd (man 3 libkvd, libkvd_cuda, libkvd_methods) for Python: the same calls, and tensors of blocks without a copy.
 
     import numpy as np
     import kvd
@@ -10,32 +9,32 @@ lie.
     tokens = list(range(1000, 1064))                    # 64 token ids, in a list or in any array of integers
     geometry = kvd.Geometry(layers=2, kv_heads=4, head_dim=64, vocab=50000, dtype="float32")
     with kvd.connect() as daemon, daemon.space("example", geometry) as space:
-        with space.lookup(tokens) as pin:               # pin.tokens of them need not be computed
+        with space.lookup(tokens) as pin:               # the first pin.tokens of them need not be computed
             for block in pin.blocks:
                 stored = np.from_dlpack(pin.view(block))    # [layers, 2 (K, V), heads, tokens, dim]; no copy, read-only
             rest = tokens[pin.tokens:]
             fresh = space.alloc(len(rest) // geometry.block_tokens)
             for block in fresh:
                 np.frombuffer(block.memoryview(), np.float32)[:] = 1.0      # compute into it
-            pin.seal(fresh, rest)                       # and everybody has it
+            pin.seal(fresh, rest)                       # now every process finds it
         print(f"{len(tokens) - len(rest)} tokens found, {len(rest)} computed")
 
-Run twice, it computes 64 tokens and then none. A block to fill is a tensor, too: by torch.from_dlpack, and by
-numpy.from_dlpack from numpy 2.1 on (older ones take everything as read-only).
+Run twice, it computes 64 tokens and then none. A block being filled is also a tensor: for torch.from_dlpack, and for
+numpy.from_dlpack of numpy 2.1 or later (older versions treat all tensors as read-only).
 
-Who owns what: a Pin holds its chain of blocks until it is released, a Block is the caller's until it is sealed or
-freed, and a tensor of a pinned block holds a pin of its own: it stays valid, read-only, as long as the tensor lives. A
-tensor of a Block must not be written any more when it is sealed.
-Everything that is forgotten is given back by the garbage collector. close() and the end of a with never fail and take
-nothing away: memory is let go of with the last pin, block and tensor.
+Ownership: a Pin holds its chain of blocks until it is released. A Block belongs to the caller until it is sealed or
+freed. A tensor of a pinned block has its own pin, and stays valid and read-only as long as the tensor lives. A tensor
+of a Block must not be written any more once the Block is sealed.
+The garbage collector releases pins and blocks that are no longer referenced. close() and the end of a with block never
+fail and invalidate nothing: memory is unmapped with the last pin, block and tensor.
 
-A call that sends the daemon a request waits for at most 5 seconds in all, and then raises kvd.TimedOut: the daemon is
-stopped, or very busy. Lookups send none. Calls with a time limit of their own (Space.find(), Space.lease(),
+A call that sends the daemon a request waits for at most 5 seconds in total, and then raises kvd.TimedOut: the daemon is
+stopped or very busy. Lookups send no request. Calls with a time limit of their own (Space.find(), Space.lease(),
 Sequence.wait()) may take that much longer.
 
-Errors of libkvd are kvd.Error, an OSError, in subclasses that say what happened; each is also the builtin that says the
-same (a missing daemon is a FileNotFoundError or a ConnectionRefusedError), if there is one. Needs nothing but the
-standard library, and libkvd: $KVD_LIBRARY, or the one inside this package, or libkvd.so.0 where the system finds it.
+Errors of libkvd raise kvd.Error, an OSError, or a subclass. Each subclass also derives from the corresponding builtin
+exception, if there is one (a missing daemon raises a FileNotFoundError or a ConnectionRefusedError). The package needs
+only the standard library and libkvd: $KVD_LIBRARY, or the one inside this package, or the system's libkvd.so.0.
 """
 
 from ._attend import Table

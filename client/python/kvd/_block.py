@@ -27,12 +27,13 @@ def _free(handle: Handle, struct: BlockStruct) -> None:
 
 
 class Block(View):
-    """A block to fill. Made by Space.alloc(); published by Pin.seal() or given back by Space.free(), or when forgotten.
+    """A block to fill. Made by Space.alloc(); published by Pin.seal(), or freed by Space.free() or the garbage
+    collector.
 
-    Its contents are undefined at first. Fill it by a tensor (torch.from_dlpack(block), numpy.from_dlpack(block), of the
-    space's dtype and the shape that Pin.view() describes), by its buffer (block.memoryview(), in Python 3.12 the block
-    itself; numpy.asarray(block) is an array of these bytes), by Space.write(), or at its address. Writers must be done
-    when it is sealed, and must not outlive the block.
+    Its contents are undefined at first. Fill it through a tensor (torch.from_dlpack(block), numpy.from_dlpack(block),
+    of the space's dtype and the shape given at Pin.view()), through its buffer (block.memoryview(), from Python 3.12 on
+    the block itself; numpy.asarray(block) is an array of these bytes), by Space.write(), or at its address. Finish
+    writing before it is sealed; tensors and buffers must not outlive the block.
     """
 
     def __init__(self, space: Space, handle: Handle, struct: BlockStruct):
@@ -45,37 +46,39 @@ class Block(View):
 
     @property
     def id(self) -> int:
-        """Its number in the pool. After Pin.seal(): of the block that holds this content in the chain."""
+        """Its number in the pool. After Pin.seal(): that of the block that holds this content in the chain."""
         return int(self._struct.id)
 
     @property
     def data(self) -> int:
-        """Its address, of the host or of the space's device; 0 when it is not ours to fill any more."""
+        """Its address, in host memory or on the space's device; 0 if the block is no longer the caller's."""
         return (self._struct.data or 0) if self._struct.view else 0
 
     @property
     def sealed(self) -> bool:
-        """It was published: this very block, or, without keep=True, another one with the same content."""
+        """Whether its content was published: in this block, or, without keep=True, in another block with the same
+        content."""
         return self._sealed
 
     @property
     def posted(self) -> bool:
-        """It was published by Pin.post(), if nobody else was first, and is to be read only."""
+        """Whether it was passed to Pin.post(), and is read-only."""
         return self._posted
 
     def memoryview(self) -> builtins.memoryview:
-        """Its bytes, to be written. BufferError: they are on a GPU. kvd.Closed: it is sealed or given back."""
+        """Return its bytes, writable. Raises BufferError if they are on a GPU, kvd.Closed if the block is sealed or
+        freed."""
         if self._device[0] != 1:
             raise BufferError("the block is in a GPU's memory")
         handle = self._open()
-        check(lib.kvd_available(handle))        # kvd.Forked: this process has not mapped the block
+        check(lib.kvd_available(handle))        # raises kvd.Forked if this process has not mapped the block
         return bytes_at(self.data, self._size, (self, handle))
 
     def __buffer__(self, flags: int) -> builtins.memoryview:
         return self.memoryview()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """For numpy.asarray(): the buffer, which numpy takes in Python 3.12 without asking here."""
+        """Return an array for numpy.asarray(). From Python 3.12 on, numpy uses the buffer and does not call this."""
         return importlib.import_module("numpy").array(self.memoryview(), dtype=dtype, copy=copy)
 
     def _tensor(self, _stream: int | None) -> c_void_p:
@@ -90,7 +93,8 @@ class Block(View):
         return handle
 
     def _became(self, struct: BlockStruct, sealed: bool) -> None:
-        """What libkvd made of it: another one with the same content, nothing (it was sealed itself), or what it was."""
+        """Update the block after a call: struct is another block with the same content, empty (this block was sealed),
+        or unchanged."""
         if struct.view or not sealed:
             ctypes.pointer(self._struct)[0] = struct
         if sealed:
@@ -113,7 +117,7 @@ class Block(View):
 
 
 def take(handle: Handle, n: int) -> list[BlockStruct]:
-    """n blocks or, with an error, none, in pieces: a number that the pool does not have takes no memory."""
+    """Allocate n blocks, or none if there is an error, in pieces, so that a huge n does not use memory."""
     taken: list[BlockStruct] = []
     while len(taken) < n:
         room = (BlockStruct * min(n - len(taken), PIECE))()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where other libraries' arrays lie, and memory of ours as buffers for them."""
+"""Addresses of other libraries' arrays, and buffers of kvd's memory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _release = ctypes.PYFUNCTYPE(None, POINTER(_PyBuffer))(("PyBuffer_Release", pyth
 
 @contextmanager
 def memory(array: Any, writable: bool = False) -> Iterator[tuple[int, int]]:
-    """Address and bytes of a contiguous array: of anything with a buffer, or a tensor of torch on the processor."""
+    """Yield the address and size in bytes of a contiguous array: anything with a buffer, or a CPU tensor of torch."""
     if hasattr(array, "data_ptr"):
         if not array.is_contiguous() or array.device.type != "cpu":
             raise BufferError("the tensor must be contiguous, in the processor's memory")
-        if array.is_conj() or array.is_neg():       # its memory has other values
+        if array.is_conj() or array.is_neg():       # its memory contains other values
             raise BufferError("the tensor is a view that negates or conjugates: resolve_neg(), resolve_conj()")
         yield array.data_ptr(), array.numel() * array.element_size()
         return
@@ -39,7 +39,7 @@ def memory(array: Any, writable: bool = False) -> Iterator[tuple[int, int]]:
 
 
 def bytes_at(address: int, size: int, owner: object) -> memoryview:
-    """Memory of ours as a writable buffer that keeps its owner."""
+    """Return kvd's memory as a writable buffer that keeps its owner alive."""
     array = (c_uint8 * size).from_address(address)
     array.owner = owner  # type: ignore[attr-defined]
     return memoryview(array).cast("B")

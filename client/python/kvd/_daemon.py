@@ -21,9 +21,9 @@ DEFAULT = "/run/kvd-0.sock"
 
 
 class Daemon:
-    """A connection to a kvd. Made by connect(). May be used by many threads at once, and not across fork().
+    """A connection to a kvd daemon, made by connect(). Thread-safe, but not usable after fork().
 
-    close(), or the end of a with, closes its spaces as well; see Space for what that means to what was handed out.
+    close(), or the end of a with block, also closes its spaces; see Space for the effect on pins, blocks and tensors.
     """
 
     def __init__(self, path: Path | None = None, *, server_user: str | int | None = None):
@@ -35,21 +35,23 @@ class Daemon:
             raise DaemonNotFound(*error(opened).args)
         check(opened)
         self.path = os.fspath(path) if path is not None else os.environ.get("KVD_SOCKET") or DEFAULT
-        """Of the daemon's socket."""
+        """Path of the daemon's socket."""
         self._handle: Handle | None = Handle(pointer, lib.kvd_close)
         self._spaces: weakref.WeakSet[Space] = weakref.WeakSet()
-        self._lock = threading.Lock()       # of close() against space()
+        self._lock = threading.Lock()       # serializes close() and space()
 
     def space(self, name: str, geometry: Geometry, *, kind: str = "causal", keys: str = "serve", policy: str = "lru",
               max_blocks: int = 0, fixed: bool = False) -> Space:
-        """Attaches to a space, which it makes if there is none of that name in the caller's domain.
+        """Attach to a space of the caller's domain, and create it if it does not exist.
 
-        kind is "causal" (the longest stored prefix is found) or "bidirectional" (whole prefixes); keys are "serve" or
-        "paper"; policy, by which blocks that nobody holds are evicted, is "lru", "fifo" or "priority". max_blocks
-        bounds the space; 0: what the domain's quota allows. fixed: its addresses never change, also when the daemon is
-        replaced by another one; until every pin and block of the old one was let go, alloc() and seal() raise kvd.Stale
-        then, and lookups find nothing. kvd.Mismatch: there is such a space, and something of this is different; the
-        words say what. kvd.Invalid: there can be no such space. """
+        kind is "causal" (lookups find the longest stored prefix) or "bidirectional" (whole prefixes only). keys is
+        "serve" or "paper". policy is the order in which unused blocks are evicted: "lru", "fifo" or "priority".
+        max_blocks is the maximum size of the space; 0: as much as the domain's quota allows. fixed: addresses never
+        change, even when the daemon is replaced; until every pin and block of the old daemon has been released, alloc()
+        and seal() then raise kvd.Stale and lookups find nothing.
+
+        Raises kvd.Mismatch if the space exists with other properties (the message names the first), and kvd.Invalid if
+        the properties are invalid. """
         options = OptionsStruct(kind=choice("kind", kind), keys=choice("keys", keys), policy=choice("policy", policy),
                                 flags=int(fixed), max_blocks=number("max_blocks", max_blocks))
         daemon = self._open()
@@ -63,16 +65,16 @@ class Daemon:
         return space
 
     def join(self, team: bytes) -> None:
-        """Makes several processes one client: an engine whose scheduler allocates, pins and seals blocks that its
-        workers write and read. What one of them holds is kept until none is left. All name the team by the same 16
-        random bytes, before they open a space. kvd.Invalid: all are zero; kvd.Busy: this connection is in another
-        team."""
+        """Make several processes one client, for an engine whose scheduler allocates, pins and seals blocks that its
+        workers read and write. Pins and blocks of each process are kept until none of the processes is left. All pass
+        the same 16 random bytes, before they open a space. Raises kvd.Invalid if all bytes are zero, and kvd.Busy if
+        this connection is in another team."""
         if len(team) != 16:
             raise ValueError(f"a team is named by 16 bytes, not {len(team)}")
         check(lib.kvd_join(self._open(), team))
 
     def close(self) -> None:
-        """Closes its spaces and, when the last of what they handed out is gone, the connection. Never fails."""
+        """Close all spaces, and the connection once their last pin, block and tensor is gone. Never fails."""
         with self._lock:
             spaces = list(self._spaces)
             self._handle = None
@@ -96,12 +98,12 @@ class Daemon:
 
 
 def connect(path: Path | None = None, *, server_user: str | int | None = None) -> Daemon:
-    """Connects to the daemon at a socket; None: $KVD_SOCKET, or /run/kvd-0.sock.
+    """Connect to the daemon at a socket path; None: $KVD_SOCKET, or /run/kvd-0.sock.
 
-    The daemon must be root's or this user's own, or lie in a folder that root gave to its user; server_user, a name or
-    a number, states another one; None: $KVD_SERVER_USER, if that is set.
+    The daemon must run as root, as this user, or as the owner of a socket directory that only root can replace (see
+    libkvd(3)). server_user, a name or a number, names another user; None: $KVD_SERVER_USER, if that is set.
 
-    kvd.DaemonNotFound, kvd.ConnectionRefused: there is none; kvd.NotAllowed: not for this user, or the daemon is not of
-    a user who is expected; kvd.NotKvd: what answers is something else.
+    Raises kvd.DaemonNotFound or kvd.ConnectionRefused if there is no daemon, kvd.NotAllowed if this user may not use it
+    or it runs as an unexpected user, and kvd.NotKvd if another program answers.
     """
     return Daemon(path, server_user=server_user)

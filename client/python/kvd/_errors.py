@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong, as classes: each is an OSError with libkvd's words, and the builtin that says the same, if any."""
+"""Exceptions. Each is an OSError with libkvd's message, and the corresponding builtin exception, if there is one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 
 class Error(OSError):
-    """A call of libkvd failed. errno and strerror are set; Error(errno, words) makes an instance of the subclass."""
+    """A call of libkvd failed. errno and strerror are set. Error(errno, message) makes an instance of the subclass for
+    errno."""
 
     def __new__(cls, *arguments: Any) -> Error:
         if cls is Error and arguments:
@@ -18,7 +19,7 @@ class Error(OSError):
 
 
 class NotFound(Error, FileNotFoundError):
-    """ENOENT: the daemon has no such space, sequence, chain or setting; the words name it."""
+    """ENOENT: the daemon has no such space, sequence, chain or setting; the message names it."""
 
 
 class DaemonNotFound(NotFound):
@@ -26,19 +27,19 @@ class DaemonNotFound(NotFound):
 
 
 class ConnectionRefused(Error, ConnectionRefusedError):
-    """ECONNREFUSED: there is a socket, and no daemon listens at it. The library connects anew by itself later."""
+    """ECONNREFUSED: the socket exists, but no daemon listens on it. Later calls reconnect by themselves."""
 
 
 class ConnectionLost(Error, ConnectionResetError):
-    """ECONNRESET: the daemon went away in the middle of the call. The library connects anew by itself."""
+    """ECONNRESET: the daemon ended during the call. Later calls reconnect by themselves."""
 
 
 class NotAllowed(Error, PermissionError):
-    """EACCES, EPERM: this user may not do that here."""
+    """EACCES, EPERM: this user has no permission, or the daemon runs as an unexpected user."""
 
 
 class NotKvd(Error):
-    """EPROTO, ENOTSOCK: what is there is not a kvd, or one with another protocol."""
+    """EPROTO, ENOTSOCK: the path is not a socket, or the server is not kvd or speaks another protocol version."""
 
 
 class TimedOut(Error, TimeoutError):
@@ -46,12 +47,12 @@ class TimedOut(Error, TimeoutError):
 
 
 class Mismatch(Error, FileExistsError):
-    """EEXIST: the space is there already with another geometry, kind, keys or policy; the words name the first
-    field."""
+    """EEXIST: the space exists with another geometry, kind, keys or policy; the message names the first field that
+    differs."""
 
 
 class PoolFull(Error):
-    """ENOBUFS: all blocks are pinned or being filled. Let go of something, or compute without storing."""
+    """ENOBUFS: all blocks are pinned or being filled. Release some, or compute without storing."""
 
 
 class QuotaExceeded(Error):
@@ -59,51 +60,51 @@ class QuotaExceeded(Error):
 
 
 class TooMany(Error):
-    """EUSERS: the space has as many sequences as it can have."""
+    """EUSERS: the maximum number of sequences, clients or connections is reached; the message says which."""
 
 
 class Stale(Error):
-    """ESTALE: these blocks belong to a daemon that is gone, or to somebody else. Free them and allocate others."""
+    """ESTALE: these blocks belong to a previous daemon, or not to the caller. Free them and allocate others."""
 
 
 class DataLost(Error):
-    """EIO: who computed these blocks on a GPU died before he had written them. Drop what was computed from them."""
+    """EIO: the process that computed these blocks on a GPU died before writing them. Discard all results from them."""
 
 
 class NotYet(Error, BlockingIOError):
-    """EAGAIN: not written yet, but it may still be."""
+    """EAGAIN: a block is not written yet."""
 
 
 class Busy(Error):
-    """EBUSY: another process computes this at the moment."""
+    """EBUSY: another process is computing this prefix, too many requests wait, or a stream is being captured."""
 
 
 class Refused(Error):
-    """ECANCELED: blocks that were posted are not published. They stay their caller's."""
+    """ECANCELED: posted blocks were not published. They remain the caller's."""
 
 
 class NoData(Error):
-    """ENODATA: the sketch cannot bring these blocks back, or there is no sharing configuration."""
+    """ENODATA: the sketch cannot restore these blocks, or there is no sharing configuration."""
 
 
 class Invalid(Error, ValueError):
-    """EINVAL, ERANGE: an argument that cannot be."""
+    """EINVAL, ERANGE: an invalid argument."""
 
 
 class Closed(Error, ValueError):
-    """EBADF: the space or the daemon was closed."""
+    """EBADF: the space, the connection or another object is closed."""
 
 
 class Forked(Error, ChildProcessError):
-    """ECHILD: this process was forked from the one that connected; it must connect for itself."""
+    """ECHILD: this process was forked from the one that connected; it must make its own connection."""
 
 
 class NotSupported(Error):
-    """ENOTSUP: not in a space like this, or not on this GPU."""
+    """ENOTSUP: not supported in this space or on this GPU."""
 
 
 class OutOfMemory(Error, MemoryError):
-    """ENOMEM."""
+    """ENOMEM: out of memory."""
 
 
 _CLASSES: dict[int, type[Error]] = {

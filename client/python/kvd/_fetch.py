@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies below the pool: the daemon's file, and its remote servers."""
+"""Loading from the tiers below the pool: the daemon's file and its remote servers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ._native import check, lib, number, ticks
 
 
 class Fetch:
-    """What the daemon brings up for a prompt; false if there is nothing to wait for. Made by Space.fetch().
+    """Loading of a prompt's blocks by the daemon; false if there is nothing to wait for. Made by Space.fetch().
 
-    Nobody need wait for it: forgotten or closed, what is on its way comes all the same. With asyncio:
+    Waiting is optional: loading continues if the Fetch is closed or garbage-collected. With asyncio:
 
         import asyncio
         import kvd
@@ -44,23 +44,24 @@ class Fetch:
         fd = c_int(-1)
         self.tokens = check(lib.kvd_fetch(handle, number("group", group), number("salt", salt, 64), *row.buffer_info(),
                                           byref(fd)))
-        """How many tokens of the prompt are in the pool, or will be; servers are only being asked yet."""
+        """Number of tokens of the prompt that are in the pool or on their way; servers may have more."""
         self._fd: Handle | None = Handle(fd.value, os.close) if fd.value >= 0 else None
 
     def __bool__(self) -> bool:
-        """Whether something was under way when it was last looked at."""
+        """Return whether loading was in progress when last checked."""
         return self._fd is not None
 
     def fileno(self) -> int:
-        """For select, asyncio and the like: readable when it has ended. ValueError: it has."""
+        """Return a descriptor for select, asyncio and the like, which becomes readable when loading has ended. Raises
+        ValueError if it has ended already."""
         fd = self._fd
         if fd is None:
             raise ValueError("this fetch has ended")
         return int(fd._as_parameter_)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether it has ended, well or not, after at most so many seconds (None: however long it takes)."""
-        fd = self._fd       # not closed while it is waited for, also if another thread calls close()
+        """Wait for at most timeout seconds (None: no limit). Returns whether loading has ended, successfully or not."""
+        fd = self._fd       # keeps the descriptor open even if another thread calls close()
         if fd is None:
             return True
         poll = select.poll()
@@ -71,7 +72,7 @@ class Fetch:
         return True
 
     def close(self) -> None:
-        """Again does nothing."""
+        """Close the descriptor; loading continues. Does nothing if already closed."""
         self._fd = None
 
     def __enter__(self) -> Fetch:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps libkvd's objects open."""
+"""Handles, which keep libkvd's objects open."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, Callable
 
 pythonapi.PyInterpreterState_Get.restype = pythonapi.PyInterpreterState_Main.restype = c_void_p
 
-# When the main interpreter ends, daemon threads may be in the middle of a call of libkvd. Nothing is closed under them:
-# the kernel releases everything soon. A sub-interpreter ends without threads, and its process goes on.
+# When the main interpreter exits, daemon threads may still be in a call of libkvd. Close nothing then: the kernel is
+# about to release everything. A sub-interpreter ends without threads, and its process continues.
 _CLOSES_AT_EXIT = pythonapi.PyInterpreterState_Get() != pythonapi.PyInterpreterState_Main()
 
 
 def when_forgotten(owner: object, function: Callable[..., Any], *arguments: Any) -> weakref.finalize[Any, Any]:
-    """Calls function(*arguments) when owner is garbage, or when the result is called, but not when the process ends."""
+    """Call function(*arguments) when owner is garbage-collected or the result is called, but not at process exit."""
     finalizer = weakref.finalize(owner, function, *arguments)
     finalizer.atexit = _CLOSES_AT_EXIT
     return finalizer
 
 
 class Handle:
-    """Something to close: a pointer of libkvd's, or a descriptor. It is closed when nothing refers to it any more.
+    """A pointer of libkvd or a file descriptor, which is closed when nothing references the handle any more.
 
-    Python's own reference counts are the count of users. A pin and a block refer to the handle of their space, that to
-    the handle of its daemon. Functions of libkvd take the handle itself as an argument, so a call in progress refers to
-    it, too: close() only drops a reference, never fails, and unmaps nothing that another thread's call uses. libkvd
-    counts tensors itself.
+    Python's reference counts are the count of users. A pin or a block references the handle of its space, which
+    references the handle of its daemon. Functions of libkvd take the handle itself as an argument, so a call in
+    progress references it as well: close() only drops a reference, never fails, and unmaps nothing that another
+    thread's call uses. libkvd counts tensors itself.
     """
 
     __slots__ = ("_as_parameter_", "_finalizer", "__weakref__")
@@ -37,7 +37,7 @@ class Handle:
         self._finalizer = when_forgotten(self, _close, it, close, parents)
 
     def __bool__(self) -> bool:
-        """Whether it is open. Only the end of a sub-interpreter closes a handle that is still in use."""
+        """Return whether it is open. Only the end of a sub-interpreter closes a handle that is still in use."""
         return self._finalizer.alive
 
 

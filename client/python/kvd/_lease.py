@@ -14,18 +14,20 @@ def _end(handle: Handle, row: array[int]) -> None:
 
 
 class Lease:
-    """The right to compute a prefix, if it is true. Made by Space.lease(); ends by end(), with a with, or forgotten."""
+    """The right to compute a prefix, if it is true. Made by Space.lease(). Ended by end(), by the end of a with block,
+    or by the garbage collector."""
 
     def __init__(self, handle: Handle, row: array[int], timeout: float):
         self._ours = bool(check(lib.kvd_lease(handle, *row.buffer_info(), ticks(timeout, 1000, 32))))
         self._end = when_forgotten(self, _end, handle, row) if self._ours else None
 
     def __bool__(self) -> bool:
-        """Whether it is this process that computes the prefix."""
+        """Return whether this process has the right to compute the prefix."""
         return self._ours
 
     def end(self) -> None:
-        """Others go on: with what was sealed, or one of them computes it. Again does nothing."""
+        """End the lease. Waiting processes then use the sealed prefix, or one of them computes it. Does nothing if
+        already ended."""
         if self._end:
             self._end()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds a stored prefix."""
+"""Pins, which hold stored prefixes."""
 
 from __future__ import annotations
 
@@ -28,35 +28,36 @@ def _unpin(handle: Handle, struct: PinStruct) -> None:
 
 
 class Pin:
-    """Holds a chain of blocks: made by Space.lookup(), or empty, as kvd.Pin(space), where a new chain begins.
+    """Holds a chain of blocks. Made by Space.lookup(), or empty by kvd.Pin(space), to begin a new chain.
 
-    True if it holds something. len() and iteration are of its blocks. Let go of by release(), at the end of a with, or
-    when forgotten; nothing of its blocks may be read at their addresses then, while tensors of them hold them
-    themselves. One thread's at a time. salt is an extra key of the chain, see Space.lookup().
+    True if it holds blocks. len() and iteration apply to its blocks. Released by release(), by the end of a with block,
+    or by the garbage collector; the addresses of its blocks must not be read afterwards, but tensors of blocks have
+    pins of their own. For one thread at a time. salt is an extra key of the chain, see Space.lookup().
     """
 
     def __init__(self, space: Space, group: int = 0, salt: int = 0):
         self._struct = PinStruct(group=number("group", group), salt=number("salt", salt, 64))
         self.space = space
         self.blocks: list[int] = []
-        """Ids of the chain's blocks, first to last. The bytes of block i are at address(i), and in view(i)."""
+        """Ids of the chain's blocks, first to last. The bytes of the block with id i are at address(i) and in
+        view(i)."""
         self._handle: Handle | None = space._open()
         self._forget = when_forgotten(self, _unpin, self._handle, self._struct)
 
     @property
     def tokens(self) -> int:
-        """How many tokens of the chain are valid; 0: it holds nothing."""
+        """Number of valid tokens in the chain; 0 if the pin is empty."""
         return int(self._struct.n_tokens) if self._struct.view else 0
 
     @property
     def below(self) -> int:
-        """After Space.lookup(): how many more of its tokens lie in the daemon's file, from where Space.fetch() brings
-        them; 0: none; -1: only fetch() finds out. A hint, see libkvd(3)."""
+        """After Space.lookup(): number of further tokens in the daemon's file, which Space.fetch() can load; -1 if only
+        fetch() can tell. A hint, see libkvd(3)."""
         n = int(self._struct.n_below)
         return -1 if n == 2**32 - 1 else n
 
     def _took(self, struct: PinStruct, blocks: list[int]) -> None:
-        """What libkvd pinned is this pin's now."""
+        """Take over a pin that libkvd filled."""
         ctypes.pointer(self._struct)[0] = struct
         self.blocks = blocks
 
@@ -72,20 +73,21 @@ class Pin:
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def address(self, block: int) -> int:
-        """Where a block lies, of the host or the space's device. To be read only, and only while this pin holds it."""
+        """Return the address of a block, in host memory or on the space's device. Read-only, and valid only while this
+        pin holds the block."""
         return (self._struct.base or 0) + block * int(self._struct.block_bytes)
 
     def view(self, block: int) -> View:
-        """A block of the chain, for from_dlpack: [layers, 2 (K, V), heads, tokens, dim] in order "hnd", or [layers, 2,
-        tokens, heads, dim] in "nhd", of the space's dtype; uint8 [block_bytes] if it is opaque.
+        """Return a block of the chain for from_dlpack: [layers, 2 (K, V), heads, tokens, dim] in order "hnd" or
+        [layers, 2, tokens, heads, dim] in order "nhd", of the space's dtype; uint8 [block_bytes] if it is opaque.
 
-        Read-only. Its tensors hold the block, whatever becomes of this pin. On a GPU the consumer's stream waits until
-        the block is written, and the hold ends when it has passed the tensor's end. kvd.Invalid, from from_dlpack: the
-        block is not in this chain.
+        Read-only. Its tensors hold the block even after this pin is released. On a GPU the consumer's stream waits
+        until the block is written, and a deleted tensor releases the block when that stream has passed. from_dlpack
+        raises kvd.Invalid if the block is not in this chain.
         """
         def make(stream: int | None) -> c_void_p:
             tensor = self._tensor(block)
-            if stream != -1:            # -1: the consumer sees to it
+            if stream != -1:            # -1: the consumer synchronizes
                 lib.kvd_dlpack_release_on(tensor, stream_of(stream))
                 self.wait(stream)
             return tensor
@@ -97,7 +99,8 @@ class Pin:
         return tensor
 
     def memoryview(self, block: int) -> builtins.memoryview:
-        """The bytes of a block of the chain, read-only; they hold it. BufferError: they are on a GPU."""
+        """Return the bytes of a block of the chain, read-only. The memoryview holds the block. Raises BufferError if it
+        is on a GPU."""
         if self.space.device[0] != 1:
             raise BufferError("the block is in a GPU's memory")
         hold = self.view(block).__dlpack__()
@@ -107,18 +110,18 @@ class Pin:
 
     def seal(self, blocks: Sequence[Block], tokens: Tokens, stream: int | None = None, *,
              keep: bool = False) -> list[int]:
-        """Publishes filled blocks, which hold these tokens, as what follows the chain; the pin then holds them, too.
+        """Publish filled blocks, which contain these tokens, as the continuation of the chain. The pin then holds them.
 
-        No blocks and no tokens are fine. All blocks but the last are full; a last one that is not ends its chain for
-        good. Returns the ids of the blocks that hold this content now: where it was stored before, others than the ones
-        given, which are given back, or, if keep is true, stay the caller's, unpublished (block.sealed is false), until
-        Space.free(): for engines that cannot put other blocks into a running table. stream is a GPU's that still writes
-        the blocks: nobody waits for it but who reads them.
+        blocks and tokens may both be empty. All blocks but the last must be full; a partial last block ends its chain
+        for good. Returns the ids of the blocks that now hold the content. If another process had sealed the content
+        first, these are its blocks, and the caller's copies are freed. With keep=True the copies remain the caller's
+        instead, unpublished (block.sealed is false), until Space.free(), for engines that cannot replace blocks in a
+        table that is in use. stream is a GPU stream that is still writing the blocks; only readers wait for it.
 
-        kvd.Stale: the blocks' daemon is gone; kvd.Invalid: counts that do not fit, a token beyond the vocabulary, or a
-        chain that has ended. Pin and blocks are as before then. kvd.ConnectionLost, kvd.TimedOut, kvd.NotKvd: nobody
-        knows whether they were sealed; the blocks can only be given back. If a very long call is sealed in part, the
-        ids are of what was, and the other blocks are still the caller's.
+        Raises kvd.Stale if the blocks' daemon is gone, and kvd.Invalid for counts that do not match, a token beyond the
+        vocabulary, or a chain that has ended. Pin and blocks are then unchanged. After kvd.ConnectionLost, kvd.TimedOut
+        and kvd.NotKvd it is unknown whether the blocks were sealed, and they can only be freed. If a very long call is
+        sealed in part, the ids are those of the sealed blocks, and the other blocks remain the caller's.
         """
         row, room = words(tokens), structs_of(list(blocks))
         handle, (address, n) = self._open(), row.buffer_info()
@@ -134,23 +137,23 @@ class Pin:
         return self._took_blocks(blocks, room, function(*arguments), ids if keep else None)
 
     def post(self, blocks: Sequence[Block], tokens: Tokens) -> None:
-        """seal() without an answer, for blocks that fill one by one: full ones, in a causal space.
+        """Publish full blocks without waiting for a reply, in a causal space, for blocks that fill one by one.
 
-        Others find them within microseconds, or 2 ms where many post, and mostly no system call is made. The blocks stay
-        the caller's to read (block.posted is true) until Space.free(), also where somebody else was first with their
-        content; the pin holds what it held. What follows goes behind them, by post() or seal(), as long as the last one
-        was not freed.
+        Other processes find them within microseconds, or 2 ms if many clients post; usually no system call is made. The
+        caller may read the blocks (block.posted is true) until Space.free(), even if another process had sealed the
+        content first. The pin keeps its chain. post() and seal() continue behind the posted blocks, unless the last one
+        was freed.
 
-        What is wrong is told once, by the next post(), which then posts nothing, or by Space.flush(): kvd.Refused, some
-        blocks that were posted in the space are not published; kvd.ConnectionLost, the daemon ended before it had seen
-        all of them. Errors of this call as of seal(); some of its blocks may be posted then.
+        Errors are raised once, by the next post(), which then posts nothing, or by Space.flush(): kvd.Refused if some
+        posted blocks of the space are not published, kvd.ConnectionLost if the daemon ended before it had processed all
+        of them. Errors of this call are those of seal(); some of its blocks may be posted then.
         """
         row, room = words(tokens), structs_of(list(blocks))
         address, n = row.buffer_info()
         if not room and not row:
             return
         size, done = self.space.geometry.block_tokens, 0
-        while done < len(room):         # the ring of a daemon that does not look may be full: then the next call waits
+        while done < len(room):         # if the ring is full, the next call waits for the daemon
             rest = (BlockStruct * (len(room) - done)).from_buffer(room, done * ctypes.sizeof(BlockStruct))
             more = check(lib.kvd_post(self._open(), byref(self._struct), len(rest), rest,
                                       address + 4 * size * done, n - size * done))
@@ -165,7 +168,7 @@ class Pin:
 
     def _took_blocks(self, blocks: Sequence[Block], room: ctypes.Array[BlockStruct], result: int,
                      kept: ctypes.Array[c_uint32] | None = None) -> list[int]:
-        """After a seal of them: the first `result` are the chain's, but for duplicates that are kept."""
+        """Update blocks and pin after a seal: the first `result` blocks are in the chain, except kept duplicates."""
         failure = error(result) if result < 0 else None
         for i, block in enumerate(blocks):
             block._became(room[i], sealed=i < result and not (kept and room[i].view))
@@ -178,16 +181,18 @@ class Pin:
     # ---- streams of a GPU --------------------------------------------------------------------------------------------
 
     def wait(self, stream: int | None = None) -> None:
-        """A GPU's stream waits until the chain's blocks are written. Nothing to do in host memory."""
+        """Make a GPU stream wait until the chain's blocks are written. Does nothing in host memory."""
         check(lib.kvd_wait_on(self._open(), byref(self._struct), stream_of(stream)))
 
     def check(self) -> None:
-        """After the stream has passed. kvd.DataLost: a producer died before it wrote; kvd.NotYet: it still may."""
+        """Check the blocks' data, after the stream has passed. Raises kvd.DataLost if a producer died before writing a
+        block, kvd.NotYet if a block is not written yet."""
         check(lib.kvd_check_pin(self._open(), byref(self._struct)))
 
     def release(self, stream: int | None = None) -> None:
-        """Lets go; stream: when that has passed. The pin is of no use afterwards. Again does nothing. A stream that is
-        being captured into a graph is refused (kvd.Error, EBUSY), and the pin stays."""
+        """Release the blocks, with a GPU stream when that has passed. The pin cannot be used afterwards. Does nothing
+        if already released. Raises kvd.Error (EBUSY), and keeps the pin, if the stream is being captured into a
+        graph."""
         if self._handle is None:
             return
         if stream is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Counters(NamedTuple):
-    """Of this process in a space, since it was opened."""
+    """Counts of this process in a space, since the space was opened."""
 
     lookups: int
     lookup_hits: int
@@ -35,44 +35,46 @@ class Counters(NamedTuple):
     blocks_allocated: int
     blocks_sealed: int
     blocks_duplicate: int
-    """Sealed by another before us."""
+    """Blocks whose content another process had sealed first."""
     refused: int
-    """Allocations that quota or a full pool refused."""
+    """Allocations refused by quota or a full pool."""
     retries: int
-    """Lookups that met an eviction in progress."""
+    """Searches repeated because of an eviction in progress."""
     reconnects: int
 
 
 class Space:
-    """One model's cache. Made by Daemon.space(). May be used by many threads at once.
+    """One model's cache, made by Daemon.space(). Thread-safe.
 
-    close(), or the end of a with, ends it: no call begins anew. What was handed out stays valid, and the memory is let
-    go of with the last pin, block and tensor.
+    After close(), or the end of a with block, new calls raise kvd.Closed. Pins, blocks and tensors stay valid, and
+    memory is unmapped with the last of them.
     """
 
     def __init__(self, daemon: Daemon, handle: Handle, name: str, geometry: Geometry):
         self.daemon, self.name, self.geometry = daemon, name, geometry
         self.block_bytes = geometry.block_bytes
-        """Bytes of a block."""
+        """Size of a block in bytes."""
         place = PlaceStruct()
         check(lib.kvd_space_place(handle, byref(place)))
         self.device = (CUDA, int(place.device)) if place.memory else (CPU, 0)
-        """Where its blocks are, as DLPack says it: (1, 0) is host memory, (2, n) is GPU n of this process."""
+        """DLPack device of its blocks: (1, 0) is host memory, (2, n) is GPU n of this process."""
         self.stream_order = bool(place.stream_order)
-        """Streams of the GPU order seals and reads; if False, those calls wait instead."""
+        """Whether GPU streams order seals and reads; if False, those calls wait instead."""
         self._handle: Handle | None = handle
 
     # ---- finding -----------------------------------------------------------------------------------------------------
 
     def lookup(self, tokens: Tokens, group: int = 0, *, salt: int = 0) -> Pin:
-        """The longest stored prefix of the tokens, pinned; false if there is none. pin.tokens of them are valid.
+        """Find and pin the longest stored prefix of the tokens. Its first pin.tokens tokens are valid; the pin is false
+        if nothing was found.
 
-        tokens are integers in one row: a list, or an array of numpy, torch, array.array and so on. In a bidirectional
-        space the whole of them is found, or nothing. group is the layer group. salt is an extra key of 64 bits (LoRA,
-        images, a tenant): chains with different salts are strangers, whatever their tokens. Makes no system call, and
-        so misses what lies in memory by which the pool has grown, until alloc(), Pin.seal() or catch_up() has asked
-        the daemon for it.
-        kvd.Invalid: there is no such group; ValueError, TypeError: these are not token ids.
+        tokens is one row of integers: a list, or an array of numpy, torch, array.array and so on. In a bidirectional
+        space all of them are found, or nothing. group is the layer group. salt is an extra key of 64 bits (LoRA,
+        images, a tenant): chains with different salts never share a block. Makes no system call. Therefore it misses
+        blocks in memory by which the pool has grown, until alloc(), Pin.seal() or catch_up() has sent the daemon a
+        request.
+
+        Raises kvd.Invalid if the group is invalid, ValueError or TypeError if these are not token ids.
         """
         row = words(tokens)
         pin = Pin(self, group, salt)
@@ -85,20 +87,20 @@ class Space:
         return pin
 
     def catch_up(self) -> bool:
-        """Maps what the pool has grown by, and attaches to a daemon that took the place of one that ended, so that
-        lookups find what is there now. For who looks up and seldom calls anything that asks the daemon. Returns whether
-        that is done; if not, the daemon is away or did not answer, and lookups find what they found before."""
+        """Map memory by which the pool has grown, and attach to the new daemon if the old one was replaced, so that
+        lookups see the current cache. For processes that look up and rarely make other calls. Returns False if there is
+        no daemon or it did not answer; lookups then see the previous state."""
         return int(lib.kvd_catch_up(self._open())) == 0
 
     def fetch(self, tokens: Tokens, group: int = 0, *, salt: int = 0) -> Fetch:
-        """Has the daemon bring up what its file or its servers have behind what is in the pool of a prompt. Returns at
-        once; a lookup finds what has come. One message to the daemon. kvd.Busy: too many fetches of the domain
-        wait already."""
+        """Start to load the part of a prompt that follows its blocks in the pool from the daemon's file or its servers.
+        Returns at once; later lookups find the loaded blocks. Sends one request. Raises kvd.Busy if too many fetches
+        of the domain are queued."""
         return Fetch(self._open(), group, salt, words(tokens))
 
     def find(self, tokens: Tokens, group: int = 0, *, salt: int = 0, wait: float = 1.0) -> Pin:
-        """catch_up() and lookup(); what is not in the pool is fetched, and waited for, if there is a tier below that
-        has it: at most so many seconds in all, after which it is quicker to compute."""
+        """Do catch_up() and lookup(), and fetch missing blocks if a tier below the pool has them. Waits for at most
+        `wait` seconds in total, after which computing is faster."""
         row, until = words(tokens), time.monotonic() + wait
         self.catch_up()
         pin = self.lookup(row, group, salt=salt)
@@ -112,7 +114,7 @@ class Space:
         return pin
 
     def _brings(self, row: Tokens, group: int, salt: int, until: float) -> bool:
-        """Whether something came up; not having been able to ask is nobody's failure."""
+        """Return whether a fetch was made and ended in time. Errors count as no."""
         try:
             with self.fetch(row, group, salt=salt) as fetch:
                 return bool(fetch) and fetch.wait(until - time.monotonic())
@@ -120,16 +122,17 @@ class Space:
             return False
 
     def match(self, tokens: Tokens, group: int = 0, *, salt: int = 0) -> int:
-        """How many tokens a lookup would find now. A hint: holds nothing, and is true at no particular time."""
+        """Return how many tokens a lookup would find now, without pinning. The result may already be out of date."""
         row = words(tokens)
         return check(lib.kvd_match_salted(self._open(), number("group", group), number("salt", salt, 64),
                                           *row.buffer_info()))
 
     def lookup_keys(self, keys: bytes | Sequence[bytes], blocks: int = 1) -> list[Pin]:
-        """Finds objects of so many blocks by their keys: a pin each, false where there is none. Whole or not at all.
+        """Find objects of `blocks` blocks by their keys, each completely or not at all. Returns a pin per key, which is
+        false if the object was not found.
 
-        For spaces that are causal, of opaque blocks, with vocab=0 and block_tokens from 4 to 8: a key is any
-        4 * block_tokens bytes. keys are a list of them, or all of them in one bytes. kvd.Invalid: not such a space.
+        For causal spaces of opaque blocks with vocab=0 and block_tokens 4 to 8: a key is any 4 * block_tokens bytes.
+        keys is a list of keys, or their concatenation in one bytes object. Raises kvd.Invalid for other spaces.
         """
         (joined, n), size = self._keys(keys), 4 * self.geometry.block_tokens
         pins = [Pin(self) for _ in range(n)]
@@ -148,8 +151,9 @@ class Space:
                 pin._took(found[i], rows[i * blocks:(i + 1) * blocks])
 
     def seal_key(self, key: bytes, blocks: Sequence[Block]) -> Pin:
-        """Publishes filled blocks as the object of that name, see lookup_keys(); always as many for one key. Returns a
-        pin of it, whose blocks are others if somebody was first. Errors as of Pin.seal()."""
+        """Publish filled blocks as the object with this key, see lookup_keys(). A key must always have the same number
+        of blocks. Returns a pin of the object; its blocks differ from those given if another process was first. Raises
+        the same errors as Pin.seal()."""
         joined, _ = self._keys([key])
         pin = Pin(self)
         pin._seal_key(joined, blocks)
@@ -166,17 +170,18 @@ class Space:
     # ---- filling -----------------------------------------------------------------------------------------------------
 
     def alloc(self, n: int) -> list[Block]:
-        """n blocks to fill, or none at all: kvd.PoolFull or kvd.QuotaExceeded, at once. Evicts what nobody holds."""
+        """Allocate n blocks to fill. Evicts unused blocks if necessary. Raises kvd.PoolFull or kvd.QuotaExceeded if it
+        cannot return all n; it then allocates none, and does not wait for blocks to become free."""
         handle = self._open()
         if number("n", n) > 2 * PIECE and n > 2 * self.available() + PIECE:     # available() is an estimate
             raise Error(errno.ENOBUFS, f"space {self.name!r} can have about {self.available()} blocks more, not {n}")
         return [Block(self, handle, struct) for struct in take(handle, n)]
 
     def free(self, blocks: Iterable[Block], stream: int | None = None) -> None:
-        """Gives back blocks that were not sealed, with their contents; others are left alone.
+        """Free blocks that were not sealed; others are ignored.
 
-        stream: a GPU's that may still be writing them. One that is being captured into a graph is refused (kvd.Error,
-        EBUSY), and what was not freed stays; nothing else can fail.
+        stream: a GPU stream that may still be writing them. Raises kvd.Error (EBUSY) if it is being captured into a
+        graph; the blocks that were not freed then remain the caller's. There are no other errors.
         """
         given = [block for block in blocks if block._struct.view]
         if not given:
@@ -194,25 +199,26 @@ class Space:
         check(result)
 
     def flush(self) -> None:
-        """Waits until the daemon has seen all that was posted in the space. Errors of what was: see Pin.post()."""
+        """Wait until the daemon has processed all posts in the space. Raises the errors of posts, see Pin.post()."""
         check(lib.kvd_flush(self._open()))
 
     def reserve(self, n: int) -> int:
-        """The library's magazine holds at least n blocks from now on, if the pool has them, until the next reserve():
-        alloc() of up to n cannot fail then. Counts as blocks being filled. Returns how many it holds now."""
+        """Keep at least n blocks in the library's magazine from now on, if the pool has them, so that alloc() of up to
+        n blocks cannot fail. n replaces the previous reserve. Reserved blocks count as blocks being filled. Returns the
+        number of blocks in the magazine."""
         return check(lib.kvd_reserve(self._open(), number("n", n)))
 
     def available(self) -> int:
-        """About how many blocks alloc() could give now, for schedulers: an estimate from shared memory, of what is
-        free, may still grow, or is held by nobody."""
+        """Estimate how many blocks alloc() could return now, for schedulers: free blocks, growth, and unpinned sealed
+        blocks. Reads shared memory only."""
         return check(lib.kvd_available(self._open()))
 
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def memory(self) -> Memory:
-        """Where all blocks lie, for engines with block tables of their own; for from_dlpack, too. Also maps what the
-        pool has grown by: call it again when an id is not below its `mapped`, which another process of the engine
-        told."""
+        """Return where all blocks are, for engines with block tables of their own and for from_dlpack. Also maps memory
+        by which the pool has grown: call it again when another process of the engine passes an id that is not below
+        `mapped`."""
         struct = MemoryStruct()
         check(lib.kvd_space_memory(self._open(), byref(struct)))
 
@@ -223,12 +229,12 @@ class Space:
         return Memory(self.device, make, struct)
 
     def layer(self, layer: int, values: bool = False) -> View:
-        """The K (or V) plane of a layer of the model, for from_dlpack: [blocks, heads, tokens, dim] in order "hnd",
-        [blocks, tokens, heads, dim] in "nhd", strided, over all blocks that there can be, so it is never stale. Index
-        it with block ids.
+        """Return the K (or V) plane of a layer of the model, for from_dlpack: [blocks, heads, tokens, dim] in order
+        "hnd" or [blocks, tokens, heads, dim] in order "nhd", strided, over all possible blocks. Index it with block
+        ids.
 
-        Pins nothing: read only blocks that a pin holds, write only those that are being filled. kvd.Invalid, from
-        from_dlpack: there is no such layer, or blocks are opaque.
+        It pins no blocks: read only blocks that a pin holds, write only blocks being filled. from_dlpack raises
+        kvd.Invalid if there is no such layer or blocks are opaque.
         """
         def make(_stream: int | None) -> c_void_p:
             tensor = c_void_p()
@@ -237,8 +243,9 @@ class Space:
         return View(self.device, make, f"{'values' if values else 'keys'} of layer {layer}")
 
     def read(self, pin: Pin, out: Any) -> None:
-        """Copies the blocks of a pin into an array, one after the other: a contiguous, writable one of exactly
-        len(pin) * block_bytes bytes (numpy, torch, bytearray, ...). BufferError: it is none; ValueError: another size.
+        """Copy the blocks of a pin, one after the other, into a contiguous, writable array of exactly len(pin) *
+        block_bytes bytes (numpy, torch, bytearray, ...). Raises BufferError if it is not contiguous and writable or the
+        blocks are on a GPU, ValueError if it has another size.
         """
         self._check_copy(pin._open())
         size = self.block_bytes
@@ -248,8 +255,9 @@ class Space:
                 lib.kvd_copy(to + first * size, pin.address(block), n * size)
 
     def write(self, blocks: Sequence[Block], source: Any) -> None:
-        """Fills blocks from an array, one after the other: a contiguous one of exactly len(blocks) * block_bytes bytes.
-        BufferError: it is not contiguous; ValueError: it has another size; kvd.Closed: a block is not being filled.
+        """Fill blocks, one after the other, from a contiguous array of exactly len(blocks) * block_bytes bytes. Raises
+        BufferError if it is not contiguous or the blocks are on a GPU, ValueError if it has another size, kvd.Closed if
+        a block is not being filled.
         """
         size = self.block_bytes
         with memory(source) as (at, given):
@@ -260,7 +268,7 @@ class Space:
                 lib.kvd_copy(block.data, at + i * size, size)
 
     def _check_copy(self, handle: Handle) -> None:
-        """kvd.Forked: this process has not mapped the blocks."""
+        """Raise BufferError if the blocks are on a GPU, kvd.Forked if this process has not mapped them."""
         if self.device[0] != CPU:
             raise BufferError("the blocks are in a GPU's memory: copy tensors of them")
         check(lib.kvd_available(handle))
@@ -268,57 +276,60 @@ class Space:
     # ---- methods and numbers -----------------------------------------------------------------------------------------
 
     def lease(self, tokens: Tokens, timeout: float = 0.0) -> Lease:
-        """Asks for the right to compute a prefix that lookup() did not find, in a bidirectional space.
+        """Request the right to compute a prefix that lookup() did not find, in a bidirectional space.
 
-        True: compute it, seal it, and end the lease (a with does). False: another process finished it meanwhile; look
-        up again. kvd.Busy: another process still computes it after timeout seconds: compute it without storing.
+        The lease is true if the caller has the right: compute the prefix, seal it, and end the lease (a with block
+        does). It is false if another process finished the prefix meanwhile: look up again. Raises kvd.Busy if another
+        process is still computing it after timeout seconds: compute it without storing.
         """
         return Lease(self._open(), words(tokens), timeout)
 
     def sequence(self, max_blocks: int) -> TokenSequence:
-        """A request's own table of at most so many blocks, for the methods. kvd.TooMany: the space has no more."""
+        """Open a request's block table of at most max_blocks blocks, for the methods. Raises kvd.TooMany if the space
+        has too many of them."""
         return TokenSequence(self, self._open(), max_blocks)
 
     def setting(self, name: str) -> float:
-        """A setting of the space by its name, as kvctl(1) lists them: "keydiff" (0 or 1), "keydiff.budget", ..."""
+        """Return a setting of the space by its name in kvctl(1): "keydiff" (0 or 1), "keydiff.budget", ..."""
         value = c_double()
         check(lib.kvd_space_setting(self._open(), c_string("name", name), byref(value)))
         return value.value
 
     def set(self, name: str, value: float) -> None:
-        """Changes a setting for all users of the space. kvd.Invalid: no such setting, or not a value of it."""
+        """Change a setting for all users of the space. Raises kvd.Invalid for an unknown setting or invalid value."""
         check(lib.kvd_space_set(self._open(), c_string("name", name), value))
 
     def counters(self) -> Counters:
-        """Of this process in the space, since it was opened."""
+        """Return counts of this process since the space was opened."""
         struct = CountersStruct()
         lib.kvd_counters(self._open(), byref(struct))
         return Counters(*(getattr(struct, name) for name in Counters._fields))
 
     def prefix_depth(self, prefix: int, prompt: int, generated: int) -> int:
-        """BiCache: how many layers of a shared prefix to use as they are, for these numbers of tokens; 0: the space has
-        no table yet."""
+        """BiCache: return how many layers of a shared prefix to reuse unchanged, for these numbers of tokens; 0 if the
+        space has no table."""
         return check(lib.kvd_prefix_depth(self._open(), number("prefix", prefix), number("prompt", prompt),
                                           number("generated", generated)))
 
     def prefix_refresh(self, step: int) -> bool:
-        """BiCache: whether the deep layers are computed anew at this step, from 1."""
+        """BiCache: return whether the deep layers are to be recomputed at this step (counted from 1)."""
         return bool(check(lib.kvd_prefix_refresh(self._open(), number("step", step))))
 
     def prefix_sample(self, ratio: int, blocks: Sequence[Block], tokens: int) -> None:
-        """BiCache: one sample of the profile at a prefix of `ratio` percent and so many tokens. For each layer group
-        the blocks with the prefix alone, then as many with the whole input. They stay the caller's. Waits for the
-        worker."""
+        """BiCache: submit one profile sample for a prefix of `tokens` tokens that is `ratio` percent of its request.
+
+        blocks contains, for each layer group, the prefix's blocks computed alone, then as many computed with the whole
+        input. They remain the caller's. Waits up to a minute for the worker."""
         room = structs_of(list(blocks))
         each = len(room) // (2 * max(1, self.geometry.layer_groups))
         check(lib.kvd_prefix_sample(self._open(), number("ratio", ratio), each, room, number("tokens", tokens)))
 
     def settle(self) -> int:
-        """Lets go of what streams of the GPU have passed; how many pins and blocks still wait for one."""
+        """Release pins and blocks that GPU streams have passed. Returns how many still wait for a stream."""
         return check(lib.kvd_settle(self._open()))
 
     def close(self) -> None:
-        """No call begins anew. Never fails; again does nothing."""
+        """Close the space: new calls raise kvd.Closed. Never fails; does nothing if already closed."""
         self._handle = None
 
     def _open(self) -> Handle:
@@ -338,7 +349,7 @@ class Space:
 
 
 def _runs(ids: list[int]) -> Iterable[tuple[int, int, int]]:
-    """Consecutive ids as (where, the first one, how many)."""
+    """Yield runs of consecutive ids as (index of the first, first id, number of ids)."""
     first = 0
     for i in range(1, len(ids) + 1):
         if i == len(ids) or ids[i] != ids[i - 1] + 1:

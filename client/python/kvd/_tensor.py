@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other libraries make tensors of, in place, by DLPack."""
+"""Memory that other libraries turn into tensors in place, by DLPack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional
 
 from ._native import MemoryStruct, check, lib
 
-# Python's own functions are called with the interpreter's lock held. The names must live as long as any capsule.
+# Python's own functions need the interpreter lock, hence PYFUNCTYPE. The names must live as long as any capsule.
 _NAME, _VERSIONED = ctypes.create_string_buffer(b"dltensor"), ctypes.create_string_buffer(b"dltensor_versioned")
 _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, c_void_p, c_void_p)(("PyCapsule_New", ctypes.pythonapi))
 _FREE = ctypes.cast(lib.kvd_dlpack_capsule_free, c_void_p).value
@@ -18,37 +18,38 @@ _FREE = ctypes.cast(lib.kvd_dlpack_capsule_free, c_void_p).value
 CPU, CUDA = 1, 2    # DLPack's kinds of devices
 
 Make = Callable[[Optional[int]], c_void_p]
-"""Makes a struct DLManagedTensor for a consumer on a stream (DLPack's number of it)."""
+"""Makes a struct DLManagedTensor for a consumer on a stream (DLPack's stream number)."""
 
 
 def _capsule(tensor: c_void_p, versioned: bool) -> Any:
-    """Owns the tensor until somebody takes it out; frees it if nobody does, in C, whatever is left of Python then."""
+    """Make a capsule that owns the tensor until a consumer takes it. Otherwise a C function frees it, even during
+    interpreter shutdown."""
     if versioned:
         check(lib.kvd_dlpack_versioned(tensor, byref(tensor)))
     return _new_capsule(tensor, ctypes.addressof(_VERSIONED if versioned else _NAME), _FREE)
 
 
 def stream_of(stream: int | None) -> int | None:
-    """DLPack's number of a consumer's stream as a CUstream: None is the legacy default stream, which CUDA calls 0."""
+    """Convert DLPack's stream number to a CUstream; None is the legacy default stream, NULL in CUDA."""
     return None if stream in (None, 0, 1) else stream
 
 
 class View:
-    """Memory of the pool as other libraries take it: torch.from_dlpack(view), numpy.from_dlpack(view) and the like.
+    """Memory of the pool for other libraries: torch.from_dlpack(view), numpy.from_dlpack(view) and the like.
     numpy.asarray(view) is numpy.from_dlpack(view).
 
-    Every from_dlpack makes a tensor of its own, without a copy. It may live as long as it likes: the space is closed
-    when its last tensor is gone.
+    Every from_dlpack makes a new tensor, without a copy. It may live as long as necessary: the space stays open until
+    its last tensor is gone.
 
-    Consumers that know DLPack 1.0 (numpy from 2.1, torch from 2.9) are told what is read-only: numpy makes such an
-    array, torch has none, and in host memory a write is a segmentation fault, as the memory is mapped read-only. Older
-    ones are not given what is read-only on a GPU. """
+    Consumers that support DLPack 1.0 (numpy from 2.1, torch from 2.9) learn which memory is read-only. numpy then makes
+    a read-only array; torch has no read-only tensors, and in host memory a write raises SIGSEGV because the memory is
+    mapped read-only. Older consumers are refused read-only memory on a GPU. """
 
     def __init__(self, device: tuple[int, int], make: Make, what: str, read_only: bool = False):
         self._device, self._make, self._what, self._read_only = device, make, what, read_only
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """(1, 0): host memory; (2, n): GPU n of this process."""
+        """Return (1, 0) for host memory, (2, n) for GPU n of this process."""
         return self._device
 
     def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None,
@@ -63,7 +64,8 @@ class View:
         return _capsule(self._make(stream), versioned)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """For numpy.asarray(). BufferError: the memory is a GPU's, or numpy has no such dtype (bf16)."""
+        """Return an array for numpy.asarray(). Raises BufferError if the memory is on a GPU or numpy does not have the
+        dtype (bf16)."""
         if self._device[0] != CPU:
             raise BufferError("the memory is in a GPU, where numpy does not read")
         try:
@@ -79,23 +81,23 @@ class View:
 
 
 class Memory(View):
-    """Where the blocks of a space lie in this process. Made by Space.memory().
+    """Addresses of a space's blocks in this process. Made by Space.memory().
 
-    As a tensor, int8 [blocks, block_bytes] over all addresses, never stale: write only blocks that are being filled,
-    read only those that somebody holds.
+    As a tensor, it is int8 [blocks, block_bytes] over the whole range of addresses. Write only blocks being filled, and
+    read only blocks that this process or another process of the engine holds.
     """
 
     def __init__(self, device: tuple[int, int], make: Make, struct: MemoryStruct):
         super().__init__(device, make, "all blocks")
         self.base = int(struct.base)
-        """The address of block 0: block b lies at base + b * block_bytes, writable where the caller may write."""
+        """Address of block 0: block b is at base + b * block_bytes, writable if the caller may write it."""
         self.sealed = int(struct.sealed)
-        """The same memory, read-only, as pins give it out. On a GPU: base."""
+        """Address of block 0 in the same memory mapped read-only, as in pins. On a GPU: base."""
         self.block_bytes = int(struct.block_bytes)
         self.blocks = int(struct.blocks)
-        """Ids below this fit the reserved addresses, and there are no others."""
+        """Number of blocks in the reserved range: all ids are below this."""
         self.mapped = int(struct.mapped)
-        """Ids below this are mapped at present; beyond, only blocks that the caller holds."""
+        """Ids below this are mapped now; from here on, only blocks that the caller holds."""
 
     def __repr__(self) -> str:
         return f"<kvd.Memory: {self.blocks} blocks of {self.block_bytes} bytes at {self.base:#x}, {self.mapped} mapped>"
