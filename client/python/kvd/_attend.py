@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over blocks where they lie, on the processor (kvd_attend.h)."""
+"""Attention over blocks in place, on the CPU (kvd_attend.h)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ def _base_of(holder: Pin | Block) -> int:
 
 
 def _check_row(ld: int, row: int, n: int) -> None:
-    """Rows must not overlap."""
+    """Check that rows do not overlap."""
     if ld < row and n > 1 or ld < 0:
         raise ValueError(f"a row of {row} floats does not fit into {ld}")
 
 
 class Table:
-    """The blocks of one sequence, for attention over them where they lie (man 3 libkvd_attend).
+    """The blocks of one sequence, for attention over them in place (man 3 libkvd_attend).
 
-    Position p is slot p % block_tokens of block p // block_tokens. A table holds nothing: whoever makes it keeps the
-    pins and blocks that it names. One thread's at a time. Numbers are float32 in the processor's memory, given by
-    address (torch: tensor.data_ptr(), numpy: array.ctypes.data); ld is how many floats lie from token to token. What is
-    stored is rounded to the space's dtype. kvd.Invalid: a block is not mapped, or not being filled where it is written
-    to, or the space is on a GPU, is opaque, or has another dtype than f32, f16 and bf16.
+    Position p is slot p % block_tokens of block p // block_tokens. A table does not hold blocks: its owner must keep
+    the pins and blocks that it names. For one thread at a time. Inputs and outputs are float32 in host memory, passed
+    by address (torch: tensor.data_ptr(), numpy: array.ctypes.data); ld is the number of floats from one token to the
+    next. Stored values are rounded to the space's dtype.
+
+    Calls raise kvd.Invalid if a block is not mapped, if a block to write is not being filled, or if the space is on a
+    GPU, is opaque, or has a dtype other than f32, f16 and bf16.
     """
 
     def __init__(self, space: Space):
@@ -40,7 +42,7 @@ class Table:
         self._dim = space.geometry.head_dim
         self._row = space.geometry.kv_heads * self._dim     # floats of a token's keys
         self.base = 0
-        """Address of block 0 of the daemon whose blocks these are: block b is at base + b * block_bytes."""
+        """Address of block 0, of the daemon that these blocks belong to: block b is at base + b * block_bytes."""
         self._ids = (c_uint32 * 64)()
         self._struct = TableStruct(blocks=ctypes.addressof(self._ids))
         self._at = ctypes.addressof(self._struct)
@@ -50,12 +52,12 @@ class Table:
 
     @property
     def blocks(self) -> list[int]:
-        """Ids, in the order of positions."""
+        """Ids of the blocks, in order of position."""
         return self._ids[:len(self)]
 
     def extend(self, holder: Pin | Block, ids: Sequence[int]) -> bool:
-        """Appends blocks, of which holder is the pin or one of those to be filled. False, and nothing changes: they are
-        of another daemon than the table's, which was replaced in between."""
+        """Append blocks, where holder is their pin or one of them that is being filled. Returns False, and changes
+        nothing, if they belong to another daemon than the table, which was replaced in between."""
         view = holder._struct.view
         if self._struct.view not in (None, view):
             return False
@@ -69,13 +71,14 @@ class Table:
         return True
 
     def replace(self, first: int, ids: Sequence[int]) -> None:
-        """Other blocks with the same contents, as Pin.seal() returns them."""
+        """Replace blocks with others of the same content, as returned by Pin.seal()."""
         if not 0 <= first <= len(self) - len(ids):
             raise ValueError(f"blocks {first} to {first + len(ids) - 1} of a table of {len(self)}")
         self._ids[first:first + len(ids)] = [number("id", it) for it in ids]
 
     def write(self, layer: int, first: int, n: int, k: int, v: int, ld: int) -> None:
-        """Stores the keys and values of n tokens from position first on: rows of [kv_heads, head_dim]."""
+        """Store the keys and values of n tokens from position first on: [n, kv_heads, head_dim], rows ld floats
+        apart."""
         _check_row(ld, self._row, n)
         self._struct.first, self._struct.n = number("first", first), number("n", n)
         result = lib.kvd_paged_write(self._handle, number("layer", layer), self._at, k, v, ld)
@@ -84,8 +87,8 @@ class Table:
 
     def attend(self, layer: int, first: int, n: int, heads: int, scale: float, q: int, ldq: int, out: int,
                ldo: int) -> None:
-        """Causal attention of n tokens from position first on over all positions up to their own: queries and results
-        are rows of [heads, head_dim]."""
+        """Compute causal attention from n tokens at position first to all positions up to their own. Queries and
+        results are [n, heads, head_dim], with rows ldq and ldo floats apart."""
         row = number("heads", heads) * self._dim
         _check_row(ldq, row, n)
         _check_row(ldo, row, n)

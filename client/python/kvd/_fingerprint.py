@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A number of everything that changes the bytes of a block."""
+"""Fingerprints of everything that changes the bytes of a block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ._native import lib
 
 
 class _Fingerprint:
-    """Each value goes in as two parts, what it is and its bytes, so that no two different values are written alike."""
+    """Hashes each value as two parts, its kind and its bytes, so that different values have different encodings."""
 
     def __init__(self) -> None:
         self.value = (c_uint64 * 2)()
@@ -50,7 +50,7 @@ class _Fingerprint:
             self.put(f"array {getattr(it, 'dtype', '')} {list(getattr(it, 'shape', ()))}", it)
 
     def add_file(self, path: Path) -> None:
-        """Contents; of a folder, those of all files in it, with their names."""
+        """Add a file's contents, or names and contents of all files in a directory."""
         if path.is_dir():
             files = sorted(it for it in path.rglob("*") if it.is_file())
             self.put(f"folder {len(files)}")
@@ -67,13 +67,13 @@ class _Fingerprint:
 
 
 def fingerprint(*parts: Any) -> tuple[int, int]:
-    """Two numbers of 64 bits for Geometry(fingerprint=...), of everything else that makes other bytes: which weights,
-    the RoPE parameters, versions and kernels of the engine, the layout it uses.
+    """Hash everything else that changes the bytes of a block into two numbers of 64 bits, for
+    Geometry(fingerprint=...): the weights, the RoPE parameters, versions and kernels of the engine, its layout.
 
-    Parts are str, bytes, int, float, bool, None, lists, tuples and dicts of them, dtypes, arrays (whatever has a
-    buffer, or a contiguous tensor of torch on the processor), and Paths: the contents of a file, or of all files in a
-    folder with their names. Order counts, except in dicts. The same on every machine. TypeError: a part is none of
-    these.
+    Parts are str, bytes, int, float, bool, None, lists, tuples and dicts of them, dtypes, arrays (anything with a
+    buffer, or a contiguous CPU tensor of torch), and Paths: the contents of a file, or names and contents of all files
+    in a directory. Order matters, except in dicts. The result is the same on every machine. Raises TypeError for other
+    parts.
 
         kvd.fingerprint("my-engine 1.2", Path("model.safetensors"), {"rope_theta": 10000.0})
     """

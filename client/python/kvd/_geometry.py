@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a block is."""
+"""Geometry of blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i8": 1}
 
 
 def choice(field: str, name: str) -> int:
-    """The number that libkvd has for one of its words; ValueError names the words."""
+    """Return libkvd's number for a name; ValueError lists the names."""
     try:
         return _CHOICES[field][name]
     except KeyError:
@@ -32,7 +32,7 @@ def choice(field: str, name: str) -> int:
 
 
 def dtype_name(dtype: Any) -> str:
-    """f32, f16, bf16 or i8, of that name, of a longer one ("bfloat16"), or of a dtype of numpy, torch, jax,
+    """Return f32, f16, bf16 or i8 for that name, a longer one ("bfloat16"), or a dtype of numpy, torch, jax or
     ml_dtypes."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
     name = str(name).removeprefix("torch.")
@@ -43,17 +43,18 @@ def dtype_name(dtype: Any) -> str:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Every field that changes bytes of a block (struct kvd_geometry of kvd.h).
+    """Every field that changes the bytes of a block (struct kvd_geometry of kvd.h).
 
-    A block holds block_tokens tokens of layers / layer_groups consecutive layers: of each layer the K plane, then the V
-    plane, [kv_heads, block_tokens, head_dim] in order "hnd", [block_tokens, kv_heads, head_dim] in order "nhd"; and
-    behind the last layer the state plane, [block_tokens, state_width], if there is one.
+    A block contains block_tokens tokens of layers / layer_groups consecutive layers. For each layer it has the K plane,
+    then the V plane, [kv_heads, block_tokens, head_dim] in order "hnd" or [block_tokens, kv_heads, head_dim] in order
+    "nhd". The optional state plane, [block_tokens, state_width], follows the last layer.
 
-    dtype is of K, V and state: a name ("f32", "float32", "f16", "bf16", "bfloat16", "i8", ...) or a dtype of numpy or
-    torch. rope says whether keys are stored "post" or "pre" rotation, or never rotated ("none"). Token ids are below
-    vocab. fingerprint, two numbers of 64 bits, is of everything else that makes other bytes: see kvd.fingerprint.
+    dtype applies to K, V and state: a name ("f32", "float32", "f16", "bf16", "bfloat16", "i8", ...) or a dtype of numpy
+    or torch. rope: keys are stored after rotation ("post"), before it ("pre"), or are not rotated ("none"). Token ids
+    are below vocab. fingerprint, two numbers of 64 bits, covers everything else that changes bytes: see
+    kvd.fingerprint.
 
-    Two programs share a space only if all of this is equal. Blocks that are laid out in another way: Geometry.opaque.
+    Programs share a space only if all of these are equal. For blocks with another layout, use Geometry.opaque.
     """
 
     layers: int
@@ -80,10 +81,10 @@ class Geometry:
     @classmethod
     def opaque(cls, block_bytes: int, layout: str, *, block_tokens: int = 16, vocab: int = 0,
                fingerprint: tuple[int, int] = (0, 0)) -> Geometry:
-        """Blocks of so many bytes (a multiple of 64), of which libkvd knows nothing but the name of what is inside.
+        """Make a geometry of blocks of block_bytes bytes (a multiple of 64), whose format libkvd does not know.
 
-        layout is of the characters [A-Za-z0-9._-], 31 at most. vocab 0: every number of 32 bits is a token, as spaces
-        that are found by keys need it (Space.lookup_keys). Tensors of such blocks are uint8 [block_bytes].
+        layout is the name of the format, at most 31 characters of [A-Za-z0-9._-]. vocab 0: every number of 32 bits is a
+        token, as Space.lookup_keys requires. Tensors of such blocks are uint8 [block_bytes].
         """
         if block_bytes <= 0:
             raise ValueError(f"a block has a multiple of 64 bytes, not {block_bytes}")
@@ -98,7 +99,7 @@ class Geometry:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block. kvd.Invalid if there can be no such block."""
+        """Size of a block in bytes. Raises kvd.Invalid if the geometry is invalid."""
         size: int = lib.kvd_block_bytes(byref(self._struct()))
         if not size:
             raise Error(errno.EINVAL, f"there can be no such block: {self}")

@@ -80,7 +80,7 @@ SONAME = "libkvd.so.0"
 
 
 def _load() -> tuple[ctypes.CDLL, str]:
-    """$KVD_LIBRARY, or the one that came with this package, or the system's."""
+    """Load $KVD_LIBRARY, or the library inside this package, or the system's."""
     inside = Path(__file__).with_name(SONAME)
     name = os.environ.get("KVD_LIBRARY") or (str(inside) if inside.exists() else SONAME)
     try:
@@ -188,19 +188,19 @@ _declare()
 
 
 def error(result: int) -> Error:
-    """Of a negative result. In the thread that made the call, before its next one."""
+    """Return the exception for a negative result. Call it in the same thread, before the next call of libkvd."""
     return Error(-result, lib.kvd_error().decode(errors="replace"))
 
 
 def check(result: int) -> int:
-    """The result, if it is not an error."""
+    """Return the result, or raise its error."""
     if result < 0:
         raise error(result)
     return result
 
 
 def number(field: str, value: SupportsIndex, bits: int = 32) -> int:
-    """A number that fits its C type: ctypes would cut it off in silence."""
+    """Return the value as an int of that many bits, or raise ValueError; ctypes would truncate it silently."""
     it = operator.index(value)
     if not 0 <= it < 1 << bits:
         raise ValueError(f"{field} is a number from 0 to {(1 << bits) - 1}, not {it}")
@@ -208,12 +208,12 @@ def number(field: str, value: SupportsIndex, bits: int = 32) -> int:
 
 
 def ticks(seconds: float, each: int, bits: int) -> int:
-    """A time limit as so many of them a second, or the longest one that there is."""
+    """Convert a time limit to units of which each second has `each`, at most the largest number of `bits` bits."""
     return round(min(max(0.0, seconds * each), (1 << bits) - 1))
 
 
 def c_string(field: str, value: str | bytes) -> bytes:
-    """For a function that would take a NUL for the end."""
+    """Encode a string for C. Raises ValueError if it contains a NUL."""
     it = value.encode() if isinstance(value, str) else value
     if 0 in it:
         raise ValueError(f"{field} contains a NUL: {value!r}")

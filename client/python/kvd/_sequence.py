@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request's table of blocks, and the methods on it (kvd_methods.h)."""
+"""Block table of one request, and the methods on it (kvd_methods.h)."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ if TYPE_CHECKING:
 
 
 class EntryFlags(enum.IntFlag):
-    """What an entry of a sequence is; of those not resident, how it may come back."""
+    """State of an entry of a sequence; for entries that are not resident, how they can be revived."""
 
     OWN = 1
     """Filled by this sequence."""
     BORROWED = 2
-    """Of the prefix cache: held by the caller's pin, never changed."""
+    """From the prefix cache: held by the caller's pin, never changed."""
     SHARED = 4
-    """MemShare: a similar block stands in."""
+    """MemShare: a similar block is used instead."""
     APPROX = 8
-    """KVReviver: contents came from the sketch."""
+    """KVReviver: reconstructed from the sketch."""
     SPILLED = 16
-    """Not resident: there is an exact copy."""
+    """Not resident; there is an exact copy."""
     VAGUE = 32
-    """Not resident: it is in the sketch (and there may be an exact copy)."""
+    """Not resident; in the sketch (and perhaps an exact copy)."""
     DROPPED = 64
-    """Not resident, and nothing can bring it back."""
+    """Not resident, and cannot be revived."""
     COMPACT = 128
-    """KeyDiff: slot j has, for each layer and head, another token: see Sequence.compact()."""
+    """KeyDiff: each layer and head has its own tokens, see Sequence.compact()."""
 
 
 class Entry(NamedTuple):
     """A block in a sequence's table, as it was when Sequence.entries() was called."""
 
     data: int
-    """The block's address, to be read only; 0: not resident, so attention must leave its tokens out."""
+    """Address of the block, read-only; 0 if not resident: attention must skip its tokens."""
     block: int
-    """Its id."""
+    """Id of the block."""
     generation: int
     position: int
-    """Of its first token in the sequence."""
+    """Position of its first token in the sequence."""
     tokens: int
     delta: int
-    """Its keys were rotated for positions so much lower: rotate queries by -delta."""
+    """Its keys are rotated for positions lower by delta: rotate queries by -delta."""
     flags: EntryFlags
 
 
 class Stats(NamedTuple):
-    """Of a sequence. MemShare's affected ratio is shared_tokens / tokens."""
+    """Statistics of a sequence. MemShare's affected ratio is shared_tokens / tokens."""
 
     blocks: int
     resident: int
@@ -74,16 +74,16 @@ class Stats(NamedTuple):
     revived_approx: int
     compacted: int
     resident_bytes: int
-    """Of blocks in the pool that it uses; one that stands in for others counts once."""
+    """Bytes of resident blocks of unshared entries."""
     label_bytes: int
-    """Of its blocks' summaries: labels, anchors, norms."""
+    """Bytes of its blocks' summaries: labels, anchors, norms."""
     copy_bytes: int
-    """Of exact copies, as the daemon said at the last sync."""
+    """Bytes of exact copies, as of the last sync."""
     sketch_bytes: int
 
 
 class Labels(NamedTuple):
-    """HShare's labels of an entry's tokens, a copy: [layer][kv head][token], label_bytes each."""
+    """Copy of HShare's labels of an entry's tokens: [layer][kv head][token], label_bytes each."""
 
     data: bytes
     channels: int
@@ -93,7 +93,7 @@ class Labels(NamedTuple):
     head_stride: int
     """Bytes from KV head to KV head."""
     channel: array[int]
-    """Which channels of a key a label is of: [layers][kv_heads][channels]."""
+    """Indices of a key's channels in its label: [layers][kv_heads][channels]."""
 
 
 class Sharing(NamedTuple):
@@ -110,18 +110,18 @@ _REVIVE = {"exact": 1, "approx": 2, "both": 3}
 
 
 class Sequence:
-    """A table of blocks. Made by Space.sequence(); one thread's at a time. True if anything is in it.
+    """A table of blocks, made by Space.sequence(). For one thread at a time. True if it has entries.
 
-    Nothing changes between two calls of sync(). What is computed with an entry that is SHARED, APPROX or COMPACT is an
-    approximation and must not be published with Pin.seal(). kvd.Stale, from any call: its daemon is gone; it still can
-    be read and closed.
+    Entries change only in sync() and wait(). Keys and values computed with an entry that is SHARED, APPROX or COMPACT
+    are approximate and must not be published with Pin.seal(). Calls raise kvd.Stale if the daemon is gone; the sequence
+    can still be read and closed.
     """
 
     def __init__(self, space: Space, handle: Handle, max_blocks: int):
         self.space = space
         pointer = c_void_p()
         check(lib.kvd_sequence_open(handle, number("max_blocks", max_blocks), byref(pointer)))
-        self._pins: list[Pin] = []      # of what was borrowed: held until the sequence is closed
+        self._pins: list[Pin] = []      # pins of borrowed blocks, held until the sequence is closed
         self._handle: Handle | None = Handle(pointer, lib.kvd_sequence_close, handle, self._pins)
 
     def __len__(self) -> int:
@@ -130,14 +130,14 @@ class Sequence:
         return n.value
 
     def entries(self) -> list[Entry]:
-        """The table, first to last, as it is now. Addresses are valid until the next sync()."""
+        """Return the current table, first to last. Addresses are valid until the next sync()."""
         n = c_uint32()
         table = lib.kvd_sequence_entries(self._open(), byref(n))
         return [Entry(it.data or 0, it.block, it.generation, it.position, it.n_tokens, it.delta, EntryFlags(it.flags))
                 for it in table[:n.value]]
 
     def borrow(self, pin: Pin, tokens: Tokens) -> None:
-        """Puts the full blocks of a prefix behind the table, with their tokens. The pin is kept until close()."""
+        """Append the full blocks of a prefix to the table, with their tokens. The pin is kept until close()."""
         row = words(tokens)
         n = len(row) // (self.space.geometry.block_tokens or 16)
         ids = array("I", pin.blocks[:n])
@@ -146,8 +146,8 @@ class Sequence:
         self._pins.append(pin)
 
     def append(self, blocks: List[Block], tokens: Tokens) -> None:
-        """Puts filled blocks with these tokens behind the table. They are the sequence's: in no index, read-only. Only
-        the last one may be filled in part. Errors as of Pin.seal()."""
+        """Append filled blocks with these tokens to the table. They then belong to the sequence: read-only, and in no
+        index. Only the last one may be partial. Raises the same errors as Pin.seal()."""
         row, room = words(tokens), structs_of(list(blocks))
         result = lib.kvd_sequence_append(self._open(), len(room), room, *row.buffer_info())
         for block, struct in zip(blocks, room):
@@ -155,47 +155,51 @@ class Sequence:
         check(result)
 
     def step(self, first: int, n: int) -> None:
-        """MemShare: tokens [first, first + n) are a step that is complete. Nothing happens if memshare is off."""
+        """MemShare: report that tokens [first, first + n) are a complete step. Does nothing if memshare is off."""
         check(lib.kvd_sequence_step(self._open(), number("first", first), number("n", n)))
 
     def sync(self) -> int:
-        """Takes over what the daemon proposes, where nothing reads the table. How many entries changed."""
+        """Apply the changes that the daemon proposes. Call it while no kernel reads the table. Returns the number of
+        entries changed."""
         return check(lib.kvd_sequence_sync(self._open()))
 
     def wait(self, timeout_s: float) -> int:
-        """Waits until nothing that this sequence asked for is under way, and takes over what came of it, as sync()
-        does. How many entries changed. TimeoutError: something is under way still; what arrived is taken over all the
-        same."""
+        """Wait until everything that this sequence requested is complete, and apply changes as sync() does. Returns the
+        number of entries changed. Raises kvd.TimedOut if something is not complete after timeout_s seconds; changes
+        that had arrived are applied."""
         return check(lib.kvd_sequence_wait(self._open(), ticks(timeout_s, 10**9, 62)))
 
     def cool(self, slots: Iterable[int], how: str) -> None:
-        """Offers own blocks to leave the pool at a later sync: "spill" (an exact copy is kept), "vague" (in the sketch)
-        or "drop"."""
+        """Offer the sequence's own blocks for removal from the pool at a later sync: "spill" (an exact copy is kept),
+        "vague" (added to the sketch) or "drop"."""
         rows = array("I", slots)
         check(lib.kvd_sequence_cool(self._open(), len(rows), rows.buffer_info()[0], _way(_COOL, how)))
 
     def revive(self, slots: Iterable[int], how: str = "exact") -> None:
-        """Asks for entries that are not resident, to arrive at a later sync: "exact", "approx" or "both", one after the
-        other. kvd.NoData: the sketch was asked alone and cannot."""
+        """Request entries that are not resident; they arrive at a later sync: "exact", "approx", or "both", first
+        approximately and then exactly. Raises kvd.NoData if only "approx" was requested and the sketch cannot restore
+        them."""
         rows = array("I", slots)
         check(lib.kvd_sequence_revive(self._open(), len(rows), rows.buffer_info()[0], _way(_REVIVE, how)))
 
     def compact(self, first: int, n: int, keep: int) -> int:
-        """KeyDiff: of the tokens in own resident entries [first, first + n), each layer and KV head keeps the `keep`
-        ones whose keys are least like the mean direction of the sequence's keys. They arrive together at a later
-        sync, in the range's first entries (COMPACT), in order of position within each head; the others are DROPPED.
-        How many entries will change. kvd.PoolFull: no room for the new blocks beside the old ones; kvd.NotSupported:
-        keydiff is off, or keys are stored before rotation or as 8 bits."""
+        """KeyDiff: among the tokens in own resident entries [first, first + n), keep for each layer and KV head the
+        `keep` tokens whose keys are least similar to the mean direction of the sequence's keys.
+
+        They arrive together at a later sync, in the range's first entries (COMPACT), in order of position within each
+        head; the other entries are DROPPED. Returns how many entries will change. Raises kvd.PoolFull if there is no
+        room for the new blocks in addition to the old ones, and kvd.NotSupported if keydiff is off, or keys are stored
+        before rotation or as 8 bits."""
         return check(lib.kvd_sequence_compact(self._open(), number("first", first), number("n", n),
                                               number("keep", keep)))
 
     def use(self, slot: int, mass: float, hits: float) -> None:
-        """What this step's attention says of an entry: its share of the attention per token, 1 the average, and how
-        many of its tokens were selected per step. Kept as moving averages."""
+        """Report how this step's attention used an entry: mass is its attention per token, relative to the average of
+        1; hits is how many of its tokens were selected. Updates moving averages."""
         lib.kvd_sequence_use(self._open(), number("slot", slot), mass, hits)
 
     def stats(self) -> Stats:
-        """Numbers of the table, as it is now."""
+        """Return current statistics of the table."""
         struct = StatsStruct()
         lib.kvd_sequence_stats(self._open(), byref(struct))
         return Stats(*(getattr(struct, name) for name in Stats._fields))
@@ -203,7 +207,7 @@ class Sequence:
     # ---- HShare ------------------------------------------------------------------------------------------------------
 
     def labels(self, slot: int) -> Labels | None:
-        """Labels of an entry's tokens, resident or not; None: not made (yet)."""
+        """Return the labels of an entry's tokens, whether or not it is resident; None if they have not been made."""
         shape = LabelShapeStruct()
         data = lib.kvd_sequence_labels(self._open(), number("slot", slot), byref(shape))
         geometry = self.space.geometry
@@ -214,15 +218,16 @@ class Sequence:
                       array("H", shape.channel[:geometry.layers * geometry.kv_heads * shape.channels]))
 
     def critical(self, blocks: List[Block], queries: int, words_: int, selected: int) -> None:
-        """What the last prompt queries select, as bits [layers][kv_heads][queries][words_] of 64 tokens each, in blocks
-        that the caller keeps until sharing() answers."""
+        """Request a sharing configuration from the tokens that the last prompt queries select, `selected` per query:
+        bits [layers][kv_heads][queries][words_], 64 tokens per word, in blocks that the caller keeps until sharing()
+        returns it or raises."""
         room = structs_of(list(blocks))
         check(lib.kvd_sequence_critical(self._open(), len(room), room, number("queries", queries),
                                         number("words_", words_), number("selected", selected)))
 
     def sharing(self) -> Sharing | None:
-        """The sharing configuration made of critical(); None: not yet. kvd.NoData: it was not called, or none could be
-        made."""
+        """Return the sharing configuration requested by critical(), or None if it is not ready. Raises kvd.NoData if
+        none was requested or it could not be made."""
         geometry = self.space.geometry
         layers = (c_uint8 * geometry.layers)()
         heads = (c_uint8 * (geometry.layers * geometry.kv_heads))()
@@ -231,7 +236,7 @@ class Sequence:
         return Sharing(bytes(layers), bytes(heads))
 
     def close(self) -> None:
-        """Everything goes back. Again does nothing."""
+        """Free the sequence, its blocks and pins. Does nothing if already closed."""
         self._handle, self._pins = None, []
 
     def _open(self) -> Handle:

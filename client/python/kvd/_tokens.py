@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids as libkvd takes them, of whatever holds integers. No loop in Python: 2,048 ids take microseconds."""
+"""Conversion of token ids for libkvd, from any container of integers. Without Python loops: 2,048 ids take
+microseconds."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from itertools import islice
 from typing import Any, Iterable, SupportsIndex, Union
 
 Tokens = Union[Iterable[SupportsIndex], Any]
-"""Integers from 0 to 2**32 - 1 in one row: a list, an array of numpy, torch or array.array, whatever has a buffer."""
+"""One row of integers from 0 to 2**32 - 1: a list, an array of numpy, torch or array.array, or anything with a
+buffer."""
 
 MOST = 1 << 28
-"""Tokens in one row."""
+"""Maximum number of tokens in one row."""
 
 _SIGNED, _UNSIGNED = "bhilqn", "BHILQN"
 _FORMATS = {"torch.int64": "q", "torch.int32": "i", "torch.int16": "h", "torch.int8": "b", "torch.uint8": "B",
@@ -21,7 +23,8 @@ _FORMATS = {"torch.int64": "q", "torch.int32": "i", "torch.int16": "h", "torch.i
 
 
 def words(tokens: Tokens) -> array[int]:
-    """A copy, as 32-bit words. TypeError: no integers; ValueError: not one row, or an id that is no token's."""
+    """Copy token ids to 32-bit words. Raises TypeError if they are not integers, ValueError if they are not one row or
+    an id is out of range."""
     if isinstance(tokens, (str, bytes, bytearray)):
         raise TypeError(f"token ids are integers, not {type(tokens).__name__}")
     _check_length(tokens)
@@ -56,7 +59,7 @@ def _words_of_objects(tokens: Any) -> array[int]:
 
 
 def _words_of_tensor(tensor: Any) -> array[int]:
-    """Of torch, which has no buffer, and may be there without numpy."""
+    """Convert a tensor of torch, which has no buffer, and may be installed without numpy."""
     kind = _FORMATS.get(str(tensor.dtype))
     _check_row(tensor.dim())
     if kind is None:
@@ -67,7 +70,8 @@ def _words_of_tensor(tensor: Any) -> array[int]:
 
 
 def _words_of_bytes(data: bytes, kind: str, size: int) -> array[int]:
-    """Sign bits are found as bytes that are not ASCII, and large numbers as upper halves that are not zero."""
+    """Convert integers of any size. Negative ids show as highest bytes that are not ASCII, too large ones as upper
+    halves that are not zero."""
     result: array[int] = array("I")
     if size == 4:
         result.frombytes(data)
@@ -84,7 +88,8 @@ def _words_of_bytes(data: bytes, kind: str, size: int) -> array[int]:
 
 
 def _take_lower_halves(result: array[int], data: bytes) -> bool:
-    """Of words of 64 bits; whether the upper halves are zero. By numpy if it is loaded: that is ten times as fast."""
+    """Append the lower halves of 64-bit words. Returns whether all upper halves are zero. Uses numpy if it is loaded,
+    which is ten times as fast."""
     numpy = sys.modules.get("numpy")
     if numpy:
         halves = numpy.frombuffer(data, "<u4").reshape(-1, 2)
@@ -96,12 +101,12 @@ def _take_lower_halves(result: array[int], data: bytes) -> bool:
 
 
 def _check_length(tokens: Any) -> None:
-    """Before it is copied: a range has any length without memory."""
+    """Check the length before copying: a range can be huge without using memory."""
     try:
         too_many = len(tokens) > MOST
     except OverflowError:
         too_many = True
-    except TypeError:           # an iterator, or a single number: checked when it is read
+    except TypeError:           # an iterator or a single number: checked when read
         return
     if too_many:
         raise ValueError(f"one row has at most {MOST} token ids")
