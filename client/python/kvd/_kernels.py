@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libkvd_kernels as ctypes sees it (kernels/kvd_kernels.h), and tensors of any library as it takes them."""
+"""libkvd_kernels for ctypes (kernels/kvd_kernels.h), and its view of tensors of any library."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ SONAME = "libkvd_kernels.so.0"
 
 
 def _load() -> ctypes.CDLL:
-    """$KVD_KERNELS_LIBRARY, or the one that came with this package, or the system's."""
+    """Load $KVD_KERNELS_LIBRARY, or the library inside this package, or the system's."""
     inside = Path(__file__).with_name(SONAME)
     name = os.environ.get("KVD_KERNELS_LIBRARY") or (str(inside) if inside.exists() else SONAME)
     try:
@@ -154,7 +154,7 @@ for _name, (_result, _arguments) in _FUNCTIONS.items():
     _function = getattr(lib, _name)
     _function.restype, _function.argtypes = _result, _arguments
 
-# Members of the tables, in order. struct kvd_ops begins with two others: name and works.
+# Members of the tables, in order. struct kvd_ops begins with two other members: name and works.
 _TABLES: dict[str, dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "attend": {},
     "block": {"topk": (_U, (_P, _P, _U, _U, c_bool, _P))},
@@ -171,7 +171,7 @@ _TABLES: dict[str, dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 
 class Ops:
-    """One variant's table: ops.keydiff["anchor"](...)."""
+    """Function tables of one variant: ops.keydiff["anchor"](...)."""
 
     def __init__(self, address: int):
         self.address = address
@@ -201,7 +201,7 @@ def variants() -> list[str]:
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 NUMBERS = {"float32": 1, "float16": 2, "bfloat16": 3}   # enum kvd_number
-CPU = 1                                                 # one of DLPack's kinds of devices
+CPU = 1                                                 # DLPack's device type
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}
 
 
@@ -215,7 +215,7 @@ _pointer_of = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object, c_char_p)(("PyCapsul
 
 
 class Tensor:
-    """Where a tensor lies: pointer, shape, strides (in elements), dtype by name, device. It keeps the memory alive."""
+    """Pointer, shape, strides (in elements), dtype name and device of a tensor. Keeps its memory alive."""
 
     def __init__(self, name: str, x: Any):
         self.name, self.source = name, x
@@ -234,14 +234,14 @@ class Tensor:
         return x
 
     def _from_array(self, it: dict[str, Any]) -> None:
-        """numpy has no bfloat16: that of ml_dtypes is its void of two bytes, and so is anybody's who asks for "V2"."""
+        """numpy has no bfloat16: that of ml_dtypes appears as a void of two bytes, as does a view of type "V2"."""
         kind, size = it["typestr"][1], int(it["typestr"][2:])
         if it["typestr"][0] == (">" if sys.byteorder == "little" else "<"):
             raise TypeError(f"{self.name} is of the other byte order")
         self.dtype = "bfloat16" if (kind, size) == ("V", 2) else np.dtype(it["typestr"]).name
         self.shape, self.pointer, self.device = tuple(it["shape"]), it["data"][0], (CPU, 0)
         strides = it.get("strides")
-        if any(s % size for s in strides or ()) or self.pointer % size:     # a field of records, a cut of bytes
+        if any(s % size for s in strides or ()) or self.pointer % size:     # unaligned: a record field, sliced bytes
             return self._from_array(self._keep(np.array(self.source)).__array_interface__)
         self.strides = tuple(s // size for s in strides) if strides else _dense(self.shape)
 
@@ -280,7 +280,8 @@ def _copied(x: Any) -> Any:
 
 
 def take(name: str, x: Any, axes: str, dtypes: Sequence[str], *, strided: bool = False, cuda: bool = False) -> Tensor:
-    """x as a kernel takes it; axes are names. What does not lie densely (strided: whose rows do not) is copied."""
+    """Check x and prepare it for a kernel; axes are names. Copies tensors that are not dense (with strided: whose rows
+    are not dense)."""
     t = Tensor(name, x)
     if len(t.shape) != len(axes.split()):
         raise ValueError(f"{name} is [{', '.join(axes.split())}], not of shape {list(t.shape)}")
@@ -308,19 +309,20 @@ def _is_torch(x: Any) -> bool:
 
 
 def on_gpu(x: Any) -> bool:
-    """Is it one of PyTorch's tensors in a GPU's memory? Its kernels run in the stream that we launch in: no waiting."""
+    """Return whether x is a PyTorch tensor on a GPU. Its kernels run in the stream that kvd launches in, so there is no
+    need to wait."""
     return _is_torch(x) and bool(x.is_cuda)
 
 
 def given(array: Any, like: Any) -> Any:
-    """A result, in the caller's kind of tensor: PyTorch's, or else numpy's."""
+    """Return a result as the caller's kind of tensor: PyTorch's, or else numpy's."""
     if _is_torch(like):
         return importlib.import_module("torch").from_numpy(array)
     return array
 
 
 def at(array: Any) -> int:
-    """The address of a numpy array of ours."""
+    """Return the address of a numpy array."""
     return int(array.ctypes.data)
 
 

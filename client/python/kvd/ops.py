@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the methods of a KV cache consist of, as functions on tensors: libkvd_kernels for Python. No daemon is needed.
+"""Kernels of KV cache methods as functions on tensors: libkvd_kernels for Python. They need no daemon.
 
     import numpy as np
     from kvd import ops
@@ -9,17 +9,17 @@
     kept = ops.topk(ops.keydiff_scores(keys, sums), 250, later=True)        # [heads, 250]
     evicted = np.take_along_axis(keys, kept[:, :, None], 1)
 
-These are the functions that kvd's workers and kvlm call, so what is measured with them is what ships. They take
-tensors of numpy, PyTorch and whatever else has DLPack or numpy's array interface, such as the views of blocks of a
-pool (kvd.View), and return tensors of PyTorch where they were given them, of numpy otherwise. Keys and values are
-float32, float16 or bfloat16, which numpy has from ml_dtypes, or as "V2": bits.view("V2"). Where a shape allows
-strides, memory is read in place if the elements of a row lie side by side; anything else is copied first. Shapes are
+kvd's workers and kvlm call the same functions, so measurements with them apply to the product. They take tensors of
+numpy, PyTorch and other libraries with DLPack or numpy's array interface, such as views of blocks in a pool
+(kvd.View). They return tensors of PyTorch if they were given such tensors, and of numpy otherwise. Keys and values are
+float32, float16 or bfloat16 (in numpy: from ml_dtypes, or as bits.view("V2")). If a shape allows strides, memory is
+read in place as long as the elements of a row are contiguous; other tensors are copied first. Shapes are given as
 [named, axes]; indices and counts are int64.
 
-TypeError: a wrong kind of tensor, dtype or device. ValueError: a wrong shape, size or index. Nothing is changed then.
-Tensors lie in the processor's memory; keydiff_anchor and keydiff_scores also take PyTorch's of a GPU, where the library
-was built with CUDA (RuntimeError where it was not, or where the GPU fails), and launch in its current stream. All
-functions may be called in any number of threads.
+Raises TypeError for a wrong kind of tensor, dtype or device, and ValueError for a wrong shape, size or index; nothing
+is changed then. Tensors must be in host memory. keydiff_anchor and keydiff_scores also take PyTorch tensors on a GPU,
+if the library was built with CUDA, and launch in its current stream (RuntimeError if it was not, or if the GPU fails).
+All functions are thread-safe.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ _variant: str | None = None
 
 
 def variants() -> list[str]:
-    """The instruction sets that this processor runs, of avx512, avx2 and scalar, fastest first. All give the same
-    bits."""
+    """Return the instruction sets that this processor supports, out of avx512, avx2 and scalar, fastest first. All
+    return the same bits."""
     return native.variants()
 
 
 def use(variant: str | None) -> None:
-    """Has this process use one of variants() from now on; None: the fastest. ValueError: it does not run here."""
+    """Use one of variants() in this process from now on; None: the fastest. Raises ValueError if the processor does not
+    support it."""
     global _variant
     pick(variant)
     _variant = variant
@@ -63,14 +64,14 @@ def _need(condition: bool, words: str) -> None:
         raise ValueError(words)
 
 
-# ---- the best --------------------------------------------------------------------------------------------------------
+# ---- top k -----------------------------------------------------------------------------------------------------------
 
 
 def topk(scores: Array, k: int, *, later: bool = False) -> Array:
-    """Indices of the k largest of each row of scores.
+    """Return the indices of the k largest scores of each row.
 
-    scores: float32 [rows, n]. Returns int64 [rows, min(k, n)], ascending. Of equal scores those with lower indices are
-    taken, or if later those with larger ones; NaN is less than every number.
+    scores: float32 [rows, n]. Returns int64 [rows, min(k, n)], ascending. Among equal scores, lower indices win, or
+    with later=True higher ones. NaN is less than every number.
     """
     s = take("scores", scores, "rows n", ["float32"])
     rows, n = s.shape
@@ -92,7 +93,7 @@ def _keys(keys: Array) -> Tensor:
 
 
 class _OnGpu:
-    """Keys in the memory of a GPU, and PyTorch's memory for what comes of them, in its current stream."""
+    """Keys on a GPU, and PyTorch memory for results, in PyTorch's current stream."""
 
     def __init__(self, k: Tensor):
         self.torch: Any = importlib.import_module("torch")
@@ -122,11 +123,11 @@ def _key_scratch(k: Tensor) -> Any:
 
 
 def keydiff_anchor(keys: Array) -> tuple[Array, Array]:
-    """The sum of the directions k / |k| of the keys of each head, and how many keys have one (equation 8 of KeyDiff,
-    arXiv 2504.15364: the anchor is the mean, and scores do not depend on its length).
+    """Return the sum of the directions k / |k| of each head's keys, and the number of keys in it (equation 8 of
+    KeyDiff, arXiv 2504.15364: the anchor is the mean, and scores do not depend on its length).
 
-    keys: [heads, tokens, dim], strides as they are. Returns float32 [heads, dim] and int64 [heads]. Keys of zeros and
-    those with a NaN or an infinity have no direction. Sums of parts of a sequence add up to that of the whole.
+    keys: [heads, tokens, dim], with any strides. Returns float32 [heads, dim] and int64 [heads]. Keys that are zero or
+    contain a NaN or an infinity have no direction. The sums of parts of a sequence add up to the sum of the whole.
     """
     k = _keys(keys)
     if native.on_gpu(keys):
@@ -142,10 +143,10 @@ def keydiff_anchor(keys: Array) -> tuple[Array, Array]:
 
 
 def keydiff_scores(keys: Array, anchor: Array) -> Array:
-    """-cos(anchor, key) of each key (equation 10): the largest are those to keep.
+    """Return -cos(anchor, key) of each key (equation 10): keep the keys with the largest scores.
 
-    keys: [heads, tokens, dim], strides as they are. anchor: float32 [heads, dim], a sum or mean of directions. Returns
-    float32 [heads, tokens], between -1 and 1; -inf for keys that have no direction.
+    keys: [heads, tokens, dim], with any strides. anchor: float32 [heads, dim], a sum or mean of directions. Returns
+    float32 [heads, tokens], between -1 and 1; -inf for keys without a direction.
     """
     k, m = _keys(keys), take("anchor", anchor, "heads dim", ["float32"], cuda=True)
     _need(m.device == k.device, "keys and anchor are on one device")
@@ -162,10 +163,10 @@ def keydiff_scores(keys: Array, anchor: Array) -> Array:
 
 
 def keydiff_blocks(scores: Array, block_tokens: int) -> tuple[Array, Array]:
-    """The best score of each block and head, and the mean of these over the heads that have a key there.
+    """Return the mean over heads of each block's best score, and the best score of each head and block.
 
-    scores: float32 [heads, tokens]. Returns float32 [blocks] and [heads, blocks], blocks being tokens / block_tokens
-    rounded up; -inf where no key has a score.
+    scores: float32 [heads, tokens]. Returns float32 [blocks], the mean over the heads that have a key in the block, and
+    [heads, blocks]; blocks is tokens / block_tokens, rounded up. -inf if no key has a score.
     """
     s = take("scores", scores, "heads tokens", ["float32"])
     _need(block_tokens > 0, "a block has at least one token")
@@ -176,8 +177,8 @@ def keydiff_blocks(scores: Array, block_tokens: int) -> tuple[Array, Array]:
 
 
 def keydiff_priority(scores: Array) -> Array:
-    """(1 + score) / 2 as float32 of scores' shape [n], within 0 and 1: what kvd's victims are chosen by. 0 for -inf
-    and NaN."""
+    """Return (1 + score) / 2, between 0 and 1, as float32 of scores' shape [n]: the priority by which kvd chooses
+    victims. 0 for -inf and NaN."""
     s = take("scores", scores, "n", ["float32"])
     out = np.empty(s.shape, np.float32)
     pick(_variant).keydiff["priority"](at(out), s.pointer, out.size)
@@ -196,13 +197,13 @@ def _bag(name: str, tokens: Sequence[int] | Array) -> tuple[native.Bag, Any]:
 
 
 def bag_of_words(tokens: Sequence[int] | Array) -> tuple[Array, Array]:
-    """The ids in a list of tokens, ascending, and how often each is there (65535 for more): stage 1 of MemShare."""
+    """Return the distinct ids in a list of tokens, ascending, and their counts (at most 65535): stage 1 of MemShare."""
     ids, counts = _bag("tokens", tokens)[1]
     return given(ids.astype(np.int64), tokens), given(counts.astype(np.int64), tokens)
 
 
 def bag_cosine(a: Sequence[int] | Array, b: Sequence[int] | Array) -> float:
-    """Cosine of the counts of two lists of tokens (section 3.1 of MemShare), 0 to 1; 0 if one is empty.
+    """Return the cosine of the counts of two lists of tokens (section 3.1 of MemShare), 0 to 1; 0 if one is empty.
 
         from kvd import ops
         assert abs(ops.bag_cosine([1, 1, 2, 3], [1, 2, 2, 4]) - 4 / 6) < 1e-7
@@ -228,7 +229,8 @@ def _norms(t: Tensor, shape: native.MemshareShape) -> Any:
 
 
 def memshare_norms(block: Array) -> Array:
-    """Frobenius norms of a block's keys and values: float32 [layers, 2] of [layers, 2, heads, tokens, dim]."""
+    """Return the Frobenius norms of a block's keys and values: float32 [layers, 2] of [layers, 2, heads, tokens,
+    dim]."""
     t = take("block", block, _BLOCK, list(NUMBERS))
     return given(_norms(t, _memshare_shape(t)), block)
 
@@ -238,13 +240,13 @@ _METRICS = {"fro_norm": 1, "mean_l2": 2, "relative": 3}
 
 def memshare_distance(a: Array, b: Array, *, metric: str = "relative", delta: int = 0, theta: float = 1e4,
                       frequencies: Array | None = None, limit: float = math.inf) -> float:
-    """How far two blocks are from each other: stage 2 of MemShare (section 3.2), the mean over layers of half the sum,
-    for K and for V, of |A - B| / (tokens heads) (metric "fro_norm", the paper's, of Frobenius norms), of the mean over
-    tokens and heads of |a - b| ("mean_l2"), or of |A - B| / sqrt(|A| |B|) ("relative").
+    """Return the distance of two blocks: stage 2 of MemShare (section 3.2). It is the mean over layers of half the sum,
+    for K and for V, of |A - B| / (tokens heads) (metric "fro_norm", that of the paper, with Frobenius norms), of the
+    mean over tokens and heads of |a - b| ("mean_l2"), or of |A - B| / sqrt(|A| |B|) ("relative").
 
-    a, b: [layers, 2, heads, tokens, dim], keys after RoPE. b's keys are rotated by delta positions first, pairs (i, i
-    + n) of dimensions by frequencies[i] radians a position (float64 [n], n <= dim / 2; None: theta^(-i / n), n = dim /
-    2); delta 0: not at all. Returns inf for what is above the limit, and where a NaN was read.
+    a, b: [layers, 2, heads, tokens, dim], keys after RoPE. b's keys are first rotated by delta positions: pairs (i, i
+    + n) of dimensions by frequencies[i] radians per position (float64 [n], n <= dim / 2; None: theta^(-i / n) with n =
+    dim / 2). delta 0: no rotation. Returns inf if the distance exceeds the limit or a value is NaN.
 
         import numpy as np
         from kvd import ops
@@ -272,11 +274,11 @@ _SIGNS = {"none": 0, "key": 1 << 30, "value": 1 << 31}
 
 
 def sketch_places(ordinals: Array, rows: int, columns: int, *, family: str = "permutation", salt: int = 0) -> Array:
-    """Which cells tokens have in a count sketch (section 4.1 of KVReviver), and with which signs.
+    """Return the cells and signs of tokens in a count sketch (section 4.1 of KVReviver).
 
-    ordinals: uint64 [n], one of its own for each token. family: "uniform", a polynomial's value, or "permutation": no
-    two of columns consecutive ordinals collide. Returns uint32 [n, rows]: a column below 2^30, bit 30 where a key is
-    negated, bit 31 where a value is.
+    ordinals: uint64 [n], unique for each token. family: "uniform", the value of a polynomial, or "permutation": no two
+    of `columns` consecutive ordinals collide. Returns uint32 [n, rows]: a column below 2^30, bit 30 if keys are
+    negated, bit 31 if values are negated.
     """
     u = take("ordinals", ordinals, "n", ["uint64"])
     _need(1 <= rows <= 8, f"a sketch has 1 to 8 rows, not {rows}")
@@ -288,7 +290,7 @@ def sketch_places(ordinals: Array, rows: int, columns: int, *, family: str = "pe
 
 
 def _sketch(cells: Array, places: Array, sign: str, mean: Array | None) -> tuple[Any, ...]:
-    """A part, its places, and what must live as long."""
+    """Return a part of a sketch, its places, and two objects that must live as long."""
     c, p = take("cells", cells, "rows columns dim", ["float32"]), take("places", places, "n rows", ["uint32"])
     m = None if mean is None else take("mean", mean, "dim", ["float32"])
     rows, columns, dim = c.shape
@@ -306,11 +308,11 @@ def _vectors(pointer: int, dim: int, number: int) -> native.SketchVectors:
 
 def sketch_insert(cells: Array, places: Array, x: Array, *, sign: str = "value", mean: Array | None = None,
                   weight: int = 1) -> None:
-    """Adds vectors to the cells at their places, in place.
+    """Add vectors to the cells at their places, in place.
 
-    cells: float32 [rows, columns, dim], zeros at first, dense. places: of sketch_places. x: [n, dim]. sign: "key" or
-    "value" multiplies by that sign of a place, "none" by 1 (the paper's keys). mean: float32 [dim], taken off each
-    vector. weight: 1, or -1, which deletes the very vectors that were inserted.
+    cells: float32 [rows, columns, dim], dense, zeros at first. places: from sketch_places. x: [n, dim]. sign: "key" or
+    "value" multiplies by that sign of a place, "none" by 1 (for keys, as in the paper). mean: float32 [dim], subtracted
+    from each vector. weight: 1 inserts; -1 deletes vectors that were inserted.
     """
     part, p, c, _keep = _sketch(cells, places, sign, mean)
     v = take("x", x, "n dim", list(NUMBERS))
@@ -323,10 +325,10 @@ def sketch_insert(cells: Array, places: Array, x: Array, *, sign: str = "value",
 
 def sketch_query(cells: Array, places: Array, *, sign: str = "value", mean: Array | None = None,
                  shrink: float = 1.0) -> Array:
-    """What is left of vectors: for each dimension the median over rows of sign * cell, times shrink, plus the mean.
+    """Estimate vectors from a sketch: for each dimension the median over rows of sign * cell, times shrink, plus mean.
 
-    Arguments are those of sketch_insert. The squared error of N(0, 1) is least for shrink = 1 / (1 + 1.35 load), load
-    being tokens per cell. Returns float32 [n, dim]; NaN where a cell is.
+    Arguments are as for sketch_insert. For N(0, 1) the squared error is smallest for shrink = 1 / (1 + 1.35 load),
+    where load is tokens per cell. Returns float32 [n, dim]; NaN if a cell is NaN.
     """
     part, p, c, _keep = _sketch(cells, places, sign, mean)
     out = np.empty((p.shape[0], c.shape[2]), np.float32)
@@ -339,7 +341,7 @@ def sketch_query(cells: Array, places: Array, *, sign: str = "value", mean: Arra
 
 
 def hshare_weights(q: Array, k: Array) -> Array:
-    """How much each dimension has a part in q . k: the sum of |q k| over tokens and query heads, float32 [dim].
+    """Return the weight of each dimension in q . k: the sum of |q k| over tokens and query heads, float32 [dim].
 
     q: float32 [tokens, group, dim], the query heads of one KV head. k: [tokens, dim], at the same positions.
     """
@@ -352,7 +354,7 @@ def hshare_weights(q: Array, k: Array) -> Array:
 
 
 def hshare_channels(weights: Array, n: int = 32) -> Array:
-    """The n dimensions of the largest weights, ascending: int64 [n] of float32 [dim]."""
+    """Return the n dimensions with the largest weights, ascending: int64 [n] of float32 [dim]."""
     w = take("weights", weights, "dim", ["float32"])
     _need(0 < n <= min(w.shape[0], 256) and w.shape[0] < 1 << 16, f"{n} channels of {w.shape[0]} dimensions")
     out = np.empty(n, np.uint16)
@@ -368,10 +370,11 @@ def _channels(channels: Array, dim: int) -> Any:
 
 
 def hshare_labels(keys: Array, channels: Array) -> Array:
-    """Labels of keys: some of their channels at 4 bit, the official code's estimate of a key.
+    """Return labels of keys: some of their channels in 4 bits, the official code's estimate of a key.
 
     keys: [tokens, dim] of one head. channels: integers [n], each below dim. Returns uint8 [tokens, (n + 1) / 2 + 4]:
-    codes, two a byte with the even channel below; then least and step, each float16: a channel is least + code * step.
+    codes, two per byte, the even channel in the low half; then least and step, each float16. The value of a channel is
+    least + code * step.
     """
     k = take("keys", keys, "tokens dim", list(NUMBERS), strided=True)
     c = _channels(channels, k.shape[1])
@@ -381,9 +384,9 @@ def hshare_labels(keys: Array, channels: Array) -> Array:
 
 
 def hshare_scores(labels: Array, q: Array, channels: Array) -> Array:
-    """Estimates of q . k from labels: float32 [queries, tokens].
+    """Estimate q . k from labels: float32 [queries, tokens].
 
-    labels: uint8 [tokens, bytes] of hshare_labels, channels the same as there. q: float32 [queries, dim].
+    labels: uint8 [tokens, bytes] from hshare_labels, with the same channels. q: float32 [queries, dim].
     """
     t, x = take("labels", labels, "tokens bytes", ["uint8"]), take("q", q, "queries dim", ["float32"])
     c = _channels(channels, x.shape[1])
@@ -398,8 +401,9 @@ def hshare_scores(labels: Array, q: Array, channels: Array) -> Array:
 
 
 def hshare_aggregate(scores: Array, *, scale: float = 1.0, how: str = "sum") -> Array:
-    """One score a token for the query heads that share a KV head: the "sum" or "max" over heads of softmax(scale
-    scores); one head's scores stay as they are. float32 [tokens] of float32 [group, tokens]."""
+    """Return one score per token for the query heads that share a KV head: the "sum" or "max" over heads of
+    softmax(scale scores). The scores of a single head are returned unchanged. float32 [tokens] of float32 [group,
+    tokens]."""
     s = np.array(take("scores", scores, "group tokens", ["float32"]).source, np.float32)   # a copy: it is overwritten
     _need(s.shape[0] > 0 and scale > 0, "there is at least one query head, and scale is above 0")
     out = np.empty(s.shape[1], np.float32)
@@ -410,11 +414,11 @@ def hshare_aggregate(scores: Array, *, scale: float = 1.0, how: str = "sum") -> 
 
 def hshare_select(scores: Array, *, sinks: int = 16, recent: int = 64, middle: int = 432,
                   now: int | None = None) -> Array:
-    """The critical tokens: sinks at the start, what is recent, and the best so many of the middle.
+    """Return the critical tokens: the first `sinks`, the last `recent`, and the best `middle` tokens between them.
 
-    scores: float32 [tokens], of which only the middle's are looked at; -inf and NaN are never chosen. now: how many
-    tokens there are by now: those that came since the scores were made are recent, too. Returns positions, int64,
-    ascending; all, if there are no more than sinks + recent + middle.
+    scores: float32 [tokens]; only those between are read, and -inf and NaN are never chosen. now: current number of
+    tokens; tokens added since the scores were computed also count as recent. Returns positions, int64, ascending; all
+    positions if there are no more than sinks + recent + middle tokens.
     """
     s = take("scores", scores, "tokens", ["float32"])
     then, after, start = s.shape[0], s.shape[0] if now is None else now, c_uint32()
@@ -431,10 +435,11 @@ def hshare_select(scores: Array, *, sinks: int = 16, recent: int = 64, middle: i
 
 
 def hshare_similarity(bits: Array) -> Array:
-    """How alike sets of critical tokens are (equation 3 of HShare): |A and B| / max(|A|, |B|), mean over rows.
+    """Return the similarity of sets of critical tokens (equation 3 of HShare): |A and B| / max(|A|, |B|), mean over
+    rows.
 
-    bits: uint64 [items, rows, words]: item is a layer or head, a row one of its sets; bit i of word w is token 64 w +
-    i. Returns float32 [items, items] below the diagonal, zeros elsewhere.
+    bits: uint64 [items, rows, words]: an item is a layer or head, and a row one of its sets; bit i of word w is token
+    64 w + i. Returns float32 [items, items]: similarities below the diagonal, zeros elsewhere.
     """
     b = take("bits", bits, "items rows words", ["uint64"])
     items, rows, words = b.shape
@@ -454,11 +459,11 @@ _PLANS = {"greedy": 0, "greedy_root": 1, "star": 2}
 
 def hshare_plan(similarity: Array, k: int | None = None, *, ratio: float | None = None,
                 algorithm: str = "greedy_root") -> Array:
-    """Who uses whose critical tokens: int64 [n], itself or an earlier one.
+    """Return for each item the source of its critical tokens, itself or an earlier item: int64 [n].
 
-    similarity: float32 [n, n], read below the diagonal. k: how many share; or ratio: the fraction that does not.
-    algorithm: "greedy", algorithm 1 as printed; "greedy_root", the official code: nobody shares with a sharer; "star":
-    sources chosen for the similarity that all others then have with theirs.
+    similarity: float32 [n, n], read below the diagonal. k: number of items that share; or ratio: fraction that does
+    not. algorithm: "greedy", algorithm 1 as printed; "greedy_root", the official code: an item that shares is never a
+    source; "star": sources are chosen by the resulting similarity of all other items with their sources.
     """
     s = take("similarity", similarity, "n n", ["float32"])
     n = s.shape[0]
@@ -471,7 +476,7 @@ def hshare_plan(similarity: Array, k: int | None = None, *, ratio: float | None 
 
 
 def hshare_check(plan: Sequence[int] | Array) -> int:
-    """The first whose source is later or shares itself; their number if there is none: such a plan may be used."""
+    """Return the first item whose source is later or itself shares; the number of items if the plan is valid."""
     p = np.ascontiguousarray(plan, np.uint32)
     _need(p.ndim == 1 and bool((p < p.size).all()), f"a source is one of {p.size}")
     return int(lib.kvd_share_check(at(p), p.size))
@@ -482,11 +487,11 @@ def hshare_check(plan: Sequence[int] | Array) -> int:
 
 def bicache_similarity(keys: Array, values: Array, keys_ref: Array, values_ref: Array, *,
                        kind: str = "token_mean") -> float:
-    """How alike a layer's keys and values of a prefix are when it is computed alone and with what follows it.
+    """Return the similarity of a layer's keys and values of a prefix, computed alone and with the text that follows.
 
-    All [heads, tokens, dim], in strides as they are. kind: "flat", the paper's: all of them as one vector;
-    "token_mean", the official code's: each token's cosine, for keys and for values, and the mean of these. Cosines are
-    between -1 and 1; 0 for zeros.
+    All are [heads, tokens, dim], with any strides. kind: "flat", that of the paper: the cosine of all of them as one
+    vector; "token_mean", that of the official code: the mean over tokens of cosines for keys and for values. Cosines
+    are between -1 and 1; 0 for zeros.
     """
     _need(kind in ("flat", "token_mean"), f"kind is flat or token_mean, not {kind!r}")
     names = ("keys", "values", "keys_ref", "values_ref")
@@ -505,12 +510,12 @@ def bicache_similarity(keys: Array, values: Array, keys_ref: Array, values_ref: 
 
 def bicache_table(percent: Array, similarity: Array, *, tau: float = 0.97,
                   estimator: str = "mean_first") -> list[tuple[int, int]]:
-    """The table of BiCache, [(percent, layers)], both ascending: from r percent of prefix on, so many layers are
-    reused.
+    """Return the table of BiCache, [(percent, layers)], both ascending: the number of layers reused from a prefix ratio
+    of percent on.
 
-    percent: integers [requests], 0 to 100. similarity: float32 [requests, layers]. estimator: "mean_b", the paper's:
-    the mean of each request's layers of similarity >= tau; "mean_first", the official code's: the layers of mean
-    similarity > tau.
+    percent: integers [requests], 0 to 100. similarity: float32 [requests, layers]. estimator: "mean_b", that of the
+    paper: the mean over requests, rounded down, of their number of first layers with similarity >= tau; "mean_first",
+    that of the official code: the number of first layers with mean similarity > tau.
     """
     s, r = take("similarity", similarity, "requests layers", ["float32"]), np.asarray(percent)
     requests, layers = s.shape
@@ -525,7 +530,7 @@ def bicache_table(percent: Array, similarity: Array, *, tau: float = 0.97,
 
 
 def bicache_layers(table: Sequence[Sequence[int]], percent: int) -> int:
-    """How many layers a table lets be reused at that percentage of prefix; 1 below its first step."""
+    """Return the number of layers that a table allows to reuse at a prefix ratio of percent; 1 below its first step."""
     steps = [native.BStep(*it) for it in table]
     _need(len(steps) <= native.BTABLE_STEPS, f"a table has up to {native.BTABLE_STEPS} steps")
     c_table = native.BTable(n=len(steps), steps=(native.BStep * native.BTABLE_STEPS)(*steps))
@@ -533,7 +538,7 @@ def bicache_layers(table: Sequence[Sequence[int]], percent: int) -> int:
 
 
 def bicache_percent(prefix: int, tokens: int) -> int:
-    """r: how many percent of the tokens are prefix, to the nearest, ties to even.
+    """Return r, the prefix's share of the tokens in percent, rounded to nearest, ties to even.
 
         from kvd import ops
         assert ops.bicache_percent(625, 1000) == 62
@@ -543,7 +548,7 @@ def bicache_percent(prefix: int, tokens: int) -> int:
 
 
 def bicache_refreshes(steps: int, delta: int = 16) -> list[int]:
-    """The denoising steps, from 1, at which the deep layers are computed again: every delta."""
+    """Return the denoising steps, counted from 1, at which the deep layers are recomputed: every delta steps."""
     _need(delta > 0, "delta is 1 or more steps")
     return [t for t in range(1, steps + 1) if lib.kvd_refresh_due(t, delta)]
 
@@ -552,7 +557,7 @@ def bicache_refreshes(steps: int, delta: int = 16) -> list[int]:
 
 
 def _table_of(pool: Tensor, table: Array) -> Any:
-    """Addresses of blocks, None where there is none."""
+    """Return the addresses of blocks (None if not resident), and their number."""
     block = math.prod(pool.shape[1:]) * (4 if pool.dtype == "float32" else 2)
     ids = np.asarray(table)
     _need(ids.ndim == 1 and bool((ids >= -1).all() and (ids < pool.shape[0]).all()),
@@ -573,17 +578,17 @@ def _chosen(chosen: Array | None, heads: int, slots: int) -> Any:
 def attention(q: Array, pool: Array, table: Array, *, tokens: int | None = None, causal: bool = True,
               chosen: Array | None = None, deltas: Array | None = None, theta: float = 1e4,
               scale: float | None = None) -> tuple[Array, Array, Array]:
-    """Attention over blocks where they lie, and who draws how much of it.
+    """Compute attention over blocks in place, and the attention that each block and token receives.
 
-    q: float32 [queries, query heads, dim], query heads in groups, one for each head. pool: [blocks, 2, heads, block
+    q: float32 [queries, query heads, dim], query heads in groups, one group per head. pool: [blocks, 2, heads, block
     tokens, dim], one layer's keys and values. table: integers [n], the sequence's blocks in order; -1: not resident,
-    not seen. tokens: how many slots hold one (None: all). causal: the queries are the last of the tokens, and see
-    those up to their own. chosen: integers [heads, m], ascending: only these positions are seen. deltas: integers [n]:
-    how far each block stands from where its keys were made; queries are turned by -delta for it, pairs (i, i + dim /
-    2) by theta^(-2 i / dim) radians a position. scale: of q . k (None: 1 / sqrt(dim)).
+    and skipped. tokens: number of slots in use (None: all). causal: the queries are the last of the tokens, and see
+    tokens up to their own. chosen: integers [heads, m], ascending: only these positions are seen. deltas: integers [n]:
+    how far each block is from the positions that its keys were computed for; queries are rotated by -delta for it,
+    pairs (i, i + dim / 2) by theta^(-2 i / dim) radians per position. scale: factor of q . k (None: 1 / sqrt(dim)).
 
-    Returns float32 [queries, query heads, dim], zeros for a query that sees nothing; and summed over queries and the
-    query heads of a group, the attention that blocks [heads, n] and positions [heads, n * block tokens] draw.
+    Returns float32 [queries, query heads, dim], zeros for a query that sees nothing; and the attention of blocks
+    [heads, n] and of positions [heads, n * block tokens], summed over queries and the query heads of a group.
 
         import numpy as np
         from kvd import ops
