@@ -55,13 +55,13 @@ def test_another_geometry(space):
 def test_arguments_that_cannot_be(space):
     with raises(kvd.Invalid, "group"):
         space.lookup([1], 9)
-    with raises(ValueError, "dtype is one of f32, f16, bf16, i8, not 'f64'"):
+    with raises(ValueError, "dtype must be one of f32, f16, bf16, i8, not 'f64'"):
         geometry("f64")
-    with raises(ValueError, "kind is one of causal, bidirectional"):
+    with raises(ValueError, "kind must be one of causal, bidirectional"):
         space.daemon.space("other", geometry(), kind="acausal")
-    with raises(ValueError, "layers is a number from 0"):
+    with raises(ValueError, "layers must be a number from 0"):
         kvd.Geometry(layers=-1, kv_heads=1, head_dim=1, vocab=1).block_bytes
-    with raises(kvd.Invalid, "there can be no such block"):
+    with raises(kvd.Invalid, "invalid geometry"):
         kvd.Geometry.opaque(100, "odd").block_bytes
     with raises(kvd.Invalid):
         space.set("keydiff.budgte", 1)

@@ -54,9 +54,9 @@ def test_blocks_leave_and_come_back(space):
         with raises(kvd.NoData):
             sequence.sharing()
         assert sequence.labels(0) is None       # hshare is off
-        with raises(ValueError, "how is one of spill, vague, drop"):
+        with raises(ValueError, "how must be one of spill, vague, drop"):
             sequence.cool([0], "melt")
-        with raises(ValueError, "how is one of exact, approx, both"):
+        with raises(ValueError, "how must be one of exact, approx, both"):
             sequence.revive([0], "somehow")
 
 

@@ -28,7 +28,7 @@ def choice(field: str, name: str) -> int:
     try:
         return _CHOICES[field][name]
     except KeyError:
-        raise ValueError(f"{field} is one of {', '.join(_CHOICES[field])}, not {name!r}") from None
+        raise ValueError(f"{field} must be one of {', '.join(_CHOICES[field])}, not {name!r}") from None
 
 
 def dtype_name(dtype: Any) -> str:
@@ -87,9 +87,9 @@ class Geometry:
         token, as Space.lookup_keys requires. Tensors of such blocks are uint8 [block_bytes].
         """
         if block_bytes <= 0:
-            raise ValueError(f"a block has a multiple of 64 bytes, not {block_bytes}")
+            raise ValueError(f"block_bytes must be a positive multiple of 64, not {block_bytes}")
         if len(layout.encode()) > 31:
-            raise ValueError(f"layout has 31 characters at most, and {layout!r} {len(layout)}")
+            raise ValueError(f"layout must have at most 31 characters, not {len(layout)}: {layout!r}")
         return cls(layers=0, kv_heads=0, head_dim=0, vocab=vocab, dtype="", block_tokens=block_tokens, layer_groups=0,
                    order="", rope="", fingerprint=fingerprint, layout=layout, size=block_bytes)
 
@@ -102,7 +102,7 @@ class Geometry:
         """Size of a block in bytes. Raises kvd.Invalid if the geometry is invalid."""
         size: int = lib.kvd_block_bytes(byref(self._struct()))
         if not size:
-            raise Error(errno.EINVAL, f"there can be no such block: {self}")
+            raise Error(errno.EINVAL, f"invalid geometry: {self}")
         return size
 
     def _struct(self) -> GeometryStruct:

@@ -237,7 +237,7 @@ class Tensor:
         """numpy has no bfloat16: that of ml_dtypes appears as a void of two bytes, as does a view of type "V2"."""
         kind, size = it["typestr"][1], int(it["typestr"][2:])
         if it["typestr"][0] == (">" if sys.byteorder == "little" else "<"):
-            raise TypeError(f"{self.name} is of the other byte order")
+            raise TypeError(f"{self.name} has the wrong byte order")
         self.dtype = "bfloat16" if (kind, size) == ("V", 2) else np.dtype(it["typestr"]).name
         self.shape, self.pointer, self.device = tuple(it["shape"]), it["data"][0], (CPU, 0)
         strides = it.get("strides")
@@ -249,7 +249,7 @@ class Tensor:
         self.capsule = capsule
         it = _DLTensor.from_address(_pointer_of(capsule, b"dltensor") or 0)
         if it.lanes != 1:
-            raise BufferError(f"an element is {it.lanes} numbers")
+            raise BufferError(f"elements of {it.lanes} numbers are not supported")
         self.dtype, self.device = f"{_KINDS[it.code]}{it.bits}", (it.device, it.ordinal)
         self.shape = tuple(it.shape[:it.ndim])
         self.strides = tuple(it.strides[:it.ndim]) if it.strides else _dense(self.shape)
@@ -284,13 +284,13 @@ def take(name: str, x: Any, axes: str, dtypes: Sequence[str], *, strided: bool =
     are not dense)."""
     t = Tensor(name, x)
     if len(t.shape) != len(axes.split()):
-        raise ValueError(f"{name} is [{', '.join(axes.split())}], not of shape {list(t.shape)}")
+        raise ValueError(f"{name} must be [{', '.join(axes.split())}], not of shape {list(t.shape)}")
     if t.dtype not in dtypes:
-        raise TypeError(f"{name} is of {', '.join(dtypes)}, not {t.dtype}")
+        raise TypeError(f"{name} must be of {', '.join(dtypes)}, not {t.dtype}")
     if t.device[0] != CPU and not (cuda and on_gpu(x)):
-        raise TypeError(f"{name} is in the memory of a device, and this operation is not: copy it to the processor's")
+        raise TypeError(f"{name} is in device memory, but this operation runs on the CPU: copy it to host memory")
     if max(t.shape, default=0) >= 1 << 31:
-        raise ValueError(f"{name} has 2^31 and more in a dimension")
+        raise ValueError(f"{name} has a dimension of 2^31 or more")
     return t if (t.rows_are_dense and min(t.strides, default=1) >= 0 if strided else t.is_dense) else \
         Tensor(name, _copied(t.source))
 
@@ -299,9 +299,9 @@ def alike(*tensors: Tensor, shape: bool = True) -> None:
     first = tensors[0]
     for t in tensors[1:]:
         if t.dtype != first.dtype or t.device != first.device:
-            raise TypeError(f"{first.name} and {t.name} are of one dtype and device")
+            raise TypeError(f"{first.name} and {t.name} differ in dtype or device")
         if shape and t.shape != first.shape:
-            raise ValueError(f"{first.name} and {t.name} are of one shape, not {list(first.shape)} and {list(t.shape)}")
+            raise ValueError(f"{first.name} and {t.name} differ in shape: {list(first.shape)} and {list(t.shape)}")
 
 
 def _is_torch(x: Any) -> bool:

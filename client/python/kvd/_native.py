@@ -203,7 +203,7 @@ def number(field: str, value: SupportsIndex, bits: int = 32) -> int:
     """Return the value as an int of that many bits, or raise ValueError; ctypes would truncate it silently."""
     it = operator.index(value)
     if not 0 <= it < 1 << bits:
-        raise ValueError(f"{field} is a number from 0 to {(1 << bits) - 1}, not {it}")
+        raise ValueError(f"{field} must be a number from 0 to {(1 << bits) - 1}, not {it}")
     return it
 
 

@@ -257,5 +257,5 @@ class Sequence:
 
 def _way(ways: dict[str, int], name: str) -> int:
     if name not in ways:
-        raise ValueError(f"how is one of {', '.join(ways)}, not {name!r}")
+        raise ValueError(f"how must be one of {', '.join(ways)}, not {name!r}")
     return ways[name]

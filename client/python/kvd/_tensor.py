@@ -55,25 +55,25 @@ class View:
     def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None,
                    dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
         if copy:
-            raise BufferError("kvd gives out memory in place; copy the tensor")
+            raise BufferError("kvd exports memory without a copy; copy the tensor instead")
         if dl_device is not None and tuple(map(int, dl_device)) != self._device:
             raise BufferError(f"the memory is on device {self._device}")
         versioned = max_version is not None and max_version[0] >= 1
         if self._read_only and not versioned and self._device[0] != CPU:
-            raise BufferError("this is read-only, which only DLPack 1.0 can say: ask with max_version=(1, 0)")
+            raise BufferError("the memory is read-only, which only DLPack 1.0 can express: use max_version=(1, 0)")
         return _capsule(self._make(stream), versioned)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         """Return an array for numpy.asarray(). Raises BufferError if the memory is on a GPU or numpy does not have the
         dtype (bf16)."""
         if self._device[0] != CPU:
-            raise BufferError("the memory is in a GPU, where numpy does not read")
+            raise BufferError("the memory is on a GPU, which numpy cannot read")
         try:
             array = importlib.import_module("numpy").from_dlpack(self)
         except RuntimeError as error:       # bf16
             raise BufferError(f"numpy cannot read {self._what}: {error}") from None
         if copy is False and dtype not in (None, array.dtype):
-            raise ValueError(f"{self._what} is of {array.dtype}: it takes a copy to convert it")
+            raise ValueError(f"{self._what} has dtype {array.dtype}: converting it needs a copy")
         return array.astype(dtype or array.dtype, copy=bool(copy))
 
     def __repr__(self) -> str:

@@ -55,7 +55,7 @@ def use(variant: str | None) -> None:
 
 def _choice(name: str, value: str, numbers: dict[str, int]) -> int:
     if value not in numbers:
-        raise ValueError(f"{name} is one of {', '.join(numbers)}, not {value!r}")
+        raise ValueError(f"{name} must be one of {', '.join(numbers)}, not {value!r}")
     return numbers[value]
 
 
@@ -75,7 +75,7 @@ def topk(scores: Array, k: int, *, later: bool = False) -> Array:
     """
     s = take("scores", scores, "rows n", ["float32"])
     rows, n = s.shape
-    _need(k >= 0, "k is 0 or more")
+    _need(k >= 0, "k must be 0 or more")
     out, scratch = np.empty((rows, min(k, n)), np.uint32), np.empty(max(n, 1), np.uint32)
     best = pick(_variant).block["topk"]
     for i in range(rows if out.size else 0):
@@ -98,7 +98,7 @@ class _OnGpu:
     def __init__(self, k: Tensor):
         self.torch: Any = importlib.import_module("torch")
         self.device = self.torch.device("cuda", k.device[1])
-        _need(k.shape[2] <= 256, f"on a GPU, keys have up to 256 dimensions, not {k.shape[2]}")
+        _need(k.shape[2] <= 256, f"on a GPU, keys must have up to 256 dimensions, not {k.shape[2]}")
         self.keys = native.CudaKeys(k.device[1], self.torch.cuda.current_stream(self.device).cuda_stream, k.pointer,
                                     k.strides[0], k.strides[1], *k.shape, k.number)
         self.scratch = self.room((lib.kvd_cuda_keydiff_scratch(byref(self.keys)),), "uint8")
@@ -149,8 +149,8 @@ def keydiff_scores(keys: Array, anchor: Array) -> Array:
     float32 [heads, tokens], between -1 and 1; -inf for keys without a direction.
     """
     k, m = _keys(keys), take("anchor", anchor, "heads dim", ["float32"], cuda=True)
-    _need(m.device == k.device, "keys and anchor are on one device")
-    _need(m.shape == (k.shape[0], k.shape[2]), f"anchor is [heads, dim], {[k.shape[0], k.shape[2]]} for these keys")
+    _need(m.device == k.device, "keys and anchor must be on one device")
+    _need(m.shape == (k.shape[0], k.shape[2]), f"anchor must be {[k.shape[0], k.shape[2]]} for these keys")
     if native.on_gpu(keys):
         gpu = _OnGpu(k)
         found = gpu.room(k.shape[:2], "float32")
@@ -169,7 +169,7 @@ def keydiff_blocks(scores: Array, block_tokens: int) -> tuple[Array, Array]:
     [heads, blocks]; blocks is tokens / block_tokens, rounded up. -inf if no key has a score.
     """
     s = take("scores", scores, "heads tokens", ["float32"])
-    _need(block_tokens > 0, "a block has at least one token")
+    _need(block_tokens > 0, "block_tokens must be 1 or more")
     heads, n = s.shape
     mean, best = (np.empty(it, np.float32) for it in ((-(-n // block_tokens),), (heads, -(-n // block_tokens))))
     pick(_variant).keydiff["blocks"](at(mean), at(best), s.pointer, n, heads, n, block_tokens)
@@ -214,7 +214,7 @@ def bag_cosine(a: Sequence[int] | Array, b: Sequence[int] | Array) -> float:
 
 def _memshare_shape(t: Tensor) -> native.MemshareShape:
     layers, planes, heads, tokens, dim = t.shape
-    _need(planes == 2, f"{t.name} has 2 planes a layer, keys and values")
+    _need(planes == 2, f"{t.name} must have 2 planes per layer, keys and values")
     _need(t.shape.count(0) == 0, f"{t.name} is empty")
     return native.MemshareShape(layers, heads, tokens, dim, t.number)
 
@@ -258,7 +258,7 @@ def memshare_distance(a: Array, b: Array, *, metric: str = "relative", delta: in
     shape, dim = _memshare_shape(x), x.shape[4]
     usual = theta ** (-np.arange(dim // 2) / max(dim // 2, 1))
     w = usual if frequencies is None else np.ascontiguousarray(frequencies, float)
-    _need(w.ndim == 1 and 2 * w.size <= dim, f"{w.size} frequencies turn more than {dim} dimensions")
+    _need(w.ndim == 1 and 2 * w.size <= dim, f"{w.size} frequencies rotate more than {dim} dimensions")
     angles, norms = np.empty((2, w.size), np.float32), (_norms(x, shape), _norms(y, shape))
     lib.kvd_memshare_angles(at(w), w.size, delta, at(angles), at(angles[1:]))
     query = native.MemshareQuery(ctypes.pointer(shape), _choice("metric", metric, _METRICS), limit, at(angles),
@@ -295,7 +295,7 @@ def _sketch(cells: Array, places: Array, sign: str, mean: Array | None) -> tuple
     m = None if mean is None else take("mean", mean, "dim", ["float32"])
     rows, columns, dim = c.shape
     _need(1 <= rows <= 8 and p.shape[1] == rows, f"a sketch has 1 to 8 rows, a place one in each, not {p.shape[1]}")
-    _need(m is None or m.shape == (dim,), f"mean is [dim], {dim} for these cells")
+    _need(m is None or m.shape == (dim,), f"mean must be [dim], {dim} for these cells")
     numbers = np.asarray(p.source)
     _need(not numbers.size or int((numbers & ((1 << 30) - 1)).max()) < columns, f"there are only {columns} columns")
     part = native.SketchPart(c.pointer, dim, rows, columns, dim, _choice("sign", sign, _SIGNS), m and m.pointer)
@@ -317,8 +317,8 @@ def sketch_insert(cells: Array, places: Array, x: Array, *, sign: str = "value",
     part, p, c, _keep = _sketch(cells, places, sign, mean)
     v = take("x", x, "n dim", list(NUMBERS))
     _need(c.source is cells, "cells are changed in place: they must be dense")
-    _need(v.shape == (p.shape[0], c.shape[2]), f"x is [n, dim], {[p.shape[0], c.shape[2]]} for these places and cells")
-    _need(weight in (1, -1), "weight is 1 or -1")
+    _need(v.shape == (p.shape[0], c.shape[2]), f"x must be {[p.shape[0], c.shape[2]]} for these places and cells")
+    _need(weight in (1, -1), "weight must be 1 or -1")
     vectors = _vectors(v.pointer, v.shape[1], v.number)
     pick(_variant).sketch["insert"](byref(part), p.pointer, p.shape[0], byref(vectors), weight)
 
@@ -347,7 +347,7 @@ def hshare_weights(q: Array, k: Array) -> Array:
     """
     x, y = take("q", q, "tokens group dim", ["float32"]), take("k", k, "tokens dim", list(NUMBERS))
     tokens, group, dim = x.shape
-    _need(y.shape == (tokens, dim), f"k is [tokens, dim], {[tokens, dim]} for these queries")
+    _need(y.shape == (tokens, dim), f"k must be [tokens, dim], {[tokens, dim]} for these queries")
     out = np.zeros(dim, np.float32)
     pick(_variant).hshare["weigh"](at(out), x.pointer, group * dim, group, y.pointer, dim, y.number, tokens, dim)
     return given(out, q)
@@ -364,8 +364,8 @@ def hshare_channels(weights: Array, n: int = 32) -> Array:
 
 def _channels(channels: Array, dim: int) -> Any:
     it = np.asarray(channels)
-    _need(it.ndim == 1 and 1 <= it.size <= 256, "a label has 1 to 256 channels")
-    _need(bool((it >= 0).all() and (it < dim).all()), f"there are {dim} dimensions")
+    _need(it.ndim == 1 and 1 <= it.size <= 256, "a label must have 1 to 256 channels")
+    _need(bool((it >= 0).all() and (it < dim).all()), f"channels must be below {dim}")
     return np.ascontiguousarray(it, np.uint16)
 
 
@@ -405,7 +405,7 @@ def hshare_aggregate(scores: Array, *, scale: float = 1.0, how: str = "sum") -> 
     softmax(scale scores). The scores of a single head are returned unchanged. float32 [tokens] of float32 [group,
     tokens]."""
     s = np.array(take("scores", scores, "group tokens", ["float32"]).source, np.float32)   # a copy: it is overwritten
-    _need(s.shape[0] > 0 and scale > 0, "there is at least one query head, and scale is above 0")
+    _need(s.shape[0] > 0 and scale > 0, "there must be at least one query head, and scale must be above 0")
     out = np.empty(s.shape[1], np.float32)
     pick(_variant).hshare["aggregate"](at(out), at(s), s.shape[1], s.shape[1], s.shape[0], scale,
                                        _choice("how", how, {"sum": 0, "max": 1}))
@@ -422,9 +422,9 @@ def hshare_select(scores: Array, *, sinks: int = 16, recent: int = 64, middle: i
     """
     s = take("scores", scores, "tokens", ["float32"])
     then, after, start = s.shape[0], s.shape[0] if now is None else now, c_uint32()
-    _need(min(sinks, recent, middle) >= 0 and max(sinks, recent, middle) < 1 << 31, "no number is negative")
-    _need(after >= then, f"now is not before the {then} tokens of the scores")
-    _need(after < 1 << 31, f"now is below 2^31, not {after}")
+    _need(min(sinks, recent, middle) >= 0 and max(sinks, recent, middle) < 1 << 31, "sizes must be from 0 to 2^31 - 1")
+    _need(after >= then, f"now must be at least the number of scores, {then}")
+    _need(after < 1 << 31, f"now must be below 2^31, not {after}")
     window, out, found = native.Window(sinks, recent, middle), np.empty(after + 1, np.uint32), 0
     best, scratch = np.empty(then + 1, np.uint32), np.empty(3 * then + 1, np.uint32)
     n = lib.kvd_window_middle(byref(window), then, byref(start))
@@ -467,8 +467,8 @@ def hshare_plan(similarity: Array, k: int | None = None, *, ratio: float | None 
     """
     s = take("similarity", similarity, "n n", ["float32"])
     n = s.shape[0]
-    _need(s.shape[1] == n, "similarity is square")
-    _need((k is None) != (ratio is None) and (k or 0) >= 0, "one of k and ratio is given")
+    _need(s.shape[1] == n, "similarity must be square")
+    _need((k is None) != (ratio is None) and (k or 0) >= 0, "exactly one of k (0 or more) and ratio must be given")
     out, scratch = np.empty(n, np.uint32), np.empty(n + 1, np.float32)
     count = min(k, n) if k is not None else lib.kvd_share_count(ratio, n)
     lib.kvd_share_plan(s.pointer, n, count, _choice("algorithm", algorithm, _PLANS), at(out), at(scratch))
@@ -478,7 +478,7 @@ def hshare_plan(similarity: Array, k: int | None = None, *, ratio: float | None 
 def hshare_check(plan: Sequence[int] | Array) -> int:
     """Return the first item whose source is later or itself shares; the number of items if the plan is valid."""
     p = np.ascontiguousarray(plan, np.uint32)
-    _need(p.ndim == 1 and bool((p < p.size).all()), f"a source is one of {p.size}")
+    _need(p.ndim == 1 and bool((p < p.size).all()), f"sources must be below {p.size}")
     return int(lib.kvd_share_check(at(p), p.size))
 
 
@@ -493,7 +493,7 @@ def bicache_similarity(keys: Array, values: Array, keys_ref: Array, values_ref: 
     vector; "token_mean", that of the official code: the mean over tokens of cosines for keys and for values. Cosines
     are between -1 and 1; 0 for zeros.
     """
-    _need(kind in ("flat", "token_mean"), f"kind is flat or token_mean, not {kind!r}")
+    _need(kind in ("flat", "token_mean"), f"kind must be flat or token_mean, not {kind!r}")
     names = ("keys", "values", "keys_ref", "values_ref")
     k, v, k_ref, v_ref = them = [take(name, x, "heads tokens dim", list(NUMBERS), strided=True)
                                  for name, x in zip(names, (keys, values, keys_ref, values_ref))]
@@ -519,7 +519,7 @@ def bicache_table(percent: Array, similarity: Array, *, tau: float = 0.97,
     """
     s, r = take("similarity", similarity, "requests layers", ["float32"]), np.asarray(percent)
     requests, layers = s.shape
-    _need(r.shape == (requests,), f"percent is [requests], {requests} for these similarities")
+    _need(r.shape == (requests,), f"percent must be [requests], {requests} for these similarities")
     total = np.zeros((native.BTABLE_STEPS, max(layers, 1)), np.float64)
     profile, table = native.BProfile(n_layers=layers, tau=tau, sum=at(total)), native.BTable()
     for i, it in enumerate(r.tolist()):
@@ -532,7 +532,7 @@ def bicache_table(percent: Array, similarity: Array, *, tau: float = 0.97,
 def bicache_layers(table: Sequence[Sequence[int]], percent: int) -> int:
     """Return the number of layers that a table allows to reuse at a prefix ratio of percent; 1 below its first step."""
     steps = [native.BStep(*it) for it in table]
-    _need(len(steps) <= native.BTABLE_STEPS, f"a table has up to {native.BTABLE_STEPS} steps")
+    _need(len(steps) <= native.BTABLE_STEPS, f"a table must have at most {native.BTABLE_STEPS} steps")
     c_table = native.BTable(n=len(steps), steps=(native.BStep * native.BTABLE_STEPS)(*steps))
     return int(lib.kvd_btable_lookup(byref(c_table), 0, percent))
 
@@ -549,7 +549,7 @@ def bicache_percent(prefix: int, tokens: int) -> int:
 
 def bicache_refreshes(steps: int, delta: int = 16) -> list[int]:
     """Return the denoising steps, counted from 1, at which the deep layers are recomputed: every delta steps."""
-    _need(delta > 0, "delta is 1 or more steps")
+    _need(delta > 0, "delta must be 1 or more")
     return [t for t in range(1, steps + 1) if lib.kvd_refresh_due(t, delta)]
 
 
@@ -561,7 +561,7 @@ def _table_of(pool: Tensor, table: Array) -> Any:
     block = math.prod(pool.shape[1:]) * (4 if pool.dtype == "float32" else 2)
     ids = np.asarray(table)
     _need(ids.ndim == 1 and bool((ids >= -1).all() and (ids < pool.shape[0]).all()),
-          f"a block is one of {pool.shape[0]}, or -1")
+          f"blocks must be below {pool.shape[0]}, or -1")
     return pointers([pool.pointer + int(i) * block if i >= 0 else None for i in ids]), ids.size
 
 
@@ -569,9 +569,9 @@ def _chosen(chosen: Array | None, heads: int, slots: int) -> Any:
     if chosen is None:
         return None
     c = np.ascontiguousarray(chosen, np.uint32)
-    _need(c.ndim == 2 and c.shape[0] == heads, "chosen is [heads, positions]")
+    _need(c.ndim == 2 and c.shape[0] == heads, "chosen must be [heads, positions]")
     _need(bool((c < slots).all() and (np.diff(c.astype(np.int64)) > 0).all()),
-          "chosen positions ascend, and are in the table")
+          "chosen positions must ascend and be in the table")
     return c
 
 
@@ -600,9 +600,9 @@ def attention(q: Array, pool: Array, table: Array, *, tokens: int | None = None,
     p = take("pool", pool, "blocks planes heads tokens dim", list(NUMBERS))
     (queries, query_heads, dim), (_, planes, heads, size, _) = x.shape, p.shape
     _need(planes == 2 and p.shape.count(0) == 0 and x.shape.count(0) == 0,
-          "a block has 2 planes, keys and values, and none is empty")
+          "a block must have 2 planes, keys and values, and no tensor may be empty")
     _need(p.shape[4] == dim and query_heads % heads == 0,
-          f"q has heads of {p.shape[4]}, and a multiple of {heads} of them")
+          f"q must have heads of {p.shape[4]} dimensions, and a multiple of {heads} heads")
     (blocks, n), group = _table_of(p, table), query_heads // heads
     n_keys = n * size if tokens is None else tokens
     _need(0 < n_keys <= n * size and (not causal or queries <= n_keys), f"the table has room for {n * size} tokens")
@@ -614,7 +614,7 @@ def attention(q: Array, pool: Array, table: Array, *, tokens: int | None = None,
     rotation, rotations = np.zeros(n, np.uint32), np.zeros((n, dim), np.float32)
     if deltas is not None:
         moved, w = np.ascontiguousarray(deltas, np.int32), np.float32(theta ** (-2 * np.arange(dim // 2) / dim))
-        _need(moved.shape == (n,) and dim % 2 == 0, "deltas are [n], as the table, and dim is even")
+        _need(moved.shape == (n,) and dim % 2 == 0, "deltas must be [n], like the table, and dim must be even")
         lib.kvd_rotations(at(moved), n, at(w), dim // 2, at(rotation), at(rotations), n)
         a.rotation, a.rotations = at(rotation), at(rotations)
     a.n_chosen = 0 if positions is None else positions.shape[1]
