@@ -253,6 +253,7 @@ def test_distances_in_a_toy_language_model():
 def test_mistakes_are_refused():
     a = np.zeros((2, 2, 1, 4, 8), np.float32)
     for words, b, how in (("2 planes", np.zeros((2, 3, 1, 4, 8), np.float32), {}), ("differ in shape", a[..., :4], {}),
-                          ("differ in dtype", a.astype(np.float16), {}), ("5 frequencies", a, dict(frequencies=np.ones(5))),
+                          ("differ in dtype", a.astype(np.float16), {}),
+                          ("5 frequencies", a, dict(frequencies=np.ones(5))),
                           ("metric must be one of", a, dict(metric="cosine"))):
         assert words in refused(distance, b if words == "2 planes" else a, b, **how)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inference engines on the pool, a module each: pydoc kvd.engines.vllm, also where vLLM is not installed.
+"""Connectors for inference engines, one module each. See pydoc kvd.engines.vllm (vLLM need not be installed).
 
 vllm, vllm_copy, transformers, sglang, llama_cpp, lmcache.
 """

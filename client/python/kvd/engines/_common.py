@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several engines need."""
+"""Functions for several engines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import kvd
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
-_seen: dict[tuple, tuple[int, int]] = {}    # by (path, size, mtime)
+_seen: dict[tuple, tuple[int, int]] = {}    # fingerprints by (path, size, mtime)
 
 
 def digest(path: Path) -> tuple[int, int]:
-    """Of a file's bytes, read once."""
+    """Return the fingerprint of a file's bytes, which are read once."""
     about = path.stat()
     key = (path, about.st_size, about.st_mtime_ns)
     if key not in _seen:
@@ -24,8 +24,8 @@ def digest(path: Path) -> tuple[int, int]:
 
 
 def weights(model: str, given: str | None = None, commit: str | None = None) -> tuple:
-    """Which weights a model has, as a part of a fingerprint: what the user says, or the bytes of a folder's or a
-    file's, or the commit of a model on the hub."""
+    """Identify a model's weights, as a part of a fingerprint: by the user's name for them, by the bytes of a file or of
+    the files in a directory, or by the commit of a model on the hub."""
     if given is not None:
         return ("given", str(given))
     path = Path(model)
@@ -40,7 +40,7 @@ def weights(model: str, given: str | None = None, commit: str | None = None) -> 
 
 
 def missing(error: ImportError) -> Callable[[str], NoReturn]:
-    """__getattr__ of a module whose engine is not installed: only its documentation is there."""
+    """Return __getattr__ for a module whose engine is not installed: only its documentation is available."""
     def tell(name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)

@@ -24,15 +24,16 @@ from ._vllm_ledger import Ledger, Numbers
 from ._vllm_pool import Manager
 from ._vllm_space import open_space, refuse_in_place, require_vllm
 
-register()      # in time where this module is imported before vLLM chooses its layout: vLLM in the caller's process
+register()      # for vLLM in the caller's process, where this module is imported before the layout is chosen
 
-logger = init_logger("vllm.kvd.engines.vllm")       # vLLM writes what is logged under its name
+logger = init_logger("vllm.kvd.engines.vllm")       # vLLM prints only loggers under its own name
 
-_spaces: dict[str, kvd.Space] = {}      # of workers in this process, by engine id: for a scheduler in the same one
+_spaces: dict[str, kvd.Space] = {}      # spaces of workers by engine id, for a scheduler in the same process
 
 
 class PoolMemory(TorchFunctionMode):
-    """Answers the one torch.zeros that is to be the KV cache. Zeroing it would wipe everybody's."""
+    """Answers the torch.zeros call for the KV cache with the pool, without zeroing, which would erase the shared
+    cache."""
 
     def __init__(self, space: kvd.Space, blocks: int):
         super().__init__()
@@ -54,20 +55,20 @@ class PoolMemory(TorchFunctionMode):
 
 @dataclass
 class Step(KVConnectorMetadata):
-    """What a worker must have mapped before it runs a step: ids below top, of which daemon's pool."""
+    """Blocks that a worker must have mapped before it runs a step: ids below top, in the pool of daemon number era."""
 
     top: int
     era: int
 
 
 class KvdStats(KVConnectorStats):
-    """Numbers, for vLLM's log."""
+    """Counts for vLLM's log."""
 
     def reset(self) -> None:
         self.data = asdict(Numbers())
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
-        self.data = dict(other.data)        # both count since the start
+        self.data = dict(other.data)        # counts are cumulative
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -97,8 +98,8 @@ class KvdConnector(KVConnectorBase_V1):
         self._make_room(vllm_config, kv_cache_config, shares)
 
     def _make_room(self, config: VllmConfig, caches: KVCacheConfig, shares: int) -> None:
-        """vLLM has as many blocks as the pool may have, so that every id of the pool is one of vLLM's. Workers have
-        their shares of a block side by side in it."""
+        """Set vLLM's number of blocks to the maximum of the pool, so that every id of the pool is valid in vLLM. The
+        workers' shares of a block are adjacent in it."""
         needed = cdiv(config.model_config.max_model_len, self.size) + 1
         if self.blocks < needed:
             raise ValueError(f"kvd's pool has room for {self.blocks} blocks of {self.space.geometry.block_bytes} bytes;"
@@ -120,7 +121,7 @@ class KvdConnector(KVConnectorBase_V1):
         return PoolMemory(self.space, self.blocks)
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Where vLLM's views lie: layer l of block b at base + b * block_bytes + share + l * page."""
+        """Check the addresses of vLLM's views: layer l of block b is at base + b * block_bytes + share + l * page."""
         memory, group = self.space.memory(), self._kv_cache_config.kv_cache_groups[0]
         page, (placed,) = group.kv_cache_spec.page_size_bytes, self._kv_cache_config.kv_cache_tensors
         for i, name in enumerate(placed.layers):
@@ -132,13 +133,13 @@ class KvdConnector(KVConnectorBase_V1):
                     memory.block_bytes)
 
     def bind_connector_metadata(self, connector_metadata: Step) -> None:
-        """Before every step: maps what the pool has grown by, if the step uses it."""
+        """Map memory by which the pool has grown, if the next step uses it."""
         step = connector_metadata
         if step.top > self.mapped or step.era != self.era:
             memory = self.space.memory()
             self.mapped, self.era = memory.mapped, step.era
             if memory.base != self.base or step.top > self.mapped:
-                raise RuntimeError("the daemon was replaced, and its pool cannot be where it was: start vLLM anew")
+                raise RuntimeError("the daemon was replaced, and its pool has other addresses now: restart vLLM")
         super().bind_connector_metadata(step)
 
     def start_load_kv(self, forward_context, **kwargs) -> None:
@@ -161,7 +162,7 @@ class KvdConnector(KVConnectorBase_V1):
         super().bind_kv_cache_manager(kv_cache_manager)
 
     def get_num_new_matched_tokens(self, request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """What the pool has is vLLM's own already: Manager.get_computed_blocks. None: it asks again."""
+        """Return 0, because Manager.get_computed_blocks has counted the pool's blocks; None if vLLM must ask again."""
         return (None if self.ledger.waits(request.request_id) else 0), False
 
     def update_state_after_alloc(self, request, blocks, num_external_tokens: int) -> None:
@@ -174,11 +175,11 @@ class KvdConnector(KVConnectorBase_V1):
         return Step(self.ledger.top, self.ledger.era)
 
     def update_connector_output(self, connector_output) -> None:
-        self.ledger.publish()   # a step's output is here: what it wrote is written, on GPUs too (vLLM waited for it)
+        self.ledger.publish()   # the step's output has arrived, so its writes are complete, on GPUs too
 
     def request_finished(self, request, block_ids) -> tuple[bool, None]:
         self.ledger.end_waiting(request.request_id)
-        return False, None      # published and let go by Manager.free
+        return False, None      # Manager.free publishes and releases its blocks
 
     def reset_cache(self) -> bool:
         return True

@@ -26,12 +26,12 @@ logger = init_logger("vllm.kvd.engines.vllm_copy")
 
 @dataclass
 class Job:
-    """Blocks of one request, from its block `first` on, and the tokens in them. Loads have all tokens before, too."""
+    """Blocks of one request, from its block `first` on, and their tokens; for loads, all tokens from the start."""
 
     request_id: str
     salt: int
     first: int
-    blocks: list[int]               # vLLM's
+    blocks: list[int]               # vLLM's ids
     tokens: list[int]
 
 
@@ -44,7 +44,7 @@ class Work(KVConnectorMetadata):
 
 @dataclass
 class Loaded(KVConnectorWorkerMetadata):
-    """A worker has loaded what it was told to in a step."""
+    """Reports that a worker has finished the loads of a step."""
 
     step: int
 
@@ -53,19 +53,19 @@ class Loaded(KVConnectorWorkerMetadata):
 
 
 class Planner:
-    """The scheduler's side: what to load and store in a step."""
+    """The scheduler's side: plans loads and stores of each step."""
 
     def __init__(self, spaces: list[kvd.Space], block_tokens: int):
         self.spaces, self.size = spaces, block_tokens
         self.epoch = b""
-        self.pins: dict[str, list[kvd.Pin]] = {}                # of requests that were looked up
-        self.loading: deque[tuple[int, list[kvd.Pin]]] = deque()    # of requests that load, by step
+        self.pins: dict[str, list[kvd.Pin]] = {}                # pins of requests that were looked up
+        self.loading: deque[tuple[int, list[kvd.Pin]]] = deque()    # pins of loading requests, by step
         self.requests: dict[str, Request] = {}
-        self.stored: dict[str, int] = {}                        # how many blocks of a request workers were told of
+        self.stored: dict[str, int] = {}                        # number of blocks given to workers to store, by request
         self.work = Work(1)
 
     def find(self, request: Request, computed: int) -> int:
-        """How many tokens beyond those that vLLM has itself every rank has."""
+        """Return how many tokens all ranks have in the pool beyond the `computed` ones in vLLM's own cache."""
         self.drop(request.request_id)
         salt = extra_key(request, self.epoch, self.size)
         if salt is None:
@@ -75,7 +75,8 @@ class Planner:
         return max(min(pin.tokens for pin in pins) - computed, 0)
 
     def admit(self, request: Request, blocks: list[int], found: int) -> None:
-        """blocks: of the whole request. The tokens found are behind those that vLLM has."""
+        """Plan the load of a request. blocks are those of the whole request; the `found` tokens follow those in vLLM's
+        own cache."""
         pins = self.pins.pop(request.request_id, [])
         self.requests[request.request_id] = request
         self.stored[request.request_id] = 0
@@ -112,7 +113,7 @@ class Planner:
 
 
 class Copier:
-    """A worker's side: its part of blocks, to and from its space."""
+    """A worker's side: copies its part of blocks to and from its space."""
 
     def __init__(self, space: kvd.Space, block_tokens: int):
         self.space, self.size = space, block_tokens
@@ -123,10 +124,11 @@ class Copier:
         self.step: int | None = None
 
     def register(self, caches: list[torch.Tensor]) -> None:
-        """Each [blocks, heads, tokens, content]; in the pool a block is [layers, heads, tokens, content], packed."""
+        """Set vLLM's caches, each [blocks, heads, tokens, content]. In the pool a block is [layers, heads, tokens,
+        content], packed."""
         first = caches[0]
         if first[0].numel() * first.element_size() * len(caches) != self.pool.shape[1]:
-            raise RuntimeError(f"vLLM's blocks are not what they were said to be: {tuple(first.shape)}")
+            raise RuntimeError(f"vLLM's blocks do not have the announced size: {tuple(first.shape)}")
         for it in caches:
             if (it.shape[1:], it.dtype, it.device) != (first.shape[1:], first.dtype, first.device):
                 raise RuntimeError(f"vLLM's layers are not alike: {tuple(it.shape)} of {it.dtype} on {it.device}, and"
@@ -145,7 +147,8 @@ class Copier:
                 cache[ours] = self.blocks[source, i]
 
     def store(self, job: Job) -> None:
-        """A request whose beginning is not in the pool any more, or that has no room there, is not stored further."""
+        """Store a job's blocks. A request whose beginning has left the pool, or for which there is no room, is not
+        stored further."""
         pin = self.chains.pop(job.request_id, None)
         if not job.first:
             self.let_go(pin)
@@ -165,7 +168,7 @@ class Copier:
             self.let_go(pin)
 
     def _extend(self, pin: kvd.Pin, job: Job) -> bool:
-        """Whether the chain has all of the job's blocks now."""
+        """Copy and seal missing blocks of a job. Returns whether the chain has all of them now."""
         there = pin.tokens // self.size - job.first
         if there >= len(job.blocks):
             return True
@@ -181,7 +184,7 @@ class Copier:
             pin.release()
 
     def forget(self) -> None:
-        """Another daemon can be used when nothing is held of the last one."""
+        """Release all chains: a new daemon can be used only when no block of the old one is held."""
         while self.chains:
             self.chains.popitem()[1].release()
 
@@ -223,7 +226,7 @@ class KvdCopyConnector(KVConnectorBase_V1):
         return False, None
 
     def reset_cache(self) -> bool:
-        """What was stored stays, for others. This vLLM's weights may be others now: it shares with nobody any more."""
+        """Stop sharing, because this vLLM's weights may have changed. Stored blocks stay for other processes."""
         self.planner.epoch = os.urandom(16)
         return True
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of a vLLM request's blocks: whatever changes a block, in addition to the tokens before its end, is in its
-key.
+"""Keys of a vLLM request's blocks. A key covers everything that changes a block in addition to the tokens up to its
+end.
 
 A LoRA adapter and a cache_salt change all blocks of a request: they are the salt of its chain. A picture changes the
-blocks from its own on, so it is in the key of each block that it lies in, and the text before it is shared with other
-requests.
-Nothing here needs vLLM.
+blocks from its first one on. It is therefore part of the key of each block that it overlaps, and the text before it is
+shared with other requests.
+This module does not need vLLM.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ._common import digest
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-LEAST = 8               # tokens of a block, so that the digest of a picture's block has 248 bits
-PICTURE = 1 << 31       # of all words of such a block: no token has it
+LEAST = 8               # tokens per block for pictures, so that the digest of a block has 248 bits
+PICTURE = 1 << 31       # set in all words of such a block, and in no token
 
-_adapters: dict[tuple[str, str], tuple | None] = {}     # LoRA adapters by name and path: what they were when first used
+_adapters: dict[tuple[str, str], tuple | None] = {}     # digests of LoRA adapters at first use, by name and path
 
 
 def _adapter(name: str, path: str) -> tuple | None:
-    """None: files that cannot be compared."""
+    """Return names and digests of the adapter's files; None if there are none to compare."""
     if (name, path) not in _adapters:
         files = sorted(Path(path).glob("adapter_*")) if Path(path).is_dir() else []
         _adapters[name, path] = tuple((it.name, digest(it)) for it in files) or None
@@ -38,7 +38,7 @@ def _adapter(name: str, path: str) -> tuple | None:
 
 
 def extra_key(request: Request, epoch: bytes, size: int) -> int | None:
-    """The salt of a request's chain. 0: there is none. None: no other request may share with this one."""
+    """Return the salt of a request's chain; 0 if it has none; None if the request must not be shared."""
     lora = request.lora_request
     if request.prompt_embeds is not None or (request.mm_features and size < LEAST):
         return None
@@ -51,8 +51,8 @@ def extra_key(request: Request, epoch: bytes, size: int) -> int | None:
 
 
 def tokens_of(request: Request, first: int, end: int, size: int) -> list[int]:
-    """Tokens [first, end) of whole blocks, as they are looked up and published. A block with a part of a picture (or
-    sound, or video) is a digest of its tokens and of which pictures lie where in it."""
+    """Return tokens [first, end) of whole blocks for lookups and publishing. A block that overlaps a picture (or sound,
+    or video) is replaced by a digest of its tokens and of the pictures and their places in it."""
     tokens = list(request.all_token_ids[first:end])
     for at in _blocks_of_pictures(request, first, end, size):
         there = [(it.identifier, it.mm_position.offset - at, it.mm_position.length) for it in request.mm_features
@@ -64,7 +64,7 @@ def tokens_of(request: Request, first: int, end: int, size: int) -> list[int]:
 
 
 def _blocks_of_pictures(request: Request, first: int, end: int, size: int) -> list[int]:
-    """The first positions of blocks within [first, end) that a picture lies in."""
+    """Return the first positions of the blocks within [first, end) that a picture overlaps."""
     found: set[int] = set()
     for it in request.mm_features:
         begin, behind = it.mm_position.offset, it.mm_position.offset + it.mm_position.length

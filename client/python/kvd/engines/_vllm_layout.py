@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout BLHNC (a block's layers side by side) for vLLM's CPU backend. Its kernels take any distance between
-blocks, but it declares LBHNC alone. GPU backends declare BLHNC themselves.
+"""Layout BLHNC (a block's layers are adjacent) for vLLM's CPU backend. Its kernels support any distance between
+blocks, but it declares only LBHNC. GPU backends declare BLHNC themselves.
 
-An entry point of vllm.general_plugins (see pyproject.toml): runs in every process of vLLM, before it chooses a layout,
-and changes nothing for who does not ask for this one."""
+This is an entry point of vllm.general_plugins (see wheel_of_kvd.py). It runs in every process of vLLM, before vLLM
+chooses a layout, and changes nothing unless this layout is requested."""
 
 
 def register() -> None:

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a vLLM holds of a kvd space, and why. vLLM's block ids are kvd's; its own classes are in _vllm_pool.py.
+"""Ledger of the blocks that a vLLM process holds in a kvd space. vLLM uses kvd's block ids; vLLM's own classes are in
+_vllm_pool.py.
 
-A block in vLLM's tables is one of two. It is *ours*: this process got it from the pool, and one request writes it. Or
-it was found by a lookup, and a pin of every request that uses it keeps it. Ours are published (Pin.post, which waits for
-no answer) when the output of the step that wrote them is here, and not before: vLLM itself registers a block as cached
-when the step is only planned, which is safe on one stream and wrong between processes. They stay ours until the request
-lets go of them, published or not, also if somebody else was first with their content.
+A block in vLLM's tables is of one of two kinds. Either it is *ours*: this process allocated it, and one request writes
+it. Or a lookup found it, and each request that uses it has a pin on it. Our blocks are published (Pin.post, which does
+not wait for a reply) only when the output of the step that wrote them has arrived. vLLM itself registers a block as
+cached when the step is merely planned, which is safe on one stream, but not between processes. Our blocks stay ours
+until the request releases them, whether published or not, even if another process was first with their content.
 
-What vLLM is told is free is in this process's hands already (Ledger.free), so that no allocation fails inside of its
-scheduler. If the pool does not give more, vLLM waits with new requests and preempts running ones, as it does when its
-own memory is full.
+Blocks that vLLM considers free have already been allocated by this process (Ledger.free), so that no allocation fails
+inside its scheduler. If the pool has no more blocks, vLLM delays new requests and preempts running ones, as it does
+when its own memory is full.
 
-If the daemon dies, what runs goes on in the memory that it has and publishes nothing; new requests wait. When there is
-a daemon again, running requests are preempted, all blocks and pins of the old pool are let go (the space is opened with
-fixed=True: then the new pool is mapped at the same addresses), and everything is computed anew.
+If the daemon dies, running requests continue in their memory and publish nothing; new requests wait. When a new daemon
+is available, running requests are preempted, all blocks and pins of the old pool are released (the space is opened with
+fixed=True, so the new pool is then mapped at the same addresses), and everything is recomputed.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ import kvd
 
 from ._vllm_keys import extra_key, tokens_of
 
-logger = init_logger("vllm." + __name__)       # vLLM writes what is logged under its name
+logger = init_logger("vllm." + __name__)       # vLLM prints only loggers under its own name
 
-REFUSED = (errno.ENOBUFS, errno.EDQUOT)     # the pool is full; anything else that alloc and seal say: no daemon
-RETRY = 0.05                                # seconds between questions whether there is a daemon again
-TELL = 60                                   # ... between lines in the log that the pool is full
+REFUSED = (errno.ENOBUFS, errno.EDQUOT)     # the pool is full; other errors of alloc and seal mean: no daemon
+RETRY = 0.05                                # seconds between attempts to reach a daemon
+TELL = 60                                   # seconds between log lines about a full pool
 
 
 @dataclass
 class Numbers:
-    """Of this vLLM since it started. Times are seconds spent here by the scheduler."""
+    """Counts of this vLLM since it started. Times are seconds that the scheduler spent in this module."""
 
     steps: int = 0
     lookups: int = 0
     tokens_asked: int = 0
     tokens_found: int = 0
-    fetches: int = 0                # of what the daemon's file or servers had
+    fetches: int = 0                # from the daemon's file or servers
     blocks_taken: int = 0
     blocks_posted: int = 0
-    refused: int = 0                # the pool was full, or some of what was posted was not published
-    restarts: int = 0               # of the daemon
+    refused: int = 0                # allocations refused, or posts not published
+    restarts: int = 0               # restarts of the daemon
     lookup_s: float = 0.0
     take_s: float = 0.0
     publish_s: float = 0.0
@@ -62,8 +63,8 @@ class Numbers:
 
 
 class Chain:
-    """A request's way through the pool: what its pin holds is the first `length` of its blocks, by content. No pin: it
-    shares nothing."""
+    """A request's chain in the pool: its pin holds the contents of its first `length` blocks. Without a pin, the
+    request is not shared."""
 
     __slots__ = ("request", "pin", "length", "blocks", "ended")
 
@@ -71,7 +72,7 @@ class Chain:
         self.request, self.pin = request, pin
         self.length = pin.tokens // block_tokens if pin else 0
         self.blocks: list[KVCacheBlock] = []
-        self.ended = pin is None        # nothing of it is published from now on
+        self.ended = pin is None        # no further block is published
 
 
 class Ledger:
@@ -79,26 +80,26 @@ class Ledger:
 
     def __init__(self, space: kvd.Space, block_tokens: int, keep: int, wait: float):
         self.space, self.size, self.keep, self.wait = space, block_tokens, keep, wait
-        self.free: list[kvd.Block] = []                 # in our hands, used by nobody
-        self.ours: dict[int, kvd.Block] = {}            # written by a request, and then published by us
-        self.gone: list[kvd.Block] = []                 # given back, and not ours to fill
-        self.null: kvd.Block | None = None              # vLLM's block 0 means "none": held, so that nobody publishes it
+        self.free: list[kvd.Block] = []                 # allocated, and unused
+        self.ours: dict[int, kvd.Block] = {}            # being written by a request, or published by us
+        self.gone: list[kvd.Block] = []                 # returned by vLLM, and no longer writable
+        self.null: kvd.Block | None = None              # block 0 means "none" in vLLM: held so that no one publishes it
         self.used = 0                                   # blocks in vLLM's tables
-        self.top, self.era = 0, 0                       # all ids so far are below this; how many daemons before
+        self.top, self.era = 0, 0                       # all ids so far are below top; number of previous daemons
         self.found: Chain | None = None                 # looked up, and not yet admitted
-        self.below: dict[str, tuple[kvd.Fetch, float]] = {}     # asked for requests not yet admitted, and until when
+        self.below: dict[str, tuple[kvd.Fetch, float]] = {}     # fetches of requests not yet admitted, and deadlines
         self.chains: dict[str, Chain] = {}
-        self.planned: dict[str, int] = {}               # requests with blocks to publish: how far steps will fill them
-        self.doubtful: set[str] = set()                 # requests that must be computed anew
-        self.epoch = b""                                # changes when vLLM resets its cache: its weights are others now
+        self.planned: dict[str, int] = {}               # number of blocks that steps will fill, by request to publish
+        self.doubtful: set[str] = set()                 # requests that must be recomputed
+        self.epoch = b""                                # changes when vLLM resets its cache, as for new weights
         self.state, self.retry = self.SERVING, 0.0
-        self.tell = 0.0                                 # not before that, that the pool is full
+        self.tell = 0.0                                 # time of the next log line about a full pool
         self.numbers = Numbers()
 
     # ---- blocks to fill
 
     def fetch(self, n: int) -> bool:
-        """Has n blocks to hand out, if the pool gives them."""
+        """Allocate until n blocks are free, if the pool has them. Returns whether they are."""
         if len(self.free) >= n and self.state is self.SERVING:
             return True
         start = time.perf_counter()
@@ -110,7 +111,7 @@ class Ledger:
         return len(self.free) >= n
 
     def _take(self, n: int) -> None:
-        """n, or some more, so as not to ask for each."""
+        """Allocate n blocks, or a batch of more."""
         try:
             got = self.space.alloc(self.keep if n < self.keep <= self.space.available() else n)
         except kvd.Error as error:
@@ -121,7 +122,7 @@ class Ledger:
                 self.lose(error)
             return
         if self.state is not self.SERVING:
-            logger.info("kvd: there is a daemon again")
+            logger.info("kvd: a daemon is available again")
             self.state = self.SERVING
         self.numbers.blocks_taken += len(got)
         self.top = max(self.top, *(block.id + 1 for block in got))
@@ -132,14 +133,14 @@ class Ledger:
                 self.null = block
 
     def _tell_full(self, error: kvd.Error) -> None:
-        """Once a minute: who only sees requests wait would not know for what."""
+        """Log once a minute why requests wait."""
         now = time.perf_counter()
         if now >= self.tell:
             logger.warning("kvd: requests wait for blocks: %s", error)
             self.tell = now + TELL
 
     def could(self, n: int) -> bool:
-        """Whether the pool could give so many, by what shared memory says."""
+        """Return whether the pool could provide n blocks, by the estimate in shared memory."""
         return n <= len(self.free) or n <= len(self.free) + self.space.available()
 
     def hand_out(self, n: int) -> list[int]:
@@ -151,14 +152,14 @@ class Ledger:
         return [block.id for block in got]
 
     def give_back(self, block_id: int) -> None:
-        """No table has it any more. One that was found is its chain's to let go."""
+        """Take back a block that is in no table any more. A block that was found is released with its chain."""
         self.used -= 1
         block = self.ours.pop(block_id, None)
         if block:
             (self.free if block.data and not block.posted else self.gone).append(block)
 
     def let_go(self) -> None:
-        """Of what was given back, and is published."""
+        """Free blocks that vLLM returned and that were published."""
         if self.gone:
             start = time.perf_counter()
             self.space.free(self.gone)
@@ -166,7 +167,7 @@ class Ledger:
             self.numbers.let_go_s += time.perf_counter() - start
 
     def trim(self) -> None:
-        """Does not sit on more than it needs soon; without work, on a little."""
+        """Free unused blocks beyond what is needed soon; keep fewer when idle."""
         if len(self.free) > (2 * self.keep if self.used else self.keep):
             start = time.perf_counter()
             surplus, self.free = self.free[self.keep:], self.free[:self.keep]
@@ -176,7 +177,7 @@ class Ledger:
     # ---- chains
 
     def find(self, request: Request) -> Chain:
-        """The longest prefix of a request that is in the pool, without its last token, which vLLM computes itself."""
+        """Look up the longest prefix of a request in the pool, without its last token, which vLLM computes itself."""
         self.drop_found()
         start = time.perf_counter()
         salt = extra_key(request, self.epoch, self.size)
@@ -202,24 +203,25 @@ class Ledger:
         self.top = max(self.top, max(pin.blocks, default=-1) + 1)
         if 0 not in pin.blocks:
             return pin
-        with pin:                       # somebody published vLLM's null block, which no vLLM does
+        with pin:                       # another client, not a vLLM, published vLLM's null block
             before = pin.blocks.index(0) * self.size
         return self.space.lookup(tokens[:before], salt=salt)
 
     def _ask_below(self, request_id: str, tokens: list[int], salt: int) -> None:
-        """Has what is missing brought up, once for a request. Not before block 0 is somebody's: as vLLM's null block it
-        would be of no use to a chain."""
+        """Fetch missing blocks, once per request. Allocate block 0 first: as vLLM's null block, it must not receive
+        fetched data."""
         if not self.fetch(1):
             return
         try:
             fetch = self.space.fetch(tokens, salt=salt)
-        except kvd.Error:               # it is computed, as if there were nothing below
+        except kvd.Error:               # compute it, as if there were no tier below the pool
             return
         self.below[request_id] = fetch, time.perf_counter() + self.wait
         self.numbers.fetches += bool(fetch)
 
     def waits(self, request_id: str) -> bool:
-        """Something is on its way for it, or has just come: it is to be looked up again."""
+        """Return whether blocks for a request are being loaded or have just arrived, so that it must be looked up
+        again."""
         fetch, until = self.below.get(request_id, (None, 0.0))
         if not fetch:
             return False
@@ -246,7 +248,7 @@ class Ledger:
         self.chains[request.request_id] = chain
 
     def leave(self, request_id: str) -> Chain | None:
-        """The request's blocks are about to be let go."""
+        """Publish and remove a request's chain, before its blocks are released."""
         chain = self.chains.pop(request_id, None)
         if chain:
             self._publish(chain)
@@ -255,7 +257,7 @@ class Ledger:
         return chain
 
     def close(self, chain: Chain) -> None:
-        """Nothing reads the chain's blocks any more."""
+        """Release a chain whose blocks are not read any more."""
         if chain.pin:
             start = time.perf_counter()
             chain.pin.release()
@@ -264,11 +266,11 @@ class Ledger:
     # ---- publishing
 
     def plan(self, request: Request, length: int) -> None:
-        """A step will fill the request's blocks up to this."""
+        """Note that a step will fill the first `length` blocks of a request."""
         self.planned[request.request_id] = length
 
     def publish(self) -> None:
-        """What finished steps wrote."""
+        """Publish blocks that finished steps have written."""
         if not self.planned or self.state is not self.SERVING:
             return
         start = time.perf_counter()
@@ -279,7 +281,7 @@ class Ledger:
         self.numbers.publish_s += time.perf_counter() - start
 
     def _publish(self, chain: Chain) -> int:
-        """Posts the blocks whose tokens are all computed: of steps in flight nobody knows. Returns how many are."""
+        """Post the blocks that are complete, ignoring steps in flight. Returns the number of complete blocks."""
         request = chain.request
         done = (request.num_computed_tokens - request.num_in_flight_tokens) // self.size
         if done > chain.length and not chain.ended and self.state is self.SERVING:
@@ -295,14 +297,14 @@ class Ledger:
     def _post(self, pin: kvd.Pin, blocks: list[kvd.Block], tokens: list[int]) -> None:
         try:
             pin.post(blocks, tokens)
-        except kvd.Refused as error:    # what was posted before, by any request; nothing was posted now
+        except kvd.Refused as error:    # an earlier post of any request was refused; nothing was posted now
             logger.warning("kvd: %s", error)
             self.numbers.refused += 1
             pin.post(blocks, tokens)
 
     def _could_not(self, chain: Chain, blocks: list[kvd.Block], error: kvd.Error) -> None:
-        """The rest of the request stays private. Blocks of which nobody knows whether they are ours may become somebody
-        else's at any time: such a request is computed anew."""
+        """Keep the rest of the request private. If it is unknown whether blocks are still ours, another process may get
+        them at any time: such a request is recomputed."""
         logger.warning("kvd: request %s is not published any further: %s", chain.request.request_id, error)
         chain.ended = True
         if any(not block.posted and not block.data for block in blocks):
@@ -313,19 +315,20 @@ class Ledger:
     # ---- the daemon's life
 
     def lose(self, error: kvd.Error) -> None:
-        """AWAY: there is no daemon. STALE: there is another one, and we must let go of the old one's blocks."""
+        """Note that the daemon is gone. AWAY: there is none. STALE: there is a new one, and all blocks of the old one
+        must be released."""
         self.retry = time.perf_counter() + RETRY
         if self.state is self.SERVING:
-            logger.warning("kvd: the daemon is gone; what runs goes on without sharing, new requests wait (%s)", error)
+            logger.warning("kvd: the daemon is gone; running requests continue unshared, new ones wait (%s)", error)
         if error.errno == errno.ESTALE and self.state is not self.STALE:
-            logger.warning("kvd: another daemon is here; what runs is computed anew in its pool")
+            logger.warning("kvd: the daemon was replaced; running requests are recomputed in the new pool")
             self.numbers.restarts += 1
             self.state = self.STALE
         elif self.state is self.SERVING:
             self.state = self.AWAY
 
     def forget(self) -> None:
-        """Lets go of all that nobody uses."""
+        """Release everything that is unused."""
         self.drop_found()
         self.space.free(self.free + ([self.null] if self.null else []))
         self.free, self.null = [], None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's BlockPool and KVCacheManager with a ledger of kvd's blocks behind them (_vllm_ledger.py)."""
+"""Subclasses of vLLM's BlockPool and KVCacheManager that use a ledger of kvd's blocks (_vllm_ledger.py)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ logger = init_logger("vllm." + __name__)
 
 
 class Pool(BlockPool):
-    """Made of a BlockPool by taking its place: whoever holds the object goes on holding it."""
+    """Made from an existing BlockPool by changing its class, so that references to it stay valid."""
 
     ledger: Ledger
-    lent = 0        # blocks that a lookup found and no table has yet: vLLM takes them to be among the free ones
+    lent = 0        # blocks found by a lookup that are in no table yet: vLLM counts them as free
 
     def get_num_free_blocks(self) -> int:
         return len(self.ledger.free) + self.lent
@@ -53,8 +53,8 @@ class Pool(BlockPool):
         self.ledger.plan(request, num_full_blocks)
 
     def reset_prefix_cache(self) -> bool:
-        """Others' cache stays. This vLLM finds nothing of before, and what it computes from now on is its own: it is
-        asked to forget because its weights changed."""
+        """Stop sharing: this vLLM finds no previous blocks, and keeps its new ones for itself, because a reset means
+        that its weights changed. The cache stays for other processes."""
         if self.ledger.used:
             logger.warning("Failed to reset prefix cache because some blocks (%d) are not freed yet", self.ledger.used)
             return False
@@ -67,7 +67,7 @@ class Pool(BlockPool):
 
 
 class Manager(KVCacheManager):
-    """Made of a KVCacheManager like Pool of a BlockPool."""
+    """Made from an existing KVCacheManager as Pool from a BlockPool."""
 
     ledger: Ledger
 
@@ -88,7 +88,7 @@ class Manager(KVCacheManager):
         return self.create_kv_cache_blocks((blocks,)), chain.length * self.ledger.size, 0
 
     def _goes_on(self, request: Request, num_new_tokens: int) -> bool:
-        """It needs nothing but the blocks that it has: most steps of decoding."""
+        """Return whether a request needs no further blocks, as in most decoding steps."""
         ledger, table = self.ledger, self._tables.get(request.request_id)
         return bool(table and request.num_computed_tokens + num_new_tokens <= len(table) * ledger.size
                     and request.status == RequestStatus.RUNNING and ledger.state is ledger.SERVING
@@ -97,7 +97,7 @@ class Manager(KVCacheManager):
     def allocate_slots(self, request: Request, num_new_tokens: int, num_new_computed_tokens: int = 0,
                        new_computed_blocks: KVCacheBlocks | None = None, *, full_sequence_must_fit: bool = False,
                        **options) -> KVCacheBlocks | None:
-        """As vLLM's, after the blocks that it needs were fetched. None: it shall wait, or preempt."""
+        """Allocate the needed blocks from the pool, then do as vLLM. None: vLLM must wait, or preempt."""
         if self._goes_on(request, num_new_tokens):
             return super().allocate_slots(request, num_new_tokens, num_new_computed_tokens, new_computed_blocks,
                                           **options)
@@ -112,7 +112,7 @@ class Manager(KVCacheManager):
         if request.request_id in ledger.doubtful:
             return None
         if request.request_id not in ledger.chains and ledger.found is None:
-            return None         # its lookup was let go of with the last daemon's blocks: the next step asks again
+            return None         # its lookup was dropped with the last daemon's blocks: the next step looks up again
         whole = cdiv(min(request.num_tokens, self.max_model_len), ledger.size) - have
         if full_sequence_must_fit and not ledger.could(whole):
             return None
@@ -131,7 +131,7 @@ class Manager(KVCacheManager):
             self.ledger.close(chain)
 
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
-        """A step in flight may use them: the chain is let go with its blocks, before them."""
+        """Return the request's blocks and its chain, to be freed together, because a step in flight may use them."""
         chain = self.ledger.leave(request.request_id)
         blocks = super().pop_blocks_for_free(request)
         return blocks + [chain] if chain else blocks

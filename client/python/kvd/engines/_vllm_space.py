@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which space a vLLM's KV cache is: what is refused, what a block is, whose bytes are equal."""
+"""The space for a vLLM's KV cache: refused configurations, geometry, and fingerprint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import kvd
 from ._common import weights
 
 OLDEST = (0, 31)
-PACKED_AS_SERVED = ("longrope", "dynamic")      # RoPE kinds whose keys depend on the longest sequence that is served
+PACKED_AS_SERVED = ("longrope", "dynamic")      # RoPE kinds whose keys depend on the maximum sequence length
 
 
 def require_vllm() -> None:
@@ -30,14 +30,14 @@ def require_vllm() -> None:
 
 
 def refuse(reasons: list[tuple[bool, str]]) -> None:
-    """What this connector was not made for is an error at start, by name: never a wrong answer later."""
+    """Raise an error that names unsupported configurations at start, to prevent wrong answers later."""
     names = [name for is_so, name in reasons if is_so]
     if names:
-        raise ValueError("kvd does not do this yet: " + "; ".join(names))
+        raise ValueError("kvd does not support this yet: " + "; ".join(names))
 
 
 def refuse_always(config: VllmConfig, caches: KVCacheConfig) -> None:
-    """In place or by copy: what a block of vLLM may not be."""
+    """Refuse what is unsupported both in place and by copy."""
     specs = [group.kv_cache_spec for group in caches.kv_cache_groups]
     spec = specs[0] if specs else None
     plain = type(spec) is FullAttentionSpec
@@ -85,17 +85,17 @@ def refuse_in_place(config: VllmConfig, caches: KVCacheConfig) -> None:
         raise RuntimeError(f"vLLM's blocks are not packed: {tensor}")
 
 
-# ---- whose bytes are equal -----------------------------------------------------------------------------------------
+# ---- fingerprint -----------------------------------------------------------------------------------------------------
 
 def _weights(config: VllmConfig) -> tuple:
     if config.load_config.load_format == "dummy":
-        return ("dummy", os.urandom(16))        # weights that nobody else has
+        return ("dummy", os.urandom(16))        # random weights, which no other process has
     given = config.kv_transfer_config.get_from_extra_config("fingerprint", None)
     return weights(config.model_config.model, given, getattr(config.model_config.hf_config, "_commit_hash", None))
 
 
 def _kernels(config: VllmConfig, spec: FullAttentionSpec) -> str:
-    """Who packs keys: the attention backend, and on CPUs the instruction set that it packs them for."""
+    """Return what determines the packing of keys: the attention backend, and on CPUs its instruction set."""
     if not current_platform.is_cpu():
         return f"{current_platform.device_type}-{config.attention_config.backend or 'default'}"
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
@@ -103,7 +103,8 @@ def _kernels(config: VllmConfig, spec: FullAttentionSpec) -> str:
 
 
 def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tuple) -> tuple[int, int]:
-    """Equal where two vLLMs write the same bytes for the same tokens. part: of the model, by tensor parallelism."""
+    """Return a fingerprint that is equal if two vLLMs write the same bytes for the same tokens. part is the part of the
+    model with tensor parallelism."""
     model, spec = config.model_config, caches.kv_cache_groups[0].kv_cache_spec
     served = model.max_model_len if any(kind in str(model.hf_config) for kind in PACKED_AS_SERVED) else 0
     return kvd.fingerprint(
@@ -114,9 +115,10 @@ def fingerprint(config: VllmConfig, caches: KVCacheConfig, kind: str, part: tupl
 
 def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tuple[int, int] = (0, 1),
                shares: int = 1) -> kvd.Space:
-    """The space of this model, named after it and the fingerprint: other models, versions and kernels have their own.
-    Of a part of the model, by tensor parallelism, or of blocks with the shares of so many workers. fixed: vLLM's views
-    of the pool stay, where they can, whatever becomes of the daemon."""
+    """Open the space of this model, named after the model and its fingerprint, so that other models, versions and
+    kernels have spaces of their own. With tensor parallelism, either part is a worker's part of the model, or blocks
+    contain the shares of `shares` workers. fixed is set if possible, so that vLLM's views of the pool survive a restart
+    of the daemon."""
     extra = config.kv_transfer_config.get_from_extra_config
     spec, layers = caches.kv_cache_groups[0].kv_cache_spec, caches.kv_cache_groups[0].layer_names
     number = fingerprint(config, caches, kind, (*part, shares))
@@ -134,4 +136,4 @@ def open_space(config: VllmConfig, caches: KVCacheConfig, kind: str, *, part: tu
     except kvd.Error as error:
         if error.errno != errno.ENOTSUP:
             raise
-        return daemon.space(name, geometry)     # on a GPU the next daemon's pool lies elsewhere
+        return daemon.space(name, geometry)     # on a GPU, the next daemon's pool has other addresses

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llama.cpp on kvd: what one process computed of a prompt, another one's context takes over.
+"""Share computed prompts between contexts of llama.cpp in different processes.
 
     from llama_cpp import Llama
     from kvd.engines.llama_cpp import Cache, Share
@@ -11,31 +11,29 @@
     share.restore(tokens)                         # before llm.generate(tokens) or llm.eval
     share.store()                                 # afterwards: what the context holds now
 
-llama.cpp has no paged cache, so keys and values are copied: a sequence's state (llama_state_seq_get_data) is taken
-apart into blocks of 16 tokens, and put together again (llama_state_seq_set_data) from the longest stored prefix.
-Documents that begin alike are kept once, whoever computed them, and tokens are compared, not only hashed. A program
-of one's own, with llama.h and no Llama object, gives a Sequence: the library, a llama_context's address, a sequence's
-number.
+llama.cpp has no paged cache, so keys and values are copied: a sequence's state (llama_state_seq_get_data) is split into
+blocks of 16 tokens, and a state is assembled again (llama_state_seq_set_data) from the longest stored prefix. Common
+beginnings of documents are stored once, and tokens are compared, not only hashed. A program that uses llama.h without a
+Llama object passes a Sequence: the library, the address of a llama_context, and the number of a sequence.
 
     share = Share(Sequence(ctypes.CDLL("libllama.so"), context, 0), model="model.gguf")
     have = share.restore(tokens)                  # decode tokens[have:] at position have
     share.store(tokens)                           # the tokens that the sequence holds
 
-Who shares: contexts with the same model files, adapters and arithmetic. When it is made, a Share decodes two tokens
-in its sequence, which must be empty, and what comes out (keys, values, their types and their form) is part of the
-space's fingerprint, as are the contents of the model's files: contexts that compute something else have another
-space, or are refused (kvd.Mismatch) where the space's name was given. An adapter that is set later is not seen: give
-salt=.
+Contexts with the same model files, adapters and arithmetic share. A new Share decodes two tokens in its sequence, which
+must be empty. The resulting state (keys, values, their types and format) is part of the space's fingerprint, like the
+contents of the model's files. Contexts that compute other results use another space, or are refused (kvd.Mismatch) if
+the space's name is given. An adapter that is set later is not noticed: pass salt=.
 
-The form of a state is internal to llama.cpp and changes. What is known here is that of b11549 (llama-cpp-python
-0.3.36, xllamacpp 2026.10.11549), with flash attention, any type of keys and values. Every other form (values
-transposed, as without flash attention; sliding windows, recurrent models, M-RoPE, a later version) is shared as a
-whole: a state is then found by a prompt that begins with all its tokens. Which of the two it is, Share.whole tells,
-and a warning says why.
+The format of a state is internal to llama.cpp and changes. The known format is that of b11549 (llama-cpp-python 0.3.36,
+xllamacpp 2026.10.11549), with flash attention and any type of keys and values. States in other formats (transposed
+values, as without flash attention; sliding windows, recurrent models, M-RoPE, a later version) are shared as a whole: a
+prompt finds such a state only if it begins with all its tokens. Share.whole tells which applies, and a warning gives
+the reason.
 
-Refused: a context whose sequence is not empty; embeddings and encoders. Not to be stored: a context that was shifted,
-or that was given anything but tokens. If the daemon is away or full, nothing is found or stored, which a warning
-says.
+Refused: a context whose sequence is not empty; embeddings and encoders. Do not store a context that was shifted, or
+that received anything but tokens. If there is no daemon or the pool is full, nothing is found or stored, with a
+warning.
 """
 
 from ._common import missing
@@ -44,5 +42,5 @@ __all__ = ["Cache", "Sequence", "Share"]
 
 try:
     from ._llama_cpp import Cache, Sequence, Share
-except ImportError as error:     # this page can be read all the same
+except ImportError as error:     # the documentation can be read without the engine
     __getattr__ = missing(error)

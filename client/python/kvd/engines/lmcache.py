@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LMCache on kvd: the level behind LMCache's own memory, for those who run LMCache already.
+"""Add kvd to LMCache as the level behind its own memory, for users who already run LMCache.
 
     lmcache server ... --l2-adapter '{"type": "plugin", "module_path": "kvd.engines.lmcache", "class_name": "Adapter",
         "adapter_params": {"socket": "/run/kvd-0.sock", "model": "/models/llama-8b"}}'
 
-All of adapter_params may be left out: socket (default: $KVD_SOCKET, or /run/kvd-0.sock), space (a prefix of the
-spaces' names, default "lmcache"), model (a folder, whose weights then are a part of what is compared) or fingerprint
-(a name of one's own for them), object_bytes (of an object, where LMCache does not say it before the first is stored),
-max_blocks (of each space), max_locks (4096).
+All adapter_params are optional: socket (default: $KVD_SOCKET, or /run/kvd-0.sock), space (prefix of the spaces' names,
+default "lmcache"), model (a directory, whose weights become part of the fingerprint) or fingerprint (a name for the
+weights), object_bytes (size of an object, if LMCache does not tell it before the first store), max_blocks (of each
+space), max_locks (default 4096).
 
-An object of LMCache is a block of kvd, in a space for each size of objects. Its key is the SHA-256 of all that
-LMCache's key has: the chunk's hash, the model's name, rank, object group, cache salt. LMCache tells no tokens and no
-weights, so two models of one name share unless model or fingerprint say otherwise. Objects are copied into the pool
-and out of it, by a thread for each direction; locks are pins, at most max_locks of them: the oldest goes first, and
-its object may then be evicted. kvd evicts by itself: LMCache's eviction of this level finds nothing to delete.
+An object of LMCache is a block of kvd, with a space for each size of objects. Its key is the SHA-256 of all fields of
+LMCache's key: the chunk's hash, the model's name, rank, object group, cache salt. LMCache passes neither tokens nor
+weights, so two models with the same name share unless model or fingerprint differ. One thread per direction copies
+objects into and out of the pool. Locks are pins, at most max_locks of them: beyond that, the oldest is released, and
+its object may be evicted. kvd evicts by itself; LMCache's eviction of this level finds nothing to delete.
 
-An engine that can use kvd itself (kvd.engines.vllm) saves the copy into LMCache's memory and the one out of it.
+An engine that can use kvd directly (kvd.engines.vllm) avoids the copies into and out of LMCache's memory.
 
-Tested with LMCache 0.5.6: `lmcache bench l2`, its conformance test; not with an engine behind it, which LMCache does
-not run on a processor. With other versions there is a warning. Trouble with the daemon is a warning, a miss, a failed
-store.
+Tested with LMCache 0.5.6 by `lmcache bench l2`, its conformance test, but not with an engine, because LMCache does not
+run with one on CPUs. Other versions cause a warning. If the daemon fails, there is a warning, and lookups miss and
+stores fail.
 """
 
 from ._common import missing
@@ -28,5 +28,5 @@ __all__ = ["Adapter"]
 
 try:
     from ._lmcache import Adapter
-except ImportError as error:     # this page can be read all the same
+except ImportError as error:     # the documentation can be read without the engine
     __getattr__ = missing(error)
