@@ -308,7 +308,7 @@ def test_what_attention_does_not_do(server, space):
             expect(ValueError, words, ours, torch.tensor([tokens[cache.found:]]) if tokens else None, **options)
 
     forward("padding", attention_mask=torch.tensor([[0] * 3 + [1] * 37]))
-    forward("other masks", attention_mask=torch.zeros(1, 1, 40, 40))
+    forward("masks other than", attention_mask=torch.zeros(1, 1, 40, 40))
     forward("position_ids", position_ids=torch.arange(40)[None] + 1)
     forward("position_ids", position_ids=torch.zeros(1, 40, dtype=torch.long))
     forward("not the tokens", tokens=document(8001, 40))
@@ -430,7 +430,7 @@ def test_tensors_that_are_not_of_the_space(server, space):
                      (good, good.half()), (good.double(), good), (good.to("meta"), good),
                      (good.repeat(2, 1, 1, 1), good)):
             ours.get_input_embeddings()(torch.tensor([ids]))
-            expect(ValueError, "kvd's cache for transformers does not do keys", cache.update, k, v, 0)
+            expect(ValueError, "kvd's cache for transformers does not support keys", cache.update, k, v, 0)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             expect(ValueError, "autocast", ours, torch.tensor([ids]), past_key_values=cache)
     cache, _ = load_prefix(space, alone, ids, salt=5)

@@ -17,11 +17,11 @@ import kvd
 
 _log = logging.getLogger("kvd.engines.llama_cpp")
 
-TOKENS = 16                     # of a block
-PIECE = 256 << 10               # bytes of a block where states are kept whole
+TOKENS = 16                     # tokens per block
+PIECE = 256 << 10               # bytes per block for whole states
 
 
-# ---- llama.h, as far as it is needed ---------------------------------------------------------------------------------
+# ---- the needed part of llama.h --------------------------------------------------------------------------------------
 
 
 class _Batch(ctypes.Structure):
@@ -41,12 +41,13 @@ _FUNCTIONS = {
 
 
 class Sequence:
-    """A sequence of a llama_context: a library that exports llama.h, the context's address, the sequence's number."""
+    """A sequence of a llama_context, given by a library that exports llama.h, the address of the context, and the
+    number of the sequence."""
 
     def __init__(self, library: ctypes.CDLL, context: int, number: int = 0):
         self._context, self._number = c_void_p(context), number
         for name, (result, *arguments) in _FUNCTIONS.items():
-            function = library[name]    # one of our own: others declare theirs
+            function = library[name]    # a new function object, since other users declare their own types
             function.restype, function.argtypes = result, arguments
             setattr(self, name.removeprefix("llama_"), function)
         self._memory = c_void_p(self.get_memory(self._context))
@@ -58,7 +59,7 @@ class Sequence:
         self.memory_seq_rm(self._memory, self._number, -1, -1)
 
     def save(self) -> np.ndarray:
-        """The state, as bytes."""
+        """Return the state as bytes."""
         state = np.empty(self.state_seq_get_size(self._context, self._number), np.uint8)
         n = self.state_seq_get_data(self._context, state.ctypes.data, state.size, self._number)
         if n != state.size:
@@ -66,14 +67,15 @@ class Sequence:
         return state
 
     def load(self, state: np.ndarray) -> bool:
-        """Replaces the sequence; if that cannot be, the sequence is empty."""
+        """Replace the sequence's state. On failure returns False, and the sequence is empty."""
         if self.state_seq_set_data(self._context, state.ctypes.data, state.size, self._number) == state.size:
             return True
         self.clear()
         return False
 
     def probe(self) -> np.ndarray:
-        """The state after two tokens that every vocabulary has. The sequence is empty before and afterwards."""
+        """Return the state after two tokens that every vocabulary has. The sequence must be empty, and is empty
+        afterwards."""
         if not self.empty():
             raise ValueError("the sequence is not empty: make the Share before anything is decoded")
         tokens, where = (c_int32 * 2)(0, 1), (c_int32 * 2)(0, 1)
@@ -88,22 +90,23 @@ class Sequence:
             self.clear()
 
 
-# ---- the form of a state ---------------------------------------------------------------------------------------------
+# ---- format of a state -----------------------------------------------------------------------------------------------
 
 
 class UnknownForm(ValueError):
-    """A state that is not understood, and why."""
+    """The format of a state is unknown; the message says why."""
 
 
 class Form:
-    """The state of a sequence in b11549: a head, a cell for each token, then for all layers K, then V, row by token."""
+    """Format of a sequence's state in b11549: a head, a cell for each token, then K of all layers, then V, with one row
+    per token."""
 
     HEAD = struct.pack("<III", 0xaf143cd8, 0, 1)
     CELL = np.dtype([("position", "<i4"), ("sequences", "<u4"), ("sequence", "<i4")])
 
     def __init__(self, probe: np.ndarray):
-        self.planes: list[tuple[int, int]] = []     # ggml's type, bytes of a row
-        self.number = 0                             # of the sequence that wrote it; nobody reads it
+        self.planes: list[tuple[int, int]] = []     # ggml type, bytes per row
+        self.number = 0                             # of the sequence that wrote the state; not used by readers
         try:
             rows = self.take(probe)
             again, to = self.make(len(rows[0]))
@@ -112,10 +115,10 @@ class Form:
         for i, row in enumerate(rows):
             to[i][:] = row
         if not np.array_equal(again, probe):
-            raise UnknownForm("a state that was put together again differs")
+            raise UnknownForm("a state that was split and assembled again differs")
 
     def take(self, state: np.ndarray) -> list[np.ndarray]:
-        """Its planes, [tokens, bytes] each, oldest token first."""
+        """Return the planes of a state, [tokens, bytes] each, oldest token first."""
         if state[:12].tobytes() != self.HEAD:
             raise UnknownForm(f"it begins with {state[:12].tobytes().hex()}")
         n = int(state[12:16].view("<u4")[0])
@@ -138,7 +141,8 @@ class Form:
         return planes if order is None else [plane[order] for plane in planes]
 
     def _order(self, cells: np.ndarray):
-        """Cells lie in any order once a context was used for several things."""
+        """Return the order of cells by position, or None if they are in order. They are in any order once a context was
+        used for several prompts."""
         n = len(cells)
         if not n or (cells["sequences"] != 1).any():
             raise UnknownForm("no cells, or cells of another kind")
@@ -149,7 +153,7 @@ class Form:
         return None if (order == np.arange(n)).all() else order
 
     def make(self, n: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        """A state of n tokens, and its planes, to be written."""
+        """Make a state of n tokens, and return it with its planes, to be filled."""
         cells = np.empty(n, self.CELL)
         cells["position"], cells["sequences"], cells["sequence"] = np.arange(n), 1, self.number
         head = self.HEAD + struct.pack("<I", n) + cells.tobytes() + struct.pack("<IIQ", 0, len(self.planes) // 2, 0)
@@ -167,12 +171,12 @@ class Form:
 
 
 def _pool(space: kvd.Space) -> np.ndarray:
-    """All blocks, [blocks, bytes]."""
+    """Return all blocks as [blocks, bytes]."""
     return np.from_dlpack(space.memory()).view(np.uint8)
 
 
 class _Blocks:
-    """States in blocks of tokens: block b has 16 rows of each plane."""
+    """Stores states in blocks of tokens: each block has 16 rows of each plane."""
 
     def __init__(self, daemon: kvd.Daemon, name: str, fingerprint, form: Form, max_blocks: int):
         self.form = form
@@ -211,7 +215,8 @@ class _Blocks:
 
 
 class _Whole:
-    """States as they are, by the digest of their tokens: a block with the length and the beginning, then the others."""
+    """Stores whole states by the digest of their tokens: one block with the length and the beginning, and an object
+    with the rest."""
 
     def __init__(self, daemon: kvd.Daemon, name: str, fingerprint, max_blocks: int):
         self.space = daemon.space(name + ".whole", kvd.Geometry.opaque(
@@ -220,7 +225,7 @@ class _Whole:
 
     @staticmethod
     def keys(tokens: np.ndarray, salt: int, shortest: int) -> list[bytes]:
-        """Of the prefixes of tokens, shortest first."""
+        """Return the keys of all prefixes of at least `shortest` tokens, shortest first."""
         digest = hashlib.sha256(struct.pack("<Q", salt) + tokens[:shortest].tobytes())
         keys, raw = [digest.digest()], tokens.tobytes()
         for at in range(4 * shortest, len(raw), 4):
@@ -251,7 +256,7 @@ class _Whole:
         n = -(-size // PIECE) - 1
         if not n:
             return first[8:size].copy()
-        if n >= len(self.pool):         # whatever this is, it is no state
+        if n >= len(self.pool):         # not a valid state
             return None
         with self.space.lookup_keys([self.rest(key)], n)[0] as others:
             if not others:
@@ -269,7 +274,7 @@ class _Whole:
         flat[:8], flat[8:8 + state.size] = np.frombuffer(struct.pack("<Q", state.size), np.uint8), state
         if len(pieces) > 1:
             self._seal(self.rest(key), pieces[1:])
-        self._seal(key, pieces[:1])     # last: whoever finds this finds the rest
+        self._seal(key, pieces[:1])     # last, so that a reader who finds it finds the rest
         return len(tokens)
 
     def _seal(self, key: bytes, pieces: np.ndarray) -> None:
@@ -281,11 +286,11 @@ class _Whole:
             self.space.free(blocks)
 
 
-# ---- what is used ----------------------------------------------------------------------------------------------------
+# ---- public classes --------------------------------------------------------------------------------------------------
 
 
 def _parts(model: str) -> list[Path]:
-    """The files of a model: one, or all that it was split into."""
+    """Return the files of a model: one, or all parts of a split model."""
     split = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", Path(model).name)
     if not split:
         return [Path(model)]
@@ -294,24 +299,24 @@ def _parts(model: str) -> list[Path]:
 
 
 def _sequence_of(llm) -> Sequence:
-    """Of a Llama of llama-cpp-python, which has one."""
+    """Return the only sequence of a Llama of llama-cpp-python."""
     from llama_cpp import llama_cpp as api
     return Sequence(api._lib, llm.ctx)
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """How many tokens two prompts begin with alike."""
+    """Return the length of the common prefix of two prompts."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n
 
 
 class Share:
-    """A sequence's state, shared with other processes: restore before a prompt is decoded, store afterwards.
+    """Shares a sequence's state with other processes: restore() before a prompt is decoded, store() afterwards.
 
-    engine is a Llama of llama-cpp-python, or a Sequence. model is the file that it was loaded from (a Llama knows),
-    space a name of one's own (default: one for each model, made of the fingerprint), whole: never take states apart;
-    salt keeps apart what must not be shared, as with adapters that are set later. Not for several threads at once, as
+    engine is a Llama of llama-cpp-python, or a Sequence. model is the file that it was loaded from (not needed for a
+    Llama). space is the name of the space (default: one per model, made from the fingerprint). whole: never split
+    states. salt separates states that must not be shared, as with adapters that are set later. Not thread-safe, like
     its context.
     """
 
@@ -332,12 +337,13 @@ class Share:
 
     @property
     def whole(self) -> bool:
-        """States are not taken apart: a prompt finds them if it begins with all their tokens."""
+        """Whether states are shared as a whole: a prompt then finds a state only if it begins with all its tokens."""
         return isinstance(self._store, _Whole)
 
     def restore(self, tokens, have: int = 0) -> int:
-        """Puts the longest stored prefix of tokens, but for the last of them, into the sequence, if that is more than
-        it has (have; a Llama knows). Returns how many tokens it holds then: decode the others."""
+        """Load the longest stored prefix of tokens, without the last of them, into the sequence if that is longer than
+        its present prefix (have; not needed for a Llama). Returns the number of tokens in the sequence: decode the
+        others."""
         tokens = np.ascontiguousarray(tokens, np.uint32)
         if self._llama is not None:
             have = _common(self._held(), tokens[:-1])
@@ -353,13 +359,13 @@ class Share:
         return found
 
     def store(self, tokens=None) -> int:
-        """Publishes what the sequence holds, tokens, from position 0 on (a Llama knows). Returns for how many of them
-        keys and values were copied: none of those that the pool has."""
+        """Publish the sequence's state. tokens are those that it holds, from position 0 on (not needed for a Llama).
+        Returns for how many of them keys and values were copied; those already in the pool are not copied."""
         tokens = self._held() if tokens is None and self._llama is not None else np.ascontiguousarray(tokens, np.uint32)
         return self._try(self._store.put, tokens, self._sequence.save, self._salt) or 0 if len(tokens) else 0
 
     def close(self) -> None:
-        """Lets go of the pool."""
+        """Release the pool."""
         self._store.pool = None
         self.space.close()
 
@@ -378,11 +384,12 @@ class Share:
         try:
             return Form(probe)
         except UnknownForm as e:
-            _log.warning("llama.cpp's state is not of a known form (%s): states are shared as a whole", e)
+            _log.warning("llama.cpp's state has an unknown format (%s): states are shared as a whole", e)
             return None
 
     def _try(self, what, *arguments):
-        """None, and a warning, if the daemon is away or full: a cache's trouble is not its user's."""
+        """Call what(*arguments). Returns None, with a warning, if there is no daemon or the pool is full, because a
+        failing cache must not fail the request."""
         try:
             result = what(*arguments)
             self._said = ""
@@ -395,10 +402,11 @@ class Share:
 
 
 class Cache:
-    """For Llama.set_cache: completions begin with what any process computed of their prompt, and leave theirs behind.
+    """Cache for Llama.set_cache: completions reuse what any process has computed of their prompt, and publish their
+    own.
 
-    Llama saves its whole context for set_cache after each completion, used or not; restore and store of a Share do
-    not.
+    For set_cache, Llama saves its whole context after each completion, whether that is used or not. Calling restore()
+    and store() of a Share avoids this.
     """
 
     def __init__(self, llm, daemon: kvd.Daemon | None = None, **options):

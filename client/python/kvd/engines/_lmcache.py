@@ -28,7 +28,7 @@ _log = logging.getLogger("kvd.engines.lmcache")
 
 
 def _key(key: Any) -> bytes:
-    """All fields, each with its length: no two different keys are written alike."""
+    """Hash all fields with their lengths, so that different keys have different encodings."""
     digest = hashlib.sha256()
     for field in (key.chunk_hash, key.model_name.encode(), str(key.kv_rank).encode(), str(key.object_group_id).encode(),
                   key.cache_salt.encode()):
@@ -45,7 +45,7 @@ def _bits(there: list[bool]) -> Bitmap:
 
 
 class _Tasks:
-    """What was submitted in one direction: numbered, waited for by a descriptor, its results taken once."""
+    """Numbered tasks of one kind, with a descriptor that signals their end, and results that are taken once."""
 
     def __init__(self) -> None:
         self.notifier = create_event_notifier()
@@ -72,7 +72,7 @@ class _Tasks:
 
 
 class Adapter(L2AdapterInterface):
-    """Made by LMCache, and called by its controllers' threads."""
+    """Level-2 adapter, made by LMCache and called by its controllers' threads."""
 
     def __init__(self, params: dict, l1_memory_desc: Any = None):
         super().__init__(0)
@@ -84,10 +84,10 @@ class Adapter(L2AdapterInterface):
                  if params.get("model") or params.get("fingerprint") else ())
         self._fingerprint = kvd.fingerprint("lmcache", lmcache.__version__, which)
         self._daemon = kvd.connect(params.get("socket"))
-        self._spaces: dict[int, kvd.Space] = {}             # by bytes of an object
+        self._spaces: dict[int, kvd.Space] = {}             # by size of objects in bytes
         self._pins: collections.OrderedDict[bytes, list[kvd.Pin]] = collections.OrderedDict()
         self._held = 0
-        self._lock = threading.Lock()                       # of the three above
+        self._lock = threading.Lock()                       # protects the three above
         self._tasks = [_Tasks() for _ in range(3)]
         self._copying = [ThreadPoolExecutor(1, f"kvd-{name}") for name in ("store", "lookup", "load")]
         self._said = ""
@@ -115,7 +115,8 @@ class Adapter(L2AdapterInterface):
         return self._tasks[LOAD].take(task_id)
 
     def _submit(self, kind: int, work: Any, otherwise: Any, *arguments: Any) -> int:
-        """What it returns is the result; otherwise, if the daemon is away or full."""
+        """Run work in its thread. The result is its return value, or `otherwise` if there is no daemon or the pool is
+        full."""
         task = self._tasks[kind].begin()
 
         def run() -> None:

@@ -22,13 +22,13 @@ from kvd.engines._common import weights
 
 TESTED = ("0.5.23",)
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-BY_LENGTH = ("longrope", "dynamic")     # kinds of RoPE whose keys depend on the longest sequence that is served
+BY_LENGTH = ("longrope", "dynamic")     # RoPE kinds whose keys depend on the maximum sequence length
 
 _log = logging.getLogger("kvd.engines.sglang")
 
 
 def _refuse(args: Any, params: Any, components: set, cache: Any) -> None:
-    """What the linker was not made for is an error at start, by name: never a wrong answer later."""
+    """Raise an error that names unsupported configurations at start, to prevent wrong answers later."""
     planes = [*(getattr(cache, "k_buffer", None) or ()), *(getattr(cache, "v_buffer", None) or ())]
     parallel = [name for name in ("tp_size", "pp_size", "dp_size", "attn_cp_size") if getattr(args, name, 1) > 1]
     reasons = [
@@ -42,11 +42,11 @@ def _refuse(args: Any, params: Any, components: set, cache: Any) -> None:
     ]
     names = [name for is_so, name in reasons if is_so]
     if names:
-        raise ValueError("kvd does not do this yet: " + "; ".join(names))
+        raise ValueError("kvd does not support this yet: " + "; ".join(names))
 
 
 class Linker(UnifiedCacheLinker):
-    """Made by SGLang, one in each scheduler process. All of it runs in that process's one thread."""
+    """Cache linker, made by SGLang in each scheduler process. It runs in the single thread of that process."""
 
     def __init__(self, server_args: Any, params: Any, *, components: set, extra_config: dict | None = None,
                  forward_stream: Any = None):
@@ -73,7 +73,7 @@ class Linker(UnifiedCacheLinker):
         model = ModelConfig.from_server_args(args).hf_config
         config = json.loads(model.to_json_string(use_diff=False))
         if not any(kind in str(config) for kind in BY_LENGTH):
-            config.pop("context_len", None)     # SGLang's: what is served at most
+            config.pop("context_len", None)     # SGLang's maximum sequence length
         fingerprint = kvd.fingerprint(
             "sglang", weights(args.model_path, extra.get("fingerprint"), getattr(model, "_commit_hash", None)), config,
             str(args.json_model_override_args), str(args.quantization), self.page,
@@ -88,12 +88,12 @@ class Linker(UnifiedCacheLinker):
     # ---- from kvd ----------------------------------------------------------------------------------------------------
 
     def lookup(self, rid: str, transfers: list) -> list[int]:
-        """Asked again and again while a request waits: holds nothing."""
+        """Look up pages without pinning them, because SGLang calls this repeatedly while a request waits."""
         pins = self._try(self._found, _keys(transfers[0])) or []
         return list(range(1, _let_go(pins) + 1))
 
     def load(self, rid: str, transfers: list) -> bool:
-        """False, and SGLang computes them, if pages were evicted since the lookup."""
+        """Queue the load of pages. Returns False if pages were evicted since the lookup; SGLang then computes them."""
         (kv,) = transfers
         pins = self._try(self._found, _keys(kv)) or []
         if len(pins) < len(kv.keys):
@@ -119,7 +119,7 @@ class Linker(UnifiedCacheLinker):
             self._synchronize()
             for layer in range(self.layer_done_counter.num_layers):
                 self.layer_done_counter.complete(index, layer)
-        except Exception as e:  # SGLang aborts the requests that wanted them
+        except Exception as e:  # SGLang aborts the requests that need the pages
             _log.exception("pages were not read")
             self.layer_done_counter.fail(index, e)
         finally:
@@ -130,7 +130,7 @@ class Linker(UnifiedCacheLinker):
         return self.layer_done_counter.finish(counter_index)
 
     def _found(self, keys: bytes) -> list[kvd.Pin]:
-        """As many from the first on as are there, pinned."""
+        """Pin the longest run of pages from the first on."""
         self.space.catch_up()
         pins = self.space.lookup_keys(keys)
         n = next((i for i, pin in enumerate(pins) if not pin), len(pins))
@@ -146,7 +146,7 @@ class Linker(UnifiedCacheLinker):
     # ---- to kvd ------------------------------------------------------------------------------------------------------
 
     def offload(self, transfers: list, session_id: str | None = None) -> bool:
-        """Done when it returns. False if it could not be: SGLang keeps the pages, and asks again some other time."""
+        """Store pages before returning. Returns False on failure: SGLang keeps the pages and retries later."""
         (kv,) = transfers
         if self._try(self._write, kv.device_indices.view(-1, self.page), _keys(kv)) is None:
             return False
@@ -186,7 +186,7 @@ class Linker(UnifiedCacheLinker):
     # ---- the rest ----------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """What SGLang's flush_cache ends with. Pages in kvd stay: they are others' too."""
+        """Drop this process's state, for SGLang's flush_cache. Pages in kvd stay, because other processes use them."""
         self._drop_queued()
         self._done.clear()
         self.layer_done_counter.reset()
@@ -201,13 +201,14 @@ class Linker(UnifiedCacheLinker):
             self.cancel_queued_load(rid)
 
     def _synchronize(self) -> None:
-        """Copies between a GPU and the pool are done."""
+        """Wait until copies between a GPU and the pool are done."""
         for device in {self.planes[0].device, self.pool.device}:
             if device.type != "cpu":
                 torch.get_device_module(device).current_stream().synchronize()
 
     def _try(self, what: Any, *arguments: Any) -> Any:
-        """None, and a warning, if the daemon is away or full: a cache's trouble is not its user's."""
+        """Call what(*arguments). Returns None, with a warning, if there is no daemon or the pool is full, because a
+        failing cache must not fail the request."""
         try:
             result = what(*arguments)
             self._said = ""

@@ -25,7 +25,7 @@ from .._handle import when_forgotten
 
 log = logging.getLogger("kvd.engines.transformers")
 
-# ---- which model it is ----------------------------------------------------------------------------------------------
+# ---- identity of the model ------------------------------------------------------------------------------------------
 
 _fingerprints: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, tuple[int, int]]] = weakref.WeakKeyDictionary()
 _forms: weakref.WeakKeyDictionary[PreTrainedModel, tuple[Any, _Form]] = weakref.WeakKeyDictionary()
@@ -41,16 +41,16 @@ def _weights(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
 
 
 def _state(model: PreTrainedModel) -> tuple[Any, ...]:
-    """Changes when a weight is changed, which those that were made in inference_mode do not tell."""
+    """Return a value that changes when a weight is changed. Weights made in inference_mode do not show changes."""
     weights = _weights(model)
     if any(tensor.is_inference() for _, tensor in weights):
-        _refuse("weights made in torch.inference_mode(), which do not tell when they change: load the model outside it")
+        _refuse("weights made in torch.inference_mode(), whose changes cannot be seen: load the model outside it")
     return tuple((tensor.data_ptr(), tensor._version) for _, tensor in weights)
 
 
 def fingerprint(model: PreTrainedModel) -> tuple[int, int]:
-    """Of the weights as they are in memory, and of what else decides about keys and values. Computed anew if a weight
-    was changed."""
+    """Return a fingerprint of the weights in memory and of everything else that affects keys and values. Recomputed if
+    a weight was changed."""
     weights, state = _weights(model), _state(model)
     known = _fingerprints.get(model)
     if known and known[0] == state:
@@ -67,17 +67,17 @@ def _rope(config: Any) -> dict[str, Any]:
 
 
 def _settings(config: Any) -> str:
-    """Of the configuration, whatever may decide about numbers: all but names, versions and what generation does."""
+    """Return all settings that may affect numbers: the configuration without names, versions and generation options."""
     kept = {key: value for key, value in config.to_dict().items() if key not in _NO_NUMBERS}
     return json.dumps(kept, sort_keys=True, default=str)
 
 
 def _refuse(what: str) -> NoReturn:
-    raise ValueError(f"kvd's cache for transformers does not do {what}")
+    raise ValueError(f"kvd's cache for transformers does not support {what}")
 
 
 def _check_model(model: PreTrainedModel) -> Any:
-    """Its text configuration, if it is a model whose keys and values can be shared."""
+    """Return the model's text configuration, if its keys and values can be shared."""
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
         _refuse("encoder-decoder models")
@@ -88,14 +88,14 @@ def _check_model(model: PreTrainedModel) -> Any:
     if not getattr(config, "is_causal", True):
         _refuse("attention that is not causal")
     if _rope(config).get("rope_type", "default") in ("dynamic", "longrope"):
-        _refuse(f"{_rope(config)['rope_type']} RoPE, which rotates keys by the sequence's length")
+        _refuse(f"{_rope(config)['rope_type']} RoPE, whose rotation of keys depends on the sequence's length")
     if model.device.type != "cpu":
         _refuse(f"models on {model.device.type}")
     return config
 
 
 class _Form(NamedTuple):
-    """Of a model's keys and values, and whether its attention goes through attn_implementation."""
+    """Shape of a model's keys and values, and whether its attention goes through attn_implementation."""
 
     layers: int
     heads: int
@@ -105,7 +105,7 @@ class _Form(NamedTuple):
 
 
 class _Seen(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """A layer of the cache of a model that is only looked at."""
+    """A cache layer that records keys and values, to examine a model."""
 
     is_sliding = False
 
@@ -131,7 +131,8 @@ class _Seen(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 def _look(model: PreTrainedModel, layers: int) -> _Form:
-    """Runs the model on one token. Its calls of the cache tell the shapes; configurations name them differently."""
+    """Run the model on one token, and take the shapes from its calls of the cache; configurations name them
+    differently."""
     seen, name = [_Seen() for _ in range(layers)], type(model).__name__
     _thread.attended = 0
     try:
@@ -139,7 +140,7 @@ def _look(model: PreTrainedModel, layers: int) -> _Form:
             model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=Cache(layers=list(seen)),
                   use_cache=True)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"kvd's cache for transformers does not do {name}: {error}") from error
+        raise ValueError(f"kvd's cache for transformers does not support {name}: {error}") from error
     if any(len(it.states) != 2 for it in seen):
         _refuse(f"{name}: not every layer has keys and values of its own")
     keys, *others = [state for it in seen for state in it.states]
@@ -169,17 +170,18 @@ def _geometry(model: PreTrainedModel, block_tokens: int = 16) -> kvd.Geometry:
 
 
 def open_space(daemon: kvd.Daemon, model: PreTrainedModel, name: str | None = None, **options: Any) -> kvd.Space:
-    """The space of this very model: by default one that is named for its weights, so that other weights have another.
+    """Open the space of this model. By default it is named after the model's weights, so that other weights have
+    another space.
 
-    With a name, a space of other weights is refused: kvd.Mismatch. options are those of Daemon.space(). Runs the model
-    on one token, and reads all weights once, at some GB a second.
+    With a name, raises kvd.Mismatch if the space has other weights. options are those of Daemon.space(). Runs the model
+    on one token, and reads all weights once, at some GB/s.
     """
     geometry = _geometry(model)
     return daemon.space(name or f"transformers-{geometry.fingerprint[0]:016x}", geometry, **options)
 
 
 _METHODS = ("bicache", "memshare", "keydiff", "kvreviver", "hshare")
-_told: set[tuple[str, str]] = set()     # of which space and method
+_told: set[tuple[str, str]] = set()     # space and method of warnings already given
 
 
 def _check_space(space: kvd.Space, model: PreTrainedModel) -> None:
@@ -194,7 +196,7 @@ def _check_space(space: kvd.Space, model: PreTrainedModel) -> None:
                         space.name)
 
 
-_ASSISTED = "assisted decoding (assistant_model, prompt_lookup_num_tokens), which takes tokens back"
+_ASSISTED = "assisted decoding (assistant_model, prompt_lookup_num_tokens), which removes tokens"
 
 
 def _several(n: int) -> str:
@@ -202,7 +204,7 @@ def _several(n: int) -> str:
 
 
 def _tokens_of(input_ids: Any) -> list[int]:
-    """Of one sequence."""
+    """Return the token ids of one sequence."""
     tokens = input_ids.tolist() if hasattr(input_ids, "tolist") else list(input_ids)
     if tokens and isinstance(tokens[0], list):
         if len(tokens) != 1:
@@ -215,7 +217,7 @@ def _tokens_of(input_ids: Any) -> list[int]:
 
 # ---- in place -------------------------------------------------------------------------------------------------------
 
-_thread = threading.local()     # .ids: what this thread's model embedded last; .attended: calls of _attention
+_thread = threading.local()     # .ids: token ids embedded last in this thread; .attended: calls of _attention
 
 
 def _note_ids(_module: Any, arguments: tuple[Any, ...]) -> None:
@@ -226,7 +228,7 @@ _INPUTS = ("input_ids", "attention_mask", "position_ids", "cache_position", "lab
 
 
 def _check_call(cache: weakref.ref[KvdCache]) -> Any:
-    """A hook of the model. A refusal uses the name of the argument that asked for it."""
+    """Return a hook of the model that refuses unsupported arguments by name."""
     def check(module: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         names = inspect.signature(module.forward).parameters if arguments else ()
         asked = {**dict(zip(names, arguments)), **options}
@@ -248,24 +250,24 @@ def _check_call(cache: weakref.ref[KvdCache]) -> Any:
 
 
 class _Sequence:
-    """A request's blocks: those of others, pinned, then its own, which are sealed when they are full."""
+    """A request's blocks: found ones, which are pinned, then its own, which are sealed when they are full."""
 
     def __init__(self, space: kvd.Space, tokens: list[int], salt: int):
         self.space, self.size = space, space.geometry.block_tokens
         self.prompt = tokens
         self.pin = space.find(tokens[:-1], salt=salt)
-        self.filling: list[kvd.Block] = []      # behind the pinned ones
-        self.found = self.pin.tokens // self.size * self.size   # a last block that is not full is not continued
-        self.length = self.found                # positions that are written in all layers
+        self.filling: list[kvd.Block] = []      # blocks behind the pinned ones
+        self.found = self.pin.tokens // self.size * self.size   # a partial last block cannot be continued
+        self.length = self.found                # number of positions written in all layers
         self.tokens = tokens[:self.found]
-        self.new: list[int] = []                # of the forward pass that is under way
+        self.new: list[int] = []                # tokens of the forward pass in progress
         self.publishing, self.closed = True, False
         self.table = kvd.Table(space)
         if self.found:
             self.table.extend(self.pin, self.pin.blocks[:self.found // self.size])
 
     def begin(self, n: int) -> None:
-        """A forward pass of n tokens."""
+        """Begin a forward pass of n tokens."""
         ids = getattr(_thread, "ids", None)
         if self.closed:
             raise ValueError("this cache is closed")
@@ -282,7 +284,7 @@ class _Sequence:
                              " the model must get the same input_ids, without padding")
 
     def check(self, states: torch.Tensor, heads: int | None = None) -> None:
-        """Refuses tensors that the geometry does not describe: libkvd gets only their addresses."""
+        """Refuse tensors that do not match the geometry, because libkvd gets only their addresses."""
         g, n = self.space.geometry, len(self.new)
         expected = (1, g.kv_heads if heads is None else heads, n, g.head_dim)
         if tuple(states.shape) != expected:
@@ -292,33 +294,33 @@ class _Sequence:
                     f" {_DTYPES[g.dtype]} in host memory")
 
     def make_room(self, n: int) -> None:
-        """kvd.Error: there is none."""
+        """Allocate blocks for n more tokens. Raises kvd.Error if that fails."""
         need = -(-(self.length + n) // self.size) - len(self.table)
         if need <= 0:
             return
         blocks = self.space.alloc(need)
         if not self.table.extend(blocks[0], [block.id for block in blocks]):
             self.space.free(blocks)
-            raise kvd.Error(errno.ESTALE, "the daemon was replaced in the middle of this sequence")
+            raise kvd.Error(errno.ESTALE, "the daemon was replaced during this sequence")
         self.filling += blocks
 
     def end(self) -> None:
-        """The forward pass is over in all layers."""
+        """End a forward pass, after all layers."""
         self.tokens += self.new
         self.length += len(self.new)
         self.publish()
 
     def publish(self) -> None:
-        """Seals the blocks that are full."""
+        """Seal full blocks."""
         first = len(self.table) - len(self.filling)
         n = self.length // self.size - first
         if n <= 0 or not self.publishing:
             return
         try:
             ids = self.pin.seal(self.filling[:n], self.tokens[first * self.size:(first + n) * self.size])
-        except kvd.Error as error:      # they stay ours to use, and nobody else's to find
+        except kvd.Error as error:      # the blocks remain in use here, but unpublished
             self.publishing = False
-            log.warning("kvd: what this request computes is not shared: %s", error)
+            log.warning("kvd: the results of this request are not shared: %s", error)
             return
         self.table.replace(first, ids)
         del self.filling[:len(ids)]
@@ -336,7 +338,7 @@ class _Sequence:
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """A layer's part of a KvdCache; also what it gives to the attention function in place of the keys."""
+    """A layer of a KvdCache, which is also passed to the attention function in place of the keys."""
 
     is_sliding = False
 
@@ -363,7 +365,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self, (key_states, value_states)
 
     def append(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """In memory of our own."""
+        """Append keys and values in private memory."""
         assert self.keys is not None and self.values is not None    # see KvdCache._leave
         self.keys, self.values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
         if self.is_last:
@@ -374,7 +376,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                scale: float) -> torch.Tensor:
         sequence, (_, heads, n, dim) = self.sequence, query.shape
         sequence.check(query, heads)
-        if sequence.length == 0:        # what is new is all there is
+        if sequence.length == 0:        # only the new tokens
             out, _ = sdpa_attention_forward(module, query, *new, None, scaling=scale)
         else:
             q, out = _rows(query), torch.empty(1, n, heads, dim)
@@ -405,7 +407,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 def _rows(states: torch.Tensor) -> torch.Tensor:
-    """[1, heads, n, dim] as float rows of tokens, [1, n, heads, dim]; a copy only where they do not lie so."""
+    """Convert [1, heads, n, dim] to float rows of tokens, [1, n, heads, dim]; copies only if necessary."""
     return states.transpose(1, 2).to(torch.float32).contiguous()
 
 
@@ -415,11 +417,11 @@ def _remove(hooks: list[Any]) -> None:
 
 
 class KvdCache(Cache):
-    """The keys and values of one sequence, in blocks of the pool. For models with attn_implementation="kvd".
+    """Keys and values of one sequence in blocks of the pool, for models with attn_implementation="kvd".
 
-    input_ids is the prompt, [1, n] or n token ids; what is stored of all but the last of them is the cache's from the
-    start (`found` tokens). generate() and plain calls of the model go on behind it. salt keeps its blocks apart from
-    those of other salts. close(), or the end of a with, lets go of everything; so does forgetting it.
+    input_ids is the prompt, [1, n] or n token ids. The cache begins with the longest stored prefix of all but the last
+    of them (`found` tokens). generate() and plain calls of the model continue behind it. Caches with different salts
+    share no blocks. close(), the end of a with block, or the garbage collector releases all blocks.
     """
 
     def __init__(self, model: PreTrainedModel, space: kvd.Space, input_ids: Any, *, salt: int = 0):
@@ -434,7 +436,7 @@ class KvdCache(Cache):
                  model.register_forward_pre_hook(_check_call(weakref.ref(self)), with_kwargs=True)]
         self._forget = when_forgotten(self, _remove, hooks)
         self.private = False
-        """What is computed goes to memory of this process, because the pool has no more for it."""
+        """Whether keys and values are in private memory, because the pool has no room."""
         self._own = [_Layer(self, i) for i in range(space.geometry.layers)]
         super().__init__(layers=list(self._own))
 
@@ -449,12 +451,12 @@ class KvdCache(Cache):
 
     @property
     def found(self) -> int:
-        """Tokens of the prompt that were stored before, and are used where they lie."""
+        """Number of tokens of the prompt that were found in the pool, and are used in place."""
         return self._sequence.found
 
     @property
     def blocks(self) -> list[int]:
-        """Ids of the blocks of the pool that it uses."""
+        """Ids of the pool's blocks that the cache uses."""
         return self._sequence.table.blocks
 
     def _begin(self, n: int) -> None:
@@ -463,11 +465,11 @@ class KvdCache(Cache):
             if not self.private:
                 self._sequence.make_room(n)
         except kvd.Error as error:
-            log.warning("kvd: this request goes on in memory of its own: %s", error)
+            log.warning("kvd: this request continues in private memory: %s", error)
             self._leave()
 
     def _leave(self) -> None:
-        """The pool: everything is copied, and let go of."""
+        """Leave the pool: copy everything to private memory, and release the blocks."""
         sequence = self._sequence
         stored = _gather(sequence.space.geometry, sequence.table.base, sequence.table.blocks, sequence.length)
         for layer, (keys, values) in zip(self._own, stored):
@@ -486,7 +488,7 @@ class KvdCache(Cache):
         self.close()
 
 
-# ---- what transformers calls ----------------------------------------------------------------------------------------
+# ---- functions that transformers calls ------------------------------------------------------------------------------
 
 _NOT_DONE = {"softcap": "soft caps", "s_aux": "attention sinks", "sliding_window": "sliding windows",
              "position_bias": "position biases", "cu_seq_lens_q": "packed sequences",
@@ -503,7 +505,7 @@ def _attention(module: torch.nn.Module, query: torch.Tensor, key: Any, value: An
         if options.get(name, False) is not False and options[name] is not None:
             _refuse(what)
     if attention_mask is not None:
-        _refuse("padding, or other masks than the causal one")
+        _refuse("padding, or masks other than the causal one")
     if dropout or query.requires_grad:
         _refuse("training")
     if is_causal is False or not getattr(module, "is_causal", True):
@@ -514,7 +516,7 @@ def _attention(module: torch.nn.Module, query: torch.Tensor, key: Any, value: An
 
 
 def _check_positions(positions: torch.Tensor, first: int, n: int) -> None:
-    """Keys are rotated by their positions, and a block's are those of its place in the chain."""
+    """Check that positions are those of the tokens' places in the chain, because keys are rotated by position."""
     if positions.dim() != 2 or len(positions) != 1:
         _refuse(f"position_ids of shape {list(positions.shape)} (several sequences, or M-RoPE)")
     if int(positions[0, -1]) != first + n - 1 or n > 1 and positions[0].tolist() != list(range(first, first + n)):
@@ -524,7 +526,8 @@ def _check_positions(positions: torch.Tensor, first: int, n: int) -> None:
 def _plain(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any,
            dropout: float, scaling: float | None, is_causal: bool | None, options: dict[str, Any]
            ) -> tuple[torch.Tensor, None]:
-    """Another cache than ours, or ours in private memory: sdpa, whose own causal mask is of queries from 0 on."""
+    """Attention for other caches, and for private memory: sdpa, whose own causal mask assumes queries from position 0
+    on."""
     n, length = query.shape[2], key.shape[2]
     if mask is None and 1 < n < length:
         mask = torch.ones(n, length, dtype=torch.bool, device=query.device).tril(length - n)[None, None]
@@ -535,7 +538,7 @@ def _plain(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
 def _mask(batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
           mask_function: Any = causal_mask_function, attention_mask: torch.Tensor | None = None,
           allow_is_causal_skip: bool = True, **options: Any) -> torch.Tensor | None:
-    """None if all tokens see what was before them, and no other mask is wanted."""
+    """Return None for plain causal attention, otherwise sdpa's mask."""
     causal = mask_function is causal_mask_function and kv_offset == 0 and kv_length == q_offset + q_length
     if causal and allow_is_causal_skip and (attention_mask is None or bool(attention_mask.all())):
         return None
@@ -551,7 +554,7 @@ ALL_MASK_ATTENTION_FUNCTIONS.register("kvd", _mask)
 
 
 def _gather(geometry: kvd.Geometry, base: int, ids: list[int], length: int) -> torch.Tensor:
-    """A copy of blocks: [layers, 2 (K, V), 1, heads, length, dim]."""
+    """Copy blocks to a tensor [layers, 2 (K, V), 1, heads, length, dim]."""
     g, size = geometry, geometry.block_bytes
     out = torch.empty(g.layers, 2, 1, g.kv_heads, len(ids), g.block_tokens, g.head_dim, dtype=_DTYPES[g.dtype])
     for first, block, n in _runs(ids):
@@ -562,7 +565,7 @@ def _gather(geometry: kvd.Geometry, base: int, ids: list[int], length: int) -> t
 
 
 def _runs(ids: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Consecutive ids as (where, the first one, how many)."""
+    """Yield runs of consecutive ids as (index of the first, first id, number of ids)."""
     first = 0
     for i in range(1, len(ids) + 1):
         if i == len(ids) or ids[i] != ids[i - 1] + 1:
@@ -571,7 +574,8 @@ def _runs(ids: list[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def load_prefix(space: kvd.Space, model: PreTrainedModel, input_ids: Any, *, salt: int = 0) -> tuple[DynamicCache, int]:
-    """A DynamicCache with a copy of what is stored of all but the last token of the prompt, and of how many that is."""
+    """Return a DynamicCache with a copy of the longest stored prefix of all but the prompt's last token, and the number
+    of tokens in it."""
     _check_space(space, model)
     cache: Any = DynamicCache(config=model.config)
     cache.kvd_space, cache.kvd_salt = space.name, salt
@@ -588,8 +592,8 @@ def load_prefix(space: kvd.Space, model: PreTrainedModel, input_ids: Any, *, sal
 
 
 def store(space: kvd.Space, cache: Any, input_ids: Any) -> int:
-    """Publishes what a cache of load_prefix() has of these tokens, the prompt's and the generated ones: full blocks
-    that are not there yet are copied. Returns how many blocks those were."""
+    """Publish keys and values of these tokens, the prompt's and the generated ones, from a cache of load_prefix(). Full
+    blocks that are not in the pool yet are copied. Returns the number of blocks copied."""
     if getattr(cache, "kvd_space", None) != space.name:
         raise ValueError(f"the cache was not made by load_prefix() for space {space.name!r}")
     tokens, size = _tokens_of(input_ids), space.geometry.block_tokens
@@ -602,7 +606,7 @@ def store(space: kvd.Space, cache: Any, input_ids: Any) -> int:
 
 
 def _check_copied(g: kvd.Geometry, cache: Any, tokens: int) -> None:
-    """Refuses tensors that the geometry does not describe: an assignment would broadcast or convert them."""
+    """Refuse tensors that do not match the geometry, because an assignment would broadcast or convert them."""
     for layer in cache.layers if tokens else ():
         for it in (layer.keys, layer.values):
             if (it.shape[:2], it.shape[3:], it.dtype) != ((1, g.kv_heads), (g.head_dim,), _DTYPES[g.dtype]):
