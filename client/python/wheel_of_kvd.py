@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the wheel: the package, with libkvd and libkvd_kernels inside. A backend for pip (PEP 517).
 
-tools/build links both with everything that is not the C library, from the objects of the checkout's build folder. So the
-wheel needs no compiler and no library where it is installed, any Python from 3.10 on, and a C library that is as new as the
-functions it uses of it: that is what its tag says (manylinux_2_34_x86_64). With -C library=PATH -C kernels=PATH pip takes
-libraries that exist already; if these need others, the tag is of this machine (linux_x86_64).
+tools/build links both statically with everything except the C library, from the objects of the checkout's build folder.
+Therefore the wheel needs no compiler and no other library where it is installed. It runs on Python 3.10 or later with a
+C library that has the functions it uses, as its tag says (manylinux_2_34_x86_64). With -C library=PATH -C kernels=PATH
+pip uses existing libraries; if these need other libraries, the tag is that of this machine (linux_x86_64).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ kvd = kvd.engines._vllm_layout:register
 
 
 def _run(*command: str) -> None:
-    """Without pip's isolation, which would keep Debian's meson from its own modules."""
+    """Run a command without pip's isolation, which would hide the modules of Debian's meson."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     if done.returncode:
@@ -57,7 +57,7 @@ def build_libraries(build: Path) -> dict[str, bytes]:
 
 
 def needs_of(library: bytes) -> set[str]:
-    """The libraries that it is linked with: DT_NEEDED of a 64-bit ELF file."""
+    """Return the libraries that a library is linked with: DT_NEEDED of a 64-bit ELF file."""
     at, size, n = struct.unpack_from("<Q14xHH", library, 32)
     headers = [struct.unpack_from("<I4xQQ8xQ", library, at + i * size) for i in range(n)]
     dynamic = next(library[offset:offset + size] for kind, offset, _, size in headers if kind == PT_DYNAMIC)
@@ -70,7 +70,7 @@ def needs_of(library: bytes) -> set[str]:
 
 
 def tag_of(libraries: Collection[bytes]) -> str:
-    """By the newest version of the C library that they ask for, if they ask for nothing else."""
+    """Return the tag for the newest version of the C library that they need, if they need no other library."""
     versions = [int(it) for library in libraries for it in re.findall(rb"\0GLIBC_2\.(\d+)", library)]
     portable = versions and all(it.split(".")[0] in C_LIBRARY for library in libraries for it in needs_of(library))
     return f"py3-none-{f'manylinux_2_{max(versions)}' if portable else 'linux'}_{platform.machine()}"
@@ -88,7 +88,7 @@ def _line(name: str, data: bytes) -> str:
 
 
 def write_wheel(path: Path, files: dict[str, bytes], info: str) -> None:
-    """Files by name, and their list. Dates are always the same, so that the same files are the same wheel."""
+    """Write files by name, and their list. Dates are constant, so that the same files make the same wheel."""
     record = "".join(_line(name, data) for name, data in files.items()) + f"{info}/RECORD,,\n"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         for name, data in {**files, f"{info}/RECORD": record.encode()}.items():
@@ -112,7 +112,8 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
     if config_settings and all(it in config_settings for it in LIBRARIES):
         libraries = {f"{name}.0": Path(config_settings[it]).read_bytes() for it, (_, name) in LIBRARIES.items()}
     else:
-        # In ROOT, as the shared build folder is: objects are reused only if the relative path to the sources is the same.
+        # In ROOT, like the shared build folder: objects are reused only if the relative path to the sources is the
+        # same.
         with tempfile.TemporaryDirectory(prefix="build-wheel-", dir=ROOT) as build:
             libraries = build_libraries(Path(build))
     tag = tag_of(libraries.values())
@@ -129,7 +130,7 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    """What is not on this machine already."""
+    """Return the build tools that are missing on this machine."""
     return [it for it, program in (("meson>=1.0.1", "meson"), ("ninja", "ninja")) if not shutil.which(program)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""llama-cpp-python on kvd: run it twice, and the second run finds what the first computed.
+"""llama-cpp-python with kvd. Run it twice: the second run reuses what the first computed.
 
     python llama_cpp_shared.py model.gguf
 """

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# LMCache on kvd: LMCache's own test of such a level, with data checked. Give the same JSON to `lmcache server`.
+# LMCache with kvd: LMCache's own test of a level, which checks data. Pass the same JSON to `lmcache server`.
 #
 #   sh lmcache_shared.sh [OPTION OF lmcache bench l2 ...]
 adapter='{"type": "plugin", "module_path": "kvd.engines.lmcache", "class_name": "Adapter",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang on kvd, offline: run it twice, or beside a server, and the second finds what the first computed.
+"""SGLang with kvd, offline. Run it twice, or next to a server: the second reuses what the first computed.
 
     python sglang_shared.py MODEL
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers and the pool, by copy: python transformers_copy.py MODEL TEXT-FILE QUESTION... ($KVD_SOCKET)"""
+"""transformers with the pool, by copy: python transformers_copy.py MODEL TEXT-FILE QUESTION... ($KVD_SOCKET)"""
 import sys
 
 import kvd

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers on the pool, in place: python transformers_in_place.py MODEL TEXT-FILE QUESTION... ($KVD_SOCKET)
+"""transformers with the pool, in place: python transformers_in_place.py MODEL TEXT-FILE QUESTION... ($KVD_SOCKET)
 
-Run it in several terminals at once: the text is computed by the first one only.
+Run it in several terminals at once: only the first one computes the text.
 """
 import sys
 from time import perf_counter

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM with a cache of its own, that loads from kvd's pool and stores there: run it twice.
+"""vLLM with its own cache, which loads from kvd's pool and stores there. Run it twice.
 
     python vllm_copy.py MODEL [SOCKET]
 """

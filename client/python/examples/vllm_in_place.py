@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM out of kvd's pool: run it twice, or in two terminals at once. The second finds what the first computed.
+"""vLLM with kvd's pool as its cache. Run it twice, or in two terminals: the second reuses what the first computed.
 
     python vllm_in_place.py MODEL [SOCKET]
 """
 import os
 import sys
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"      # vLLM in this process; with kvd installed it may have its own
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"      # vLLM in this process (not needed if kvd is installed)
 
 from vllm import LLM, SamplingParams
 from vllm.config import KVTransferConfig
