@@ -4,7 +4,7 @@
 
 /*
  * The file tier, as the daemon sees it. The store has the catalog of the files' records, and
- * decides which blocks are written and read back. Each file has a disk process (daemon/disk), which
+ * decides which blocks are written and read back. Each file has a disk process (daemon/process/disk), which
  * reads and writes it and gets one request at a time. Only clients that wait for a fetch wait for
  * disks. Requests are spread over the files. If a file fails or hangs, only its records are lost.
  *

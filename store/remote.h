@@ -4,7 +4,7 @@
 
 /*
  * The remote tier, as the daemon sees it: servers that several machines share. The store decides
- * which blocks are written and read; a remote process (daemon/remote) talks to the servers, and
+ * which blocks are written and read; a remote process (daemon/process/remote) talks to the servers, and
  * gets one request at a time. Only a request can tell what the servers have.
  *
  *      connecting ──► on ◄──► partly, away     as the process reports

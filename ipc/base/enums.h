@@ -4,7 +4,7 @@
 
 /*
  * The choices for creating a space, each defined once: numbers on the wire, words in flags,
- * settings, tables and JSON, and the equivalent constants of client/kvd.h (client/geometry.c
+ * settings, tables and JSON, and the equivalent constants of client/kvd.h (client/conn/geometry.c
  * asserts that they are equal).
  *
  *      KVD_WORDS_policy(FIRST, NEXT)    FIRST(policy, number, word, constant of kvd.h), then

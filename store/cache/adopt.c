@@ -14,7 +14,7 @@
  *
  *      idle work          a piece of one space at a time, like all idle work
  *      requests for it    opening the space, or naming it in kvctl: each turn of the request does a
- *                         piece, and the reply is sent once it is complete (daemon/requests.c)
+ *                         piece, and the reply is sent once it is complete (daemon/serve/requests.c)
  *
  * An incomplete space has only the clients of the previous daemon, and nothing but this work
  * changes it. Other idle work skips it, no other space takes its memory (an allocation that needs

@@ -12,7 +12,7 @@
 
 #include "store/cache/inside.h"
 
-/* Partner: clients that read the word before they sleep (client/sync.c, client/lease.c). */
+/* Partner: clients that read the word before they sleep (client/methods/sync.c, client/cache/lease.c). */
 void epoch_move(shm_u32 *epoch) {
         atomic_fetch_add_explicit(epoch, 1, memory_order_release);
         syscall(SYS_futex, epoch, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);

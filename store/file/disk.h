@@ -5,7 +5,7 @@
 /*
  * A disk as the file tier needs it: reads and writes of whole sectors of a file, many at once and
  * unordered, and a flush, which makes every write that completed before it durable.
- * The real one is in the disk process (daemon/disk); tests have one that forgets, tears and lies.
+ * The real one is in the disk process (daemon/process/disk); tests have one that forgets, tears and lies.
  */
 
 #include <stdbool.h>

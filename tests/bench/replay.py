@@ -22,8 +22,8 @@ HERE = Path(__file__).resolve().parent
 SHARES = 0.02, 0.05, 0.1, 0.2, 0.4
 CACHES = 10
 PAGE_BLOCKS = 32  # of 128 bytes (kvd_side.c)
-BATCH = 128  # fetched at once (client/magazine.c)
-FRESH_LEAST, FRESH_MOST = 32, 512  # least stock that replies fill, most blocks in a reply (client/magazine.c)
+BATCH = 128  # fetched at once (client/cache/magazine.c)
+FRESH_LEAST, FRESH_MOST = 32, 512  # least stock that replies fill, most blocks in a reply (client/cache/magazine.c)
 
 
 def read(path: Path) -> list[list[int]]:
@@ -77,7 +77,7 @@ def simulate(requests: list[list[int]], blocks: int, batch: int) -> list[int]:
 
 
 def share(blocks: int, n: int) -> int:
-    """Maximum stock of libkvd (client/magazine.c): a 64th of the ids, which are rounded up to whole pages."""
+    """Maximum stock of libkvd (client/cache/magazine.c): a 64th of the ids, which are rounded up to whole pages."""
     return max(1, min(n, -(-blocks // PAGE_BLOCKS) * PAGE_BLOCKS // 64))
 
 

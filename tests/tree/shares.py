@@ -17,7 +17,7 @@ import tempfile
 LIST = "tests/tree/shares.def"
 FOLDERS = ("store", "daemon", "ipc/base")
 # Programs of child processes: the daemon bounds its requests to them.
-OTHERS = ("daemon/worker/", "daemon/disk/", "daemon/remote/", "daemon/keeper/", "daemon/exporter/")
+OTHERS = ("daemon/process/worker/", "daemon/process/disk/", "daemon/process/remote/", "daemon/process/keeper/", "daemon/process/exporter/")
 KINDS = ("account", "process", "user", "domain", "space", "client", "piece", "thing", "memory", "common")
 
 DEFINE = re.compile(r"^#define +([A-Z][A-Z_0-9]*) +([\d(U][^\n]*)", re.M)

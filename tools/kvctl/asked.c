@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * While a space is followed, its clients note their lookups in their own pages (client/asked.c).
+ * While a space is followed, its clients note their lookups in their own pages (client/cache/asked.c).
  * This file reads those pages. A client can write anything there, so notes are shown but not
  * trusted.
  */
