@@ -491,7 +491,7 @@ START_TEST(without_a_daemon_it_works_and_says_so) {
 END_TEST
 
 /* A causal space of the same name and geometry is not used. */
-START_TEST(B15_no_cross_kind_reuse) {
+START_TEST(a_causal_space_is_not_reused) {
         struct way w = {.depth = "2"};
         struct answer alone = ask_alone(w);
         struct kvd_geometry geometry;

@@ -47,21 +47,22 @@ for deb in "$packages"/*.deb; do
         rm -rf "$tmp/unpacked"
 done
 
-# README's programs: Python unchanged, C built here with the headers and libraries of the fresh root
-PYTHONPATH=$root/tests/tree/pasted PYTHONDONTWRITEBYTECODE=1 python3 - "$root/README.md" "$tmp" <<'END' || exit 1
+# README's Python program unchanged, and libkvd(3)'s C program, built here with the headers and libraries of the fresh root
+PYTHONPATH=$root/tests/tree/pasted PYTHONDONTWRITEBYTECODE=1 python3 - "$root" "$tmp" <<'END' || exit 1
 import pathlib, sys, blocks
-for block in blocks.blocks_of(pathlib.Path(sys.argv[1])):
-    if block.language in ("c", "python"):
-        pathlib.Path(sys.argv[2], f"quickstart.{block.language}").write_text(block.text)
+for page in "README.md", "tools/man/libkvd.3":
+    for block in blocks.blocks_of(pathlib.Path(sys.argv[1], page)):
+        if block.mark == "file":
+            pathlib.Path(sys.argv[2], block.value).write_text(block.text)
 END
-cp "$tmp/quickstart.python" "$tmp/root/quickstart.py"
+cp "$tmp/quickstart.py" "$tmp/root"
 mkdir "$tmp/sysroot"
 dpkg-deb -x "$packages"/libkvd0_*.deb "$tmp/sysroot"
 dpkg-deb -x "$packages"/libkvd-dev_*.deb "$tmp/sysroot"
 lib=$(dirname "$(find "$tmp/sysroot" -name libkvd.pc)")
 flags=$(PKG_CONFIG_SYSROOT_DIR=$tmp/sysroot PKG_CONFIG_LIBDIR=$lib pkg-config --cflags --libs libkvd)
 # shellcheck disable=SC2086
-cc -x c "$tmp/quickstart.c" -o "$tmp/root/quickstart" $flags -Wl,--unresolved-symbols=ignore-in-shared-libs
+cc "$tmp/example.c" -o "$tmp/root/example" $flags -Wl,--unresolved-symbols=ignore-in-shared-libs
 expect "a C program is built with libkvd-dev" "$?" 0
 
 cp "$here/look.sh" "$tmp/root"

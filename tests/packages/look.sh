@@ -32,14 +32,14 @@ expect "the kernels, too" "$(as alice python3 -c 'import ctypes; ctypes.CDLL("li
 expect "Python knows its package" "$(as alice python3 -c 'from importlib.metadata import entry_points, version
 print(version("kvd"), *[it.name for it in entry_points(group="vllm.general_plugins")])')" \
         "$(dpkg-query -W -f '${Version}' kvd) kvd"
-expect "C, first" "$(as alice /quickstart)" "0 tokens found, 64 computed"
-expect "C, again" "$(as alice /quickstart)" "64 tokens found, 0 computed"
+expect "C, first" "$(as alice /example | head -n 1)" "0 tokens reused, 12 computed"
+expect "C, again" "$(as alice /example | head -n 1)" "12 tokens reused, 0 computed"
 
 pid=$(show MainPID)
 dpkg -i /new/*.deb >/tmp/log 2>&1 || { cat /tmp/log; exit 1; }
 expect "an upgrade starts it anew" "$([ "$(show MainPID)" != "$pid" ] && show ActiveState)" active
 expect "the socket stays" "$(systemctl is-active kvd@0.socket)" active
-expect "and the cache" "$(as alice /quickstart)" "64 tokens found, 0 computed"
+expect "and the cache" "$(as alice /example | head -n 1)" "12 tokens reused, 0 computed"
 expect "nothing is broken" "$(as alice kvctl check >/tmp/log; echo $?)" 0
 
 echo '[daemon]' >/etc/kvd/0.conf

@@ -54,7 +54,7 @@ store           sys/socket.h sys/un.h sys/epoll.h poll.h liburing.h msgpack.h
 kernels         sys/socket.h sys/un.h msgpack.h
 '
 
-TOP='meson.build meson_options.txt daemon client ipc kernels store tests tools systemd README.md CHANGELOG.md CONTRIBUTING.md GUARANTEES.md LICENSE' # and dotfiles
+TOP='meson.build meson_options.txt daemon client ipc kernels store tests tools systemd README.md CHANGELOG.md CONTRIBUTING.md GUARANTEES.md SECURITY.md LICENSE' # and dotfiles
 
 root=${1:?usage: layers.sh ROOT}
 cd "$root" || exit 2

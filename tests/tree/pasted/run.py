@@ -266,7 +266,7 @@ class Newcomer(Pasted):
 
     def check(self) -> None:
         self.paste("kvctl check >/dev/null")
-        self.paste("KVD_SOCKET=~/nobody ./quickstart && exit 1 || [ $? -lt 128 ]")
+        self.paste("KVD_SOCKET=~/nobody python3 quickstart.py && exit 1 || [ $? -lt 128 ]")
 
 
 def main() -> int:
