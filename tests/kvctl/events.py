@@ -315,7 +315,7 @@ def test_the_daemon_and_the_publisher_are_killed(on: Instance) -> None:
 def test_what_is_refused(on: Instance) -> None:
     on.kvctl("space", "create", "whole", *"--layers 1 --kv-heads 1 --head-dim 8 --dtype f32 --vocab 9".split(),
              "--kind", "bidirectional")
-    for arguments, status, words in ((["whole"], 1, "found whole"),
+    for arguments, status, words in ((["whole"], 1, "a bidirectional space"),
                                      (["known", "--publish", "tcp://0.0.0.0:5557"], 2, "other machines could reach"),
                                      (["known", "--publish", "tcp://127.0.0.1:x"], 1, "cannot listen at"),
                                      (["known", "--publish", "tcp://127.0.0.1:*", "--replay", "tcp://*:1"], 2,

@@ -52,7 +52,7 @@ says '^memshare.tau_block  *0.27  *0.8  *0.27  *0 to 1e+09  *stage 2' '^hshare.a
 kvctl 0 profile show
 says '^llama: 0 samples, no table yet'
 kvctl 0 proto
-says ' seal_reply  *blocks  *bin  *32768 ' '^ *1  attach  *-  *-  *-  first message'
+says ' seal_reply  *blocks  *bin  *32768 ' '^ *1  attach  *-  *-  *-  first request of a connection'
 
 # held: 26 blocks of the pinned chain and those being filled, of 4 KiB each; evictable: the other 20
 kvctl 0 dump

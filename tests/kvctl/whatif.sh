@@ -45,7 +45,7 @@ kvctl 1 whatif "$dir/bad.jsonl"
 complains 'line 2 has no hash_ids'
 echo '{"hash_ids":["x"]}' >"$dir/bad.jsonl"
 kvctl 1 whatif "$dir/bad.jsonl"
-complains 'no whole number'
+complains 'not a whole number'
 echo 'hash_ids' >"$dir/bad.jsonl"
 kvctl 1 whatif "$dir/bad.jsonl"
 complains 'is no JSON'

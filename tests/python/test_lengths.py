@@ -68,7 +68,7 @@ def test_a_number_is_not_cut_off(space):
         "layer": [lambda: space.layer(2**32).__dlpack__()],
         "max_blocks": [lambda: space.daemon.space("other", geometry(), max_blocks=large),
                        lambda: space.sequence(2**32 + 1)],
-        "n is": [lambda: space.reserve(-1), lambda: space.alloc(2**32)],
+        "n must be": [lambda: space.reserve(-1), lambda: space.alloc(2**32)],
         "step": [lambda: space.prefix_refresh(2**32 + 1)],
         "prefix": [lambda: space.prefix_depth(2**32, 1, 1)],
     }

@@ -245,7 +245,7 @@ START_TEST(a_method_that_gets_no_memory_is_refused) {
         store->account.limit[KVD_COST_overhead] = store->account.used[KVD_COST_overhead];
         account_shares_changed(store);
         ck_assert_int_eq(space_set(space, "kvreviver", "on"), -EDQUOT);
-        ck_assert_ptr_nonnull(strstr(store_why(store), "memory beside the pool"));
+        ck_assert_ptr_nonnull(strstr(store_why(store), "memory outside of the pool"));
         ck_assert(!kvd_setting_on(space_index(space)->settings, KVD_kvreviver_on));
         store->account.limit[KVD_COST_overhead] *= 8;
         account_shares_changed(store);

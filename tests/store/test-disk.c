@@ -195,7 +195,7 @@ START_TEST(what_the_disk_did_not_take_is_said) {
         for (uint32_t i = 0; i < 1000 && demoted() == 1; i++)
                 ck_assert_ptr_null(asked_of(0));
         ck_assert_int_eq(demoted(), -ENOSPC);
-        ck_assert_ptr_nonnull(strstr(store_why(store), "1 blocks did not go"));
+        ck_assert_ptr_nonnull(strstr(store_why(store), "1 blocks could not be written"));
         ck_assert_uint_eq(info().records, 1);
         close_file();
 }
@@ -355,7 +355,7 @@ START_TEST(evict_to_file_takes_no_more_than_a_domains_share) {
         for (uint32_t i = 2; i < 5; i++)
                 make_chain(N, i * 1000);
         ck_assert_int_eq(demote_all(), -ENOSPC);
-        ck_assert_ptr_nonnull(strstr(store_why(store), "2 blocks did not go"));
+        ck_assert_ptr_nonnull(strstr(store_why(store), "2 blocks could not be written"));
         ck_assert_uint_eq(info().records, N + 7);
         ck_assert_uint_eq(info().evicted, 0);
         attachment = attachment_free(attachment, false);
