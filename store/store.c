@@ -154,8 +154,10 @@ int store_domain(struct store *store, const struct domain_config *config, struct
                         return store_refuse(store, -ENOMEM, "out of memory for domain '%s'",
                                             config->name);
                 domain->store = store;
-                /* only now: it cannot change while the domain has spaces */
+                /* only now: they cannot change while the domain has spaces */
                 domain->config.arena = config->arena;
+                memcpy(domain->config.remote_prefix, config->remote_prefix,
+                       sizeof domain->config.remote_prefix);
                 while (*at)
                         at = &(*at)->next;
                 *at = domain;

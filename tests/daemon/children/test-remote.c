@@ -375,6 +375,36 @@ START_TEST(another_key_finds_nothing) {
 }
 END_TEST
 
+/* ---- prefixes -------------------------------------------------------------------------------- */
+
+static void start_as(uint32_t machine, const char *domain, const char *prefix) {
+        static char users[64], named[64];
+
+        snprintf(users, sizeof users, "domain %s.users=%u", domain, getuid());
+        snprintf(named, sizeof named, "domain %s.remote_prefix=%s", domain, prefix);
+        more[0] = users;
+        more[1] = named;
+        start_machine(&machines[machine], "on");
+}
+
+START_TEST(domains_with_the_same_prefix_share) {
+        start_as(0, "a", "x");
+        start_as(1, "b", "x");
+        write_chain(&machines[0]);
+        ck_assert(fetch(&machines[1]));
+        ck_assert_uint_eq(resident(&machines[1], tokens), BLOCKS);
+}
+END_TEST
+
+START_TEST(domains_with_different_prefixes_share_nothing) {
+        start_as(0, "a", "x");
+        start_as(1, "a", "y");
+        write_chain(&machines[0]);
+        ck_assert(fetch(&machines[1]));
+        ck_assert_uint_eq(resident(&machines[1], tokens), 0);
+}
+END_TEST
+
 /* What they have given is at a worker when they are found to be away: its blocks stayed held for ever. */
 START_TEST(servers_go_while_a_worker_has_what_came) {
         pid_t worker = child_of(machines[1].in.pid, "kvd-worker");
@@ -456,4 +486,6 @@ SUITE("remote", SKIP_IF(!servers_are_there()),
       WHEN(!instance_on_gpu(), /* there it is the way of the blocks that is another one */
            CASE("key"), FIXTURE(start_with_keys, stop_all), TESTS(the_same_key_shares),
            CASE("other keys"), FIXTURE(start_with_other_keys, stop_all),
-           TESTS(another_key_finds_nothing)))
+           TESTS(another_key_finds_nothing),
+           CASE("prefixes"), FIXTURE(start_a_server, stop_all),
+           TESTS(domains_with_the_same_prefix_share, domains_with_different_prefixes_share_nothing)))
