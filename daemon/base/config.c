@@ -57,10 +57,10 @@ void config_clear(struct config *config) {
 /* ---- sections -------------------------------------------------------------------------------- */
 
 struct section {
-        const struct setting *settings; /* NULL: none was opened yet */
+        const struct setting *settings; /* NULL: before the first section */
         void *base;
         char title[KVD_NAME_MAX + 16];
-        unsigned lines[SETTINGS_MOST]; /* where each setting was given; 0: nowhere yet */
+        unsigned lines[SETTINGS_MOST]; /* line that sets each setting; 0: none yet */
 };
 
 static struct config_domain *find_domain(const struct config *config, const char *name) {
@@ -77,8 +77,7 @@ static int check_name(const char *name, struct kvd_why *why) {
                                   name, KVD_NAME_MAX);
         if (strncmp(name, "uid-", 4) == 0)
                 return kvd_refuse(why, -EINVAL,
-                                  "'%s': names with uid- in front are those of unlisted users; "
-                                  "choose another",
+                                  "'%s': names with uid- in front are those of unlisted users; choose another",
                                   name);
         return 0;
 }
@@ -119,8 +118,7 @@ static int open_section(struct config *config, const char *title, bool may_exist
         domain = find_domain(config, title);
         if (domain && !may_exist)
                 return kvd_refuse(why, -EINVAL,
-                                  "domain '%s' was described before; put everything about it in "
-                                  "one section",
+                                  "domain '%s' was described before; put everything about it in one section",
                                   title);
         if (!domain) {
                 r = add_domain(config, title, &domain, why);
@@ -134,7 +132,7 @@ static int open_section(struct config *config, const char *title, bool may_exist
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-/* line: 0: from the command line, where the last value counts. */
+/* line 0: the command line, where the last value counts. */
 static int check_once(struct section *section, const struct setting *setting, unsigned line,
                       struct kvd_why *why) {
         unsigned *before = &section->lines[setting - section->settings];
@@ -146,7 +144,7 @@ static int check_once(struct section *section, const struct setting *setting, un
         return 0;
 }
 
-/* A comment behind a path would become part of the path. */
+/* A comment after a path would become part of the path. */
 static int check_comment(const struct setting *setting, const char *value, struct kvd_why *why) {
         for (const char *at = value; (at = strpbrk(at, "#;")); at++)
                 if (at > value && (at[-1] == ' ' || at[-1] == '\t'))
@@ -162,8 +160,7 @@ static int assign(struct section *section, char *text, unsigned line, struct kvd
 
         if (!equals)
                 return kvd_refuse(why, -EINVAL,
-                                  "'%.64s' is neither a section nor an assignment; write key = "
-                                  "value",
+                                  "'%.64s' is neither a section nor an assignment; write key = value",
                                   text);
         *equals = 0;
         key = lines_strip(text);
@@ -184,7 +181,7 @@ struct reader {
         struct config *config;
         struct section section;
         bool seen_daemon;
-        bool lost; /* its section was refused: what stands in it says nothing */
+        bool lost; /* the current section was refused: skip its lines */
 };
 
 static int read_header(struct reader *reader, char *line, struct kvd_why *why) {
@@ -199,8 +196,7 @@ static int read_header(struct reader *reader, char *line, struct kvd_why *why) {
         daemon = strcmp(title, "daemon") == 0;
         if (daemon && reader->seen_daemon)
                 return kvd_refuse(why, -EINVAL,
-                                  "[daemon] was opened before; put everything about it in one "
-                                  "section");
+                                  "[daemon] was opened before; put everything about it in one section");
         reader->seen_daemon |= daemon;
         return open_section(reader->config, title, false, &reader->section, why);
 }
@@ -218,8 +214,7 @@ static int read_line(void *data, char *line, unsigned number, struct kvd_why *wh
                 return 0;
         if (!reader->section.settings)
                 return kvd_refuse(why, -EINVAL,
-                                  "'%.64s' stands before the first section; write [daemon] above "
-                                  "it",
+                                  "'%.64s' is before the first section; write [daemon] above it",
                                   line);
         return assign(&reader->section, line, number, why);
 }
@@ -266,7 +261,8 @@ bool id_list_has(const struct id_list *list, uint32_t id) {
 }
 
 /*
- * A share of which memory shows when the backend is chosen (backend_size_pool), which checks again.
+ * pool is a share of memory whose size is known only when the backend has been chosen:
+ * backend_size_pool checks again.
  */
 static bool share_unknown(const struct config *config) {
         return config->pool_share && config->backend != CONFIG_BACKEND_HOST;
@@ -275,8 +271,7 @@ static bool share_unknown(const struct config *config) {
 static int check_most(const struct config *config, struct kvd_why *why) {
         if (config->pool_most && config->pool > config->pool_most && !share_unknown(config))
                 return kvd_refuse(why, -EINVAL,
-                                  "pool (%llu MiB) is larger than pool_most; raise that, or leave "
-                                  "it out",
+                                  "pool (%llu MiB) is larger than pool_most; raise that, or leave it out",
                                   (unsigned long long)(config->pool >> 20));
         return 0;
 }
@@ -288,8 +283,7 @@ static int check_segment(const struct config *config, struct kvd_why *why) {
                                   CONFIG_SEGMENT_MIN >> 10);
         if (config->segment > config->pool && !share_unknown(config))
                 return kvd_refuse(why, -EINVAL,
-                                  "segment is larger than pool (%llu MiB); lower it, or leave it "
-                                  "out",
+                                  "segment is larger than pool (%llu MiB); lower it, or leave it out",
                                   (unsigned long long)(config->pool >> 20));
         return 0;
 }
@@ -306,8 +300,7 @@ static int check_users(const struct config_domain *a, struct kvd_why *why) {
                 for (uint32_t i = 0; i < a->users.n; i++)
                         if (id_list_has(&b->users, a->users.ids[i]))
                                 return kvd_refuse(why, -EINVAL,
-                                                  "user %u is in domain '%s' and in domain '%s'; "
-                                                  "take it out of one",
+                                                  "user %u is in domain '%s' and in domain '%s'; take it out of one",
                                                   a->users.ids[i], a->name, b->name);
         return 0;
 }
@@ -322,14 +315,12 @@ int config_check(const struct config *config, struct kvd_why *why) {
                         return r;
                 if (d->quota && d->guarantee > d->quota)
                         return kvd_refuse(why, -EINVAL,
-                                          "the guarantee of domain '%s' is larger than its quota; "
-                                          "lower it",
+                                          "the guarantee of domain '%s' is larger than its quota; lower it",
                                           d->name);
                 guaranteed += d->guarantee;
                 if (guaranteed > config->pool && !share_unknown(config))
                         return kvd_refuse(why, -EINVAL,
-                                          "all guarantees together are larger than the pool (%llu "
-                                          "MiB); lower them",
+                                          "all guarantees together are larger than the pool (%llu MiB); lower them",
                                           (unsigned long long)(config->pool >> 20));
         }
         r = check_most(config, why);

@@ -3,8 +3,8 @@
 #define KVD_DAEMON_BASE_CONFIG_H
 
 /*
- * The configuration: a [daemon] section and any number of [domain NAME] sections. One table
- * (setting.c) gives parser, defaults, the commented file of kvd --print-config and the manual page.
+ * The configuration: a [daemon] section and any number of [domain NAME] sections. The parser, the
+ * defaults and the output of kvd --print-config come from one table (setting.c).
  */
 
 #include <stdbool.h>
@@ -37,7 +37,7 @@ struct config_domain {
         struct id_list users, groups;
         uint64_t quota, guarantee, client_quota;
         uint32_t isolation;
-        char remote_prefix[KVD_NAME_MAX + 1]; /* of names on the servers; "": the domain's name */
+        char remote_prefix[KVD_NAME_MAX + 1]; /* of names on the servers; "": name */
         struct config_domain *next; /* owned */
 };
 
@@ -50,58 +50,59 @@ struct config {
         char socket[108];
         uint32_t socket_mode;
         uint32_t socket_group; /* UINT32_MAX: leave as it is */
-        uint32_t user;         /* whom root becomes; UINT32_MAX: not said */
+        uint32_t user;         /* that root becomes; UINT32_MAX: not set */
         uint32_t backend;
-        uint32_t device;       /* number of the GPU; UINT32_MAX in a file: that of the instance */
+        uint32_t device;       /* number of the GPU; UINT32_MAX: the instance's number */
         uint32_t quarantine_ms;
         uint64_t pool, spill;
-        uint64_t pool_most;    /* what a reload may raise pool to; 0: pool as it is at the start */
+        uint64_t pool_most;    /* maximum for a reload of pool; 0: pool at the start */
         uint64_t overhead;     /* 0: the store chooses */
         uint64_t segment;      /* 0: the store chooses */
         struct file_list files; /* of the file tier */
-        uint64_t file_size;    /* of each; 0: as large as it is */
-        uint32_t file_depth;   /* tokens from which on blocks are written at first use */
-        uint32_t file_timeout; /* seconds that the disk may take for what it is asked at once */
-        uint64_t host_tier;    /* memory of the host below a pool on a GPU; 0: none */
+        uint64_t file_size;    /* bytes of each file; 0: its present size */
+        uint32_t file_depth;   /* tokens: deeper blocks are written at their first use */
+        uint32_t file_timeout; /* seconds that the disk may take to answer its requests */
+        uint64_t host_tier;    /* bytes of host memory below a pool on a GPU; 0: none */
         uint32_t host_tier_depth; /* as file_depth */
         char remote[1024];     /* servers of the remote tier; "": none */
         char remote_key[108];  /* file with the secret that machines share; "": none */
-        char remote_password[108]; /* file with what the servers ask for; "": nothing */
-        /* files in PEM, with rediss:// servers; "": none */
+        char remote_password[108]; /* file with the servers' password; "": none */
+        /* PEM files for rediss:// servers; "": none */
         char remote_ca[108], remote_certificate[108], remote_certificate_key[108];
-        char remote_library[108]; /* Mooncake's; "": the one that the loader finds */
+        char remote_library[108]; /* Mooncake's; "": the loader's search path */
         char remote_metadata[1024], remote_devices[1024]; /* Mooncake's; "": none */
-        uint32_t remote_timeout; /* ms that a server may be silent */
+        uint32_t remote_timeout; /* milliseconds that a server may be silent */
         uint32_t remote_depth; /* as file_depth */
         uint64_t reserve;      /* 0: backend_size_pool chooses */
-        /* percent of the memory that pool was given as; 0: it was given in bytes */
+        /* percentage of memory that pool was given as; 0: it was given in bytes */
         uint32_t pool_share;
         uint32_t pages;        /* enum store_pages */
         uint32_t loop;         /* enum loop_kind */
-        uint32_t max_clients;  /* attached at a time */
-        uint32_t user_clients; /* of one user; 0: all but a few */
-        uint32_t max_spaces;   /* of one domain */
+        uint32_t max_clients;  /* maximum number of connections */
+        uint32_t user_clients; /* maximum of one user; 0: as many as are still free */
+        uint32_t max_spaces;   /* maximum number of spaces of one domain */
         struct id_list admins;
         uint32_t unlisted;
         uint32_t worker;       /* CONFIG_AUTO, CONFIG_OFF */
         uint32_t worker_threads, worker_deadline; /* 0: half of the processors; seconds */
         uint32_t worker_share; /* percent of a GPU's time */
-        /* to be started with --worker; "": none. Not from the file: kvd says itself */
+        /* run with --worker; "": none. Set by main, not by the file */
         char worker_program[256];
         uint32_t log;
         bool own_user_only;    /* kvd --private */
-        uint32_t owner;        /* the user that serves: main knows whom root becomes */
-        bool only_checked;     /* kvd --check-config: nothing is made or locked */
+        uint32_t owner;        /* user that serves: own user, or the one root becomes */
+        bool only_checked;     /* kvd --check-config: create and lock nothing */
         struct config_domain *domains; /* owned, in the order of the file */
 };
 
-/* All defaults. */
+/* Sets all defaults. */
 int config_init(struct config *config);
 void config_clear(struct config *config);
 
 /*
- * Reads a file over what is there. Negative: one line in why, of the first fault; or, with all, a
- * line there of each. optional: a file that is missing is fine.
+ * Reads a file; its settings replace those in *config. Negative: the first fault is in why. If all
+ * is not NULL, reading continues, and each fault is a line in all. optional: the file may be
+ * missing.
  */
 int config_read(struct config *config, const char *path, bool optional, FILE *all,
                 struct kvd_why *why);
@@ -109,10 +110,10 @@ int config_read(struct config *config, const char *path, bool optional, FILE *al
 /* "daemon.pool=4G" or "domain NAME.quota=1G", as kvd --set takes it. */
 int config_set(struct config *config, const char *assignment, struct kvd_why *why);
 
-/* Checks what shows only when everything was read: sums, and users in two domains. */
+/* Checks the whole: sums of settings, and users in two domains. */
 int config_check(const struct config *config, struct kvd_why *why);
 
-/* A complete file with every option, its default and its sentence. */
+/* Prints a configuration file with every option, its default and its description. */
 void config_print(FILE *to);
 
 /* The domain that lists the user, else the first that lists one of the groups, else NULL. */

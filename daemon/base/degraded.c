@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A table of numbers, each with the time at which it is over: that of what happened lies a minute
- * behind the last time, that of what is so never comes. So a state goes away by itself, and nothing
- * has to look after it.
+ * A table of numbers, each with the time at which it expires: a minute after the last event for a
+ * count of events, never for a lasting state. So counts expire without a timer.
  */
 
 #include "daemon/base/degraded.h"

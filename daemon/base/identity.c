@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A daemon that root starts by hand becomes another user before it accepts anybody. Under a service
- * manager it has never been root, and this file does nothing: both ways end in the same process.
+ * A daemon that root starts by hand becomes another user before it accepts clients. A service
+ * manager starts it as that user, and then this file does nothing.
  */
 
 #include "daemon/base/identity.h"
@@ -22,7 +22,7 @@
 
 #define USUAL_USER "kvd"
 
-/* A number without an entry is its own group's, and no other's. */
+/* A user without a passwd entry gets the group of the same number, and no other groups. */
 static void describe(const struct passwd *entry, uid_t uid, struct identity *ret) {
         *ret = (struct identity){.uid = uid, .gid = uid, .has_entry = entry};
         if (entry) {
@@ -58,18 +58,16 @@ int identity_choose(const struct config *config, bool private, struct identity *
                 return 0;
         if (private)
                 return kvd_refuse(why, -EINVAL,
-                                  "--private serves the user who starts it; leave out the option "
-                                  "user, or start it as that user");
+                                  "--private serves the user who starts it; leave out the option user, or start it as that user");
         if (own != 0)
                 return kvd_refuse(why, -EINVAL,
-                                  "only root can become user %u; leave out the option user, or "
-                                  "start kvd as root or as that user",
+                                  "only root can become user %u; leave out the option user, or start kvd as root or as that user",
                                   config->user);
         describe(getpwuid(config->user), config->user, ret);
         return 0;
 }
 
-/* setresuid has done it, unless somebody told the kernel that root is nobody special. */
+/* setresuid has dropped them already, unless securebits (capabilities(7)) prevent that. */
 static int drop_capabilities(void) {
         struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
         struct __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {{0}};

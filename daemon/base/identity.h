@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_BASE_IDENTITY_H
 #define KVD_DAEMON_BASE_IDENTITY_H
 
-/* As whom the daemon serves, if root has started it by hand. */
+/* The user that the daemon becomes if root starts it by hand. */
 
 #include <stdbool.h>
 #include <sys/types.h>
@@ -10,21 +10,22 @@
 #include "daemon/base/config.h"
 
 struct identity {
-        bool stays; /* as it was started; nothing else is set */
+        bool stays; /* the user does not change; no other field is set */
         uid_t uid;
         gid_t gid;
-        char name[64]; /* a number if the user has no entry */
+        char name[64]; /* the number if the user has no passwd entry */
         bool has_entry;
 };
 
 /*
- * The option user, or, for root without it, the user kvd if there is one; without one a line in the
- * log says what to do. private: of kvd --private, which stays what it is. -EINVAL: that cannot be.
+ * Chooses the user of option user. For root without that option: the user kvd, or, if there is
+ * none, root, with a warning. private: kvd --private, which keeps its user. -EINVAL: the option
+ * cannot be followed.
  */
 int identity_choose(const struct config *config, bool private, struct identity *ret,
                     struct kvd_why *why);
 
-/* From here on the process and all its children are that user's, for good, without a capability. */
+/* Makes the process, and all its children, that user, for good and without capabilities. */
 int identity_take(const struct identity *identity, struct kvd_why *why);
 
 #endif

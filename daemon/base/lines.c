@@ -21,10 +21,10 @@
 
 struct text {
         const struct lines *lines;
-        char *at;        /* owned; 0 behind its end */
+        char *at;        /* owned; n bytes and a NUL */
         size_t n;
-        unsigned number; /* of the line that is read */
-        bool has_cr;     /* said */
+        unsigned number; /* of the current line */
+        bool has_cr;     /* the warning about CR LF was given */
 };
 
 static void text_clear(struct text *text) {
@@ -66,15 +66,14 @@ static int read_file(FILE *f, struct text *text, struct kvd_why *why) {
         return 0;
 }
 
-/* In UTF-16 each letter has a NUL byte beside it. */
+/* The marks of UTF-8 and of UTF-16, which would be full of NUL bytes. */
 static int check_mark(const struct text *text, struct kvd_why *why) {
         static const char *const marks[] = {"\xef\xbb\xbf", "\xff\xfe", "\xfe\xff"};
 
         for (size_t i = 0; i < ARRAY_SIZE(marks); i++)
                 if (strncmp(text->at, marks[i], strlen(marks[i])) == 0)
                         return kvd_refuse(why, -EINVAL,
-                                          "%s:1: the file begins with a byte order mark; save it as "
-                                          "UTF-8 without one",
+                                          "%s:1: the file begins with a byte order mark; save it as UTF-8 without one",
                                           text->lines->path);
         return 0;
 }
@@ -104,7 +103,7 @@ static int check_bytes(const char *line, size_t n, struct kvd_why *why) {
         return 0;
 }
 
-/* No-break spaces, and characters without width, which come with text copied from a web page. */
+/* No-break spaces and characters without width, as in text copied from a web page. */
 static int check_visible(const char *line, struct kvd_why *why) {
         static const char *const invisible[] = {"\xc2\xa0", "\xc2\xad", "\xe2\x80\x8b", "\xe2\x80\x8c",
                                                 "\xe2\x80\x8d", "\xe2\x80\xaf", "\xe2\x81\xa0",
@@ -115,8 +114,7 @@ static int check_visible(const char *line, struct kvd_why *why) {
 
                 if (at)
                         return kvd_refuse(why, -EINVAL,
-                                          "byte %zu begins an invisible character, such as a "
-                                          "no-break space; remove it",
+                                          "byte %zu begins an invisible character, such as a no-break space; remove it",
                                           (size_t)(at - line) + 1);
         }
         return 0;
@@ -142,7 +140,7 @@ static void name_it(const struct text *text, const char *what) {
                 log_warning("%s:%u: %s", lines->path, text->number, what);
 }
 
-/* Its end becomes a 0. Returns its bytes. */
+/* Terminates the line with a NUL. Returns its length. */
 static size_t cut_line(struct text *text, char *line, char *end) {
         bool has_cr = end > line && end[-1] == '\r';
 

@@ -11,16 +11,16 @@
 
 struct lines {
         const char *path;
-        bool optional; /* a file that is missing is fine */
-        FILE *all;     /* a line goes there for each fault; NULL: the first one ends the reading */
-        /* Of each line that is neither empty nor a comment, without blanks around it. */
+        bool optional; /* the file may be missing */
+        FILE *all;     /* receives a line for each fault; NULL: reading ends at the first fault */
+        /* Called for each line that is neither empty nor a comment, without surrounding blanks. */
         int (*take)(void *data, char *line, unsigned number, struct kvd_why *why);
         void *data;
 };
 
-/* Negative: one line in why, of the last fault, with its file and number. */
+/* Negative: the last fault is in why, with its file and line number. */
 int lines_read(const struct lines *lines, struct kvd_why *why);
 
-char *lines_strip(char *s); /* cuts blanks around it */
+char *lines_strip(char *s); /* removes surrounding blanks, in place */
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A line goes to stderr if it can be written at once, and is lost otherwise: a reader that does not
- * read must not stop the daemon. Lines that a client can cause are limited in number.
+ * A line is written to stderr if that does not block, and is lost otherwise: a reader that is too
+ * slow must not stop the daemon. Lines that a client can cause are limited in number.
  */
 
 #include "daemon/base/log.h"
@@ -26,7 +26,7 @@ void log_set_level(int level) {
         max_level = level;
 }
 
-/* The journal reads a level from the front of a line; people read a name there. */
+/* The journal parses a level at the start of a line; people expect a name there. */
 static const char *line_prefix(int level, char prefix[8]) {
         if (!getenv("JOURNAL_STREAM"))
                 return "kvd: ";

@@ -3,7 +3,7 @@
 #define KVD_DAEMON_BASE_LOG_H
 
 /*
- * One line per event to stderr. A reader that does not read loses lines; it never holds up the
+ * One line per event to stderr. A reader that is too slow loses lines; it never holds up the
  * daemon.
  */
 
@@ -14,7 +14,7 @@
 #include "ipc/base/util.h"
 
 /*
- * Lines above this level (LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG) are left out. At first:
+ * Lines above this level (LOG_ERR, LOG_WARNING, LOG_INFO, LOG_DEBUG) are left out. Default:
  * LOG_INFO.
  */
 void log_set_level(int level);
@@ -26,14 +26,14 @@ _printf_(2, 3) void log_line(int level, const char *format, ...);
 #define log_info(...) log_line(LOG_INFO, __VA_ARGS__)
 #define log_debug(...) log_line(LOG_DEBUG, __VA_ARGS__)
 
-/* For events that a hostile peer can cause at will: ten lines in ten seconds from each place. */
+/* For events that a hostile peer can cause at will: ten lines in ten seconds from each call site. */
 struct log_limit {
         uint64_t since_ns;
         uint32_t lines;
 };
 bool log_allow(struct log_limit *limit);
 
-/* For a state that lasts: a line a minute from each place. */
+/* For a state that lasts: one line a minute from each call site. */
 bool log_allow_rarely(struct log_limit *limit);
 
 #define log_limited(level, ...) \

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A turn: wait, call what is ready, fire what is due, and work: for those who wait for their turn,
- * and if there was nothing at all, or not for long, idly.
+ * A turn: wait, call ready sources, fire due timers, then serve requests that wait for their turn
+ * (work). Idle work follows if nothing happened, or if it has had less than its share.
  *
- * Readiness is level-triggered with both ways of waiting: epoll is so by itself, and an io_uring
- * poll, which reports once, is armed again after its source was called. So a source may take one
- * message and return, and everybody else gets a turn before it is called for the next.
+ * Readiness is level-triggered with both back ends: epoll is by default, and an io_uring poll,
+ * which reports once, is armed again after its source was called. So a source may take one message
+ * and return, and all others get a turn before it is called for the next.
  *
- * Events name their source by watch and generation. A source that is removed in the turn that an
- * event of it was collected, or whose cancelled poll still reports, is thereby not called.
+ * An event identifies its source by watch and generation. So a source is not called if it was
+ * removed after its event was collected in this turn, or if its cancelled poll still reports.
  */
 
 #include "daemon/base/loop.h"
@@ -24,10 +24,10 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
-#define IDLE_SHARE 5u /* idle work gets at least one part in so many */
+#define IDLE_SHARE 5u /* idle work gets at least 1 / IDLE_SHARE of the time */
 #define IDLE_LEAST_NS UINT64_C(100000)
-#define IDLE_MOST_NS UINT64_C(2000000) /* a piece that took longer had lost the processor */
-#define RECENT_SLOTS 7u /* six that have passed, and the one under way */
+#define IDLE_MOST_NS UINT64_C(2000000) /* a piece that took longer lost the processor */
+#define RECENT_SLOTS 7u /* six past slots, and the one under way */
 #define RECENT_NS UINT64_C(10000000000)
 
 struct watch {
@@ -39,18 +39,18 @@ struct watch {
 
 struct loop {
         const struct loop_backend *backend;
-        void *waiter; /* the back end's own; owned */
+        void *waiter; /* state of the back end; owned */
         struct watch *watches; /* owned */
-        uint32_t n_watches, free_watch; /* n_watches ends the list of unused ones */
-        struct kvd_list timers; /* the next one first */
+        uint32_t n_watches, free_watch; /* free_watch: first unused watch, or n_watches */
+        struct kvd_list timers; /* by time, earliest first */
         bool (*work)(void *);
         void *work_data;
         bool (*idle)(void *);
         void *idle_data;
         bool has_work, wants_idle, quit, firing;
-        /* the last piece of idle work cost this, and this was spent on other things since */
+        /* cost of the last piece of idle work, and time spent on everything else since */
         uint64_t idle_ns, busy_ns;
-        int failed; /* first trouble with arming: waiting on would never end */
+        int failed; /* error of arming a source again, which ends loop_run; 0: none */
         uint64_t turn_begin_ns, turn_max_ns;
         uint64_t recent_ns[RECENT_SLOTS], recent_slot;
 };
@@ -159,7 +159,7 @@ int loop_change(struct loop_source *source, short events) {
         struct watch *s = &source->loop->watches[source->watch];
 
         source->events = events;
-        if (!s->armed) /* it is being called, and armed with its new events afterwards */
+        if (!s->armed) /* called or held at present: armed with the new events afterwards */
                 return 0;
         watch_disarm(source->loop, s);
         return watch_arm(source->loop, s);
@@ -180,7 +180,7 @@ void loop_ready(struct loop *loop, loop_token token, short revents) {
 
         if ((uint32_t)token >= loop->n_watches || watch_token(loop, s) != token || !s->source)
                 return;
-        if (s->held) { /* it is ready still: not to be told so in every turn */
+        if (s->held) { /* still ready: do not report it in every turn */
                 watch_disarm(loop, s);
                 return;
         }
@@ -214,7 +214,7 @@ void loop_timer_set(struct loop *loop, struct loop_timer *timer, uint64_t at_ns)
         struct kvd_list_node *before;
 
         kvd_list_remove(&timer->node);
-        if (loop->firing) /* not again in this turn: sockets first */
+        if (loop->firing) /* not in this turn any more: sockets first */
                 at_ns = MAX(at_ns, loop->turn_begin_ns + 1);
         before = loop->timers.first;
         while (before && container_of(before, struct loop_timer, node)->at_ns <= at_ns)
@@ -274,7 +274,7 @@ static void note_turn(struct loop *loop, uint64_t now) {
         loop->busy_ns += ns;
 }
 
-/* quiet: nothing happened in this turn. */
+/* quiet: nothing else happened in this turn. */
 static void be_idle(struct loop *loop, bool quiet) {
         uint64_t began;
 
@@ -286,7 +286,7 @@ static void be_idle(struct loop *loop, bool quiet) {
         loop->busy_ns = 0;
 }
 
-/* The turn begins when something has happened; events are handled inside wait. */
+/* A turn's time begins when waiting ends (loop_woke); events are handled inside wait. */
 static int turn(struct loop *loop) {
         uint64_t now = sys_now_ns();
         int n;

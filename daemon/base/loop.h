@@ -3,8 +3,8 @@
 #define KVD_DAEMON_BASE_LOOP_H
 
 /*
- * One thread waits for descriptors and for time. Sources and timers are embedded in their owners;
- * the loop keeps no memory of its own for them beyond what loop_new set aside.
+ * One thread waits for descriptors and timers. Sources and timers are embedded in their owners; the
+ * loop allocates memory only in loop_new.
  */
 
 #include <stdbool.h>
@@ -17,7 +17,8 @@ struct loop;
 enum loop_kind { LOOP_AUTO, LOOP_IO_URING, LOOP_EPOLL };
 
 /*
- * auto: io_uring, or epoll where it is not allowed. max_sources: most that will be added at a time.
+ * LOOP_AUTO: io_uring, or epoll where io_uring is not available. max_sources: maximum number of
+ * sources that are added together.
  */
 int loop_new(enum loop_kind kind, uint32_t max_sources, struct loop **ret);
 struct loop *loop_free(struct loop *loop);
@@ -34,22 +35,21 @@ struct loop_source {
         int fd;
         short events; /* POLLIN, POLLOUT */
         void (*ready)(struct loop_source *source, short revents);
-        struct loop *loop; /* of the loop, from here; NULL: not added */
+        struct loop *loop; /* the loop's fields from here on; NULL: not added */
         uint32_t watch;
 };
 
 /*
- * ready is called as long as the descriptor is ready, once a turn. It may remove any source, its
- * own too.
+ * ready is called once a turn as long as the descriptor is ready. It may remove any source,
+ * including its own.
  */
 int loop_add(struct loop *loop, struct loop_source *source);
 int loop_change(struct loop_source *source, short events);
-/* Before the descriptor is closed. A source that was not added is fine. */
+/* Call it before closing the descriptor. A source that was not added is fine. */
 void loop_remove(struct loop_source *source);
 
 /*
- * For a source whose callback was called and that waits for its turn: it is not called again before
- * it is released.
+ * Stops calls of ready until loop_release, for a source that must wait for its turn.
  */
 void loop_hold(struct loop_source *source);
 int loop_release(struct loop_source *source);
@@ -59,7 +59,7 @@ int loop_release(struct loop_source *source);
 struct loop_timer {
         void (*fire)(struct loop_timer *timer);
         uint64_t at_ns;
-        struct kvd_list_node node; /* in the loop's */
+        struct kvd_list_node node; /* in the loop's list */
 };
 
 /* fire is called once, at at_ns (CLOCK_MONOTONIC) or soon after. Setting it again moves it. */
@@ -73,14 +73,14 @@ static inline bool loop_timer_is_set(const struct loop_timer *timer) {
 /* ---- work ------------------------------------------------------------------------------------ */
 
 /*
- * work is called in every turn, when what is ready was called; as long as it returns true, the next
- * turn waits for nothing.
+ * work is called in every turn, after ready sources and due timers. If it returns true, the next
+ * turn does not wait.
  */
 void loop_set_work(struct loop *loop, bool (*work)(void *data), void *data);
 
 /*
- * idle is called after loop_want_idle, whenever there is nothing else to do, until it returns false.
- * Where there always is, it gets a fifth of the time.
+ * After loop_want_idle, idle is called whenever there is nothing else to do, until it returns
+ * false. If the loop is always busy, idle gets a fifth of the time.
  */
 void loop_set_idle(struct loop *loop, bool (*idle)(void *data), void *data);
 void loop_want_idle(struct loop *loop);

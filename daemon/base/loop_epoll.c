@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Waiting by epoll, where io_uring is forbidden. The names of poll and epoll for the events that we
- * use are the same bits on Linux, so that a source's events are handed on as they are.
+ * Waits with epoll, where io_uring is forbidden. On Linux, the POLL and EPOLL constants for the
+ * events in use are equal, so a source's events are passed on unchanged.
  */
 
 #include <errno.h>
@@ -49,11 +49,11 @@ static void disarm(void *self, int fd, loop_token token) {
         struct waiter *w = self;
         struct epoll_event event = {0};
 
-        /* closing the descriptor, which comes next, does it too */
+        /* an error does not matter: a removed source is closed next, which has the same effect */
         sys->epoll_ctl(w->fd, EPOLL_CTL_DEL, fd, &event);
 }
 
-/* Rounded up, so that a timer is not found early and waited for in a spin. */
+/* Rounded up: waking before the timer is due would make the loop spin. */
 static int milliseconds(int64_t ns) {
         return ns < 0 ? -1 : (int)MIN(DIV_UP(ns, 1000000), (int64_t)INT_MAX);
 }

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Waiting by io_uring.
- *
- * A one-shot poll per source; arming, cancelling and waiting are one system call a turn. io_uring
- * is not reached through sys: a test takes it away with loop = epoll or a seccomp filter.
+ * Waits with io_uring: a one-shot poll per source. All sources are armed by the system call that
+ * waits; only cancelling takes a call of its own. io_uring is not called through sys: tests disable
+ * it with loop = epoll or a seccomp filter.
  */
 
 #include <errno.h>
@@ -15,14 +14,14 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
-#define TOKEN_IGNORED UINT64_MAX /* of requests whose result nobody waits for */
-#define MAX_ENTRIES 1024u        /* a fuller queue is submitted early */
+#define TOKEN_IGNORED UINT64_MAX /* of requests whose result is ignored */
+#define MAX_ENTRIES 1024u        /* a full queue is submitted early */
 
 struct waiter {
         struct io_uring ring;
 };
 
-/* COOP_TASKRUN (5.19): completions wait for our next system call instead of interrupting us. */
+/* COOP_TASKRUN (Linux 5.19): completions wait for our next system call, without an interrupt. */
 static int waiter_open(uint32_t max_sources, void **ret) {
         _cleanup_(freep) struct waiter *w = NULL;
         unsigned entries = (unsigned)MIN(pow2_up(max_sources), MAX_ENTRIES);
@@ -66,8 +65,8 @@ static int arm(void *self, int fd, short events, loop_token token) {
 }
 
 /*
- * The poll keeps the file alive until it is cancelled, and the peer sees no end of the connection
- * until then. At once, so that the close that comes next is the last one, whoever does it.
+ * A pending poll keeps the file open, and the peer would not see the connection end. So cancel it
+ * at once: then the close that follows, in whichever thread, is the last one.
  */
 static void disarm(void *self, int fd, loop_token token) {
         struct waiter *w = self;
@@ -81,8 +80,8 @@ static void disarm(void *self, int fd, loop_token token) {
 }
 
 /*
- * Handled in batches: a source's callback may arm others, but what that completes belongs to the
- * next turn.
+ * Copies a batch of completions before it handles them: callbacks may arm sources, and the
+ * completions of these belong to the next turn.
  */
 static int deliver(struct waiter *w, struct loop *loop) {
         struct io_uring_cqe *cqes[64];

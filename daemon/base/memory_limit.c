@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Finds the limits of memory that apply to this process. A limit of any cgroup above it counts as
- * much as its own, so the way is walked up from the path in /proc/self/cgroup to the root of the
- * mount; in a container that path may be the host's, and then only the root itself is there to be
- * read, which is the container's.
+ * Finds the limits of memory that apply to this process. Limits of parent cgroups apply too, so
+ * this walks up from the path in /proc/self/cgroup to the root of the mount. In a container, that
+ * path may be the host's; then only the root can be read, which is the container's cgroup.
  */
 
 #include "daemon/base/memory_limit.h"
@@ -26,7 +25,7 @@ struct version {
 static const struct version version1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", NULL};
 static const struct version version2 = {"/sys/fs/cgroup", "memory.max", "memory.high"};
 
-/* A line is "number:controllers:/path", of version 2 "0::/path". */
+/* A line is "number:controllers:/path", or "0::/path" for version 2. */
 static const struct version *read_line(char *line, const char **path) {
         char *controllers = strchr(line, ':'), *colon, *name;
 
@@ -66,7 +65,7 @@ static const struct version *find_group(const char *root, char path[static PATH_
         return found;
 }
 
-/* "max" is no number, and no limit; neither is a file that is not there. */
+/* "max", or a missing file, is no limit. */
 static void take_least(const char *folder, const char *name, bool soft, const char *group,
                        struct memory_limit *least) {
         char file[2 * PATH_MAX + 64];
@@ -100,7 +99,7 @@ void memory_limit_read(const char *root, struct memory_limit *ret) {
         if (!version)
                 return;
         snprintf(folder, sizeof folder, "%s%s", root, version->mount);
-        if (strcmp(path, "/") == 0 || strstr(path, "/..")) /* the latter: not in our namespace */
+        if (strcmp(path, "/") == 0 || strstr(path, "/..")) /* "/..": outside our namespace */
                 path[0] = 0;
         take_both(version, folder, path, ret);
         while ((slash = strrchr(path, '/'))) {
@@ -121,8 +120,7 @@ bool memory_limit_exceeded(const struct memory_limit *limit, uint64_t pool, stru
         if (pool <= limit->bytes)
                 return false;
         kvd_refuse(why, 0,
-                   "pool = %lluM is more than the memory that the cgroup %s allows (%lluM): the "
-                   "kernel will %s kvd when it is used",
+                   "pool = %lluM is more than the memory that the cgroup %s allows (%lluM): the kernel will %s kvd when it is used",
                    (unsigned long long)(pool >> 20), limit->group,
                    (unsigned long long)(limit->bytes >> 20), limit->soft ? "slow down" : "end");
         return true;

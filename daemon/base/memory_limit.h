@@ -3,9 +3,9 @@
 #define KVD_DAEMON_BASE_MEMORY_LIMIT_H
 
 /*
- * How much memory this process may use: the machine's, or less if its cgroup, or one above that,
- * has a limit. Versions 1 and 2 of cgroups are known. root is where the folders proc and sys are:
- * "", or a test's own.
+ * How much memory this process may use: the machine's, or less if its cgroup or a parent of that
+ * has a limit. Supports versions 1 and 2 of cgroups. root is put before /proc and /sys: "", or a
+ * folder of a test.
  */
 
 #include <stdbool.h>
@@ -15,20 +15,20 @@
 
 struct memory_limit {
         uint64_t bytes;  /* UINT64_MAX: none */
-        bool soft;       /* memory.high: who exceeds it is slowed down, not ended */
-        char group[256]; /* the cgroup that has it, as a path in its hierarchy, or its beginning */
+        bool soft;       /* memory.high: beyond it, processes are slowed down, not killed */
+        char group[256]; /* path of the cgroup with this limit; may be cut */
 };
 
-/* The least of the limits of the process's own cgroup and of all above it. */
+/* The lowest limit of the process's cgroup and all its parents. */
 void memory_limit_read(const char *root, struct memory_limit *ret);
 
-/* Bytes: the least of that and of what the machine has. */
+/* Bytes: that limit, or the machine's memory if that is less. */
 uint64_t memory_usable(const char *root);
 
-/* Processes that the kernel has killed for want of memory, in any cgroup. */
+/* Number of processes that the kernel has killed for lack of memory, in any cgroup. */
 uint64_t memory_oom_kills(const char *root);
 
-/* Whether a pool of host memory is more than the limit; then one line says so in why. */
+/* Is a pool of host memory larger than the limit? If so, why has a line about it. */
 bool memory_limit_exceeded(const struct memory_limit *limit, uint64_t pool, struct kvd_why *why);
 
 #endif

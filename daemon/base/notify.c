@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Tells the service manager how we are, by the protocol of sd_notify: one datagram for each change.
- * A manager that does not listen costs a bounded time, and nothing else.
+ * The protocol of sd_notify: one datagram for each change. A manager that does not listen costs a
+ * bounded time and has no other effect.
  */
 
 #include "daemon/base/notify.h"

@@ -3,15 +3,15 @@
 #define KVD_DAEMON_BASE_NOTIFY_H
 
 /*
- * Tells the service manager how we are: sd_notify(3) without its library. Without one, nothing
- * happens.
+ * Reports the daemon's state to the service manager: sd_notify(3) without its library. Does nothing
+ * without a service manager.
  */
 
 #include <stdint.h>
 
 struct notify {
-        int fd; /* owned; -1: nobody wants to know */
-        uint64_t watchdog_ns; /* WATCHDOG=1 must come at least this often; 0: not wanted */
+        int fd; /* owned; -1: there is no service manager */
+        uint64_t watchdog_ns; /* maximum time between WATCHDOG=1 messages; 0: none are expected */
 };
 
 /* Takes NOTIFY_SOCKET and WATCHDOG_USEC from the environment, and removes them. */
@@ -19,8 +19,8 @@ int notify_open(struct notify *notify);
 void notify_close(struct notify *notify);
 
 /*
- * state: lines as of sd_notify(3). Gives a manager that is busy up to wait_ms; nothing depends on
- * its being heard.
+ * state: lines as in sd_notify(3). Waits up to wait_ms if the manager is busy. The message may be
+ * lost; nothing depends on it.
  */
 void notify_send(const struct notify *notify, const char *state, int wait_ms);
 

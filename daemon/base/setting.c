@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every option of the configuration is a row of a table: its name, default, limits, text, and where
- * its value goes. The parser, --print-config, reloading and the manual page all come from it.
+ * Every option of the configuration is a row of a table: its name, default, limits, description,
+ * and the field for its value. The parser, --print-config and reloading use it.
  */
 
 #include "daemon/base/setting.h"
@@ -30,112 +30,107 @@ const struct setting daemon_settings[] = {
                  "given with --instance."},
         {"socket_mode", SETTING_MODE, "0660", .fixed = true,
          .offset = offsetof(struct config, socket_mode),
-         .text = "Permissions of the socket; who may write to it may use the pool."},
+         .text = "Permissions of the socket; users who may write to it may use the pool."},
         {"socket_group", SETTING_GROUP, "", .fixed = true,
          .offset = offsetof(struct config, socket_group),
          .text = "Group of the socket; empty: the daemon's own."},
         {"user", SETTING_USER, "", .fixed = true, .offset = offsetof(struct config, user),
-         .text = "Whom a daemon that root starts becomes once its socket is open; empty: kvd, if "
-                 "there is such a user."},
+         .text = "User that the daemon becomes if root starts it, once its socket is open; empty: "
+                 "kvd, if there is such a user."},
         {"backend", SETTING_CHOICE, "auto", .choices = "auto|host|cuda|cuda-legacy", .fixed = true,
          .offset = offsetof(struct config, backend),
          .text = "Where the pool is: auto takes the GPU if it can give memory to other processes, "
                  "else host memory."},
         {"device", SETTING_NUMBER, "", .low = 0, .high = 4095, .fixed = true,
          .offset = offsetof(struct config, device),
-         .text = "Which GPU, as nvidia-smi counts; empty: the one with the number given with "
-                 "--instance."},
+         .text = "Number of the GPU, as nvidia-smi counts; empty: the number given with --instance."},
         {"pool", SETTING_MEMORY, "25%", .low = 4 * MIB, .high = 256 * TIB, .fixed_on_gpu = true,
          .offset = offsetof(struct config, pool), .share = offsetof(struct config, pool_share),
-         .text = "Most memory for keys and values, of all domains together: host memory is taken "
-                 "as it is needed, a "
-                 "GPU's at the start."},
+         .text = "Maximum memory for keys and values, of all domains together: host memory is taken "
+                 "as it is needed, a GPU's at the start."},
         {"pool_most", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
          .offset = offsetof(struct config, pool_most),
-         .text = "What a reload may raise pool to, if the pool is host memory: indexes are made for "
-                 "so much; 0: as much as pool is at the start."},
+         .text = "Size up to which a reload may raise a pool of host memory; indexes are made for "
+                 "that size. 0: the size of pool at the start."},
         {"reserve", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
          .offset = offsetof(struct config, reserve),
          .text = "GPU memory that the pool leaves free, for the contexts of kvd's worker and of "
                  "every engine; 0: 1G, and less on a small GPU."},
         {"spill", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
          .offset = offsetof(struct config, spill),
-         .text = "Most memory for exact copies of blocks that left the pool, and sketches; 0: as "
-                 "much as the pool."},
+         .text = "Maximum memory for exact copies of blocks that left the pool, and for sketches; "
+                 "0: as much as the pool."},
         {"file", SETTING_FILES, "", .fixed = true, .offset = offsetof(struct config, files),
-         .text = "File or block device for blocks that leave the pool, which outlive kvd and the "
-                 "machine's restart, or several with commas between them; empty: none."},
+         .text = "File or block device for blocks that leave the pool, or several with commas "
+                 "between them; the blocks survive a restart of kvd or the machine. Empty: none."},
         {"file_size", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
          .offset = offsetof(struct config, file_size),
-         .text = "Size of each file; one that has another is not used. 0: as large as it is, or "
-                 "all of the block device."},
+         .text = "Size of each file; a file of another size is not used. 0: as large as the file is, "
+                 "or all of the block device."},
         {"file_depth", SETTING_COUNT, "1024", .low = 0, .high = 1u << 30, .fixed = true,
          .offset = offsetof(struct config, file_depth),
-         .text = "Blocks go to the file at their second use, or at the first if so many tokens end "
-                 "with them."},
+         .text = "Tokens: blocks go to the file at their second use, or at their first if they end at "
+                 "least so many tokens into their chain."},
         {"file_timeout", SETTING_COUNT, "30", .low = 1, .high = 3600, .fixed = true,
          .offset = offsetof(struct config, file_timeout),
-         .text = "Seconds for which the file's disk may be silent: then what it has is missed, until "
-                 "it is heard of again."},
+         .text = "Seconds for which the file's disk may be silent; after that, its blocks are misses "
+                 "until it answers again."},
         {"host_tier", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
          .offset = offsetof(struct config, host_tier),
-         .text = "Memory of the host, out of spill, for blocks that leave a pool on a GPU, before they "
-                 "go to the file, or instead; 0: none."},
+         .text = "Host memory, part of spill, for blocks that leave a pool on a GPU, in addition to "
+                 "the file or without one; 0: none."},
         {"host_tier_depth", SETTING_COUNT, "1024", .low = 0, .high = 1u << 30, .fixed = true,
          .offset = offsetof(struct config, host_tier_depth),
-         .text = "Blocks go there at their second use, or at the first if so many tokens end with "
-                 "them. With a file, file_depth counts."},
+         .text = "Like file_depth, which is used instead if there is a file."},
         {"remote", SETTING_TEXT, "", .fixed = true, .offset = offsetof(struct config, remote),
-         .text = "Servers for blocks that leave the pool, which machines share: redis://host:port, "
+         .text = "Servers for blocks that leave the pool, shared by machines: redis://host:port, "
                  "Redis or Valkey, with commas between several, or some of a Cluster; "
-                 "rediss://host:port, the same with TLS; "
-                 "mooncake://host:port, a Mooncake Store's master; empty: none."},
+                 "rediss://host:port, the same with TLS; mooncake://host:port, a Mooncake Store's "
+                 "master; empty: none."},
         {"remote_key", SETTING_FILE, "", .fixed = true,
          .offset = offsetof(struct config, remote_key),
-         .text = "File with a secret that machines share: with it, blocks on the servers are "
-                 "encrypted; empty: anybody there may read and make them."},
+         .text = "File with a secret, the same on all machines, that encrypts blocks on the servers; "
+                 "empty: anybody with access to the servers can read and forge blocks."},
         {"remote_password", SETTING_FILE, "", .fixed = true,
          .offset = offsetof(struct config, remote_password),
-         .text = "File with the password for the servers, or user:password, on one line; empty: "
-                 "they ask for none."},
+         .text = "File with the servers' password, or user:password, on one line; empty: the servers "
+                 "ask for none."},
         {"remote_ca", SETTING_FILE, "", .fixed = true, .offset = offsetof(struct config, remote_ca),
-         .text = "File in PEM with who signs certificates of rediss:// servers; empty: whom the "
+         .text = "PEM file with the CA certificates for rediss:// servers; empty: the CAs that the "
                  "system trusts."},
         {"remote_certificate", SETTING_FILE, "", .fixed = true,
          .offset = offsetof(struct config, remote_certificate),
-         .text = "File in PEM with the certificate that rediss:// servers are shown; empty: they ask "
+         .text = "PEM file with the client certificate for rediss:// servers; empty: the servers ask "
                  "for none."},
         {"remote_certificate_key", SETTING_FILE, "", .fixed = true,
          .offset = offsetof(struct config, remote_certificate_key),
-         .text = "File in PEM with the private key of remote_certificate, without a passphrase."},
+         .text = "PEM file with the private key of remote_certificate, without a passphrase."},
         {"remote_library", SETTING_FILE, "", .fixed = true,
          .offset = offsetof(struct config, remote_library),
          .text = "Mooncake Store's library with the C API; empty: libmooncake_store.so, where the "
                  "loader finds it."},
         {"remote_metadata", SETTING_TEXT, "", .fixed = true,
          .offset = offsetof(struct config, remote_metadata),
-         .text = "Mooncake's metadata server, as the store's other machines have it; empty: they "
+         .text = "Mooncake's metadata server, the same as on the store's other machines; empty: they "
                  "have none (P2PHANDSHAKE)."},
         {"remote_devices", SETTING_TEXT, "", .fixed = true,
          .offset = offsetof(struct config, remote_devices),
          .text = "RDMA devices for Mooncake, with commas between several, or auto; empty: TCP."},
         {"remote_timeout", SETTING_COUNT, "100", .low = 1, .high = 10000, .fixed = true,
          .offset = offsetof(struct config, remote_timeout),
-         .text = "Milliseconds for which a server may be silent: then it is left alone for a while, "
-                 "and what it has is missed."},
+         .text = "Milliseconds for which a server may be silent; after that, it is left alone for a "
+                 "while, and its blocks are misses."},
         {"remote_depth", SETTING_COUNT, "1024", .low = 0, .high = 1u << 30, .fixed = true,
          .offset = offsetof(struct config, remote_depth),
-         .text = "Blocks go to the servers at their second use, or at the first if so many tokens "
-                 "end with them."},
+         .text = "Like file_depth, for the servers."},
         {"overhead", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB, .fixed = true,
          .offset = offsetof(struct config, overhead),
-         .text = "Most memory beside the pool, for indexes, tables and pin pages of all spaces; 0: "
-                 "half of the pool, and at least 2G."},
+         .text = "Maximum memory outside the pool, for indexes, tables and pin pages of all spaces; "
+                 "0: half of the pool, and at least 2G."},
         {"segment", SETTING_BYTES, "0", .low = 0, .high = TIB, .fixed = true,
          .offset = offsetof(struct config, segment),
-         .text = "Size of the pieces in which memory is given to a space and taken back; 0: 64M, "
-                 "and less in a small "
-                 "pool."},
+         .text = "Size of the pieces in which memory is given to a space and taken back; 0: 64M, or "
+                 "less in a small pool."},
         {"pages", SETTING_CHOICE, "auto", .choices = "auto|small|huge", .fixed = true,
          .offset = offsetof(struct config, pages),
          .text = "Memory pages: huge are reserved 2 MiB pages (vm.nr_hugepages); auto takes them "
@@ -145,34 +140,34 @@ const struct setting daemon_settings[] = {
          .text = "How the daemon waits; auto takes io_uring where it is allowed."},
         {"quarantine_ms", SETTING_COUNT, "1000", .low = 0, .high = 600000,
          .offset = offsetof(struct config, quarantine_ms),
-         .text = "Milliseconds after its end for which a process' GPU work may still write: its "
-                 "blocks wait so long."},
+         .text = "Milliseconds for which the GPU work of a process that has ended may still write; "
+                 "until then, its blocks are not reused."},
         {"max_clients", SETTING_COUNT, "256", .low = 1, .high = 4096, .fixed = true,
-         .offset = offsetof(struct config, max_clients), .text = "Most connections at a time; root and admins may have four more."},
+         .offset = offsetof(struct config, max_clients), .text = "Maximum number of connections; root and admins may have four more."},
         {"user_clients", SETTING_COUNT, "0", .low = 0, .high = 4096,
          .offset = offsetof(struct config, user_clients),
-         .text = "Most connections of one user; 0: as many as are free yet (alone half of them), so "
-                 "that others find some."},
+         .text = "Maximum number of connections of one user; 0: as many as are still free, so that "
+                 "one user alone gets at most half."},
         {"max_spaces", SETTING_COUNT, "64", .low = 1, .high = 4096,
-         .offset = offsetof(struct config, max_spaces), .text = "Most spaces of one domain."},
+         .offset = offsetof(struct config, max_spaces), .text = "Maximum number of spaces of one domain."},
         {"admins", SETTING_USERS, "", .offset = offsetof(struct config, admins),
-         .text = "Users who may see and change every domain, with commas; root and the daemon's "
-                 "own user always may."},
+         .text = "Users who may see and change every domain, with commas between them; root and the "
+                 "daemon's own user always may."},
         {"unlisted", SETTING_CHOICE, "own", .choices = "own|refuse",
          .offset = offsetof(struct config, unlisted),
-         .text = "A user whom no [domain] lists gets a domain of its own, called uid-N, or is "
-                 "refused (but root and admins)."},
+         .text = "own: a user that no [domain] lists gets a domain of its own, called uid-N; refuse: "
+                 "it is refused, unless it is root or an admin."},
         {"worker", SETTING_CHOICE, "auto", .choices = "auto|off", .fixed = true,
          .offset = offsetof(struct config, worker),
-         .text = "auto: a process of low priority runs the methods' kernels, from when one is "
-                 "needed; off: none does."},
+         .text = "auto: a process of low priority runs the methods' kernels, once it is needed; off: "
+                 "there is none."},
         {"worker_threads", SETTING_COUNT, "0", .low = 0, .high = 256,
          .offset = offsetof(struct config, worker_threads),
          .text = "Threads of the worker; 0: half of the processors, and at least one."},
         {"worker_share", SETTING_COUNT, "20", .low = 1, .high = 100,
          .offset = offsetof(struct config, worker_share),
-         .text = "Percent of a GPU's time that the worker's kernels take at most: then they rest, "
-                 "and whoever infers has it alone."},
+         .text = "Maximum share of a GPU's time for the worker's kernels, in percent; for the rest of "
+                 "the time, inference has the GPU alone."},
         {"worker_deadline", SETTING_COUNT, "60", .low = 1, .high = 3600,
          .offset = offsetof(struct config, worker_deadline),
          .text = "Seconds after which a worker that has not answered is ended and replaced."},
@@ -182,30 +177,30 @@ const struct setting daemon_settings[] = {
 
 const struct setting domain_settings[] = {
         {"users", SETTING_USERS, "", .offset = offsetof(struct config_domain, users),
-         .text = "Users who belong to the domain, names or numbers with commas; one user belongs "
-                 "to one domain."},
+         .text = "Users who belong to the domain, names or numbers with commas between them; a user "
+                 "belongs to one domain."},
         {"groups", SETTING_GROUPS, "", .offset = offsetof(struct config_domain, groups),
-         .text = "Groups whose members belong to it, unless a domain lists them as users; the "
+         .text = "Groups whose members belong to the domain, unless a domain lists them as users; the "
                  "first match counts."},
         {"quota", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
          .offset = offsetof(struct config_domain, quota),
-         .text = "Most pool memory of the domain, which has that share of everything else as well; "
-                 "0: the whole pool."},
+         .text = "Maximum pool memory of the domain, which has the same share of everything else; 0: "
+                 "the whole pool."},
         {"guarantee", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
          .offset = offsetof(struct config_domain, guarantee),
-         .text = "Pool memory that is kept for the domain, whatever others do, with that share of "
-                 "everything else."},
+         .text = "Pool memory that is reserved for the domain, with the same share of everything "
+                 "else."},
         {"client_quota", SETTING_BYTES, "0", .low = 0, .high = 256 * TIB,
          .offset = offsetof(struct config_domain, client_quota),
-         .text = "Most memory that one process may be filling in one space; 0: half of the space."},
+         .text = "Maximum memory that one process may be filling in one space; 0: half of the space."},
         {"isolation", SETTING_CHOICE, "shared", .choices = "shared|arena",
          .offset = offsetof(struct config_domain, isolation),
-         .text = "shared: clients of the domain may write all of its memory; arena: each only "
-                 "segments of its own."},
+         .text = "shared: clients of the domain may write all of its memory; arena: each may write "
+                 "only segments of its own."},
         {"remote_prefix", SETTING_NAME, "", .fixed = true,
          .offset = offsetof(struct config_domain, remote_prefix),
-         .text = "Whose blocks these are on the servers: domains with the same prefix share them, on "
-                 "all machines; empty: the domain's name."},
+         .text = "Prefix of the names of the domain's blocks on the servers: domains with the same "
+                 "prefix share blocks, on all machines; empty: the domain's name."},
         {.name = NULL}};
 
 static_assert(ARRAY_SIZE(daemon_settings) <= SETTINGS_MOST &&
@@ -253,8 +248,7 @@ static bool parse_number(const char *text, int base, uint64_t *ret, const char *
 static int parse_path(const char *value, char to[static 108], struct kvd_why *why) {
         if (!value[0] || (value[0] != '/' && value[0] != '@'))
                 return kvd_refuse(why, -EINVAL,
-                                  "'%s' is not a path; write one that begins with / or, if "
-                                  "abstract, with @",
+                                  "'%s' is not a path; write one that begins with / or, if abstract, with @",
                                   value);
         if (strlen(value) > 107)
                 return kvd_refuse(why, -EINVAL,
@@ -310,8 +304,7 @@ static int parse_text(const char *value, char to[static 1024], struct kvd_why *w
 static int parse_name(const char *value, char to[static KVD_NAME_MAX + 1], struct kvd_why *why) {
         if (value[0] && !kvd_is_name(value, KVD_NAME_MAX))
                 return kvd_refuse(why, -EINVAL,
-                                  "'%s' is not a name; use letters, digits, dot, underscore and "
-                                  "minus, at most %u",
+                                  "'%s' is not a name; use letters, digits, dot, underscore and minus, at most %u",
                                   value, KVD_NAME_MAX);
         memset(to, 0, KVD_NAME_MAX + 1);
         memcpy(to, value, strlen(value));
@@ -329,7 +322,7 @@ static int parse_mode(const char *value, uint32_t *to, struct kvd_why *why) {
         return 0;
 }
 
-/* A share is one of the memory that the machine and the cgroups allow, and not below the least. */
+/* A percentage is of the memory that machine and cgroups allow, and gives at least the minimum. */
 static bool scale(const char *unit, const struct setting *o, uint64_t *n) {
         static const char letters[] = "KMGT";
         const char *letter = unit[0] ? strchr(letters, unit[0]) : NULL;
@@ -413,8 +406,7 @@ static int resolve(const char *name, bool group, uint32_t *ret, struct kvd_why *
         }
         if (*ret == UINT32_MAX)
                 return kvd_refuse(why, -EINVAL,
-                                  "there is no %s '%s' on this machine; create it or write its "
-                                  "number",
+                                  "there is no %s '%s' on this machine; create it or write its number",
                                   group ? "group" : "user", name);
         return 0;
 }

@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_BASE_SETTING_H
 #define KVD_DAEMON_BASE_SETTING_H
 
-/* One option of the configuration: how it is called, what it may be, and where it goes. */
+/* An option of the configuration: its name, type and limits, and the field that has its value. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,7 +23,7 @@ enum setting_type {
         SETTING_MEMORY, /* the same, or a share of the machine's memory with % */
         SETTING_COUNT,  /* uint32_t */
         SETTING_NUMBER, /* the same; empty: UINT32_MAX */
-        SETTING_CHOICE, /* uint32_t: place in the list of choices */
+        SETTING_CHOICE, /* uint32_t: index into the list of choices */
         SETTING_USERS,  /* struct id_list of names or numbers */
         SETTING_GROUPS,
 };
@@ -33,19 +33,19 @@ enum setting_type {
 struct setting {
         const char *name;
         enum setting_type type;
-        const char *fallback; /* the default, as one would write it */
+        const char *fallback; /* the default, as in a file */
         const char *choices;  /* "a|b|c" */
-        uint64_t low, high;   /* BYTES, MEMORY, COUNT */
+        uint64_t low, high;   /* BYTES, MEMORY, COUNT, NUMBER */
         size_t offset;
-        size_t share;         /* MEMORY: of a uint32_t that takes the percentage, or 0 */
-        bool fixed;           /* a reload does not change it */
-        bool fixed_on_gpu;    /* ... where the pool is a GPU's */
-        const char *text;     /* one sentence */
+        size_t share;         /* MEMORY: offset of a uint32_t for the percentage; 0: none */
+        bool fixed;           /* changes only at a restart */
+        bool fixed_on_gpu;    /* the same, if the pool is on a GPU */
+        const char *text;     /* description, one sentence or two */
 };
 
 /*
- * Options of [daemon], in struct config, and of [domain NAME], in struct config_domain; name NULL
- * ends them.
+ * Options of [daemon], in struct config, and of [domain NAME], in struct config_domain. The last
+ * entry's name is NULL.
  */
 extern const struct setting daemon_settings[];
 extern const struct setting domain_settings[];
@@ -53,12 +53,11 @@ extern const struct setting domain_settings[];
 const struct setting *setting_find(const struct setting *settings, const char *name);
 const char *setting_unit(const struct setting *setting);
 
-/* Copies the member from one struct to the other; none of a list. Was it different? */
+/* Copies the field from now to next. Returns whether they differed. Not for USERS and GROUPS. */
 bool setting_keep(const struct setting *setting, const void *now, void *next);
 
 /*
- * Sets the member of the struct at base. -EINVAL with what is wrong, and what would be right, in
- * why.
+ * Sets the field in the struct at base. -EINVAL: why has what is wrong, and what to write instead.
  */
 int setting_parse(const struct setting *setting, const char *value, void *base,
                   struct kvd_why *why);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A file is judged by fstat after it was opened, so that it cannot be replaced in between. Root is
- * trusted with what it hands out: it may read and change everything anyway.
+ * A file is checked by fstat after it was opened, so that it cannot be replaced in between. Root's
+ * files are trusted: root may read and change everything anyway.
  */
 
 #include "daemon/base/trusted.h"
@@ -37,7 +37,7 @@ static bool is_ours(uid_t owner, uid_t user) {
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-/* Whoever may write to a folder may put a link there, but no link of ours. */
+/* Another user may be able to put a link into a folder, but cannot make it belong to us. */
 static int follow(const struct trusted *t, int flags, struct kvd_why *why) {
         struct stat st;
         int fd;
@@ -54,8 +54,9 @@ static int follow(const struct trusted *t, int flags, struct kvd_why *why) {
 }
 
 /*
- * O_NONBLOCK: a pipe in the place of a file must not hold us up. Without O_CREAT first: with it, the
- * kernel may refuse another user's file in a sticky folder (fs.protected_regular), and not say whose.
+ * O_NONBLOCK: a pipe instead of a file must not block us. The first try is without O_CREAT: with
+ * it, the kernel may refuse another user's file in a sticky folder (fs.protected_regular), and the
+ * refusal could not name the owner.
  */
 static int open_path(const struct trusted *t, int flags, struct kvd_why *why) {
         int all = flags | O_CLOEXEC | O_NOCTTY | (t->trust == TRUST_CONFIG ? 0 : O_NONBLOCK);
@@ -91,7 +92,7 @@ static int check_owner(const struct trusted *t, const struct stat *st, struct kv
                       t->user);
 }
 
-/* Only root can hand a secret of its own to a group; the group of a disk reads all disks anyway. */
+/* Root may share a secret with a group. A disk's group may access all disks anyway. */
 static int check_mode(const struct trusted *t, const struct stat *st, struct kvd_why *why) {
         bool root_gave_it = st->st_uid == 0 && geteuid() != 0;
         mode_t others = st->st_mode & (S_IRWXG | S_IRWXO);
@@ -115,7 +116,7 @@ static int check_links(const struct trusted *t, const struct stat *st, struct kv
                       (unsigned)st->st_nlink);
 }
 
-/* An empty configuration. */
+/* /dev/null: an empty configuration. */
 static bool is_null(const struct stat *st) {
         return S_ISCHR(st->st_mode) && st->st_rdev == makedev(1, 3);
 }
@@ -152,7 +153,7 @@ int trusted_open(const struct trusted *t, int flags, struct kvd_why *why) {
 
 /* ---- folders --------------------------------------------------------------------------------- */
 
-/* In a sticky folder (/tmp) users may replace only what is their own. */
+/* In a sticky folder (/tmp) users may replace only their own files. */
 static int check_folder(const char *path, uid_t user, struct kvd_why *why) {
         struct stat st;
 
@@ -160,13 +161,11 @@ static int check_folder(const char *path, uid_t user, struct kvd_why *why) {
                 return kvd_refuse(why, -errno, "%s: %s", path, strerror(errno));
         if (st.st_uid != 0 && !is_ours(st.st_uid, user))
                 return kvd_refuse(why, TRUSTED_NOT,
-                                  "%s: user %u owns this folder, and could replace the socket in it; "
-                                  "choose another, or chown it to user %u",
+                                  "%s: user %u owns this folder, and could replace the socket in it; choose another, or chown it to user %u",
                                   path, st.st_uid, user);
         if (st.st_mode & (S_IWGRP | S_IWOTH) && !(st.st_mode & S_ISVTX))
                 return kvd_refuse(why, TRUSTED_NOT,
-                                  "%s: others may write to this folder, and could replace the socket "
-                                  "in it; chmod go-w it, or choose another",
+                                  "%s: others may write to this folder, and could replace the socket in it; chmod go-w it, or choose another",
                                   path);
         return 0;
 }

@@ -3,8 +3,8 @@
 #define KVD_DAEMON_BASE_TRUSTED_H
 
 /*
- * Opens whatever the configuration names, and the configuration itself. A file that another user
- * could read or change is refused by name: its path alone says nothing about its owner.
+ * Opens the configuration and the files that it names. A file that another user could change, or
+ * read if it is secret, is refused, since its path does not tell who owns it.
  *
  *      kind           owner            mode                     hard links
  *      CONFIG         root or us       go-w                     1
@@ -14,8 +14,8 @@
  *      DATA           us               0600                     1
  *        ... device   root or us       o=                       1
  *
- * All are regular files, but DATA may be a block device, and CONFIG a pipe (a shell's <(...)) or
- * /dev/null. A link is followed if it belongs to root or us.
+ * All must be regular files, except that DATA may be a block device, and CONFIG a pipe (a shell's
+ * <(...)) or /dev/null. A symbolic link is followed if it belongs to root or us.
  */
 
 #include <sys/types.h>
@@ -25,23 +25,23 @@
 enum trust {
         TRUST_CONFIG,
         TRUST_PUBLIC,
-        TRUST_LIBRARY, /* the mode of these three: go-w */
+        TRUST_LIBRARY, /* these first three: mode go-w */
         TRUST_SECRET,
         TRUST_DATA
 };
 
 struct trusted {
-        const char *setting, *path; /* as in the refusal */
+        const char *setting, *path; /* both appear in a refusal */
         enum trust trust;
-        uid_t user; /* counts as us, in addition to the effective user: kvd becomes it */
+        uid_t user; /* that kvd becomes; counts as us, like the effective user */
 };
 
-#define TRUSTED_NOT (-EKEYREJECTED) /* the file was opened, and is refused */
+#define TRUSTED_NOT (-EKEYREJECTED) /* the file exists, and is refused */
 
-/* flags: as for open(2); a file that O_CREAT makes has mode 0600. A descriptor, or an errno. */
+/* flags: as for open(2); O_CREAT creates with mode 0600. A descriptor, or a negative errno. */
 int trusted_open(const struct trusted *t, int flags, struct kvd_why *why);
 
-/* The folder of a socket, unless that is abstract: only root and we may replace what is in it. */
+/* Checks that only root and we may replace files in the socket's folder, unless it is abstract. */
 int trusted_socket(const char *path, uid_t user, struct kvd_why *why);
 
 #endif

@@ -48,7 +48,7 @@ static int read_text(const char *text) {
 static const struct {
         const char *text, *why; /* why behind the file's name */
 } mistakes[] = {
-        {"pool = 1G\n", ":1: 'pool = 1G' stands before the first section; write [daemon] above it"},
+        {"pool = 1G\n", ":1: 'pool = 1G' is before the first section; write [daemon] above it"},
         {"[daemon]\n\npoll = 1G\n", ":3: [daemon] has no option 'poll'; see kvd --print-config"},
         {"[daemon]\npool\n",
          ":2: 'pool' is neither a section nor an assignment; write key = value"},
