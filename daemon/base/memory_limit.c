@@ -120,9 +120,9 @@ bool memory_limit_exceeded(const struct memory_limit *limit, uint64_t pool, stru
         if (pool <= limit->bytes)
                 return false;
         kvd_refuse(why, 0,
-                   "pool = %lluM is more than the memory that the cgroup %s allows (%lluM): the kernel will %s kvd when it is used",
+                   "pool = %lluM is more than the memory that the cgroup %s allows (%lluM): the kernel will %s kvd when that much is used",
                    (unsigned long long)(pool >> 20), limit->group,
-                   (unsigned long long)(limit->bytes >> 20), limit->soft ? "slow down" : "end");
+                   (unsigned long long)(limit->bytes >> 20), limit->soft ? "slow down" : "kill");
         return true;
 }
 

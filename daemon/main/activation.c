@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a service manager hands over, by the protocol of sd_listen_fds. It is written out here,
- * because it is three environment variables, and a library would be a dependency for them.
+ * Takes descriptors from a service manager by the protocol of sd_listen_fds: three environment
+ * variables, which are not worth a dependency on a library.
  */
 
 #include "daemon/main/activation.h"
@@ -39,7 +39,7 @@ static bool is_listening(int fd) {
                socket_option(fd, SO_ACCEPTCONN) == 1;
 }
 
-/* The name of a list with colons that *list points to, and moves on; "": there are no more. */
+/* Copies the next name of a list separated by colons, and advances *list. "": no more names. */
 static void next_name(const char **list, char *to, size_t size) {
         size_t n = strcspn(*list, ":");
 
@@ -47,7 +47,7 @@ static void next_name(const char **list, char *to, size_t size) {
         *list += n + ((*list)[n] == ':');
 }
 
-/* One descriptor without a name is the socket, too: `systemd-socket-activate` gives none. */
+/* A single descriptor without a name is the socket: `systemd-socket-activate` gives no name. */
 static bool is_socket(const char *name, long n) {
         return strcmp(name, "listen") == 0 ||
                (n == 1 && (!name[0] || strcmp(name, "unknown") == 0));
@@ -86,8 +86,7 @@ static int take_all(struct activation *a, long n, const char *names) {
 static int check(const struct activation *a, long n, struct kvd_why *why) {
         if (a->listen < 0 && a->n == 0)
                 return kvd_refuse(why, -EINVAL,
-                                  "none of the %ld descriptors handed over is called 'listen'; "
-                                  "write FileDescriptorName=listen in the socket unit",
+                                  "none of the %ld descriptors handed over is called 'listen'; write FileDescriptorName=listen in the socket unit",
                                   n);
         if (a->listen >= 0 && !is_listening(a->listen))
                 return kvd_refuse(why, -EINVAL,

@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_MAIN_ACTIVATION_H
 #define KVD_DAEMON_MAIN_ACTIVATION_H
 
-/* What a service manager has handed over: the socket, and what the daemon before had it keep. */
+/* Descriptors from a service manager: the socket, and those kept for the previous daemon. */
 
 #include <stddef.h>
 
@@ -18,9 +18,10 @@ struct activation {
 #define ACTIVATION_NONE ((struct activation){.listen = -1})
 
 /*
- * Takes what sd_listen_fds(3) describes: LISTEN_FDNAMES=listen is the socket, and names with a dot
- * are what was kept; the rest is closed. All are close-on-exec, and the variables are gone
- * afterwards. -EINVAL: the socket is not usable, or is not among them; in why.
+ * Takes the descriptors that sd_listen_fds(3) describes. The one named listen is the socket, those
+ * with a dot in their names were kept, and all others are closed. They become close-on-exec, and
+ * the environment variables are removed. -EINVAL, with the reason in why: the socket is not usable,
+ * or there are neither a socket nor kept descriptors.
  */
 int activation_take(struct activation *ret, struct kvd_why *why);
 void activation_clear(struct activation *activation);

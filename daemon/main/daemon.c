@@ -49,7 +49,7 @@ struct daemon {
         struct backend backend;
         struct loop *loop;            /* owned */
         struct store *store;          /* owned */
-        uint64_t trimmed;             /* of its buried spaces: what they had is the system's */
+        uint64_t trimmed;             /* number of deleted spaces whose memory was returned */
         struct server *server;        /* owned */
         struct disk_owner *disk;      /* owned; NULL: there is no file tier */
         struct host_tier host_tier;
@@ -60,11 +60,11 @@ struct daemon {
         struct loop_timer watchdog;
         struct gpu_clear gpu_clear;
         bool ending;
-        pid_t parent;                 /* with --private: it ends with that process; else 0 */
+        pid_t parent;                 /* with --private: the daemon ends with it; else 0 */
         struct loop_source signals;   /* its fd is owned; -1 */
         struct loop_source stop;      /* its fd is owned; -1 */
         struct reload reload;
-        uint64_t failed_reloads;      /* since one that did not */
+        uint64_t failed_reloads;      /* since the last one that worked */
 };
 
 /* ---- start ----------------------------------------------------------------------------------- */
@@ -75,8 +75,8 @@ static const int log_levels[] = {[CONFIG_ERROR] = LOG_ERR,
                                  [CONFIG_DEBUG] = LOG_DEBUG};
 
 /*
- * What spaces may have of the descriptors: connections have two each, and there are a few more. A
- * limit that is too low for all connections is not spent on them alone.
+ * Maximum number of descriptors for spaces: those that connections, with two each, and a few others
+ * leave, but at least a quarter of the limit. 0: no limit.
  */
 static uint64_t files_of_spaces(const struct config *config) {
         uint64_t others = UINT64_C(2) * seats_needed(config) + 64;
@@ -94,8 +94,7 @@ static int try_memory(struct kvd_why *why) {
 
         if (r < 0)
                 return kvd_refuse(why, r,
-                                  "memory cannot be shared: %s; kvd needs memfd_create with seals "
-                                  "(Linux 5.1)",
+                                  "memory cannot be shared: %s; kvd needs memfd_create with seals (Linux 5.1)",
                                   strerror(-r));
         twin = shared_file_for_reading(file.fd);
         shared_file_close(&file);
@@ -137,7 +136,7 @@ static int open_store(struct daemon *d, struct kvd_why *why) {
         return 0;
 }
 
-/* Host memory is taken as it is needed, so that nothing else tells before it is too late. */
+/* Host memory is taken as it is needed, so nothing else would warn before it is too late. */
 static void warn_of_limit(const struct config *config) {
         struct memory_limit limit;
         struct kvd_why why;
@@ -147,8 +146,8 @@ static void warn_of_limit(const struct config *config) {
         if (memory_limit_exceeded(&limit, config->pool, &why))
                 log_warning("%s", why.line);
         else if (config->pool > memory_usable(""))
-                log_warning("pool = %lluM is more than the memory of this machine (%lluM): the "
-                            "kernel will end processes when it is used",
+                log_warning("pool = %lluM is more than the memory of this machine (%lluM): the kernel will kill processes "
+                            "when that much is used",
                             (unsigned long long)(config->pool >> 20),
                             (unsigned long long)(memory_usable("") >> 20));
 }
@@ -158,7 +157,7 @@ static int choose_backend(struct daemon *d, struct kvd_why *why) {
 
         if (r < 0)
                 return kvd_refuse(why, r,
-                                  "the GPU backend cannot be had: %s; set backend = host, or auto",
+                                  "the GPU backend is not available: %s; set backend = host, or auto",
                                   d->backend.why.line);
         log_info("backend %s: %s%s%s", backend_name(d->backend.backend), d->backend.device,
                  d->backend.device[0] ? ", " : "", d->backend.why.line);
@@ -172,7 +171,7 @@ static int choose_backend(struct daemon *d, struct kvd_why *why) {
         return 0;
 }
 
-/* Makes the domains that are new, and gives the others their quotas. */
+/* Creates new domains, and sets the quotas of the others. */
 static int apply_domains(struct daemon *d, struct kvd_why *why) {
         for (const struct config_domain *c = d->config.domains; c; c = c->next) {
                 struct domain_config config;
@@ -187,11 +186,11 @@ static int apply_domains(struct daemon *d, struct kvd_why *why) {
         return 0;
 }
 
-#define TRIM_SPACES 64u /* no turn gives back more than what so many had */
+#define TRIM_SPACES 64u /* memory is returned after so many, to bound the time of one turn */
 
 /*
- * What deleted spaces had goes back to the system once idle work is over: malloc by itself keeps
- * all that lies below something in use.
+ * Returns the memory of deleted spaces to the system when idle work is over: malloc by itself keeps
+ * all free memory that is below a chunk in use.
  */
 static bool idle(void *data) {
         struct daemon *d = data;
@@ -209,13 +208,13 @@ static void stop_asked(struct loop_source *source, short revents) {
         loop_quit(source->loop);
 }
 
-/* Before the store, which hands descriptors on as soon as it has some. */
+/* Comes before open_store: the store sends descriptors to the keeper as soon as it has some. */
 static int open_notify(struct daemon *d, struct kvd_why *why) {
         int r = notify_open(&d->notify);
 
         degraded_set(notify, r < 0);
         if (r < 0)
-                log_warning("the service manager cannot be told how we are: %s", strerror(-r));
+                log_warning("the service manager cannot be notified: %s", strerror(-r));
         r = keep_init(&d->keep, &d->notify);
         return r < 0 ? kvd_refuse(why, r, "out of memory") : 0;
 }
@@ -281,7 +280,7 @@ int daemon_new(struct config *config, struct daemon **ret, struct kvd_why *why) 
         return 0;
 }
 
-/* Ended by a signal meanwhile is no failure: daemon_run notices. */
+/* A signal that ends the daemon meanwhile is no failure: daemon_run checks for it. */
 static int prepare_memory(struct daemon *d, struct kvd_why *why) {
         int r = store_make_memory(d->store);
 
@@ -295,7 +294,7 @@ static int prepare_memory(struct daemon *d, struct kvd_why *why) {
         return d->ending ? 0 : r;
 }
 
-/* Users who are in no domain of the configuration get one when they come; theirs was there before. */
+/* Creates the domain that an unlisted user had in the previous daemon, if that is still allowed. */
 static struct domain *domain_of_user(struct keep *keep, const char *name) {
         struct daemon *d = container_of(keep, struct daemon, keep);
         struct domain_config config = {0};
@@ -314,16 +313,16 @@ static struct domain *domain_of_user(struct keep *keep, const char *name) {
 
 static void say_short(int spaces) {
         if (spaces > 0)
-                log_warning("%d spaces cannot grow into all that they may have, since their indexes "
-                            "were made for less; delete them, or give them max_blocks",
+                log_warning("%d spaces cannot grow to the size that they may have, since their indexes were made for less; "
+                            "delete them, or give them max_blocks",
                             spaces);
 }
 
-/* What the daemon before had, as the user who serves it: it is checked, since others could write. */
+/* Takes over the previous daemon's spaces. All of it is checked, since others could write it. */
 static void adopt(struct daemon *d, struct activation *handed) {
         if (!handed->n)
                 return;
-        notify_send(&d->notify, "STATUS=Taking over what the daemon before had", NOTIFY_WAIT_MS);
+        notify_send(&d->notify, "STATUS=Taking over the previous daemon's spaces", NOTIFY_WAIT_MS);
         d->keep.domain = domain_of_user;
         for (size_t i = 0; i < handed->n; i++)
                 keep_known(&d->keep, handed->files[i].name);
@@ -331,7 +330,8 @@ static void adopt(struct daemon *d, struct activation *handed) {
         loop_want_idle(d->loop);
         handed->n = 0;
         say_short(store_resize(d->store, d->config.pool, d->config.spill));
-        shared_pages_watch_pins(&d->server->pages); /* streams may wait for who ends before anybody comes */
+        /* streams may wait for a client that ends before the first one connects */
+        shared_pages_watch_pins(&d->server->pages);
 }
 
 int daemon_listen(struct daemon *d, struct activation *handed, const struct identity *identity,
@@ -355,7 +355,7 @@ int daemon_listen(struct daemon *d, struct activation *handed, const struct iden
 
 /* ---- reload ---------------------------------------------------------------------------------- */
 
-/* Settings that the running server was built with stay as they are. Returns how many differ. */
+/* Settings that only a restart changes keep their values. Returns how many of them differ. */
 static uint64_t keep_fixed(const struct config *now, bool on_gpu, struct config *next) {
         uint64_t n = 0;
 
@@ -369,21 +369,20 @@ static uint64_t keep_fixed(const struct config *now, bool on_gpu, struct config 
         return n;
 }
 
-/* Indexes are made for so much, so that more takes a restart. */
+/* Indexes are made for pool_most: more needs a restart. */
 static uint64_t size_allowed(struct daemon *d, const struct config *next) {
         uint64_t most = store_pool_most(d->store);
 
         if (next->pool <= most || d->backend.backend != KVD_BACKEND_HOST)
                 return next->pool;
-        log_warning("pool = %lluM is more than pool_most, as it was at the start (%lluM): the rest "
-                    "takes effect when kvd is restarted",
+        log_warning("pool = %lluM is more than pool_most, as it was at the start (%lluM): the rest takes effect when kvd is restarted",
                     (unsigned long long)(next->pool >> 20), (unsigned long long)(most >> 20));
         return most;
 }
 
 /*
- * A pool that cannot be had leaves the one that there is. Spaces are fitted to quotas that changed,
- * too.
+ * Applies the sizes of pool and spill, and fits spaces to changed quotas. If that fails, the pool
+ * keeps its size.
  */
 static void resize(struct daemon *d, uint64_t before) {
         int r = store_resize(d->store, d->config.pool, d->config.spill);
@@ -493,7 +492,7 @@ int daemon_handle_signals(struct daemon *d, const struct options *options) {
 
 /* ---- run ------------------------------------------------------------------------------------- */
 
-/* The loop feeds it, so that a loop that hangs is noticed. */
+/* The loop feeds the watchdog, so that it notices a loop that hangs. */
 static void feed_watchdog(struct loop_timer *timer) {
         struct daemon *d = container_of(timer, struct daemon, watchdog);
 

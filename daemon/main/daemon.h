@@ -13,21 +13,21 @@ struct daemon;
 struct identity;
 struct options;
 
-/* Everything but the socket. Takes over *config. The reason of a failure is in why, in one line. */
+/* Creates everything but the socket. Takes over *config. On failure, why has the reason. */
 int daemon_new(struct config *config, struct daemon **ret, struct kvd_why *why);
 struct daemon *daemon_free(struct daemon *daemon);
 void daemon_freep(struct daemon **daemon);
 
 /*
- * Accepts clients at the configured socket, or at the one that was handed over. Once that is open
- * the process becomes who identity says, and takes over what the daemon before it had.
+ * Opens the configured socket, unless one was handed over, and becomes the user of identity. Then
+ * takes over the spaces of the previous daemon, and accepts clients.
  */
 int daemon_listen(struct daemon *daemon, struct activation *handed,
                   const struct identity *identity, struct kvd_why *why);
 
 /*
- * SIGTERM and SIGINT end daemon_run, SIGHUP loads the configuration again. The caller has blocked
- * them. options: of the command line; NULL: all have their defaults.
+ * SIGTERM and SIGINT end daemon_run, SIGHUP loads the configuration again. The caller must have
+ * blocked them. options: the command line; NULL: defaults.
  */
 int daemon_handle_signals(struct daemon *daemon, const struct options *options);
 

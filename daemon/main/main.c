@@ -32,7 +32,7 @@
 
 enum { EXIT_CLEAN = 0, EXIT_CONFIG = 1, EXIT_SYSTEM = 2 };
 
-/* A configuration that was cut may still be valid. */
+/* Failed output is an error: half a configuration may still be valid. */
 static int end_output(void) {
         int r = kvd_end_output(stdout);
 
@@ -54,11 +54,11 @@ static void block_signals(void) {
         sigaddset(&set, SIGINT);
         sigaddset(&set, SIGHUP);
         sigprocmask(SIG_BLOCK, &set, NULL);
-        signal(SIGPIPE, SIG_IGN); /* of stderr and --ready-fd; sockets say MSG_NOSIGNAL */
-        signal(SIGXFSZ, SIG_IGN); /* a limit of file sizes is an error of the call */
+        signal(SIGPIPE, SIG_IGN); /* from stderr and --ready-fd; sockets use MSG_NOSIGNAL */
+        signal(SIGXFSZ, SIG_IGN); /* beyond the limit of file sizes, the call fails */
 }
 
-/* A client is two descriptors, a space a few, and a segment two. */
+/* A client needs two descriptors, a space a few, and a segment two. */
 static void raise_file_limit(void) {
         struct rlimit limit;
 
@@ -69,8 +69,8 @@ static void raise_file_limit(void) {
 }
 
 /*
- * A core file has our own memory (1) and the headers of programs (16), and nothing that is shared:
- * that is what clients computed, and as large as the pool. The worker inherits it.
+ * Core files contain private anonymous memory (0x1) and ELF headers (0x10), but no shared memory,
+ * which has the clients' data and is as large as the pool. Child processes inherit this.
  */
 static void keep_out_of_cores(void) {
         _cleanup_(closep) int fd = open("/proc/self/coredump_filter", O_WRONLY | O_CLOEXEC);
@@ -89,9 +89,9 @@ static void tell_ready(int fd) {
         close(fd);
 }
 
-/* What is there before there is a daemon, or its keeper. */
+/* State before the daemon, or its keeper, runs. */
 struct start {
-        struct config config;     /* owned, until somebody takes it over */
+        struct config config;     /* owned, until daemon_new takes it over */
         struct identity identity;
         struct activation handed; /* owned */
 };
@@ -167,7 +167,7 @@ static int run(const struct options *options, struct start *s) {
         return serve(daemon, options, s, socket);
 }
 
-/* A path, not /proc/self/exe: what is installed there next is what is started next. */
+/* The path, not /proc/self/exe: a restart uses the program that is installed there by then. */
 static int own_path(char to[static PATH_MAX]) {
         ssize_t n = readlink("/proc/self/exe", to, PATH_MAX - 1);
 
@@ -214,7 +214,7 @@ static int begin(const struct options *options, pid_t parent, int argc, char **a
         return status;
 }
 
-/* A start that makes and locks nothing, and ends before anybody can connect. */
+/* Starts without creating or locking anything, and stops before clients can connect. */
 static int try_start(const struct options *options, struct kvd_why *why) {
         _cleanup_(daemon_freep) struct daemon *daemon = NULL;
         struct start s;

@@ -67,23 +67,24 @@ void options_print_help(FILE *to) {
               "  --instance N             number of this daemon on the machine; replaces %i\n"
               "                           in socket (0)\n"
               "  --socket PATH            the same as --set daemon.socket=PATH\n"
-              "  --user NAME              the same as --set daemon.user=NAME: whom root becomes\n"
+              "  --user NAME              the same as --set daemon.user=NAME: user that root\n"
+              "                           becomes\n"
               "  --pool SIZE              the same as --set daemon.pool=SIZE\n"
               "  --backend NAME           the same as --set daemon.backend=NAME: auto, host,\n"
               "                           cuda, cuda-legacy\n"
-              "  --device N               the same as --set daemon.device=N: which GPU (that\n"
-              "                           of --instance)\n"
-              "  --set SECTION.KEY=VALUE  any option; wins over the file\n"
-              "  --private DIR            only for this user, at DIR/kvd.sock; ends with the\n"
-              "                           process that started it\n"
+              "  --device N               the same as --set daemon.device=N: number of the\n"
+              "                           GPU (that of --instance)\n"
+              "  --set SECTION.KEY=VALUE  set any option; overrides the file\n"
+              "  --private DIR            serve only this user, at DIR/kvd.sock; end with the\n"
+              "                           process that started kvd\n"
               "  --ready-fd N             write a newline to descriptor N when clients can\n"
               "                           connect\n"
               "  --keep                   start kvd again whenever it dies, and keep its socket\n"
               "                           meanwhile\n"
               "  --print-config           print a configuration file with all defaults and what\n"
               "                           they mean\n"
-              "  --check-config FILE      say what is wrong with a configuration file, or\n"
-              "                           nothing\n"
+              "  --check-config FILE      print what is wrong with a configuration file, if\n"
+              "                           anything\n"
               "  --version, -V\n"
               "  --help, -h\n\n"
               "See kvd(8) and kvd.conf(5).\n",
@@ -177,7 +178,7 @@ static int take_option(struct options *o, int opt, const char *value, struct kvd
         }
 }
 
-/* Of several letters behind one hyphen, getopt says which. */
+/* If several letters follow one hyphen, optopt is the one at fault. */
 static int refuse_option(int opt, char **argv, struct kvd_why *why) {
         bool is_letter = optopt > 0 && optopt < OPT_CONFIG;
         const char letter[] = {'-', (char)optopt, 0};
@@ -206,7 +207,7 @@ int options_parse(struct options *o, int argc, char **argv, struct kvd_why *why)
         return 0;
 }
 
-/* Each step of getopt is one option with its value, however it is written. */
+/* Each step of getopt_long is one option with its value, in any notation. */
 void options_of_kept(int argc, char **argv, char **to) {
         int opt, at = 1;
 
@@ -223,8 +224,7 @@ static int make_private(const char *dir, struct config *config, struct kvd_why *
         if (snprintf(config->socket, sizeof config->socket, "%s/kvd.sock", dir) >=
             (int)sizeof config->socket)
                 return kvd_refuse(why, -EINVAL,
-                                  "--private: the folder's path is too long for a socket; at most "
-                                  "%zu bytes",
+                                  "--private: the folder's path is too long for a socket; at most %zu bytes",
                                   sizeof config->socket - sizeof "/kvd.sock");
         config->socket_mode = 0600;
         config->socket_group = UINT32_MAX;
@@ -244,8 +244,7 @@ static int put_instance(const char *instance, struct config *config, struct kvd_
                      instance, at + 2);
         if (n >= (int)sizeof path)
                 return kvd_refuse(why, -EINVAL,
-                                  "socket: the path with its instance number has more than 107 "
-                                  "bytes; shorten it");
+                                  "socket: the path with its instance number has more than 107 bytes; shorten it");
         memcpy(config->socket, path, (size_t)n + 1);
         return 0;
 }
@@ -284,7 +283,7 @@ int options_check(const struct options *options, FILE *to) {
         config_clear(&config);
         if (r < 0)
                 return r;
-        r = options_load(options, &config, &why); /* what shows only as a whole */
+        r = options_load(options, &config, &why); /* faults between settings */
         if (r < 0)
                 fprintf(to, "%s\n", why.line);
         else

@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_MAIN_OPTIONS_H
 #define KVD_DAEMON_MAIN_OPTIONS_H
 
-/* The command line of kvd. What it says wins over the file, also when the file is read again. */
+/* The command line of kvd. It overrides the file, also when the file is read again. */
 
 #include <stdbool.h>
 
@@ -21,10 +21,10 @@ struct options {
         const char *config;      /* NULL: defaults only */
         bool config_optional;
         const char *instance;
-        const char *private_dir; /* NULL: no */
+        const char *private_dir; /* NULL: not private */
         const char *set[OPTIONS_MAX_SET]; /* "section.key=value", in the order given */
         unsigned n_set;
-        /* --socket and so on as such assignments */
+        /* --socket and other shorthands, as such assignments */
         char socket[128], user[128], pool[128], backend[128], device[128];
         int ready_fd;            /* -1: none */
         bool keep;
@@ -35,15 +35,15 @@ int options_parse(struct options *options, int argc, char **argv, struct kvd_why
 void options_print_help(FILE *to);
 
 /*
- * Of a command line that was parsed, what the daemon that kvd --keep starts is to get: all but
- * --keep and --ready-fd. to has room for argc + 1.
+ * Arguments of the daemon that kvd --keep starts: those of a parsed command line, without --keep
+ * and --ready-fd. to has room for argc + 1 pointers.
  */
 void options_of_kept(int argc, char **argv, char **to);
 
 /* Defaults, the file, then the command line. On failure config is empty. */
 int options_load(const struct options *options, struct config *config, struct kvd_why *why);
 
-/* --check-config: writes a line for each fault of the file. Negative: there is one. */
+/* --check-config: writes a line for each fault of the file. Negative: there are faults. */
 int options_check(const struct options *options, FILE *to);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What --private promises: the folder is one's own, and nothing outlives whoever started it. The
- * daemon asks for it, and the keeper before it opens the socket there.
+ * The promises of --private: the folder belongs to the user, and kvd ends with the process that
+ * started it. Daemon and keeper call this before they open the socket.
  */
 
 #include "daemon/main/private.h"
@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 /*
- * SIGTERM when whoever started us ends: Linux means the thread. -ESRCH if that has happened
- * already.
+ * Asks for SIGTERM when the parent ends (on Linux: the thread that started us). -ESRCH: it has
+ * already ended.
  */
 static int bind_to_parent(pid_t parent) {
         if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0)
@@ -25,7 +25,7 @@ static int bind_to_parent(pid_t parent) {
         return getppid() == parent ? 0 : -ESRCH;
 }
 
-/* What the name itself is: a slash behind it would lead to where a link leads. */
+/* Does not follow a link. A trailing slash would make the kernel follow it, so that is removed. */
 static int open_folder(const char *name) {
         _cleanup_(freep) char *bare = strdup(name);
 
@@ -38,7 +38,7 @@ static int open_folder(const char *name) {
 
 /*
  * A user that may write to the folder could put its own socket there, and receive our clients'
- * requests. The folder may be /tmp, so nobody is told to change its mode.
+ * requests. The folder may be /tmp, so the refusal does not advise to change its mode.
  */
 static int check_private(const char *folder, struct kvd_why *why) {
         _cleanup_(closep) int fd = open_folder(folder);

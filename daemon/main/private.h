@@ -7,8 +7,8 @@
 #include "ipc/base/why.h"
 
 /*
- * kvd --private: makes the folder if it is missing, refuses one where others may write, and has
- * this process end with the one that started it, which was parent when we began.
+ * kvd --private: creates the folder if it is missing, refuses one to which others may write, and
+ * makes this process end when its parent does. parent: getppid() when the process started.
  */
 int private_prepare(const char *folder, pid_t parent, struct kvd_why *why);
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A reload is a thread that lives for one reading of the file, and an eventfd that it writes to at
- * its end. What is asked for meanwhile is one more reading, since the file may have changed behind
- * the first one.
+ * A reload is a thread that reads the file once, and an eventfd to which it writes at its end.
+ * Requests meanwhile cause one more reading, since the file may have changed after the first one.
  */
 
 #include "daemon/main/reload.h"
@@ -61,7 +60,7 @@ int reload_init(struct reload *reload, struct loop *loop) {
 
 void reload_close(struct reload *reload) {
         if (reload->runs) {
-                pthread_cancel(reload->thread); /* it may wait for ever */
+                pthread_cancel(reload->thread); /* it may be blocked for ever */
                 pthread_join(reload->thread, NULL);
                 config_clear(&reload->next);
         }

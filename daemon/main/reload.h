@@ -3,8 +3,8 @@
 #define KVD_DAEMON_MAIN_RELOAD_H
 
 /*
- * Reads the configuration again, in a thread: the file may be on a disk that sleeps, and names of
- * users may be a server's to know, which the loop does not wait for.
+ * Reads the configuration again, in a thread: the loop must not wait for a disk that sleeps, or for
+ * a server that resolves the names of users.
  */
 
 #include <pthread.h>
@@ -22,8 +22,8 @@ struct reload {
 
         struct loop_source done; /* its fd is owned; -1 */
         pthread_t thread;
-        bool runs, again;        /* again: asked for since it began */
-        struct config next;      /* the thread's, until it is done */
+        bool runs, again;        /* again: requested once more since it began */
+        struct config next;      /* belongs to the thread until it is done */
         struct kvd_why why;
         int r;
 };
@@ -31,9 +31,9 @@ struct reload {
 #define RELOAD_NONE ((struct reload){.done.fd = -1})
 
 int reload_init(struct reload *reload, struct loop *loop);
-void reload_close(struct reload *reload); /* whatever the thread waits for */
+void reload_close(struct reload *reload); /* cancels the thread */
 
-/* False: there is no thread to be had. */
+/* False: no thread could be started. */
 bool reload_begin(struct reload *reload);
 
 #endif

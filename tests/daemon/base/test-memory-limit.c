@@ -130,12 +130,12 @@ START_TEST(a_pool_above_the_limit_is_reported) {
         ck_assert(!memory_limit_exceeded(&limit, 100 * MIB, &why));
         ck_assert(memory_limit_exceeded(&limit, 400 * MIB, &why));
         ck_assert_str_eq(why.line, "pool = 400M is more than the memory that the cgroup /a allows "
-                                   "(100M): the kernel will end kvd when it is used");
+                                   "(100M): the kernel will kill kvd when that much is used");
         put("sys/fs/cgroup/a/memory.high", "52428800\n");
         memory_limit_read(in.dir, &limit);
         ck_assert(memory_limit_exceeded(&limit, 100 * MIB, &why));
         ck_assert_str_eq(why.line, "pool = 100M is more than the memory that the cgroup /a allows "
-                                   "(50M): the kernel will slow down kvd when it is used");
+                                   "(50M): the kernel will slow down kvd when that much is used");
         put("sys/fs/cgroup/a/memory.max", "max\n");
         put("sys/fs/cgroup/a/memory.high", "max\n");
         memory_limit_read(in.dir, &limit);

@@ -336,7 +336,7 @@ static const struct refusal {
         {"FAKECUDA_DEVICES", "0", "--backend cuda", "CUDA_ERROR_NO_DEVICE"},
         {"FAKECUDA_DEVICES", "2", "--backend cuda --device 2",
          "there is no GPU 2; the driver sees 2"},
-        {"FAKECUDA_VERSION", "11040", "--backend cuda", "the GPU backend cannot be had"},
+        {"FAKECUDA_VERSION", "11040", "--backend cuda", "the GPU backend is not available"},
         {"LD_LIBRARY_PATH", "/", "--backend cuda", "libcuda.so.1"},
         {"FAKECUDA_FAIL", "cuMemCreate:1=999,cuMemAlloc:1=999", "--backend cuda",
          "cuMemCreate: CUDA_ERROR_UNKNOWN"},

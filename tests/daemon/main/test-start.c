@@ -173,7 +173,7 @@ static const struct {
         {"[daemon]\nremote = redis://h\nremote_key = /nonexistent\n", 0600, "No such file"},
         {"[daemon]\nremote = rediss://h\nremote_ca = KEY\n", 0600, "no certificates in PEM"},
         {"[daemon]\nremote = mooncake://h:1\nremote_password = KEY\n", 0600, "remote_password"},
-        {"[daemon]\nbackend = cuda\n", 0600, "the GPU backend cannot be had"},
+        {"[daemon]\nbackend = cuda\n", 0600, "the GPU backend is not available"},
         {"[daemon]\npool = 25%\n[domain a]\nguarantee = 200T\n", 0600, "all guarantees together"},
 };
 
