@@ -361,12 +361,10 @@ static void print_settings(FILE *to, const struct setting *settings) {
 }
 
 void config_print(FILE *to) {
-        fputs("# kvd.conf: configuration of kvd. Every option is shown with its "
-              "default.\n\n[daemon]\n",
+        fputs("# kvd.conf: configuration of kvd. Every option is shown with its default.\n\n[daemon]\n",
               to);
         print_settings(to, daemon_settings);
-        fputs("\n# A domain is a group of users who share a cache. Any number of sections like "
-              "this one:\n"
+        fputs("\n# A domain is a group of users who share a cache. Any number of sections like this one:\n"
               "#[domain NAME]\n",
               to);
         print_settings(to, domain_settings);

@@ -37,7 +37,7 @@ struct config_domain {
         struct id_list users, groups;
         uint64_t quota, guarantee, client_quota;
         uint32_t isolation;
-        char remote_prefix[KVD_NAME_MAX + 1]; /* of names on the servers; "": name */
+        char remote_prefix[KVD_NAME_MAX + 1]; /* on the servers; "": same as name */
         struct config_domain *next; /* owned */
 };
 
@@ -50,7 +50,7 @@ struct config {
         char socket[108];
         uint32_t socket_mode;
         uint32_t socket_group; /* UINT32_MAX: leave as it is */
-        uint32_t user;         /* that root becomes; UINT32_MAX: not set */
+        uint32_t user;         /* user that root becomes; UINT32_MAX: not set */
         uint32_t backend;
         uint32_t device;       /* number of the GPU; UINT32_MAX: the instance's number */
         uint32_t quarantine_ms;
@@ -69,7 +69,7 @@ struct config {
         char remote_password[108]; /* file with the servers' password; "": none */
         /* PEM files for rediss:// servers; "": none */
         char remote_ca[108], remote_certificate[108], remote_certificate_key[108];
-        char remote_library[108]; /* Mooncake's; "": the loader's search path */
+        char remote_library[108]; /* Mooncake's; "": found by the loader */
         char remote_metadata[1024], remote_devices[1024]; /* Mooncake's; "": none */
         uint32_t remote_timeout; /* milliseconds that a server may be silent */
         uint32_t remote_depth; /* as file_depth */

@@ -26,7 +26,7 @@ _printf_(2, 3) void log_line(int level, const char *format, ...);
 #define log_info(...) log_line(LOG_INFO, __VA_ARGS__)
 #define log_debug(...) log_line(LOG_DEBUG, __VA_ARGS__)
 
-/* For events that a hostile peer can cause at will: ten lines in ten seconds from each call site. */
+/* For events that a hostile peer can cause at will: ten lines in ten seconds per call site. */
 struct log_limit {
         uint64_t since_ns;
         uint32_t lines;

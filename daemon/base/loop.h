@@ -18,7 +18,7 @@ enum loop_kind { LOOP_AUTO, LOOP_IO_URING, LOOP_EPOLL };
 
 /*
  * LOOP_AUTO: io_uring, or epoll where io_uring is not available. max_sources: maximum number of
- * sources that are added together.
+ * sources at the same time.
  */
 int loop_new(enum loop_kind kind, uint32_t max_sources, struct loop **ret);
 struct loop *loop_free(struct loop *loop);

@@ -87,7 +87,7 @@ static uint64_t files_of_spaces(const struct config *config) {
         return MAX(limit.rlim_cur - MIN(limit.rlim_cur, others), limit.rlim_cur / 4 + 1);
 }
 
-/* No space can be made without these calls. Fail at the start, not at the first client's request. */
+/* No space can be made without these calls: fail at the start, not at a client's request. */
 static int try_memory(struct kvd_why *why) {
         struct shared_file file;
         int r = shared_file_new("kvd-start", 1, SHARED_MAPPED | SHARED_ONE_WRITER, &file), twin;
@@ -146,8 +146,7 @@ static void warn_of_limit(const struct config *config) {
         if (memory_limit_exceeded(&limit, config->pool, &why))
                 log_warning("%s", why.line);
         else if (config->pool > memory_usable(""))
-                log_warning("pool = %lluM is more than the memory of this machine (%lluM): the kernel will kill processes "
-                            "when that much is used",
+                log_warning("pool = %lluM is more than the memory of this machine (%lluM): the kernel will kill processes when that much is used",
                             (unsigned long long)(config->pool >> 20),
                             (unsigned long long)(memory_usable("") >> 20));
 }

@@ -94,8 +94,7 @@ void options_print_help(FILE *to) {
 static int add_set(struct options *o, const char *assignment, struct kvd_why *why) {
         if (o->n_set == OPTIONS_MAX_SET)
                 return kvd_refuse(why, -EINVAL,
-                                  "more than %u settings on the command line; write a file and "
-                                  "give it with --config",
+                                  "more than %u settings on the command line; write a file and give it with --config",
                                   OPTIONS_MAX_SET);
         o->set[o->n_set++] = assignment;
         return 0;
