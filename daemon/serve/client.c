@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A client's life, and what it finds by handle or by name. The end of the connection is not the end
- * of the process (and a child may hold the connection open beyond it): everything that the process
- * can still touch is kept until the kernel says, through the pidfd or a lifeline, that the process
- * is gone.
+ * The life of a client, and its searches for spaces by handle or by name. A process may outlive its
+ * connection (and a forked child may hold the connection open longer than the process lives). So
+ * everything that the process can still touch is kept until the kernel reports, through the pidfd
+ * or a lifeline, that the process is gone.
  */
 
 #include "daemon/serve/client.h"
@@ -75,7 +75,7 @@ int client_open(struct client *c, int fd, void (*ready)(struct loop_source *, sh
         return r;
 }
 
-/* Coming and going is everyday; dying with something in hand is not. */
+/* Only the death of a client that used spaces is worth a line at level info. */
 static void log_end(const struct client *c, bool died) {
         if (died && c->n_spaces)
                 log_limited(LOG_INFO,
@@ -89,7 +89,8 @@ static void log_end(const struct client *c, bool died) {
 }
 
 /*
- * All connections of a process end at once, so each waits for its turn, like a request of its user.
+ * All connections of a process end at the same time. Each is ended in a turn of its own, as if by a
+ * request of its user, so that other users do not wait for all of them.
  */
 static void in_its_turn(struct client *c, void (*end)(struct client *)) {
         c->end = end;
@@ -152,8 +153,8 @@ void client_disconnect(struct client *c) {
                 client_end(c, false);
                 return;
         }
-        log_debug("client %u ('%s', process %d) of domain %s closed its connection; its blocks wait "
-                  "for its end",
+        log_debug("client %u ('%s', process %d) of domain %s closed its connection; its blocks are "
+                  "kept until the process ends",
                   c->number, c->name, c->peer.pid, domain_config(c->domain)->name);
         orphan(c);
         close_socket(c);
@@ -193,10 +194,11 @@ static bool any_of_process(const struct client *c, bool (*is)(const struct clien
 }
 
 /*
- * Whoever the dead process forked has its descriptors: those of the GPU, which keep what it queued
- * there going, and its connections of that time, of which we learn when the last of them is closed.
- * It may have made others since. (libkvd closing the GPU's in the child would not be enough: its
- * mappings of them hold the files, too.)
+ * A child that the dead process forked has inherited its descriptors: those of the GPU, which keep
+ * its queued work running, and its connections. A connection without a hangup is thus still open in
+ * a child. All connections of the process are checked, since some may be newer than the fork. (It
+ * would not be enough if libkvd closed the GPU's descriptors in the child: the inherited mappings
+ * hold these files open, too.)
  */
 static bool held_by_child(const struct client *c) {
         return any_of_process(c, is_held);
@@ -209,7 +211,7 @@ static void log_held(const struct client *c) {
                     c->number, c->name, c->peer.pid, c->peer.uid, domain_config(c->domain)->name);
 }
 
-/* A whole quarantine after the last time that somebody was seen to hold the connection. */
+/* Ends the client a whole quarantine after the last check that found a child with a connection. */
 static void quarantine_over(struct loop_timer *timer) {
         struct client *c = container_of(timer, struct client, quarantine);
         bool was_held = c->held;
@@ -223,7 +225,7 @@ static void quarantine_over(struct loop_timer *timer) {
                 in_its_turn(c, die);
 }
 
-/* A teammate may be using what it held. */
+/* Keeps the client's blocks, since a teammate may be using them. */
 static void wait_for_team(struct client *c) {
         c->gone = true;
         if (c->state == CLIENT_ATTACHED)
@@ -231,10 +233,10 @@ static void wait_for_team(struct client *c) {
 }
 
 /*
- * The kernel closes a process' GPU context before it says that the process is gone, but no call
- * tells when the last of its work is off the GPU. Until some time after that, what it may have been
- * writing or reading belongs to nobody else. A process that it forked keeps the context open, and
- * all its connections stay open as well, to see that.
+ * The kernel closes the GPU context of a process before it reports that the process is gone, but no
+ * call reports when its last work has left the GPU. So blocks that it may have been writing or
+ * reading are given to others only after a quarantine. A forked child keeps the context open, so
+ * all connections of the process stay open meanwhile, to detect such a child.
  */
 static void end_process(struct client *c) {
         if (c->n_spaces && mates_alive(c)) {
@@ -246,7 +248,7 @@ static void end_process(struct client *c) {
                 client_end(c, true);
                 return;
         }
-        loop_remove(&c->socket); /* it stays open, to see who else has it, but nobody is heard */
+        loop_remove(&c->socket); /* it stays open for is_held, but is not read */
         if (c->state == CLIENT_ATTACHED)
                 orphan(c);
         begin_quarantine(c);
@@ -261,7 +263,7 @@ static void process_ended(struct loop_source *source, short revents) {
 
 /* ---- following ------------------------------------------------------------------------------- */
 
-/* The space may be gone by now; nobody gets its number. */
+/* NULL: none, or the space was deleted. No other space gets its number. */
 static struct space *followed_space(const struct client *c) {
         struct space *space = c->followed ? store_next_space(c->server->store, c->followed - 1) :
                                             NULL;
@@ -302,7 +304,7 @@ static void space_gone(struct attachment *attachment) {
 
         for (uint32_t i = 0; i < CLIENT_SPACES; i++)
                 if (c->spaces[i].attachment == attachment) {
-                        c->spaces[i].attachment = NULL; /* the handle stays, to say why it fails */
+                        c->spaces[i].attachment = NULL; /* the handle stays, for -ESTALE */
                         not_used(c, &c->spaces[i]);
                 }
         c->n_spaces--;
@@ -329,7 +331,7 @@ int client_find_space(struct client *c, uint32_t handle, struct attachment **ret
         return 0;
 }
 
-/* Places that were never used come first, so that a deleted space is remembered for long. */
+/* Prefers places without a handle, so that deleted spaces are remembered for long. */
 static struct client_space *find_place(struct client *c) {
         struct client_space *place = NULL;
 
@@ -343,8 +345,9 @@ static struct client_space *find_place(struct client *c) {
 }
 
 /*
- * Each of them with a descriptor of its own: systemd takes an open file once, whatever its names.
- * What cannot be had is kept all the same, so that a successor misses it.
+ * Each attachment needs a pidfd that is an open file of its own, because systemd stores an open
+ * file only once, whatever its names. If none can be opened, the attachment is kept all the same,
+ * so that the next daemon notices that its process is missing.
  */
 static int keep(const struct client *c, struct attachment *attachment) {
         _cleanup_(closep) int pidfd = -1;
@@ -356,7 +359,10 @@ static int keep(const struct client *c, struct attachment *attachment) {
         return attachment_keep(attachment, pidfd < 0 ? c->peer.pidfd : pidfd);
 }
 
-/* If a client cannot be kept, it is refused: the next daemon would have to drop the whole space. */
+/*
+ * A client that the keeper has no room for is refused: the next daemon would have to drop the
+ * space.
+ */
 static int attach(struct client *c, struct space *space, struct attachment **ret) {
         int r = attachment_new(space, c, c->peer.process, space_gone, ret);
 
@@ -402,7 +408,7 @@ int client_remove_space(struct client *c, uint32_t handle) {
         if (s->attachment)
                 attachment_take_posts(s->attachment);
         if (s->attachment && (attachment_pending(s->attachment) || mates_alive(c))) {
-                /* its streams, or a teammate, write on: until they end */
+                /* its streams or teammates may still use the blocks */
                 attachment_orphan(s->attachment);
                 s->handle = 0;
                 return 0;
@@ -417,9 +423,9 @@ int client_remove_space(struct client *c, uint32_t handle) {
 }
 
 /*
- * A client that is in the rounds stays told, and its ring is looked at again. Not one in which
- * there was nothing: what was posted there had been taken before, and whoever posts next has to say
- * so.
+ * While the client is in the rounds, a ring that had posts is polled from now on (told), and the
+ * client posts to it without messages. A ring without posts is not: its posts were taken before,
+ * and the next one must send a message again.
  */
 static bool take_ring(struct client *c, uint32_t place) {
         struct attachment *a = c->spaces[place].attachment;
@@ -432,7 +438,7 @@ static bool take_ring(struct client *c, uint32_t place) {
         return !(c->told & bit) && attachment_was_kicked(a);
 }
 
-/* One only: what a ring holds may cost as much as any request does. */
+/* Takes one ring only, since its posts may cost as much as a request. */
 void client_take_ring(struct client *c) {
         bool taken = false;
 
@@ -499,7 +505,7 @@ int client_find_named(struct client *c, struct kvd_slice domain_name, struct kvd
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
-/* store_why() says what the daemon lacks; to its client any of that is a lack of memory. */
+/* The text says what the daemon lacks; the error is -ENOMEM for all such resources. */
 int client_store_failed(struct client *c, int error) {
         if (error == -EMFILE || error == -ENFILE || error == -ENOSYS || error == -ENODEV)
                 error = -ENOMEM;
@@ -507,8 +513,8 @@ int client_store_failed(struct client *c, int error) {
 }
 
 /*
- * A message that asks for what only a worker can do is refused, at once. Labels and scores are not
- * asked for by one.
+ * Refuses at once a request that only a worker can meet. Labels and scores are computed without a
+ * request, so they are not refused.
  */
 int client_needs_worker(struct client *c, const char *what) {
         if (worker_is_on(c->server->worker))

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This thread closes what takes long to close: large shared memory, and sockets with descriptors in
- * them. Linux 6.16 keeps descriptors off a socket that does not want them (SO_PASSRIGHTS); before,
- * they stay unread in it, and their last close is that of the socket. A close that lingers ends at
- * a signal, so the thread gives itself one every hundredth of a second.
+ * Since Linux 6.16 a socket can refuse descriptors (SO_PASSRIGHTS). Before, they stay unread in its
+ * queue, and are closed when the socket is. A close that lingers returns at a signal, so the thread
+ * sends itself a signal every 10 ms while it closes.
  */
 
 #include "daemon/serve/closer.h"
@@ -37,8 +36,8 @@ struct closer {
         bool runs, stop;
         pthread_mutex_t mutex;
         pthread_cond_t changed;
-        uint32_t room, first, n; /* a ring */
-        int fds[];               /* owned; room of them */
+        uint32_t room, first, n; /* the ring in fds */
+        int fds[];               /* owned; room entries */
 };
 
 /* ---- which sockets --------------------------------------------------------------------------- */
@@ -50,8 +49,9 @@ bool closer_forbid_fds(int listening) {
 }
 
 /*
- * What was made before we forbade it, by a service manager's socket, is like one of an old kernel.
- * Other words of the kernel beside a frame would look like descriptors.
+ * On a service manager's socket, connections that were made before closer_forbid_fds accept
+ * descriptors, as with an older kernel. Other ancillary data would look like descriptors, so it is
+ * turned off.
  */
 bool closer_is_needed(int connection) {
         int allowed = 1, no = 0;

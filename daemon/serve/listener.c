@@ -3,11 +3,11 @@
 /*
  * Opens the socket that clients connect to.
  *
- * A socket file stays behind when its daemon is killed. Whether somebody still listens is asked by
- * connecting: ECONNREFUSED is the kernel's word that nobody does. So that two daemons that start
- * together do not remove each other's, the folder is locked between asking and binding. Anybody may
- * lock a folder that they can read, therefore we do not wait long for the lock, and go on without
- * it.
+ * A socket file stays behind when its daemon is killed. Connecting to it shows whether a process
+ * still listens: ECONNREFUSED means that none does. The folder is locked from that check until
+ * bind, so that two daemons that start together do not remove each other's socket. Any user who can
+ * read a folder can lock it, so the daemon waits for the lock only briefly, and then goes on
+ * without it.
  */
 
 #include "daemon/serve/listener.h"
@@ -29,7 +29,7 @@
 
 #define BACKLOG 128
 
-#define LINGER_MS 1000 /* longest wait for the socket of a killed daemon to go away */
+#define LINGER_MS 1000 /* longest wait for the socket of a killed daemon to disappear */
 
 static int lock_folder(const char *path) {
         char folder[108];
@@ -48,10 +48,7 @@ static int lock_folder(const char *path) {
         return fd;
 }
 
-/*
- * Is the process that listens on the other end gone? Then it is only its socket that is left for a
- * while.
- */
+/* Is the listening process gone? Its socket may outlive it for a while (is_alive). */
 static bool listener_is_dead(int fd) {
         struct ucred peer = {0};
         unsigned n = sizeof peer;
@@ -60,7 +57,7 @@ static bool listener_is_dead(int fd) {
                kill(peer.pid, 0) < 0 && errno == ESRCH;
 }
 
-/* 1: somebody listens there, whoever it is; 0: nobody. */
+/* 1: some process listens there; 0: none does. */
 static int is_listening(const struct kvd_address *address) {
         _cleanup_(closep) int fd = sys->socket(AF_UNIX,
                                                SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -73,8 +70,8 @@ static int is_listening(const struct kvd_address *address) {
 }
 
 /*
- * The kernel tears down the io_uring of a killed process, and with it its socket, some time after
- * it is gone.
+ * The kernel tears down the io_uring of a killed process, and with it the socket, some time after
+ * the process is gone. So this waits up to LINGER_MS for the socket to stop listening.
  */
 static int is_alive(const struct kvd_address *address) {
         int r = is_listening(address);
@@ -91,28 +88,27 @@ static int remove_stale(const char *path, const struct kvd_address *address, str
         int r;
 
         if (lstat(path, &st) < 0)
-                return 0; /* nothing there, or bind will say what is wrong */
+                return 0; /* no file, or bind will report the error */
         if (!S_ISSOCK(st.st_mode))
                 return kvd_refuse(why, -EADDRINUSE,
-                                  "%s: is there and is not a socket; move it away", path);
+                                  "%s: exists and is not a socket; move it away", path);
         if (st.st_uid != geteuid() && geteuid() != 0)
                 return kvd_refuse(why, -EADDRINUSE,
-                                  "%s: is there and is user %u's; give another path", path,
+                                  "%s: exists and belongs to user %u; use another path", path,
                                   st.st_uid);
         r = is_alive(address);
         if (r < 0)
-                return kvd_refuse(why, r, "no socket: %s", strerror(-r));
+                return kvd_refuse(why, r, "cannot create a socket: %s", strerror(-r));
         if (r)
                 return kvd_refuse(why, -EADDRINUSE,
                                   "%s: another daemon serves this socket; stop it, or give this "
-                                  "one "
-                                  "another path with --socket or --instance",
+                                  "one another path with --socket or --instance",
                                   path);
         unlink(path);
         return 0;
 }
 
-/* The mode is given to bind by way of umask, so that there is no moment in which it is wider. */
+/* The mode is set by the umask, so that it is never wider than that, even for a moment. */
 static int bind_path(struct listener *l, const struct kvd_address *address, mode_t mode) {
         mode_t before = umask(~mode & 0777);
         int r = sys->bind(l->fd, kvd_address_of(address), address->size) < 0 ? -errno : 0;
@@ -128,7 +124,7 @@ static int open_socket(struct listener *l, const char *path, const struct kvd_ad
 
         l->fd = sys->socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (l->fd < 0)
-                return kvd_refuse(why, -errno, "no socket: %s", strerror(errno));
+                return kvd_refuse(why, -errno, "cannot create a socket: %s", strerror(errno));
         r = bind_path(l, address, mode);
         if (r < 0)
                 return kvd_refuse(why, r, "%s: cannot be bound: %s", path, strerror(-r));
@@ -136,8 +132,7 @@ static int open_socket(struct listener *l, const char *path, const struct kvd_ad
                 memcpy(l->path, path, strlen(path));
         if (is_file && (owner & group) != UINT32_MAX && sys->lchown(path, owner, group) < 0)
                 return kvd_refuse(why, -errno,
-                                  "%s: cannot be given to group %u: %s; put the daemon's user in "
-                                  "it",
+                                  "%s: cannot be given to group %u: %s; add the daemon's user to it",
                                   path, group, strerror(errno));
         if (sys->listen(l->fd, BACKLOG) < 0)
                 return kvd_refuse(why, -errno, "%s: cannot listen: %s", path, strerror(errno));
@@ -168,7 +163,7 @@ static int open_at(struct listener *listener, const char *path, mode_t mode, uid
         return 0;
 }
 
-/* Clients see the user who listened last. */
+/* Clients see the credentials of the process at its last listen(), so it listens again. */
 static int become(struct listener *listener, const struct identity *who, struct kvd_why *why) {
         int r = identity_take(who, why);
 
@@ -196,7 +191,7 @@ void listener_close(struct listener *listener) {
 
         if (listener->path[0] && lstat(listener->path, &now) == 0 &&
             now.st_ino == listener->file.st_ino && now.st_dev == listener->file.st_dev)
-                unlink(listener->path); /* ours: its number is not given again while we listen */
+                unlink(listener->path); /* ours: its inode number is not reused while we listen */
         closep(&listener->fd);
         *listener = LISTENER_NONE;
 }

@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_SERVE_LISTENER_H
 #define KVD_DAEMON_SERVE_LISTENER_H
 
-/* The socket that clients connect to: ours at a path, or one that the service manager keeps. */
+/* The socket that clients connect to: bound to a path here, or kept by the service manager. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,21 +16,22 @@ struct identity;
 
 struct listener {
         int fd;           /* owned; -1: none */
-        char path[108];   /* removed at the end, if file is still there; "": not ours to remove */
-        struct stat file; /* what we made at path */
+        char path[108];   /* removed at the end, if it is still that file; "": nothing to remove */
+        struct stat file; /* the socket file created at path */
 };
 
 #define LISTENER_NONE ((struct listener){.fd = -1})
 
 /*
- * Binds the configured path for that user, whom this process then becomes; what is started from
- * there on, and whoever looks at the socket, sees him. A socket that a dead daemon left behind is
- * replaced; a living one's is refused with -EADDRINUSE. The reason of a failure is in why, in one
- * line.
+ * Binds the configured path, and makes this process continue as user `who`. Clients see that user
+ * as the socket's. Replaces a socket that a dead daemon left behind; -EADDRINUSE: a running daemon
+ * serves it. why: the reason of an error, one line.
  */
 int listener_open_as(struct listener *listener, const struct config *config,
                      const struct identity *who, struct kvd_why *why);
-/* A socket in a folder where we may not write stays, and the next listener_open_as removes it. */
+/*
+ * A socket file in a folder without write permission stays; the next listener_open_as removes it.
+ */
 void listener_close(struct listener *listener);
 
 #endif

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Who is in a team with whom: clients are compared when it matters, since teams are small and
- * changes are rare. A process that is gone may have left work to one that still runs, so what it
- * held goes when the last of them does.
+ * There is no list of a team's members: all clients are compared when it matters, since teams are
+ * small and changes are rare.
  */
 
 #include "daemon/serve/mates.h"

@@ -3,13 +3,13 @@
 #define KVD_DAEMON_SERVE_MATES_H
 
 /*
- * Several processes as one client: an engine whose scheduler takes blocks, pins and publishes them,
- * and whose workers write and read them. A process that the kernel says is gone may have left work
- * to a teammate that still runs; so what a member held (pins, blocks being filled) is kept until no
- * process of its team is left.
+ * Teams: several processes that act as one client, such as an engine whose scheduler allocates,
+ * pins and publishes blocks that its workers write and read. When a process ends, a teammate may
+ * still use its blocks. So its pins and the blocks that it was filling are kept until no process of
+ * its team is left.
  *
- * A team is the clients of one domain that named the same 16 bytes. It begins with the first and
- * ends with the last.
+ * A team is all clients of one domain that joined with the same 16 bytes. It exists from its first
+ * member to its last.
  */
 
 #include <stdbool.h>
@@ -23,12 +23,12 @@ bool mates_is_team(const uint8_t team[TEAM_BYTES]);
 /* Is there another member whose process may still use what this client holds? */
 bool mates_alive(const struct client *client);
 
-/* Connections in the client's team, itself included; 0: it is in none. */
+/* Number of connections in the client's team, including its own; 0: it is in no team. */
 unsigned mates_team_size(const struct client *client);
 
 /*
- * A client of the team was ended: if no process of it is left, a member that was kept and is to be
- * ended, too. It is in no team any more, so that each is found once. NULL: there is none.
+ * Call after a client has ended. If no process of its team is left, returns a member that was kept
+ * and must be ended, too, and removes it from the team, so that each is found once. NULL: none.
  */
 struct client *mates_without_team(const struct client *ended);
 

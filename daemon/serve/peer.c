@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Who is at the other end of a socket, by the word of the kernel: the process, its user and its
- * groups. What the peer says about itself counts only where the kernel does not know the process:
- * then the peer says which of its connections are of one process.
+ * Gets the process at the other end of a socket, its user and its groups from the kernel. The peer
+ * itself is believed only if the kernel does not identify the process: then the peer says which of
+ * its connections belong to one process.
  */
 
 #include "daemon/serve/peer.h"
@@ -23,9 +23,10 @@
 #endif
 
 /*
- * Before 6.5 the process is named by its number, which may have passed to another process between
- * the connection and this call: then that one's end is waited for, which keeps memory longer than
- * needed and is otherwise harmless. A process in a pid namespace that we do not see has no number.
+ * Before Linux 6.5 the process is opened by its pid, which another process may have got between the
+ * connection and this call. Then the daemon waits for the end of that process, which keeps memory
+ * longer than needed but is otherwise harmless. In a pid namespace that the daemon does not see,
+ * pid is 0.
  */
 static int open_pidfd(int socket, pid_t pid, int *ret) {
         unsigned n = sizeof *ret;
@@ -41,12 +42,12 @@ static int open_pidfd(int socket, pid_t pid, int *ret) {
         return *ret < 0 ? -errno : 0;
 }
 
-/* Linux 6.9: a process has an inode, whose number no other ever gets. */
+/* Since Linux 6.9 a pidfd has an inode number that no other process ever gets. */
 #define PIDFS_MAGIC 0x50494446
 
 /*
- * Before 6.9 the process is known by its number, which a later one can have while an orphan of the
- * first one waits for its team: they then share what one of them may have.
+ * Before 6.9 the process is identified by its pid. A later process may get the same pid while an
+ * orphan of the first one waits for its team; the two then share the limits of one process.
  */
 static uint64_t process_of(const struct peer *peer) {
         struct statfs fs;
@@ -58,7 +59,7 @@ static uint64_t process_of(const struct peer *peer) {
         return (uint64_t)peer->pid;
 }
 
-/* A user in more groups than fit here belongs to domains by the primary group, or by name. */
+/* If the user has more groups than fit here, only the primary group and the uid select a domain. */
 static void get_groups(int socket, gid_t primary, struct peer *peer) {
         unsigned n = (PEER_MAX_GROUPS - 1) * sizeof(uint32_t);
 
@@ -75,7 +76,7 @@ int peer_pidfd(int socket, const struct peer *peer, int *ret) {
         return *ret < 0 ? *ret : 0;
 }
 
-/* No process that the kernel names has a number this large. */
+/* A bit that no pid or inode number of the kernel has. */
 #define NAMED_BY_ITSELF (UINT64_C(1) << 63)
 
 int peer_make_lifeline(struct peer *peer, uint64_t number, int *writing) {

@@ -11,23 +11,25 @@
 #define PEER_MAX_GROUPS 256u
 
 struct peer {
-        pid_t pid; /* for show; 0: not visible from here */
+        pid_t pid; /* 0: in a pid namespace that the daemon does not see */
         uid_t uid;
-        int pidfd; /* owned; readable when the process is gone; -1: the kernel does not say */
+        int pidfd; /* owned; readable when the process is gone; -1: not available */
         bool lifeline; /* pidfd is the reading end of a lifeline */
-        uint64_t process; /* the same for all connections of one process, and for no other's */
-        uint32_t groups[PEER_MAX_GROUPS]; /* primary first */
+        uint64_t process; /* the same for all connections of one process only; see process_of */
+        uint32_t groups[PEER_MAX_GROUPS]; /* the primary group first */
         uint32_t n_groups;
 };
 
 /* Negative errno if the process is gone already or cannot be watched. */
 int peer_get(int socket, struct peer *ret);
 /*
- * Where the kernel does not say (pidfd is -1): the process is known by a lifeline from now on, and by
- * the number that it gives itself. writing: the caller's, for the peer.
+ * For a process without a pidfd (-1): watches it through a new lifeline instead, and identifies it
+ * by the number that it gave itself. writing: the end for the peer; the caller owns it.
  */
 int peer_make_lifeline(struct peer *peer, uint64_t number, int *writing);
-/* Another descriptor of the process, with an open file of its own; the caller's. */
+/*
+ * Opens another pidfd or lifeline of the process, as an open file of its own; the caller owns it.
+ */
 int peer_pidfd(int socket, const struct peer *peer, int *ret);
 
 #endif

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One message a turn, so that a client that sends many waits for everybody else in between
- * (turns.c says for whom, and how long). A
- * request is read only when its reply is sure to fit into the socket, so there are no replies to
- * keep: a client that does not read is not read from. What every request of a kind needs is in its
- * row of the table of handlers, and is looked for here.
+ * Serves one message of a client in each turn, so that a client that sends many does not delay the
+ * others (turns.c schedules turns). A request is read only when its reply is certain to fit into
+ * the socket. So no replies are queued, and a client that does not read replies is not served. The
+ * row of a message in the table of handlers names what its handler needs, which is found here.
  */
 
 #include "daemon/serve/requests.h"
@@ -35,7 +34,7 @@ static int find_attachment(struct client *c, const struct handler *h, const stru
         if (r < 0)
                 return r;
         call->space = attachment_space(call->attachment);
-        attachment_take_posts(call->attachment); /* they came before */
+        attachment_take_posts(call->attachment); /* they precede the request */
         return 0;
 }
 
@@ -62,8 +61,8 @@ static int find_needs(struct client *c, const struct handler *h, const struct kv
 }
 
 /*
- * What no idle work is wanted for waits: others who want some must not be what has it done, or it
- * showed when they do.
+ * Unless the request wants idle work, its changes must not schedule any in the space. Otherwise
+ * that work would be done when another client wants idle work, and reveal when it does.
  */
 static int handle(struct client *c, const struct handler *h, const struct kvd_msg *request,
                   struct call *call) {
@@ -101,13 +100,13 @@ static int call_handler(struct client *c, const struct kvd_msg *request, struct 
 static void make_error(struct client *c, int error, struct call *call) {
         call->reply.number = KVD_MSG_error;
         call->reply.error.code = (uint32_t)-error;
-        /* a text that was cut inside a character, or quotes something odd, must not spoil the reply */
+        /* a text that was cut inside a character or quotes odd bytes must not break the reply */
         call->reply.error.text = kvd_slice_cut(kvd_make_plain(c->server->scratch->why.line),
                                                KVD_MOST_error_text);
         call->fds.n = 0;
 }
 
-/* The end of a list is no failure. */
+/* The end of a list does not count as a failed request. */
 static bool is_end_of_list(uint32_t number, int error) {
         return error == -ENOENT && (number == KVD_MSG_space_info || number == KVD_MSG_client_info ||
                                     number == KVD_MSG_domain_info ||
@@ -123,12 +122,12 @@ static int send_reply(struct client *c, const struct call *call) {
                           strerror((int)-n));
                 return (int)n;
         }
-        c->room -= 2 * n + 2048; /* more than the kernel counts for it */
+        c->room -= 2 * n + 2048; /* more than the kernel charges for it */
         return kvd_frame_send(c->socket.fd, c->server->scratch->out, (size_t)n, &call->fds,
                               MSG_DONTWAIT);
 }
 
-/* size: of the frame that was received, or the error of receiving it. */
+/* size: bytes of the received frame, or the error of receiving it. */
 static int read_request(struct client *c, ssize_t size, struct kvd_msg *ret) {
         struct kvd_decoder *decoder = c->server->decoder;
         int r = -EBADMSG;
@@ -145,7 +144,7 @@ static int read_request(struct client *c, ssize_t size, struct kvd_msg *ret) {
         log_limited(LOG_WARNING, "process %d of user %u sent a bad frame: %s", c->peer.pid,
                     c->peer.uid, c->server->scratch->why.line);
         c->server->bad_frames++;
-        c->closing = r == -EBADMSG; /* nothing says where the peer is; otherwise it can go on */
+        c->closing = r == -EBADMSG; /* after other errors the client can go on */
         return r;
 }
 
@@ -171,7 +170,7 @@ static void not_late(struct client *c) {
         c->late = NULL;
 }
 
-/* False: it was a request that gets none, or that waits. */
+/* False: no answer was sent, since the request gets none or was put off. */
 static bool answer(struct client *c, ssize_t size) {
         struct kvd_msg request;
         struct call call = {.own_fd = -1};
@@ -201,9 +200,9 @@ static bool answer(struct client *c, ssize_t size) {
 /* ---- socket ---------------------------------------------------------------------------------- */
 
 /*
- * poll calls a Unix socket writable when at most a quarter of its buffer is in use, and sends are
- * taken until all of it is; in between there is room for replies that need not be asked for one by
- * one. 1: there is; 0: not now.
+ * poll reports a Unix socket as writable while at most a quarter of its buffer is in use, but the
+ * kernel accepts data until the buffer is full. So after one poll, half of the buffer can be filled
+ * without another. 1: there is room; 0: not now.
  */
 static int has_room(struct client *c) {
         struct pollfd p = {c->socket.fd, POLLOUT, 0};
@@ -223,7 +222,7 @@ static int has_room(struct client *c) {
         return 1;
 }
 
-/* Not even looked at: see closer.h. */
+/* The frame is not read; the descriptors are closed with the socket (closer.h). */
 static int refuse_fds(struct client *c) {
         log_limited(LOG_WARNING, "process %d of user %u sent descriptors: dropped", c->peer.pid,
                     c->peer.uid);
@@ -231,7 +230,7 @@ static int refuse_fds(struct client *c) {
         return -ECONNRESET;
 }
 
-/* 1: a request was answered; 0: there was none that gets an answer. */
+/* 1: a request was answered; 0: there was none, or it got no answer. */
 static int read_and_answer(struct client *c) {
         ssize_t n;
 
@@ -253,7 +252,7 @@ static int read_if_room(struct client *c) {
         return r > 0 ? read_and_answer(c) : r < 0 ? r : loop_change(&c->socket, POLLOUT);
 }
 
-/* What was posted before a request is taken before it. */
+/* Posts are taken before the requests that follow them. */
 static int go_on(struct client *c) {
         if (!c->rings)
                 return read_if_room(c);
@@ -262,9 +261,10 @@ static int go_on(struct client *c) {
 }
 
 /*
- * While others wait, the next request is looked for when its turn comes, and not waited for: that
- * takes fewer calls, and a client that has many of them ready loses no turn. Behind a post there is
- * none: its client says so once, and goes on computing.
+ * While others wait, a client that got an answer waits for its next turn at once, whether or not
+ * its next request has come. That takes fewer system calls, and a client that has many requests
+ * ready loses no turn. After a post, the socket is polled instead: the client goes on computing,
+ * and sends nothing for now.
  */
 bool request_serve(struct turns_place *place) {
         struct client *c = container_of(place, struct client, place);

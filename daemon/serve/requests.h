@@ -3,8 +3,8 @@
 #define KVD_DAEMON_SERVE_REQUESTS_H
 
 /*
- * A client's socket: when it is ready the client waits for its turn (turns.h), in which one request
- * is read, answered by its handler (handlers.h), and the reply sent.
+ * When a client's socket is ready, the client waits for its turn (turns.h). In the turn one request
+ * is read, its handler (handlers.h) is called, and the reply is sent.
  */
 
 #include "daemon/base/loop.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Looking at rings by the clock, as network drivers do under load: that costs what the rounds cost,
- * however many post. What is found waits for its turn like a request (turns.c). The protocol of one
- * ring is modelled in tests/client/spin/post.pml: R1 to R7.
+ * Polls rings at an interval, as network drivers do under load, so that the number of wake-ups does
+ * not grow with the number of posts. A client with posts waits for its turn, as for a request
+ * (turns.c). tests/client/spin/post.pml models the protocol of one ring: R1 to R7.
  */
 
 #include "daemon/serve/rounds.h"
@@ -12,9 +12,13 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
-#define MANY 4u    /* messages within ROUND_NS, for which rounds begin */
-#define ROUNDS 16u /* they go on while in so many as many rings have something in them, MANY posts each */
-#define REST_FIRST_NS UINT64_C(32000000) /* as long as so many take */
+#define MANY 4u    /* messages within ROUND_NS that make rounds begin */
+/*
+ * After every ROUNDS rounds: polling goes on if it has found clients with posts ROUNDS times, and
+ * MANY posts each time on average.
+ */
+#define ROUNDS 16u
+#define REST_FIRST_NS UINT64_C(32000000) /* as long as ROUNDS rounds */
 #define REST_MOST_NS UINT64_C(1024000000)
 
 static struct client *client_of(struct kvd_list_node *node) {
@@ -26,7 +30,7 @@ static void set_timer(struct rounds *r) {
                 loop_timer_set(r->loop, &r->timer, sys_now_ns() + ROUND_NS);
 }
 
-/* R5. Only who has posted something needs a turn. */
+/* R5. Returns the number of posts, and marks the rings that have some. */
 static uint32_t posts_of(struct client *c) {
         uint32_t posts = 0;
 
@@ -55,20 +59,20 @@ void rounds_leave(struct client *c) {
         c->told = 0;
 }
 
-/* R6, R7: all of its rings are looked at once more, in its turn, after it has to say so again. */
+/* R6, R7. In its turn, all its rings are looked at once more, after they send messages again. */
 static void send_away(struct rounds *r, struct client *c) {
         rounds_leave(c);
         c->rings = c->used;
         turns_add(r->turns, &c->place);
 }
 
-/* Clients would post more if they did not wait for it: for a while, they say what they post. */
+/* Clients wait for each post, and would post more without rounds: begins none for a while. */
 static void rest(struct rounds *r) {
         r->rest_ns = MIN(MAX(2 * r->rest_ns, REST_FIRST_NS), REST_MOST_NS);
         r->again_ns = sys_now_ns() + r->rest_ns;
 }
 
-/* True: they take as few messages as rounds, or as few posts. */
+/* True: messages would cost no more than the rounds, or clients wait for their posts. */
 static bool are_too_few(struct rounds *r) {
         if (r->found < ROUNDS)
                 return true;
@@ -79,7 +83,7 @@ static bool are_too_few(struct rounds *r) {
         return r->rest_ns > 0;
 }
 
-/* Who has posted nothing for so long, or everybody. */
+/* Stops polling clients that have posted nothing since the last call, or all clients. */
 static void end_some(struct rounds *r) {
         bool all = are_too_few(r);
 

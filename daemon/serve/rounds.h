@@ -3,10 +3,12 @@
 #define KVD_DAEMON_SERVE_ROUNDS_H
 
 /*
- * A client that posts says so once, and the daemon wakes. Where so many do that it would wake more
- * often than every ROUND_NS, it leaves them told, and looks at their rings by itself that often:
- * they post without a message, and it sleeps meanwhile. When little is posted, it is woken again,
- * and for longer each time that it is so: whoever posts little but often waits for what he posts.
+ * A client's first post after the daemon has looked at its ring sends a message, which wakes the
+ * daemon. If messages would wake it more often than every ROUND_NS, it polls the rings at that
+ * interval instead (rounds). A ring is `told` while it is polled and its client posts without
+ * messages. Rounds end when they find too little. If clients post often, but little each time, they
+ * wait for each post; then no rounds begin for a while, and each such pause is twice as long as the
+ * last one.
  */
 
 #include "daemon/base/loop.h"
@@ -19,20 +21,20 @@ struct client;
 struct rounds {
         struct loop *loop;
         struct turns *turns;
-        struct loop_timer timer;     /* of the next round; set while there are any */
-        struct kvd_list clients;     /* whose rings are looked at */
-        uint64_t since_ns;           /* clients said that they posted, since then: */
-        uint32_t kicks;
-        uint32_t n, found, posts;    /* rounds since clients last left, rings with something, and how much */
-        uint64_t rest_ns, again_ns;  /* how long none began after such rounds, and until when */
+        struct loop_timer timer;     /* of the next round; set while there are clients */
+        struct kvd_list clients;     /* clients whose rings are polled */
+        uint64_t since_ns;           /* start of the interval in which kicks are counted */
+        uint32_t kicks;              /* messages about posts */
+        uint32_t n, found, posts;    /* since end_some: rounds, clients found with posts, posts */
+        uint64_t rest_ns, again_ns;  /* length of the pause without rounds, and its end */
 };
 
 void rounds_init(struct rounds *rounds, struct loop *loop, struct turns *turns);
 void rounds_stop(struct rounds *rounds);
 
-/* It has said that it posted something. */
+/* The client has sent a message about posts. */
 void rounds_kicked(struct rounds *rounds, struct client *client);
-/* Nobody looks any more: it has to be told so, or there is nobody who could post. */
+/* Ends the polling of its rings: make them send messages again, unless the client cannot post. */
 void rounds_leave(struct client *client);
 
 #endif

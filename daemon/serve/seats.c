@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A connection that does not attach costs a seat and two descriptors, so there are few of them,
- * each for a second. When there are too many, the oldest makes room: whoever means to attach has
- * done so long before 64 others came.
+ * A connection that does not attach costs a seat and two descriptors, so their number is limited,
+ * and each may last for a second. When there are too many, the oldest is closed: a client that
+ * means to attach has done so long before 64 others have connected.
  */
 
 #include "daemon/serve/seats.h"
@@ -14,7 +14,9 @@
 #include "daemon/serve/client.h"
 #include "ipc/base/sys.h"
 
-/* One more, for the connection that is taken before another makes room for it. */
+/*
+ * One more than the limits, for a connection that is accepted before another one is closed for it.
+ */
 uint32_t seats_needed(const struct config *config) {
         return config->max_clients + SEATS_ADMIN + SEATS_HALF_OPEN + 1;
 }
@@ -56,8 +58,8 @@ void seats_leave(struct seats *s, struct client *client) {
 }
 
 /*
- * Somebody without connections makes room, and of those who owes least: with what he owes he would
- * otherwise begin anew.
+ * A new user replaces the user without connections that has the least cost, because a forgotten
+ * user starts again without its cost.
  */
 static struct user *find_user(struct seats *s, uint32_t uid) {
         struct user *best = NULL;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Accepts connections and gives each a seat, and is built and torn down here as a whole. When there
- * are no descriptors left, a connection is taken with a spare one and closed, so that its peer
- * learns of it.
+ * Creates and frees the server, accepts connections and gives each a seat. When no descriptors are
+ * left, it accepts a connection with a spare one and closes it, so that the peer gets an error
+ * instead of waiting.
  */
 
 #include "daemon/serve/server.h"
@@ -26,7 +26,7 @@
 #include "ipc/base/util.h"
 
 #define ACCEPT_RETRY_NS UINT64_C(100000000)
-#define CLOSING_FILES 256u /* large ones of the store, that wait to be closed */
+#define CLOSING_FILES 256u /* maximum number of the store's large files that wait to be closed */
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -156,8 +156,8 @@ static void too_late(struct loop_timer *timer) {
 }
 
 /*
- * There is a seat: attached clients are limited when they attach, and half-open ones by
- * seats_too_many.
+ * There is always a seat: attach limits the number of attached clients, and seats_too_many that of
+ * half-open ones.
  */
 static void welcome(struct server *server, int fd) {
         struct client *client = seats_take(&server->seats), *oldest;
@@ -189,10 +189,7 @@ static void accept_again(struct loop_timer *timer) {
                 loop_timer_set(server->loop, &server->retry, sys_now_ns() + ACCEPT_RETRY_NS);
 }
 
-/*
- * No descriptor is left: the connection is taken with the spare one and closed, so that its peer
- * knows.
- */
+/* Accepts a connection with the spare descriptor and closes it. False: accept failed. */
 static bool shed(struct server *server) {
         int fd;
 
@@ -208,7 +205,10 @@ static bool shed(struct server *server) {
         return true;
 }
 
-/* The connection stays in the backlog, and the socket stays readable. Look away for a while. */
+/*
+ * The connection stays in the backlog and the socket stays readable, so it is not polled for a
+ * while.
+ */
 static void pause_accepting(struct server *server, int error) {
         log_limited(LOG_WARNING, "cannot accept connections: %s; trying again every 0.1 s",
                     strerror(error));

@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_SERVE_SERVER_H
 #define KVD_DAEMON_SERVE_SERVER_H
 
-/* The server: takes connections, and has everything that their requests need. */
+/* The server accepts connections and has everything that their requests need. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,11 +23,11 @@ struct keep;
 struct worker;
 
 struct server {
-        const struct config *config; /* changes on reload */
+        const struct config *config; /* its contents change on reload */
         struct loop *loop;
         struct store *store;
         const struct backend *backend;       /* NULL: host memory */
-        const struct keep *keep;             /* NULL: nothing outlives the daemon */
+        const struct keep *keep;             /* NULL: no keeper of descriptors */
         struct kvd_decoder *decoder; /* owned */
         struct scratch *scratch;     /* owned */
         struct worker *worker;       /* owned */
@@ -35,8 +35,8 @@ struct server {
 
         struct closer *closer;       /* owned */
         struct loop_source listening;
-        struct loop_timer retry;     /* accept failed: try again then */
-        /* owned; given up to refuse a connection when there are no descriptors left */
+        struct loop_timer retry;     /* next attempt after accept failed */
+        /* owned; closed to accept and refuse a connection when no descriptors are left */
         int spare;
 
         struct seats seats;
@@ -44,12 +44,12 @@ struct server {
         struct rounds rounds;
         struct shared_pages pages;
 
-        uid_t overflow_uid;          /* see peer.h */
+        uid_t overflow_uid;          /* see ipc/base/user.h */
         uint64_t started_ns, instance;
         uint64_t requests, request_errors, bad_frames;
 };
 
-/* Descriptors that the clients of such a server may have the loop watch. */
+/* Maximum number of descriptors that the loop watches for clients, socket and child processes. */
 uint32_t server_max_sources(const struct config *config);
 
 int server_new(const struct config *config, struct loop *loop, struct store *store,
@@ -57,13 +57,13 @@ int server_new(const struct config *config, struct loop *loop, struct store *sto
 struct server *server_free(struct server *server);
 void server_freep(struct server **server);
 
-/* Starts to accept. The socket stays the caller's. */
+/* Starts to accept connections. The socket stays the caller's. */
 int server_listen(struct server *server, int fd);
 
-/* Closes it where that harms nobody; -1 is fine. */
+/* Closes a connection; a thread does it if that may take long (closer.h). fd may be -1. */
 void server_close_connection(struct server *server, int fd, bool may_bring_fds);
 
-/* The process that clears GPU memory, or makes it clear. */
+/* The child process that clears GPU memory, or that makes cleared memory (the exporter). */
 struct child *server_memory_maker(struct server *server);
 
 /* Stops accepting and ends all clients. */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * No event tells that a stream has passed, or that a client pinned a block. Readers wait by
- * themselves, in their streams: looking only spares them that later on, and lets blocks be evicted,
- * so it is done rarely when little changes. Pins are looked at when the clock is a multiple of
- * PINS_NS, whoever has asked for it first: that must not show in when another domain's are.
+ * No event reports that a stream has passed a semaphore, or that a client has pinned a block.
+ * Readers wait in their streams anyway: polling only spares later readers the wait and allows
+ * eviction, so it becomes rare when little changes. Pins are polled when the clock is a multiple of
+ * PINS_NS, and not relative to the first client's arrival, which would be visible to other domains.
  */
 
 #include "daemon/serve/shared_pages.h"
@@ -12,7 +12,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
-#define SOON_NS UINT64_C(1000000) /* a round through all spaces goes on: others first */
+#define SOON_NS UINT64_C(1000000) /* until a round through all spaces goes on; other work first */
 #define PINS_NS UINT64_C(100000000)
 #define SEMAPHORES_FIRST_NS UINT64_C(1000000)
 #define SEMAPHORES_MOST_NS UINT64_C(64000000)
@@ -34,7 +34,7 @@ static uint64_t next_look_ns(void) {
         return (sys_now_ns() / PINS_NS + 1) * PINS_NS;
 }
 
-/* Clients want to know what others' pins leave them. */
+/* The loop then counts, as idle work, what pins leave for other clients. */
 static void look_at_pins(struct loop_timer *timer) {
         struct shared_pages *p = container_of(timer, struct shared_pages, pins);
 
@@ -64,7 +64,7 @@ void shared_pages_watch_pins(struct shared_pages *p) {
 
 void shared_pages_watch_semaphores(struct shared_pages *p) {
         if (loop_timer_is_set(&p->semaphores) && p->pause_ns == SEMAPHORES_FIRST_NS)
-                return; /* soon enough: a client that seals all the time must not put it off */
+                return; /* soon enough; frequent seals must not postpone it */
         p->pause_ns = SEMAPHORES_FIRST_NS;
         loop_timer_set(p->loop, &p->semaphores, sys_now_ns() + SEMAPHORES_FIRST_NS);
 }

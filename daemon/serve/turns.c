@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Fair queueing by start time: each user has a clock that goes as fast as his requests cost, and
- * the one whose clock is furthest behind is served. Who was away begins where the others are, so
- * that nobody saves up for a burst, and nobody pays for having been alone.
+ * Start-time fair queueing: each user has a virtual clock that advances by the cost of its
+ * requests, and the user whose clock is furthest behind is served. A user that was idle starts at
+ * the current virtual time, so no user can save up time for a burst, or pays for the time when it
+ * was alone.
  *
- * The clock of the wall is cheap to read, but goes on while another process has our processor: the
- * client, for one, whom an answer has woken. So where users contend, what seems to have taken long
- * is asked of our own clock, which takes a system call.
+ * The monotonic clock is cheap to read, but advances while another process uses our processor, such
+ * as the client that a reply has woken. So if users contend, the cost of work that seems to have
+ * taken long is measured by the thread's CPU clock, which takes a system call.
  */
 
 #include "daemon/serve/turns.h"
@@ -21,7 +22,7 @@ static struct turns_user *user_of(struct kvd_list_node *node) {
         return container_of(node, struct turns_user, node);
 }
 
-/* Behind those who have cost as much: they came first. */
+/* Inserts the user behind those with the same cost, who came first. */
 static void queue_user(struct turns *t, struct turns_user *u) {
         struct kvd_list_node *before = NULL, *last = t->users.last;
 

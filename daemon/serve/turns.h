@@ -3,8 +3,8 @@
 #define KVD_DAEMON_SERVE_TURNS_H
 
 /*
- * Who is served next: the user who has cost least so far, and of his connections the one that has
- * waited longest. All memory is in the structs of those who wait.
+ * Schedules clients: serves the user with the least cost so far, and of its connections the one
+ * that has waited longest. Needs no memory but the structs of users and connections.
  */
 
 #include <stdbool.h>
@@ -12,36 +12,37 @@
 
 #include "ipc/base/list.h"
 
-#define TURNS_SLICE_NS UINT64_C(100000) /* of work, before the loop looks at its sockets again */
-#define TURNS_MOST_NS UINT64_C(3000000) /* what took longer was not working all the time: test-budget */
+#define TURNS_SLICE_NS UINT64_C(100000) /* of work before the loop polls its sockets again */
+/* Maximum cost of one piece of work: longer times include time not spent working (test-budget). */
+#define TURNS_MOST_NS UINT64_C(3000000)
 
 struct turns_user {
-        uint64_t cost_ns;          /* on the clock of all users, see turns.c */
-        struct kvd_list waiting;   /* his connections */
-        struct kvd_list_node node; /* among the users, while one of his waits */
+        uint64_t cost_ns;          /* on the virtual clock of all users, see turns.c */
+        struct kvd_list waiting;   /* its connections that wait */
+        struct kvd_list_node node; /* in turns.users, while one of its connections waits */
 };
 
 struct turns_place {
         struct turns_user *user;
-        struct kvd_list_node node; /* in the user's */
+        struct kvd_list_node node; /* in the user's waiting list */
 };
 
 struct turns {
-        struct kvd_list users;     /* the cheapest first */
-        uint64_t now_ns;           /* what those who are served have cost */
-        uint64_t cpu_ns;           /* our processor time by now, about; 0: it was not read */
-        /* Serves one request. May it have another one? Then it waits for its next turn. */
+        struct kvd_list users;     /* with waiting connections; lowest cost first */
+        uint64_t now_ns;           /* virtual time: cost_ns of the user served last */
+        uint64_t cpu_ns;           /* CPU time of this thread, approximately; 0: not measured */
+        /* Serves one request. True: the place waits for another turn. */
         bool (*serve)(struct turns_place *place);
 };
 
-void turns_add(struct turns *turns, struct turns_place *place); /* it may wait already */
+void turns_add(struct turns *turns, struct turns_place *place); /* may wait already */
 void turns_remove(struct turns *turns, struct turns_place *place);
 
-/* Work for the user that was no request; at most TURNS_MOST_NS count. */
+/* Charges the user for work outside of turns_run; counts at most TURNS_MOST_NS. */
 void turns_charge(struct turns *turns, struct turns_user *user, uint64_t ns);
 
-/* Serves for a slice of time; does anybody wait yet? */
+/* Serves for a slice of time. True: clients still wait. */
 bool turns_run(struct turns *turns);
-bool turns_wanted(const struct turns *turns); /* does anybody wait? */
+bool turns_wanted(const struct turns *turns); /* does any client wait? */
 
 #endif
