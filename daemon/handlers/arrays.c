@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Arrays lie unaligned in a frame, and as long as their sender likes. Here they are checked and
- * copied to where the store can read them.
+ * Arrays in a frame are unaligned, and as long as their sender likes. They are checked here and
+ * copied to aligned memory for the store.
  */
 
 #include "daemon/handlers/arrays.h"
@@ -15,7 +15,7 @@
 static int64_t copy_array(struct client *c, struct kvd_slice from, const char *what, void *to,
                           uint32_t size, uint32_t room) {
         if (from.size % size)
-                return client_refuse(c, -EINVAL, "%s has %u bytes, no multiple of %u", what,
+                return client_refuse(c, -EINVAL, "%s has %u bytes, not a multiple of %u", what,
                                      from.size, size);
         if (from.size / size > room)
                 return client_refuse(c, -EINVAL, "%s has more than %u elements", what, room);

@@ -3,9 +3,8 @@
 #define KVD_DAEMON_HANDLERS_ARRAYS_H
 
 /*
- * Arrays of a request, copied out of its frame, where they lie unaligned, into the server's
- * scratch. They return how many elements, or a negative errno after client_refuse said what is
- * wrong.
+ * Copy arrays of a request from its frame, where they are unaligned, to the server's scratch.
+ * Return the number of elements, or a negative errno after client_refuse.
  */
 
 #include "daemon/serve/client.h"
@@ -15,7 +14,7 @@ int64_t array_of_tokens(struct client *client, struct kvd_slice from); /* to scr
 /* to scratch->numbers */
 int64_t array_of_numbers(struct client *client, struct kvd_slice from, const char *what);
 
-/* 0; a missing key is all zeroes. */
+/* 0, or a negative errno after client_refuse. A missing key becomes all zeros. */
 int key_of(struct client *client, struct kvd_slice from, struct kvd_key *ret);
 
 #endif

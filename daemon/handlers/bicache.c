@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * BiCache's profile of a space: clients sample how alike a prefix is with and without what follows
- * it, and the table of depths that is built from the samples is shown, forgotten, built or
- * imported.
+ * BiCache's profile of a space. Clients sample how similar a prefix is with and without the tokens
+ * that follow it. A table of depths is built from the samples, shown, forgotten, or imported.
  */
 
 #include "daemon/handlers/handlers.h"
@@ -41,12 +40,11 @@ static int import_profile(struct client *c, struct space *space, const struct kv
 
         if (m->depth.size != sizeof depth)
                 return client_refuse(c, -EINVAL,
-                                     "a table has 101 depths, for 0 to 100 percent; this one has "
-                                     "%u",
+                                     "a table has 101 depths, for 0 to 100 percent; this one has %u",
                                      m->depth.size);
         if (m->def == 0)
                 return client_refuse(
-                        c, -EINVAL, "def is missing: 1 the ratio includes generated tokens, 2 not");
+                        c, -EINVAL, "def is missing: 1: the ratio includes generated tokens, 2: it does not");
         memcpy(depth, m->depth.data, sizeof depth);
         return space_profile_import(space, depth, m->def);
 }
@@ -87,7 +85,7 @@ static void tell_profile(struct scratch *s, struct space *space,
         };
 }
 
-/* Whatever was asked for, the answer says how things are now. */
+/* The reply always describes the profile as it is after the request. */
 int handle_profile(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct kvd_msg_profile *m = &request->profile;
         int r;

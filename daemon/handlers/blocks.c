@@ -19,7 +19,7 @@ static struct kvd_slice blocks_slice(const kvd_ref *blocks, uint32_t n) {
         return (struct kvd_slice){blocks, n * (uint32_t)sizeof *blocks};
 }
 
-/* Blocks of the space that a client holds. */
+/* Number of blocks of the space that a client holds. */
 static uint64_t held_by(const struct client *c, const struct space *space) {
         for (uint32_t i = 0; i < CLIENT_SPACES; i++) {
                 const struct attachment *a = c->spaces[i].attachment;
@@ -30,7 +30,7 @@ static uint64_t held_by(const struct client *c, const struct space *space) {
         return 0;
 }
 
-/* "", or who holds most of a space. */
+/* Names the client that holds the most blocks of the space; "" if none holds any. */
 static void name_holder(const struct server *server, const struct space *space, char *to,
                         size_t size) {
         const struct client *most = NULL;
@@ -117,8 +117,8 @@ static int take_seal(struct client *c, const struct kvd_msg_seal *m, struct seal
 }
 
 /*
- * Who seals will fill more: that costs no message of its own. Nobody is refused what was not asked
- * for by itself.
+ * A client that seals blocks will probably fill more, and so gets them without another message. If
+ * there are none, the seal succeeds all the same.
  */
 static struct kvd_slice fresh_blocks(struct client *c, struct call *call, uint32_t n) {
         kvd_ref *fresh = c->server->scratch->blocks;
@@ -145,7 +145,7 @@ int handle_seal(struct client *c, const struct kvd_msg *request, struct call *ca
         return 0;
 }
 
-/* Each post says in its page what became of it. */
+/* The results of posts are in the client's page, so there is no reply. */
 int handle_post(struct client *c, const struct kvd_msg *request, struct call *call) {
         c->rings = c->used;
         rounds_kicked(&c->server->rounds, c);
@@ -154,7 +154,7 @@ int handle_post(struct client *c, const struct kvd_msg *request, struct call *ca
         return 0;
 }
 
-/* What was posted has been taken with the space. */
+/* Posts are taken when a request's attachment is found (requests.c). */
 int handle_flush(struct client *c, const struct kvd_msg *request, struct call *call) {
         return 0;
 }
@@ -201,7 +201,7 @@ int handle_evict(struct client *c, const struct kvd_msg *request, struct call *c
         return 0;
 }
 
-/* The descriptor is the store's, until the fetch has ended. */
+/* The store owns the descriptor until the fetch has ended. */
 int handle_fetch(struct client *c, const struct kvd_msg *request, struct call *call) {
         struct fetch_request fetch = {.group = request->fetch.group,
                                       .salt = request->fetch.salt,

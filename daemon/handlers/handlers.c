@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The table that requests.c looks into. A row that says ATTACHMENT or SPACE for a message without
- * such fields, or with fields of another type, does not compile.
+ * The table of handlers. A row with ATTACHMENT or SPACE for a message without such fields, or with
+ * fields of another type, does not compile.
  */
 
 #include "daemon/handlers/handlers.h"

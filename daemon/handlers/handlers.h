@@ -9,14 +9,14 @@
 
 #include "daemon/serve/client.h"
 
-/* A request under way: what its handler is given besides the message, and what it fills in. */
+/* What a handler gets in addition to the message, and what it fills in. */
 struct call {
         struct attachment *attachment; /* NEEDS_ATTACHMENT */
         struct space *space;           /* NEEDS_ATTACHMENT, NEEDS_SPACE */
-        struct kvd_msg reply;          /* number and serial are filled in */
+        struct kvd_msg reply;          /* number and serial are set before the call */
         struct kvd_fds fds;            /* borrowed; sent with the reply */
-        int own_fd;                    /* ... this one owned; -1: none */
-        bool quiet;                    /* nothing is sent */
+        int own_fd;                    /* the one of fds that is closed after the reply; -1: none */
+        bool quiet;                    /* no reply is sent */
 };
 
 /* 0, or a negative errno after client_refuse or client_store_failed said why. */
@@ -25,9 +25,9 @@ typedef int client_handler(struct client *client, const struct kvd_msg *request,
 struct handler {
         client_handler *handle; /* NULL: there is no such request */
         enum { NEEDS_NOTHING, NEEDS_ATTACHMENT, NEEDS_SPACE } needs;
-        size_t space, domain;   /* where the fields are, in struct kvd_msg */
+        size_t space, domain;   /* offsets of these fields in struct kvd_msg */
         bool before_attach, wants_idle;
-        const char *worker_for; /* NULL: it can be met without a worker */
+        const char *worker_for; /* feature that needs a worker, in words; NULL: none */
 };
 extern const struct handler handlers[256];
 

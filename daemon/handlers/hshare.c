@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HShare: the configuration that layers and heads share, made out of a client's selections, and the
- * summaries that hold the labels of tokens.
+ * HShare: sharing configurations, which name each layer's and head's source and are made from a
+ * client's selections, and the summaries that hold the labels of tokens.
  */
 
 #include "daemon/handlers/handlers.h"
@@ -38,8 +38,8 @@ static int tell_configuration(struct client *c, struct attachment *attachment, u
 
         if (g->layers > sizeof s->layers || (uint64_t)g->layers * g->kv_heads > sizeof s->heads)
                 return client_refuse(c, -E2BIG,
-                                     "the answer would not fit: at most %zu layers and %zu heads "
-                                     "of them",
+                                     "the reply would not fit: at most %zu layers "
+                                     "and %zu heads in all layers",
                                      sizeof s->layers, sizeof s->heads);
         r = sequence_sharing(attachment, sequence, s->layers, s->heads);
         if (r < 0)

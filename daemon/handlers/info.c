@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Figures. A peer that is no administrator learns nothing about other domains: not from lists,
- * where a cursor is a place in its own domain, and not from sums.
+ * Figures of the daemon, spaces, clients, domains and tiers. Only administrators learn anything
+ * about other domains. For other clients, a cursor counts entries of their own domain, and sums
+ * cover only that domain.
  */
 
 #include "daemon/children/keep.h"
@@ -35,7 +36,7 @@ static void count_visible(const struct client *c, struct kvd_msg_daemon_info_rep
                               client_sees(c, seats->clients[i].domain);
 }
 
-/* What shows only when somebody looks, and then all that there is. */
+/* Sets the degraded states that are only computed on request, and returns all of them. */
 static struct kvd_slice put_degraded(const struct server *server, uint64_t *to) {
         uint64_t turn_us = loop_turn_recent_ns(server->loop) / 1000,
                  percent = store_most_used(server->store);
@@ -164,12 +165,12 @@ int handle_space_info(struct client *c, const struct kvd_msg *request, struct ca
 
 /* ---- clients --------------------------------------------------------------------------------- */
 
-/* Which seat somebody has tells of other domains, too: only administrators see them in that order. */
+/* Seat numbers reveal other domains' activity, so only administrators get the order of seats. */
 static uint32_t place_of(const struct client *c, const struct client *other) {
         return c->admin ? (uint32_t)(other - c->server->seats.clients) : other->number - 1;
 }
 
-/* The first at this place or behind it. */
+/* The first client at this place or after it. */
 static const struct client *visible_client(const struct client *c, uint32_t cursor) {
         const struct seats *seats = &c->server->seats;
         const struct client *found = NULL;
@@ -262,7 +263,7 @@ int handle_domain_info(struct client *c, const struct kvd_msg *request, struct c
 
 /* ---- tiers ----------------------------------------------------------------------------------- */
 
-/* What all domains do with a tier is for administrators alone. */
+/* These figures cover all domains, and are for administrators only. */
 static void tell_disk_work(const struct store_disk_info *info, struct kvd_msg_tier_info_reply *m) {
         m->hits = info->hits;
         m->misses = info->misses;
@@ -345,6 +346,6 @@ int handle_tier_info(struct client *c, const struct kvd_msg *request, struct cal
         else if (tier == store_disk_n_files(c->server->store) && remote->state != STORE_REMOTE_NONE)
                 tell_remote(remote, c->admin, why, &call->reply.tier_info_reply);
         else
-                return client_refuse(c, -ENOENT, "there is no (other) tier");
+                return client_refuse(c, -ENOENT, "there are no more tiers");
         return 0;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Looking inside a space: what its blocks are doing, who pins them, which chains there are, whether
- * every invariant is true, and what there is to read for who follows it. Each answer is a piece of
- * the whole, and the next request begins where it ends.
+ * Inspection of a space: its blocks' states, pins, chains and invariants, and the pages that
+ * followers read. Each reply is a piece of the whole, and the next request continues where it
+ * ended.
  */
 
 #include "daemon/handlers/handlers.h"
@@ -87,7 +87,7 @@ static const struct attachment *find_attachment(const struct client *c, const st
         return NULL;
 }
 
-/* A client that is gone, or does not use the space, has none. */
+/* A client that is gone, or does not use the space, has no pins. */
 int handle_pins(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct kvd_msg_pins *m = &request->pins;
         const struct attachment *attachment = NULL;
@@ -122,7 +122,7 @@ static const struct client *next_user(const struct seats *seats, const struct sp
         return NULL;
 }
 
-/* A page is its client's to write: others get a descriptor that cannot be mapped for that. */
+/* Only the client itself may write to its page: followers get a descriptor for reading only. */
 static int give_page(struct client *c, uint32_t at, struct call *call) {
         struct kvd_msg_follow_reply *m = &call->reply.follow_reply;
         const struct attachment *attachment;
@@ -141,7 +141,7 @@ static int give_page(struct client *c, uint32_t at, struct call *call) {
         return 0;
 }
 
-/* Whoever may name the space may attach to it, and would be given the same index. */
+/* A client that may name the space may also attach to it, and would get the same index. */
 int handle_follow(struct client *c, const struct kvd_msg *request, struct call *call) {
         struct kvd_msg_follow_reply *m = &call->reply.follow_reply;
 

@@ -3,9 +3,8 @@
 #define KVD_DAEMON_HANDLERS_SCRATCH_H
 
 /*
- * Room for what one request carries, copied from its frame to where it is aligned, and for its
- * answer. It was allocated before the first client came. Each array is as long as msg.def lets the
- * field be that it is for.
+ * Memory for the arrays of one request, copied from its frame to be aligned, and of its reply. It
+ * is allocated once, at the start. Each array is as long as msg.def allows its field to be.
  */
 
 #include <assert.h>
@@ -24,15 +23,15 @@ struct scratch {
         uint32_t tokens[KVD_MOST_seal_tokens / sizeof(uint32_t)];
         uint32_t numbers[KVD_MOST_drain_unmapped / sizeof(uint32_t)];
 
-        /* answers */
+        /* replies */
         kvd_ref sealed[KVD_MOST_seal_reply_blocks / sizeof(kvd_ref)];
         uint8_t states[KVD_MOST_block_map_reply_states];
-        /* a frame has room for them and their states */
+        /* a frame has room for these and the blocks' states */
         uint32_t parents[KVD_MOST_block_map_reply_parents / sizeof(uint32_t)];
         uint8_t ages[KVD_MOST_block_map_reply_ages];
         uint32_t ids[KVD_MOST_pins_reply_ids / sizeof(uint32_t)];
         uint64_t counters[KVD_N_SPACE_COUNTERS], client_counters[KVD_CLIENT_WORDS];
-        uint64_t costs[3][KVD_N_COSTS]; /* used, guaranteed, most */
+        uint64_t costs[3][KVD_N_COSTS]; /* used, guaranteed, maximum */
         uint64_t degraded[KVD_N_DEGRADED];
         double settings[KVD_N_SETTINGS];
         struct check_report report;

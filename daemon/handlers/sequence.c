@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Requests' own tables of blocks: a client opens one, appends to it, takes the changes that the
- * store proposes, and lets blocks of it leave and come back.
+ * Sequences, the block tables of inference requests: a client opens one, appends to it, takes the
+ * changes that the store proposes, cools blocks and revives them.
  */
 
 #include "daemon/handlers/handlers.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A connection says who it is, and may be ended by its user. The kernel and the configuration say
- * which domain it is of, and whose: nothing in a message has a say in that.
+ * Attaching, joining a team, and ending clients. A connection's user comes from the kernel, and its
+ * domain from that and the configuration: no message can influence either.
  */
 
 #include "daemon/handlers/handlers.h"
@@ -15,7 +15,7 @@
 #include "daemon/base/log.h"
 #include "daemon/serve/mates.h"
 
-#define NUMBERS 4352u /* more than there can be seats */
+#define NUMBERS 4352u /* more than the number of seats can be */
 
 /* ---- attach ---------------------------------------------------------------------------------- */
 
@@ -25,8 +25,8 @@ static bool is_admin(const struct client *c) {
 }
 
 /*
- * As many as are still free, if nothing else is said: one user alone gets half, and whoever comes
- * later finds some. A daemon of one user has nobody to leave some to.
+ * Without user_clients, a user may have as many connections as are still free: one user alone gets
+ * half, and later users find some. A daemon for one user only does not reserve any for others.
  */
 static uint32_t user_limit(const struct config *config, uint32_t n_attached) {
         if (config->user_clients || config->own_user_only)
@@ -34,7 +34,7 @@ static uint32_t user_limit(const struct config *config, uint32_t n_attached) {
         return config->max_clients - MIN(n_attached, config->max_clients);
 }
 
-/* Root and admins may have some more, so that somebody can always look. */
+/* Root and admins may have some more, so that an administrator can always connect. */
 static int check_limits(struct client *c) {
         const struct config *config = c->server->config;
         const struct seats *seats = &c->server->seats;
@@ -42,28 +42,26 @@ static int check_limits(struct client *c) {
 
         if (seats->n_attached >= config->max_clients + more)
                 return client_refuse(c, -EUSERS,
-                                     "all %u connections are in use; close some, or raise "
-                                     "max_clients "
-                                     "in kvd.conf",
+                                     "all %u connections are in use; close some, "
+                                     "or raise max_clients in kvd.conf",
                                      config->max_clients);
         if (c->user->n_attached >= user_limit(config, seats->n_attached) + more)
                 return client_refuse(c, -EUSERS,
-                                     "user %u has %u connections, and the others are for other "
-                                     "users; close some, "
-                                     "or raise user_clients or max_clients in kvd.conf",
+                                     "user %u has %u connections, and the rest is reserved for other users; "
+                                     "close some, or raise user_clients or max_clients in kvd.conf",
                                      c->peer.uid, c->user->n_attached);
         return 0;
 }
 
 /*
- * All users whom no domain lists count as one here, so that somebody with many numbers (subordinate
- * ones) does not take what is left to domains.
+ * All users that no domain lists share one limit, so that a person with many (subordinate) uids
+ * does not take the connections that are left for domains.
  */
 static bool shares_limit(const struct client *a, const struct client *b) {
         return a->domain == b->domain || (!a->listed && !b->listed);
 }
 
-/* Three quarters at most, of what there is when all come at once. */
+/* A domain may have three times as many connections as are free: alone, three quarters of all. */
 static int check_domain(struct client *c, const struct domain *domain, uint32_t n) {
         const struct config *config = c->server->config;
         uint32_t free = config->max_clients - MIN(c->server->seats.n_attached, config->max_clients);
@@ -71,13 +69,12 @@ static int check_domain(struct client *c, const struct domain *domain, uint32_t 
         if (!config->domains || is_admin(c) || n < 3 * free)
                 return 0;
         return client_refuse(c, -EUSERS,
-                             "users of domain '%s'%s have %u connections, and the others are for "
-                             "other domains; close some, or raise max_clients in kvd.conf",
+                             "users of domain '%s'%s have %u connections, and the rest is reserved "
+                             "for other domains; close some, or raise max_clients in kvd.conf",
                              domain_config(domain)->name,
                              c->listed ? "" : " and others that no domain lists", n);
 }
 
-/* The kernel's word about the peer and the configuration decide; nothing in a message has a say. */
 static int choose_domain(struct client *c, struct domain **ret) {
         const struct config *config = c->server->config;
         const struct config_domain *listed;
@@ -87,14 +84,13 @@ static int choose_domain(struct client *c, struct domain **ret) {
         listed = config_find_domain(config, c->peer.uid, c->peer.groups, c->peer.n_groups);
         if (c->peer.uid == c->server->overflow_uid)
                 return client_refuse(c, -EACCES,
-                                     "user %u stands for all users who have no number in kvd's "
+                                     "uid %u stands for all users that are not mapped in kvd's "
                                      "user namespace; run kvd outside of it, or map them",
                                      c->peer.uid);
         if (!listed && config->unlisted == CONFIG_REFUSE && !is_admin(c))
                 return client_refuse(c, -EACCES,
-                                     "user %u belongs to no domain; add it to users of a [domain] "
-                                     "in "
-                                     "kvd.conf",
+                                     "user %u belongs to no domain; "
+                                     "add it to users of a [domain] in kvd.conf",
                                      c->peer.uid);
         if (listed)
                 config_domain_to_store(listed, &domain);
@@ -106,8 +102,8 @@ static int choose_domain(struct client *c, struct domain **ret) {
 }
 
 /*
- * The smallest number that no client of the domain has: a count over all domains would tell how
- * busy the others are. Negative: the domain has too many connections.
+ * Chooses the smallest number that no client of the domain has: a count over all domains would
+ * reveal how busy the others are. Negative: the domain has too many connections.
  */
 static int choose_number(struct client *c) {
         uint64_t taken[NUMBERS / 64] = {0};
@@ -132,7 +128,7 @@ static int choose_number(struct client *c) {
         return r;
 }
 
-/* What is not printable, or is a quote, could make a line of a log or a table say something else. */
+/* Control characters, non-ASCII bytes and quotes could forge lines of a log or a table. */
 static void choose_name(struct client *c, struct kvd_slice name) {
         kvd_slice_copy(name.size ? name : kvd_slice_of("unnamed"), c->name, sizeof c->name);
         for (char *p = c->name; *p; p++)
@@ -156,8 +152,8 @@ static int admit(struct client *c, const struct kvd_msg *request) {
 
         if (request->attach.protocol != KVD_PROTOCOL)
                 return client_refuse(c, -EPROTO,
-                                     "kvd %s speaks protocol %u and the client %u; update the "
-                                     "older one",
+                                     "kvd %s speaks protocol %u and the client %u; "
+                                     "update the older one",
                                      KVD_PROJECT_VERSION, KVD_PROTOCOL, request->attach.protocol);
         r = check_limits(c);
         if (r == 0)
@@ -165,12 +161,12 @@ static int admit(struct client *c, const struct kvd_msg *request) {
         return r < 0 ? r : choose_number(c);
 }
 
-/* libkvd asks for a lifeline then, and attaches again on this connection; older ones show the text. */
+/* libkvd then requests a lifeline and attaches again; older versions show the text. */
 static int refuse_unknown(struct client *c) {
         return client_refuse(c, -ESRCH,
                              "kvd does not see this process: it is in another pid namespace, and "
-                             "Linux before 6.5 does not tell its end; update libkvd, or share "
-                             "kvd's pid namespace");
+                             "Linux before 6.5 does not report its end; "
+                             "update libkvd, or share kvd's pid namespace");
 }
 
 int handle_attach(struct client *c, const struct kvd_msg *request, struct call *call) {
@@ -201,10 +197,10 @@ int handle_lifeline(struct client *c, const struct kvd_msg *request, struct call
         int r;
 
         if (c->peer.pidfd >= 0)
-                return client_refuse(c, -EALREADY, "this process' end is known without a lifeline");
+                return client_refuse(c, -EALREADY, "kvd already watches this process");
         r = client_make_lifeline(c, request->lifeline.process, &call->own_fd);
         if (r < 0)
-                return client_refuse(c, r, "no lifeline: %s", strerror(-r));
+                return client_refuse(c, r, "cannot make a lifeline: %s", strerror(-r));
         call->fds.fd[call->fds.n++] = call->own_fd;
         return 0;
 }
@@ -239,8 +235,8 @@ static int find_client(struct client *c, const struct kvd_msg_client_end *m, str
                                      domain_config(domain)->name);
         if (!c->admin && (*ret)->peer.uid != c->peer.uid)
                 return client_refuse(c, -EPERM,
-                                     "client %u is of user %u; only that user and administrators "
-                                     "may end it",
+                                     "client %u belongs to user %u; only that user and "
+                                     "administrators may end it",
                                      m->client, (*ret)->peer.uid);
         return 0;
 }
@@ -254,7 +250,7 @@ static void put_kept(const struct client *c, struct kvd_msg_client_end_reply *m)
                         m->filling += attachment_filling(c->spaces[i].attachment);
 }
 
-/* One that has lost its connection already is told of as it is. */
+/* If the client has lost its connection already, only reports what is kept for it. */
 int handle_client_end(struct client *c, const struct kvd_msg *request, struct call *call) {
         struct client *other;
         int r = find_client(c, &request->client_end, &other);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Spaces: a client opens one, maps its memory segment by segment, and lets go of it. Administrators
- * and clients of its domain may change its settings, and delete it.
+ * Spaces: a client opens one, maps its memory segment by segment, and detaches from it.
+ * Administrators and clients of its domain may change its settings, and delete it.
  */
 
 #include "daemon/handlers/handlers.h"
@@ -40,7 +40,7 @@ static void spec_of(const struct kvd_msg_space *m, struct space_spec *ret) {
         kvd_slice_copy(m->layout, ret->geometry.layout, sizeof ret->geometry.layout);
 }
 
-/* One of that name may be on its way from the daemon before. */
+/* A space with that name from the previous daemon may not be complete yet. */
 static int await_namesake(struct domain *domain, const char *name) {
         struct space *space = space_by_name(domain, name);
 
@@ -52,9 +52,8 @@ static int check_space_count(struct client *c, struct domain *domain, const char
 
         if (n >= limit && !space_by_name(domain, name) && domain_make_way(domain) < 0)
                 return client_refuse(c, -EDQUOT,
-                                     "domain '%s' has %u spaces, which is the limit; delete one, "
-                                     "or raise "
-                                     "max_spaces in kvd.conf",
+                                     "domain '%s' has %u spaces, which is the limit; "
+                                     "delete one, or raise max_spaces in kvd.conf",
                                      domain_config(domain)->name, limit);
         return 0;
 }
@@ -131,7 +130,7 @@ int handle_detach(struct client *c, const struct kvd_msg *request, struct call *
 
 /* ---- segments -------------------------------------------------------------------------------- */
 
-/* A pool of legacy handles has one segment a space, and its handle goes into the message. */
+/* With legacy CUDA handles, a space has one segment, and its handle is in the message. */
 static int put_handle(struct space *space, struct kvd_msg_segments_reply *m) {
         const uint8_t *handle = space_segment_handle(space, 0);
 
@@ -166,7 +165,9 @@ int handle_segments(struct client *c, const struct kvd_msg *request, struct call
                                                                          0;
 }
 
-/* The segments that it has unmapped come in, those that it should unmap go out. */
+/*
+ * The request has the segments that the client has unmapped; the reply, those that it should unmap.
+ */
 int handle_drain(struct client *c, const struct kvd_msg *request, struct call *call) {
         uint32_t *segments = c->server->scratch->numbers, wanted;
         int64_t n = array_of_numbers(c, request->drain.unmapped, "unmapped");
@@ -200,7 +201,7 @@ int handle_space_set(struct client *c, const struct kvd_msg *request, struct cal
         return 0;
 }
 
-/* A space that is gone, and that the file has not forgotten yet, is asked for until it has. */
+/* After the space is gone, clients repeat the request until its records in files are erased. */
 int handle_space_delete(struct client *c, const struct kvd_msg *request, struct call *call) {
         const struct kvd_msg_space_delete *m = &request->space_delete;
         char name[KVD_NAME_MAX + 1];

@@ -79,8 +79,8 @@ int client_open(struct client *c, int fd, void (*ready)(struct loop_source *, sh
 static void log_end(const struct client *c, bool died) {
         if (died && c->n_spaces)
                 log_limited(LOG_INFO,
-                            "client %u ('%s', process %d, user %u) of domain %s died: its memory "
-                            "is taken back",
+                            "client %u ('%s', process %d, user %u) of domain %s died: "
+                            "its memory is taken back",
                             c->number, c->name, c->peer.pid, c->peer.uid,
                             domain_config(c->domain)->name);
         else
@@ -475,8 +475,8 @@ int client_find_domain(struct client *c, struct kvd_slice name, struct domain **
                 return 0;
         if (!c->admin)
                 return client_refuse(c, -EPERM,
-                                     "only administrators may name another domain; see admins in "
-                                     "kvd.conf");
+                                     "only administrators may name another domain; "
+                                     "see admins in kvd.conf");
         *ret = store_domain_by_name(c->server->store, kvd_slice_copy(name, text, sizeof text));
         if (!*ret)
                 return client_refuse(c, -ENOENT, "there is no domain '%s'", text);

@@ -171,8 +171,8 @@ static void welcome(struct server *server, int fd) {
         oldest = seats_too_many(&server->seats, client->peer.uid);
         if (oldest) {
                 log_limited(LOG_WARNING,
-                            "user %u has too many connections that did not attach: the oldest is "
-                            "dropped",
+                            "user %u has too many connections that did not attach: "
+                            "the oldest is dropped",
                             oldest->peer.uid);
                 client_end(oldest, false);
         }
