@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Decides once, at the start, where the pool is, and says why in one line.
+ * Chooses the backend once, at the start, and gives the reason in one line.
  *
- * The driver is initialised in this process: it starts no thread before there is a context, and
- * what this process starts afterwards it starts by exec, so that nothing inherits a driver that a
- * fork has broken.
+ * The driver is initialised in this process. It starts no thread before there is a context, and all
+ * children are started by exec, so none of them inherits a driver that a fork has broken.
  */
 
 #include "daemon/children/backend.h"
@@ -42,25 +41,25 @@ const char *backend_name(enum kvd_backend backend) {
 /* ---- device ---------------------------------------------------------------------------------- */
 
 /*
- * GPUs are counted as nvidia-smi and the device nodes do, not by speed, unless the user has chosen
- * otherwise.
+ * Numbers GPUs as nvidia-smi and the device nodes do, not by speed, unless the user has chosen an
+ * order.
  */
 static void count_by_bus(void) {
         setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0);
 }
 
 /*
- * MPS has one server for each user, who waits for another user's clients to end, and ends all of
- * its clients when one of them faults: kvd and what it starts keep out, unless the user has chosen
- * otherwise. Engines of one user may be its clients all the same.
+ * MPS has one server per user, which waits until the clients of other users have ended. If one of
+ * its clients faults, it ends all of them. So kvd and its children keep out of MPS, unless the user
+ * has chosen otherwise. Engines of one user may still be its clients.
  */
 static void keep_out_of_mps(void) {
         setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent", 0);
 }
 
 /*
- * A service may see only its own GPU (DeviceAllow, a container's devices), which is number 0 then,
- * whatever its number on the machine. With several to choose from, the number must be right.
+ * A service may see only its own GPU (DeviceAllow, a container's devices). The driver then calls it
+ * number 0, whatever its number on the machine. So the number is ignored if there is only one GPU.
  */
 static int find_device(struct backend *b, uint32_t number) {
         int n, r = check(b, b->cuda->cuDeviceGetCount(&n), "cuDeviceGetCount");
@@ -71,7 +70,7 @@ static int find_device(struct backend *b, uint32_t number) {
                 return kvd_refuse(&b->why, -ENODEV, "the driver sees no GPU");
         if (number >= (uint32_t)n && n > 1)
                 return kvd_refuse(&b->why, -ENODEV,
-                                  "there is no GPU %u; the driver sees %d, from 0 on", number, n);
+                                  "there is no GPU %u; the driver sees %d, numbered from 0", number, n);
         return check(b, b->cuda->cuDeviceGet(&b->ordinal, n == 1 ? 0 : (int)number), "cuDeviceGet");
 }
 
@@ -96,8 +95,8 @@ static int describe(struct backend *b) {
 /* ---- what it can do -------------------------------------------------------------------------- */
 
 /*
- * Attributes say what a device could do; drivers, containers and virtual machines decide what it
- * does.
+ * Tries it, since the device's attributes are not enough: drivers, containers and virtual machines
+ * may prevent what the device supports.
  */
 static int probe_vmm(struct backend *b) {
         const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,
@@ -144,10 +143,10 @@ static int take_vmm(struct backend *b) {
                 return r;
         b->backend = KVD_BACKEND_VMM;
         return kvd_refuse(&b->why, 0,
-                          "memory can be made, and given to other processes as descriptors");
+                          "memory can be allocated, and shared with other processes as descriptors");
 }
 
-/* Needs a context, and so a process of its own. because: descriptors were not to be had. */
+/* Legacy handles need a context, so a separate process. because: why descriptors are not used. */
 static int take_legacy(struct backend *b, const struct config *config, const char *because) {
         const char *also = because[0] ? "; " : "";
         char why[120];
@@ -157,8 +156,8 @@ static int take_legacy(struct backend *b, const struct config *config, const cha
                 return kvd_refuse(&b->why, r, "%s%s%s", because, also, why);
         b->backend = KVD_BACKEND_LEGACY;
         return kvd_refuse(&b->why, 0,
-                          "%s%san exporter can make memory, and give it to other processes as "
-                          "legacy handles",
+                          "%s%san exporter can allocate memory, and share it with other processes "
+                          "as legacy handles",
                           because, also);
 }
 
@@ -199,7 +198,7 @@ int backend_choose(const struct config *config, struct backend *ret) {
 
 /* ---- pool ------------------------------------------------------------------------------------ */
 
-#define RESERVE (UINT64_C(1) << 30) /* the worker's context, and an engine's */
+#define RESERVE (UINT64_C(1) << 30) /* bytes, for the contexts of the worker and of an engine */
 
 static void size_by_gpu(const struct backend *b, struct config *config) {
         uint64_t share = b->bytes / 100 * config->pool_share;
@@ -210,7 +209,7 @@ static void size_by_gpu(const struct backend *b, struct config *config) {
                 config->pool = MIN(share, b->bytes - MIN(b->bytes, config->reserve));
 }
 
-/* What goes to a file or to servers, or comes, goes through memory of the host, beside what stays there. */
+/* Blocks pass through host memory on their way to and from files and servers. */
 static uint64_t least_spill(const struct config *config) {
         return config->host_tier + (config->files.n ? STORE_CARRY_BYTES : 0) +
                (config->remote[0] ? STORE_CARRY_BYTES : 0);
@@ -227,7 +226,7 @@ int backend_size_pool(const struct backend *b, struct config *config, struct kvd
         if (config->spill < least_spill(config))
                 return kvd_refuse(why, -EINVAL,
                                   "spill is less than the %llu MiB that host_tier, file and remote "
-                                  "need of it below a GPU (16 MiB each beside host_tier); raise it",
+                                  "need below a GPU (16 MiB each in addition to host_tier); raise it",
                                   (unsigned long long)(least_spill(config) >> 20));
         if (config->pool + config->reserve > b->bytes)
                 return kvd_refuse(why, -EINVAL,
@@ -238,8 +237,7 @@ int backend_size_pool(const struct backend *b, struct config *config, struct kvd
                                   (unsigned long long)(b->bytes >> 20));
         if (config->worker == CONFIG_OFF)
                 return kvd_refuse(why, -EINVAL,
-                                  "worker = off, and a GPU's memory is cleared by the worker "
-                                  "before "
-                                  "anybody gets it; set worker = auto, or backend = host");
+                                  "worker = off, but only the worker can clear a GPU's memory before "
+                                  "clients use it; set worker = auto, or backend = host");
         return config_check(config, why);
 }

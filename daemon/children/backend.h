@@ -3,10 +3,10 @@
 #define KVD_DAEMON_CHILDREN_BACKEND_H
 
 /*
- * Where the pool is: host memory, or a GPU, found out by doing with it once what will be done with
- * it. The daemon has no CUDA context: cuInit, and making and exporting memory, need none; what
- * needs one is the worker's, or the exporter's. Nothing here is asked twice: the answer holds for
- * the daemon's life.
+ * Chooses where the pool is: in host memory, or on a GPU. A GPU is tested by allocating and
+ * exporting memory on it. The daemon itself has no CUDA context: cuInit, and allocating and
+ * exporting memory, need none. The worker and the exporter do what needs one. The choice is made
+ * once, for the daemon's life.
  */
 
 #include "daemon/base/config.h"
@@ -18,22 +18,19 @@ struct backend {
         const struct kvd_cuda *cuda; /* NULL: host */
         cu_device ordinal;
         struct cu_uuid uuid;
-        uint64_t bytes;              /* all of its memory */
+        uint64_t bytes;              /* size of its memory */
         char device[192];            /* "NVIDIA H200, UUID GPU-...", or empty */
-        struct kvd_why why;                /* why this backend, one line */
+        struct kvd_why why;                /* why this backend was chosen, in one line */
 };
 
-/*
- * Follows the configuration. Negative: it asks for something that cannot be had, and ret->why says
- * what.
- */
+/* Follows the configuration. Negative: that backend cannot be used; ret->why says why. */
 int backend_choose(const struct config *config, struct backend *ret);
 
 const char *backend_name(enum kvd_backend backend); /* "host", "cuda (vmm)", "cuda (legacy)" */
 
 /*
- * A pool that was given as a share is one of that memory. -EINVAL: the pool is larger than the
- * GPU's, or what depends on the pool's size does not fit (why).
+ * Sets pool (if it is a share of the GPU's memory), reserve and spill. -EINVAL: the pool is larger
+ * than the GPU's memory, or another setting does not fit (why).
  */
 int backend_size_pool(const struct backend *b, struct config *config, struct kvd_why *why);
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The life of a process that works for the daemon: it is started, asked, watched and replaced here,
- * and its kind says what it is asked. One question at a time is out, so that a send never waits and
- * an answer needs no looking up.
+ * Starts a process that works for the daemon, sends it requests, watches and replaces it. Its kind
+ * (child_ops) supplies the requests. Only one request is in flight, so that a send never waits and
+ * a reply needs no lookup.
  *
- * A child that is killed is gone when its pidfd says so, not before: until then it may still write
- * where its question told it to, and the store keeps those places.
+ * A killed child is gone only when its pidfd becomes readable. Until then it may still write to the
+ * memory of its request, so the store does not reuse that memory.
  */
 
 #include "daemon/children/child.h"
@@ -61,7 +61,7 @@ static void close_ends(struct child *c) {
         c->asked = 0;
 }
 
-/* Nothing watches a half-started child, so it is waited for here; nothing holds it up. */
+/* Nothing watches a half-started or stopped child, so wait for its end here. */
 static void give_up(struct child *c) {
         close_ends(c);
         if (c->pid > 0)
@@ -121,7 +121,7 @@ static int watch(struct child *c) {
         int r;
 
         c->process = (struct loop_source){.events = POLLIN, .ready = process_ended};
-        /* it was not waited for yet: the number is its own */
+        /* it was not waited for yet, so its pid cannot have been reused */
         c->process.fd = sys->pidfd_open(c->pid);
         if (c->process.fd < 0)
                 return -errno;
@@ -215,7 +215,7 @@ static void process_ended(struct loop_source *source, short revents) {
         pause_and_start(c);
 }
 
-/* ---- questions ------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 int child_ask(struct child *c, struct kvd_msg *msg, const struct kvd_fds *fds) {
         ssize_t n;
@@ -235,7 +235,7 @@ int child_ask(struct child *c, struct kvd_msg *msg, const struct kvd_fds *fds) {
 
 bool child_ask_or_end(struct child *c, struct kvd_msg *msg, const struct kvd_fds *fds) {
         if (child_ask(c, msg, fds) < 0)
-                child_end(c, "takes no messages");
+                child_end(c, "accepts no messages");
         return true;
 }
 
@@ -281,7 +281,7 @@ static void look_now(struct loop_timer *timer) {
                 loop_timer_set(c->loop, &c->retry, 0);
 }
 
-/* ---- answers --------------------------------------------------------------------------------- */
+/* ---- replies --------------------------------------------------------------------------------- */
 
 static bool is_answer(const struct child *c, const struct kvd_msg *m) {
         if (!c->asked || m->serial != c->serial)
@@ -310,7 +310,7 @@ static void answer_came(struct loop_source *source, short revents) {
                 child_end(c, "closed its connection");
         else if (kvd_msg_decode(c->decoder, c->frame, (size_t)n, &answer) < 0 ||
                  !is_answer(c, &answer))
-                child_end(c, "sent what is no answer");
+                child_end(c, "sent an invalid reply");
         else
                 take_answer(c, &answer);
 }

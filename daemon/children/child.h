@@ -4,12 +4,13 @@
 
 /*
  * A child: a process of the same program that does what the loop must not do itself. The daemon has
- * four kinds: the worker (worker_jobs.h), which computes, the exporter (exporter.h), which keeps
- * memory in a CUDA context, a disk process for each file (disk.h), and the remote process (remote.h).
+ * four kinds: the worker (worker_jobs.h), which computes, the exporter (exporter_child.h), which
+ * holds memory in a CUDA context, a disk process for each file (disk_child.h), and the remote
+ * process (remote_child.h).
  *
- *      nobody ──wanted──▶ runs ◀──answer──▶ asked
- *        ▲                  │ it ends, says nonsense, or says nothing until the deadline
- *        └─────pause────────┘
+ *      none ──wanted──▶ runs ◀──request, reply──▶ asked
+ *        ▲                │ it ends, sends an invalid reply, or misses the deadline
+ *        └─────pause──────┘
  */
 
 #include <stdbool.h>
@@ -21,93 +22,86 @@
 #include "ipc/frame.h"
 #include "ipc/msg.h"
 
-#define CHILD_SOURCES 2u /* descriptors that the loop watches for one */
+#define CHILD_SOURCES 2u /* number of descriptors of a child that the loop watches */
 
 struct child;
 
-/* The differences between one kind of child and the other. */
+/* What distinguishes a kind of child. */
 struct child_ops {
         const char *name;            /* in the log */
-        enum kvd_degraded degraded;  /* it ended, or cannot be started */
+        enum kvd_degraded degraded;  /* noted if it ended, or cannot be started */
 
-        /* is there anything to start it for? NULL: always */
+        /* is there a reason to start it? NULL: always */
         bool (*wanted)(struct child *);
         int (*prepare)(struct child *);        /* before each start; sets arguments */
-        void (*not_started)(struct child *);   /* NULL: nothing is to be done about it */
-        /* it has said nothing for longer than slow_ns, and may still answer */
+        void (*not_started)(struct child *);   /* a start failed; may be NULL */
+        /* there was no reply for slow_ns; it may still come */
         void (*slow)(struct child *);
-        void (*late)(struct child *);          /* it says nothing, and is killed; NULL: as above */
-        /* the kernel says that the process is gone */
+        void (*late)(struct child *);          /* no reply for patience_ns: killed; may be NULL */
+        /* the process is gone, according to the kernel; asked: its unanswered request, or 0 */
         void (*ended)(struct child *, uint32_t asked);
 
-        /* Asks the next question, or finds that it cannot be asked: true; false: there is none. */
+        /* True: sent the next request, or could not send it; false: there is none. */
         bool (*next)(struct child *);
-        /* does the reply belong to the question? NULL: always */
+        /* does the reply match the request? NULL: always */
         bool (*fits)(const struct child *, const struct kvd_msg *);
-        /* by a reply, or KVD_MSG_error */
+        /* with a reply, or with KVD_MSG_error */
         void (*answered)(struct child *, uint32_t asked, const struct kvd_msg *);
 };
 
-/* Part of the struct that its kind has: container_of finds that. */
+/* Embedded in the struct of its kind, which container_of finds. */
 struct child {
         const struct child_ops *ops;
         const char *program;
-        char *arguments[5];           /* NULL ends them */
+        char *arguments[5];           /* NULL-terminated */
         struct loop *loop;
         struct kvd_decoder *decoder;  /* owned */
         uint8_t *frame;               /* owned; KVD_FRAME_MAX bytes */
 
         pid_t pid;                    /* 0: none */
-        struct loop_source socket;    /* its fd is owned; -1 */
-        struct loop_source process;   /* its pidfd is owned; -1 */
+        struct loop_source socket;    /* its fd is owned; -1: none */
+        struct loop_source process;   /* its pidfd is owned; -1: none */
         struct loop_timer look, retry, deadline, doubt;
         bool stopped;
-        uint32_t asked;               /* number of the message that is not answered yet; 0: none */
+        uint32_t asked;               /* message number of the request in flight; 0: none */
         uint64_t serial, starts;
-        uint64_t patience_ns;         /* for an answer */
-        uint64_t slow_ns;             /* ... before ops->slow is called; 0: it never is */
-        /* before the next start; it doubles up to most_pause_ns */
+        uint64_t patience_ns;         /* time for a reply; then it is killed */
+        uint64_t slow_ns;             /* time for a reply; then ops->slow is called; 0: never */
+        /* before the next start; doubles up to most_pause_ns */
         uint64_t pause_ns, most_pause_ns;
 
-        uint32_t failures;            /* at making or clearing memory, since it last worked */
-        char why[160];                /* of the last of them */
+        uint32_t failures;            /* to allocate or clear memory, since the last success */
+        char why[160];                /* error of the last one */
 };
 
-/* child_clear is to be called afterwards, on failure, too. */
+/* Call child_clear afterwards, even on failure. */
 int child_init(struct child *child, const struct child_ops *ops, const char *program,
                struct loop *loop);
 void child_clear(struct child *child);
-void child_stop(struct child *child); /* ends the process, and starts no more */
+void child_stop(struct child *child); /* ends the process, and starts no other */
 
-/* Looks soon whether there is something to ask. */
+/* Checks soon, or after ns, whether there is a request; starts the process if needed. */
 void child_look(struct child *child);
 void child_look_after(struct child *child, uint64_t ns);
 
-/* Sends a question. child_ask_or_end: true; a child that cannot be asked is replaced. */
+/* Sends a request. child_ask_or_end replaces a child that does not take it, and returns true. */
 int child_ask(struct child *child, struct kvd_msg *msg, const struct kvd_fds *fds);
 bool child_ask_or_end(struct child *child, struct kvd_msg *msg, const struct kvd_fds *fds);
 
-/* What a question or an answer is made of. */
-/* which of the descriptors it is: those that are equal are the same file */
+/* Adds a descriptor, unless fds has it already; returns its index. */
 uint32_t child_add_fd(struct kvd_fds *fds, int fd);
-/* an aligned copy of an array, of at most so many; returns how many */
+/* Copies an array to aligned memory, up to most elements; returns their number. */
 uint32_t child_array(void *to, size_t size, uint32_t most, struct kvd_slice from);
 
-/*
- * Kills it, since it is or does what why says. It has ended when the kernel says so (ops->ended),
- * not before.
- */
+/* Kills the child, and logs why ("accepts no messages"). ops->ended is called once it is gone. */
 void child_end(struct child *child, const char *why);
 
-/* Notes a failure, to be shown to whoever waits for memory; child_why then has it in words. */
+/* Records a failure to allocate or clear memory; child_why returns its text. */
 void child_failed(struct child *child, struct kvd_slice why);
-void child_worked(struct child *child); /* they are over */
+void child_worked(struct child *child); /* resets the failures */
 const char *child_why(const struct child *child);
 
-/*
- * The two steps below those: end is the other process' end of a connection, and is closed in any
- * case.
- */
+/* Lower-level steps. end: the child's end of its connection, which is always closed here. */
 pid_t child_spawn(const char *program, char *const arguments[], int end);
 void child_kill(pid_t pid); /* and waits for its end */
 

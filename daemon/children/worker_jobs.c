@@ -145,7 +145,7 @@ static bool do_job(struct worker *w) {
                 return false;
         r = ask_for_job(w);
         if (r == -EPIPE || r == -ECONNRESET || r == -EAGAIN)
-                child_end(&w->child, "takes no messages");
+                child_end(&w->child, "accepts no messages");
         else if (r < 0)
                 finish_job(w, -r, (struct kvd_slice){0});
         return true;
