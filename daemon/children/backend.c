@@ -70,7 +70,8 @@ static int find_device(struct backend *b, uint32_t number) {
                 return kvd_refuse(&b->why, -ENODEV, "the driver sees no GPU");
         if (number >= (uint32_t)n && n > 1)
                 return kvd_refuse(&b->why, -ENODEV,
-                                  "there is no GPU %u; the driver sees %d, numbered from 0", number, n);
+                                  "there is no GPU %u; the driver sees %d, numbered from 0", number,
+                                  n);
         return check(b, b->cuda->cuDeviceGet(&b->ordinal, n == 1 ? 0 : (int)number), "cuDeviceGet");
 }
 
@@ -143,7 +144,8 @@ static int take_vmm(struct backend *b) {
                 return r;
         b->backend = KVD_BACKEND_VMM;
         return kvd_refuse(&b->why, 0,
-                          "memory can be allocated, and shared with other processes as descriptors");
+                          "memory can be allocated, and shared with other processes as "
+                          "descriptors");
 }
 
 /* Legacy handles need a context, so a separate process. because: why descriptors are not used. */
@@ -226,7 +228,7 @@ int backend_size_pool(const struct backend *b, struct config *config, struct kvd
         if (config->spill < least_spill(config))
                 return kvd_refuse(why, -EINVAL,
                                   "spill is less than the %llu MiB that host_tier, file and remote "
-                                  "need below a GPU (16 MiB each in addition to host_tier); raise it",
+                                  "need below a GPU (host_tier, and 16 MiB for each other); raise it",
                                   (unsigned long long)(least_spill(config) >> 20));
         if (config->pool + config->reserve > b->bytes)
                 return kvd_refuse(why, -EINVAL,
@@ -237,7 +239,7 @@ int backend_size_pool(const struct backend *b, struct config *config, struct kvd
                                   (unsigned long long)(b->bytes >> 20));
         if (config->worker == CONFIG_OFF)
                 return kvd_refuse(why, -EINVAL,
-                                  "worker = off, but only the worker can clear a GPU's memory before "
-                                  "clients use it; set worker = auto, or backend = host");
+                                  "worker = off, but only the worker can clear a GPU's memory for "
+                                  "clients; set worker = auto, or backend = host");
         return config_check(config, why);
 }

@@ -29,8 +29,8 @@ int backend_choose(const struct config *config, struct backend *ret);
 const char *backend_name(enum kvd_backend backend); /* "host", "cuda (vmm)", "cuda (legacy)" */
 
 /*
- * Sets pool (if it is a share of the GPU's memory), reserve and spill. -EINVAL: the pool is larger
- * than the GPU's memory, or another setting does not fit (why).
+ * On a GPU, computes pool if it is a share, and reserve and spill if they are 0. Checks the sizes:
+ * -EINVAL: the pool is larger than the GPU's memory, or another setting does not fit (why).
  */
 int backend_size_pool(const struct backend *b, struct config *config, struct kvd_why *why);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the store asks of a file goes to that file's process as messages, with descriptors of the
- * pool's segments, and what it answers goes back. No process knows of another: which files belong
- * together the store decides.
+ * Passes the store's requests for a file to that file's process, as messages with descriptors of
+ * the pool's segments, and passes the replies back. No process knows of another: the store decides
+ * which files belong together.
  */
 
 #include "daemon/children/disk_child.h"
@@ -27,40 +27,44 @@
 #include "store/disk.h"
 
 #define MOST_PAUSE_NS UINT64_C(1000000000)
-#define LATER_NS UINT64_C(200000000)   /* between two looks for what could be written */
+#define LATER_NS UINT64_C(200000000)   /* between two checks for blocks to write */
 #define WHOLE_BYTES (UINT64_C(1) << 20)
-#define PLACES_NS UINT64_C(2000000000) /* between two looks whether files are where they were */
-#define SLOW_NS UINT64_C(1000000000)    /* without an answer, at least: fetches wait no longer */
-#define SLOW_PART 30u                   /* ... and such a part of file_timeout */
-#define SLOW_BYTES (UINT64_C(32) << 20) /* ... and SLOW_NS more for each of so many bytes */
-#define MOST_STARTS 5u                 /* in a row without an answer: then it is off */
+#define PLACES_NS UINT64_C(2000000000) /* between two checks that files were not moved */
+/*
+ * Fetches stop waiting for a reply after the longer of SLOW_NS and file_timeout / SLOW_PART, plus
+ * SLOW_NS for each SLOW_BYTES of the request.
+ */
+#define SLOW_NS UINT64_C(1000000000)
+#define SLOW_PART 30u
+#define SLOW_BYTES (UINT64_C(32) << 20)
+#define MOST_STARTS 5u                 /* starts in a row without a reply; then the file is off */
 
-static_assert(KVD_DISK_FILES <= KVD_FRAME_FDS, "a question is one frame");
+static_assert(KVD_DISK_FILES <= KVD_FRAME_FDS, "a request is one frame");
 
 struct disk_file {
         struct child child;
         struct disk_owner *owner;
         uint32_t number;
-        int fd;                 /* owned; locked; -1: it cannot be opened */
-        int64_t bytes;          /* ... why: a negative errno */
-        bool open;              /* its process was asked to open it, and has answered */
-        bool late;              /* its last process did not answer in time */
-        bool said;              /* that it is off */
+        int fd;                 /* owned, locked; negative: it cannot be opened */
+        int64_t bytes;          /* its size; or a negative errno: why it cannot be opened */
+        bool open;              /* its process has replied to disk_open */
+        bool late;              /* its last process did not reply in time */
+        bool said;              /* it was logged that it is off */
         struct tier_errors errors;
         struct file_place place;
-        bool gone;              /* from that place */
-        uint32_t starts;        /* since its process last answered */
+        bool gone;              /* it is no longer at that place */
+        uint32_t starts;        /* since the last reply, other than to disk_open */
 };
 
 struct disk_owner {
         struct store *store;
         uint32_t n_files;
         struct disk_file files[DISK_FILES];
-        uint32_t files_off;     /* as it was said last */
-        struct tier_errors host_errors; /* of copies in memory of the host */
+        uint32_t files_off;     /* as logged last */
+        struct tier_errors host_errors; /* of copies in host memory */
         struct loop *loop;
         struct loop_timer places;
-        /* of the question, or the answer, that is being made or taken */
+        /* buffers for the request or reply at hand */
         struct kvd_disk_item items[KVD_DISK_ITEMS];
         uint32_t tokens[KVD_DISK_TOKENS];
         int32_t errors[KVD_DISK_ITEMS];
@@ -91,7 +95,7 @@ static void say_file_is_off(struct disk_file *f) {
         log_error("%s of the file tier is off: %s", info.name, info.why);
 }
 
-/* The store may have found out. */
+/* The store may have turned files off. */
 static void say_what_is_off(struct disk_owner *d) {
         uint32_t n = store_disk_files_off(d->store);
 
@@ -124,10 +128,10 @@ static void look_at_place(struct disk_file *f) {
         f->gone = gone;
         store_disk_get_info(f->owner->store, f->number, &info);
         store_disk_note(f->owner->store, f->number,
-                        gone ? "deleted, moved or replaced: what it has is missed at the next start" :
+                        gone ? "deleted, moved or replaced: its blocks are lost at the next start" :
                                "");
         if (gone)
-                log_error("%s of the file tier was deleted, moved or replaced: what it has is missed "
+                log_error("%s of the file tier was deleted, moved or replaced: its blocks are lost "
                           "at the next start; move it back to %s, or restart kvd",
                           info.name, f->place.path);
         else
@@ -148,7 +152,7 @@ static void look_at_places(struct loop_timer *timer) {
         loop_timer_set(d->loop, timer, sys_now_ns() + PLACES_NS);
 }
 
-/* ---- questions ------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static int write_items(struct disk_file *f, const struct store_disk_question *q,
                        struct kvd_fds *fds, uint32_t *n_tokens) {
@@ -259,17 +263,14 @@ static bool next(struct child *child) {
         return false;
 }
 
-/* ---- answers --------------------------------------------------------------------------------- */
+/* ---- replies --------------------------------------------------------------------------------- */
 
 static void opened(struct disk_file *f, const struct kvd_msg_disk_open_reply *m) {
         f->open = true;
         store_disk_looked(f->owner->store, f->number, 0, m->copies.data, m->copies.size);
 }
 
-/*
- * While there is more it is asked the same again, by the store's word: what is to be there may
- * change.
- */
+/* If there is more to fill, the store repeats the request; the superblock may have changed. */
 static void told(struct disk_file *f, const struct kvd_msg_disk_super_reply *m) {
         store_disk_told(f->owner->store, f->number, m->more ? -EAGAIN : 0);
 }
@@ -288,7 +289,7 @@ static void wrote(struct disk_file *f, const struct kvd_msg_disk_write_reply *m)
         store_disk_moved(d->store, f->number, d->errors, NULL, n);
 }
 
-/* A checksum that is missing is that of another block, and will be wrong. */
+/* In place of a missing checksum there is that of another block, which does not match. */
 static void has_read(struct disk_file *f, const struct kvd_msg_disk_read_reply *m) {
         struct disk_owner *d = f->owner;
         uint32_t n = child_array(d->errors, sizeof *d->errors, ARRAY_SIZE(d->errors), m->errors);
@@ -298,15 +299,15 @@ static void has_read(struct disk_file *f, const struct kvd_msg_disk_read_reply *
 }
 
 /*
- * A file that cannot be opened, or does not take its superblock, is off; so is one that failed to
- * flush. An extent that cannot be looked at is no more than empty.
+ * A file is turned off if it cannot be opened, or if writing its superblock or a flush fails. An
+ * extent that cannot be read counts as empty.
  */
 static void failed(struct disk_file *f, uint32_t asked, const struct kvd_msg_error *error) {
         struct store *store = f->owner->store;
         char why[160];
 
         kvd_slice_copy(error->text, why, sizeof why);
-        f->open = true; /* or it cannot be: it is not asked for that again */
+        f->open = true; /* even if it cannot be opened: disk_open is not repeated */
         if (asked == KVD_MSG_disk_open)
                 store_disk_looked(store, f->number, -(int)error->code, NULL, 0);
         else if (asked == KVD_MSG_disk_super)
@@ -361,32 +362,32 @@ static int prepare(struct child *child) {
         return is_off(f) ? -ECANCELED : 0;
 }
 
-/* Else each fetch would wait, as long as its client does, until the process is late. */
+/* Otherwise fetches would wait, as long as their clients do, until the process is late. */
 static void slow(struct child *child) {
         struct disk_file *f = file_of(child);
         struct store_disk_info info;
 
         store_disk_get_info(f->owner->store, f->number, &info);
         log_limited(LOG_WARNING,
-                    "%s of the file tier does not answer: what it has is missed until it does",
+                    "%s of the file tier does not answer: its blocks are skipped until it does",
                     info.name);
         store_disk_slow(f->owner->store, f->number);
         say_what_is_off(f->owner);
 }
 
-/* As long as it is not gone, it may write to what it was asked to read. */
+/* Until the process is gone, it may still write to the blocks that it was to read. */
 static void late(struct child *child) {
         struct disk_file *f = file_of(child);
         struct store_disk_info info;
 
         f->late = true;
         store_disk_get_info(f->owner->store, f->number, &info);
-        log_limited(LOG_WARNING, "%s of the file tier hangs: what it has is missed", info.name);
+        log_limited(LOG_WARNING, "%s of the file tier hangs: its blocks are skipped", info.name);
         store_disk_hangs(f->owner->store, f->number);
         say_what_is_off(f->owner);
 }
 
-/* What it had under way is as if it had failed; what it knew is found by another one. */
+/* Its request counts as failed. The next process opens the file again. */
 static void ended(struct child *child, uint32_t asked) {
         struct disk_file *f = file_of(child);
 
@@ -409,7 +410,7 @@ static const struct child_ops ops = {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* Without O_DIRECT where the file system has none. */
+/* Without O_DIRECT if the file system does not support it. */
 static int open_file(const struct config *config, const char *path, struct kvd_why *why) {
         const struct trusted file = {"file", path, TRUST_DATA, config->owner};
         int flags = O_RDWR | (config->only_checked ? 0 : O_CREAT);
@@ -417,11 +418,12 @@ static int open_file(const struct config *config, const char *path, struct kvd_w
 
         if (fd != -EINVAL)
                 return fd;
-        log_warning("%s is on a file system without O_DIRECT: what is read is cached twice", path);
+        log_warning("%s is on a file system without O_DIRECT: blocks that are read are cached twice",
+                    path);
         return trusted_open(&file, flags, why);
 }
 
-/* --check-config: a memfd stands in for the file that the start would make. */
+/* --check-config: a memfd stands in for the file that a start would create. */
 static int open_missing(const char *path, struct kvd_why *why) {
         char folder[108], *slash;
         int fd;
@@ -430,7 +432,7 @@ static int open_missing(const char *path, struct kvd_why *why) {
         slash = strrchr(folder, '/');
         slash[slash == folder] = 0;
         if (faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) < 0)
-                return kvd_refuse(why, -errno, "file %s: it cannot be made: %s", path,
+                return kvd_refuse(why, -errno, "file %s: it cannot be created: %s", path,
                                   strerror(errno));
         fd = sys->memfd_create("kvd-check", MFD_CLOEXEC);
         return fd < 0 ? kvd_refuse(why, -errno, "file %s: %s", path, strerror(errno)) : fd;
@@ -439,7 +441,7 @@ static int open_missing(const char *path, struct kvd_why *why) {
 #define LOCK_TRIES 200u
 #define LOCK_PAUSE_US 10000u
 
-/* The disk process of a kvd that was killed has it a moment longer than that kvd. */
+/* Retries, since the disk process of a killed kvd holds the lock a moment longer than that kvd. */
 static int lock_file(int fd, const char *path, struct kvd_why *why) {
         for (uint32_t i = 0; i < LOCK_TRIES; i++) {
                 if (sys->flock(fd, LOCK_EX | LOCK_NB) == 0)
@@ -454,7 +456,7 @@ static int lock_file(int fd, const char *path, struct kvd_why *why) {
         return kvd_refuse(why, -EWOULDBLOCK, "file %s: another kvd has it open", path);
 }
 
-/* 0: as large as it is. */
+/* wanted: a size; 0: the present size of the file or device. */
 static int size_of(int fd, uint64_t wanted, int64_t *ret) {
         struct stat st;
         uint64_t end;
@@ -471,7 +473,7 @@ static int size_of(int fd, uint64_t wanted, int64_t *ret) {
         return (uint64_t)*ret >= CONFIG_FILE_MIN ? 0 : -ERANGE;
 }
 
-/* By another name, too: its lock would be ours. */
+/* Finds the same file under another name, too: its lock would be ours, not another kvd's. */
 static bool is_taken(const struct disk_owner *d, uint32_t n, int fd) {
         struct stat st, other;
 
@@ -485,7 +487,7 @@ static bool is_taken(const struct disk_owner *d, uint32_t n, int fd) {
         return false;
 }
 
-/* One that cannot be opened is off, if there are others. */
+/* If there are several files, one that cannot be opened is off, unless it is not trusted. */
 static int take_file(struct disk_owner *d, uint32_t i, const struct config *config,
                      struct kvd_why *why) {
         struct disk_file *f = &d->files[i];
@@ -510,7 +512,7 @@ static int take_file(struct disk_owner *d, uint32_t i, const struct config *conf
         return r < 0 ? kvd_refuse(why, r, "file %s: %s", path, strerror(-r)) : 0;
 }
 
-/* By the end of its path, if that is long. */
+/* By the end of its path, if the path is long. */
 static void name_file(char to[static STORE_DISK_NAME], const char *path) {
         size_t most = STORE_DISK_NAME - sizeof "file ", n = strlen(path);
 

@@ -3,10 +3,10 @@
 #define KVD_DAEMON_CHILDREN_DISK_CHILD_H
 
 /*
- * The owner's side of the disk processes (kvd --disk), one for each file of the file tier
- * (store/disk.h), which read and write them. They are started with the daemon. One that hangs is
- * ended; until the kernel says that it is gone, and the next one has the file open, nothing of
- * its file is used, and nobody waits for it.
+ * The owner's side of the disk processes (kvd --disk), which read and write the files of the file
+ * tier (store/disk.h). Each file has one, started with the daemon. A process that hangs is killed.
+ * Until it is gone, according to the kernel, and the next one has opened the file, nothing in its
+ * file is used, and no client waits for it.
  */
 
 #include <stddef.h>
@@ -18,8 +18,8 @@
 struct disk_owner;
 
 /*
- * Opens the files, which nobody else may have open in that way; makes those that are missing.
- * *ret is NULL if the configuration names none.
+ * Opens and locks the files, and creates those that are missing. *ret is NULL if the configuration
+ * names none.
  */
 int disk_owner_new(const struct config *config, struct loop *loop, struct store *store,
                    struct disk_owner **ret, struct kvd_why *why);

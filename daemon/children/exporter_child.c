@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the exporter is asked, of which there is one kind: to make the memory of one space after the
- * other. Before the pool is opened at all, another exporter is started to see whether the driver
- * gives handles (exporter_probe).
+ * The exporter gets one kind of request: to allocate the memory of a space. Before the pool is
+ * opened, another exporter is started to find out whether the driver supplies handles
+ * (exporter_probe).
  */
 
 #include "daemon/children/exporter_child.h"
@@ -31,19 +31,16 @@ struct exporter {
         struct child child;
         struct store *store;
         const struct worker *worker;
-        uint32_t number; /* of the memory that it was asked for */
+        uint32_t number; /* of the memory requested last */
 };
 
 static struct exporter *exporter_of(const struct child *child) {
         return container_of(child, struct exporter, child);
 }
 
-/* ---- questions and answers ------------------------------------------------------------------- */
+/* ---- requests and replies -------------------------------------------------------------------- */
 
-/*
- * A worker that still has a deleted space mapped must let go of it first: it will have been asked
- * to.
- */
+/* A worker that still has a deleted space mapped must unmap it first; it is asked to elsewhere. */
 static bool next(struct child *child) {
         struct kvd_msg msg = {.number = KVD_MSG_export};
         struct exporter *e = exporter_of(child);
@@ -72,7 +69,7 @@ static void answered(struct child *child, uint32_t asked, const struct kvd_msg *
                 return;
         }
         child_failed(child, m->error.text);
-        log_limited(LOG_WARNING, "exporter %d cannot make memory: %s", child->pid,
+        log_limited(LOG_WARNING, "exporter %d cannot allocate memory: %s", child->pid,
                     child_why(child));
         store_clear_failed(e->store);
 }
@@ -88,7 +85,7 @@ static int prepare(struct child *child) {
 static void ended(struct child *child, uint32_t asked) {
         struct exporter *e = exporter_of(child);
 
-        log_error("the pool's memory has ended with the exporter: all spaces begin anew");
+        log_error("the pool's memory was lost with the exporter: all spaces start empty");
         if (asked)
                 child_failed(child,
                              kvd_slice_of("the exporter ended while it was at it; see the log"));
@@ -139,7 +136,7 @@ struct child *exporter_child(struct exporter *e) {
 
 /* ---- probe ----------------------------------------------------------------------------------- */
 
-/* Everything that it says until it ends, as one line. */
+/* Reads all that the process writes, until it closes its end or is silent for PROBE_MS. */
 static void hear(int fd, char *why, size_t size) {
         size_t at = 0;
         ssize_t n = 1;

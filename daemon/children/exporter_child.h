@@ -4,9 +4,9 @@
 
 /*
  * The owner's side of the exporter: a process of the same program (kvd --exporter) with a CUDA
- * context that makes the pool's memory and keeps it, where the driver exports nothing but legacy
- * CUDA IPC handles. Only a context can make these, and they end with their process: when it dies,
- * every space is deleted, and clients begin anew with the next one's memory.
+ * context, which allocates and holds the pool's memory if the driver exports only legacy CUDA IPC
+ * handles. These need a context, and end with their process. If the exporter dies, every space is
+ * deleted, and clients start again in memory of the next exporter.
  */
 
 #include <stddef.h>
@@ -18,17 +18,17 @@
 struct exporter;
 struct worker;
 
-/* worker: has to let go of a space's memory before it is given up. */
+/* worker: must unmap a deleted space before its memory is freed. */
 int exporter_new(const struct config *config, struct loop *loop, struct store *store,
                  const struct worker *worker, struct exporter **ret);
 struct exporter *exporter_free(struct exporter *exporter);
 
-/* Its process: child_look makes it look for memory that should be made. */
+/* Its process; child_look makes it check for memory to allocate. */
 struct child *exporter_child(struct exporter *exporter);
 
 /*
- * Does an exporter get handles from the driver? Starts one, and waits for it, at most ten seconds.
- * 0, or why.
+ * Starts an exporter to find out whether it gets handles from the driver. Waits until it replies,
+ * or is silent for ten seconds. Returns 0, or a negative errno and why.
  */
 int exporter_probe(const char *program, const uint8_t uuid[16], char *why, size_t size);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Compares the path that the kernel has for a descriptor with the one that it had before. */
+/* Compares the kernel's path of a descriptor with the one noted before. */
 
 #include "daemon/children/file_place.h"
 

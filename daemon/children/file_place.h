@@ -4,13 +4,13 @@
 
 /*
  * Whether an open file is still where it was opened. The kernel knows its path (/proc/self/fd), so
- * that no file system is asked, which may hang.
+ * no request goes to the file system, which may hang.
  */
 
 #include <stdbool.h>
 
 struct file_place {
-        char path[1024]; /* cut if it is longer; "": not known */
+        char path[1024]; /* truncated if it is longer; "": unknown */
 };
 
 void file_place_note(struct file_place *place, int fd);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The loop runs here for the first time, without a socket to listen on, and ends when the pool is
- * clear or cannot be. Afterwards one timer goes on: it asks the driver, once a second, for memory
- * that it did not give.
+ * Runs the loop for the first time, before there is a listening socket, until the pool is clear or
+ * cannot be cleared. Afterwards one timer keeps running: once a second it tries again to allocate
+ * memory that the driver did not supply.
  */
 
 #include "daemon/children/gpu_clear.h"
@@ -72,9 +72,8 @@ int gpu_clear_wait(struct gpu_clear *g, struct kvd_why *why) {
                 return kvd_refuse(why, r, "waiting for events failed: %s", strerror(-r));
         if (clears.dirty && !clears.clean)
                 return kvd_refuse(why, -EIO,
-                                  "the GPU's memory cannot be made and cleared: %s; see kvd(8), or "
-                                  "set "
-                                  "backend = host",
+                                  "the GPU's memory cannot be allocated and cleared: %s; see "
+                                  "kvd(8), or set backend = host",
                                   child_why(g->child));
         log_info("%u segments of GPU memory are ready, %u are not", clears.clean,
                  clears.dirty + clears.missing);

@@ -3,10 +3,10 @@
 #define KVD_DAEMON_CHILDREN_GPU_CLEAR_H
 
 /*
- * GPU memory before the first client comes, and memory that comes late. All memory is cleared
- * before a client is let in, by a worker that has yet to start and may find no context to do it
- * with. The driver may not give all of it at the start, because clients of the daemon before this
- * one still have it mapped: it comes when they have noticed.
+ * Has GPU memory cleared before the first client connects, and allocates memory that comes late.
+ * The worker that clears it is yet to be started, and may not get a context. The driver may not
+ * supply all memory at the start, because clients of the previous daemon still have it mapped; it
+ * becomes available when they have noticed.
  */
 
 #include "daemon/base/loop.h"
@@ -17,12 +17,15 @@
 struct gpu_clear {
         struct loop *loop;
         struct store *store;
-        /* the worker, which clears memory, or the exporter, which makes it clear */
+        /* the worker, which clears memory, or the exporter, which allocates cleared memory */
         struct child *child;
         struct loop_timer look, missing, deadline;
 };
 
-/* Runs the loop until the pool is clear, or loop_quit. Negative: it cannot be cleared (why). */
+/*
+ * Runs the loop until the pool is clear, clearing fails, or 30 seconds have passed. Negative: no
+ * memory could be cleared (why).
+ */
 int gpu_clear_wait(struct gpu_clear *clear, struct kvd_why *why);
 
 #endif

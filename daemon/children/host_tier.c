@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* When what is below a pool on a GPU is looked after: see host_tier.h. */
+/* The timer of the host tier: see host_tier.h. */
 
 #include "daemon/children/host_tier.h"
 
@@ -9,7 +9,7 @@
 #include "ipc/base/sys.h"
 #include "store/disk.h"
 
-#define LATER_NS UINT64_C(200000000) /* between two looks for what could be written */
+#define LATER_NS UINT64_C(200000000) /* between two checks for blocks to write */
 
 static void wants(void *data, bool soon) {
         struct host_tier *t = data;

@@ -355,7 +355,7 @@ static const struct refusal {
         {"FAKECUDA_FAIL", "cuDeviceTotalMem:1=999", "--backend cuda", "cuDeviceTotalMem"},
         {"FAKECUDA_FAIL", "cuMemsetD8Async:1=700",
          "--backend cuda --pool 64M --set daemon.quarantine_ms=0",
-         "the GPU's memory cannot be made and cleared"},
+         "the GPU's memory cannot be allocated and cleared"},
         {"FAKECUDA_DEVICES", "1", "--backend cuda --set daemon.worker=off", "worker = off"},
         {"FAKECUDA_DEVICES", "1", "--backend cuda --pool 64M --set daemon.segment=65M",
          "segment is larger than pool"},
