@@ -228,7 +228,7 @@ int backend_size_pool(const struct backend *b, struct config *config, struct kvd
         if (config->spill < least_spill(config))
                 return kvd_refuse(why, -EINVAL,
                                   "spill is less than the %llu MiB that host_tier, file and remote "
-                                  "need below a GPU (host_tier, and 16 MiB for each other); raise it",
+                                  "need below a GPU (file and remote 16 MiB each); raise it",
                                   (unsigned long long)(least_spill(config) >> 20));
         if (config->pool + config->reserve > b->bytes)
                 return kvd_refuse(why, -EINVAL,
@@ -239,7 +239,7 @@ int backend_size_pool(const struct backend *b, struct config *config, struct kvd
                                   (unsigned long long)(b->bytes >> 20));
         if (config->worker == CONFIG_OFF)
                 return kvd_refuse(why, -EINVAL,
-                                  "worker = off, but only the worker can clear a GPU's memory for "
-                                  "clients; set worker = auto, or backend = host");
+                                  "worker = off, but only the worker can clear GPU memory before "
+                                  "clients use it; set worker = auto, or backend = host");
         return config_check(config, why);
 }

@@ -418,7 +418,7 @@ static int open_file(const struct config *config, const char *path, struct kvd_w
 
         if (fd != -EINVAL)
                 return fd;
-        log_warning("%s is on a file system without O_DIRECT: blocks that are read are cached twice",
+        log_warning("%s is on a file system without O_DIRECT: what it reads is cached twice",
                     path);
         return trusted_open(&file, flags, why);
 }

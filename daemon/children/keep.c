@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the keeper has is in a table here, by name, with what it is still to be told of it. So a
- * full queue never makes the daemon wait, nothing that was begun is forgotten, and what comes and
- * goes before there is room for it is never sent.
+ * A table of the descriptors that the keeper has, by name, and of the messages that it has yet to
+ * get about each. So a full queue never makes the daemon wait, no message is lost, and a descriptor
+ * that is dropped before there was room to send it is never sent.
  *
- * The number of names and their bytes are limited, because the next daemon is handed all of them in
- * one string of its environment. The store gives domains shares of that room (store/keep.c). A name
- * that the keeper was not told yet to close does not count: messages keep their order, so the
- * keeper closes it before it gets a later one.
+ * The number of names and their total size are limited, because the next daemon gets all of them in
+ * one string of its environment. The store divides that room among the domains (store/keep.c). A
+ * name that the keeper has yet to be told to close does not count: messages keep their order, so
+ * the keeper closes it before it gets a later one.
  */
 
 #include "daemon/children/keep.h"
@@ -27,18 +27,18 @@
 #include "ipc/frame.h"
 
 #define MOST_ENTRIES 16384u
-#define MOST_BYTES (100u << 10) /* Linux: 128 KiB; the socket and a unit's own have names, too */
-#define SPARE_BYTES 1024u       /* of these, for indexes that are there twice during a takeover */
-#define A_TIME 64u              /* messages without going back to the loop */
+#define MOST_BYTES (100u << 10) /* Linux: 128 KiB; the socket and a unit's files have names, too */
+#define SPARE_BYTES 1024u       /* part of these, for indexes that exist twice during adoption */
+#define A_TIME 64u              /* messages before returning to the loop */
 
-#define ENTRIES(k) (2 * (k)->max) /* to be kept, and to be closed by the keeper */
+#define ENTRIES(k) (2 * (k)->max) /* to be kept, and as many to be closed by the keeper */
 
 struct keep_entry {
         char name[KEEP_NAME_MAX];
-        bool wanted; /* it is to be kept, and counted */
-        bool there;  /* the keeper has one of this name */
-        bool remove; /* and is to be told to close it */
-        int fd;      /* owned; and is to be sent this one; -1: none */
+        bool wanted; /* it is to be kept, and is counted */
+        bool there;  /* the keeper has a descriptor of this name */
+        bool remove; /* the keeper must be told to close it */
+        int fd;      /* owned; to be sent to the keeper; -1: none */
         struct kvd_list_node node;
 };
 
@@ -61,13 +61,13 @@ static struct keep_entry *find(const struct keep *k, const char *name) {
         return NULL;
 }
 
-/* False: no room for one more. */
+/* False: there is no room for another name. */
 static bool want(struct keep *k, struct keep_entry *e) {
         size_t n = strlen(e->name) + 1;
 
         if (k->n == k->max || k->bytes + n > MOST_BYTES) {
-                log_rarely(LOG_WARNING, "no more than %u descriptors can be kept: what is in others "
-                                        "is lost if kvd dies; raise FileDescriptorStoreMax and "
+                log_rarely(LOG_WARNING, "no more than %u descriptors can be kept: the others are "
+                                        "lost if kvd dies; raise FileDescriptorStoreMax and "
                                         "FDSTORE, or segment", k->n);
                 return false;
         }
@@ -118,7 +118,7 @@ static int tell(const struct keep *k, const char *what, const struct keep_entry 
         return kvd_frame_send(k->notify->fd, text, strlen(text), &fds, MSG_DONTWAIT);
 }
 
-/* Removing comes first, so that the name is never there twice. */
+/* Removes first, so that the keeper never has two descriptors of one name. */
 static int tell_of(struct keep *k, struct keep_entry *e) {
         int r = 0;
 
@@ -145,7 +145,7 @@ static void done(struct keep *k, struct keep_entry *e) {
 }
 
 static void keeper_is_gone(struct keep *k) {
-        log_warning("whoever kept what kvd has is gone: if kvd dies, the cache is lost");
+        log_warning("the keeper of kvd's descriptors is gone: if kvd dies, the cache is lost");
         for (uint32_t i = 0; i < k->used; i++)
                 if (k->hashes[i])
                         forget(k, &k->entries[i]);
@@ -159,7 +159,7 @@ static bool is_gone(int error) {
 
 static void await_room(struct keep *k) {
         if (k->loop && !k->queue.loop && loop_add(k->loop, &k->queue) < 0)
-                log_rarely(LOG_WARNING, "what is kept is not up to date: out of memory");
+                log_rarely(LOG_WARNING, "kept descriptors are not up to date: out of memory");
 }
 
 static void send_waiting(struct keep *k) {
@@ -196,7 +196,7 @@ static void wait_turn(struct keep *k, struct keep_entry *e) {
                 send_waiting(k);
 }
 
-/* ---- what the store says --------------------------------------------------------------------- */
+/* ---- calls of the store ---------------------------------------------------------------------- */
 
 static void keep_one(void *arg, const char *name, int fd) {
         struct keep *k = arg;

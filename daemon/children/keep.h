@@ -3,8 +3,8 @@
 #define KVD_DAEMON_CHILDREN_KEEP_H
 
 /*
- * Hands descriptors to whoever keeps them for the next daemon: systemd's file descriptor store, or
- * kvd --keep. Which of the two it is does not matter here; without either, nothing happens.
+ * Hands descriptors to a keeper, which holds them for the next daemon: systemd's file descriptor
+ * store, or kvd --keep. Both work the same way; without a keeper, nothing happens.
  */
 
 #include <stdbool.h>
@@ -20,30 +20,33 @@ struct notify;
 
 struct keep {
         const struct notify *notify;
-        struct keep_entry *entries; /* owned; NULL: nobody keeps anything */
+        struct keep_entry *entries; /* owned; NULL: there is no keeper */
         uint32_t *hashes;           /* owned; of the entries' names; 0: unused */
-        uint32_t max, used;         /* that can be kept; entries that were ever used, which are in front */
-        uint32_t n;                 /* that are to be kept: not those that the keeper is to close */
-        size_t bytes;               /* of their names */
-        struct kvd_list waiting;    /* entries of which the keeper is to be told, in order */
-        struct loop_source queue;   /* there is room in the keeper's queue */
+        uint32_t max, used;         /* limit of n; number of leading entries that were ever used */
+        uint32_t n;                 /* number of entries to keep, without those to close */
+        size_t bytes;               /* size of their names, with a separator each */
+        struct kvd_list waiting;    /* entries with messages for the keeper, in order */
+        struct loop_source queue;   /* writable when the keeper's queue has room */
         struct loop *loop;          /* NULL: not running yet */
         struct domain *(*domain)(struct keep *keep, const char *name); /* as in keep_ops */
 };
 
-/* Takes FDSTORE, the number that is kept, from the environment. keep_clear is always to be called. */
+/*
+ * Takes FDSTORE, the maximum number of descriptors, from the environment. Call keep_clear
+ * afterwards, even on failure.
+ */
 int keep_init(struct keep *keep, const struct notify *notify);
 void keep_clear(struct keep *keep);
-/* From now on what does not fit into the keeper's queue is sent as soon as there is room. */
+/* From now on, messages that do not fit into the keeper's queue are sent once there is room. */
 void keep_start(struct keep *keep, struct loop *loop);
 
-/* For store_config, with keep as the argument; NULL: nobody keeps anything. */
+/* For store_config, with keep as the argument; NULL: there is no keeper. */
 const struct keep_ops *keep_ops(const struct keep *keep);
 
-/* For store_config: room for names, in bytes, and the bytes that each counts for at least. */
+/* For store_config: room for names, in bytes, and the least bytes that a name counts for. */
 void keep_room(const struct keep *keep, uint64_t *bytes, uint64_t *least);
 
-/* It was handed to us, so it is kept already. */
+/* The keeper has this name already, since this daemon got its descriptor from it. */
 void keep_known(struct keep *keep, const char *name);
 uint32_t keep_count(const struct keep *keep);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the store asks of the servers goes to the remote process as messages, with descriptors of
- * the pool's segments, and what it answers goes back. Whether servers answer is looked at now and
- * then, so that what is away is known before anybody waits for it.
+ * Passes the store's requests for servers to the remote process, as messages with descriptors of
+ * the pool's segments, and passes the replies back. Servers are polled regularly, so that it is
+ * known which are away before a client waits for them.
  */
 
 #include "daemon/children/remote_child.h"
@@ -24,14 +24,18 @@
 #include "store/remote.h"
 
 #define MOST_PAUSE_NS UINT64_C(1000000000)
-#define LATER_NS UINT64_C(200000000)      /* between two looks for what could be written */
-#define HEALTH_NS UINT64_C(2000000000)    /* ... at servers that answer */
+#define LATER_NS UINT64_C(200000000)      /* between two checks for blocks to write */
+#define HEALTH_NS UINT64_C(2000000000)    /* between two polls of servers that answer */
 #define FIRST_AGAIN_NS UINT64_C(100000000)
 #define MOST_AGAIN_NS UINT64_C(10000000000)
 #define PATIENCE_NS UINT64_C(30000000000)
-#define SLOW_NS UINT64_C(1000000000)      /* without an answer, at least: fetches wait no longer */
-#define SLOW_TIMES 10u                    /* ... and so many times as long as for a server */
-#define SLOW_BYTES (UINT64_C(32) << 20)   /* ... and SLOW_NS more for each of so many bytes */
+/*
+ * Fetches stop waiting for a reply after the longer of SLOW_NS and SLOW_TIMES remote_timeout, plus
+ * SLOW_NS for each SLOW_BYTES of the request.
+ */
+#define SLOW_NS UINT64_C(1000000000)
+#define SLOW_TIMES 10u
+#define SLOW_BYTES (UINT64_C(32) << 20)
 #define KEY_LEAST 16
 #define KEY_MOST 4096u
 
@@ -42,9 +46,9 @@ struct remote_owner {
         uint8_t secret[KVD_REMOTE_KEY];
         char password[REMOTE_PASSWORD];
         struct tls_files files;           /* owned */
-        bool open;                        /* the process knows its servers */
+        bool open;                        /* the process has replied to remote_open */
         struct tier_errors tier_errors;
-        uint64_t open_at_ns, pause_ns;    /* when they are looked at again; the pause after that */
+        uint64_t open_at_ns, pause_ns;    /* when servers are polled next; the pause after that */
         struct kvd_remote_item items[KVD_REMOTE_ITEMS];
         uint32_t tokens[KVD_REMOTE_TOKENS];
         int32_t errors[KVD_REMOTE_ITEMS];
@@ -56,9 +60,9 @@ static struct remote_owner *owner_of(const struct child *child) {
         return container_of(child, struct remote_owner, child);
 }
 
-/* ---- questions ------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
-/* After which silence it is the process that hangs, not a server that it waits for. */
+/* After this time without a reply, the process hangs, not just a server that it waits for. */
 static void set_slow(struct remote_owner *o, uint64_t bytes) {
         uint64_t timeout = o->config->remote_timeout * UINT64_C(1000000);
 
@@ -146,7 +150,7 @@ static bool ask_to_open(struct remote_owner *o) {
         return child_ask_or_end(&o->child, &msg, &fds);
 }
 
-/* Servers that are away are looked at first, when it is time. */
+/* A poll of the servers that is due comes first. */
 static bool next(struct child *child) {
         struct remote_owner *o = owner_of(child);
         uint64_t now = sys_now_ns();
@@ -163,7 +167,7 @@ static bool next(struct child *child) {
         return false;
 }
 
-/* ---- answers --------------------------------------------------------------------------------- */
+/* ---- replies to remote_open ------------------------------------------------------------------ */
 
 static void servers_are(struct remote_owner *o, uint32_t n, uint32_t away, struct kvd_slice text) {
         struct store_remote_info before;
@@ -180,7 +184,7 @@ static void servers_are(struct remote_owner *o, uint32_t n, uint32_t away, struc
         store_remote_servers(o->store, n, away, why);
 }
 
-/* The longer they are away, the less often they are looked at. */
+/* The longer servers are away, the less often they are polled. */
 static void opened(struct remote_owner *o, const struct kvd_msg_remote_open_reply *m) {
         o->open = true;
         o->open_at_ns = sys_now_ns() + (m->away ? o->pause_ns : HEALTH_NS);
@@ -190,14 +194,14 @@ static void opened(struct remote_owner *o, const struct kvd_msg_remote_open_repl
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-/* What servers said to what they refused, before the answer that counts it. */
+/* The text of a refusal must reach the store before the reply that counts it. */
 static void refused(struct remote_owner *o, uint32_t n, struct kvd_slice refusal) {
         char text[128];
 
         store_remote_refused(o->store, n, kvd_slice_copy(refusal, text, sizeof text));
 }
 
-/* Some items were refused, and none was not. */
+/* Servers refused items, and no item was transferred, missing or damaged. */
 static bool refused_all(const int32_t *errors, uint32_t n) {
         bool refusals = false;
 
@@ -218,9 +222,9 @@ static void say_errors(struct remote_owner *o, bool all_refused) {
         tier_errors_say(&o->tier_errors, "remote", info.errors, info.last_error);
 }
 
-/* ---- answers to questions -------------------------------------------------------------------- */
+/* ---- replies to the store -------------------------------------------------------------------- */
 
-/* soon: who has what has changed, and remote_open finds out. */
+/* soon: which server has which blocks has changed; remote_open finds out. */
 static void moved(struct remote_owner *o, uint32_t n, uint32_t away, struct kvd_slice why,
                   bool soon) {
         struct store_remote_info before;
@@ -240,7 +244,7 @@ static void found(struct remote_owner *o, const struct kvd_msg_remote_find_reply
         moved(o, m->servers, m->away, m->why, m->stale);
 }
 
-/* A checksum that is missing is that of another block, and will be wrong. */
+/* In place of a missing checksum there is that of another block, which does not match. */
 static void got(struct remote_owner *o, const struct kvd_msg_remote_get_reply *m) {
         uint32_t n = child_array(o->errors, sizeof *o->errors, ARRAY_SIZE(o->errors), m->errors);
 
@@ -301,7 +305,7 @@ static void not_there(struct child *child) {
         nobody_is_there(owner_of(child), kvd_slice_of("its process cannot be started; see the log"));
 }
 
-/* What it had under way is as if it had failed. */
+/* Its request counts as failed. */
 static void ended(struct child *child, uint32_t asked) {
         struct remote_owner *o = owner_of(child);
 
@@ -311,7 +315,7 @@ static void ended(struct child *child, uint32_t asked) {
         loop_want_idle(child->loop);
 }
 
-/* Else each fetch would wait, as long as its client does, until the process is killed. */
+/* Otherwise fetches would wait, as long as their clients do, until the process is killed. */
 static void slow(struct child *child) {
         nobody_is_there(owner_of(child), kvd_slice_of("its process does not answer"));
 }
@@ -339,7 +343,7 @@ static void wants(void *data, bool soon) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* Returns the bytes. */
+/* Returns the number of bytes read. */
 static int read_secret(const struct config *config, const char *setting, const char *path,
                        uint8_t *to, size_t most, struct kvd_why *why) {
         const struct trusted file = {setting, path, TRUST_SECRET, config->owner};
@@ -367,7 +371,7 @@ static int take_key(struct remote_owner *o, struct kvd_why *why) {
         return MIN(n, 0);
 }
 
-/* One line. */
+/* The file has one line. */
 static int take_password(struct remote_owner *o, struct kvd_why *why) {
         const char *path = o->config->remote_password;
         uint8_t *text = (uint8_t *)o->password;
@@ -377,7 +381,7 @@ static int take_password(struct remote_owner *o, struct kvd_why *why) {
         if (!path[0])
                 return 0;
         n = read_secret(o->config, "remote_password", path, text, sizeof o->password, why);
-        fits = n < (int)sizeof o->password; /* or it was cut */
+        fits = n < (int)sizeof o->password; /* otherwise it was truncated */
         while (n > 0 && (text[n - 1] == '\n' || text[n - 1] == '\r'))
                 text[--n] = 0;
         if (n >= 0 && (n == 0 || !fits || memchr(text, '\n', (size_t)n) ||
@@ -389,7 +393,7 @@ static int take_password(struct remote_owner *o, struct kvd_why *why) {
         return MIN(n, 0);
 }
 
-/* Without one that is named *to stays as it is. */
+/* Leaves *to unchanged if no file is configured. */
 static int open_file(const struct trusted *file, int *to, struct kvd_why *why) {
         if (!file->path[0])
                 return 0;
@@ -397,7 +401,7 @@ static int open_file(const struct trusted *file, int *to, struct kvd_why *why) {
         return MIN(*to, 0);
 }
 
-/* The loader gets its path: it says what else is wrong with it. */
+/* Refuses only a file that is not trusted. The loader opens the path, and reports other errors. */
 static int check_library(const struct config *c, struct kvd_why *why) {
         _cleanup_(closep) int fd = -1;
 
@@ -408,7 +412,7 @@ static int check_library(const struct config *c, struct kvd_why *why) {
                        0;
 }
 
-/* The process reads them, which may be another user then. */
+/* Opens them now, since the process that reads them may run as another user. */
 static int open_files(const struct config *c, struct tls_files *files, struct kvd_why *why) {
         const struct trusted ca = {"remote_ca", c->remote_ca, TRUST_PUBLIC, c->owner};
         const struct trusted certificate = {"remote_certificate", c->remote_certificate,
@@ -431,7 +435,7 @@ static void close_files(struct tls_files *files) {
         *files = TLS_NO_FILES;
 }
 
-/* The process parses it again; what is wrong with it is said before it runs. */
+/* Reports errors of the configuration before the process starts, which parses it again. */
 static int check(const struct remote_owner *o, struct kvd_why *why) {
         const struct dialect_config servers = {.servers = o->config->remote,
                                                .password = o->config->remote_password,

@@ -3,9 +3,9 @@
 #define KVD_DAEMON_CHILDREN_REMOTE_CHILD_H
 
 /*
- * The owner's side of the remote process (kvd --remote), which speaks to the servers of the remote
- * tier (store/remote.h). Servers that do not answer are tried again after a pause, which doubles;
- * meanwhile nobody asks them, and nobody waits.
+ * The owner's side of the remote process (kvd --remote), which talks to the servers of the remote
+ * tier (store/remote.h). Servers that do not answer are retried after a pause, which doubles.
+ * Meanwhile they get no requests, and no client waits.
  */
 
 #include "daemon/base/config.h"
@@ -14,7 +14,7 @@
 
 struct remote_owner;
 
-/* Reads the key. *ret is NULL if the configuration names no servers. */
+/* Reads the key, the password and TLS files. *ret is NULL if the configuration names no servers. */
 int remote_owner_new(const struct config *config, struct loop *loop, struct store *store,
                      struct remote_owner **ret, struct kvd_why *why);
 struct remote_owner *remote_owner_free(struct remote_owner *remote);

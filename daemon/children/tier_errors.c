@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * An error that is new is said soon, one that stays is said every minute. Servers choose the words
- * of theirs, so that new ones are limited, too.
+ * A new error is logged soon, a persistent one every minute. Servers choose the text of their
+ * errors, so new errors are rate-limited, too.
  */
 
 #include "daemon/children/tier_errors.h"
@@ -17,7 +17,8 @@ static bool may_say(struct tier_errors *e, const char *last) {
 void tier_errors_say(struct tier_errors *e, const char *tier, uint64_t n, const char *last) {
         if (n == e->n || !may_say(e, last))
                 return;
-        log_warning("%s: %llu errors more, the last: %s", tier, (unsigned long long)(n - e->n), last);
+        log_warning("%s: %llu more errors, the last: %s", tier, (unsigned long long)(n - e->n),
+                    last);
         e->n = n;
         snprintf(e->said, sizeof e->said, "%s", last);
 }

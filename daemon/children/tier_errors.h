@@ -2,7 +2,7 @@
 #ifndef KVD_DAEMON_CHILDREN_TIER_ERRORS_H
 #define KVD_DAEMON_CHILDREN_TIER_ERRORS_H
 
-/* The errors of a tier, in the log: what the last one was, at a bounded rate. */
+/* Logs the last error of a tier, at a bounded rate. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -10,15 +10,15 @@
 #include "daemon/base/log.h"
 
 struct tier_errors {
-        uint64_t n;       /* that were looked at */
-        char said[128];   /* of the last line */
-        struct log_limit new, again; /* lines that say something else, or the same */
+        uint64_t n;       /* number of errors when one was logged last */
+        char said[128];   /* the error logged last */
+        struct log_limit new, again; /* for another error; for the same one */
 };
 
-/* n: so far. Says the last one, if there are more than when it was called before. */
+/* n: number of errors so far. Logs the last one, if n has changed since a line was logged. */
 void tier_errors_say(struct tier_errors *errors, const char *tier, uint64_t n, const char *last);
 
-/* What there is to say of a tier's state, and of its last error; why may be "". */
+/* Writes why, which may be "", and the last error, if n is not 0; returns to. */
 const char *tier_errors_why(char *to, size_t size, const char *why, uint64_t n, const char *last);
 
 #endif

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the worker has mapped is noted here, and forgotten when it dies, so that each descriptor is
- * sent once. A segment is noted with the version of its memory: one that got other memory since is
- * sent again.
+ * Records what the worker has mapped, until it dies, so that each descriptor is sent once. A
+ * segment is recorded with the version of its memory, and is sent again once it has other memory.
  */
 
 #include "daemon/children/worker_files.h"
@@ -18,7 +17,7 @@
 struct known_space {
         struct known_space *next;
         uint32_t number, n_segments;
-        uint32_t versions[]; /* of each segment's memory, when it was sent; 0: it is not mapped */
+        uint32_t versions[]; /* of each segment's memory, when it was sent; 0: not mapped */
 };
 
 /* ---- notes ----------------------------------------------------------------------------------- */
@@ -134,9 +133,7 @@ static int send_space(struct worker_files *f, struct child *child, struct space 
         return child_ask(child, &msg, &fds);
 }
 
-/*
- * The first segment from there on whose memory the worker does not have mapped; n: there is none.
- */
+/* The first segment, beginning at from, whose present memory the worker has not mapped; n: none. */
 static uint32_t stale_segment(const struct known_space *k, const struct space *space, uint32_t from,
                               uint32_t n) {
         for (; from < n; from++) {
@@ -148,7 +145,7 @@ static uint32_t stale_segment(const struct known_space *k, const struct space *s
         return from;
 }
 
-/* A pool of legacy handles has one segment a space, and its handle goes into the message. */
+/* With legacy handles, a space has one segment, whose handle is part of the message. */
 static int send_handle(struct known_space *k, struct child *child, struct space *space) {
         const uint8_t *handle = space_segment_handle(space, 0);
         struct kvd_msg msg = {
@@ -161,7 +158,7 @@ static int send_handle(struct known_space *k, struct child *child, struct space 
         return child_ask(child, &msg, NULL);
 }
 
-/* Sends stale segments that follow each other, from the first on. */
+/* Sends a run of consecutive stale segments, which begins at first. */
 static int send_segments(struct known_space *k, struct child *child, struct space *space,
                          uint32_t first, uint32_t n) {
         struct kvd_msg msg = {.number = KVD_MSG_work_segments,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the worker is asked next, and what becomes of its answers. The most urgent comes first: to
- * let go of memory that others wait for, to wake streams that wait for a dead client, to clear GPU
+ * Sends requests to the worker and handles its replies. The most urgent requests come first: to
+ * unmap memory that others wait for, to wake streams that wait for a dead client, to clear GPU
  * memory, and then the store's jobs, each after the descriptors that it needs (worker_files.c).
  */
 
@@ -32,15 +32,15 @@ struct worker {
         bool on;
         char threads[16];             /* argument of its program */
 
-        /* owned; of KVD_JOB_BYTES: the worker maps it for reading only */
+        /* owned; KVD_JOB_BYTES of job arguments, which the worker maps read-only */
         struct shared_file arguments;
-        /* owned; KVD_FRAME_MAX bytes: a copy of an answer's, aligned */
+        /* owned; KVD_FRAME_MAX bytes: an aligned copy of a reply's result */
         uint8_t *result;
         struct worker_files files;
 
-        struct loop_timer rest;       /* until it may launch kernels again */
+        struct loop_timer rest;       /* if set: no jobs before it fires */
         bool has_job, job_lost;
-        uint32_t job_space;           /* number: the space itself may be deleted meanwhile */
+        uint32_t job_space;           /* number of the space, which may be deleted meanwhile */
         struct store_job job;
         uint32_t unmapping[2];        /* space and segment that it was asked to unmap */
         uint64_t jobs_done;
@@ -52,14 +52,14 @@ static struct worker *worker_of(const struct child *child) {
 
 /* ---- jobs ------------------------------------------------------------------------------------ */
 
-/* The owner writes them, and without a worker nobody reads them. */
+/* Needed without a worker, too: store_next_job writes to them. */
 static int make_arguments(struct worker *w) {
         int r;
 
         if (w->arguments.at)
                 return 0;
         r = shared_file_new("kvd-job", KVD_JOB_BYTES, SHARED_MAPPED | SHARED_TWIN, &w->arguments);
-        closep(&w->arguments.fd); /* it is mapped, and sent to nobody */
+        closep(&w->arguments.fd); /* it is mapped, and only its read-only twin is sent */
         w->arguments.fd = -1;
         return r;
 }
@@ -82,7 +82,7 @@ static void finish_job(struct worker *w, int error, struct kvd_slice result) {
         if (result.size)
                 memcpy(w->result, result.data, result.size);
         store_job_done(w->store, w->job.id, error, w->result, result.size);
-        /* relief goes on, and blocks that have no reference left are freed */
+        /* idle work continues relief, and frees blocks without references */
         loop_want_idle(w->child.loop);
 }
 
@@ -91,8 +91,8 @@ static void rested(struct loop_timer *timer) {
 }
 
 /*
- * Processes have a GPU one after the other, in slices, whatever the priorities of their streams:
- * what our kernels took, the others get several times before the next ones.
+ * Processes get a GPU in turns, by time slices, whatever the priorities of their streams. So the
+ * worker rests after its kernels, up to MOST_REST_NS, to use only its share of the time.
  */
 static void rest(struct worker *w, uint64_t busy_us) {
         uint32_t share = w->config->worker_share;
@@ -125,7 +125,7 @@ static bool take_job(struct worker *w) {
         return w->has_job;
 }
 
-/* Sends what the job needs, one message a call, and then the job. */
+/* Sends files that the job needs, one message per call, and then the job. */
 static int ask_for_job(struct worker *w) {
         struct kvd_msg msg = {.number = KVD_MSG_work, .work = {w->job.id, w->job.bytes}};
         struct space *space = worker_files_space(w->store, w->job_space);
@@ -137,7 +137,7 @@ static int ask_for_job(struct worker *w) {
         return r ? r : child_ask(&w->child, &msg, NULL);
 }
 
-/* A job that nothing can be asked about has failed. */
+/* A job that cannot be sent to a working worker has failed. */
 static bool do_job(struct worker *w) {
         int r;
 
@@ -151,10 +151,7 @@ static bool do_job(struct worker *w) {
         return true;
 }
 
-/*
- * Something that a job needs cannot be had: the job fails, and the next one tries from the
- * beginning.
- */
+/* Something that the job needs could not be mapped. The job fails; the next one sends it again. */
 static void job_has_no_room(struct worker *w, uint32_t asked, const struct kvd_msg_error *error) {
         log_limited(LOG_WARNING, "worker %d has no room for a job: %.*s", w->child.pid,
                     (int)error->text.size, (const char *)error->text.data);
@@ -166,7 +163,7 @@ static void job_has_no_room(struct worker *w, uint32_t asked, const struct kvd_m
                 finish_job(w, (int)error->code ?: EIO, (struct kvd_slice){0});
 }
 
-/* ---- memory that it should let go of --------------------------------------------------------- */
+/* ---- memory to unmap ------------------------------------------------------------------------- */
 
 static bool forget_space(struct worker *w) {
         struct kvd_msg msg = {.number = KVD_MSG_work_forget};
@@ -177,7 +174,7 @@ static bool forget_space(struct worker *w) {
         return child_ask_or_end(&w->child, &msg, NULL);
 }
 
-/* GPU memory that nobody else has mapped any more, and host memory that is given up. */
+/* GPU memory that no client has mapped any more, and host memory that is given up. */
 static bool unmap_segment(struct worker *w) {
         struct kvd_msg msg = {.number = KVD_MSG_work_unmap};
         struct space *space;
@@ -217,7 +214,8 @@ static bool clear_memory(struct worker *w) {
 }
 
 /*
- * It may have no context, or no memory of its own: somebody tries again later (store_make_missing).
+ * The worker may have no context, or no memory of its own. Clearing is retried later
+ * (store_make_missing).
  */
 static void memory_cleared(struct worker *w, const struct kvd_msg *m) {
         struct child *child = &w->child;
@@ -253,7 +251,7 @@ static bool wake_streams(struct worker *w) {
         return child_ask_or_end(&w->child, &msg, &fds);
 }
 
-/* Where a stream cannot do it, the store's own write has to. */
+/* If no stream can write the semaphores, the store's own write must do. */
 static void streams_woken(struct worker *w, const struct kvd_msg *m) {
         if (m->number == KVD_MSG_error)
                 log_limited(LOG_WARNING,
@@ -277,9 +275,7 @@ static bool wanted(struct child *child) {
                store_wants_wake(w->store);
 }
 
-/*
- * Everything that the last worker had is free: what it has asked of a GPU has run, or never will.
- */
+/* Frees all that the last worker used: its work on a GPU has run, or never will. */
 static void lose_all(struct worker *w) {
         store_job_lost(w->store, w->job_lost ? w->job.id : 0);
         w->has_job = w->job_lost = false;
@@ -294,7 +290,7 @@ static uint32_t n_threads(const struct worker *w) {
         return w->config->worker_threads ?: (uint32_t)MAX(processors / 2, 1);
 }
 
-/* With a GPU, a start is the end of a dead worker's quarantine. */
+/* With a GPU, a start ends the quarantine of a dead worker. */
 static int prepare(struct child *child) {
         struct worker *w = worker_of(child);
 
@@ -306,7 +302,7 @@ static int prepare(struct child *child) {
         return make_arguments(w);
 }
 
-/* The pause is at its longest after eight attempts: nobody should wait for more of them. */
+/* The pause is at its longest after eight failed starts: jobs should not wait for more of them. */
 static void not_started(struct child *child) {
         if (child->pause_ns == MOST_PAUSE_NS)
                 refuse_jobs(worker_of(child));

@@ -4,9 +4,9 @@
 
 /*
  * The owner's side of the worker: a process of the same program (kvd --worker) that runs the
- * methods' kernels, so that the loop never computes. It is started when the store has the first
- * job, gets descriptors of what a job needs, and one job at a time. Its death costs the job in
- * flight, which is done again.
+ * methods' kernels, so that the loop never computes. It is started when the store first needs it,
+ * and gets one job at a time, after the descriptors that the job needs. If it dies, the job in
+ * flight is run again.
  */
 
 #include "daemon/base/config.h"
@@ -19,25 +19,19 @@ int worker_new(const struct config *config, struct loop *loop, struct store *sto
                struct worker **ret);
 struct worker *worker_free(struct worker *worker);
 
-/* Ends the worker, and starts no more. */
+/* Ends the worker, and starts no other. */
 void worker_stop(struct worker *worker);
 
-/*
- * Looks soon whether there is something to do: a space was deleted. (For new jobs the store calls
- * by itself.)
- */
+/* Checks soon for work, after a space was deleted. (The store itself reports new jobs.) */
 void worker_look(struct worker *worker);
 
-/* False: worker = off, or the program that runs us is not kvd. Jobs fail then, at once. */
+/* False: worker = off, or there is no program to start as a worker. Jobs then fail immediately. */
 bool worker_is_on(const struct worker *worker);
 
-/* Has a worker a space mapped that is deleted, and was it not heard to have unmapped it? */
+/* True: the worker has a deleted space mapped, or has not confirmed that it unmapped it. */
 bool worker_is_forgetting(const struct worker *worker);
 
-/*
- * Its process: whether it runs, how often it was started, and what it says about clearing GPU
- * memory.
- */
+/* Its process: whether it runs, how often it was started, and failures to clear GPU memory. */
 struct child *worker_child(struct worker *worker);
 uint64_t worker_jobs_done(const struct worker *worker);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The loop of a process that works for the daemon: a question comes as a message on the descriptor
- * that it was started with, and its answer goes back there.
+ * The loop of a process that works for the daemon. Requests arrive as messages on the descriptor
+ * that it was started with, and replies are sent there.
  */
 
 #include "daemon/process/asked.h"
@@ -66,8 +66,8 @@ static int serve(void) {
 }
 
 /*
- * An owner that died before its end was a signal: who made the connection is not our parent. What
- * it had asked must not be done any more, another owner may have given the memory away.
+ * False: the owner died before its death was a signal, so the process that made the connection is
+ * not our parent. Its requests must not be served, since another owner may have reused the memory.
  */
 static bool has_owner(void) {
         unsigned size = sizeof(struct ucred);

@@ -3,8 +3,8 @@
 #define KVD_DAEMON_PROCESS_ASKED_H
 
 /*
- * The other end of a child (child.h): a process that answers one question after the other on the
- * descriptor SYS_SPAWN_FD, and ends with its owner.
+ * The other end of a child (daemon/children/child.h): a process that serves requests on the
+ * descriptor SYS_SPAWN_FD, one at a time, and ends with its owner.
  */
 
 #include "ipc/base/why.h"
@@ -12,21 +12,21 @@
 #include "ipc/msg.h"
 
 /*
- * reply has its number and serial already. Negative: the answer is an error, with the words of
- * why, or the errno's if it has none. Positive: it cannot go on, and the process ends with this
- * errno. Descriptors that are left in fds are closed afterwards.
+ * Serves a request. reply has its number and serial already. Negative: the reply is an error, with
+ * the text of why, or of the errno if why is empty. Positive: the process cannot continue, and ends
+ * with this errno. Descriptors that are left in fds are closed afterwards.
  */
 typedef int asked_answer(const struct kvd_msg *question, struct kvd_fds *fds,
                          struct kvd_msg *reply, struct kvd_why *why);
 
 /*
- * Ends with the owner from now on, and leaves a terminal's signals to it. name: of the process;
- * option: how it was started; what: in the log. Returns 0, or the exit status of a process that
- * nobody, or nobody any more, has started so.
+ * From now on the process ends with its owner, and ignores a terminal's signals. name: of the
+ * process; option: that it was started with; what: its name in the log. Returns 0, or an exit
+ * status if no owner started the process, or the owner is gone.
  */
 int asked_begin(const char *name, const char *option, const char *what);
 
-/* Answers until the owner is gone. Returns an exit status. */
+/* Serves requests until the owner is gone. Returns an exit status. */
 int asked_serve(asked_answer *answer);
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Reads and writes of many records at once. The descriptor was opened with O_DIRECT, so that
- * nothing is cached twice, and flushes are fdatasync: what they answer is on the disk.
+ * Reads and writes many records at once. The descriptor was opened with O_DIRECT, where possible,
+ * so that nothing is cached twice. Flushes are fdatasync: once it returns, all earlier writes are
+ * on the disk.
  */
 
 #include "daemon/process/disk/device.h"
@@ -18,7 +19,7 @@
 #include "ipc/base/util.h"
 
 #define TOGETHER_BYTES (UINT64_C(1) << 20)
-#define FILL_BYTES (UINT64_C(16) << 20) /* of one call */
+#define FILL_BYTES (UINT64_C(16) << 20) /* maximum number of zeros that a call writes */
 
 struct device {
         struct disk disk;
@@ -26,10 +27,10 @@ struct device {
         bool ring_is_there;
         struct io_uring ring;
         uint32_t in_ring;
-        uint64_t held;                    /* bytes of what is in the ring, and not submitted yet */
-        uint8_t *known;                   /* memory that the kernel keeps for the ring; NULL: none */
+        uint64_t held;                    /* bytes of I/Os in the ring that are not submitted yet */
+        uint8_t *known;                   /* memory registered with the ring; NULL: none */
         uint64_t known_bytes;
-        struct disk_io *done[DISK_DEPTH]; /* by calls */
+        struct disk_io *done[DISK_DEPTH]; /* by calls, without the ring */
         uint32_t n_done;
 };
 
@@ -41,7 +42,7 @@ static bool is_behind_end(int fd, uint64_t at) {
         return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size <= at;
 }
 
-/* Short ones go on, and what is not there yet is zeros. */
+/* Continues short transfers. Parts behind the end of a file read as zeros. */
 static int transfer(int fd, const struct disk_io *io, bool writes) {
         for (uint64_t done = 0; done < io->bytes;) {
                 uint8_t *data = (uint8_t *)io->data + done;
@@ -74,7 +75,7 @@ static bool submit(struct device *d, uint32_t wait) {
                               io_uring_submit(&d->ring)) >= 0)
                 return true;
         if (errno != EINTR && errno != EAGAIN && errno != EBUSY)
-                abort(); /* the kernel may still write: nothing here is safe any more */
+                abort(); /* the kernel may still write to memory: no state is safe any more */
         return false;
 }
 
@@ -99,8 +100,8 @@ static void prepare(struct device *d, struct io_uring_sqe *sqe, struct disk_io *
 }
 
 /*
- * The disk works while the next ones are made. Small ones go together: a call costs as much for
- * many, and the kernel makes one request of what lies side by side.
+ * The disk works while the next I/Os are prepared. Small ones are submitted together: one call costs
+ * the same for many, and the kernel merges adjacent ones.
  */
 static void begin_in_ring(struct device *d, struct disk_io *io, bool writes) {
         prepare(d, io_uring_get_sqe(&d->ring), io, writes);
@@ -111,7 +112,7 @@ static void begin_in_ring(struct device *d, struct disk_io *io, bool writes) {
                 submit(d, 0);
 }
 
-/* One that was short is done again by a call, which says why. */
+/* Repeats a short or interrupted I/O by a call, which returns the reason. */
 static void take_one(struct device *d, struct io_uring_cqe *cqe, struct disk_io *io) {
         int n = sys->completion(cqe->res);
         bool writes = io->error;
@@ -161,7 +162,7 @@ static int flush(struct disk *disk) {
         return sys->fdatasync(d->fd) < 0 ? -errno : 0;
 }
 
-/* In large pages, and with what the kernel would look up each time, where that is allowed. */
+/* Where allowed: large pages, and registered, so that the kernel need not look it up each time. */
 static void take_staging(struct disk *disk, void *memory, uint64_t bytes) {
         struct device *d = container_of(disk, struct device, disk);
         struct iovec all = {memory, bytes};
@@ -208,7 +209,7 @@ static int write_zeros(int fd, uint64_t at, uint32_t bytes) {
         return r;
 }
 
-/* Zeros are written, not promised: a block that the file system has yet to find may not come. */
+/* Zeros are really written: a block that is yet to be allocated might not be available later. */
 int device_fill(int fd, uint64_t bytes, uint64_t *done) {
         struct stat st;
         uint64_t at;

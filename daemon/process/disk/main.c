@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A disk process has the volume of one file open, and answers one question after the other. It
- * copies blocks from and to the pool's files, of which it has none in its own memory.
+ * A disk process has the volume of one file open, and serves requests one at a time. It copies
+ * blocks from and to the pool's files, and does not keep these mapped.
  */
 
 #include "daemon/process/disk/main.h"
@@ -21,33 +21,33 @@
 
 #define STAGING_BYTES (UINT64_C(64) << 20)
 
-struct memory { /* of a block */
+struct memory { /* location of a block in the pool */
         int fd;
         uint64_t offset;
 };
 
 struct disk_process {
         int fd;
-        struct device *device; /* NULL: the file has not come yet */
+        struct device *device; /* NULL: the file was not opened yet */
         struct volume volume;
         alignas(DISK_SECTOR) uint8_t copies[FILE_COPIES * DISK_SECTOR];
-        struct file_super super; /* an aligned copy of what came */
-        bool filled;           /* the file is as large as it is to be */
+        struct file_super super; /* aligned copy of the one received */
+        bool filled;           /* the file has its full size */
         struct kvd_disk_found found[KVD_DISK_FOUND];
-        struct kvd_disk_item wire[KVD_DISK_ITEMS]; /* aligned copies of what came */
+        struct kvd_disk_item wire[KVD_DISK_ITEMS]; /* aligned copies of those received */
         uint32_t tokens[KVD_DISK_TOKENS];
         struct volume_item items[KVD_DISK_ITEMS];
         struct memory memory[KVD_DISK_ITEMS];
         int32_t errors[KVD_DISK_ITEMS];
         bool wants_checksums;
-        uint64_t checksums[KVD_DISK_ITEMS]; /* of what was read, before it left for its memory */
+        uint64_t checksums[KVD_DISK_ITEMS]; /* of blocks read, before they were copied to the pool */
 };
 
 static struct disk_process process; /* lives as long as the process */
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Memory in large pages cannot be written by calls. */
+/* For memory in large pages, which cannot be written by calls. */
 static int copy_mapped(const struct memory *m, void *staging, uint32_t bytes, bool out) {
         struct mapped mapped;
         void *block = mapped_begin(m->fd, m->offset, bytes, &mapped);
@@ -59,7 +59,7 @@ static int copy_mapped(const struct memory *m, void *staging, uint32_t bytes, bo
         return 0;
 }
 
-/* By calls: pages that nobody has yet need not be made of zeros first, and none is mapped. */
+/* By calls, so that new pages need not be filled with zeros first, and nothing is mapped. */
 static int copy(const struct volume_item *item, void *staging, bool out) {
         const struct memory *m = item->payload;
         ssize_t n;
@@ -105,7 +105,7 @@ static int answer_open(const struct kvd_msg_disk_open *m, struct kvd_fds *fds,
         return r;
 }
 
-/* The first one comes when it is known that the file is ours, and may be filled. */
+/* The first request comes once it is known that the file is ours, and may be filled. */
 static int answer_super(const struct kvd_msg_disk_super *m,
                         struct kvd_msg_disk_super_reply *reply) {
         int r;
@@ -122,7 +122,7 @@ static int answer_super(const struct kvd_msg_disk_super *m,
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-/* Those that are not there have no bytes, and are refused with the others that are wrong. */
+/* An item whose memory does not exist gets 0 bytes, so it is refused like other invalid ones. */
 static int64_t take_items(struct kvd_slice items, struct kvd_slice tokens, uint64_t bytes,
                           const struct kvd_fds *fds) {
         uint32_t n = items.size / (uint32_t)sizeof(struct kvd_disk_item), used = 0;
@@ -132,7 +132,7 @@ static int64_t take_items(struct kvd_slice items, struct kvd_slice tokens, uint6
             tokens.size > sizeof process.tokens)
                 return -EPROTO;
         memcpy(process.wire, items.data, items.size);
-        if (tokens.size) /* of exact copies there are none */
+        if (tokens.size) /* exact copies have none */
                 memcpy(process.tokens, tokens.data, tokens.size);
         for (uint32_t i = 0; i < n; used += item[i++].label.n_tokens) {
                 if (item[i].label.n_tokens > KVD_MAX_BLOCK_TOKENS ||
@@ -155,7 +155,7 @@ static int64_t take_items(struct kvd_slice items, struct kvd_slice tokens, uint6
         return n;
 }
 
-/* A record that is not what it was is not found again, either. */
+/* Erases damaged records, so that they are not found again. */
 static void erase_broken(uint32_t n) {
         uint64_t places[KVD_DISK_ITEMS];
         uint32_t k = 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The exporter keeps memory for each number that it was asked for. The memory is made by cuMemAlloc
- * in its own context, and cleared before its handle leaves the process. It ends with its owner, and
- * with an error of its context, since its memory is of no use then.
+ * The exporter holds memory for each number that was requested. The memory is allocated by
+ * cuMemAlloc in the exporter's own context, and cleared before its handle leaves the process. The
+ * exporter ends with its owner.
  */
 
 #include "daemon/process/exporter/main.h"
@@ -42,7 +42,7 @@ static int check(cu_result error, const char *what) {
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Its context stays current: there is one thread. */
+/* The context stays current, since there is only one thread. */
 static int open_device(const uint8_t uuid[16]) {
         struct cu_uuid wanted;
         int r;
@@ -77,11 +77,11 @@ static int make(cu_address *at, uint64_t bytes, struct cu_ipc_handle *handle) {
         return r < 0 ? r : check(cuda->cuIpcGetMemHandle(handle, *at), "cuIpcGetMemHandle");
 }
 
-/* ---- the owner's questions ------------------------------------------------------------------- */
+/* ---- the owner's requests -------------------------------------------------------------------- */
 
 static int answer(const struct kvd_msg *question, struct kvd_fds *fds, struct kvd_msg *reply,
                   struct kvd_why *why) {
-        static struct cu_ipc_handle handle; /* until the reply is sent */
+        static struct cu_ipc_handle handle; /* in use until the reply is sent */
         int r;
 
         if (question->number != KVD_MSG_export || question->export.device.size != 16 ||
