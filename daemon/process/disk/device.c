@@ -100,7 +100,7 @@ static void prepare(struct device *d, struct io_uring_sqe *sqe, struct disk_io *
 }
 
 /*
- * The disk works while the next I/Os are prepared. Small ones are submitted together: one call costs
+ * The disk works while the next I/Os are prepared. Small ones are submitted together: a call costs
  * the same for many, and the kernel merges adjacent ones.
  */
 static void begin_in_ring(struct device *d, struct disk_io *io, bool writes) {

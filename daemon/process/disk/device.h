@@ -9,9 +9,9 @@
 struct device;
 
 /*
- * The descriptor stays the caller's. Extends a file to bytes with zeros, one piece per call. Returns
- * 1 if it wrote a piece, with the new size in *done; 0 if the file is long enough (it is never
- * truncated); or a negative errno, such as -ENOSPC.
+ * The descriptor stays the caller's. Extends a file to bytes with zeros, one piece per call.
+ * Returns 1 if it wrote a piece, with the new size in *done; 0 if the file is long enough (it is
+ * never truncated); or a negative errno, such as -ENOSPC.
  */
 int device_fill(int fd, uint64_t bytes, uint64_t *done);
 

@@ -40,7 +40,7 @@ struct disk_process {
         struct memory memory[KVD_DISK_ITEMS];
         int32_t errors[KVD_DISK_ITEMS];
         bool wants_checksums;
-        uint64_t checksums[KVD_DISK_ITEMS]; /* of blocks read, before they were copied to the pool */
+        uint64_t checksums[KVD_DISK_ITEMS]; /* of blocks read, before the copy to the pool */
 };
 
 static struct disk_process process; /* lives as long as the process */

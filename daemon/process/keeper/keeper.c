@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The service manager for where there is none: one daemon, its descriptors, and the protocol of
- * systemd's file descriptor store, so that kvd need not know who keeps what it has. It maps nothing
- * that it keeps and reads no message but its own daemon's, and so has little to die of.
+ * A service manager for systems that have none. It runs one daemon and keeps its descriptors, by
+ * the protocol of systemd's file descriptor store, so that kvd works the same with both. It maps
+ * none of them and reads messages of its own daemon only, so little can make it crash.
  *
  *      starts ──READY=1──▶ serves ──killed, crashed──▶ pause ──▶ starts
  *         │                  └──── SIGTERM, exit 0 ──▶ the end
- *         └── dies MOST_FAILURES times in a row, or at once the first time ──▶ the end
+ *         └── dies MOST_FAILURES times in a row, or exits before any was ready ──▶ the end
  */
 
 #include "daemon/process/keeper/keeper.h"
@@ -33,15 +33,15 @@
 #define FIRST_PAUSE_NS UINT64_C(100000000)
 #define MOST_PAUSE_NS UINT64_C(1000000000)
 #define MOST_FAILURES 10u
-/* then what was kept may be why it dies: the next one starts with the socket alone */
+/* after so many deaths before it is ready, kept descriptors may be the cause: they are closed */
 #define STARTS_TO_LET_GO 5u
-/* after so many out-of-memory kills the kept descriptors are closed: they hold most of the memory */
+/* after so many out-of-memory kills too, since they hold most of the memory */
 #define KILLS_TO_LET_GO 3u
 #define KILLS_APART_NS UINT64_C(3600000000000) /* kills further apart are not counted together */
-/* who has served that long has not failed at once */
+/* a kvd that served for this long resets the count of failures */
 #define STEADY_NS UINT64_C(250000000)
 #define NOTIFY_WAIT_MS 1000
-#define FAILED 2 /* kvd's exit status where the system refuses something */
+#define FAILED 2 /* kvd's exit status if the system refuses something */
 
 struct keeper {
         const char *program;
@@ -53,15 +53,15 @@ struct keeper {
         struct pollfd signals;
 
         pid_t pid;           /* 0: none runs */
-        bool was_ready;      /* any */
-        bool ending, again;  /* its end is ours; its end is wanted, and another one is */
-        uint64_t ready_ns;   /* since when this one serves; 0: it does not yet */
-        uint64_t start_ns;   /* with no pid: when the next one is started */
-        unsigned failures;   /* in a row; and how many of them before it was ready */
+        bool was_ready;      /* some kvd was ready */
+        bool ending, again;  /* the keeper ends with this kvd; this kvd is being restarted */
+        uint64_t ready_ns;   /* when this kvd became ready; 0: not yet */
+        uint64_t start_ns;   /* if pid is 0: when the next one is started */
+        unsigned failures;   /* in a row; failed_starts: in a row before it was ready */
         unsigned failed_starts;
-        uint64_t oom_kills;  /* the kernel's count of them when this kvd was started */
-        unsigned starved;    /* daemons in a row that the kernel killed for want of memory */
-        int status;          /* -1: not over */
+        uint64_t oom_kills;  /* the kernel's count when this kvd was started */
+        unsigned starved;    /* out-of-memory kills in a row */
+        int status;          /* the keeper's exit status; -1: not ended */
 };
 
 /* ---- start ----------------------------------------------------------------------------------- */
@@ -76,7 +76,7 @@ static void set_environment(const struct keeper *k) {
         setenv("WATCHDOG_USEC", usec, 1);
 }
 
-/* Those that kvd blocks itself stay blocked, so that none is lost or kills it before. */
+/* Signals that kvd itself blocks stay blocked, so that none is lost, or kills it before that. */
 static void unblock_signals(void) {
         sigset_t set;
 
@@ -140,8 +140,8 @@ static void shed_if_starved(struct keeper *k, int status) {
         k->starved = late ? 1 : k->starved + 1;
         if (k->starved < KILLS_TO_LET_GO || k->kept.n <= 1)
                 return;
-        log_warning("the kernel killed kvd %u times for want of memory: the next one starts with an "
-                    "empty cache; set pool below the memory that there is, or raise the cgroup's limit",
+        log_warning("the kernel killed kvd %u times for lack of memory: the next one starts with "
+                    "an empty cache; set pool below the available memory, or raise the cgroup limit",
                     k->starved);
         k->starved = 0;
         kept_cut(&k->kept, 1);
@@ -160,7 +160,7 @@ static void start_later(struct keeper *k) {
         }
 }
 
-/* by_itself: it ended by an exit, as it does where the configuration is wrong. */
+/* by_itself: it exited, as it does if the configuration is wrong. */
 static void died(struct keeper *k, int status, bool by_itself) {
         bool hopeless = by_itself && !k->was_ready;
 
@@ -195,7 +195,7 @@ static void reap(struct keeper *k) {
 
         if (k->pid == 0 || waitpid(k->pid, &status, WNOHANG) != k->pid)
                 return;
-        take_mails(k); /* what it said last */
+        take_mails(k); /* its last messages */
         say_end(k, status);
         killed = WIFSIGNALED(status);
         k->pid = 0;
@@ -221,7 +221,7 @@ static void became_ready(struct keeper *k) {
         k->ready_fd = -1;
 }
 
-/* An end that is none for whoever waits for the keeper is not told. */
+/* STOPPING=1 is passed on only if the keeper ends, too. */
 static void pass_on(struct keeper *k, const struct mail *mail) {
         if (mail_has(mail, "READY=1"))
                 became_ready(k);
@@ -252,7 +252,7 @@ static void take_mails(struct keeper *k) {
                 if (r == 0)
                         take_mail(k, &mail);
                 else
-                        log_limited(LOG_WARNING, "a message that is not kvd's, or is none");
+                        log_limited(LOG_WARNING, "dropped a message that is invalid or not kvd's");
 }
 
 /* ---- signals --------------------------------------------------------------------------------- */
@@ -326,7 +326,7 @@ static void turn(struct keeper *k) {
                 start(k);
 }
 
-/* Whatever is open from KEPT_FIRST on is closed by kept_init, so these move below. */
+/* kept_init closes all descriptors from KEPT_FIRST on, so these move below it. */
 static int prepare(struct keeper *k, int listen_fd, int ready_fd) {
         int socket = dup(listen_fd), r;
 
@@ -355,10 +355,10 @@ int keeper_run(const char *program, char **arguments, int listen_fd, int ready_f
         int r = prepare(&k, listen_fd, ready_fd);
 
         if (r < 0) {
-                log_error("nothing can be kept: %s", strerror(-r));
+                log_error("the keeper cannot start: %s", strerror(-r));
                 k.status = FAILED;
         } else if (notify_open(&k.above) < 0) {
-                log_warning("the service manager cannot be told how we are");
+                log_warning("cannot report the state to the service manager");
         }
         while (k.status < 0)
                 turn(&k);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A row of descriptors without a gap, whose names are in a row beside it. Without a gap, because
- * that is how a started program finds them: handing over is moving the row down to 3.
+ * Descriptors with consecutive numbers, and an array of their names. The numbers are consecutive
+ * because a started program expects that: handing over moves them down to 3.
  *
  * A program gets the names in one string of its environment, which Linux limits to 128 KiB. So the
- * names are limited, not the descriptors alone: one too many, and nothing could be started any more.
+ * total size of the names is limited, too: with more, no program could be started.
  */
 
 #include "daemon/process/keeper/kept.h"
@@ -22,7 +22,7 @@
 
 #define FIRST_HANDED 3 /* SD_LISTEN_FDS_START */
 #define NAMES_MAX (120u << 10)
-#define SPARE 2u /* one that is just received, and one to start a program with */
+#define SPARE 2u /* one just received, and one to start a program with */
 
 static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-";
 

@@ -7,31 +7,31 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KEPT_FIRST 64 /* the first one's number; whatever else the keeper has is below */
+#define KEPT_FIRST 64 /* number of the first one; all others of the keeper are below */
 #define KEPT_NAME_MAX 96u
 
 struct kept {
-        char (*names)[KEPT_NAME_MAX + 1]; /* owned; the i-th is of descriptor KEPT_FIRST + i */
+        char (*names)[KEPT_NAME_MAX + 1]; /* owned; names[i] belongs to descriptor KEPT_FIRST + i */
         uint32_t n, max;
-        size_t bytes;                     /* of the names, with a colon each */
+        size_t bytes;                     /* size of the names, with a colon each */
 };
 
-/* Closes whatever is open from KEPT_FIRST on. As many are kept as may be open. */
+/* Closes all descriptors from KEPT_FIRST on. RLIMIT_NOFILE limits how many are kept. */
 int kept_init(struct kept *kept);
 void kept_clear(struct kept *kept);
 
 /*
- * Takes fd over, also where it fails: -ENOSPC: no more are kept; -EINVAL: that is no name. Several
- * may have the same.
+ * Takes ownership of fd, even on failure. Several descriptors may have the same name. -ENOSPC: no
+ * more can be kept; -EINVAL: invalid name.
  */
 int kept_add(struct kept *kept, const char *name, int fd);
 void kept_remove(struct kept *kept, const char *name);
-/* All but the first n. */
+/* Removes all but the first n. */
 void kept_cut(struct kept *kept, uint32_t n);
 
 /*
- * In a child, before it runs another program: they are its descriptors from 3 on, as of
- * sd_listen_fds(3), it has no others but the standard ones, and its environment says so.
+ * Call it in a child, before it runs another program. Moves the descriptors to 3 and up, as in
+ * sd_listen_fds(3), closes all others but the standard ones, and sets the environment for them.
  */
 int kept_hand_over(const struct kept *kept);
 

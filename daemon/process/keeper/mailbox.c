@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Each daemon that is started gets a socket of its own, so that nothing of the one before is left
- * in it. Its folder is closed to other users and gone as soon as the daemon has connected, and a
- * message counts only if the kernel says that it is the daemon's: nobody else can fill the queue,
- * or bring a descriptor.
+ * Each daemon gets a new socket, so that no message of the previous daemon is left in it. Its
+ * folder is closed to other users and removed once the daemon has sent a message. A message is
+ * accepted only if it is the daemon's, according to the kernel. So no other user can fill the
+ * queue, and no other process can pass a descriptor.
  */
 
 #include "daemon/process/keeper/mailbox.h"
@@ -99,7 +99,7 @@ static void take_control(struct msghdr *m, struct brought *ret) {
         }
 }
 
-/* The length, or a negative errno. What came beside the text is the caller's. */
+/* Returns the length, or a negative errno. The caller owns the descriptors in brought. */
 static ssize_t receive(int fd, char *text, struct brought *brought, int *flags) {
         union {
                 struct cmsghdr align;
