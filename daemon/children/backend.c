@@ -96,8 +96,8 @@ static int describe(struct backend *b) {
 /* ---- what it can do -------------------------------------------------------------------------- */
 
 /*
- * Tries it, since the device's attributes are not enough: drivers, containers and virtual machines
- * may prevent what the device supports.
+ * Allocates and exports memory to be sure: drivers, containers and virtual machines may prevent
+ * what the device's attributes promise.
  */
 static int probe_vmm(struct backend *b) {
         const struct cu_allocation what = {.type = CU_ALLOCATION_PINNED,

@@ -410,7 +410,7 @@ static const struct child_ops ops = {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* Without O_DIRECT if the file system does not support it. */
+/* Omits O_DIRECT if the file system does not support it. */
 static int open_file(const struct config *config, const char *path, struct kvd_why *why) {
         const struct trusted file = {"file", path, TRUST_DATA, config->owner};
         int flags = O_RDWR | (config->only_checked ? 0 : O_CREAT);
@@ -512,7 +512,7 @@ static int take_file(struct disk_owner *d, uint32_t i, const struct config *conf
         return r < 0 ? kvd_refuse(why, r, "file %s: %s", path, strerror(-r)) : 0;
 }
 
-/* By the end of its path, if the path is long. */
+/* Names a file by the end of its path, if the path is long. */
 static void name_file(char to[static STORE_DISK_NAME], const char *path) {
         size_t most = STORE_DISK_NAME - sizeof "file ", n = strlen(path);
 

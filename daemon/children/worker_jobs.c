@@ -251,7 +251,7 @@ static bool wake_streams(struct worker *w) {
         return child_ask_or_end(&w->child, &msg, &fds);
 }
 
-/* If no stream can write the semaphores, the store's own write must do. */
+/* If the worker cannot do it, the store's own write must do. */
 static void streams_woken(struct worker *w, const struct kvd_msg *m) {
         if (m->number == KVD_MSG_error)
                 log_limited(LOG_WARNING,
@@ -313,7 +313,7 @@ static void ended(struct child *child, uint32_t asked) {
 
         if (asked == KVD_MSG_work_clear)
                 child_failed(child,
-                             kvd_slice_of("the worker ended while it was at it; see the log"));
+                             kvd_slice_of("the worker ended while clearing memory; see the log"));
         worker_files_forget_all(&w->files);
         w->job_lost = w->has_job;
         if (store_has_device(w->store))

@@ -84,7 +84,7 @@ int asked_begin(const char *name, const char *option, const char *what) {
         asked.what = what;
         if (getsockopt(SYS_SPAWN_FD, SOL_SOCKET, SO_TYPE, &type, &size) < 0) {
                 fprintf(stderr,
-                        "kvd: %s is how the daemon starts its %s; it is not for people\n", option,
+                        "kvd: %s is how the daemon starts its %s; it is not for manual use\n", option,
                         what);
                 return 1;
         }

@@ -162,7 +162,7 @@ static int flush(struct disk *disk) {
         return sys->fdatasync(d->fd) < 0 ? -errno : 0;
 }
 
-/* Where allowed: large pages, and registered, so that the kernel need not look it up each time. */
+/* Uses large pages, and registers the memory to save look-ups by the kernel, where allowed. */
 static void take_staging(struct disk *disk, void *memory, uint64_t bytes) {
         struct device *d = container_of(disk, struct device, disk);
         struct iovec all = {memory, bytes};
@@ -209,7 +209,7 @@ static int write_zeros(int fd, uint64_t at, uint32_t bytes) {
         return r;
 }
 
-/* Zeros are really written: a block that is yet to be allocated might not be available later. */
+/* Writes zeros, since a block that is not allocated yet might not be available later. */
 int device_fill(int fd, uint64_t bytes, uint64_t *done) {
         struct stat st;
         uint64_t at;

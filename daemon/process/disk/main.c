@@ -47,7 +47,7 @@ static struct disk_process process; /* lives as long as the process */
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* For memory in large pages, which cannot be written by calls. */
+/* Copies to or from memory in large pages, which calls cannot write. */
 static int copy_mapped(const struct memory *m, void *staging, uint32_t bytes, bool out) {
         struct mapped mapped;
         void *block = mapped_begin(m->fd, m->offset, bytes, &mapped);
@@ -59,7 +59,7 @@ static int copy_mapped(const struct memory *m, void *staging, uint32_t bytes, bo
         return 0;
 }
 
-/* By calls, so that new pages need not be filled with zeros first, and nothing is mapped. */
+/* Uses calls, so that new pages need not be filled with zeros first, and nothing is mapped. */
 static int copy(const struct volume_item *item, void *staging, bool out) {
         const struct memory *m = item->payload;
         ssize_t n;

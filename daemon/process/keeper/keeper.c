@@ -59,7 +59,7 @@ struct keeper {
         uint64_t start_ns;   /* if pid is 0: when the next one is started */
         unsigned failures;   /* in a row; failed_starts: in a row before it was ready */
         unsigned failed_starts;
-        uint64_t oom_kills;  /* the kernel's count when this kvd was started */
+        uint64_t oom_kills;  /* kernel's count of out-of-memory kills when this kvd was started */
         unsigned starved;    /* out-of-memory kills in a row */
         int status;          /* the keeper's exit status; -1: not ended */
 };
@@ -140,8 +140,8 @@ static void shed_if_starved(struct keeper *k, int status) {
         k->starved = late ? 1 : k->starved + 1;
         if (k->starved < KILLS_TO_LET_GO || k->kept.n <= 1)
                 return;
-        log_warning("the kernel killed kvd %u times for lack of memory: the next one starts with "
-                    "an empty cache; set pool below the available memory, or raise the cgroup limit",
+        log_warning("the kernel killed kvd %u times for lack of memory: the next one starts with an "
+                    "empty cache; set pool below the available memory, or raise the cgroup's limit",
                     k->starved);
         k->starved = 0;
         kept_cut(&k->kept, 1);
