@@ -70,7 +70,7 @@ struct child {
         /* before the next start; doubles up to most_pause_ns */
         uint64_t pause_ns, most_pause_ns;
 
-        uint32_t failures;            /* failed attempts to allocate or clear memory since one worked */
+        uint32_t failures;            /* failures to allocate or clear memory since a success */
         char why[160];                /* error of the last one */
 };
 

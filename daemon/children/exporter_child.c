@@ -88,7 +88,7 @@ static void ended(struct child *child, uint32_t asked) {
         log_error("the pool's memory was lost with the exporter: all spaces start empty");
         if (asked)
                 child_failed(child,
-                             kvd_slice_of("the exporter ended while allocating memory; see the log"));
+                             kvd_slice_of("the exporter ended while allocating; see the log"));
         store_exporter_gone(e->store);
         loop_want_idle(child->loop);
 }

@@ -84,8 +84,8 @@ int asked_begin(const char *name, const char *option, const char *what) {
         asked.what = what;
         if (getsockopt(SYS_SPAWN_FD, SOL_SOCKET, SO_TYPE, &type, &size) < 0) {
                 fprintf(stderr,
-                        "kvd: %s is how the daemon starts its %s; it is not for manual use\n", option,
-                        what);
+                        "kvd: %s is how the daemon starts its %s; it is not for manual use\n",
+                        option, what);
                 return 1;
         }
         fcntl(SYS_SPAWN_FD, F_SETFD, FD_CLOEXEC);
