@@ -27,7 +27,7 @@
 #include "ipc/frame.h"
 
 #define MOST_ENTRIES 16384u
-#define MOST_BYTES (100u << 10) /* of Linux's 128 KiB: sockets and the unit's files have names, too */
+#define MOST_BYTES (100u << 10) /* of Linux's 128 KiB; the socket and a unit's files need some */
 #define SPARE_BYTES 1024u       /* part of these, for indexes that exist twice during adoption */
 #define A_TIME 64u              /* messages before returning to the loop */
 
