@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the source tree: sizes, circular dependencies of files, structs that many files access, duplicates.
+"""Measures the source tree: sizes, circular dependencies of files, what its folders know of each other, duplicates.
 
     house.py ROOT           prints the tables
     house.py ROOT --limits  one line for each limit (LIMITS) that is exceeded; exit status 1 if there are any
@@ -8,7 +8,8 @@
 
 A file depends on another if it names a function or a constant object that only the other defines. This goes by names,
 so a dependency is a place to look at, not a verdict. A circle is a set of files each of which depends, through others,
-on all the others. Duplicates are runs of at least DUPLICATE lines that occur twice, regardless of spaces and names of
+on all the others. A foreign field is a mention of a field of struct space (`space->...`) in the store, but outside the
+folder that owns it. A lone hook is a member of struct hooks that one part alone sets: an event that is a call in disguise. Duplicates are runs of at least DUPLICATE lines that occur twice, regardless of spaces and names of
 variables.
 """
 import collections
@@ -22,13 +23,16 @@ import tempfile
 FOLDERS = ("client", "daemon", "ipc", "kernels", "store", "tools/kvctl", "tools/kvlm", "tests")
 SOURCES = {".c", ".h", ".cu", ".cuh"}
 STRUCTS = {"space": "store", "store": "store", "block": "store"}
+OWNER = "store/cache/"      # of struct space
+METHODS = ("bicache", "memshare", "keydiff", "kvreviver", "hshare")
 DUPLICATE = 6
 COLUMNS = 100
 
-# The largest allowed numbers: files of a circle, fields of a struct, lines of a function.
+# The largest allowed numbers: files of a circle, fields of a struct, lines of a function, foreign fields, lone hooks.
 LIMITS = {
     "circle client": 4, "circle daemon": 4, "circle ipc": 4, "circle store": 4, "circle tools/kvctl": 4,
     "circle tools/kvlm": 4, "circle kernels": 4, "fields space": 24, "fields store": 20, "function": 48, "notes": 0,
+    "foreign": 446, "lone": 18,
 }
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
@@ -130,6 +134,27 @@ def fields(files, name):
     return 0
 
 
+def foreign_fields(files):
+    """{field of struct space: mentions outside its folder}"""
+    return collections.Counter(field for f in files if f.folder == "store" and not f.path.startswith(OWNER)
+                               for field in re.findall(r"\bspace->(\w+)", f.plain))
+
+
+def hooks(files):
+    """{member of struct hooks: how many parts set it}"""
+    for f in files:
+        match = re.search(r"^struct hooks \{\n(.*?)^\};", f.plain, re.S | re.M)
+        if match:
+            rows = [row for g in files if g.folder == "store"
+                    for row in re.findall(r"^const struct hooks \w+_hooks = \{(.*?)\};", g.plain, re.S | re.M)]
+            return {name: sum(f".{name} =" in row for row in rows) for name in re.findall(r"\(\*(\w+)\)", match.group(1))}
+    return {}
+
+
+def lone(files):
+    return [name for name, n in hooks(files).items() if n == 1]
+
+
 def duplicates(files):
     """(first, second, lines) of runs that occur twice; each line is counted once."""
     windows, result, used = {}, [], set()
@@ -196,6 +221,12 @@ def report(files):
         rows.append((folder, len(graph), sum(map(len, graph.values())), " ".join(str(len(it)) for it in found) or "-"))
     table(("dependencies", "files", "arrows", "files of each circle"), rows)
     table(("struct", "fields"), [(name, fields(by[folder], name)) for name, folder in STRUCTS.items()])
+    foreign = foreign_fields(files)
+    table(("foreign fields of struct space", "mentions"),
+          [*foreign.most_common(6), ("all", sum(foreign.values()))])
+    table(("hooks", "members", "set by one part"), [("store/hooks.h", len(hooks(files)), len(lone(files)))])
+    table(("method", "files that name it"),
+          [(name, sum(name in f.text.lower() for f in product)) for name in METHODS])
     rows = []
     for name, some in (("all but tests", product), ("tests", by["tests"])):
         found = duplicates(some)
@@ -214,6 +245,13 @@ def exceeded(files):
             n = fields([f for f in files if f.folder == STRUCTS[what]], what)
             if n > limit:
                 yield f"struct {what} has {n} fields (at most {limit})"
+        elif kind == "foreign":
+            n = sum(foreign_fields(files).values())
+            if n > limit:
+                yield f"fields of struct space are mentioned {n} times outside {OWNER} (at most {limit})"
+        elif kind == "lone":
+            if len(lone(files)) > limit:
+                yield f"{len(lone(files))} members of struct hooks are set by one part (at most {limit}): {' '.join(lone(files))}"
         elif kind == "notes":
             for f in files:
                 if f.folder != "tests" and f.path.endswith(".c") and not f.noted:
