@@ -62,6 +62,11 @@ for asked in status spaces clients domain tiers prefixes 'stat llama' 'methods l
                 done
         done
 done
+# sentences, too, wherever they are broken
+for columns in $(seq 30 45); do
+        NO_COLOR=1 on_terminal 0 40 "$columns" '' status
+        fits "$columns"
+done
 NO_COLOR=1 on_terminal 0 40 80 '' tiers
 says '^TIER  STATE ' '^TIER  WRITTEN ' '^file  on '
 

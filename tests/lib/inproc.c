@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/conn/deadline.h"
 #include "daemon/base/identity.h"
 #include "daemon/main/activation.h"
 #include "daemon/main/daemon.h"
@@ -46,7 +45,6 @@ void inproc_start_with_worker(struct inproc *d, const char *const *settings, con
         struct kvd_why why;
         struct config config;
 
-        deadline_ms = PATIENCE_MS; /* threads that share a connection wait for each other */
         instance_make_dir(&d->in);
         inproc_configure(&config, d->in.socket, settings);
         snprintf(config.worker_program, sizeof config.worker_program, "%s", program);

@@ -17,6 +17,7 @@
 #include <time.h>
 
 #include "client/conn/conn.h"
+#include "client/conn/deadline.h"
 #include "client/kvd.h"
 #include "ipc/address.h"
 #include "ipc/base/util.h"
@@ -27,6 +28,11 @@
 
 void (*before_death)(void);
 pid_t (*instance_fork)(void) = fork;
+
+/* A busy machine may keep the daemon, or another thread of a connection, from running for seconds. */
+static __attribute__((constructor)) void be_patient(void) {
+        deadline_ms = PATIENCE_MS;
+}
 
 _Noreturn void die(const char *format, ...) {
         va_list args;

@@ -14,6 +14,7 @@
 
 #include "ipc/msg.h"
 
+/* Also the deadline of libkvd's calls (deadline_ms) in programs that are linked with this. */
 #define PATIENCE_MS 60000 /* anything that takes longer hangs, even on a busy machine */
 
 struct conn;

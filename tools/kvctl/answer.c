@@ -97,6 +97,8 @@ static void print_gap(const struct part *before, const struct part *now,
                 fputc('\n', screen->to);
 }
 
+#define INDENT 2u /* of a sentence's further lines */
+
 static int print_sentence(const char *sentence, const struct screen *screen) {
         _cleanup_(freep) char *text = NULL;
         size_t size;
@@ -107,7 +109,7 @@ static int print_sentence(const char *sentence, const struct screen *screen) {
         text_put(to, sentence, strlen(sentence));
         if (fclose(to) != 0)
                 return -ENOMEM;
-        text_put_wrapped(screen->to, text, screen->width, 2);
+        text_put_wrapped(screen->to, text, screen->width > INDENT ? screen->width - INDENT : 0, INDENT);
         fputc('\n', screen->to);
         return 0;
 }

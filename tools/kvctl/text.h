@@ -17,7 +17,7 @@ void text_put(FILE *to, const char *text, size_t n);
 
 /*
  * Writes in lines of at most width characters (0: no limit), broken at spaces; later lines begin
- * with indent spaces.
+ * with indent spaces, which do not count.
  */
 void text_put_wrapped(FILE *to, const char *text, unsigned width, unsigned indent);
 

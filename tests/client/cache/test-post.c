@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include "client/conn/conn.h"
+#include "client/conn/deadline.h"
 #include "client/kvd.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
@@ -268,7 +269,9 @@ START_TEST(a_daemon_that_stands_still) {
         take(&p, space, LONGEST);
         stop_daemon_and_time(&server);
         ck_assert_int_eq(post(&p, space, KVD_POSTS, 3), KVD_POSTS);
+        deadline_ms = 300;
         ck_assert_int_eq(post(&p, space, 1, 3), -ETIMEDOUT);
+        deadline_ms = PATIENCE_MS;
         continue_daemon(&server);
         ck_assert_int_eq(kvd_flush(space), 0);
         ck_assert_int_eq(post(&p, space, LONGEST - KVD_POSTS, 3), LONGEST - KVD_POSTS);

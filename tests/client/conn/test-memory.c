@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "client/conn/conn.h"
+#include "client/conn/deadline.h"
 #include "client/gpu/dlpack.h"
 #include "client/kvd.h"
 #include "client/kvd_cuda.h"
@@ -848,7 +849,9 @@ START_TEST(what_is_in_doubt_goes_back) {
         make_tokens(1, 8, tokens);
         tokens[0] = geometry.vocab;
         stop_daemon_and_time(&server);
+        deadline_ms = 300;
         ck_assert_int_eq(kvd_seal(ours.space, &pin, 8, blocks, tokens, 8 * TOKENS), -ETIMEDOUT);
+        deadline_ms = PATIENCE_MS;
         continue_daemon(&server);
         ck_assert_ptr_null(blocks[7].data);
         ck_assert_int_eq(kvd_seal(ours.space, &pin, 8, blocks, tokens, 8 * TOKENS), -ESTALE);
@@ -870,7 +873,9 @@ START_TEST(what_a_late_answer_brings_goes_back) {
         take(&ours, 40, blocks);
         make_tokens(1, 40, tokens);
         stop_daemon_and_time(&server);
+        deadline_ms = 300;
         ck_assert_int_eq(kvd_seal(ours.space, &pin, 40, blocks, tokens, 40 * TOKENS), -ETIMEDOUT);
+        deadline_ms = PATIENCE_MS;
         continue_daemon(&server);
         kvd_free(ours.space, 40, blocks);
         ck_assert_int_eq(kvd_reserve(ours.space, STOCK), STOCK); /* the next call reads it */

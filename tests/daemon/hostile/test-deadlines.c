@@ -356,6 +356,7 @@ int main(void) {
         struct instance d;
         struct conn *conn;
 
+        deadline_ms = DEADLINE_MS;
         instance_start(&d, SETTINGS("daemon.pool=8M", "daemon.segment=256K", "daemon.pages=small",
                                     "daemon.log=error"));
         waits_watch();

@@ -404,6 +404,7 @@ int main(void) {
         struct user u;
         uint32_t fds;
 
+        deadline_ms = DEADLINE_MS;
         instance_start(&d, SETTINGS("daemon.pool=8M", "daemon.segment=256K", "daemon.pages=small",
                                     "daemon.log=error"));
         fds = instance_fds(&d);
