@@ -133,10 +133,7 @@ static uint32_t all_slots(struct user *u, uint32_t *slots) {
         return n;
 }
 
-/*
- * A worker that is killed twice over one job loses what was asked for, so it is asked for until it
- * is so.
- */
+/* The daemon gives up a job that killed two workers, so the request is repeated until it is done. */
 void user_spill(struct user *u) {
         uint32_t slots[USER_BLOCKS], n = all_slots(u, slots);
 

@@ -3,7 +3,7 @@
 #define KVD_TESTS_DAEMON_BLOCKS_H
 
 /*
- * A client of libkvd with one sequence, whose blocks' bytes follow from their places, so that every
+ * A libkvd client with one sequence. The bytes of each block follow from its slot, so that every
  * exact entry can be checked at any time. Every failure fails the test.
  */
 
@@ -13,7 +13,7 @@
 #define USER_BLOCKS 64u
 
 struct user {
-        struct peer_end *peer; /* of the same daemon, for what libkvd does not show */
+        struct peer_end *peer; /* a second connection, for requests that libkvd does not offer */
         kvd *kvd;
         kvd_space *space;
         kvd_sequence *sequence;
@@ -21,26 +21,26 @@ struct user {
 };
 
 /*
- * Opens space "s", of blocks of 16 KiB (f32), with these settings: "kvreviver=on", NULL behind the
- * last.
+ * Opens space "s" (f32, blocks of 16 KiB) with these settings, such as "kvreviver=on"; NULL
+ * terminates the list.
  */
 void user_open(struct user *u, const char *socket, const char *const settings[]);
 void user_close(struct user *u);
 void user_set(struct user *u, const char *setting);
 
-void user_append(struct user *u, uint32_t n); /* n blocks, filled and checked from then on */
-/* entries that are; checks the bytes of those that are exact */
+void user_append(struct user *u, uint32_t n); /* fills n blocks; they are checked from then on */
+/* Returns the number of resident entries; checks the bytes of those that are exact. */
 uint32_t user_resident(struct user *u);
-uint32_t user_flags(struct user *u, uint32_t flag); /* entries that have it */
+uint32_t user_flags(struct user *u, uint32_t flag); /* returns the number of entries with it */
 void user_sync(struct user *u);
 
-/* All entries: asks that they leave, or come; waits until they have. */
+/* Spills or revives all entries, and waits until it is done. */
 void user_spill(struct user *u);
 void user_revive(struct user *u);
 
 struct kvd_msg_daemon_info_reply user_info(struct user *u);
-pid_t user_worker(struct user *u); /* waits until there is one */
+pid_t user_worker(struct user *u); /* waits until a worker runs */
 uint64_t user_counter(struct user *u, uint32_t which); /* enum kvd_space_counter */
-void user_check(struct user *u);   /* walks the invariants of the space */
+void user_check(struct user *u);   /* checks the invariants of the space */
 
 #endif

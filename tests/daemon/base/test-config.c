@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The configuration: each mistake gives one line with its place, and what is printed is what is
- * read.
+ * The configuration: each mistake is reported in one line with its position, and the printed
+ * configuration can be read back.
  */
 
 #include <stdlib.h>
@@ -46,7 +46,7 @@ static int read_text(const char *text) {
         " is not a size; write bytes, with K, M, G or T, or % of memory, such as 512M or 8G"
 
 static const struct {
-        const char *text, *why; /* why behind the file's name */
+        const char *text, *why; /* why: without the file's name */
 } mistakes[] = {
         {"pool = 1G\n", ":1: 'pool = 1G' is before the first section; write [daemon] above it"},
         {"[daemon]\n\npoll = 1G\n", ":3: [daemon] has no option 'poll'; see kvd --print-config"},
@@ -84,7 +84,7 @@ static const struct {
          ":1: 'uid-5': names with uid- in front are those of unlisted users; choose another"},
         {"[domain a]\nisolation = none\n",
          ":2: isolation: 'none' is not known; write one of shared|arena"},
-        /* settings given twice, invisible bytes, and comments behind a value */
+        /* settings given twice, invisible bytes, and comments after a value */
         {"[daemon]\npool = 1G\nsegment = 1M\npool = 1G\n",
          ":4: pool was set in line 2; keep one of the two"},
         {"[daemon]\nquarantine_ms = 1\n[domain a]\nquota = 1M\nquota = 2M\n",
@@ -147,9 +147,9 @@ START_TEST(a_huge_file_is_refused) {
 }
 END_TEST
 
-/* What is taken as it is meant is named all the same, once. */
+/* These files are accepted; a doubtful line ending is reported once. */
 static const struct {
-        const char *text, *named; /* behind the file's name */
+        const char *text, *named; /* named: without the file's name */
 } named[] = {
         {"[daemon]\r\npool = 1G\r\n", ":1: lines end with CR LF; LF is enough\n"},
         {"[daemon]\npool = 1G\r\n", ":2: lines end with CR LF; LF is enough\n"},
@@ -173,7 +173,7 @@ START_TEST(doubtful_line_endings_are_named) {
 }
 END_TEST
 
-/* The rest of a long line is no line of its own. */
+/* The rest of a long line is not parsed as another line. */
 START_TEST(a_long_line_is_one_fault) {
         char text[5000], *said = NULL, expected[300];
         size_t size;
@@ -244,7 +244,7 @@ START_TEST(a_long_line) {
 }
 END_TEST
 
-/* Of a section that is refused, nothing else is said. */
+/* Lines of a refused section are not reported in addition. */
 START_TEST(all_mistakes_in_one_go) {
         struct options options = {.config = path, .instance = "0"};
         char *said = NULL, expected[1024];
@@ -276,10 +276,7 @@ START_TEST(a_missing_file) {
 }
 END_TEST
 
-/*
- * Every line of the printed file, with its comment sign removed, is accepted, and gives the
- * defaults.
- */
+/* With its comment signs removed, the printed file is accepted and gives the defaults. */
 START_TEST(the_printed_file_is_the_default) {
         FILE *f = fopen(path, "w");
         char *text = NULL, *at;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Whom a daemon becomes that root starts by hand. The users and groups of the machine are replaced
- * by the test's own, in a mount namespace, so that it does not matter who lives there.
+ * The user that a daemon switches to if root starts it by hand. A mount namespace replaces the
+ * machine's users and groups with the test's own, so that the real ones do not matter.
  */
 
 #include <fcntl.h>
@@ -49,7 +49,7 @@ static void replace(const char *file, const char *name, const char *text) {
         ck_assert_int_eq(mount(write_text(name, text), file, NULL, MS_BIND, NULL), 0);
 }
 
-/* We have a group besides, which nobody may inherit. What we write to stderr is in a file. */
+/* The test has a supplementary group, which the daemon must drop. Standard error goes to a file. */
 static void setup(void) {
         int log;
 
@@ -72,7 +72,7 @@ static void teardown(void) {
         instance_sweep(&in);
 }
 
-/* What the file says behind "key:\t", up to the end of the line. */
+/* Whether the file has a line that consists of key, such as "Uid:\t", and value. */
 static bool says(const char *path, const char *key, const char *value) {
         char line[1024];
         FILE *f = fopen(path, "r");
@@ -112,7 +112,7 @@ static bool logged(const char *line) {
         return says(file_in_dir("log"), "kvd: ", line);
 }
 
-/* ---- whom ------------------------------------------------------------------------------------ */
+/* ---- which user ------------------------------------------------------------------------------ */
 
 START_TEST(a_user_with_its_groups) {
         RUN(true, "--socket", in.socket, "--user", "other");
@@ -179,15 +179,15 @@ START_TEST(refused) {
         ck_assert_int_eq(wait_status(in.pid), 1);
         ck_assert(logged("only root can become user 4321; leave out the option user, or start kvd "
                          "as root or as that user"));
-        RUN(true, "--socket", in.socket, "--user", "other"); /* which it is */
+        RUN(true, "--socket", in.socket, "--user", "other"); /* it runs as that user already */
         end();
         ck_assert_int_eq(setresuid(0, 0, 0), 0);
 }
 END_TEST
 
-/* ---- and works ------------------------------------------------------------------------------- */
+/* ---- service --------------------------------------------------------------------------------- */
 
-/* By the kernel's word, as every client can ask for it. */
+/* Checks the daemon's user as the kernel reports it to every client. */
 static void serves_as(const struct peer_end *p, uid_t uid, gid_t gid) {
         struct ucred server;
         socklen_t n = sizeof server;
@@ -211,7 +211,10 @@ static bool belongs_to_red(void) {
         return red;
 }
 
-/* Client, reload and end; the socket stays in a folder of root's, and is in nobody's way. */
+/*
+ * Serves a client, reloads and ends. The socket stays in root's folder, and does not keep the next
+ * daemon from starting.
+ */
 START_TEST(it_serves_and_ends) {
         struct peer_end *p;
         for (int i = 0; i < 2; i++) {

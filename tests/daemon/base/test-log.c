@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the log says, and how often, is the daemon's to choose: names that clients choose are
- * data in a line and never a line, and whoever causes lines causes few. The log is read as a person
- * reads it, from a file that is the daemon's standard error.
+ * Clients cannot forge or flood the log. Names that clients choose stay within their quotes, and a
+ * client causes few lines. The tests read the log as an administrator would, from a file that is
+ * the daemon's standard error.
  */
 
 #include <stdio.h>
@@ -42,7 +42,7 @@ static void attach_as(const char *name) {
         peer_close(p);
 }
 
-/* Of the line about the client so called, what stands between the quotes. */
+/* Expects a line in which the client called name is quoted as shown. */
 static void expect_called(const char *name, const char *shown) {
         char quoted[300];
 
@@ -56,15 +56,15 @@ START_TEST(client_names_stay_in_their_quotes) {
         expect_called("x', process 1, user 0) of domain root left",
                       "x?, process 1, user 0) of domain root left");
         expect_called("x\" `reboot` \\n", "x? ?reboot? ?n");
-        expect_called("\xe2\x80\xae" "tfel", "???tfel");         /* from right to left */
-        expect_called("a\xe2\x80\x8b" "b", "a???b");             /* of no width */
+        expect_called("\xe2\x80\xae" "tfel", "???tfel");         /* right-to-left override */
+        expect_called("a\xe2\x80\x8b" "b", "a???b");             /* zero-width space */
         for (const char *p = log_lines(); *p; p++)
                 ck_assert_msg(*p == '\n' || (*p >= 0x20 && *p <= 0x7e), "byte %#x in the log",
                               (uint8_t)*p);
 }
 END_TEST
 
-/* Text with control characters ends the connection; other names than plain words are refused. */
+/* Control characters end the connection; other names that are not plain words are refused. */
 static void expect_no_name(const char *name) {
         struct peer_end *p = peer_attach(in.socket);
         struct kvd_msg open = MSG(space, .name = kvd_slice_of(name), .create = 1, .layers = 1,
@@ -126,7 +126,7 @@ START_TEST(lines_above_the_limit_are_counted) {
 }
 END_TEST
 
-/* Whatever a client can have logged: more of it than the limit, and the time it took allows. */
+/* A client that provokes lines above the limit gets as many as its time allows. */
 START_TEST(a_client_causes_few_lines) {
         struct peer_end *p = peer_attach(in.socket);
         uint64_t began = sys_now_ns(), allowed;

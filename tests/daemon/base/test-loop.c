@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The loop with both ways of waiting: the same promises. */
+/* The loop with epoll and with io_uring, which must behave alike. */
 
 #include <errno.h>
 #include <poll.h>
@@ -21,7 +21,7 @@ static unsigned calls, idles;
 static struct loop_source source, other;
 static struct loop_timer timer, later;
 
-/* false: this machine forbids io_uring, and the test has nothing to say about it. */
+/* false: this machine forbids io_uring, so the test is skipped. */
 static bool open_loop(int kind) {
         int r = loop_new(kinds[kind], 4, &loop);
 
@@ -88,10 +88,7 @@ static void remove_both(struct loop_source *s, short revents) {
         loop_remove(&other);
 }
 
-/*
- * Both are ready in the same turn; whoever comes first removes the other, who is not called any
- * more.
- */
+/* Both are ready in the same turn. The first callback removes both, so the second is not called. */
 START_TEST(removed_by_another) {
         if (!open_loop(_i))
                 return;
@@ -189,7 +186,7 @@ static void run_for_a_millisecond(void) {
         run();
 }
 
-/* A removed source's poll must not keep the file open: the peer would never see the end. */
+/* The poll of a removed source must not keep the file open: the peer would never see its end. */
 START_TEST(removal_lets_go_of_the_file) {
         struct pollfd p;
 
@@ -268,7 +265,7 @@ static void set_again(struct loop_timer *t) {
                 loop_timer_set(loop, t, 0);
 }
 
-/* Once a turn, however soon it wants to be called again. */
+/* A timer fires once a turn, even if it is set to a time that has passed. */
 START_TEST(a_timer_that_sets_itself_lets_others_come) {
         if (!open_loop(_i))
                 return;
@@ -359,7 +356,7 @@ static void never_quiet(struct loop_source *s, short revents) {
                 usleep(200);
 }
 
-/* A source that is always ready cannot keep it from being done. */
+/* A source that is always ready does not starve idle work. */
 START_TEST(idle_work_has_its_share_of_a_flood) {
         if (!open_loop(_i))
                 return;
@@ -372,7 +369,7 @@ START_TEST(idle_work_has_its_share_of_a_flood) {
                 loop_timer_set(loop, &timer, sys_now_ns() + 20000000);
                 run();
         }
-        ck_assert_uint_gt(calls, 20 * 10); /* ... and is done between, and not before, its calls */
+        ck_assert_uint_gt(calls, 20 * 10); /* idle work is done between the calls, not before them */
         close_loop();
 }
 END_TEST
@@ -387,7 +384,7 @@ static void wait_for_work(struct loop_source *s, short revents) {
         loop_hold(s);
 }
 
-/* A held source is not called, and what is left in it is reported when it is released. */
+/* A held source is not called; unread data is reported once it is released. */
 START_TEST(a_held_source_waits_for_work) {
         if (!open_loop(_i))
                 return;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Limits of memory are found wherever they are: trees of files play what the kernel shows in
- * machines and containers, with both versions of cgroups.
+ * Memory limits are found wherever they are set. Folders of files imitate what the kernel shows on
+ * machines and in containers, with both versions of cgroups.
  */
 
 #include <stdio.h>
@@ -31,7 +31,7 @@ static void teardown(void) {
         ck_assert_int_eq(system(command), 0);
 }
 
-/* Makes the folders in front of the file, too. */
+/* Also creates the folders in the path. */
 static void put(const char *name, const char *text) {
         char path[256];
         FILE *f;
@@ -54,15 +54,15 @@ static const struct {
         bool soft;
         const char *group;
 } machines[] = {
-        /* version 2: a unit's own, not the root's */
+        /* version 2: the unit's own limit, not the root's */
         {{"proc/self/cgroup", "0::/system.slice/kvd.service\n", "sys/fs/cgroup/memory.max",
           "max\n", "sys/fs/cgroup/system.slice/kvd.service/memory.max", "104857600\n"},
          100 * MIB, false, "/system.slice/kvd.service"},
-        /* one above it has less */
+        /* a parent has a lower limit */
         {{"proc/self/cgroup", "0::/a/b\n", "sys/fs/cgroup/a/memory.max", "52428800\n",
           "sys/fs/cgroup/a/b/memory.max", "104857600\n"},
          50 * MIB, false, "/a"},
-        /* memory.high is less than memory.max, and of equal ones memory.max counts */
+        /* memory.high is lower than memory.max; if they are equal, memory.max counts */
         {{"proc/self/cgroup", "0::/a\n", "sys/fs/cgroup/a/memory.max", "104857600\n",
           "sys/fs/cgroup/a/memory.high", "52428800\n"},
          50 * MIB, true, "/a"},
@@ -74,11 +74,11 @@ static const struct {
          100 * MIB, false, "/"},
         {{"proc/self/cgroup", "0::/\n", "sys/fs/cgroup/memory.max", "104857600\n"},
          100 * MIB, false, "/"},
-        /* outside of the namespace: what lies there by chance is not ours */
+        /* outside of the namespace: files that happen to match the path do not count */
         {{"proc/self/cgroup", "0::/../a\n", "sys/fs/cgroup/memory.max", "104857600\n",
           "sys/fs/a/memory.max", "52428800\n", "sys/fs/cgroup/a/memory.max", "52428800\n"},
          100 * MIB, false, "/"},
-        /* version 1, and both mounted */
+        /* version 1, and both versions mounted */
         {{"proc/self/cgroup", "5:cpu,cpuacct:/c\n4:memory:/a/b\n0::/u\n",
           "sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "104857600\n",
           "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n",
@@ -88,7 +88,7 @@ static const struct {
           "sys/fs/cgroup/memory/a:b/memory.limit_in_bytes", "104857600\n",
           "sys/fs/cgroup/u/memory.max", "52428800\n"},
          100 * MIB, false, "/a:b"},
-        /* none, or none that can be read */
+        /* no limit, or none that can be read */
         {{"proc/self/cgroup", "0::/a\n", "sys/fs/cgroup/a/memory.max", "max\n",
           "sys/fs/cgroup/a/memory.high", "max\n"},
          UINT64_MAX, false, ""},
@@ -108,7 +108,7 @@ START_TEST(the_lowest_limit_is_found) {
 }
 END_TEST
 
-/* As deep as paths go: folders that are not there are passed on the way up. */
+/* A path of maximum depth: folders that do not exist are skipped on the way up. */
 START_TEST(a_long_path) {
         char text[8192] = "0::";
 

@@ -72,7 +72,7 @@ static const struct {
         uid_t we, owner;
         mode_t mode;
         enum trust trust;
-        const char *why; /* NULL: it is opened */
+        const char *why; /* NULL if it is opened */
 } files[] = {
         {0, 0, 0600, TRUST_DATA, NULL},
         {0, MALLORY, 0600, TRUST_DATA, OWNER},
@@ -94,7 +94,7 @@ static const struct {
         {0, 0, 0755, TRUST_LIBRARY, NULL},
         {0, 0, 0775, TRUST_LIBRARY, WRITE},
         {0, MALLORY, 0755, TRUST_LIBRARY, OWNER},
-        /* root hands a secret to our group, and no file tier */
+        /* root may give the group of kvd a secret, but no file tier */
         {KVD_USER, 0, 0640, TRUST_SECRET, NULL},
         {KVD_USER, 0, 0660, TRUST_SECRET, READ},
         {KVD_USER, 0, 0644, TRUST_SECRET, READ},
@@ -108,7 +108,7 @@ static const struct {
 
 START_TEST(a_file_is_opened_if_no_other_user_could_change_it) {
         make(path, files[_i].owner, files[_i].mode);
-        if (files[_i].owner != files[_i].we) /* it gets as far as to open it */
+        if (files[_i].owner != files[_i].we) /* so that open() works */
                 ck_assert_int_eq(chown(path, files[_i].owner, KVD_USER), 0);
         ck_assert_int_eq(chmod(in.dir, 0755), 0);
         if (files[_i].we)
@@ -127,7 +127,10 @@ START_TEST(the_user_that_kvd_becomes_is_trusted) {
 }
 END_TEST
 
-/* In a sticky folder the kernel may refuse to open it with O_CREAT, and would not say whose it is. */
+/*
+ * In a sticky folder the kernel may refuse to open another user's file with O_CREAT. The error must
+ * still name its owner.
+ */
 START_TEST(only_own_files_in_a_sticky_folder_are_opened) {
         struct trusted file = {"setting", path, TRUST_DATA, 0};
         struct stat st;
@@ -153,11 +156,11 @@ START_TEST(a_hard_link_is_refused) {
         expect_refused(TRUST_DATA, "2 hard links");
         expect_refused(TRUST_SECRET, "2 hard links");
         expect_refused(TRUST_PUBLIC, "2 hard links");
-        ck_assert_int_eq(try(TRUST_LIBRARY, 0), 0); /* package managers make them */
+        ck_assert_int_eq(try(TRUST_LIBRARY, 0), 0); /* package managers make hard links */
 }
 END_TEST
 
-/* Another user's link may lead to a file of ours that was meant for something else. */
+/* Another user's link may lead to a file of ours that serves another purpose. */
 START_TEST(a_link_is_followed_if_it_is_ours) {
         make(other, 0, 0600);
         ck_assert_int_eq(symlink(other, path), 0);
@@ -166,7 +169,7 @@ START_TEST(a_link_is_followed_if_it_is_ours) {
         expect_refused(TRUST_DATA, "it is a link of user 4001");
         ck_assert_int_eq(lchown(path, 0, 0), 0);
         ck_assert_int_eq(chown(other, MALLORY, MALLORY), 0);
-        expect_refused(TRUST_DATA, OWNER); /* what it leads to counts, too */
+        expect_refused(TRUST_DATA, OWNER); /* the target counts, too */
         unlink(other);
         ck_assert_int_eq(try(TRUST_DATA, 0), -ENOENT);
         ck_assert_int_eq(symlink(path, other), 0);
@@ -174,7 +177,7 @@ START_TEST(a_link_is_followed_if_it_is_ours) {
 }
 END_TEST
 
-/* A pipe without a writer would hold up the start for good. */
+/* A pipe without a writer would block the start forever. */
 START_TEST(a_path_that_is_not_a_file_is_refused) {
         ck_assert_int_eq(mkfifo(path, 0600), 0);
         expect_refused(TRUST_SECRET, "it is not a regular file");
@@ -213,12 +216,12 @@ END_TEST
 
 /* ---- daemons --------------------------------------------------------------------------------- */
 
-/* Files of another user that it may read: what each is for, and how it is given. */
+/* Settings that name a file, which belongs to another user here, and what they need to be valid. */
 static const struct {
         const char *setting, *more;
 } settings[] = {
         {"file", "daemon.file_size=4M"},
-        {"file", "daemon.file_size=4M"}, /* beside another one */
+        {"file", "daemon.file_size=4M"}, /* in addition to another file */
         {"remote_key", "daemon.remote=redis://127.0.0.1:1"},
         {"remote_password", "daemon.remote=redis://127.0.0.1:1"},
         {"remote_ca", "daemon.remote=rediss://127.0.0.1:1"},
