@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff's compaction as a client meets it: what arrives, and what is left when somebody dies in
- * the middle.
+ * KeyDiff's compaction as a client sees it: the packed blocks, and the state after a client, worker
+ * or daemon dies in the middle.
  */
 
 #include <errno.h>
@@ -50,7 +50,7 @@ static void compact(uint32_t first, uint32_t n, uint32_t keep, int want) {
         ck_assert_msg(r == want, "%d, not %d: %s", r, want, kvd_error());
 }
 
-/* ---- what should be there -------------------------------------------------------------------- */
+/* ---- expected contents ----------------------------------------------------------------------- */
 
 #define MOST (USER_BLOCKS * TOKENS)
 
@@ -64,7 +64,7 @@ static const float *row(const struct table *t, uint32_t l, uint32_t plane, uint3
         return t->plane[l][plane][h] + i * DIM;
 }
 
-/* What the entries have now. */
+/* Copies the current contents of the entries. */
 static void look(struct table *t, uint32_t first, uint32_t end) {
         const struct kvd_entry *entries;
         uint32_t n;
@@ -194,7 +194,7 @@ START_TEST(each_head_has_its_own_tokens) {
         ck_assert_uint_eq(user_counter(&u, KVD_SPACE_COMPACTED), 6);
         for (uint32_t i = 1; i < 4; i++)
                 ck_assert_ptr_nonnull(kvd_sequence_labels(u.sequence, i, &shape));
-        compact_and_check(1, 4, 20); /* packed ones, the last of them not full */
+        compact_and_check(1, 4, 20); /* packs packed blocks, the last of them not full */
         user_append(&u, 4);
         stop();
 }
@@ -294,7 +294,7 @@ START_TEST(a_worker_that_dies_in_the_middle_is_made_up_for) {
 }
 END_TEST
 
-/* Workers die all the time: every compaction is whole, or did not happen. */
+/* Workers die all the time: each compaction takes place completely or not at all. */
 START_TEST(it_is_all_or_nothing_while_workers_die) {
         start(keydiff);
         for (int round = 0; round < 12; round++) {
@@ -321,7 +321,7 @@ START_TEST(it_is_all_or_nothing_while_workers_die) {
 }
 END_TEST
 
-/* A client of its own, with a compaction that waits, is offered, or is on its way. */
+/* Another client, whose compactions are queued, offered or in flight when it is killed. */
 static _Noreturn void be_killed(uint32_t pause) {
         struct user other;
 
@@ -389,6 +389,6 @@ SUITE("compact",
             keys_that_are_not_rotated_yet_are_refused,
             a_worker_that_dies_in_the_middle_is_made_up_for,
             it_is_all_or_nothing_while_workers_die),
-      /* A process that was forked cannot use the GPU */
+      /* a forked process cannot use the GPU */
       WHEN(!instance_on_gpu(), TESTS(a_client_that_dies_in_the_middle_leaves_nothing)),
       TESTS(a_daemon_that_dies_in_the_middle_leaves_the_table_whole))

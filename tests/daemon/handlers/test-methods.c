@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The methods as a client meets them: settings, labels, configurations, profiles, through a daemon
- * and its worker.
+ * The methods as a client of a daemon with a worker sees them: settings, labels, configurations and
+ * profiles.
  */
 
 #include <errno.h>
@@ -229,10 +229,7 @@ static void expect_labels(uint32_t n, const uint8_t (*want)[320]) {
         }
 }
 
-/*
- * A query that looks for what it misses needs them most of those that are not there: whatever they
- * went through.
- */
+/* Queries need labels most for entries that are not resident, so these keep them on every way. */
 START_TEST(labels_stay_with_what_leaves_and_comes_back) {
         static const uint32_t slots[] = {0, 1, 2, 3};
         struct kvd_label_shape shape;
@@ -277,7 +274,7 @@ static struct kvd_use use_of(uint32_t slot) {
         return use;
 }
 
-/* A moving average as shipped; a sum, as H2O and KVReviver have it, in the paper's profile. */
+/* A moving average by default; a sum, as in H2O and KVReviver, with the paper's profile. */
 START_TEST(what_attention_says_is_averaged_or_summed) {
         uint32_t slot = 0;
 
@@ -290,7 +287,7 @@ START_TEST(what_attention_says_is_averaged_or_summed) {
                   use_of(0).hits <= 128);
         peer_ok(u.peer, set("kvreviver.profile", "paper"));
         peer_ok(u.peer, set("kvreviver.spill", "on"));
-        user_append(&u, 1); /* a block's mass is not that of who had its place before */
+        user_append(&u, 1); /* it does not inherit the mass of its block's last user */
         for (int i = 0; i < 10; i++)
                 kvd_sequence_use(u.sequence, 1, 2, 1);
         ck_assert_uint_eq(use_of(1).mass, 320);
@@ -299,12 +296,12 @@ START_TEST(what_attention_says_is_averaged_or_summed) {
         wait_for(1);
         ck_assert_int_eq(kvd_sequence_revive(u.sequence, 1, &slot, KVD_REVIVE_EXACT), 1);
         wait_for(1);
-        ck_assert_uint_eq(use_of(0).mass, 256); /* it was asked for */
+        ck_assert_uint_eq(use_of(0).mass, 256); /* that of a revived block */
         stop();
 }
 END_TEST
 
-/* What attention said of whoever had the place before says nothing of a packed block. */
+/* A packed block does not inherit the attention of earlier contents of its block. */
 START_TEST(attention_begins_anew_in_a_packed_block) {
         struct kvd_use *uses;
 
@@ -327,7 +324,7 @@ END_TEST
 
 /* ---- a sharing configuration ----------------------------------------------------------------- */
 
-/* Two layers, two heads, all of them selecting the same. */
+/* Two layers and two heads, which all select the same blocks. */
 START_TEST(a_sharing_configuration_is_made) {
         uint8_t layer[2] = {9, 9}, head[4] = {9, 9, 9, 9};
         struct kvd_block block;
@@ -379,7 +376,7 @@ START_TEST(a_table_that_cannot_be_is_refused) {
 
         start((const char *const[]){NULL});
         ck_assert_int_eq(kvd_sequence_open(u.space, 0, &none), -EINVAL);
-        if (!SANITIZED) /* they end a program that asks for so much memory */
+        if (!SANITIZED) /* sanitizers abort on such an allocation */
                 ck_assert_int_lt(kvd_sequence_open(u.space, UINT32_MAX, &none), 0);
         ck_assert_ptr_null(none);
         stop();
@@ -388,7 +385,7 @@ END_TEST
 
 /* ---- MemShare -------------------------------------------------------------------------------- */
 
-/* Steps of the same words; contents are as like as scale is. */
+/* All steps have the same words. Their contents are as similar as their scales. */
 static void append_step(float scale) {
         struct kvd_block blocks[2];
         uint32_t tokens[32], n, n_tokens;
@@ -440,7 +437,7 @@ static float noise(uint32_t seed, uint32_t i) {
         return (float)(int32_t)(x ^ x >> 13) / 2147483648.0f;
 }
 
-/* A step of two blocks: contents, disturbed by another's; words apart from contents. */
+/* A step of two blocks whose contents have a share of another's mixed in; words are independent. */
 static void append_noisy(uint32_t contents, uint32_t other, float share, uint32_t words) {
         struct kvd_sequence_stats stats;
         struct kvd_block blocks[2];
@@ -469,8 +466,8 @@ static uint32_t shared_of(uint32_t first, uint32_t n) {
 }
 
 /*
- * In the paper's metric repeats are 0.41 apart and strangers 0.82: whatever the threshold of one
- * model is, it is wrong for another. Measured, it lies between the two.
+ * In the paper's metric, repeats are 0.41 apart here and strangers 0.82. A threshold that suits one
+ * model is wrong for another; a measured one lies between the two distances.
  */
 START_TEST(a_measured_threshold_tells_repeats_from_strangers) {
         start((const char *const[]){"memshare=on", "memshare.align=none", "memshare.recent_guard=0",
@@ -483,7 +480,7 @@ START_TEST(a_measured_threshold_tells_repeats_from_strangers) {
         user_set(&u, "memshare.tau_block=1");
         append_noisy(200, 0, 0, 4); /* the same words, other contents */
         kvd_sequence_wait(u.sequence, WAIT_NS);
-        ck_assert_uint_eq(shared_of(26, 2), 2); /* strangers, too */
+        ck_assert_uint_eq(shared_of(26, 2), 2); /* strangers are shared, too */
         user_set(&u, "memshare.calibrate=0.01");
         append_noisy(5, 101, 0.7f, 5);
         append_noisy(201, 0, 0, 6);
@@ -502,10 +499,7 @@ END_TEST
 
 /* ---- BiCache's profile ----------------------------------------------------------------------- */
 
-/*
- * One block alone, one whole; layer 1's keys and values differ by a share of what is orthogonal to
- * them.
- */
+/* A block computed alone and one with its prefix. Their keys and values differ by angle in layer 1. */
 static void take_sample(uint32_t r, double angle) {
         struct kvd_block blocks[2];
 
@@ -576,7 +570,7 @@ START_TEST(a_profile_becomes_a_table) {
         p = profile(2);
         ck_assert_uint_eq(p.def, 0);
         ck_assert_int_eq(kvd_prefix_depth(u.space, 90, 10, 0), 0);
-        /* nothing is left of the samples either */
+        /* the samples are gone, too */
         peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 3), -ENODATA);
         stop();
 }
@@ -601,7 +595,7 @@ START_TEST(a_table_can_be_brought_along) {
         peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}, .def = 1),
                      -EINVAL);
         depth[99] = 1;
-        depth[50] = 2; /* falls */
+        depth[50] = 2; /* decreases, which is refused */
         peer_refused(u.peer, MSG(profile, .space = SPACE, .op = 4, .depth = {depth, 101}, .def = 1),
                      -EINVAL);
         stop();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Following a space: whoever may attach to it may read its index and its clients' pages, and write
- * neither; and its clients note what they look up exactly as long as somebody follows.
+ * Following a space: a client that may attach to the space may read its index and its clients'
+ * pages, but write neither. The space's clients record their lookups only while it is followed.
  */
 
 #include <errno.h>
@@ -39,7 +39,7 @@ static const void *map(const struct peer_end *p, uint64_t bytes) {
 
         ck_assert_uint_eq(p->fds.n, 1);
         at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, p->fds.fd[0], 0);
-        ck_assert_msg(at == MAP_FAILED, "who follows can write");
+        ck_assert_msg(at == MAP_FAILED, "a follower can write");
         at = mmap(NULL, bytes, PROT_READ, MAP_SHARED, p->fds.fd[0], 0);
         ck_assert_ptr_ne(at, MAP_FAILED);
         return at;
@@ -59,7 +59,7 @@ static uint32_t followers(const struct kvd_index *ix) {
         return atomic_load(&ix->n_followers);
 }
 
-/* The daemon learns of the end of a connection by itself. */
+/* The daemon may notice the end of a connection later. */
 static void wait_for_followers(const struct kvd_index *ix, uint32_t n) {
         WAIT_UNTIL(followers(ix) == n);
 }
@@ -74,18 +74,18 @@ START_TEST(followers_are_counted_while_they_are_there) {
         peer_open_space(owner, "other");
         ix = follow(one);
         ck_assert_uint_eq(followers(ix), 1);
-        follow(one); /* once more is once */
+        follow(one); /* following twice counts once */
         ck_assert_uint_eq(followers(ix), 1);
         follow(two);
         ck_assert_uint_eq(followers(ix), 2);
         peer_ok(two, MSG(follow, .space = kvd_slice_of("other")));
-        ck_assert_uint_eq(followers(ix), 2); /* an index alone is nobody's work */
+        ck_assert_uint_eq(followers(ix), 2); /* reading an index is not following */
         peer_ok(two, MSG(follow, .space = kvd_slice_of("other"), .cursor = 1));
         ck_assert_uint_eq(followers(ix), 1);
         peer_close(one);
         wait_for_followers(ix, 0);
         peer_ok(owner, MSG(space_delete, .space = kvd_slice_of("other"), .force = 1));
-        follow(two); /* the one that it followed is gone */
+        follow(two); /* the space that it followed is deleted */
         wait_for_followers(ix, 1);
         peer_close(two);
         wait_for_followers(ix, 0);
@@ -134,7 +134,7 @@ static void look_up(kvd_space *space) {
         ck_assert_int_eq(kvd_lookup(space, 0, tokens, 40, table, 3, &pin), 0);
 }
 
-/* The only client's page. */
+/* The page of the only client. */
 static const struct kvd_pinpage *find_page(struct peer_end *p, uint32_t capacity) {
         struct kvd_msg r = peer_ok(p, FOLLOW(1));
         const struct kvd_pinpage *page = map(p, r.follow_reply.bytes);
@@ -188,7 +188,7 @@ static void sees_only_his_own(void) {
         peer_refused(p, FOLLOW(1, .domain = of_root()), -EPERM);
         peer_open_space(p, "s");
         peer_ok(p, FOLLOW(0));
-        r = peer_ok(p, FOLLOW(1)); /* his own page, and no other */
+        r = peer_ok(p, FOLLOW(1)); /* its own page, and no other */
         peer_refused(p, FOLLOW(r.follow_reply.next), -ENOENT);
         peer_close(p);
 }

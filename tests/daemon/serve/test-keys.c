@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Salts, opaque blocks and keys, through libkvd: what is found is what was sealed under that very
- * name, or nothing.
+ * Salts, opaque blocks and keys, through libkvd: a lookup finds the blocks that were sealed under
+ * exactly that name, or nothing.
  */
 
 #include <errno.h>
@@ -19,7 +19,7 @@
 #define BT 4u
 #define BYTES 256u /* of an opaque block */
 
-/* Tests stay below 256 blocks: so many are found even with keys of 8 bits, of which all collide. */
+/* Tests use fewer than 256 blocks, which are found even with 8-bit keys, where many collide. */
 
 static struct instance in;
 static struct peer_end *peer;
@@ -66,7 +66,7 @@ static kvd_space *open_space(const char *name, const struct kvd_geometry *g, uin
 
 /* ---- salts ----------------------------------------------------------------------------------- */
 
-#define CHAIN 40u /* blocks: two runs and some */
+#define CHAIN 40u /* blocks: more than two runs */
 
 static uint64_t salt_of(uint32_t i) {
         return i == 0 ? 0 : i == 1 ? UINT64_MAX : i % 2 ? i : (uint64_t)i << 32;
@@ -120,7 +120,7 @@ START_TEST(chains_of_different_salts_never_share) {
                 ck_assert_mem_eq(ids, sealed[i], sizeof ids);
                 kvd_unpin(space, &pin);
         }
-        seal_salted(space, salt_of(3), tokens, ids); /* again: the same blocks */
+        seal_salted(space, salt_of(3), tokens, ids); /* sealing them again finds the same blocks */
         ck_assert_mem_eq(ids, sealed[3], sizeof ids);
         check_clean("s");
         kvd_space_close(space);
@@ -137,7 +137,7 @@ START_TEST(a_chain_keeps_its_salt) {
         for (uint32_t i = 0; i < 2; i++)
                 ck_assert_int_eq(kvd_alloc(space, 1, blocks + i), 1);
         ck_assert_int_eq(kvd_seal(space, &pin, 1, blocks, tokens, BT), 1);
-        pin.salt = 6; /* behind a chain of salt 5 */
+        pin.salt = 6; /* would continue a chain of salt 5 */
         ck_assert_int_eq(kvd_seal(space, &pin, 1, blocks + 1, tokens + BT, BT), -EINVAL);
         ck_assert_ptr_nonnull(strstr(kvd_error(), "salt"));
         kvd_free(space, 1, blocks + 1);
@@ -168,7 +168,7 @@ static void seal_whole(kvd_space *space, const uint32_t *tokens, uint8_t fill) {
         kvd_unpin(space, &pin);
 }
 
-/* What the blocks of the prefix were filled with; -1: it is not found. */
+/* Returns the byte that the prefix's blocks are filled with, or -1 if it is not found. */
 static int find_whole(kvd_space *space, const uint32_t *tokens) {
         struct kvd_pin pin = {0};
         uint32_t ids[CHAIN];
@@ -182,7 +182,7 @@ static int find_whole(kvd_space *space, const uint32_t *tokens) {
         return fill;
 }
 
-/* What was left of it when its end had gone was found first, and the new one never. */
+/* The remains of a prefix that had lost its end used to hide the new prefix. */
 START_TEST(a_prefix_that_was_made_again_is_found) {
         static const struct kvd_geometry g = PLANES;
         kvd_space *space = open_space("w", &g, KVD_BIDIRECTIONAL);
@@ -196,7 +196,7 @@ START_TEST(a_prefix_that_was_made_again_is_found) {
                 seal_whole(space, tokens, round);
                 ck_assert_int_eq(find_whole(space, tokens), round);
                 check_clean("w");
-                peer_ok(peer, evict_one); /* rests go first */
+                peer_ok(peer, evict_one); /* remains are evicted first */
                 peer_ok(peer, evict_one);
                 ck_assert_int_eq(find_whole(space, tokens), round == 1 ? -1 : round);
                 while (find_whole(space, tokens) >= 0)
@@ -208,7 +208,7 @@ END_TEST
 
 /* ---- keys ------------------------------------------------------------------------------------ */
 
-/* Full words and zeros among them; two keys that differ differ in the last byte, too. */
+/* Keys contain words of all ones or zeros. Different keys differ in the last byte, too. */
 static void make_key(uint32_t i, uint8_t *key, uint32_t bytes) {
         memset(key, i % 3 ? 0xff : 0, bytes);
         memcpy(key + 8, &i, sizeof i);
@@ -271,16 +271,16 @@ START_TEST(an_object_is_found_whole_or_not) {
         make_key(1, key, sizeof key);
         seal_object(space, key, 18, 0, ids);
         ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 18, blocks, &pin), 1);
-        /* it holds something */
+        /* the pin is in use */
         ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 18, blocks, &pin), -EINVAL);
         kvd_unpin(space, &pin);
         ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 19, blocks, &pin), 0);
         peer_ok(peer, (struct kvd_msg){
                               .number = KVD_MSG_evict,
-                              .evict = {.space = kvd_slice_of("keys"), .blocks = 1}}); /* the end */
+                              .evict = {.space = kvd_slice_of("keys"), .blocks = 1}}); /* its last block */
         ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 18, blocks, &pin), 0);
         ck_assert_ptr_null(pin.view);
-        seal_object(space, key, 18, 0, blocks); /* brings back the one that is missing, only */
+        seal_object(space, key, 18, 0, blocks); /* adds only the missing block */
         ck_assert_mem_eq(ids, blocks, 17 * sizeof *ids);
         ck_assert_int_eq(kvd_lookup_keys(space, key, 1, 18, blocks, &pin), 1);
         kvd_unpin(space, &pin);
@@ -346,7 +346,7 @@ START_TEST(an_opaque_space_refuses_the_methods) {
 }
 END_TEST
 
-/* Any word is a token where vocab is 0; blocks have the size that was asked for. */
+/* If vocab is 0, any 32-bit word is a token. Blocks have the requested size. */
 START_TEST(an_opaque_space_is_a_space) {
         static const struct kvd_geometry g = OPAQUE(BT);
         uint32_t tokens[2 * BT] = {UINT32_MAX, 0, UINT32_MAX - 1, 7, 8, UINT32_MAX}, ids[2];
@@ -422,7 +422,7 @@ START_TEST(wrong_arguments_are_refused_in_words) {
 }
 END_TEST
 
-/* Unknown ids are in no chain: what is before them is found. */
+/* No chain contains unknown ids, but the blocks before them are found. */
 START_TEST(a_token_beyond_the_vocabulary_is_not_found) {
         static const struct kvd_geometry g = PLANES;
         uint32_t tokens[2 * BT] = {1, 2, 3, 4, 1000, 1001, 1002, 1003};

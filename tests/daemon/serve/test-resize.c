@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A pool that gets another size while it is in use: a reload grows it as far as its indexes were
- * made for, and shrinks it block by block, but takes nothing that somebody holds. Every block that
- * is found, and every one that is held, is compared.
+ * Resizing a pool that is in use. A reload grows it as far as its indexes have room, and shrinks it
+ * block by block, but takes no pinned block. The bytes of every block that is found or pinned are
+ * compared.
  */
 
 #include <errno.h>
@@ -23,7 +23,7 @@
 #define MIB (UINT64_C(1) << 20)
 #define BLOCK_TOKENS 16u
 #define BLOCK_BYTES 16384u
-#define BLOCKS 64u /* of a chain, which has a MiB: a segment */
+#define BLOCKS 64u /* of a chain, which fills a segment of 1 MiB */
 #define SEED 23u
 
 static struct instance in;
@@ -145,7 +145,7 @@ static void compare(uint32_t chain, uint32_t n, const uint32_t *ids, const struc
                                   0);
 }
 
-/* Blocks of it that are there, pinned and right. */
+/* Pins the chain's resident blocks and checks their bytes; returns their number. */
 static uint32_t hold(uint32_t chain, uint32_t *ids, struct kvd_pin *pin) {
         uint32_t tokens[BLOCKS * BLOCK_TOKENS];
         int64_t n;
@@ -197,7 +197,7 @@ START_TEST(it_shrinks) {
         fill(8);
         ck_assert_uint_eq(found(8), 8 * BLOCKS);
         ck_assert_uint_le(info().pool_used, 16 * MIB);
-        reload("64M", ""); /* as it was at the start: it may have that again */
+        reload("64M", ""); /* the initial size is always possible */
         WAIT_UNTIL(info().pool_bytes == 64 * MIB);
         fill(48);
         ck_assert_uint_eq(found(48), 48 * BLOCKS);
@@ -207,7 +207,7 @@ END_TEST
 
 #define HELD 24u /* chains */
 
-/* Holds the first chains until it is killed, and looks at them when it is told to. */
+/* Pins the first chains until it is killed, and checks their bytes on request. */
 static void holder(int asked, int answers) {
         static uint32_t ids[HELD][BLOCKS];
         struct kvd_pin pins[HELD] = {0};
@@ -224,7 +224,7 @@ static void holder(int asked, int answers) {
         _exit(0);
 }
 
-/* What is held stays, and goes when its holder is killed. */
+/* Pinned blocks stay, and are freed when their holder is killed. */
 START_TEST(it_shrinks_around_what_is_held) {
         int asks[2], answers[2];
         char byte = 0;
@@ -254,7 +254,10 @@ START_TEST(it_shrinks_around_what_is_held) {
 }
 END_TEST
 
-/* Indexes were made for less: it goes as far as they do, and says what a restart would bring. */
+/*
+ * The indexes have less room than the new size needs. The pool grows up to their limit, and the
+ * daemon reports that a restart would give the rest.
+ */
 START_TEST(more_than_was_planned) {
         start("32M", "pool_most = 48M");
         fill(8);
@@ -269,7 +272,7 @@ START_TEST(more_than_was_planned) {
 }
 END_TEST
 
-/* Its keeper starts the next one, which reads the configuration. */
+/* Kills the daemon; its keeper starts the next one, which reads the new configuration. */
 static void restart(const char *pool, const char *rest) {
         write_config(pool, rest);
         kill((pid_t)info().pid, SIGKILL);
@@ -278,7 +281,7 @@ static void restart(const char *pool, const char *rest) {
         WAIT_UNTIL(kvd_catch_up(space) >= 0);
 }
 
-/* What does not fit into the pool of the next daemon goes, and what does stays. */
+/* The next daemon drops the blocks that do not fit into its pool, and keeps the others. */
 START_TEST(a_restart_with_another_size) {
         uint32_t n;
 
@@ -298,7 +301,7 @@ START_TEST(a_restart_with_another_size) {
 }
 END_TEST
 
-/* A quota that changes is a size, too, and so is max_blocks. */
+/* Changing a quota or max_blocks resizes the space, too. */
 START_TEST(a_quota_that_changes) {
         char large[64], small[64];
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* When the daemon looks at rings by itself, and at whose: by a clock that the test moves, and rings that it fills. */
+/* When the daemon polls rings, and whose. The test sets the clock and fills the rings. */
 
 #include <string.h>
 
@@ -32,7 +32,7 @@ static int tell_time(uint64_t *ret) {
         return 0;
 }
 
-/* As client_take_ring does. */
+/* Takes posts as client_take_ring does. */
 static bool serve(struct turns_place *place) {
         struct client *c = container_of(place, struct client, place);
         struct attachment *a = c->spaces[FIRST].attachment;
@@ -73,7 +73,7 @@ static void post(uint32_t i, uint32_t n) {
         atomic_fetch_add(&all[i].page.posted, n);
 }
 
-/* A message, which brings what was posted to the daemon. */
+/* A wake-up message, after which the daemon takes the posts. */
 static void kick(uint32_t i) {
         rounds_kicked(&rounds, &all[i].client);
         if (all[i].client.round.in)
@@ -105,7 +105,7 @@ START_TEST(four_messages_begin_them_and_three_do_not) {
         ck_assert(!loop_timer_is_set(&rounds.timer));
         clock_now += ROUND_NS + 1;
         begin(4);
-        ck_assert_ptr_eq(rounds.clients.first, &all[3].client.round); /* the others say so again, soon */
+        ck_assert_ptr_eq(rounds.clients.first, &all[3].client.round); /* the others join with their next message */
         ck_assert_ptr_eq(rounds.clients.last, &all[3].client.round);
         kick(0);
         kick(3);
@@ -123,14 +123,17 @@ START_TEST(only_who_posted_gets_a_turn) {
         ck_assert_uint_eq(attachment_posts(&all[3].attachment), 0);
         next_round();
         ck_assert_uint_eq(all[3].served, 1);
-        post(5, 1); /* what is not told is not looked at */
+        post(5, 1); /* a ring whose bit in told is clear is not polled */
         all[5].client.told = 0;
         next_round();
         ck_assert_uint_eq(all[5].served, 0);
 }
 END_TEST
 
-/* Each round finds four, so they go on; who posts nothing is let go of, and all its rings are looked at. */
+/*
+ * Each round finds four posts, so rounds go on. A client that posts nothing leaves them, and all its
+ * rings are polled a last time.
+ */
 START_TEST(who_posts_nothing_leaves) {
         begin(4);
         kick(5);
@@ -172,7 +175,7 @@ static void play_rounds(uint32_t posts) {
         }
 }
 
-/* As one that posts a block, and the next one when it has been found. */
+/* A client that waits after each post is not worth rounds: the daemon backs off from polling it. */
 START_TEST(who_waits_for_each_post_is_woken_for) {
         for (uint64_t rest = 16; rest <= 512; rest *= 2) {
                 play_rounds(1);
@@ -188,18 +191,18 @@ START_TEST(who_waits_for_each_post_is_woken_for) {
         rounds_leave(&all[3].client);
         loop_timer_stop(&rounds.timer);
         clock_now += 2 * ROUND_NS;
-        play_rounds(1); /* and it begins anew */
+        play_rounds(1); /* the back-off starts over */
         clock_now += 18 * ROUND_NS;
         begin(4);
 }
 END_TEST
 
-/* Its turn is still to come, and finds all that it uses. */
+/* A client that leaves the rounds gets a last turn, for all rings that it uses. */
 START_TEST(who_leaves_has_all_rings_looked_at) {
         begin(4);
         for (uint32_t i = 0; i < 15; i++)
                 next_round();
-        turns.serve = NULL; /* nobody is served before we have looked */
+        turns.serve = NULL; /* no client is served before the checks below */
         clock_now += ROUND_NS;
         loop_timer_stop(&rounds.timer);
         rounds.timer.fire(&rounds.timer);

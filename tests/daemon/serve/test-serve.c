@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The protocol against a running daemon, with both ways of waiting. */
+/* The protocol with a running daemon, whose loop uses epoll or io_uring. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -109,10 +109,7 @@ static void send_raw(struct peer_end *p, const void *frame, size_t size) {
         ck_assert_int_eq(kvd_frame_send(p->fd, frame, size, NULL, 0), 0);
 }
 
-/*
- * The frame is well made, so there is a number and a sequence to answer, and the connection lives
- * on.
- */
+/* The frame is well-formed, so the daemon can answer it, and the connection stays open. */
 START_TEST(a_message_from_the_future) {
         struct peer_end *p;
         struct kvd_msg r;
@@ -283,7 +280,7 @@ START_TEST(spaces_have_limits) {
         ck_assert_uint_eq(p->fds.n, 0);
         for (int i = 0; i < 62; i++)
                 peer_ok(p, MSG(space, .name = kvd_slice_of("a")));
-        /* the oldest that nobody uses makes way */
+        /* the oldest unused space is deleted to make room */
         peer_ok(p, MSG(space, .name = kvd_slice_of("d"), .create = 2, SMALL));
         peer_refused(p, MSG(space, .name = kvd_slice_of("b")), -ENOENT);
         peer_ok(p, MSG(space, .name = kvd_slice_of("c")));
@@ -295,7 +292,7 @@ START_TEST(spaces_have_limits) {
 }
 END_TEST
 
-/* The request waits until what unused spaces had is free. */
+/* The request waits until the memory of deleted spaces is free. */
 START_TEST(a_space_waits_for_room_that_others_leave) {
         struct peer_end *p;
         char name[16];
@@ -314,7 +311,7 @@ START_TEST(a_space_waits_for_room_that_others_leave) {
 }
 END_TEST
 
-/* Until one is refused; how many were not. The refused one is closed. */
+/* Attaches clients until one is refused, which is closed. Returns the number attached. */
 static uint32_t attach_all(struct peer_end **ends) {
         struct kvd_msg r;
 
@@ -329,7 +326,7 @@ static uint32_t attach_all(struct peer_end **ends) {
         }
 }
 
-/* The daemon's own user has four more. */
+/* The daemon's own user may have four more. */
 START_TEST(clients_have_limits) {
         struct peer_end *ends[16];
 
@@ -352,7 +349,7 @@ END_TEST
 
 /* ---- tenants --------------------------------------------------------------------------------- */
 
-/* Runs body as another user; it ends the process with 0, or a check in it fails the test. */
+/* Runs body in a process of another user. A check that fails there fails the test. */
 static void as_user(uid_t uid, gid_t group, void (*body)(void)) {
         pid_t pid = check_fork();
 
@@ -418,9 +415,9 @@ static void is_refused(void) {
         peer_close(p);
 }
 
-static int hold[2]; /* closing it lets those go who took connections */
+static int hold[2]; /* closing it ends the processes that hold connections */
 
-/* In a process that keeps them; how many it got. */
+/* Takes connections in a process that holds them; returns their number. */
 static uint32_t take_all(uid_t uid, gid_t group) {
         struct peer_end *ends[64];
         int told[2];
@@ -448,7 +445,7 @@ static void let_all_go(void) {
         close(hold[1]);
 }
 
-/* Each that comes finds half of what is left, and root finds a seat in any case. */
+/* Each user gets at most half of the free connections, and root is never refused. */
 START_TEST(a_few_users_cannot_take_all_connections) {
         struct peer_end *p;
 
@@ -470,7 +467,7 @@ START_TEST(a_few_users_cannot_take_all_connections) {
 }
 END_TEST
 
-/* Whoever has many numbers is one of those whom no domain lists: listed users find seats. */
+/* Unlisted users, however many uids they have, leave connections for listed users. */
 START_TEST(unlisted_users_leave_seats_for_listed_users) {
         uint32_t n = 0;
 
@@ -495,7 +492,7 @@ static void write_file(const char *path, const char *text) {
         close(fd);
 }
 
-/* In a user namespace that has only us, everybody else is one and the same number. */
+/* In a user namespace that maps only root, all other users share one uid, which is refused. */
 START_TEST(an_unmapped_user_is_refused) {
         int told[2];
         pid_t pid;
@@ -536,18 +533,18 @@ START_TEST(tenants) {
         peer_open_space(p, "s");
         as_user(4001, 0, sees_only_his_own);
         as_user(4001, 4100, is_in_red);
-        as_user(4002, 4100, is_admin_of_blue); /* listed by name before by group */
+        as_user(4002, 4100, is_admin_of_blue); /* a listed user's domain comes before its group's */
         peer_close(p);
         instance_end(&in);
         run_public("daemon.unlisted=refuse");
         as_user(4001, 0, is_refused);
         as_user(4001, 4100, is_in_red);
-        peer_close(peer_attach(in.socket)); /* root never is */
+        peer_close(peer_attach(in.socket)); /* root is never refused */
         instance_end(&in);
 }
 END_TEST
 
-/* In one domain, of two users who are no administrators: ended_number is the first one's. */
+/* Two users of one domain, neither an administrator. ended_number is the first one's client. */
 static uint32_t ended_number;
 
 static void may_not_end_it(void) {
@@ -616,7 +613,7 @@ START_TEST(private_is_private) {
         ck_assert_uint_eq(st.st_mode & 0777, 0600);
         if (getuid() == 0) {
                 chmod(in.dir, 0755);
-                chmod(in.socket, 0666); /* even so */
+                chmod(in.socket, 0666); /* the daemon refuses them all the same */
                 as_user(4001, 0, cannot_use_it);
         }
         instance_end(&in);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A scheduler that takes blocks, and a worker that writes them, as one client of libkvd (kvd_join):
+ * A scheduler that allocates blocks, and a worker that fills them, as one team (kvd_join):
  *
- *      Process S joins, opens the space, and takes blocks whenever it is told to
+ *      Process S joins, opens the space, and allocates blocks on request
  *      Process W joins, and opens the space
- *      The daemon is killed and another takes its place: S and W are a team there, too
- *      S is killed: what it was filling is nobody else's while W lives, and everybody's afterwards
+ *      The daemon is killed and restarted: S and W form the same team there
+ *      S is killed: its unsealed blocks stay reserved while W lives, and are freed afterwards
  */
 
 #include <errno.h>
@@ -29,7 +29,7 @@ static struct instance server;
 
 struct process {
         pid_t pid;
-        int tell, hear; /* a byte there: take blocks; a byte back: done */
+        int tell, hear; /* pipes: a byte to the process requests blocks, a byte back confirms */
 };
 
 /* ---- the processes --------------------------------------------------------------------------- */
@@ -44,7 +44,7 @@ static kvd_space *open_space(kvd *handle) {
         return space;
 }
 
-/* The first allocation of a new daemon may still meet the end of the old connection. */
+/* The first allocation after a restart may fail because the old connection has ended. */
 static void take_blocks(kvd_space *space) {
         struct kvd_block blocks[TAKEN];
 
@@ -98,7 +98,7 @@ static void end(struct process *p) {
         close(p->hear);
 }
 
-/* ---- what the daemon says -------------------------------------------------------------------- */
+/* ---- the daemon's state ---------------------------------------------------------------------- */
 
 static struct kvd_msg_space_info_reply space_state(struct conn *conn) {
         struct kvd_msg_space_info_reply reply;
@@ -139,7 +139,7 @@ START_TEST(a_scheduler_dies_while_its_worker_writes) {
         ck_assert_uint_ge(taken, TAKEN);
         end(&scheduler);
         if (_i)
-                taken /= 2; /* the worker has as many */
+                taken /= 2; /* the other half is the worker's */
         wait_for_limbo(conn, _i ? taken : 0, taken);
         end(&worker);
         wait_for_limbo(conn, 0, 0);

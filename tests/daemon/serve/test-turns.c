@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Who is served next, by clocks that the test moves: what is counted is cost, not time. */
+/* The order in which connections are served. The test sets both clocks: users pay for CPU time. */
 
 #include <stdlib.h>
 
@@ -10,8 +10,8 @@
 
 struct connection {
         struct turns_place place;
-        uint64_t cost_ns;      /* of one request */
-        uint64_t lost_ns;      /* ... while which another process has the processor */
+        uint64_t cost_ns;      /* CPU time, of one request */
+        uint64_t lost_ns;      /* time in which it is preempted, of one request */
         uint32_t left, served; /* requests */
 };
 
@@ -61,7 +61,7 @@ static void run_until(const struct connection *c, uint32_t served) {
                 turns_run(&turns);
 }
 
-/* 200 connections of one user, whose requests cost what one's of another do: every second is his. */
+/* 200 connections of one user and one of another: each user gets every second request. */
 START_TEST(a_user_with_many_connections_has_one_share) {
         static struct connection flood[200], victim;
         struct turns_user bad = {0}, good = {0};
@@ -79,7 +79,7 @@ START_TEST(a_user_with_many_connections_has_one_share) {
 }
 END_TEST
 
-/* By cost, not by number. */
+/* Users get equal shares of time, not equal numbers of requests. */
 START_TEST(dear_requests_are_served_less_often) {
         struct turns_user bad = {0}, good = {0};
         struct connection dear, cheap;
@@ -92,7 +92,7 @@ START_TEST(dear_requests_are_served_less_often) {
 }
 END_TEST
 
-/* Each of one user's requests loses the processor, as where its answer wakes who waits for it. */
+/* Each request of one user is preempted, as when its reply wakes the client. */
 START_TEST(who_loses_the_processor_does_not_pay_for_it) {
         struct turns_user first = {0}, second = {0};
         struct connection loses, keeps;
@@ -106,7 +106,10 @@ START_TEST(who_loses_the_processor_does_not_pay_for_it) {
 }
 END_TEST
 
-/* Alone, the processor's clock is not read: the last request counts for as much as any may cost. */
+/*
+ * The CPU clock is not read while one user is alone. Its last request is charged TURNS_MOST_NS at
+ * most.
+ */
 START_TEST(who_lost_the_processor_alone_pays_for_one_request) {
         struct turns_user first = {0}, second = {0};
         struct connection loses, keeps;
@@ -121,7 +124,7 @@ START_TEST(who_lost_the_processor_alone_pays_for_one_request) {
 }
 END_TEST
 
-/* Between two looks at the sockets there is a slice of work, and at most one request more. */
+/* Between two polls of the sockets, requests are served for one slice, plus one request at most. */
 START_TEST(a_slice_ends) {
         struct turns_user user = {0};
         struct connection c;
@@ -135,7 +138,7 @@ START_TEST(a_slice_ends) {
 }
 END_TEST
 
-/* Who comes is served next, however long the others wait, and once only for having been away. */
+/* A user that was away is served next, but gets no credit for the time away. */
 START_TEST(nobody_saves_up) {
         struct turns_user first = {0}, second = {0};
         struct connection a, b;
@@ -150,7 +153,7 @@ START_TEST(nobody_saves_up) {
 }
 END_TEST
 
-/* What accepting a connection, or its end, has cost is as if it had been a request. */
+/* The cost of accepting or closing a connection is charged as a request's is. */
 START_TEST(work_is_charged) {
         struct turns_user first = {0}, second = {0};
         struct connection a, b;
@@ -169,7 +172,7 @@ START_TEST(who_is_removed_is_not_served) {
 
         begin(&a, &first, 10000, 10);
         begin(&b, &second, 10000, 10);
-        turns_add(&turns, &a.place); /* it waits already */
+        turns_add(&turns, &a.place); /* it is queued already */
         turns_remove(&turns, &a.place);
         turns_remove(&turns, &a.place);
         while (turns_run(&turns))
