@@ -499,7 +499,7 @@ END_TEST
 
 /* ---- BiCache's profile ----------------------------------------------------------------------- */
 
-/* A block computed alone and one with its prefix. Their keys and values differ by angle in layer 1. */
+/* A block computed alone and one with its prefix, which differ by angle in layer 1. */
 static void take_sample(uint32_t r, double angle) {
         struct kvd_block blocks[2];
 

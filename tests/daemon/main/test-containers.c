@@ -2,8 +2,8 @@
 
 /*
  * kvd in one container and its clients in others, as tools/container sets them up, on a kernel
- * before 6.5: the daemon sees neither the number of a client's process, nor its end. A filter plays
- * the old kernel, and the test itself is a client outside of all containers.
+ * before 6.5: the daemon can see neither a client's process id nor its end. A seccomp filter
+ * emulates the old kernel. The test itself is a client outside of all containers.
  */
 
 #include <errno.h>
@@ -56,7 +56,7 @@ static void tear_down(void) {
         instance_sweep(&in);
 }
 
-/* Blocks that nobody else can have: being filled, or kept until their client's end. */
+/* Blocks that are not available to others: being filled, or reserved until their client ends. */
 static uint64_t kept(void) {
         struct kvd_msg_space_info_reply info;
 
@@ -70,7 +70,7 @@ static kvd *handle;
 static kvd_space *space;
 static struct kvd_block blocks[FILLING];
 
-/* The folder of the socket, at another place. */
+/* Mounts the socket's folder at another path. */
 static const char *mount_volume(void) {
         static char path[128];
 
@@ -122,7 +122,7 @@ static void find(void) {
                         die("a wrong byte");
 }
 
-/* A process in a container that has opened the space, done something, and waits. */
+/* A process in a container that opens the space, runs a function, and waits. */
 struct client {
         pid_t pid;
         int go; /* closing it ends the client */
@@ -192,7 +192,7 @@ START_TEST(a_killed_container_holds_nothing) {
 }
 END_TEST
 
-/* What it fills is its own until its process ends. */
+/* Blocks that it fills stay reserved until its process ends. */
 START_TEST(a_client_outlives_its_connection) {
         const struct kvd_msg_client_end request = {.client = 2};
         struct kvd_msg_client_end_reply reply;
@@ -208,7 +208,7 @@ START_TEST(a_client_outlives_its_connection) {
 }
 END_TEST
 
-/* The heir waits for the end of its container, which this process is 1 of. */
+/* The grandchild, which inherits the lifeline, ends with its container, whose process 1 this is. */
 static void fill_in_a_child(void) {
         pid_t pid = fork();
 
@@ -238,7 +238,7 @@ static void fill_all(void) {
         while (kvd_alloc(space, 1, blocks) == 1)
                 n++;
         if (n != options.max_blocks / 2)
-                die("a process may fill %u blocks: %s", n, kvd_error());
+                die("a process could fill %u blocks: %s", n, kvd_error());
 }
 
 static void fill_all_twice(void) {
@@ -247,7 +247,7 @@ static void fill_all_twice(void) {
         fill_all();
         open_space(VOLUME "/kvd.sock");
         if (handle == first || kvd_alloc(space, 1, blocks) != -EDQUOT)
-                die("a second connection is a second share");
+                die("a second connection has a share of its own");
 }
 
 START_TEST(connections_of_a_process_are_one_client) {
@@ -265,7 +265,7 @@ START_TEST(processes_of_two_containers_are_two_clients) {
 }
 END_TEST
 
-/* The next daemon knows the client's end by the descriptors that the keeper had. */
+/* The next daemon notices the client's end by the descriptors that the keeper kept. */
 START_TEST(the_next_daemon_notices_when_clients_end) {
         struct client producer = begin(publish), c = begin(fill), reader;
         pid_t pid = child_of(in.pid, NULL);
@@ -275,7 +275,7 @@ START_TEST(the_next_daemon_notices_when_clients_end) {
         WAIT_UNTIL(kill(pid, 0) < 0);
         outside = conn_close(outside);
         outside = instance_connect(&in);
-        WAIT_UNTIL(kept() >= FILLING); /* it serves before it has taken them over */
+        WAIT_UNTIL(kept() >= FILLING); /* it serves before it has adopted them */
         reader = begin(find);
         ck_assert_uint_ge(kept(), FILLING);
         kill_client(&c);
@@ -303,7 +303,7 @@ START_TEST(an_old_library_is_told_to_update) {
 }
 END_TEST
 
-/* One that closes its end is gone, whatever it does with the connection. */
+/* A client that closes its lifeline counts as ended, even if its connection is open. */
 START_TEST(a_client_that_closes_its_lifeline_is_gone) {
         struct peer_end *p = peer_connect(in.socket);
         struct kvd_msg reply;
@@ -342,7 +342,7 @@ START_TEST(no_lifeline_where_the_kernel_reports_ends) {
 }
 END_TEST
 
-/* It sees their numbers, and needs no lifelines. */
+/* It sees their process ids, so it needs no lifelines. */
 START_TEST(a_daemon_outside_serves_clients_in_containers) {
         struct instance contained = in;
         struct client c;

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A daemon whose pool is on a GPU, over the stand-in driver (fresh memory of which is full of 0xa5,
- * never zeros). Clients are connections of this process that map what they are given, as libkvd
- * would.
+ * A daemon whose pool is on a GPU, with the stand-in driver, whose fresh memory is full of 0xa5, not
+ * zeros. Clients are connections of this process that map segments as libkvd does.
  */
 
 #include <errno.h>
@@ -118,7 +117,7 @@ static void map_one(struct user *u, uint32_t segment, int fd) {
         u->mapped[segment] = true;
 }
 
-/* All that come with it, too. */
+/* Maps the segment, and all others that come in the same reply. */
 static void map(struct user *u, uint32_t segment) {
         struct kvd_msg_segments_reply m;
         uint32_t fd = 0;
@@ -143,7 +142,7 @@ static void map(struct user *u, uint32_t segment) {
         ck_assert_uint_eq(fd, u->peer->fds.n);
 }
 
-/* The stand-in's addresses are the process' own. */
+/* The stand-in's device addresses are addresses of this process. */
 static uint8_t *block(struct user *u, kvd_ref ref) {
         map(u, kvd_segment_of(u->ix, kvd_ref_id(ref)));
         return (uint8_t *)(uintptr_t)(u->base + kvd_ref_id(ref) * BLOCK);
@@ -158,8 +157,8 @@ static bool all_are(const uint8_t *at, uint8_t byte) {
 }
 
 /*
- * As many as it gets, up to n in all; each must be full of zeros the first time, and of fill ever
- * after.
+ * Allocates blocks until the user has n, or the daemon has no more; returns how many. Each must be
+ * full of zeros, or of fill if the user had it before.
  */
 static uint32_t take(struct user *u, uint32_t n, uint8_t fill) {
         struct kvd_msg reply;
@@ -177,7 +176,7 @@ static uint32_t take(struct user *u, uint32_t n, uint8_t fill) {
                      left--, got++) {
                         uint8_t *at = block(u, u->refs[u->n++]);
 
-                        ck_assert_msg(at[0] == 0 || at[0] == fill, "somebody else's byte %02x",
+                        ck_assert_msg(at[0] == 0 || at[0] == fill, "another user's byte %02x",
                                       at[0]);
                         ck_assert(all_are(at, at[0]));
                         memset(at, fill, BLOCK);
@@ -307,7 +306,7 @@ START_TEST(what_it_is_on_is_told) {
 }
 END_TEST
 
-/* The pool is all that there is, but for what contexts need: the worker's, and a client's. */
+/* A pool of all memory leaves enough for two contexts: the worker's and a client's. */
 START_TEST(contexts_fit_beside_the_pool) {
         const char *const all[] = {"daemon.backend=cuda", "daemon.pool=100%", "daemon.segment=8M",
                                    "domain a.client_quota=1T", NULL};
@@ -417,7 +416,7 @@ START_TEST(auto_takes_what_works) {
 }
 END_TEST
 
-/* The instance's number names the GPU, unless there is one only. */
+/* The instance's number selects the GPU, unless there is only one. */
 START_TEST(an_instance_takes_its_gpu) {
         const char *arguments[] = {"--private", NULL,     "--instance", "1", "--backend",
                                    "cuda",      "--pool", "64M",        NULL};
@@ -436,8 +435,8 @@ END_TEST
 /* ---- domains --------------------------------------------------------------------------------- */
 
 /*
- * All of the pool is a's, then half of it b's: b sees zeros or its own bytes, and so does a when it
- * comes back.
+ * Domain a has the whole pool, then domain b gets half of it. Each only ever sees zeros or its own
+ * bytes.
  */
 START_TEST(two_domains_never_see_each_others_bytes) {
         struct user *a, *b;
@@ -473,7 +472,7 @@ START_TEST(two_domains_never_see_each_others_bytes) {
 }
 END_TEST
 
-/* Bytes that nobody was asked to unmap: the client that held them ends. */
+/* A client dies while it has segments mapped; their memory is cleared before domain b gets it. */
 START_TEST(the_memory_of_the_dead_is_cleared) {
         struct user *b;
         uint32_t got = 0;
@@ -545,8 +544,8 @@ static bool peer_gone(struct peer_end *p) {
 }
 
 /*
- * The n-th copy to the host fails in every worker, for good: a worker ends, another comes, and what
- * cannot be done is given up. Whoever only uses the cache does not notice.
+ * The first copy to the host, and all later ones, fail in every worker. The worker ends and is
+ * replaced, and its job is given up at last. Clients that only use the cache are not affected.
  */
 START_TEST(an_error_of_the_gpu_ends_the_worker_and_nothing_else) {
         const char *const settings[] = {"daemon.backend=cuda", "daemon.quarantine_ms=1",
@@ -587,7 +586,7 @@ END_TEST
 
 /* ---- the owner ------------------------------------------------------------------------------- */
 
-/* All of the device is the pool. The old memory is the clients' until they let go. */
+/* The pool takes the whole device. Old memory stays with its clients until they unmap it. */
 START_TEST(the_next_daemon_gets_what_the_clients_of_the_last_let_go) {
         const char *arguments[] = {"--private", NULL, "--backend", "cuda", "--pool", "64M", "--set",
                                    "daemon.segment=1M", "--set", "domain a.client_quota=1T", "--set",
@@ -633,8 +632,8 @@ static void delete(struct peer_end *p, const char *domain, uint32_t force, int e
 }
 
 /*
- * The pool is 8 segments of 8 MiB: the ninth space would have none, and the memory of the first is
- * cleared for it.
+ * The pool is 8 segments of 8 MiB, one for each space. A ninth space only gets memory because that
+ * of deleted spaces is cleared and reused.
  */
 START_TEST(a_space_has_one_segment_from_the_exporter) {
         struct peer_end *p;
@@ -668,7 +667,7 @@ START_TEST(a_space_has_one_segment_from_the_exporter) {
 }
 END_TEST
 
-/* What clients have mapped stays theirs; they begin anew in memory of the next one. */
+/* Clients keep memory that they have mapped. New spaces are in memory of the next exporter. */
 START_TEST(an_exporter_that_dies_takes_the_spaces_with_it) {
         struct user *a, *again;
         pid_t exporter;
@@ -694,7 +693,7 @@ START_TEST(an_exporter_that_dies_takes_the_spaces_with_it) {
 }
 END_TEST
 
-/* Memory that others use is not counted here. */
+/* Tests that run at the same time do not count as users of this test's device memory. */
 static void setup(void) {
         char group[32];
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The daemon in a thread of the test: what it allocates, and that it leaves nothing behind when it
- * ends.
+ * The daemon in a thread of the test: it allocates nothing in its steady state, and leaves no
+ * descriptor open when it ends.
  */
 
 #include <dirent.h>
@@ -21,7 +21,7 @@
 #include "tests/lib/peer.h"
 #include "tests/lib/suite.h"
 
-#define STORM 30u /* fewer than may wait to attach */
+#define STORM 30u /* fewer than the connections that may wait to attach */
 
 static struct inproc it;
 static uint32_t fds_before;
@@ -43,7 +43,7 @@ static void teardown(void) {
         ck_assert_uint_eq(fds_of(0), fds_before);
 }
 
-/* A round of everything that clients do all day. */
+/* A round of all common requests. */
 static void work(struct peer_end *p, uint32_t space, uint32_t round) {
         uint32_t tokens[4] = {round % 500, 1, 2, 3};
         struct kvd_msg r;
@@ -118,8 +118,8 @@ START_TEST(stopped_while_clients_are_busy) {
 END_TEST
 
 /*
- * A storm of connections: between two looks at its sockets, where those who wait are found,
- * the loop accepts one of them and no more.
+ * A storm of connections: between two polls of its sockets, the loop accepts at most one
+ * connection.
  */
 static struct {
         struct kvd_sys table;

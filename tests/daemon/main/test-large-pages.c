@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Pages of 64 KiB. The daemon is a thread of the test, so that both it and libkvd get what such
- * a kernel gives and refuses.
+ * Pages of 64 KiB. The daemon is a thread of the test, so that the system calls of both it and
+ * libkvd behave as such a kernel's do.
  */
 
 #include <string.h>
@@ -51,7 +51,7 @@ static void fill_and_check(kvd_space *space, uint64_t bytes) {
         kvd_free(space, (uint32_t)n, blocks);
 }
 
-/* Segments are whole pages, whatever a block has. */
+/* Segments are whole pages, whatever the block size. */
 START_TEST(segments_are_whole_pages_for_any_block_size) {
         const struct kvd_geometry geometry = {.block_bytes = sizes[_i], .layout = "test", .block_tokens = 4, .vocab = 1000};
         struct kvd_msg_space_info_reply info;
@@ -72,7 +72,7 @@ START_TEST(segments_are_whole_pages_for_any_block_size) {
 }
 END_TEST
 
-/* What the daemon has for each of its blocks is given back in pieces. */
+/* The daemon frees its per-block memory in pieces. */
 START_TEST(a_large_space_is_deleted) {
         const struct kvd_geometry geometry = {.block_bytes = 64, .layout = "test", .block_tokens = 4, .vocab = 1000};
         const struct kvd_msg_space_delete request = {.space = kvd_slice_of("s")};
@@ -91,7 +91,7 @@ START_TEST(a_large_space_is_deleted) {
 }
 END_TEST
 
-/* As disks and servers map blocks of a memory file, one by one. */
+/* Disk and remote processes map blocks of a memory file one by one. */
 START_TEST(a_block_within_a_page_is_mapped) {
         const uint64_t offset = 5 * 4096 + 64, bytes = 2 * LARGE_PAGE;
         struct mapped mapped;

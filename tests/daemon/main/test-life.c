@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Connections and processes that end, stall, flood or send what they should not; what the daemon
- * holds afterwards is what it held before.
+ * Connections and processes that end, stall, flood or break the protocol. The daemon frees all that
+ * it held for them.
  */
 
 #include <errno.h>
@@ -43,10 +43,7 @@ static uint32_t clients(void) {
         return peer_ok(watcher, MSG(daemon_info)).daemon_info_reply.clients;
 }
 
-/*
- * A process that attaches, has blocks to fill, and then does what then says until it is told to go
- * on.
- */
+/* A process that attaches, allocates blocks, calls then(), and waits until it is told to end. */
 struct actor {
         pid_t pid;
         int go; /* closing it tells the actor to end */
@@ -102,7 +99,7 @@ static void detach_and_close(struct peer_end *p) {
 
 static int held[2]; /* a pipe: closing it ends the process that outlives an actor */
 
-/* A child inherits the connection and outlives the actor, as engines' helper processes do. */
+/* Forks a child that inherits the connection and outlives the actor, as engines' helpers do. */
 static void leave_child(struct peer_end *p) {
         char byte;
 
@@ -179,7 +176,7 @@ START_TEST(clean_goodbye) {
 }
 END_TEST
 
-/* ... until the process is gone; asked again, the daemon says the same. */
+/* A second request while the process still runs gets the same reply. */
 START_TEST(a_client_that_is_ended_keeps_what_its_process_can_touch) {
         struct kvd_msg_client_end_reply kept;
         struct actor a;
@@ -206,7 +203,7 @@ START_TEST(a_client_that_is_ended_keeps_what_its_process_can_touch) {
 }
 END_TEST
 
-/* ... and one that has nothing to touch is gone at once, although its process lives. */
+/* A client without spaces is gone at once, although its process lives. */
 START_TEST(a_client_that_ends_itself_gets_its_reply_first) {
         struct peer_end *p;
         struct kvd_msg reply;
@@ -265,7 +262,7 @@ static void join_and_detach(struct peer_end *p) {
         peer_ok(p, MSG(detach, .space = 64));
 }
 
-/* The worker may be writing what its scheduler was filling. */
+/* The worker may be writing to blocks that its scheduler allocated. */
 START_TEST(what_a_dead_member_held_waits_for_its_team) {
         struct actor scheduler, worker;
 
@@ -353,7 +350,7 @@ START_TEST(a_hundred_deaths_leave_nothing) {
                 end_actor(&a, i % 2 ? SIGKILL : 0);
         }
         WAIT_UNTIL(clients() == 1);
-        /* a segment that was made meanwhile has its own */
+        /* a segment that was made meanwhile has a descriptor */
         WAIT_UNTIL(instance_fds(&in) <= fds + 4);
         ck_assert_uint_eq(space_state().filling + space_state().limbo, 0);
         stop();
@@ -362,7 +359,7 @@ END_TEST
 
 /* ---- hostile --------------------------------------------------------------------------------- */
 
-/* The daemon comes to rest 20 times, and uses less than 20 ms of processor time meanwhile. */
+/* The daemon becomes idle 20 times, and uses less than 20 ms of CPU time meanwhile. */
 static void expect_rest(void) {
         uint64_t cpu;
 
@@ -373,9 +370,7 @@ static void expect_rest(void) {
         ck_assert_uint_lt(instance_cpu_ns(&in) - cpu, 20000000);
 }
 
-/*
- * Sends until the daemon does not read any more, then reads: every request has its reply, in order.
- */
+/* Sends until the daemon stops reading, then receives: each request gets its reply, in order. */
 START_TEST(never_reading) {
         struct kvd_msg request = MSG(daemon_info), reply;
         struct peer_end *p;
@@ -394,7 +389,7 @@ START_TEST(never_reading) {
                         usleep(1000);
                         r = 0;
                 }
-                ck_assert_uint_eq(clients(), 2); /* others are served all the while */
+                ck_assert_uint_eq(clients(), 2); /* other clients are still served */
         }
         ck_assert_int_eq(r, -EAGAIN);
         ck_assert_uint_gt(p->serial, 100);
@@ -438,10 +433,10 @@ START_TEST(a_flood_of_connections) {
         for (size_t i = 0; i < ARRAY_SIZE(flood); i++) {
                 flood[i] = peer_connect(in.socket);
                 if (i % 50 == 0)
-                        peer_close(peer_attach(in.socket)); /* whoever attaches is served */
+                        peer_close(peer_attach(in.socket)); /* clients that attach are served */
         }
         ck_assert_uint_le(instance_fds(&in), fds + 2 * 34);
-        ck_assert(!peer_receive(flood[0], &reply)); /* the oldest made room */
+        ck_assert(!peer_receive(flood[0], &reply)); /* the oldest was closed to make room */
         WAIT_UNTIL(instance_fds(&in) == fds);      /* after a second the last are gone */
         for (size_t i = 0; i < ARRAY_SIZE(flood); i++)
                 peer_close(flood[i]);
@@ -458,10 +453,10 @@ static void limit_descriptors(unsigned n) {
 
 static void check_calm(void) {
         expect_rest();
-        ck_assert_uint_eq(clients(), 21); /* those who are in are served */
+        ck_assert_uint_eq(clients(), 21); /* attached clients are served */
 }
 
-/* The number that the daemon would open next. */
+/* The next descriptor that the daemon would get. */
 static unsigned next_fd(void) {
         char path[64], target[256];
         unsigned fd = 0;
@@ -472,7 +467,7 @@ static unsigned next_fd(void) {
         return fd - 1;
 }
 
-/* With no descriptor left for a connection, or with one, where it needs two. */
+/* The daemon has no descriptor left for a connection, or only one, where it needs two. */
 static void refused_at_once(unsigned limit) {
         struct peer_end *waiting[3];
         struct kvd_msg reply;
@@ -488,7 +483,7 @@ static void refused_at_once(unsigned limit) {
         limit_descriptors(1024);
 }
 
-/* With not even the spare one, which the limit has overtaken. */
+/* The limit is so low that not even the spare descriptor can be reopened. */
 static void wait_for_better_times(void) {
         struct peer_end *waiting;
 

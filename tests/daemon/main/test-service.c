@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvd as a process among others: how it starts, whom it tells, how it ends, and with which exit
- * status.
+ * kvd as a service: how it starts, what it reports to its service manager, how it ends, and with
+ * which exit status.
  */
 
 #include <errno.h>
@@ -79,7 +79,7 @@ START_TEST(ends_cleanly) {
 }
 END_TEST
 
-/* What clients computed is in no core file: of nothing but its own memory, and headers. */
+/* A core file contains the daemon's private memory and ELF headers, but not the pool. */
 START_TEST(no_core_file_has_the_pool) {
         char path[64], filter[16] = "";
         FILE *f;
@@ -95,7 +95,7 @@ START_TEST(no_core_file_has_the_pool) {
 }
 END_TEST
 
-/* Nobody has set segment: it fits by itself. */
+/* The default segment size adapts to a small pool. */
 START_TEST(a_small_pool) {
         static const char *const pools[] = {"48M", "4M"};
         struct peer_end *p;
@@ -108,7 +108,7 @@ START_TEST(a_small_pool) {
 }
 END_TEST
 
-/* As containers do. The filter stays with this test's process and its children. */
+/* Forbids it as container runtimes do, for this test's process and its children. */
 static void forbid_io_uring(void) {
         struct sock_filter code[] = {
                 BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -166,7 +166,7 @@ START_TEST(a_living_daemons_socket_is_not) {
         first = in.pid;
         RUN(false, "--private", in.dir, "--pool", "64M");
         ck_assert_int_eq(wait_status(in.pid), 2);
-        kill(first, SIGSTOP); /* not even of one that does not answer */
+        kill(first, SIGSTOP); /* a daemon that does not answer keeps its socket, too */
         RUN(false, "--private", in.dir, "--pool", "64M");
         ck_assert_int_eq(wait_status(in.pid), 2);
         kill(first, SIGCONT);
@@ -207,7 +207,7 @@ START_TEST(two_that_start_together) {
         ended = waitpid(-1, &status, 0);
         ck_assert_int_eq(WEXITSTATUS(status), 2);
         in.pid = ended == a ? b : a;
-        peer_close(peer_attach(in.socket)); /* the other one is reached */
+        peer_close(peer_attach(in.socket)); /* connects to the other one */
         kill(in.pid, SIGTERM);
         ck_assert_int_eq(wait_status(in.pid), 0);
 }
@@ -224,7 +224,7 @@ START_TEST(an_abstract_socket) {
 }
 END_TEST
 
-/* What kvd wrote into this file is there now. */
+/* Whether kvd has written this text to the file. */
 static bool file_says(const char *path, const char *format, ...) {
         char text[4096] = "", wanted[256];
         FILE *from = fopen(path, "r");
@@ -276,9 +276,9 @@ START_TEST(the_log_names_the_sender_of_a_signal) {
 }
 END_TEST
 
-/* ---- users beside us ------------------------------------------------------------------------- */
+/* ---- other users ----------------------------------------------------------------------------- */
 
-/* How kvd ends that is started with this; one that serves is ended, with 0. */
+/* Starts kvd and returns its exit status. If it serves, it is ended, and the status is 0. */
 static int refusal(const char *what, const char *path) {
         char number[16], byte;
         int ends[2];
@@ -293,7 +293,7 @@ static int refusal(const char *what, const char *path) {
         return wait_status(in.pid);
 }
 
-/* Who may write to the folder could put a socket of his own in the place of ours. */
+/* A user that may write to the folder could replace the socket. */
 START_TEST(a_private_folder_that_others_may_write_to_is_refused) {
         static const mode_t modes[] = {0777, 01777, 0770, 0702};
         char log[sizeof in.dir + 8];
@@ -303,7 +303,7 @@ START_TEST(a_private_folder_that_others_may_write_to_is_refused) {
         ck_assert_ptr_nonnull(freopen(log, "w", stderr));
         ck_assert_int_eq(refusal("--private", in.dir), 1);
         ck_assert(file_says(log, "give one of your own, such as %s/kvd-%u, which kvd makes", in.dir, getuid()));
-        ck_assert(!file_says(log, "chmod")); /* somebody would obey, and break /tmp */
+        ck_assert(!file_says(log, "chmod")); /* a user might follow that advice and break /tmp */
         ck_assert_int_eq(chmod(in.dir, 0755), 0);
         ck_assert_int_eq(refusal("--private", in.dir), 0);
 }
@@ -322,7 +322,7 @@ START_TEST(a_link_to_a_private_folder_is_refused) {
 }
 END_TEST
 
-/* Somebody has moved ours away, and his own is there now. */
+/* Another process has moved the daemon's socket away, and bound its own in its place. */
 START_TEST(a_daemon_removes_only_its_own_socket) {
         char moved[96];
         int other;
@@ -362,11 +362,11 @@ START_TEST(a_private_folder_of_another_user_is_refused) {
         ck_assert_int_eq(chown(in.dir, 4001, 4001), 0);
         ck_assert_int_eq(chmod(in.dir, _i ? 0777 : 0755), 0);
         ck_assert_int_eq(refusal_as(4002, "--private", in.dir), 1);
-        ck_assert_int_eq(refusal("--private", in.dir), 1); /* nor root */
+        ck_assert_int_eq(refusal("--private", in.dir), 1); /* root is refused, too */
 }
 END_TEST
 
-/* Nobody listens, and the folder would let everybody remove it. */
+/* No process listens, and the folder would let any user remove the socket. */
 START_TEST(a_socket_of_another_user_is_not_replaced) {
         if (!can_be_others())
                 return;
@@ -385,7 +385,7 @@ static void limit_files(rlim_t bytes) {
         ck_assert_int_eq(prlimit(in.pid, RLIMIT_FSIZE, &limit, NULL), 0);
 }
 
-/* Whoever makes a memory file beyond the limit gets SIGXFSZ. */
+/* A process that makes a memory file larger than the limit gets SIGXFSZ. */
 START_TEST(a_limit_of_file_sizes_is_an_error_reply) {
         struct kvd_msg fill = {.number = KVD_MSG_allocate, .allocate = {.count = 1}};
         struct peer_end *p;
@@ -436,7 +436,7 @@ START_TEST(feeds_the_watchdog) {
                 fed += n == 10 && memcmp(state, "WATCHDOG=1", 10) == 0;
         }
         ck_assert_uint_eq(fed, 6);
-        kill(in.pid, SIGSTOP); /* a loop that hangs is noticed by its silence */
+        kill(in.pid, SIGSTOP); /* a loop that hangs stops sending */
         while (poll(&p, 1, 200) == 1)
                 recv(fd, state, sizeof state, 0);
         ck_assert_int_eq(poll(&p, 1, 300), 0);
@@ -479,14 +479,14 @@ START_TEST(a_socket_handed_over) {
         int fd = listening(SOCK_SEQPACKET, true);
         struct peer_end *p;
 
-        p = peer_connect(in.socket); /* before there is a daemon at all */
+        p = peer_connect(in.socket); /* before the daemon is started */
         activate(fd, names[_i]);
         peer_ok(p,
                 (struct kvd_msg){.number = KVD_MSG_attach, .attach = {.protocol = KVD_PROTOCOL}});
         peer_close(p);
         kill(in.pid, SIGTERM);
         ck_assert_int_eq(wait_status(in.pid), 0);
-        ck_assert_int_eq(access(in.socket, F_OK), 0); /* it is the manager's */
+        ck_assert_int_eq(access(in.socket, F_OK), 0); /* it belongs to the manager */
         close(fd);
 }
 END_TEST
@@ -532,7 +532,7 @@ START_TEST(reload) {
         write_config(path, text);
         kill(in.pid, SIGHUP);
         WAIT_UNTIL(belongs_to("red"));
-        write_config(path, "[daemon]\nnonsense\n"); /* the old one stays */
+        write_config(path, "[daemon]\nnonsense\n"); /* the old configuration stays */
         kill(in.pid, SIGHUP);
         usleep(50000);
         ck_assert(belongs_to("red"));
@@ -544,7 +544,7 @@ START_TEST(reload) {
 }
 END_TEST
 
-/* The file is a pipe, and who writes it takes his time. */
+/* The configuration is a pipe, whose writer is slow. */
 START_TEST(a_reload_that_waits_stops_nobody) {
         char path[96], text[128];
 
@@ -563,7 +563,7 @@ START_TEST(a_reload_that_waits_stops_nobody) {
         WAIT_UNTIL(belongs_to("red"));
         kill(in.pid, SIGHUP);
         ck_assert(belongs_to("red"));
-        kill(in.pid, SIGTERM); /* nobody writes it any more */
+        kill(in.pid, SIGTERM); /* the pipe has no writer any more */
         ck_assert_int_eq(wait_status(in.pid), 0);
 }
 END_TEST

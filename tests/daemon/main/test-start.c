@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the system refuses at the start is said there, and in the words of its own error. */
+/* If the system lacks something at the start, the message contains the system's error. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -37,7 +37,7 @@ static void teardown(void) {
         instance_sweep(&in);
 }
 
-/* Does not start; says why in why. */
+/* Expects that the daemon does not start; the reason is in why. */
 static void refused(const char *const *settings) {
         struct daemon *daemon;
         struct config config;
@@ -106,7 +106,7 @@ START_TEST(a_start_without_proc_is_refused) {
 }
 END_TEST
 
-/* A space needs memory; "there is no such file" would say that there is no daemon, or no space. */
+/* Clients get ENOMEM instead: ENOENT would mean that there is no daemon, or no such space. */
 START_TEST(clients_get_no_enoent_for_what_the_daemon_lacks) {
         static const struct kvd_geometry geometry = {.layers = 1, .kv_heads = 1, .head_dim = 32,
                                                      .dtype = KVD_F32, .vocab = 1000};
@@ -131,7 +131,7 @@ START_TEST(clients_get_no_enoent_for_what_the_daemon_lacks) {
 }
 END_TEST
 
-/* -ENOENT is for kvd_open alone. */
+/* Only kvd_open returns -ENOENT for this. */
 START_TEST(an_open_handle_gets_no_enoent_from_a_stopped_daemon) {
         static const struct kvd_geometry geometry = {.layers = 1, .kv_heads = 1, .head_dim = 32,
                                                      .dtype = KVD_F32, .vocab = 1000};
@@ -153,11 +153,11 @@ END_TEST
 
 /* ---- --check-config -------------------------------------------------------------------------- */
 
-/* KEY is a file's path, TIER one that is not there. */
+/* KEY stands for the path of a file, TIER for a path that does not exist. */
 static const struct {
         const char *text;
         mode_t mode; /* of KEY */
-        const char *why; /* NULL: both take it */
+        const char *why; /* NULL if both accept it */
 } judged[] = {
         {"[daemon]\nfile = TIER\nfile_size = 8M\n", 0600, NULL},
         {"[daemon]\nremote = redis://127.0.0.1:1\nremote_key = KEY\n", 0600, NULL},
@@ -201,7 +201,7 @@ static void write_judged(const char *path, const char *key, const char *tier, in
         fclose(f);
 }
 
-/* The exit status of kvd. */
+/* Returns the exit status of kvd. */
 static int run(const char *format, const char *path, char said[static 1000]) {
         char command[600];
         FILE *f;
@@ -213,7 +213,7 @@ static int run(const char *format, const char *path, char said[static 1000]) {
         return WEXITSTATUS(pclose(f));
 }
 
-/* A start that works is told to end as soon as it serves. */
+/* A daemon that starts is ended as soon as it serves. */
 #define START "mkfifo %2$s/up && { %1$s --private %2$s --config %3$s --ready-fd 4 2>&1 4>%2$s/up & " \
               "} && if read up <%2$s/up; then kill $!; fi; wait $!"
 #define CHECK "%1$s --check-config %3$s 2>&1 && : %2$s"
@@ -230,14 +230,14 @@ START_TEST(the_check_and_the_start_agree) {
         checked = run(CHECK, path, said);
         ck_assert_int_eq(checked, judged[_i].why ? 1 : 0);
         ck_assert_msg(judged[_i].why ? strstr(said, judged[_i].why) != NULL : !said[0], "%s", said);
-        ck_assert_int_eq(access(tier, F_OK), -1); /* it makes nothing */
+        ck_assert_int_eq(access(tier, F_OK), -1); /* the check creates no file */
         started = run(START, path, said);
         ck_assert_msg((started != 0) == (checked != 0), "%d: %s", started, said);
         ck_assert_msg(!judged[_i].why || strstr(said, judged[_i].why), "%s", said);
 }
 END_TEST
 
-/* Whoever checks a configuration has a kvd running with it. */
+/* Administrators check a configuration while a kvd runs with it. */
 START_TEST(the_check_takes_no_lock) {
         const char *tier = file + strlen("daemon.file=");
         char path[128], said[1000];

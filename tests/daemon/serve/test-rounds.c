@@ -105,7 +105,7 @@ START_TEST(four_messages_begin_them_and_three_do_not) {
         ck_assert(!loop_timer_is_set(&rounds.timer));
         clock_now += ROUND_NS + 1;
         begin(4);
-        ck_assert_ptr_eq(rounds.clients.first, &all[3].client.round); /* the others join with their next message */
+        ck_assert_ptr_eq(rounds.clients.first, &all[3].client.round); /* the others join later */
         ck_assert_ptr_eq(rounds.clients.last, &all[3].client.round);
         kick(0);
         kick(3);
