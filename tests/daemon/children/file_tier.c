@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * What tests of the file tier share.
- */
+/* Code that tests of the file tier share. */
 
 #include "tests/daemon/children/file_tier.h"
 
@@ -131,7 +129,7 @@ void restart(bool kill) {
 
 /* ---- chains ---------------------------------------------------------------------------------- */
 
-/* Of a block: in a bidirectional space all tokens of the prefix say what is in it. */
+/* Seed of a block's bytes, which in a bidirectional space depend on all tokens of the prefix. */
 static uint64_t seed_of(const uint32_t *of, uint32_t block) {
         return kind == KVD_BIDIRECTIONAL ? oracle_seed(SEED + block, of, n_tokens) :
                                            oracle_seed(SEED, of, (block + 1) * BLOCK_TOKENS);
@@ -154,7 +152,7 @@ void make_chain(const uint32_t *of) {
         kvd_unpin(space, &pin);
 }
 
-/* The blocks that are resident; all of them must be right. */
+/* Returns the number of resident blocks; checks their bytes. */
 uint32_t resident(const uint32_t *of) {
         struct kvd_pin pin = {0};
         uint32_t ids[BLOCKS], n_blocks;
@@ -171,7 +169,7 @@ uint32_t resident(const uint32_t *of) {
         return n_blocks;
 }
 
-/* The tokens that were promised. Waits until it has ended. */
+/* Waits until the fetch has ended. Returns the number of tokens that kvd_fetch promised. */
 int64_t fetch(const uint32_t *of) {
         struct pollfd p = {.events = POLLIN};
         int64_t n = kvd_fetch(space, 0, 0, of, n_tokens, &p.fd);
@@ -184,7 +182,7 @@ int64_t fetch(const uint32_t *of) {
         return n;
 }
 
-/* What a lookup says, without asking, of what is behind what it finds. */
+/* Returns the tokens that lower tiers have behind the resident ones, as a lookup reports them. */
 uint32_t below_salted(const uint32_t *of, uint64_t salt) {
         struct kvd_pin pin = {.salt = salt};
         uint32_t ids[BLOCKS], n;
@@ -228,7 +226,7 @@ void rot(const uint32_t *of, uint32_t block) {
                 n++;
         }
         close(fd);
-        ck_assert_uint_ge(n, 1); /* what was replaced lies there still */
+        ck_assert_uint_ge(n, 1); /* replaced records may still be in the file */
 }
 
 bool is_erased(void) {

@@ -2,36 +2,36 @@
 #ifndef KVD_TESTS_DAEMON_CHILDREN_FILE_TIER_H
 #define KVD_TESTS_DAEMON_CHILDREN_FILE_TIER_H
 
-/* A daemon with a file tier, a client of it, and chains that go there and come back. */
+/* A daemon with a file tier, its client, and chains that are written to the file and fetched. */
 
 #include "client/kvd.h"
 #include "tests/lib/peer.h"
 
 #define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
 #define BLOCK_TOKENS 16u
-#define BLOCKS 24u /* of a chain: more than a run */
+#define BLOCKS 24u /* of a chain; more than a run has */
 #define BLOCK_BYTES 16384u
-#define RECORD_BYTES (BLOCK_BYTES + 4096) /* what is written of a block: its head, too */
+#define RECORD_BYTES (BLOCK_BYTES + 4096) /* of a block in the file, with its header */
 #define SEED 17u
 
 extern struct instance in;
 extern struct peer_end *watcher;
-/* file: the first one; files: all of them, as in the setting */
+/* file: path of the first file; files: paths of all, as in the setting */
 extern char file[128], files[512];
 extern const char *pool, *file_size, *depth, *timeout;
 extern kvd *handle;
 extern kvd_space *space;
-extern bool opaque;         /* are its blocks? */
-extern uint32_t max_blocks; /* of it; 0: as many as there are */
+extern bool opaque;         /* whether the space's blocks are opaque */
+extern uint32_t max_blocks; /* of the space; 0: no limit */
 extern uint32_t kind;       /* 0: causal */
-extern uint32_t n_tokens;   /* of chains: those of all BLOCKS, but perhaps some of the last one's */
+extern uint32_t n_tokens;   /* of a chain, whose last block may be filled in part */
 extern uint32_t tokens[BLOCKS * BLOCK_TOKENS];
 
 const char *const *settings(void);
 struct kvd_msg_tier_info_reply tier_of(uint32_t number);
-/* of all files; the texts are the first one's */
+/* Sums over all files; texts are those of the first file. */
 struct kvd_msg_tier_info_reply tier(void);
-bool tier_is(const char *state); /* the first one's */
+bool tier_is(const char *state); /* of the first file */
 void watch(void);
 void connect_to_it(void);
 void leave_it(void);
@@ -42,19 +42,19 @@ void stop(void);
 void restart(bool kill);
 
 void make_chain(const uint32_t *of);
-/* The blocks that are resident; all of them must be right. */
+/* Returns the number of resident blocks; checks their bytes. */
 uint32_t resident(const uint32_t *of);
-/* The tokens that were promised. Waits until it has ended. */
+/* Waits until the fetch has ended. Returns the number of tokens that kvd_fetch promised. */
 int64_t fetch(const uint32_t *of);
-/* What a lookup says, without asking, of what is behind what it finds. */
+/* Returns the tokens that lower tiers have behind the resident ones, as a lookup reports them. */
 uint32_t below_salted(const uint32_t *of, uint64_t salt);
 uint32_t below(const uint32_t *of);
 void evict_all(void);
-/* tokens' chain, until all of it is in the file */
+/* Makes the chain of tokens, and waits until the file has all of it. */
 void write_chain(void);
 /* Flips a bit of a block of that chain in the file. */
 void rot(const uint32_t *of, uint32_t block);
-/* Is the space deleted, and erased? */
+/* Whether the space is deleted and its records are erased. */
 bool is_erased(void);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Daemons and clients of the tests of the remote tier. Which servers they have, $KVD_TEST_REMOTE
- * says: "mooncake", or real Redis ones, with "tls" or without.
+ * Daemons and clients for tests of the remote tier. $KVD_TEST_REMOTE selects their servers: the
+ * stand-in for Mooncake ("mooncake"), or real Redis servers with TLS ("tls") or without.
  */
 
 #include "tests/daemon/children/remote_tier.h"
@@ -162,7 +162,7 @@ void make_tokens(void) {
                 tokens[i] = 1000 + i;
 }
 
-/* Its settings, in the same texts for each machine. */
+/* Returns the machine's settings, valid until the next call. */
 static const char *const *settings(const struct machine *m) {
         static char remote[128], key[160], password[160], from[192], ca[128];
         uint32_t number = (uint32_t)(m - machines);
@@ -186,7 +186,7 @@ static const char *const *settings(const struct machine *m) {
         return list;
 }
 
-/* A daemon that runs becomes a machine with a client. */
+/* Connects a client to a machine whose daemon runs. */
 static void use_machine(struct machine *m, const char *state) {
         m->watcher = peer_attach(m->in.socket);
         WAIT_UNTIL(tier_is(m, state));
@@ -270,7 +270,7 @@ void make_key(uint32_t machine, uint8_t byte) {
 
 /* ---- chains ---------------------------------------------------------------------------------- */
 
-/* Of a block: in a bidirectional space all tokens of the prefix say what is in it. */
+/* Seed of a block's bytes, which in a bidirectional space depend on all tokens of the prefix. */
 static uint64_t seed_of(const uint32_t *of, uint32_t block) {
         return kind == KVD_BIDIRECTIONAL ? oracle_seed(SEED + block, of, n_tokens) :
                                            oracle_seed(SEED, of, (block + 1) * BLOCK_TOKENS);
@@ -294,7 +294,7 @@ void make_chain(struct machine *m, const uint32_t *of) {
         kvd_unpin(m->space, &pin);
 }
 
-/* The blocks that are resident; all of them must be right. */
+/* Returns the number of resident blocks; checks their bytes. */
 uint32_t resident(struct machine *m, const uint32_t *of) {
         struct kvd_pin pin = {0};
         uint32_t ids[BLOCKS], n_blocks;
@@ -311,7 +311,7 @@ uint32_t resident(struct machine *m, const uint32_t *of) {
         return n_blocks;
 }
 
-/* Waits until it has ended. False: there was nothing to wait for. */
+/* Waits until the fetch has ended. Returns false if there was nothing to wait for. */
 bool fetch_of(struct machine *m, const uint32_t *of, uint64_t salt) {
         struct pollfd p = {.events = POLLIN};
         int64_t n = kvd_fetch(m->space, 0, salt, of, n_tokens, &p.fd);
@@ -336,7 +336,7 @@ static void evict(struct machine *m) {
         } while (r.more);
 }
 
-/* Those that are on their way to servers, which may have lost them, stay for so long. */
+/* Blocks that are being sent to servers stay until that has ended. */
 void evict_all(struct machine *m) {
         WAIT_UNTIL((evict(m), resident(m, tokens) == 0));
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Exact copies of a sequence's blocks in a file: more than memory for copies takes leave and come
- * back byte by byte, and whoever dies meanwhile costs nothing else and leaves no slot behind.
+ * Exact copies of a sequence's blocks in a file. More blocks than the memory for copies holds leave
+ * and come back byte for byte. A process that dies meanwhile costs no other copy and leaks no slot.
  */
 
 #include <errno.h>
@@ -31,7 +31,10 @@ static struct instance in;
 static struct user u;
 static char file[64], file_setting[96];
 
-/* A disk process that is stopped here is not one that hangs: ASan on a busy machine took more than 30 s meanwhile. */
+/*
+ * Tests stop the disk process, with ASan on a busy machine for more than 30 s. It must not count as
+ * hanging meanwhile.
+ */
 static const char *const *settings(void) {
         static const char *list[8];
 
@@ -78,7 +81,7 @@ static void expect_no_copy(void) {
         ck_assert_uint_eq(tier().used, tier().records * RECORD_BYTES);
 }
 
-/* Most of them are in the file then. */
+/* Spills all blocks, and waits until most copies are in the file. */
 static void spill(void) {
         user_append(&u, USER_BLOCKS);
         user_spill(&u);
@@ -163,7 +166,7 @@ static pid_t disk_process(void) {
         return pid;
 }
 
-/* So that something is under way when it dies. 0: it was to read; 1: to write. */
+/* The process is stopped before it dies, so that it has work then. 0: to read; 1: to write. */
 START_TEST(a_disk_process_that_dies_costs_no_copy) {
         pid_t pid = disk_process();
 
@@ -190,8 +193,8 @@ START_TEST(a_disk_process_that_dies_costs_no_copy) {
 END_TEST
 
 /*
- * Their lives double after every eight deaths, so that on any machine some die in the middle of work,
- * and some do not.
+ * Their lifetime doubles after every eight kills, so that on any machine some die in the middle of
+ * work, and some do not.
  */
 static _Noreturn void kill_disks(pid_t parent) {
         uint32_t random = 12345, killed = 0;
@@ -208,7 +211,7 @@ static _Noreturn void kill_disks(pid_t parent) {
         _exit(0);
 }
 
-/* Whatever is asked again and again comes, and every byte is right at every moment. */
+/* Requests that are repeated succeed at last, and every byte is right at every moment. */
 START_TEST(no_byte_is_lost_with_disk_processes_that_die_at_random) {
         pid_t killer, parent = getpid(), first = disk_process();
 
@@ -240,8 +243,8 @@ static bool some_are_on_their_way(void) {
 }
 
 /*
- * Stops the disk process while copies go there. If it had something else to do just then, such as its
- * superblock, no copy is begun before it has done that.
+ * Stops the disk process while copies are sent to it. If it has other work just then, such as its
+ * superblock, no copy is begun before that is done, so try again.
  */
 static void stop_under_way(pid_t disk) {
         for (;;) {
@@ -256,7 +259,7 @@ static void stop_under_way(pid_t disk) {
         }
 }
 
-/* Until its end by kill -9. read: copies come back, or go. */
+/* Moves copies until it is killed. read: from the file, otherwise to it. */
 static _Noreturn void move_copies(bool read) {
         connect_to_it();
         if (read) {
@@ -275,7 +278,7 @@ static _Noreturn void move_copies(bool read) {
                 user_sync(&u);
 }
 
-/* Its copies are on their way, to where memory is its space's still, when it is killed. */
+/* It is killed while its copies are on their way between the file and its space's memory. */
 START_TEST(a_client_that_is_killed_meanwhile_leaves_no_slot) {
         pid_t disk = disk_process(), pid = fork();
 
@@ -319,7 +322,7 @@ static void publish(uint32_t *tokens) {
         WAIT_UNTIL(tier().records == CHAIN && tier().written_bytes >= CHAIN * RECORD_BYTES);
 }
 
-/* The sequence is gone with the daemon, and its copies; a chain that was published is not. */
+/* The sequence and its copies end with the daemon; a published chain does not. */
 START_TEST(a_daemon_that_dies_leaves_no_slot_and_loses_no_record) {
         uint32_t tokens[CHAIN * 16];
         uint64_t used;
@@ -329,7 +332,7 @@ START_TEST(a_daemon_that_dies_leaves_no_slot_and_loses_no_record) {
         used = tier().used;
         spill();
         ck_assert_uint_gt(tier().used, used);
-        if (_i) { /* in the middle of it */
+        if (_i) { /* kills it while copies are read */
                 ask_for_all();
                 usleep((useconds_t)_i * 1000);
         }
@@ -348,7 +351,7 @@ START_TEST(a_daemon_that_dies_leaves_no_slot_and_loses_no_record) {
 }
 END_TEST
 
-/* A bit of each sector: of what is there, nothing is as it was. */
+/* Flips a bit of each sector, so that every copy is corrupt. */
 static void rot(void) {
         int fd = open(file, O_RDWR | O_CLOEXEC);
         uint8_t byte;

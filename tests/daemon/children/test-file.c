@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The file tier of a real daemon: what left the pool comes back, also after kvd was killed; what
- * was deleted does not; and a disk process that dies, or a file that is somebody else's, costs
- * blocks and nothing else.
+ * The file tier of a real daemon. Evicted blocks come back, even after kvd was killed; deleted ones
+ * do not. A disk process that dies, or a file that is not kvd's, costs blocks and nothing else.
  */
 
 #include <errno.h>
@@ -24,7 +23,7 @@
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-/* Fetches that were timed. */
+/* Number of fetches whose time was measured. */
 static uint64_t timed_fetches(void) {
         struct kvd_slice words = peer_ok(watcher, MSG(space_info)).space_info_reply.client_counters;
         uint64_t all[KVD_CLIENT_WORDS], n = 0;
@@ -56,7 +55,7 @@ START_TEST(lookups_say_what_is_below) {
         uint32_t other[BLOCKS * BLOCK_TOKENS], ids[BLOCKS];
         struct kvd_pin pin = {0};
 
-        WAIT_UNTIL(below(tokens) == 0); /* unknown, until the daemon has looked */
+        WAIT_UNTIL(below(tokens) == 0); /* unknown until the daemon has reported it */
         write_chain();
         ck_assert_uint_eq(below(tokens), 0);
         peer_ok(watcher, MSG(evict, .space = kvd_slice_of("s"), .blocks = 5));
@@ -74,7 +73,7 @@ START_TEST(lookups_say_what_is_below) {
         ck_assert_uint_eq(below(tokens), (BLOCKS - 5) * BLOCK_TOKENS);
         ck_assert_int_eq(kvd_lookup(space, 0, tokens, BLOCKS * BLOCK_TOKENS, ids, 3, &pin),
                          3 * BLOCK_TOKENS);
-        ck_assert_uint_eq(pin.n_below, 0); /* what is behind it may be resident */
+        ck_assert_uint_eq(pin.n_below, 0); /* the blocks behind may be resident */
         kvd_unpin(space, &pin);
         fetch(tokens);
         ck_assert_uint_eq(below(tokens), 0);
@@ -138,11 +137,11 @@ START_TEST(warm_after_a_restart) {
         restart(_i);
         ck_assert_uint_eq(tier().records, BLOCKS);
         ck_assert_uint_eq(resident(tokens), 0);
-        ck_assert_uint_gt(below(tokens), 0); /* or unknown, until the daemon has told */
+        ck_assert_uint_gt(below(tokens), 0); /* perhaps unknown until the daemon has reported it */
         WAIT_UNTIL(below(tokens) == BLOCKS * BLOCK_TOKENS);
         ck_assert_int_eq(fetch(tokens), BLOCKS * BLOCK_TOKENS);
         ck_assert_uint_eq(resident(tokens), BLOCKS);
-        /* what is there is known, and not written again */
+        /* blocks that are in the file are not written again */
         peer_ok(watcher, MSG(evict, .space = kvd_slice_of("s"), .blocks = 1));
         make_chain(tokens);
         ck_assert_uint_eq(tier().records, BLOCKS);
@@ -194,7 +193,7 @@ static void seal_deep_chain(const uint32_t *chain) {
         kvd_unpin(space, &pin);
 }
 
-/* Tokens of the first n of the chain that are resident; *below: of all of it, as a lookup says. */
+/* Looks up the chain; returns its resident tokens. *below: tokens behind them, in lower tiers. */
 static uint32_t look_up_deep(const uint32_t *chain, uint32_t *below) {
         static uint32_t ids[DEEP];
         struct kvd_pin pin = {0};
@@ -217,7 +216,7 @@ static void fetch_deep(const uint32_t *chain, uint32_t n) {
         close(p.fd);
 }
 
-/* n_below counted what no fetch brought. */
+/* n_below used to count tokens that no fetch could bring. */
 START_TEST(lookups_promise_only_what_fetches_bring) {
         static uint32_t chain[DEEP * BLOCK_TOKENS];
         const uint32_t all = REACH * BLOCK_TOKENS, most = KVD_FETCH_BLOCKS * BLOCK_TOKENS;
@@ -235,7 +234,7 @@ START_TEST(lookups_promise_only_what_fetches_bring) {
         ck_assert_uint_eq(tier().records, REACH);
         ck_assert_uint_eq(look_up_deep(chain, &below), 0);
         ck_assert_uint_eq(below, most);
-        fetch_deep(chain, 100 * BLOCK_TOKENS); /* not all that there is */
+        fetch_deep(chain, 100 * BLOCK_TOKENS); /* a part of the chain */
         do {
                 found = look_up_deep(chain, &below);
                 ck_assert_uint_eq(below, MIN(most, all - found));
@@ -252,7 +251,7 @@ static struct kvd_msg to_file(uint32_t to) {
         return peer_call(watcher, MSG(evict, .space = kvd_slice_of("s"), .to = to));
 }
 
-/* 0, or why not. */
+/* Waits for the end of evict --to file; returns 0 or its error. */
 static uint32_t wait_for_the_file(void) {
         struct kvd_msg m;
 
@@ -268,7 +267,7 @@ static uint32_t all_to_file(void) {
         return wait_for_the_file();
 }
 
-/* Blocks are written at a second use only, and there is more in the pool than the file holds. */
+/* Blocks are written only at their second use, and the pool holds more than the file. */
 static void with_a_small_file(void) {
         leave_it();
         instance_stop(&in);
@@ -291,10 +290,7 @@ static void make_rounds(uint32_t from, uint32_t to) {
         }
 }
 
-/*
- * It was done once, with a file that was full of what came first: that had gone for what came
- * last.
- */
+/* This used to succeed although the first blocks had been evicted from the file for the last ones. */
 START_TEST(what_does_not_go_to_the_file_is_said) {
         uint64_t evicted;
 
@@ -308,7 +304,7 @@ START_TEST(what_does_not_go_to_the_file_is_said) {
         evicted = tier().evicted;
         ck_assert_uint_eq(wait_for_the_file(), ENOSPC);
         evict_all();
-        /* what is in the pool no more may go for what is */
+        /* records of blocks that left the pool may be evicted for blocks in the pool */
         make_rounds(20, 23);
         ck_assert_uint_eq(all_to_file(), 0);
         ck_assert_uint_gt(tier().evicted, evicted);
@@ -316,8 +312,8 @@ START_TEST(what_does_not_go_to_the_file_is_said) {
 END_TEST
 
 /*
- * kvctl was killed: once, all that came afterwards was written, too, and the next one was told an
- * old result.
+ * kvctl was killed. Blocks made afterwards used to be written, too, and the next kvctl got the old
+ * result.
  */
 START_TEST(a_killed_evict_to_file_leaves_nothing_behind) {
         with_a_small_file();
@@ -336,8 +332,8 @@ END_TEST
 #define LONG_BLOCKS 100u
 
 /*
- * The coldest records of long chains are their beginnings, which cannot go: once that was the end
- * of it.
+ * The coldest records of long chains are their first blocks, which cannot be evicted. The file used
+ * to take no more blocks then.
  */
 START_TEST(a_file_full_of_long_chains_goes_on) {
         static uint32_t chain[LONG_BLOCKS * BLOCK_TOKENS];
@@ -366,7 +362,7 @@ START_TEST(a_file_full_of_long_chains_goes_on) {
 }
 END_TEST
 
-/* Promise 8: also after a restart. */
+/* Deleted blocks do not come back after a restart. */
 START_TEST(deleted_is_deleted) {
         write_chain();
         ck_assert_uint_eq(peer_ok(watcher, MSG(space_delete, .space = kvd_slice_of("s"),
@@ -381,7 +377,7 @@ START_TEST(deleted_is_deleted) {
 }
 END_TEST
 
-/* It had no clients, and others needed its place: what the file has of it is found again. */
+/* A space without clients was dropped to make room. Its blocks in the file are found again. */
 START_TEST(what_made_way_comes_back_from_the_file) {
         char name[16];
 
@@ -411,7 +407,7 @@ static pid_t disk_process(void) {
         return child_of(in.pid, "kvd-disk");
 }
 
-/* What was being written is not there, and said not to be. */
+/* If blocks were not written, the result says so. */
 START_TEST(the_disk_dies_during_evict_to_file) {
         pid_t pid;
         uint32_t r;
@@ -449,7 +445,7 @@ START_TEST(a_disk_process_that_dies_is_replaced) {
 }
 END_TEST
 
-/* Until it was killed, each find waited its whole second. */
+/* Each lookup used to wait for a whole second until the process was killed. */
 START_TEST(a_disk_process_that_hangs_is_not_waited_for) {
         pid_t pid;
         int fd;
@@ -479,7 +475,7 @@ static bool why_says(const char *text) {
         return t.why.size && memmem(t.why.data, t.why.size, text, strlen(text));
 }
 
-/* kvd went on without a word, and the next daemon found nothing. */
+/* kvd used to go on silently, and the next daemon found nothing. */
 START_TEST(a_deleted_file_is_reported) {
         write_chain();
         ck_assert(!why_says("deleted"));
@@ -489,7 +485,7 @@ START_TEST(a_deleted_file_is_reported) {
 }
 END_TEST
 
-/* A record that rots is a miss, and what is behind it, too. */
+/* A corrupt record is a miss, and so are the blocks behind it. */
 START_TEST(rot_is_a_miss) {
         write_chain();
         evict_all();
@@ -507,7 +503,7 @@ static void make_round(uint32_t round, uint32_t *chain) {
                 chain[i] = round * 1000 + i;
 }
 
-/* More than the file holds: what is cold goes, and the file is used to its end. */
+/* If blocks exceed the file, cold records are evicted. */
 START_TEST(a_full_file_goes_on) {
         uint32_t chain[BLOCKS * BLOCK_TOKENS];
 
@@ -535,7 +531,7 @@ START_TEST(a_full_file_goes_on) {
 }
 END_TEST
 
-/* How often it went to sleep. */
+/* Returns how often the process went to sleep. */
 static unsigned long sleeps_of(pid_t pid) {
         unsigned long n = 0;
         char path[64], line[128];
@@ -561,7 +557,7 @@ static bool is_left_alone(pid_t pid) {
         return sleeps_of(pid) <= before + 2;
 }
 
-/* It was asked to open again, and again, as fast as it said that it cannot. */
+/* The disk process used to be asked to open such a file again and again without a pause. */
 START_TEST(a_file_that_cannot_be_used_costs_nothing) {
         char command[600];
         pid_t pid;

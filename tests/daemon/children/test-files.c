@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A file tier of two files: blocks are in both, and a file that is missing, moved, another's or the
- * same twice costs what it has and nothing else; what was deleted without it is deleted in it.
+ * A file tier of two files, each with a share of the blocks. A file that is missing, moved, another
+ * kvd's or named twice costs its own blocks and nothing else. Deletions while a file is missing are
+ * made up for when it is back.
  */
 
 #include <stdio.h>
@@ -23,12 +24,12 @@ static bool is_state(uint32_t number, const char *state) {
         return t.state.size == strlen(state) && memcmp(t.state.data, state, t.state.size) == 0;
 }
 
-/* It is as it will be. */
+/* Whether its state is final. */
 static bool is_settled(uint32_t number) {
         return !is_state(number, "opening") && !is_state(number, "scanning");
 }
 
-/* "a", "b" or both, in that order. first: what becomes of the first one. */
+/* Starts with the files "a", "b" or both, in that order. first: expected state of the first one. */
 static void start_with(const char *which, const char *first) {
         size_t n = 0;
 
@@ -69,7 +70,7 @@ static void expect_all(uint32_t blocks) {
         ck_assert_uint_eq(resident(tokens), blocks);
 }
 
-/* Where some of it may be there, with nothing before it. */
+/* Writes the chain again. Some of its blocks may be in a file, without the blocks before them. */
 static void write_again(void) {
         WAIT_UNTIL((make_chain(tokens), usleep(20000), evict_all(),
                     below(tokens) == BLOCKS * BLOCK_TOKENS));
@@ -115,7 +116,7 @@ START_TEST(a_second_file_is_added) {
 }
 END_TEST
 
-/* What it has is missed until it is there again; used without it, the other one knows better. */
+/* While one file is missing, the other one records the deletion, which then applies to both. */
 START_TEST(deleted_without_a_file_is_deleted_in_it) {
         write_chain();
         again_with(_i ? "a" : "b", true);
@@ -151,7 +152,7 @@ static void put(const char *to, const char *from) {
         ck_assert_int_eq(system(command), 0);
 }
 
-/* It is no backup: what is the same is there once, and the copy is used anew. */
+/* A copy of a file is no backup: its records are dropped, and it is used as a new file. */
 START_TEST(a_copy_is_a_new_file) {
         write_chain();
         again_with("a", false);
@@ -184,7 +185,7 @@ static bool is_off_for(uint32_t number, const char *why) {
         return is_state(number, "off") && memmem(t.why.data, t.why.size, why, strlen(why));
 }
 
-/* The second file, as the first of the list: it is off, stays as it is, and the other one goes on. */
+/* Expects that the second file, named first, is off and unchanged, and the other one is used. */
 static void expect_left(const char *which, const char *why, const char *copy) {
         start_with(which, "off");
         ck_assert(is_off_for(0, why));
@@ -194,10 +195,7 @@ static void expect_left(const char *which, const char *why, const char *copy) {
         compare(copy, second);
 }
 
-/*
- * Somebody may need it, and which one is a stranger in the list nobody knows: so nothing is done
- * to any of them.
- */
+/* kvd cannot know which of the two files is foreign, so it changes neither. */
 START_TEST(a_file_of_another_kvd_stays) {
         char copy_of_first[150], copy_of_second[150];
 
@@ -227,8 +225,8 @@ START_TEST(a_file_of_another_kvd_stays) {
 END_TEST
 
 /*
- * It was cut, or filled up, to the size that the configuration says, and only then looked at; and
- * one of another size was thought to be nobody's.
+ * kvd used to cut or extend it to the configured size before it looked at it, and took a file of
+ * another size for an unused one.
  */
 START_TEST(a_file_of_another_kvd_and_size_stays) {
         char copy[150];
@@ -249,7 +247,7 @@ START_TEST(a_file_of_another_kvd_and_size_stays) {
 }
 END_TEST
 
-/* Be it shorter than what kvd looks at, or longer than what kvd would use. */
+/* The file may be shorter than the part that kvd reads, or longer than file_size. */
 START_TEST(what_is_not_kvds_is_neither_cut_nor_filled) {
         static const char *const bytes[] = {"100", "5000", "70000", "20000000"};
         char copy[150], command[400];
@@ -266,7 +264,7 @@ START_TEST(what_is_not_kvds_is_neither_cut_nor_filled) {
 }
 END_TEST
 
-/* kvd was killed while it filled it with zeros, or somebody else cut it. */
+/* kvd was killed while it filled the file with zeros, or another program cut it. */
 START_TEST(a_file_that_is_too_short_is_filled) {
         struct stat st;
 
@@ -299,7 +297,7 @@ START_TEST(a_file_that_cannot_be_opened_is_off) {
 }
 END_TEST
 
-/* Under one name or two. */
+/* The same file may have one name or two. */
 START_TEST(a_file_is_named_once) {
         char command[600], line[400] = "";
         FILE *f;
@@ -339,7 +337,7 @@ static void expect_nothing(void) {
         ck_assert_uint_eq(resident(tokens), 0);
 }
 
-/* Half of a prefix is as good as none, and is no part of it when it is written again. */
+/* Half of a prefix is a miss, and is not reused when the prefix is written again. */
 START_TEST(a_prefix_is_in_both_or_missed) {
         write_chain();
         ck_assert_uint_eq(tier_of(0).records, BLOCKS / 2);

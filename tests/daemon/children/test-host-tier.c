@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory of the host below a pool on a GPU, over the stand-in driver: chains that leave the pool
- * come back byte by byte, whatever becomes of the worker that moves them, and nothing of it is left
- * when they are forgotten. With an argument, blocks are opaque, as engines' are that kvd stores for.
+ * The host tier below a pool on a GPU, with the stand-in driver. Chains that leave the pool come
+ * back byte for byte, even if the worker that moves them dies, and leave nothing behind when they
+ * are deleted. With an argument, blocks are opaque.
  */
 
 #include <dirent.h>
@@ -84,7 +84,7 @@ static void end_fetch(int fd) {
         close(fd);
 }
 
-/* All that was made is there, and nothing is on its way. */
+/* Whether host memory has this number of records, all of them written. */
 static bool has(uint64_t records) {
         return tier_of(0).records == records && copies() == records &&
                tier_of(0).written_bytes >= records * RECORD_BYTES;
@@ -122,7 +122,7 @@ START_TEST(evicted_blocks_come_back) {
 }
 END_TEST
 
-/* 5 MiB of blocks in 4 MiB: what comes last is there, what came first is not, and nothing is wrong. */
+/* 5 MiB of blocks in 4 MiB: some are evicted, some are found, and none is wrong. */
 START_TEST(it_is_bounded) {
         uint32_t found = 0;
 
@@ -146,7 +146,7 @@ START_TEST(it_is_bounded) {
 }
 END_TEST
 
-/* A space has eight places for each of its blocks: then the coldest goes for what comes. */
+/* A space has eight places per block. When they are used up, the coldest records are evicted. */
 START_TEST(there_are_no_places_left) {
         uint32_t n = 0;
 
@@ -169,7 +169,7 @@ START_TEST(there_are_no_places_left) {
 }
 END_TEST
 
-/* The memfd of the copies, as its owner has it. */
+/* Opens the daemon's memfd of the copies. */
 static int open_copies(void) {
         char folder[64], path[128], name[64];
         struct dirent *entry;
@@ -200,7 +200,7 @@ static uint64_t memory_of(int fd) {
         return (uint64_t)st.st_blocks * 512;
 }
 
-/* Nor in memory that a worker has still: there is more of it than is given back at once. */
+/* All its host memory is freed, even if a worker maps it and it takes several steps. */
 START_TEST(a_deleted_space_leaves_nothing) {
         int fd;
 
@@ -232,7 +232,7 @@ static void kill_worker(void) {
         kill(pid, SIGKILL);
 }
 
-/* The worker is killed while blocks go and come: they go and come by the next one. */
+/* Workers are killed while blocks are on their way down and up; the next worker moves them. */
 static void kill_workers(uint32_t tier) {
         for (uint32_t i = 0; i < 4; i++) {
                 uint64_t before = tier_of(tier).written_bytes;
@@ -251,7 +251,7 @@ static void kill_workers(uint32_t tier) {
                 if (i % 2 && fd >= 0)
                         kill_worker();
                 end_fetch(fd);
-                fetch(chain(i)); /* lost twice, it is a miss */
+                fetch(chain(i)); /* a fetch that was lost twice is a miss */
                 ck_assert_uint_eq(resident(chain(i)), BLOCKS);
         }
         ck_assert_uint_eq(tier_of(tier).wrong, 0);
@@ -264,7 +264,7 @@ START_TEST(a_worker_that_dies) {
 }
 END_TEST
 
-/* It ends with its daemon: the next one begins empty, and has all of its room. */
+/* The host tier ends with its daemon; that of the next one is empty and has its full size. */
 START_TEST(a_daemon_that_is_killed) {
         start_with("daemon.host_tier=8M");
         make_and_keep(1);
@@ -300,7 +300,7 @@ static void flip_copies(void) {
         close(fd);
 }
 
-/* What became another block on the way, or in memory, is not shown to anybody. */
+/* No client sees a copy that was corrupted in memory. */
 START_TEST(a_flipped_copy_is_a_miss) {
         start_with("daemon.host_tier=8M");
         make_and_keep(1);
@@ -314,7 +314,7 @@ START_TEST(a_flipped_copy_is_a_miss) {
 }
 END_TEST
 
-/* Who asked is gone before it comes. */
+/* The client leaves before its blocks come. */
 START_TEST(a_client_that_leaves) {
         int fd;
 
@@ -333,7 +333,7 @@ START_TEST(a_client_that_leaves) {
 }
 END_TEST
 
-/* ---- with a file behind it: tier 0 is the copies, tier 1 the file ----------------------------- */
+/* ---- with a file behind it: tier 0 is host memory, tier 1 the file --------------------------- */
 
 static void make_and_write(uint32_t from, uint32_t to) {
         uint64_t before = tier_of(1).written_bytes;
@@ -349,7 +349,7 @@ static void fetch_whole(uint32_t which) {
         ck_assert_uint_eq(resident(chain(which)), BLOCKS);
 }
 
-/* What there is no room for comes from the disk, and the colder goes for it. */
+/* Blocks without room in host memory come from the disk, and colder ones are evicted for them. */
 START_TEST(a_file_is_behind_it) {
         start_with_file("daemon.host_tier=1M");
         WAIT_UNTIL(kvd_slice_is(tier_of(1).state, "on"));
@@ -389,7 +389,7 @@ START_TEST(a_flipped_copy_is_read_from_the_file) {
 }
 END_TEST
 
-/* Without host_tier, memory of the host has blocks on their way, and none that stay. */
+/* Without host_tier, host memory holds only blocks on their way. */
 START_TEST(nothing_stays_on_its_way) {
         start_with_file("daemon.host_tier=0");
         WAIT_UNTIL(kvd_slice_is(tier_of(0).state, "on"));
@@ -409,7 +409,7 @@ START_TEST(a_worker_that_dies_before_a_file) {
 }
 END_TEST
 
-/* On its way down, and on its way up. */
+/* The space is deleted while its blocks are on their way down or up. */
 START_TEST(a_space_that_is_deleted_on_its_way) {
         start_with_file("daemon.host_tier=1M");
         for (uint32_t i = 0; i < 8; i++) {
@@ -433,9 +433,9 @@ START_TEST(a_space_that_is_deleted_on_its_way) {
 END_TEST
 
 #define WAIT_NS UINT64_C(120000000000)
-#define OWN 900u /* blocks of a sequence: most of the pool, and more than there is memory for copies of */
+#define OWN 900u /* blocks of a sequence: most of the pool, and more than fit in memory for copies */
 
-/* How many of them have left for exact copies, when no more do. */
+/* Spills entries until no more leave; returns the number of exact copies. */
 static uint64_t spill_all(kvd_sequence *sequence) {
         uint64_t n = 0, before;
 
@@ -461,7 +461,7 @@ static void append_own(kvd_sequence *sequence) {
         }
 }
 
-/* From memory and from the file, byte by byte, as often as it must be asked for. */
+/* Revives all entries from memory and file, with as many requests as needed; checks their bytes. */
 static void revive_all(kvd_sequence *sequence) {
         const struct kvd_entry *entries;
         uint32_t n, there = 0;
@@ -484,12 +484,12 @@ static void revive_all(kvd_sequence *sequence) {
         ck_assert_uint_eq(there, OWN);
 }
 
-/* They took all memory there is for copies: nothing went to the file any more, or came from there. */
+/* Copies used to take all of this memory, so that no block could reach the file or come back. */
 START_TEST(copies_leave_room_on_the_way) {
         kvd_sequence *sequence;
         uint64_t spilled;
 
-        start_with_file("daemon.spill=16M"); /* the least there is */
+        start_with_file("daemon.spill=16M"); /* the minimum */
         WAIT_UNTIL(kvd_slice_is(tier_of(0).state, "on"));
         ck_assert_int_eq(kvd_space_set(space, "kvreviver", 1), 0);
         ck_assert_int_eq(kvd_sequence_open(space, OWN, &sequence), 0);
@@ -497,7 +497,7 @@ START_TEST(copies_leave_room_on_the_way) {
         spilled = spill_all(sequence);
         ck_assert_uint_ge(spilled, 256);
         ck_assert_uint_lt(spilled, OWN);
-        ck_assert_uint_gt(tier_of(0).copies, 0); /* ... of which some is given back to these */
+        ck_assert_uint_gt(tier_of(0).copies, 0); /* blocks below get some of their memory */
         make_chain(chain(1));
         WAIT_UNTIL(tier_of(0).written_bytes >=
                    (tier_of(0).copies_written + BLOCKS) * (uint64_t)RECORD_BYTES);
@@ -510,7 +510,7 @@ START_TEST(copies_leave_room_on_the_way) {
 }
 END_TEST
 
-/* By legacy handles a space is one segment, and is not deleted under its clients. */
+/* With legacy handles, a space is one segment and cannot be deleted while it has clients. */
 SUITE("host-tier",
       opaque = argc > 1,
       TESTS(evicted_blocks_come_back, it_is_bounded, there_are_no_places_left,

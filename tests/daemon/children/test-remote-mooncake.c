@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The remote tier on Mooncake Store, as far as that is not like other servers: a library that is
- * not there or too old, what it is told, and all the ways in which its calls fail. The library is
- * the stand-in of fakemooncake.
+ * What is special about the remote tier on Mooncake Store: a library that is missing or too old, its
+ * arguments, and all the ways in which its calls fail. The library is the stand-in fakemooncake.
  */
 
 #include <fcntl.h>
@@ -30,7 +29,7 @@ static void makes_a_chain(void) {
         ck_assert_uint_eq(resident(&machines[0], tokens), BLOCKS);
 }
 
-/* Servers that are away are asked for nothing, and what does not need them goes on. */
+/* Servers that are away get no requests, and all else works. */
 static void works_without(void) {
         ck_assert(!fetch(&machines[0]));
         makes_a_chain();
@@ -41,7 +40,7 @@ static void works_without(void) {
 START_TEST(there_is_no_library) {
         static const char *const paths[] = {"", "/nonexistent/libmooncake_store.so"};
 
-        unsetenv("LD_LIBRARY_PATH"); /* where meson has the stand-in found */
+        unsetenv("LD_LIBRARY_PATH"); /* by which meson makes the stand-in found */
         snprintf(library, sizeof library, "%s", paths[_i]);
         start_machine(&machines[0], "away");
         expect_why("no Mooncake: ");
@@ -94,7 +93,7 @@ END_TEST
 
 /* ---- the store ------------------------------------------------------------------------------- */
 
-/* Nobody waits for a master that is not there, and what was written is written again. */
+/* No client waits for a master that is away. If it has lost its data, blocks are written again. */
 START_TEST(the_master_dies_and_comes_back) {
         mooncake_fails("dead");
         start_machine(&machines[0], "away");
@@ -114,7 +113,7 @@ START_TEST(the_master_dies_and_comes_back) {
 }
 END_TEST
 
-/* Another process takes the place of one that a call does not return to. */
+/* A process whose call does not return is replaced. */
 START_TEST(a_call_never_returns) {
         pid_t pid;
 
@@ -133,7 +132,7 @@ START_TEST(a_call_never_returns) {
 }
 END_TEST
 
-/* What comes is not what was put there, or may not be: none of it is taken. */
+/* Blocks that are wrong, or may be because their lease has expired, are dropped. */
 START_TEST(what_comes_is_wrong) {
         static const struct {
                 const char *how;
@@ -155,7 +154,7 @@ START_TEST(what_comes_is_wrong) {
 }
 END_TEST
 
-/* A transfer that failed may write later, and a crash has no later: another process goes on. */
+/* A process is replaced after a crash, or a failed transfer, which may still write to its memory. */
 START_TEST(the_process_is_replaced) {
         static const char *const ways[] = {"transfer", "crash"};
         pid_t pid;
@@ -168,7 +167,7 @@ START_TEST(the_process_is_replaced) {
         fetch(&machines[0]);
         ck_assert_uint_eq(resident(&machines[0], tokens), 0);
         WAIT_UNTIL(remote_process(&machines[0]) > 0 && remote_process(&machines[0]) != pid);
-        makes_a_chain(); /* the next one may have been heard by now, and is asked */
+        makes_a_chain(); /* may already use the next process */
         evict_all(&machines[0]);
         mooncake_fails("");
         WAIT_UNTIL((fetch(&machines[0]), resident(&machines[0], tokens) == BLOCKS));
@@ -176,7 +175,7 @@ START_TEST(the_process_is_replaced) {
 }
 END_TEST
 
-/* What a client that died had begun to put could be put by nobody, and passed for written. */
+/* Incomplete puts of a dead client used to count as written, though no other client could put them. */
 START_TEST(another_client_died_in_the_middle) {
         start_machine(&machines[0], "on");
         mooncake_fails("begun");
@@ -184,7 +183,7 @@ START_TEST(another_client_died_in_the_middle) {
         WAIT_UNTIL(tier(&machines[0]).errors >= BLOCKS);
         ck_assert(tier_is(&machines[0], "on"));
         ck_assert_uint_eq(tier(&machines[0]).written_bytes, 0);
-        mooncake_fails(""); /* the master has forgotten it */
+        mooncake_fails(""); /* the master has dropped them */
         WAIT_UNTIL(mooncake_calls("put") == BLOCKS);
 }
 END_TEST
@@ -246,7 +245,7 @@ static bool has_large(struct machine *m) {
         return n == BLOCK_TOKENS;
 }
 
-/* The memory that the library knows becomes too small, and is replaced. */
+/* The memory that is registered with the library becomes too small, and is replaced. */
 START_TEST(a_record_is_larger_than_the_memory) {
         more[0] = "daemon.pool=128M";
         more[1] = "daemon.segment=32M";

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The remote tier on Redis servers, with TLS or without: those that ask for a password, a Cluster whose slots move and
- * whose servers die, those that lose a key, and servers that are none.
+ * The remote tier on Redis servers, with TLS or without: servers that want a password, a Cluster
+ * whose slots move and whose servers die, a lost key, and servers that do not speak Redis.
  */
 
 #include <arpa/inet.h>
@@ -34,10 +34,10 @@ static void start_on_cluster(void) {
                 start_machine(&machines[i], "on");
 }
 
-/* ---- servers that are none ------------------------------------------------------------------- */
+/* ---- servers that do not speak Redis --------------------------------------------------------- */
 
 static const struct {
-        const char *says; /* to whatever it is told; NULL: it hangs up */
+        const char *says; /* reply to any request; NULL: it closes the connection */
         bool slowly;      /* a byte at a time, for ever */
 } strange[] = {
         {NULL, false},
@@ -48,7 +48,7 @@ static const struct {
         {"+PONG\r\n+PONG\r\n+PONG\r\n", false},
         {"-NOAUTH Authentication required.\r\n", false},
         {"+PONG", true},
-        {"-\x1b]0;x\x07 \xff\r\n", false}, /* what a terminal might obey */
+        {"-\x1b]0;x\x07 \xff\r\n", false}, /* a control sequence of terminals */
 };
 static int strange_fd;
 static _Atomic bool strange_ends;
@@ -150,7 +150,7 @@ START_TEST(a_replica_says_why_it_takes_nothing) {
 }
 END_TEST
 
-/* What a server may not be asked was a miss, and no error. */
+/* A request that the server did not permit used to count as a miss, not as an error. */
 START_TEST(a_server_that_may_not_be_asked_says_so) {
         write_chain(&machines[0]);
         ck_assert_str_eq(REDIS(&servers[0], "ACL", "SETUSER", "default", "-exists"), "OK");
@@ -191,7 +191,7 @@ static void forget_password(void) {
         password_file[0] = 0;
 }
 
-/* How a machine is with that password, and what it says of its server then. */
+/* Expects this state, and this message about the server, of a machine with that password. */
 static void with_password(const char *text, const char *state, const char *why) {
         if (text)
                 write_password(text);
@@ -225,7 +225,7 @@ START_TEST(a_user_is_told) {
 }
 END_TEST
 
-/* With TLS one is enough: the others have its certificate. */
+/* Names all servers, or only one with TLS, as the others have its certificate. */
 static void name_all(char *line, size_t size) {
         size_t n = (size_t)snprintf(line, size, "daemon.remote=%s://", on_tls() ? "rediss" : "redis");
 
@@ -317,7 +317,7 @@ START_TEST(a_cluster_is_one) {
 }
 END_TEST
 
-/* Chains of one block each, so that each is where its own name says. */
+/* Returns the number of chains whose first block is found. */
 static uint32_t fetch_each(struct machine *m, uint32_t chains) {
         uint32_t found = 0;
 
@@ -354,7 +354,7 @@ START_TEST(one_of_a_cluster_dies) {
 }
 END_TEST
 
-/* A slot that has moved is asked for where it is now, at once and from then on. */
+/* Requests for a slot that has moved go to its new server at once. */
 START_TEST(a_slot_moves) {
         char id[64], slot[8];
 
@@ -377,7 +377,7 @@ END_TEST
 
 /* ---- bidirectional prefixes ------------------------------------------------------------------ */
 
-/* One of its blocks is not there (any more). */
+/* One of its blocks is missing on the servers. */
 START_TEST(a_prefix_with_a_hole_is_missed) {
         char key[128];
 
@@ -387,7 +387,7 @@ START_TEST(a_prefix_with_a_hole_is_missed) {
         ck_assert(fetch(&machines[1]));
         ck_assert_uint_eq(resident(&machines[1], tokens), 0);
         ck_assert_uint_eq(tier(&machines[1]).hits, 0);
-        make_chain(&machines[1], tokens); /* it is looked for, and what is missing is sent */
+        make_chain(&machines[1], tokens); /* only the missing block is sent */
         WAIT_UNTIL(servers_puts() == BLOCKS + 1);
         evict_all(&machines[0]);
         ck_assert(fetch(&machines[0]));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * TLS to Redis servers: whom a machine believes and whom it does not, and a wire that cuts and
- * drips. That blocks come back right through it, the tests of the remote tier say, run with TLS.
+ * TLS to Redis servers: which certificates are accepted, and connections that break or deliver
+ * single bytes. Tests of the remote tier that run with TLS check that blocks come back unchanged.
  */
 
 #include <arpa/inet.h>
@@ -37,9 +37,9 @@ static void start_own(void) {
         start_server(&server_tls);
 }
 
-/* "SETTING=a file of the folder" */
+/* Returns "daemon.SETTING=PATH" for a file of tls_folder. */
 static const char *with_file(const char *setting, const char *file) {
-        static char lines[16][160]; /* more than a test has */
+        static char lines[16][160]; /* more than a test needs */
         static uint32_t n;
         char *line = lines[n++ % ARRAY_SIZE(lines)];
 
@@ -55,7 +55,7 @@ static void goes_round(void) {
         ck_assert_uint_eq(tier(&machines[0]).wrong, 0);
 }
 
-/* After its server was away. */
+/* Waits until its server, which was away, is on, and all blocks are fetched. */
 static void comes_back(void) {
         WAIT_UNTIL(tier_is(&machines[0], "on"));
         WAIT_UNTIL((evict_all(&machines[0]), fetch(&machines[0]),
@@ -69,12 +69,12 @@ static void is_away(const char *why) {
         stop_machine(&machines[0]);
 }
 
-/* ---- whom we believe ------------------------------------------------------------------------- */
+/* ---- servers' certificates ------------------------------------------------------------------- */
 
 static const struct {
         const char *names, *issuer; /* of the server's certificate */
         int days;
-        const char *host, *ca, *why; /* how it is connected to; why: NULL: it is believed */
+        const char *host, *ca, *why; /* address and CA that kvd uses; why: NULL if it is accepted */
 } servers_that[] = {
         {"IP:127.0.0.1", "ca", 30, "127.0.0.1", "ca.pem", NULL},
         {"DNS:localhost", "ca", 30, "localhost", "ca.pem", NULL},
@@ -109,7 +109,7 @@ START_TEST(certificates_are_verified) {
 }
 END_TEST
 
-/* A server that is believed again is used again. */
+/* A server whose certificate is renewed is used again. */
 START_TEST(a_renewed_certificate_is_believed) {
         certificate_make(tls_folder, "other", "IP:127.0.0.1", "ca", -1);
         start_server(&(struct redis_tls){.folder = tls_folder, .name = "other"});
@@ -120,7 +120,7 @@ START_TEST(a_renewed_certificate_is_believed) {
 }
 END_TEST
 
-/* ---- who believes us ------------------------------------------------------------------------- */
+/* ---- kvd's certificate ----------------------------------------------------------------------- */
 
 START_TEST(a_server_asks_who_we_are) {
         start_server(&(struct redis_tls){.folder = tls_folder, .name = "server", .asks = true});
@@ -140,7 +140,7 @@ END_TEST
 
 /* ---- servers that speak something else ------------------------------------------------------- */
 
-/* One that takes what it is told for the beginning of a command waits for the rest of it. */
+/* Such a server may take the handshake for the beginning of a command and wait for the rest. */
 START_TEST(a_server_without_tls_is_away) {
         more[0] = "daemon.remote_timeout=500";
         start_server(NULL);
@@ -151,7 +151,7 @@ START_TEST(a_server_without_tls_is_away) {
 }
 END_TEST
 
-/* It says what is no reply, and mostly ends the connection before anybody has heard it. */
+/* It sends an alert, which is not a reply, and mostly closes the connection before that is read. */
 START_TEST(a_server_with_tls_wants_it) {
         char remote[64];
 
@@ -168,15 +168,15 @@ START_TEST(a_server_with_tls_wants_it) {
 }
 END_TEST
 
-/* ---- a wire that cuts and drips -------------------------------------------------------------- */
+/* ---- connections that break or deliver single bytes ------------------------------------------ */
 
-/* What goes through it goes in small pieces, and only so much of it to each side. */
+/* Forwards connections in small pieces, and cuts them after a number of bytes. */
 static struct {
         int fd;
         uint16_t to;
         pthread_t thread;
-        _Atomic uint64_t most;   /* bytes of a connection to the client, until it is cut */
-        _Atomic uint64_t single; /* the first ones go one by one, to both */
+        _Atomic uint64_t most;   /* bytes to the client, after which a connection is cut */
+        _Atomic uint64_t single; /* number of first bytes in each direction that go one by one */
         _Atomic uint32_t cuts;
 } proxy;
 
@@ -192,9 +192,9 @@ static int connect_to_server(void) {
         return -1;
 }
 
-/* False: one of them has ended. */
+/* Returns false if one of them has ended, or the connection is to be cut. */
 static bool carry_over(int from, int to, uint64_t *carried, uint64_t most) {
-        static uint8_t data[1021]; /* of no record's size */
+        static uint8_t data[1021]; /* not the size of a record */
         size_t wanted = *carried < proxy.single ? 1 : sizeof data;
         ssize_t n = recv(from, data, MIN(wanted, most - *carried), 0);
 
@@ -234,7 +234,7 @@ static void *be_proxy(void *data) {
         return NULL;
 }
 
-/* Machines connect to it from now on. */
+/* Machines that start later connect to the proxy. */
 static void start_proxy(uint64_t most, uint64_t single) {
         struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
         socklen_t n = sizeof a;
@@ -252,7 +252,7 @@ static void start_proxy(uint64_t most, uint64_t single) {
 }
 
 static void stop_proxy(void) {
-        stop_all(); /* machines, so that no connection is left */
+        stop_all(); /* first, so that no connection is left */
         shutdown(proxy.fd, SHUT_RDWR);
         pthread_join(proxy.thread, NULL);
         close(proxy.fd);
@@ -262,7 +262,7 @@ static void start_dripping(void) {
         start_proxy(UINT64_MAX, 20000);
 }
 
-/* Records come in pieces: their heads, too, and the handshake. */
+/* Records come in pieces, even their headers and the handshake. */
 START_TEST(bytes_come_one_by_one) {
         start_machine(&machines[0], "on");
         goes_round();
@@ -274,8 +274,8 @@ static void start_whole_wire(void) {
 }
 
 /*
- * In the handshake, between records and within one, without the alert that says the end: the
- * connection that there is, and those that follow it.
+ * The current connection and later ones are cut in the handshake, between records or within one,
+ * without a closing alert.
  */
 START_TEST(a_wire_is_cut_anywhere) {
         static const uint32_t most[] = {1, 100, 1500, 5000, 30000, 100000, 500000};
@@ -313,7 +313,7 @@ START_TEST(a_server_dies_in_the_middle_and_comes_back) {
                 resident(&machines[0], tokens);
         }
         make_chain(&machines[0], tokens);
-        WAIT_UNTIL(atoi(REDIS(&servers[0], "DBSIZE")) == BLOCKS); /* it had nothing any more */
+        WAIT_UNTIL(atoi(REDIS(&servers[0], "DBSIZE")) == BLOCKS); /* it had lost its data */
         comes_back();
         ck_assert_uint_eq(tier(&machines[0]).wrong, 0);
 }

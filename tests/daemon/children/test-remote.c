@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The remote tier of real daemons: what one machine computed another one has, byte for byte; a
- * server that dies, hangs or lies costs blocks and nothing else; and what is on the servers is
- * nobody's who has not the key. The servers are real ones, or the stand-in for Mooncake's.
+ * The remote tier of real daemons. A machine gets blocks that another one computed, byte for byte. A
+ * server that dies, hangs or returns wrong data costs blocks and nothing else. Blocks on servers
+ * cannot be read without the key. The servers are real ones, or the stand-in for Mooncake's.
  */
 
 #include <poll.h>
@@ -24,7 +24,7 @@ static void start_with_host_tier(void) {
         start_all();
 }
 
-/* With a shorter one, for their process that hangs. */
+/* With a short timeout, for a remote process that hangs. */
 static void start_with_short_waits(void) {
         more[0] = "daemon.remote_timeout=200";
         start_all();
@@ -46,7 +46,7 @@ START_TEST(the_second_machine_starts_warm) {
         ck_assert_uint_eq(tier(&machines[1]).hits, BLOCKS);
         ck_assert_uint_eq(tier(&machines[1]).misses, 0);
         ck_assert_uint_eq(tier(&machines[1]).wrong, 0);
-        ck_assert(!fetch(&machines[1])); /* all of it is there */
+        ck_assert(!fetch(&machines[1])); /* all of it is resident */
 }
 END_TEST
 
@@ -63,7 +63,7 @@ START_TEST(evicted_blocks_come_back) {
 }
 END_TEST
 
-/* What another machine computed as well is not sent twice. */
+/* Blocks that two machines computed are sent once. */
 START_TEST(what_is_there_is_not_sent_again) {
         write_chain(&machines[0]);
         ck_assert_uint_eq(servers_puts(), BLOCKS);
@@ -96,7 +96,7 @@ static void make_other(uint32_t *of, uint32_t i) {
         of[n_tokens - 1] += i;
 }
 
-/* Those begin alike: what is different are all of their bytes. */
+/* The prefixes begin alike, but all bytes of their blocks differ. */
 START_TEST(prefixes_are_shared_whole) {
         uint32_t other[3][BLOCKS * BLOCK_TOKENS], whole = n_tokens;
 
@@ -129,7 +129,7 @@ END_TEST
 START_TEST(a_prefix_without_its_end_comes_back_whole) {
         write_chain(&machines[0]);
         make_chain(&machines[1], tokens);
-        usleep(200000); /* what is there is looked for, and not sent */
+        usleep(200000); /* blocks that the servers have are not sent */
         ck_assert_uint_eq(servers_puts(), BLOCKS);
         for (uint32_t i = 0; i < MACHINES; i++) {
                 peer_ok(machines[i].watcher, MSG(evict, .space = kvd_slice_of("s"), .blocks = 5));
@@ -169,10 +169,10 @@ START_TEST(a_server_that_hangs_costs_one_fetch) {
         write_chain(&machines[0]);
         evict_all(&machines[0]);
         servers_hang(true);
-        fetch(&machines[0]); /* it may be known by now that it hangs */
+        fetch(&machines[0]); /* the daemon may already know that they hang */
         WAIT_UNTIL(tier_is(&machines[0], "away"));
         ck_assert_uint_eq(tier(&machines[0]).away, 1);
-        /* from now on nobody waits: there is no descriptor, and allocations go on */
+        /* from now on no fetch has to be waited for, and allocations go on */
         for (uint32_t i = 0; i < 100; i++)
                 ck_assert(!fetch(&machines[0]));
         make_chain(&machines[0], tokens);
@@ -184,7 +184,7 @@ START_TEST(a_server_that_hangs_costs_one_fetch) {
 }
 END_TEST
 
-/* Until it was killed, each find waited its whole second. */
+/* Each lookup used to wait for a whole second until the process was killed. */
 START_TEST(a_remote_process_that_hangs_is_not_waited_for) {
         pid_t pid;
 
@@ -201,17 +201,17 @@ START_TEST(a_remote_process_that_hangs_is_not_waited_for) {
 }
 END_TEST
 
-/* What was on a server that lost all is written again. */
+/* Blocks on a server that lost its data are written again. */
 START_TEST(a_server_that_forgot_is_told_again) {
         write_chain(&machines[0]);
         servers_forget();
         WAIT_UNTIL(tier(&machines[0]).written_bytes >= 2 * BLOCKS * (uint64_t)BLOCK_BYTES);
-        /* the other one may find only now that its connection is closed */
+        /* the other machine may notice only now that its connection is closed */
         WAIT_UNTIL((fetch(&machines[1]), resident(&machines[1], tokens) == BLOCKS));
 }
 END_TEST
 
-/* They were offered everything again a thousand times a second. */
+/* All blocks used to be offered to them again a thousand times a second. */
 START_TEST(full_servers_are_asked_now_and_then) {
         uint64_t errors, began;
 
@@ -251,7 +251,7 @@ static size_t empty(uint8_t *value, size_t n) {
         return 0;
 }
 
-/* A value that is right, but another block's. */
+/* Replaces the value by that of another block. */
 static size_t swap(uint8_t *value, size_t n) {
         static uint8_t first[BLOCK_BYTES * 2];
         static size_t n_first;
@@ -274,16 +274,16 @@ START_TEST(lies_are_misses) {
         n = servers_change(lies[_i]);
         ck_assert_uint_eq(n, BLOCKS);
         ck_assert(fetch(&machines[1]));
-        /* swap leaves one as it was, which may be the first */
+        /* swap does not change one value, which may be the first block's */
         ck_assert_uint_le(resident(&machines[1], tokens), lies[_i] == swap);
         ck_assert_uint_ge(tier(&machines[1]).wrong, BLOCKS - 1);
         ck_assert(tier_is(&machines[1], "on"));
 }
 END_TEST
 
-/* ---- what is killed in the middle ------------------------------------------------------------- */
+/* ---- processes killed in the middle ---------------------------------------------------------- */
 
-/* What it had under way is as if it had failed, and is done by the next one. */
+/* Its requests fail, and the next process does them again. */
 START_TEST(the_process_is_killed_in_the_middle) {
         make_chain(&machines[0], tokens);
         for (uint32_t i = 0; i < 6; i++) {
@@ -308,7 +308,7 @@ START_TEST(the_process_is_killed_in_the_middle) {
 }
 END_TEST
 
-/* Others find what had arrived by then, and nothing else. */
+/* Other machines find blocks that had arrived by then, and no wrong ones. */
 START_TEST(the_daemon_is_killed_in_the_middle) {
         for (uint32_t i = 0; i < 4; i++) {
                 make_chain(&machines[0], tokens);
@@ -405,7 +405,7 @@ START_TEST(domains_with_different_prefixes_share_nothing) {
 }
 END_TEST
 
-/* What they have given is at a worker when they are found to be away: its blocks stayed held for ever. */
+/* A worker still moves what the servers sent when they go away. Its blocks used to stay reserved. */
 START_TEST(servers_go_while_a_worker_has_what_came) {
         pid_t worker = child_of(machines[1].in.pid, "kvd-worker");
         struct pollfd p = {.events = POLLIN};
@@ -415,7 +415,7 @@ START_TEST(servers_go_while_a_worker_has_what_came) {
         ck_assert_int_eq(kill(worker, SIGSTOP), 0);
         ck_assert_int_ge(kvd_fetch(machines[1].space, 0, 0, tokens, BLOCKS * BLOCK_TOKENS, &p.fd), 0);
         WAIT_UNTIL(servers_gets() >= BLOCKS);
-        usleep(100000); /* and was heard, perhaps */
+        usleep(100000); /* so that the daemon has probably received them */
         servers_hang(true);
         WAIT_UNTIL(tier_is(&machines[1], "away"));
         ck_assert_int_eq(poll(&p, 1, PATIENCE_MS), 1);
@@ -428,7 +428,7 @@ START_TEST(servers_go_while_a_worker_has_what_came) {
 }
 END_TEST
 
-/* What memory of the host has comes from there, and nobody asks the servers. */
+/* Blocks in host memory come from there, and the servers get no request. */
 START_TEST(the_nearer_tier_answers) {
         struct kvd_msg_tier_info_reply host;
 
@@ -445,7 +445,7 @@ START_TEST(the_nearer_tier_answers) {
 }
 END_TEST
 
-/* What is in a real store stays there: each test has names of its own. */
+/* A real store keeps its contents, so each test uses another key and thus other names. */
 static void start_on_real(void) {
         uint8_t key = (uint8_t)time(NULL);
 
@@ -455,7 +455,7 @@ static void start_on_real(void) {
         start_all();
 }
 
-/* Those that neither make a store fail nor look into it. */
+/* On a real store, only tests run that neither make it fail nor inspect its contents. */
 static bool is_real(void) {
         return getenv("KVD_TEST_REAL");
 }
@@ -483,7 +483,7 @@ SUITE("remote", SKIP_IF(!servers_are_there()),
            TESTS(the_nearer_tier_answers, the_second_machine_starts_warm)),
       CASE("whole"), FIXTURE(start_whole, stop_all),
       TESTS(prefixes_are_shared_whole, a_prefix_without_its_end_comes_back_whole),
-      WHEN(!instance_on_gpu(), /* there it is the way of the blocks that is another one */
+      WHEN(!instance_on_gpu(), /* a GPU changes only the way of blocks, not keys */
            CASE("key"), FIXTURE(start_with_keys, stop_all), TESTS(the_same_key_shares),
            CASE("other keys"), FIXTURE(start_with_other_keys, stop_all),
            TESTS(another_key_finds_nothing),

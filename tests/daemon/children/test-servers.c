@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Servers of the remote tier, as the remote process connects to them, in the test's own process: the
- * addresses that a name has, names that are not found, and which servers are told the password.
+ * Servers of the remote tier, to which the test connects as the remote process does: names with
+ * several addresses, names that are not found, and which servers get the password.
  */
 
 #include "daemon/process/remote/servers.h"
@@ -22,14 +22,14 @@
 #include "tests/lib/instance.h"
 #include "tests/lib/suite.h"
 
-static struct servers servers; /* of this test: each has a process */
+static struct servers servers; /* each test has its own, as it is a process */
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
 /* Names that only this test knows. */
 static struct name {
-        const char *name, *addresses[3]; /* NULL ends them */
-        bool silent;                     /* they come through the gate */
+        const char *name, *addresses[3]; /* terminated by NULL */
+        bool silent;                     /* a lookup waits for the gate */
 } known[4];
 
 static void name_is(uint32_t i, const char *name, const char *first, const char *second) {
@@ -38,11 +38,11 @@ static void name_is(uint32_t i, const char *name, const char *first, const char 
 
 typedef int lookup_fn(const char *, const char *, const struct addrinfo *, struct addrinfo **);
 
-/* A name server that is silent until the gate is opened, or for as long as names are given up. */
+/* A name server that is silent until the gate is opened; lookups fail after SILENT_S seconds. */
 #define SILENT_S 20
 
 static sem_t gate;
-static _Atomic uint32_t begun, ended; /* lookups there */
+static _Atomic uint32_t begun, ended; /* lookups at it */
 
 static int ask_silent_server(void) {
         struct timespec until;
@@ -56,7 +56,7 @@ static int ask_silent_server(void) {
         return r;
 }
 
-/* In place of libc's: each address is its own list there, and they are chained here. */
+/* Replaces libc's, which is called for each address of a known name; the results are chained. */
 int getaddrinfo(const char *host, const char *port, const struct addrinfo *hints,
                 struct addrinfo **ret) {
         lookup_fn *real = (lookup_fn *)dlsym(RTLD_NEXT, "getaddrinfo");
@@ -92,7 +92,7 @@ static void use(const char *format, ...) {
         servers.timeout_ns = UINT64_C(10000000000);
 }
 
-/* How many do not answer. */
+/* Returns the number of servers that do not answer. */
 static uint32_t away(void) {
         uint32_t n;
 
@@ -123,7 +123,7 @@ START_TEST(the_next_address_of_a_name_is_tried_if_one_refuses) {
 }
 END_TEST
 
-/* A slow machine tries again; it was never up before. */
+/* A slow machine needs several attempts. */
 START_TEST(the_next_address_of_a_name_is_tried_if_one_is_silent) {
         struct fake_server silent = {0}, server = {0};
 
@@ -143,12 +143,12 @@ START_TEST(each_address_of_a_name_that_did_not_answer_is_named) {
         use("both:%u", port);
         ck_assert_uint_eq(away(), 1);
         why_is("both:%u: 127.0.0.77: Connection refused; 127.0.0.78: Connection refused", port);
-        ck_assert_uint_eq(away(), 1); /* what was said before is not said again */
+        ck_assert_uint_eq(away(), 1); /* errors of the last attempt are not repeated */
         why_is("both:%u: 127.0.0.77: Connection refused; 127.0.0.78: Connection refused", port);
 }
 END_TEST
 
-/* What is an address already is not said twice. */
+/* A name that is an address is not repeated. */
 START_TEST(an_address_that_did_not_answer_is_named_once) {
         uint16_t port = fake_server_refuses("127.0.0.78");
 
@@ -160,7 +160,7 @@ END_TEST
 
 /* ---- names that take long -------------------------------------------------------------------- */
 
-/* A name server that is silent must not hold up the servers that are known. */
+/* A silent name server must not delay servers whose addresses are known. */
 START_TEST(a_name_that_takes_long_holds_up_no_other) {
         struct fake_server server = {0}, other = {0};
 
@@ -171,9 +171,9 @@ START_TEST(a_name_that_takes_long_holds_up_no_other) {
         known[0].silent = true;
         use("127.0.0.1:%u,slow:%u", server.port, other.port);
         servers.timeout_ns = UINT64_C(200000000);
-        WAIT_UNTIL(away() == 1); /* a slow machine tries again */
+        WAIT_UNTIL(away() == 1); /* a slow machine needs several attempts */
         ck_assert_uint_eq(ended, 0);
-        ck_assert_uint_eq(away(), 1); /* it is not waited for again, and not asked for twice */
+        ck_assert_uint_eq(away(), 1); /* the lookup is neither waited for nor repeated */
         ck_assert_uint_eq(ended, 0);
         ck_assert_uint_eq(begun, 1);
         why_is("slow:%u: its name is still being looked up: a name server is slow or silent",
@@ -194,7 +194,7 @@ END_TEST
 
 /* ---- replies --------------------------------------------------------------------------------- */
 
-/* No memory was made for a reply yet. */
+/* No memory has been allocated for a reply yet. */
 START_TEST(nothing_that_was_received_is_no_reply) {
         struct resp reply;
         size_t used = 1;
@@ -210,7 +210,7 @@ END_TEST
 
 static struct fake_server named[2], others[OTHERS];
 
-/* A Cluster of these, each with a part of the slots, as all of them say. */
+/* The reply of a Cluster of these nodes to CLUSTER SLOTS. Each has a share of the slots. */
 static const char *cluster_of(uint32_t n, struct fake_server *const *nodes) {
         static char text[8192];
         size_t at = (size_t)snprintf(text, sizeof text, "*%u\r\n", n);
@@ -223,7 +223,7 @@ static const char *cluster_of(uint32_t n, struct fake_server *const *nodes) {
         return text;
 }
 
-/* A named server, and others at other addresses, and at other ports of its own. */
+/* Starts a named server, and others at other addresses or at other ports of its address. */
 static void start_others(void) {
         struct fake_server *nodes[OTHERS + 1] = {&named[0]};
         char host[16];
@@ -237,7 +237,7 @@ static void start_others(void) {
         named[0].slots = cluster_of(OTHERS + 1, nodes);
 }
 
-/* Of servers that the configuration does not name. */
+/* Number of passwords that servers got that the configuration does not name. */
 static uint32_t passwords_of_others(void) {
         uint32_t n = 0;
 
@@ -285,7 +285,7 @@ START_TEST(a_cluster_that_is_named_gets_the_password) {
 }
 END_TEST
 
-/* A Cluster tells of addresses: those at which servers of the configuration answer are theirs. */
+/* A Cluster reports addresses. Those to which configured names resolve are trusted. */
 START_TEST(a_cluster_that_is_named_by_names_gets_the_password) {
         start_both();
         name_is(0, "one", "127.0.0.1", NULL);
@@ -332,7 +332,7 @@ static void trust_ca(void) {
 }
 
 static const struct {
-        const char *names; /* in the other one's certificate */
+        const char *names; /* in the other server's certificate */
         bool gets;
 } certificates[] = {
         {"DNS:localhost,IP:127.0.0.2", true},
@@ -341,7 +341,7 @@ static const struct {
         {"IP:127.0.0.2", false},
 };
 
-/* The other one's is good for the address that the Cluster tells of. */
+/* The other server's certificate is valid for the address that the Cluster reports. */
 START_TEST(with_tls_the_password_goes_to_certificates_of_named_servers) {
         bool gets = certificates[_i].gets;
 
@@ -358,7 +358,7 @@ START_TEST(with_tls_the_password_goes_to_certificates_of_named_servers) {
 }
 END_TEST
 
-/* What answers at the first address does not speak TLS. */
+/* The server at the first address does not speak TLS. */
 START_TEST(the_next_address_of_a_name_is_tried_if_one_has_no_tls) {
         struct fake_server plain = {0};
 
@@ -371,7 +371,7 @@ START_TEST(the_next_address_of_a_name_is_tried_if_one_has_no_tls) {
         use("both:%u", plain.port);
         trust_ca();
         servers.timeout_ns = UINT64_C(400000000);
-        WAIT_UNTIL(away() == 0); /* a slow machine tries again */
+        WAIT_UNTIL(away() == 0); /* a slow machine needs several attempts */
         ck_assert_uint_gt(plain.connections, 0);
         ck_assert_uint_eq(plain.commands, 0);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Bidirectional prefixes below the pool: what is in the file comes back whole or not at all, and the
- * bytes of each block are those of the whole prefix, whatever blocks of others look like.
+ * Bidirectional prefixes in a file: a prefix comes back whole or not at all, with its own bytes in
+ * each block, however similar other prefixes are.
  */
 
 #include <errno.h>
@@ -26,7 +26,7 @@ static void start_whole(void) {
         start();
 }
 
-/* Opaque blocks have tokens of any value. */
+/* In spaces of opaque blocks, tokens may have any value. */
 static void start_opaque(void) {
         opaque = true;
         kind = KVD_BIDIRECTIONAL;
@@ -59,7 +59,7 @@ START_TEST(a_prefix_comes_back_whole) {
         expect_all_of(tokens);
         ck_assert_uint_eq(tier().hits, BLOCKS);
         ck_assert_uint_eq(tier().misses, 0);
-        ck_assert_int_eq(fetch(tokens), n_tokens); /* it is there */
+        ck_assert_int_eq(fetch(tokens), n_tokens); /* it is resident */
         ck_assert_uint_eq(tier().hits, BLOCKS);
 }
 END_TEST
@@ -76,7 +76,7 @@ START_TEST(no_room_for_its_blocks_is_no_hint) {
 }
 END_TEST
 
-/* kill: of the daemon; else it is stopped. */
+/* 0: the daemon is stopped; 1: it is killed. */
 START_TEST(warm_after_a_restart) {
         write_chain();
         restart(_i);
@@ -85,7 +85,7 @@ START_TEST(warm_after_a_restart) {
 }
 END_TEST
 
-/* Shorter, longer, and one with another token at its end: whole, they are other prefixes. */
+/* Shorter and longer prefixes, and those with another first or last token, are not found. */
 START_TEST(others_are_not_there) {
         uint32_t other[TOKENS], whole = n_tokens;
         int fd;
@@ -110,7 +110,7 @@ START_TEST(others_are_not_there) {
 }
 END_TEST
 
-/* They differ in their last tokens alone, and so in all of their bytes. */
+/* They differ only in their last token, but in all bytes of their blocks. */
 START_TEST(prefixes_that_begin_alike_share_nothing) {
         uint32_t other[3][TOKENS];
 
@@ -134,12 +134,12 @@ START_TEST(the_rest_of_one_is_not_found_and_goes) {
         evict_some(5);
         expect_all_of(tokens);
         ck_assert_uint_eq(tier().hits, BLOCKS);
-        evict_some(BLOCKS - 5); /* of the first one */
+        evict_some(BLOCKS - 5); /* the remains of the first one */
         ck_assert_uint_eq(resident(tokens), BLOCKS);
 }
 END_TEST
 
-/* Also of one whose rest is in the pool still. */
+/* One corrupt record makes the whole prefix a miss, even if a part of it is still in the pool. */
 START_TEST(rot_is_a_miss_of_all) {
         for (uint32_t block = 1; block < BLOCKS; block += 11) {
                 uint64_t written = tier().written_bytes;
@@ -159,7 +159,7 @@ START_TEST(rot_is_a_miss_of_all) {
 }
 END_TEST
 
-/* It was computed again, though it could have been fetched. */
+/* A client computes it again, although it could fetch it. */
 START_TEST(what_is_there_is_not_written_again) {
         uint32_t other[BLOCKS * BLOCK_TOKENS];
 
@@ -208,7 +208,7 @@ START_TEST(deleted_is_deleted) {
 }
 END_TEST
 
-/* One that was of the other kind, and whose salt is what prefixes are called by. */
+/* The space was causal before, and its chain's salt was the hash that names the prefix. */
 START_TEST(a_space_of_another_kind_is_another_one) {
         struct kvd_block blocks[BLOCKS];
         struct kvd_pin pin = {0};
@@ -235,11 +235,12 @@ START_TEST(a_space_of_another_kind_is_another_one) {
 }
 END_TEST
 
-/* ---- prefixes whose hashes are alike --------------------------------------------------------- */
+/* ---- prefixes with equal hashes -------------------------------------------------------------- */
 
 /*
- * Where the low word of a lane is that of the hash's secret, its product is 0 whatever the high word
- * is; what is added of the lane is the same in sum. A stripe of the hash is a block.
+ * A block is one stripe of XXH3. If the low word of a lane equals that of the secret, the lane's
+ * product is 0, whatever its high word is. XXH3 also adds up the lanes, so two of them are changed
+ * without changing their sum.
  */
 static void make_alike(uint32_t *of, uint32_t i) {
         for (uint32_t block = 2; block < 4; block++) {
@@ -270,7 +271,7 @@ START_TEST(prefixes_with_one_hash_are_strangers) {
                 }
                 restart(round);
         }
-        ck_assert_uint_ge(there, 2); /* the last one; never another's bytes */
+        ck_assert_uint_ge(there, 2); /* the last one each time; never another's bytes */
 }
 END_TEST
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Workers that are none: this very program, started as a worker by a daemon in a thread of it,
- * which sends garbage, lies, or does nothing. The daemon replaces it again and again, believes
- * nothing, and serves; requests that need its work end without it.
+ * Fake workers: a daemon in a thread of this program starts this program as its worker, which sends
+ * garbage, lies, or does nothing. The daemon replaces it again and again, is not misled, and goes on
+ * serving. Requests that need a worker fail.
  */
 
 #include <errno.h>
@@ -43,13 +43,13 @@ enum fake {
         BUSY
 };
 
-/* A busy one rests so often, each time after its kernels had the GPU for so long. */
+/* A busy worker rests this often, each time after its kernels have used the GPU for BUSY_US. */
 #define BUSY_RESTS 4u
 #define BUSY_US 20000u
 #define SHARE "25"
 #define REST_NS (3 * UINT64_C(1000) * BUSY_US)
 
-static uint64_t rests_since; /* 0: it does not */
+static uint64_t rests_since; /* 0 if it does not rest */
 static uint32_t n_rests;
 
 static bool is_told_too_early(void) {
@@ -78,7 +78,7 @@ static void answer_work(enum fake fake, const struct kvd_job *job, struct kvd_ms
                 r->result.size = 61440;
         if (fake == REFUSES_JOBS)
                 r->error = EIO;
-        if (fake == RESTS_FOR_EVER || /* and copying may not rest at all */
+        if (fake == RESTS_FOR_EVER || /* jobs that copy blocks must not rest at all */
             (fake == RESTS && job->turn == KVD_JOB_BEGIN))
                 *r = (struct kvd_msg_work_reply){.id = r->id, .more = 1};
         if (fake == BUSY)
@@ -148,10 +148,7 @@ static void start_daemon(const char *program) {
 
 static const char *const spilling[] = {"kvreviver=on", NULL};
 
-/*
- * What was asked for is given up: the entries are the client's again, and can be asked for once
- * more.
- */
+/* Whether all requests were given up, so that the client can make them again. */
 static bool all_settled(void) {
         uint32_t slots[8] = {0, 1, 2, 3, 4, 5, 6, 7};
 
@@ -174,7 +171,7 @@ static void play(enum fake fake) {
         setenv("KVD_TEST_FAKE", name, 1);
 }
 
-/* Lies that are no answer cost the worker its life; those that are cost the job. */
+/* Whether the daemon replaces the worker. Otherwise its reply is well-formed, and the job fails. */
 static bool is_replaced(enum fake fake) {
         return fake < SHORT_RESULT;
 }
@@ -200,10 +197,7 @@ START_TEST(nothing_breaks) {
 }
 END_TEST
 
-/*
- * Copies that were never made, with checksums that are nobody's: nothing comes back, and nothing
- * wrong does.
- */
+/* Copies that were not made, or were overwritten, do not come back, and no wrong bytes do. */
 START_TEST(a_copy_that_is_none_never_comes_back) {
         uint32_t slots[8] = {0, 1, 2, 3, 4, 5, 6, 7};
 
@@ -212,12 +206,12 @@ START_TEST(a_copy_that_is_none_never_comes_back) {
         user_open(&u, it.in.socket, spilling);
         user_append(&u, 8);
         ck_assert_uint_eq(cool_all(), 8);
-        /* it was believed: its answer is what it should be */
+        /* the daemon believes the reply, which is well-formed */
         WAIT_UNTIL((user_sync(&u), user_resident(&u)) == 0);
         user_close(&u);
         inproc_stop(&it);
 
-        unsetenv("KVD_TEST_FAKE"); /* now the real one, with a copy that somebody wrote over */
+        unsetenv("KVD_TEST_FAKE"); /* now the real worker, with copies that are overwritten */
         start_daemon(getenv("KVD"));
         user_open(&u, it.in.socket, spilling);
         user_append(&u, 8);
@@ -251,7 +245,7 @@ START_TEST(a_copy_that_is_none_never_comes_back) {
 }
 END_TEST
 
-/* One whose jobs are over, done or not, and that was started once. */
+/* Expects that all jobs end, done or failed, and that the worker is not replaced. */
 static void expect_jobs_to_end(enum fake fake) {
         static const char *const labels[] = {"hshare=on", NULL};
 
@@ -266,19 +260,19 @@ static void expect_jobs_to_end(enum fake fake) {
         inproc_stop(&it);
 }
 
-/* A job that may rest, and is never done. */
+/* The job may rest, but rests for ever. */
 START_TEST(a_job_that_is_never_done_fails) {
         expect_jobs_to_end(RESTS_FOR_EVER);
 }
 END_TEST
 
-/* What its kernels took of a GPU, others get three times before it is told to go on. */
+/* Before it is told to go on, it rests three times as long as its kernels used the GPU. */
 START_TEST(a_worker_that_was_busy_has_a_rest) {
         expect_jobs_to_end(BUSY);
 }
 END_TEST
 
-/* After some tries nobody waits any longer. */
+/* The daemon gives up after some attempts, and requests fail. */
 START_TEST(a_worker_that_cannot_be_started_is_none) {
         start_daemon("/nonexistent/kvd");
         user_open(&u, it.in.socket, spilling);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The worker's life: it is started when one is needed, dies in all ways, and nothing but work in
- * flight is lost.
+ * The worker's life: it is started when it is needed, dies in many ways, and at most work in flight
+ * is lost.
  */
 
 #include <errno.h>
@@ -45,7 +45,7 @@ START_TEST(a_worker_comes_when_it_is_needed) {
         pid_t worker;
 
         start(NULL, spilling);
-        /* there it clears memory first */
+        /* on a GPU, it has cleared memory already */
         ck_assert_uint_eq(user_info(&u).worker_starts, instance_on_gpu());
         user_append(&u, 8);
         worker = user_worker(&u);
@@ -86,16 +86,13 @@ static uint32_t cool_all(void) {
         return (uint32_t)r;
 }
 
-/* The daemon answers requests meanwhile, and has sent the job to its worker by then. */
+/* The daemon still answers requests. After these, it has sent the job to its worker. */
 static void expect_answers(void) {
         for (int i = 0; i < 20; i++)
                 user_info(&u);
 }
 
-/*
- * The job is in flight, that is sure, because the worker does not move. It is done again by the
- * next one.
- */
+/* The job is certainly in flight, as the worker is stopped. The next worker does it again. */
 START_TEST(work_in_flight_is_done_again) {
         pid_t worker;
 
@@ -126,13 +123,13 @@ static void revive_all(int expected) {
         ck_assert_int_eq(kvd_sequence_revive(u.sequence, 8, slots, KVD_REVIVE_EXACT), expected);
 }
 
-/* After it, nothing is left to be told: not of copies, nor of summaries. */
+/* After a wait, all changes of copies and summaries have been reported. */
 START_TEST(who_waits_has_it) {
         const char *const all[] = {"kvreviver=on", "hshare=on", "memshare=on", NULL};
         struct kvd_label_shape shape;
 
         start(NULL, all);
-        ck_assert_int_eq(kvd_sequence_wait(u.sequence, 0), 0); /* nothing was asked for */
+        ck_assert_int_eq(kvd_sequence_wait(u.sequence, 0), 0); /* nothing to wait for */
         user_append(&u, 8);
         ck_assert_int_eq(kvd_sequence_wait(u.sequence, WAIT_NS), 0);
         for (uint32_t i = 0; i < 8; i++)
@@ -150,7 +147,7 @@ START_TEST(who_waits_has_it) {
 }
 END_TEST
 
-/* Not even "nothing came": the table is its parent's. */
+/* It gets an error, not 0 changes, as the table belongs to its parent. */
 START_TEST(a_forked_child_waits_for_nothing) {
         uint32_t slots[1] = {0};
         pid_t pid;
@@ -186,7 +183,7 @@ START_TEST(who_waits_too_short_has_what_there_is) {
         stop_worker(&worker);
         ck_assert_int_eq(kvd_sequence_wait(u.sequence, 1000000), -ETIMEDOUT);
         ck_assert_uint_eq(user_resident(&u), 8);
-        user_append(&u, 1); /* no copy is wanted of this one: it goes without the worker */
+        user_append(&u, 1); /* this one is dropped without a copy, and without the worker */
         last = 8;
         ck_assert_int_eq(kvd_sequence_cool(u.sequence, 1, &last, KVD_COOL_DROP), 1);
         ck_assert_int_eq(kvd_sequence_wait(u.sequence, 1000000), -ETIMEDOUT);
@@ -197,7 +194,7 @@ START_TEST(who_waits_too_short_has_what_there_is) {
 }
 END_TEST
 
-/* Kills it while the caller waits, or before. */
+/* Kills the process while the caller waits, or before. */
 static pid_t kill_soon(pid_t pid) {
         pid_t killer = fork();
 
@@ -223,7 +220,7 @@ START_TEST(who_waits_for_a_worker_that_dies_has_it_from_the_next) {
 }
 END_TEST
 
-/* Not at the deadline: the test would be over by then. What was resident stays readable. */
+/* The wait has no deadline, so it must end by the death. Resident blocks stay readable. */
 START_TEST(who_waits_for_a_daemon_that_dies_hears_of_it) {
         pid_t worker, killer;
 
@@ -303,8 +300,8 @@ START_TEST(one_that_does_not_answer_is_ended) {
 END_TEST
 
 /*
- * Until its parent ends. Where a worker's life is too short for a job, the next one's may be twice
- * as long.
+ * Kills workers until the parent ends. If a worker's life was too short for a job, the next one's may
+ * be twice as long.
  */
 static _Noreturn void kill_workers(pid_t parent) {
         const uint32_t first = instance_on_gpu() ? 1000000 : 30000; /* a context takes time */
@@ -328,10 +325,7 @@ static _Noreturn void kill_workers(pid_t parent) {
         _exit(0);
 }
 
-/*
- * Killed at random while a client does nothing but spill and revive: every byte is right at every
- * moment.
- */
+/* Workers die at random while a client spills and revives: every byte is right at every moment. */
 START_TEST(no_byte_is_lost_with_workers_that_die_at_random) {
         pid_t killer, parent = getpid();
 
@@ -360,7 +354,7 @@ static bool is_gone(pid_t pid) {
         return waitpid(pid, NULL, WNOHANG) == pid || (kill(pid, 0) < 0 && errno == ESRCH);
 }
 
-/* It hears of it by the socket, or, when it cannot run, from the kernel. */
+/* It notices by its socket. If it is stopped, the kernel kills it. */
 START_TEST(a_worker_ends_with_its_daemon) {
         pid_t worker;
 
@@ -368,7 +362,7 @@ START_TEST(a_worker_ends_with_its_daemon) {
         start(NULL, spilling);
         user_append(&u, 8);
         worker = user_worker(&u);
-        WAIT_UNTIL(user_info(&u).jobs > 0); /* before, it may not have told the kernel yet */
+        WAIT_UNTIL(user_info(&u).jobs > 0); /* before, it may not have asked the kernel for that yet */
         if (_i)
                 ck_assert_int_eq(kill(worker, SIGSTOP), 0);
         ck_assert_int_eq(kill(in.pid, SIGKILL), 0);
@@ -396,7 +390,7 @@ static uint32_t mappings(pid_t pid) {
         return n;
 }
 
-/* What is left is the memory for jobs. */
+/* Only the memory for jobs stays mapped. */
 START_TEST(a_deleted_space_is_unmapped) {
         struct kvd_msg delete = {.number = KVD_MSG_space_delete,
                                  .space_delete = {.space = kvd_slice_of("s"), .force = 1}};
@@ -455,8 +449,8 @@ START_TEST(a_worker_is_nothing_for_people) {
 END_TEST
 
 /*
- * A kill -9 of the daemon while it starts a process: what was asked already must not be done, the
- * next daemon may have given the memory to somebody else.
+ * The daemon is killed while it starts a process. Requests that it has sent must not be done, as the
+ * next daemon may have given the memory to another client.
  */
 START_TEST(one_whose_daemon_is_gone_answers_nothing) {
         char *const arguments[] = {"kvd", (char *)options_of_children[_i], NULL};
@@ -490,7 +484,7 @@ SUITE("worker",
             no_byte_is_lost_with_workers_that_die_at_random),
       LOOPS(2, a_worker_ends_with_its_daemon),
       TESTS(a_deleted_space_is_unmapped),
-      /* Which needs one */
+      /* a pool on a GPU needs a worker */
       WHEN(!instance_on_gpu(), TESTS(without_a_worker_requests_fail_at_once)),
       TESTS(a_worker_is_nothing_for_people),
       LOOPS(ARRAY_SIZE(options_of_children), one_whose_daemon_is_gone_answers_nothing))
