@@ -290,7 +290,7 @@ static void make_rounds(uint32_t from, uint32_t to) {
         }
 }
 
-/* This used to succeed although the first blocks had been evicted from the file for the last ones. */
+/* This used to succeed although the first blocks were evicted from the file for the last ones. */
 START_TEST(what_does_not_go_to_the_file_is_said) {
         uint64_t evicted;
 

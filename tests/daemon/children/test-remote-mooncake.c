@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is special about the remote tier on Mooncake Store: a library that is missing or too old, its
- * arguments, and all the ways in which its calls fail. The library is the stand-in fakemooncake.
+ * What is special about the remote tier on Mooncake Store: a library that is missing or too old,
+ * its arguments, and all the ways in which its calls fail. The library is the stand-in.
  */
 
 #include <fcntl.h>
@@ -154,7 +154,7 @@ START_TEST(what_comes_is_wrong) {
 }
 END_TEST
 
-/* A process is replaced after a crash, or a failed transfer, which may still write to its memory. */
+/* A process is replaced after a crash or a failed transfer, which may still write to its memory. */
 START_TEST(the_process_is_replaced) {
         static const char *const ways[] = {"transfer", "crash"};
         pid_t pid;
@@ -175,7 +175,7 @@ START_TEST(the_process_is_replaced) {
 }
 END_TEST
 
-/* Incomplete puts of a dead client used to count as written, though no other client could put them. */
+/* Incomplete puts of a dead client used to count as written, though no client could finish them. */
 START_TEST(another_client_died_in_the_middle) {
         start_machine(&machines[0], "on");
         mooncake_fails("begun");

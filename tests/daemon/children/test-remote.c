@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The remote tier of real daemons. A machine gets blocks that another one computed, byte for byte. A
- * server that dies, hangs or returns wrong data costs blocks and nothing else. Blocks on servers
+ * The remote tier of real daemons. A machine gets blocks that another one computed, byte for byte.
+ * A server that dies, hangs or returns wrong data costs blocks and nothing else. Blocks on servers
  * cannot be read without the key. The servers are real ones, or the stand-in for Mooncake's.
  */
 
@@ -405,7 +405,7 @@ START_TEST(domains_with_different_prefixes_share_nothing) {
 }
 END_TEST
 
-/* A worker still moves what the servers sent when they go away. Its blocks used to stay reserved. */
+/* Servers go away while a worker moves what they sent. Its blocks used to stay reserved for ever. */
 START_TEST(servers_go_while_a_worker_has_what_came) {
         pid_t worker = child_of(machines[1].in.pid, "kvd-worker");
         struct pollfd p = {.events = POLLIN};

@@ -2,8 +2,8 @@
 
 /*
  * Fake workers: a daemon in a thread of this program starts this program as its worker, which sends
- * garbage, lies, or does nothing. The daemon replaces it again and again, is not misled, and goes on
- * serving. Requests that need a worker fail.
+ * garbage, lies, or does nothing. The daemon replaces it again and again, is not misled, and still
+ * serves. Requests that need a worker are given up.
  */
 
 #include <errno.h>
@@ -272,7 +272,7 @@ START_TEST(a_worker_that_was_busy_has_a_rest) {
 }
 END_TEST
 
-/* The daemon gives up after some attempts, and requests fail. */
+/* The daemon stops trying after some attempts, and requests are given up. */
 START_TEST(a_worker_that_cannot_be_started_is_none) {
         start_daemon("/nonexistent/kvd");
         user_open(&u, it.in.socket, spilling);

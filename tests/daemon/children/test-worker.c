@@ -300,8 +300,8 @@ START_TEST(one_that_does_not_answer_is_ended) {
 END_TEST
 
 /*
- * Kills workers until the parent ends. If a worker's life was too short for a job, the next one's may
- * be twice as long.
+ * Kills workers until the parent ends. If a worker's life was too short for a job, the next one's
+ * may be twice as long.
  */
 static _Noreturn void kill_workers(pid_t parent) {
         const uint32_t first = instance_on_gpu() ? 1000000 : 30000; /* a context takes time */
@@ -362,7 +362,7 @@ START_TEST(a_worker_ends_with_its_daemon) {
         start(NULL, spilling);
         user_append(&u, 8);
         worker = user_worker(&u);
-        WAIT_UNTIL(user_info(&u).jobs > 0); /* before, it may not have asked the kernel for that yet */
+        WAIT_UNTIL(user_info(&u).jobs > 0); /* by now it has asked the kernel for that */
         if (_i)
                 ck_assert_int_eq(kill(worker, SIGSTOP), 0);
         ck_assert_int_eq(kill(in.pid, SIGKILL), 0);
@@ -449,8 +449,8 @@ START_TEST(a_worker_is_nothing_for_people) {
 END_TEST
 
 /*
- * The daemon is killed while it starts a process. Requests that it has sent must not be done, as the
- * next daemon may have given the memory to another client.
+ * The daemon is killed while it starts a process. Requests that it has sent must not be done, as
+ * the next daemon may have given the memory to another client.
  */
 START_TEST(one_whose_daemon_is_gone_answers_nothing) {
         char *const arguments[] = {"kvd", (char *)options_of_children[_i], NULL};

@@ -33,7 +33,7 @@ static void *make_memory(int *fd, uint64_t bytes) {
         return at;
 }
 
-/* ---- a GPU's, if KVD_TEST_BACKEND says so: the stand-in's, whose addresses are this process' --------------------- */
+/* ---- GPU memory, if KVD_TEST_BACKEND is set: the stand-in's, at addresses of this process ---- */
 
 static bool on_gpu(void) {
         return getenv("KVD_TEST_BACKEND") != NULL;
@@ -66,7 +66,7 @@ static void *make_device_memory(struct owner *o, int *fd, uint64_t bytes) {
         return (void *)(uintptr_t)at;
 }
 
-/* The segment's size is the device's to say. */
+/* The device determines the segment's size. */
 static void put_on_device(struct owner *o, struct kvd_index *ix) {
         struct cu_uuid uuid;
 
@@ -263,8 +263,8 @@ struct kvd_job_item owner_item(const struct owner *o, uint32_t block) {
 /* ---- the driver's log ------------------------------------------------------------------------ */
 
 /*
- * The file is new: a test that was killed leaves its own behind, and processes of the same numbers
- * may have written there.
+ * Each test makes a new file: a test that was killed leaves its file behind, to which processes
+ * with the same ids may have written.
  */
 static char log_path[] = "/tmp/kvd-test-owner-XXXXXX";
 

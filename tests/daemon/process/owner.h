@@ -3,9 +3,8 @@
 #define KVD_TESTS_DAEMON_PROCESS_OWNER_H
 
 /*
- * The test as a worker's owner: starts $KVD --worker, gives it memory of its own making, and asks
- * it to do jobs. So what a worker does is compared with what the test computes, with no daemon in
- * between. Every failure fails the test.
+ * The test as a worker's owner: starts $KVD --worker, gives it memory, and sends it jobs. So a
+ * worker's results are compared with the test's own, without a daemon. Every failure fails the test.
  */
 
 #include "client/kvd_methods.h"
@@ -24,10 +23,10 @@ struct owner {
         struct kvd_decoder *decoder;
         struct kvd_shape g;
         struct kvd_index *ix;
-        struct kvd_device device; /* if the pool is on one */
+        struct kvd_device device; /* if the pool is on a GPU */
         struct kvd_summary layout;
         uint8_t *summaries, *spill, *pool;
-        struct kvd_sketch_header *sketch; /* number 1; NULL: not sent */
+        struct kvd_sketch_header *sketch; /* sketch number 1; NULL if not sent */
         void *arguments;
         uint32_t n_blocks;
         int fds[6];
@@ -43,14 +42,14 @@ struct owner {
         _Alignas(16) uint8_t result[61440];
 };
 
-/* A space of that geometry with that many sealed blocks, all of generation 7; sent and mapped. */
+/* Sends the worker a space of n_blocks sealed blocks, all of generation 7. */
 void owner_start(struct owner *o, const struct kvd_shape *g, uint32_t n_blocks);
 void owner_stop(struct owner *o); /* closes the socket; the worker must end with 0 */
 void owner_sketch(struct owner *o, uint32_t rows, uint32_t columns);
 
 /*
- * Sends a message and waits for its answer, which must be it or an error; returns the error's code,
- * or 0.
+ * Sends a message and waits for its reply, which must match it or be an error. Returns the error's
+ * code or 0.
  */
 uint32_t owner_ask(struct owner *o, struct kvd_msg msg, const int *fds, uint32_t n_fds);
 
@@ -61,18 +60,18 @@ struct owner_job {
         struct kvd_job_step steps[8];
         uint32_t tokens[1024];
 };
-/* Returns work_reply.error; the result is in o->result. Goes on with a job that rests. */
+/* Returns work_reply.error; the result is in o->result. Continues a job that rests until its end. */
 uint32_t owner_do(struct owner *o, const struct owner_job *job);
 uint32_t owner_begin(struct owner *o, const struct owner_job *job); /* o->more: it rests */
-uint32_t owner_turn(struct owner *o, uint64_t id, uint32_t turn);   /* of the one of that number */
-/* row = block, everything else is none */
+uint32_t owner_turn(struct owner *o, uint64_t id, uint32_t turn);   /* of the job with that number */
+/* An item with row = block and no other places. */
 struct kvd_job_item owner_item(const struct owner *o, uint32_t block);
 kvd_ref owner_ref(uint32_t block);
 
-/* ---- what the worker asks of the driver, as the stand-in writes it down ---------------------- */
+/* ---- the worker's driver calls, as the stand-in logs them ------------------------------------ */
 
 void owner_log_begin(void); /* before owner_start */
-uint32_t owner_calls(const struct owner *o, const char *function); /* of functions that begin so */
+uint32_t owner_calls(const struct owner *o, const char *function); /* function: a prefix of names */
 void owner_log_end(void);
 
 /* ---- numbers in blocks ----------------------------------------------------------------------- */
@@ -83,8 +82,8 @@ void owner_put(const struct owner *o, uint8_t *block, uint32_t layer, int plane,
                uint32_t token, uint32_t d, double x);
 double owner_get(const struct owner *o, const uint8_t *block, uint32_t layer, int plane,
                  uint32_t head, uint32_t token, uint32_t d);
-/* All numbers of a block, about normal, with a mean key that is not 0. */
+/* Fills a block with approximately normally distributed numbers; the mean key is not 0. */
 void owner_fill(const struct owner *o, uint32_t block, uint64_t seed);
-double owner_random(uint64_t *seed); /* about normal */
+double owner_random(uint64_t *seed); /* approximately normally distributed */
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the daemon tells whoever keeps its descriptors: this test is that keeper, which reads
- * whenever it likes.
+ * The daemon's messages to the process that keeps its descriptors. The test is that keeper, and
+ * reads them when it likes.
  */
 
 #include <errno.h>
@@ -30,7 +30,7 @@ static struct keep keep;
 static struct loop *loop;
 static struct loop_source reading;
 static int end;                /* the keeper's */
-static char seen[400][160];    /* what it was told, the file's number behind it */
+static char seen[400][160];    /* the messages it got, each with its file's inode */
 static unsigned n_seen, n_wanted;
 
 static void set_up_with(const char *most) {
@@ -86,7 +86,7 @@ static void came(struct loop_source *source, short revents) {
                 loop_quit(loop);
 }
 
-/* Runs the daemon's loop until the keeper has read so many. */
+/* Runs the daemon's loop until the keeper has read n messages. */
 static void read_all(unsigned n) {
         n_wanted = n;
         while (n_seen < n && take())
@@ -131,7 +131,7 @@ START_TEST(each_in_its_order) {
                 fds[i] = file();
                 files[i] = inode(fds[i]);
                 snprintf(name, sizeof name, "a.%d", i);
-                keep_it(name, fds[i]); /* nobody reads: most of them wait */
+                keep_it(name, fds[i]); /* the keeper does not read, so most are queued */
                 close(fds[i]);         /* as the store may */
         }
         keep_start(&keep, loop);
@@ -144,7 +144,7 @@ START_TEST(each_in_its_order) {
 }
 END_TEST
 
-/* What comes and goes while the queue is full is nobody's business. */
+/* A descriptor that is dropped while it is queued is never sent. */
 START_TEST(what_was_never_sent_is_not_taken_back) {
         int fd = file();
         uint32_t open = fds_of(0), sent;
@@ -180,7 +180,7 @@ START_TEST(a_name_is_never_there_twice) {
         keep_start(&keep, loop);
         keep_it("a.1", one);
         keep_it("a.1", two);
-        keep_known(&keep, "b.1"); /* the daemon before had it kept */
+        keep_known(&keep, "b.1"); /* kept for the previous daemon */
         keep_it("b.1", three);
         drop_it("a.1");
         drop_it("a.1");
@@ -216,7 +216,7 @@ START_TEST(no_more_than_can_be_handed_over) {
         keep_it("c.305", fd);
         read_all(302);
         expect(301, "FDSTORE", "c.305", inode(fd));
-        for (int i = 100; i < 200; i++) { /* of which the keeper does not hear at once */
+        for (int i = 100; i < 200; i++) { /* the keeper does not read these */
                 snprintf(name, sizeof name, "c.%d", i);
                 drop_it(name);
                 snprintf(name, sizeof name, "d.%d", i);

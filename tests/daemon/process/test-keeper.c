@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvd --keep: what it keeps while the one that sent it is dead, whom it believes, and when it gives
- * up. The keeper is asked alone, with this program in the place of kvd (what it does then is a
- * script), and with kvd itself.
+ * kvd --keep: which descriptors it keeps while their daemon is dead, which senders it accepts, and
+ * when it gives up. The keeper is tested with this program in place of kvd, which runs a script, and
+ * with kvd itself.
  */
 
 #include <dirent.h>
@@ -39,10 +39,10 @@ static void teardown(void) {
         instance_sweep(&in);
 }
 
-/* ---- scripts: what stands for kvd ------------------------------------------------------------ */
+/* ---- scripts that run in place of kvd -------------------------------------------------------- */
 
 static int manager = -1;
-static bool no_others; /* at its start it had no descriptor but what was handed over */
+static bool no_others; /* it was started with no descriptors except those handed over */
 
 static void tell(const char *state, size_t size, const int *fds, unsigned n) {
         struct kvd_fds set = {.n = n};
@@ -92,12 +92,12 @@ static _Noreturn void crash(void) {
         abort();
 }
 
-/* Ends as it was told to, so that the keeper's status is the script's verdict. */
+/* Ends without a crash, so that the keeper exits with the script's verdict as its status. */
 static _Noreturn void verdict(bool good) {
         _exit(good ? 0 : 77);
 }
 
-/* The n-th start of this test, from 1 on. */
+/* The number of starts in this test, including this one. */
 static long start_number(void) {
         struct stat st;
         int fd = open(getenv("STARTS"), O_WRONLY | O_CREAT | O_APPEND, 0600);
@@ -119,13 +119,13 @@ static void script_keeps(long start) {
                 if (!handed(4, "listen:a.1:b.2:c.3") || !reads(4, "one") || !reads(6, "three"))
                         verdict(false);
                 say("FDSTOREREMOVE=1\nFDNAME=a.1");
-                say("FDSTOREREMOVE=1\nFDNAME=listen"); /* not its own */
+                say("FDSTOREREMOVE=1\nFDNAME=listen"); /* not one that it stored */
                 crash();
         }
         verdict(handed(3, "listen:c.3:b.2") && reads(4, "three") && reads(5, "two"));
 }
 
-/* As many as the names have room for: 20,000 of five letters. */
+/* As many as there is room for names: 20,000 of five letters. */
 static void script_many(long start) {
         long n = atol(getenv("MANY"));
         char name[24];
@@ -146,7 +146,7 @@ static void script_many(long start) {
         verdict(atol(getenv("LISTEN_FDS")) == n + 1 && atol(getenv("FDSTORE")) > n);
 }
 
-/* More than can be handed over: those that came first are. */
+/* More than can be handed over: only the first ones are. */
 static void script_too_many(long start) {
         char name[97];
         int fd = file_with("long");
@@ -199,12 +199,12 @@ static void script_hostile(long start) {
         tell("", 0, NULL, 0);
         store("good", fd);
         snprintf(path, sizeof path, "%s", getenv("NOTIFY_SOCKET"));
-        while (access(path, F_OK) == 0) /* nobody else finds the way */
+        while (access(path, F_OK) == 0) /* the keeper removes the path: no other process may connect */
                 usleep(1000);
         crash();
 }
 
-/* What is kept is why it dies. */
+/* It crashes because of a descriptor that is kept. */
 static void script_poison(long start) {
         if (start == 1) {
                 say("READY=1");
@@ -216,7 +216,7 @@ static void script_poison(long start) {
         verdict(start == 7);
 }
 
-/* The kernel has killed n processes for want of memory, as far as this test's /proc says. */
+/* Makes this test's /proc/vmstat report n out-of-memory kills. */
 static void say_kills(long n) {
         FILE *f = fopen(getenv("VMSTAT"), "w");
 
@@ -232,7 +232,7 @@ static void begin_with_a_cache(long start) {
                 verdict(false);
 }
 
-/* Filled again each time. What it keeps does not fit into its cgroup. */
+/* Its cache does not fit into its cgroup, so it is killed for want of memory each time. */
 static void script_starved(long start) {
         if (start > 3)
                 verdict(handed(1, "listen"));
@@ -241,13 +241,13 @@ static void script_starved(long start) {
         crash();
 }
 
-/* Killed by others, and not by the kernel: it keeps what it has. */
+/* It is killed by other processes rather than for want of memory, so its cache is kept. */
 static void script_killed(long start) {
         begin_with_a_cache(start);
         if (start == 6)
                 verdict(true);
         if (start == 2)
-                say_kills(100); /* one such kill is no row */
+                say_kills(100); /* only repeated out-of-memory kills count */
         crash();
 }
 
@@ -298,7 +298,7 @@ static long starts(void) {
         return stat(getenv("STARTS"), &st) < 0 ? 0 : (long)st.st_size;
 }
 
-/* Nothing of a mailbox is left behind. */
+/* The number of mailbox folders that exist. */
 static unsigned folders_left(void) {
         DIR *dir = opendir(in.dir);
         struct dirent *e;
@@ -414,7 +414,7 @@ END_TEST
 #define RUN(ready, ...) instance_run(&in, (const char *const[]){__VA_ARGS__, NULL}, ready)
 #define KEEP(...) RUN(true, "--keep", "--private", in.dir, "--pool", "64M", __VA_ARGS__)
 
-/* The keeper's child; 0: none just now. */
+/* The keeper's child; 0 if it has none now. */
 static pid_t kept(void) {
         return child_of(in.pid, NULL);
 }
@@ -426,7 +426,7 @@ static pid_t wait_for_another(pid_t old) {
         return now;
 }
 
-/* The daemon behind the socket; whoever connects meanwhile waits for it. */
+/* Waits until a daemon answers; returns its process id. */
 static pid_t answers(void) {
         struct peer_end *p = peer_attach(in.socket);
         struct kvd_msg r = peer_ok(p, (struct kvd_msg){.number = KVD_MSG_daemon_info});
@@ -442,7 +442,7 @@ START_TEST(kvd_comes_back) {
         KEEP("--set", "daemon.segment=1M");
         first = now = answers();
         ck_assert_uint_eq(folders_left(), 0);
-        for (int i = 0; i < 4; i++) { /* at once, so a pause comes between */
+        for (int i = 0; i < 4; i++) { /* in quick succession, so the keeper pauses in between */
                 kill(now, SIGKILL);
                 now = answers();
         }
@@ -452,14 +452,14 @@ START_TEST(kvd_comes_back) {
 }
 END_TEST
 
-/* A connection is never refused, whatever kvd does meanwhile. */
+/* Connections are never refused, even while no kvd runs. */
 START_TEST(connections_wait) {
         pid_t pid;
         int fds[16];
 
         KEEP("--set", "daemon.segment=1M");
         pid = answers();
-        kill(in.pid, SIGSTOP); /* the keeper starts nobody */
+        kill(in.pid, SIGSTOP); /* so that the keeper starts no kvd */
         kill(pid, SIGKILL);
         for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
                 fds[i] = raw_connect(in.socket);
@@ -472,7 +472,7 @@ START_TEST(connections_wait) {
 }
 END_TEST
 
-/* SIGUSR2 starts what is installed at the same path by then. */
+/* SIGUSR2 starts the program that is now installed at the same path. */
 START_TEST(an_upgrade) {
         char path[128], command[600], exe[256] = "", link[64];
         struct stat before, after;
@@ -514,7 +514,7 @@ START_TEST(signals_are_passed_on) {
 }
 END_TEST
 
-/* As a service manager would: whoever stops kvd itself has stopped it. */
+/* If kvd itself is stopped, the keeper does not restart it, but ends, too. */
 START_TEST(a_clean_end_is_the_end) {
         KEEP("--set", "daemon.segment=1M");
         kill(kept(), SIGTERM);
@@ -532,7 +532,7 @@ START_TEST(a_wrong_configuration) {
 }
 END_TEST
 
-/* Its clients lose nothing; that a private one ends with its parent is said in kvd(8). */
+/* Its clients lose nothing. Only a private kvd ends with its parent; see kvd(8). */
 START_TEST(kvd_goes_on_without_its_keeper) {
         struct peer_end *p;
         pid_t pid;
@@ -561,7 +561,7 @@ START_TEST(a_private_one_ends_with_its_keeper) {
 }
 END_TEST
 
-/* To keep is not to map: what tenants computed is in no memory of the keeper. */
+/* The keeper keeps descriptors, but never maps the tenants' data. */
 START_TEST(the_keeper_maps_nothing) {
         char path[64], line[512];
         struct peer_end *p;
@@ -595,7 +595,7 @@ START_TEST(how_kvd_is_is_passed_on) {
         kill(in.pid, SIGHUP);
         expect_state(fd, "RELOADING=1");
         expect_state(fd, "READY=1");
-        kill(in.pid, SIGUSR2); /* nothing of an end */
+        kill(in.pid, SIGUSR2); /* this reports no end */
         expect_state(fd, "READY=1\nSTATUS=Serving");
         kill(in.pid, SIGTERM);
         expect_state(fd, "STOPPING=1");

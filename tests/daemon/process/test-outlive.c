@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The cache outlives the daemon: what one client published is found by another, byte by byte, after
- * kvd was killed, and who held something meanwhile holds it still.
+ * The cache outlives the daemon: after kvd was killed, blocks that a client published are found by
+ * another, byte for byte, and readers still hold their blocks.
  */
 
 #include <errno.h>
@@ -57,9 +57,9 @@ static void tear_down(void) {
         instance_sweep(&in);
 }
 
-static bool asked; /* ... to end, as for an upgrade */
+static bool asked; /* kvd is asked to end, as for an upgrade, rather than killed */
 
-/* kvd dies, or is asked to end, and the next one serves. */
+/* Kills kvd, or asks it to end, and waits for that. */
 static void kill_kvd(void) {
         pid_t pid = child_of(in.pid, NULL);
 
@@ -73,7 +73,7 @@ static void tokens_of(uint32_t chain, uint32_t tokens[CHAIN * BT]) {
                 tokens[i] = chain * 1000 + i;
 }
 
-/* Fills and seals a chain; how many blocks are sealed. */
+/* Fills and seals a chain; returns the number of blocks sealed. */
 static uint32_t publish(uint32_t chain, struct kvd_pin *pin) {
         uint32_t tokens[CHAIN * BT], n = 0;
         struct kvd_block blocks[CHAIN];
@@ -92,7 +92,7 @@ static uint32_t publish(uint32_t chain, struct kvd_pin *pin) {
         return r > 0 ? (uint32_t)r : 0;
 }
 
-/* Every byte of the chain that is found; how many blocks are. */
+/* Checks every byte of the chain's blocks that are found; returns their number. */
 static uint32_t check(uint32_t chain, struct kvd_pin *pin) {
         uint32_t tokens[CHAIN * BT], ids[CHAIN];
         int64_t n;
@@ -119,7 +119,7 @@ static uint32_t check_all(uint32_t n_chains) {
         return found;
 }
 
-/* A call may be lost with the daemon that it went to; the next one goes to the next daemon. */
+/* A call may fail with the daemon that got it; the next call goes to the next daemon. */
 static void publish_all(uint32_t from, uint32_t n_chains) {
         struct kvd_pin pin;
 
@@ -130,8 +130,8 @@ static void publish_all(uint32_t from, uint32_t n_chains) {
 }
 
 /*
- * A client is a process: what it had of a daemon that is gone is given back when it ends. In it
- * ck_assert ends the process with another status.
+ * Runs a client in a process: what it holds from a previous daemon is only freed when its process
+ * ends. A failed ck_assert ends the process with another status.
  */
 static void in_a_client(void (*run)(void)) {
         pid_t pid = fork();
@@ -199,7 +199,7 @@ static void hold_and_fill(void) {
                 _exit(0);
         }
         if (wait_status(pid) != 0)
-                die("the other one failed");
+                die("the other client failed");
         for (uint32_t i = 0; i < CHAIN; i++)
                 wrong += oracle_wrong(kvd_pin_block(&held, ids[i]), held.block_bytes,
                                       oracle_seed(1, tokens, (i + 1) * BT));
@@ -208,7 +208,7 @@ static void hold_and_fill(void) {
         kvd_unpin(space, &held);
 }
 
-/* Its blocks are not given to others while they fill the pool several times. */
+/* A reader's blocks are not reused while another client fills the pool several times. */
 START_TEST(who_reads_reads_on) {
         asked = _i;
         in_a_client(hold_and_fill);
@@ -230,7 +230,7 @@ static void publish_in_time(void) {
         fflush(stdout);
 }
 
-/* A figure, no limit: the machine may be busy. */
+/* Prints the time, but sets no limit, as the machine may be busy. */
 START_TEST(how_long_it_takes_to_publish_again) {
         in_a_client(publish_in_time);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a worker answers, and writes, compared with what the formulas of each method say in double
- * precision.
+ * A worker's results, and the data that it writes, compared with the formulas of each method in
+ * double precision.
  */
 
 #include <errno.h>
@@ -121,8 +121,8 @@ static float half(const uint8_t *at) {
 }
 
 /*
- * Four bits a channel: a 30th of the key's range at most, and what rounding minimum and step to f16
- * adds.
+ * Four bits per channel: the error is at most a 30th of the key's range, plus that of rounding
+ * minimum and step to f16.
  */
 static void check_label(const uint8_t *label, const uint16_t *channel, const uint8_t *block,
                         uint32_t l, uint32_t h, uint32_t t) {
@@ -157,7 +157,7 @@ static void check_labels(const uint8_t *row, const uint8_t *block, uint32_t l, u
                 ck_assert_uint_eq(label[i], 0);
 }
 
-/* Those of the largest mean |k|, ascending. */
+/* The channels must be those of the largest mean |k|, in ascending order. */
 static void check_channels(uint32_t l, uint32_t h, uint32_t n_blocks, uint32_t last_tokens) {
         const uint16_t *channel = (const uint16_t *)o.summaries +
                                   (l * o.g.kv_heads + h) * o.layout.channels;
@@ -175,7 +175,7 @@ static void check_channels(uint32_t l, uint32_t h, uint32_t n_blocks, uint32_t l
         }
         for (uint32_t d = 0; d < o.g.head_dim; d++)
                 most = chosen[d] ? most : MAX(most, weight[d]);
-        ck_assert_msg(least >= most * (1 - 1e-5), "channels of weight %g, and not one of %g", least,
+        ck_assert_msg(least >= most * (1 - 1e-5), "a channel of weight %g was chosen, and not one of %g", least,
                       most);
 }
 
@@ -207,7 +207,7 @@ START_TEST(summaries_are_what_they_should_be) {
 }
 END_TEST
 
-/* A later job does not choose anew, also not after a worker died while it chose. */
+/* A later job does not choose channels again, not even after a worker died while it chose. */
 START_TEST(label_channels_stay) {
         size_t bytes;
         uint16_t before[1024];
@@ -218,7 +218,7 @@ START_TEST(label_channels_stay) {
         memcpy(before, o.summaries, bytes);
         ck_assert_uint_eq(owner_do(&o, new_job(KVD_JOB_SUMMARISE, 8)), 0);
         ck_assert_mem_eq(before, o.summaries, bytes);
-        /* the first head's last one was not written */
+        /* the first head's last channel was not written */
         ((uint16_t *)o.summaries)[o.layout.channels - 1] = 0;
         ck_assert_uint_eq(owner_do(&o, new_job(KVD_JOB_SUMMARISE, 1)), 0);
         ck_assert_mem_eq(before, o.summaries, bytes);
@@ -226,7 +226,7 @@ START_TEST(label_channels_stay) {
 }
 END_TEST
 
-/* Two jobs: the first chooses channels. One block is another incarnation, and one has no row. */
+/* Two jobs, of which the first chooses channels. One block is of another generation, one has no row. */
 static void summarise_twice(int which, uint8_t **ret) {
         struct owner_job *job;
 
@@ -247,7 +247,7 @@ static void summarise_twice(int which, uint8_t **ret) {
         owner_stop(&o);
 }
 
-/* By the GPU's kernels, and then by the processor because the GPU takes no kernels. */
+/* By kernels on the GPU, and then on the CPU, as the driver refuses the kernels. */
 START_TEST(kernels_make_the_same_bits) {
         bool kernels = !getenv("FAKECUDA_FAIL");
         uint8_t *by_kernels, *staged;
@@ -268,8 +268,8 @@ START_TEST(kernels_make_the_same_bits) {
 END_TEST
 
 /*
- * The time that kernels take is told, so that there are rests behind it; that of anything else is
- * not.
+ * The worker reports the time of its kernels, so that the daemon can make it rest, but no other
+ * time.
  */
 START_TEST(kernels_are_busy) {
         bool kernels = !getenv("FAKECUDA_FAIL");
@@ -292,7 +292,7 @@ START_TEST(kernels_are_busy) {
 }
 END_TEST
 
-/* More dimensions than the kernel has. */
+/* More dimensions than the kernels support. */
 START_TEST(what_no_kernel_takes_is_staged) {
         static const struct kvd_shape wide = {.layers = 1,
                                               .kv_heads = 2,
@@ -349,7 +349,7 @@ static double expected_score(uint32_t block, uint32_t l, uint32_t h, const doubl
         return best;
 }
 
-/* With anchors of summaries for some blocks, and none for others. */
+/* Some blocks have anchors in their summaries, others have no summaries. */
 START_TEST(scores_are_keydiffs) {
         const uint32_t n = 6;
         double anchor[256], sum[6] = {0};
@@ -413,7 +413,7 @@ static double score_of(uint32_t block, uint32_t t, uint32_t l, uint32_t h, const
         return -dot / norm_of_key(owner_block(&o, block), l, h, t);
 }
 
-/* The `keep` of highest score, in order of position. */
+/* Chooses the `keep` tokens of highest score, in order of position. */
 static void choose(struct token *ret, uint32_t keep, uint32_t l, uint32_t h) {
         double anchor[256] = {0};
         uint32_t n = 0;
@@ -451,8 +451,8 @@ static void check_packed(uint32_t keep, uint32_t first_dest, uint32_t l, uint32_
 }
 
 /*
- * Each head's own tokens, byte by byte; the anchor is of the whole sequence, with summaries for
- * some blocks.
+ * Each head's tokens are compared byte for byte. The anchor is that of the whole sequence; some
+ * blocks have summaries.
  */
 START_TEST(each_head_keeps_the_tokens_of_highest_score) {
         uint32_t bt, keep, n_to;
@@ -502,7 +502,7 @@ START_TEST(a_compaction_that_makes_no_sense_is_refused) {
         job = new_job(KVD_JOB_COMPACT, 4);
         memcpy(job->param, (uint32_t[]){3, 1, 16}, 3 * sizeof(uint32_t));
         job->items[2].ref++;
-        job->items[2].ref += UINT64_C(1) << 32; /* another incarnation */
+        job->items[2].ref += UINT64_C(1) << 32; /* another generation */
         ck_assert_uint_eq(owner_do(&o, job), ESTALE);
         owner_stop(&o);
 }
@@ -538,8 +538,8 @@ static void copy_rotated(uint32_t to, uint32_t from, int delta, double noise) {
 }
 
 /*
- * Two blocks a step: step 0 is new; step 1 has other words; step 2 the same words, and its blocks
- * are repeated.
+ * Two blocks per step: step 1 has other words than step 0; step 2 has the words of step 0, and
+ * repeats its blocks.
  */
 static struct owner_job *steps_job(void) {
         struct owner_job *job = new_job(KVD_JOB_COMPARE, 6);
@@ -622,11 +622,11 @@ START_TEST(what_may_not_be_shared_is_not) {
         ck_assert_uint_eq(o.result_size, 0);
         job = steps_job();
         job->items[4].n_tokens = o.g.block_tokens - 1; /* part filled */
-        job->items[5].ref = kvd_ref_make(5, 6);        /* another incarnation */
+        job->items[5].ref = kvd_ref_make(5, 6);        /* another generation */
         ck_assert_uint_eq(owner_do(&o, job), 0);
         ck_assert_uint_eq(o.result_size, 0);
         job = steps_job();
-        set(KVD_memshare_tau_step, 1); /* exceeded by nothing */
+        set(KVD_memshare_tau_step, 1); /* no similarity exceeds it */
         ck_assert_uint_eq(owner_do(&o, job), 0);
         ck_assert_uint_eq(o.result_size, 0);
         job->steps[2].n_items = 7;
@@ -704,7 +704,7 @@ static struct sums product(const uint8_t *a, const uint8_t *b, uint32_t l, int p
         return s;
 }
 
-/* Blocks of group g: 4 g and 4 g + 1 alone, the next two whole. */
+/* In group g, blocks 4 g and 4 g + 1 were computed alone, the next two with their prefix. */
 START_TEST(a_sample_is_two_similarities_a_layer) {
         uint32_t groups, n_tokens;
         struct owner_job *job;
@@ -747,7 +747,7 @@ struct answer {
         uint8_t result[sizeof o.result];
 };
 
-/* piece: what it goes through before it rests; 0: it does not rest. */
+/* piece: work between two rests; 0: no rests. */
 static void answer(struct answer *ret, const struct kvd_shape *g, struct owner_job *(*make)(void),
                    uint64_t piece) {
         owner_log_begin();
@@ -765,7 +765,7 @@ static void answer(struct answer *ret, const struct kvd_shape *g, struct owner_j
         owner_log_end();
 }
 
-/* By kernels, by kernels with a rest behind each launch, and staged: the same bits. */
+/* Kernels, kernels with a rest after each launch, and staging for the CPU give the same bits. */
 static void same_where_the_blocks_are(const struct kvd_shape *g, struct owner_job *(*make)(void),
                                       uint32_t launches, uint32_t copies, uint32_t staged_copies) {
         static struct answer kernels, pieces, staged;
@@ -800,7 +800,7 @@ START_TEST(a_sample_has_the_bits_of_the_processor) {
 }
 END_TEST
 
-/* Items at several distances, one pair at none, one block that is gone, one that is not full. */
+/* Pairs at several distances, one of them 0; one block is stale, and one is not full. */
 static struct owner_job *pairs_job(void) {
         struct owner_job *job = new_job(KVD_JOB_CALIBRATE, 10);
 
@@ -816,7 +816,7 @@ START_TEST(distances_of_pairs_have_the_bits_of_the_processor) {
 }
 END_TEST
 
-/* The kernel's own counts: with it, there is not enough, and the processor does it all. */
+/* With the kernel's own shared memory, there is not enough, so the CPU does all the work. */
 START_TEST(distances_on_a_device_with_less_shared_memory) {
         static struct answer kernels, less;
 
@@ -830,7 +830,7 @@ START_TEST(distances_on_a_device_with_less_shared_memory) {
 }
 END_TEST
 
-/* Of five blocks, one of them not full, into three; two more are of the same sequence. */
+/* Packs five blocks, one of them not full, into three; two more belong to the same sequence. */
 static struct owner_job *packing(void) {
         struct owner_job *job = new_job(KVD_JOB_COMPACT, 10);
 
@@ -841,17 +841,17 @@ static struct owner_job *packing(void) {
         return job;
 }
 
-/* Two runs of keys for the anchor, then scores, then tokens move. */
+/* Launches: two runs of keys for the anchor, then scores, then moves of tokens. */
 START_TEST(a_compaction_moves_the_bytes_of_the_processor) {
         same_where_the_blocks_are(&geometries[_i], packing, 2 * 2 + 1 + 1, 1, 7);
 }
 END_TEST
 
-/* ---- beside an engine ------------------------------------------------------------------------ */
+/* ---- on a GPU that an engine uses ------------------------------------------------------------ */
 
 #define OK(call) ck_assert_int_eq(cuda->call, CU_OK)
 
-/* A kernel at a time, for ever. */
+/* Runs one kernel at a time, for ever. */
 static _Noreturn void be_an_engine(_Atomic uint32_t *steps) {
         static const uint32_t fatbin = 0xba55ed50u;
         struct {
@@ -880,9 +880,8 @@ static _Noreturn void be_an_engine(_Atomic uint32_t *steps) {
 }
 
 /*
- * A GPU that is not shared by MPS does not look at priorities, and a worker that had much queued
- * would keep it for a whole slice. It has one launch there at a time: in between, the engine has its
- * turn.
+ * Without MPS, a GPU ignores priorities, and a worker with many queued launches would keep it for a
+ * whole time slice. The worker queues one launch at a time, so the engine gets its turn in between.
  */
 START_TEST(an_engine_has_its_turn_between_launches) {
         static struct answer pieces;
@@ -914,7 +913,7 @@ END_TEST
 
 /* ---- in pieces ------------------------------------------------------------------------------- */
 
-/* Whole, and then with a rest wherever it may rest: the same result, to the bit. */
+/* The result has the same bits without rests and with as many rests as possible. */
 static void same_in_pieces(const struct owner_job *job, uint32_t rests) {
         static uint8_t whole[sizeof o.result];
         uint32_t size;
@@ -931,7 +930,7 @@ static void same_in_pieces(const struct owner_job *job, uint32_t rests) {
         ck_assert_mem_eq(o.result, whole, size);
 }
 
-/* Random bits in blocks of which rows take more than one. */
+/* Random bits, in rows that are larger than a block. */
 static struct owner_job *random_config(void) {
         const uint32_t params[] = {6, 2, 5, 107, 40};
         struct owner_job *job;
@@ -950,7 +949,7 @@ static struct owner_job *random_config(void) {
 static const struct kvd_shape of_bits = {
         .layers = 6, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
 
-/* Bits in each row, six layers' pairs of heads, and all pairs of layers but the two dense ones. */
+/* Launches: bits in each row, pairs of heads in six layers, pairs of layers but the dense ones. */
 START_TEST(a_configuration_has_the_bits_of_the_processor) {
         same_where_the_blocks_are(&of_bits, random_config, 1 + 6 + 1, 1 + 6 + 1, 10);
 }
@@ -989,7 +988,7 @@ START_TEST(comparisons_in_pieces_have_the_same_bits) {
 }
 END_TEST
 
-/* Others come in between, one is not wanted any more, and one loses its worker. */
+/* Another job runs in between, one is cancelled, and one ends because its space is forgotten. */
 START_TEST(a_job_that_rests_leaves_room_for_others) {
         struct kvd_msg forget = {.number = KVD_MSG_work_forget, .work_forget.space = 5};
         uint8_t expected[18];

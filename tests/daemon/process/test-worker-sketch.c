@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks leave and come back: exactly, with checksums, and by a sketch, compared with one that the
- * test computes.
+ * Blocks leave and come back: as exact copies with checksums, and by a sketch, which is compared
+ * with one that the test computes.
  */
 
 #include <errno.h>
@@ -17,8 +17,8 @@
 #include "tests/daemon/process/owner.h"
 #include "tests/lib/suite.h"
 
-#define BLOCKS 8u       /* that have contents */
-#define FRESH BLOCKS    /* and as many to revive to */
+#define BLOCKS 8u       /* blocks with contents */
+#define FRESH BLOCKS    /* the first of as many blocks to revive into */
 
 enum { UNSIGNED, SIGNED, CENTRED };
 enum { UNIFORM, PERMUTATION };
@@ -59,7 +59,7 @@ static struct owner_job *new_job(uint32_t kind, uint32_t n) {
         return &job;
 }
 
-/* Blocks 0 to n leave for spill slots of other numbers; with ordinals if there is a sketch. */
+/* Spills blocks 0 to n - 1 to slots of other numbers; vague: to the sketch, too, with ordinals. */
 static struct owner_job *spill_job(uint32_t n, bool vague) {
         struct owner_job *job = new_job(KVD_JOB_SPILL, n);
 
@@ -134,13 +134,13 @@ START_TEST(a_copy_that_changed_is_told) {
         ck_assert_uint_eq(owner_do(&o, spill_job(3, false)), 0);
         o.spill[19 * o.ix->block_bytes + o.ix->block_bytes - 1] ^= 1;
         job = copies_job(KVD_JOB_REVIVE, 3, false);
-        job->items[2].place = OWNER_SPILLS; /* there is none of that number */
+        job->items[2].place = OWNER_SPILLS; /* no such slot */
         ck_assert_uint_eq(owner_do(&o, job), 0);
         ck_assert_uint_eq(error_of(0), 0);
         ck_assert_uint_eq(error_of(1), EBADMSG);
         ck_assert_uint_eq(error_of(2), ENODATA);
         job = spill_job(2, false);
-        job->items[1].ref = kvd_ref_make(1, 8); /* another incarnation */
+        job->items[1].ref = kvd_ref_make(1, 8); /* another generation */
         ck_assert_uint_eq(owner_do(&o, job), 0);
         ck_assert_uint_eq(spilled()[0].error, 0);
         ck_assert_uint_eq(spilled()[1].error, ESTALE);
@@ -295,7 +295,7 @@ static void expect_revived(int key_mode, int hash, uint32_t rows, uint32_t colum
         free(e.places);
 }
 
-/* Tokens collide: 2.2 and more a cell and row. All ways to keep keys, both hashes. */
+/* Tokens collide: at least 2.2 per cell and row. All key modes and both hashes. */
 START_TEST(what_comes_from_a_sketch_is_its_median) {
         int key_mode = _i % 3, hash = _i / 3 % 2, which = _i / 6;
         uint32_t rows = _i % 2 ? 3 : 4, columns = which ? 11 : 37;
@@ -316,8 +316,7 @@ START_TEST(what_comes_from_a_sketch_is_its_median) {
 END_TEST
 
 /*
- * While there are columns for all, permutation hashing never collides, and floats come back
- * exactly.
+ * With a column for each token, permutation hashing never collides, and floats come back exactly.
  */
 START_TEST(without_collisions_it_is_exact) {
         start_sketch(0, SIGNED, PERMUTATION, 3, BLOCKS * 16);
@@ -338,7 +337,7 @@ static float largest_cell(void) {
         return most;
 }
 
-/* What is taken out by its exact copy is out, up to rounding; with a broken copy it is left in. */
+/* Subtracts exact copies, up to rounding; a block with a corrupt copy stays in the sketch. */
 START_TEST(forgetting_takes_out_what_was_put_in) {
         struct owner_job *job;
 
@@ -363,7 +362,7 @@ START_TEST(forgetting_takes_out_what_was_put_in) {
 END_TEST
 
 /*
- * Algorithm 3 of the paper takes out an estimate: the tokens are gone for who asks, and others have
+ * Algorithm 3 of the paper subtracts an estimate. The tokens then read as 0, and others have
  * changed.
  */
 START_TEST(forgetting_estimates_zeroes_the_median) {
@@ -385,8 +384,8 @@ START_TEST(forgetting_estimates_zeroes_the_median) {
 END_TEST
 
 /*
- * A worker died while it wrote: nothing is asked of the sketch or done to it, until it is made anew
- * from the copies.
+ * A worker died while it wrote. The sketch is neither read nor changed until it is rebuilt from the
+ * copies.
  */
 START_TEST(a_half_written_sketch_is_made_anew) {
         struct owner_job *job;
@@ -406,7 +405,7 @@ START_TEST(a_half_written_sketch_is_made_anew) {
         job->items[1].flags = 0;
         ck_assert_uint_eq(owner_do(&o, job), 0);
         ck_assert_uint_eq(error_of(0), ESTALE);
-        ck_assert_uint_eq(error_of(1), 0); /* it has a copy */
+        ck_assert_uint_eq(error_of(1), 0); /* revived from its copy */
         ck_assert_uint_eq(owner_do(&o, copies_job(KVD_JOB_REBUILD, BLOCKS, true)), 0);
         expect_errors(BLOCKS, 0);
         ck_assert_uint_eq(o.sketch->state, KVD_SKETCH_IDLE);
@@ -419,7 +418,7 @@ END_TEST
 
 /* ---- in batches ------------------------------------------------------------------------------ */
 
-/* Three of its blocks are half of what is staged at a time. */
+/* Three of its blocks fill half of the staging memory. */
 static const struct kvd_shape large = {.layers = 8,
                                        .kv_heads = 40,
                                        .head_dim = 128,
@@ -433,7 +432,7 @@ struct outcome {
         uint32_t out, in; /* copies between the GPU and the processor */
 };
 
-/* Alike but for a number a head. */
+/* Fills blocks that differ in one number per head. */
 static void fill_alike(void) {
         owner_fill(&o, 0, 1);
         for (uint32_t i = 1; i < BLOCKS; i++) {
@@ -472,7 +471,7 @@ static void spill_and_revive(struct outcome *ret, int key_mode) {
         owner_log_end();
 }
 
-/* Blocks that lie side by side are one copy; the first that enter a sketch come for the mean, too. */
+/* Adjacent blocks take one copy. The first blocks in a sketch are copied for the mean, too. */
 START_TEST(batches_of_a_gpu_have_the_bits_of_the_host) {
         struct outcome gpu = {0}, host = {0};
         char *backend = strdup(getenv("KVD_TEST_BACKEND"));
@@ -493,7 +492,7 @@ START_TEST(batches_of_a_gpu_have_the_bits_of_the_host) {
 }
 END_TEST
 
-/* Numbers of 8 bits: copies, yes; anything that reads them, no. */
+/* 8-bit numbers can be copied, but no job can compute with them. */
 START_TEST(eight_bits_are_copied_only) {
         const struct kvd_shape g = {
                 .layers = 2, .kv_heads = 2, .head_dim = 16, .dtype = KVD_I8, .vocab = 10};
