@@ -405,7 +405,7 @@ START_TEST(domains_with_different_prefixes_share_nothing) {
 }
 END_TEST
 
-/* Servers go away while a worker moves what they sent. Its blocks used to stay reserved for ever. */
+/* Servers go away while a worker moves what they sent. Its blocks used to stay reserved forever. */
 START_TEST(servers_go_while_a_worker_has_what_came) {
         pid_t worker = child_of(machines[1].in.pid, "kvd-worker");
         struct pollfd p = {.events = POLLIN};

@@ -3,8 +3,8 @@
 #define KVD_TESTS_DAEMON_PROCESS_OWNER_H
 
 /*
- * The test as a worker's owner: starts $KVD --worker, gives it memory, and sends it jobs. So a
- * worker's results are compared with the test's own, without a daemon. Every failure fails the test.
+ * The test as a worker's owner: starts $KVD --worker, gives it memory, and sends it jobs. So its
+ * results are compared with the test's own, without a daemon. Every failure fails the test.
  */
 
 #include "client/kvd_methods.h"
@@ -32,10 +32,10 @@ struct owner {
         int fds[6];
         uint8_t frame[65536];
 
-        uint64_t piece; /* of the jobs that follow; 0: they do not rest */
-        uint32_t rests; /* how often the last one did */
+        uint64_t piece; /* work of a job between two rests; 0: no rests */
+        uint32_t rests; /* of the last job */
 
-        /* the last answer */
+        /* the last reply */
         uint32_t error, result_size;
         bool more;
         uint32_t busy_us;
@@ -60,10 +60,10 @@ struct owner_job {
         struct kvd_job_step steps[8];
         uint32_t tokens[1024];
 };
-/* Returns work_reply.error; the result is in o->result. Continues a job that rests until its end. */
+/* Returns work_reply.error; the result is in o->result. Continues a job that rests to its end. */
 uint32_t owner_do(struct owner *o, const struct owner_job *job);
 uint32_t owner_begin(struct owner *o, const struct owner_job *job); /* o->more: it rests */
-uint32_t owner_turn(struct owner *o, uint64_t id, uint32_t turn);   /* of the job with that number */
+uint32_t owner_turn(struct owner *o, uint64_t id, uint32_t turn);   /* of the job with this id */
 /* An item with row = block and no other places. */
 struct kvd_job_item owner_item(const struct owner *o, uint32_t block);
 kvd_ref owner_ref(uint32_t block);

@@ -2,8 +2,8 @@
 
 /*
  * kvd --keep: which descriptors it keeps while their daemon is dead, which senders it accepts, and
- * when it gives up. The keeper is tested with this program in place of kvd, which runs a script, and
- * with kvd itself.
+ * when it gives up. The keeper is tested with this program in place of kvd, which runs a script,
+ * and with kvd itself.
  */
 
 #include <dirent.h>
@@ -199,7 +199,7 @@ static void script_hostile(long start) {
         tell("", 0, NULL, 0);
         store("good", fd);
         snprintf(path, sizeof path, "%s", getenv("NOTIFY_SOCKET"));
-        while (access(path, F_OK) == 0) /* the keeper removes the path: no other process may connect */
+        while (access(path, F_OK) == 0) /* the keeper removes it, so that no other connects */
                 usleep(1000);
         crash();
 }

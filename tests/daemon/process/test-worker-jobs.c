@@ -175,8 +175,8 @@ static void check_channels(uint32_t l, uint32_t h, uint32_t n_blocks, uint32_t l
         }
         for (uint32_t d = 0; d < o.g.head_dim; d++)
                 most = chosen[d] ? most : MAX(most, weight[d]);
-        ck_assert_msg(least >= most * (1 - 1e-5), "a channel of weight %g was chosen, and not one of %g", least,
-                      most);
+        ck_assert_msg(least >= most * (1 - 1e-5),
+                      "a channel of weight %g was chosen, and not one of %g", least, most);
 }
 
 START_TEST(summaries_are_what_they_should_be) {
@@ -226,7 +226,7 @@ START_TEST(label_channels_stay) {
 }
 END_TEST
 
-/* Two jobs, of which the first chooses channels. One block is of another generation, one has no row. */
+/* Two jobs; the first chooses channels. One block is of another generation, one has no row. */
 static void summarise_twice(int which, uint8_t **ret) {
         struct owner_job *job;
 
