@@ -121,7 +121,7 @@ END_TEST
  * A client that waits gets all blocks, even those that do not fit in memory yet. If a busy machine
  * frees no room for a second, the rest is refused and counted, and the client asks again.
  */
-START_TEST(who_waits_has_all_of_it) {
+START_TEST(a_waiting_client_gets_all) {
         uint64_t refused = 0, before, missing;
 
         spill();
@@ -138,7 +138,7 @@ START_TEST(who_waits_has_all_of_it) {
 END_TEST
 
 /* 0: its sequence is closed; 1: its process ends. */
-START_TEST(what_ends_leaves_no_slot) {
+START_TEST(closed_sequences_leave_no_slot) {
         pid_t pid;
 
         if (_i == 1) {
@@ -364,7 +364,7 @@ static void rot(void) {
         close(fd);
 }
 
-START_TEST(what_rots_is_lost_and_never_shown) {
+START_TEST(corrupt_copies_are_never_shown) {
         uint64_t lost;
 
         spill();
@@ -384,9 +384,9 @@ START_TEST(what_rots_is_lost_and_never_shown) {
 END_TEST
 
 SUITE("copies-in-files", FIXTURE(start, NULL),
-      TESTS(more_than_memory_takes_leaves_and_comes_back, who_waits_has_all_of_it,
+      TESTS(more_than_memory_takes_leaves_and_comes_back, a_waiting_client_gets_all,
             no_byte_is_lost_with_disk_processes_that_die_at_random,
-            what_rots_is_lost_and_never_shown),
-      LOOPS(2, what_ends_leaves_no_slot, a_client_that_is_killed_meanwhile_leaves_no_slot,
+            corrupt_copies_are_never_shown),
+      LOOPS(2, closed_sequences_leave_no_slot, a_client_that_is_killed_meanwhile_leaves_no_slot,
             a_disk_process_that_dies_costs_no_copy),
       LOOPS(3, a_daemon_that_dies_leaves_no_slot_and_loses_no_record))

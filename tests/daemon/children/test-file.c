@@ -149,7 +149,7 @@ START_TEST(warm_after_a_restart) {
 }
 END_TEST
 
-START_TEST(only_what_is_behind_the_resident_comes) {
+START_TEST(only_missing_blocks_are_fetched) {
         write_chain();
         peer_ok(watcher, MSG(evict, .space = kvd_slice_of("s"), .blocks = 5));
         ck_assert_uint_eq(resident(tokens), BLOCKS - 5);
@@ -291,7 +291,7 @@ static void make_rounds(uint32_t from, uint32_t to) {
 }
 
 /* This used to succeed although the first blocks were evicted from the file for the last ones. */
-START_TEST(what_does_not_go_to_the_file_is_said) {
+START_TEST(evict_to_a_full_file_says_so) {
         uint64_t evicted;
 
         with_a_small_file();
@@ -378,7 +378,7 @@ START_TEST(deleted_is_deleted) {
 END_TEST
 
 /* A space without clients was dropped to make room. Its blocks in the file are found again. */
-START_TEST(what_made_way_comes_back_from_the_file) {
+START_TEST(a_dropped_space_comes_back) {
         char name[16];
 
         write_chain();
@@ -583,8 +583,8 @@ SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
             a_killed_daemons_disk_process_is_waited_for,
             a_disk_process_that_hangs_is_not_waited_for,
             a_deleted_file_is_reported,
-            only_what_is_behind_the_resident_comes, others_are_not_there, deleted_is_deleted,
-            what_made_way_comes_back_from_the_file,
-            what_does_not_go_to_the_file_is_said, a_killed_evict_to_file_leaves_nothing_behind,
+            only_missing_blocks_are_fetched, others_are_not_there, deleted_is_deleted,
+            a_dropped_space_comes_back,
+            evict_to_a_full_file_says_so, a_killed_evict_to_file_leaves_nothing_behind,
             the_disk_dies_during_evict_to_file, a_disk_process_that_dies_is_replaced, rot_is_a_miss,
             a_full_file_goes_on, a_file_that_cannot_be_used_costs_nothing))

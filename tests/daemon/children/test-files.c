@@ -93,7 +93,7 @@ START_TEST(both_have_the_same_share) {
 }
 END_TEST
 
-START_TEST(their_order_is_nothing) {
+START_TEST(their_order_does_not_matter) {
         write_chain();
         again_with("ba", true);
         ck_assert_uint_eq(tier().records, BLOCKS);
@@ -248,7 +248,7 @@ START_TEST(a_file_of_another_kvd_and_size_stays) {
 END_TEST
 
 /* The file may be shorter than the part that kvd reads, or longer than file_size. */
-START_TEST(what_is_not_kvds_is_neither_cut_nor_filled) {
+START_TEST(foreign_files_are_not_changed) {
         static const char *const bytes[] = {"100", "5000", "70000", "20000000"};
         char copy[150], command[400];
 
@@ -360,7 +360,7 @@ SUITE("files", FIXTURE(start_two, stop_two),
       LOOPS(2, both_have_the_same_share, deleted_without_a_file_is_deleted_in_it,
             a_file_is_named_once, a_file_that_is_too_short_is_filled, a_file_of_another_kvd_stays,
             a_file_of_another_kvd_and_size_stays),
-      LOOPS(4, what_is_not_kvds_is_neither_cut_nor_filled),
-      TESTS(their_order_is_nothing, a_second_file_is_added, deleted_is_deleted_in_both,
+      LOOPS(4, foreign_files_are_not_changed),
+      TESTS(their_order_does_not_matter, a_second_file_is_added, deleted_is_deleted_in_both,
             a_copy_is_a_new_file, a_file_that_cannot_be_opened_is_off),
       CASE("whole"), FIXTURE(start_two_whole, stop_two), LOOPS(2, a_prefix_is_in_both_or_missed))

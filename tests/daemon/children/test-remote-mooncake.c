@@ -63,7 +63,7 @@ static void expect_setup(const char *said) {
         stop_machine(&machines[0]);
 }
 
-START_TEST(what_the_library_is_told) {
+START_TEST(arguments_of_the_library) {
         expect_setup("127.0.0.1 P2PHANDSHAKE 0 1 tcp '' 127.0.0.1:50051");
         more[0] = "daemon.remote_metadata=http://meta:8080/metadata";
         more[1] = "daemon.remote_devices=auto";
@@ -133,7 +133,7 @@ START_TEST(a_call_never_returns) {
 END_TEST
 
 /* Blocks that are wrong, or may be because their lease has expired, are dropped. */
-START_TEST(what_comes_is_wrong) {
+START_TEST(wrong_blocks_are_dropped) {
         static const struct {
                 const char *how;
                 uint64_t wrong;
@@ -267,8 +267,8 @@ END_TEST
 
 SUITE("remote-mooncake", SKIP_IF(!on_mooncake()), FIXTURE(start_a_server, stop_all),
       LOOPS(2, there_is_no_library),
-      TESTS(a_call_is_missing, what_the_library_is_told, a_password_is_refused,
+      TESTS(a_call_is_missing, arguments_of_the_library, a_password_is_refused,
             the_master_dies_and_comes_back, a_call_never_returns),
-      LOOPS(3, what_comes_is_wrong), LOOPS(2, the_process_is_replaced),
+      LOOPS(3, wrong_blocks_are_dropped), LOOPS(2, the_process_is_replaced),
       TESTS(another_client_died_in_the_middle, a_call_fails_as_a_whole, a_slow_store_is_used,
             a_record_is_larger_than_the_memory))

@@ -122,7 +122,7 @@ END_TEST
 
 /* ---- kvd's certificate ----------------------------------------------------------------------- */
 
-START_TEST(a_server_asks_who_we_are) {
+START_TEST(a_server_asks_for_a_certificate) {
         start_server(&(struct redis_tls){.folder = tls_folder, .name = "server", .asks = true});
         is_away("certificate required");
         certificate_make(tls_folder, "strangers", NULL, NULL, 30);
@@ -366,7 +366,7 @@ END_TEST
 SUITE("remote-tls", SKIP_IF(!redis_has_tls()),
       CASE("certificates"), FIXTURE(prepare, stop_all),
       LOOPS(ARRAY_SIZE(servers_that), certificates_are_verified),
-      TESTS(a_renewed_certificate_is_believed, a_server_asks_who_we_are,
+      TESTS(a_renewed_certificate_is_believed, a_server_asks_for_a_certificate,
             a_server_without_tls_is_away, a_server_with_tls_wants_it,
             files_that_make_no_sense_are_refused),
       CASE("death"), FIXTURE(start_own, stop_all),

@@ -142,7 +142,7 @@ START_TEST(a_prefix_without_its_end_comes_back_whole) {
 END_TEST
 
 /* A space with a fingerprint is found by it, whatever its name; one without by its name. */
-START_TEST(spaces_are_what_their_fingerprint_says) {
+START_TEST(spaces_are_found_by_fingerprint) {
         struct kvd_geometry marked = geometry, other = geometry;
 
         marked.fingerprint[0] = 7;
@@ -406,7 +406,7 @@ START_TEST(domains_with_different_prefixes_share_nothing) {
 END_TEST
 
 /* Servers go away while a worker moves what they sent. Its blocks used to stay reserved forever. */
-START_TEST(servers_go_while_a_worker_has_what_came) {
+START_TEST(servers_go_away_while_a_worker_copies) {
         pid_t worker = child_of(machines[1].in.pid, "kvd-worker");
         struct pollfd p = {.events = POLLIN};
 
@@ -463,13 +463,13 @@ static bool is_real(void) {
 SUITE("remote", SKIP_IF(!servers_are_there()),
       WHEN(is_real(), FIXTURE(start_on_real, stop_all),
            TESTS(the_second_machine_starts_warm, evicted_blocks_come_back, others_are_not_there,
-                 spaces_are_what_their_fingerprint_says, the_process_is_killed_in_the_middle,
+                 spaces_are_found_by_fingerprint, the_process_is_killed_in_the_middle,
                  the_daemon_is_killed_in_the_middle),
            exit(suite_run(&suite_))),
       FIXTURE(start_all, stop_all),
       TESTS(the_second_machine_starts_warm, evicted_blocks_come_back,
             what_is_there_is_not_sent_again, others_are_not_there,
-            spaces_are_what_their_fingerprint_says,
+            spaces_are_found_by_fingerprint,
             a_server_that_forgot_is_told_again,
             full_servers_are_asked_now_and_then, the_process_is_killed_in_the_middle,
             the_daemon_is_killed_in_the_middle),
@@ -478,7 +478,7 @@ SUITE("remote", SKIP_IF(!servers_are_there()),
       TESTS(a_server_that_hangs_costs_one_fetch),
       CASE("process"), FIXTURE(start_with_short_waits, stop_all),
       TESTS(a_remote_process_that_hangs_is_not_waited_for),
-      WHEN(instance_on_gpu(), TESTS(servers_go_while_a_worker_has_what_came),
+      WHEN(instance_on_gpu(), TESTS(servers_go_away_while_a_worker_copies),
            CASE("host tier"), FIXTURE(start_with_host_tier, stop_all),
            TESTS(the_nearer_tier_answers, the_second_machine_starts_warm)),
       CASE("whole"), FIXTURE(start_whole, stop_all),

@@ -195,7 +195,7 @@ END_TEST
 /* ---- replies --------------------------------------------------------------------------------- */
 
 /* No memory has been allocated for a reply yet. */
-START_TEST(nothing_that_was_received_is_no_reply) {
+START_TEST(no_bytes_are_no_reply) {
         struct resp reply;
         size_t used = 1;
 
@@ -382,7 +382,7 @@ SUITE("servers", CASE("addresses"),
             the_next_address_of_a_name_is_tried_if_one_is_silent,
             each_address_of_a_name_that_did_not_answer_is_named,
             an_address_that_did_not_answer_is_named_once),
-      TESTS(nothing_that_was_received_is_no_reply),
+      TESTS(no_bytes_are_no_reply),
       CASE("slow names"),
       TESTS(a_name_that_takes_long_holds_up_no_other, a_name_that_does_not_exist_is_said),
       CASE("passwords"),

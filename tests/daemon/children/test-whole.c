@@ -129,7 +129,7 @@ START_TEST(prefixes_that_begin_alike_share_nothing) {
 }
 END_TEST
 
-START_TEST(the_rest_of_one_is_not_found_and_goes) {
+START_TEST(remains_are_not_found_and_evicted) {
         write_chain();
         evict_some(5);
         expect_all_of(tokens);
@@ -277,7 +277,7 @@ END_TEST
 
 SUITE("whole", FIXTURE(start_whole, stop), LOOPS(2, warm_after_a_restart),
       TESTS(a_prefix_comes_back_whole, no_room_for_its_blocks_is_no_hint, others_are_not_there,
-            prefixes_that_begin_alike_share_nothing, the_rest_of_one_is_not_found_and_goes,
+            prefixes_that_begin_alike_share_nothing, remains_are_not_found_and_evicted,
             rot_is_a_miss_of_all, what_is_there_is_not_written_again, evict_to_file_takes_all,
             deleted_is_deleted, a_space_of_another_kind_is_another_one),
       CASE("opaque"), FIXTURE(start_opaque, stop), TESTS(prefixes_with_one_hash_are_strangers))

@@ -198,7 +198,7 @@ START_TEST(nothing_breaks) {
 END_TEST
 
 /* Copies that were not made, or were overwritten, do not come back, and no wrong bytes do. */
-START_TEST(a_copy_that_is_none_never_comes_back) {
+START_TEST(a_false_copy_never_comes_back) {
         uint32_t slots[8] = {0, 1, 2, 3, 4, 5, 6, 7};
 
         play(WRONG_CHECKSUMS);
@@ -273,7 +273,7 @@ START_TEST(a_worker_that_was_busy_has_a_rest) {
 END_TEST
 
 /* The daemon stops trying after some attempts, and requests are given up. */
-START_TEST(a_worker_that_cannot_be_started_is_none) {
+START_TEST(a_worker_that_cannot_be_started) {
         start_daemon("/nonexistent/kvd");
         user_open(&u, it.in.socket, spilling);
         user_append(&u, 8);
@@ -291,5 +291,5 @@ SUITE("worker-fake",
       WHEN(argc > 2 && strcmp(argv[1], "--worker") == 0 && getenv("KVD_TEST_FAKE"),
            _exit(fake_main((enum fake)atoi(getenv("KVD_TEST_FAKE")), SYS_SPAWN_FD))),
       LOOPS(WRONG_CHECKSUMS, nothing_breaks),
-      TESTS(a_copy_that_is_none_never_comes_back, a_job_that_is_never_done_fails, a_worker_that_was_busy_has_a_rest,
-            a_worker_that_cannot_be_started_is_none))
+      TESTS(a_false_copy_never_comes_back, a_job_that_is_never_done_fails, a_worker_that_was_busy_has_a_rest,
+            a_worker_that_cannot_be_started))

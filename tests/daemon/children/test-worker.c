@@ -124,7 +124,7 @@ static void revive_all(int expected) {
 }
 
 /* After a wait, all changes of copies and summaries have been reported. */
-START_TEST(who_waits_has_it) {
+START_TEST(a_wait_gets_all) {
         const char *const all[] = {"kvreviver=on", "hshare=on", "memshare=on", NULL};
         struct kvd_label_shape shape;
 
@@ -174,7 +174,7 @@ static void stop_worker(pid_t *ret) {
         ck_assert_uint_eq(cool_all(), 8);
 }
 
-START_TEST(who_waits_too_short_has_what_there_is) {
+START_TEST(a_short_wait_times_out) {
         uint32_t last = 7;
         pid_t worker;
 
@@ -206,7 +206,7 @@ static pid_t kill_soon(pid_t pid) {
         return killer;
 }
 
-START_TEST(who_waits_for_a_worker_that_dies_has_it_from_the_next) {
+START_TEST(a_wait_outlives_a_worker_that_dies) {
         pid_t worker, killer;
 
         start(NULL, spilling);
@@ -221,7 +221,7 @@ START_TEST(who_waits_for_a_worker_that_dies_has_it_from_the_next) {
 END_TEST
 
 /* The wait has no deadline, so it must end by the death. Resident blocks stay readable. */
-START_TEST(who_waits_for_a_daemon_that_dies_hears_of_it) {
+START_TEST(a_wait_ends_with_the_daemon) {
         pid_t worker, killer;
 
         start(NULL, spilling);
@@ -438,7 +438,7 @@ END_TEST
 
 static const char *const options_of_children[] = {"--worker", "--disk", "--remote"};
 
-START_TEST(a_worker_is_nothing_for_people) {
+START_TEST(people_cannot_start_workers) {
         const char *const arguments[] = {"--worker", "7", NULL};
 
         instance_make_dir(&in);
@@ -452,7 +452,7 @@ END_TEST
  * The daemon is killed while it starts a process. Requests that it has sent must not be done, as
  * the next daemon may have given the memory to another client.
  */
-START_TEST(one_whose_daemon_is_gone_answers_nothing) {
+START_TEST(an_orphan_answers_nothing) {
         char *const arguments[] = {"kvd", (char *)options_of_children[_i], NULL};
         const struct kvd_msg question = {.number = KVD_MSG_work_forget, .serial = 1};
         static uint8_t frame[KVD_FRAME_MAX];
@@ -477,14 +477,14 @@ END_TEST
 
 SUITE("worker",
       TESTS(a_worker_comes_when_it_is_needed, one_that_is_killed_is_replaced,
-            work_in_flight_is_done_again, who_waits_has_it,
-            a_forked_child_waits_for_nothing, who_waits_too_short_has_what_there_is,
-            who_waits_for_a_worker_that_dies_has_it_from_the_next,
-            who_waits_for_a_daemon_that_dies_hears_of_it, one_that_does_not_answer_is_ended,
+            work_in_flight_is_done_again, a_wait_gets_all,
+            a_forked_child_waits_for_nothing, a_short_wait_times_out,
+            a_wait_outlives_a_worker_that_dies,
+            a_wait_ends_with_the_daemon, one_that_does_not_answer_is_ended,
             no_byte_is_lost_with_workers_that_die_at_random),
       LOOPS(2, a_worker_ends_with_its_daemon),
       TESTS(a_deleted_space_is_unmapped),
       /* a pool on a GPU needs a worker */
       WHEN(!instance_on_gpu(), TESTS(without_a_worker_requests_fail_at_once)),
-      TESTS(a_worker_is_nothing_for_people),
-      LOOPS(ARRAY_SIZE(options_of_children), one_whose_daemon_is_gone_answers_nothing))
+      TESTS(people_cannot_start_workers),
+      LOOPS(ARRAY_SIZE(options_of_children), an_orphan_answers_nothing))

@@ -224,7 +224,7 @@ START_TEST(it_leaves_and_comes_back_exactly) {
 }
 END_TEST
 
-START_TEST(refusals_are_words) {
+START_TEST(refusals_have_messages) {
         start((const char *const[]){"kvreviver=on", NULL});
         user_append(&u, 4);
         compact(0, 4, 16, -EOPNOTSUPP);
@@ -385,7 +385,7 @@ START_TEST(a_daemon_that_dies_in_the_middle_leaves_the_table_whole) {
 END_TEST
 
 SUITE("compact",
-      TESTS(each_head_has_its_own_tokens, it_leaves_and_comes_back_exactly, refusals_are_words,
+      TESTS(each_head_has_its_own_tokens, it_leaves_and_comes_back_exactly, refusals_have_messages,
             keys_that_are_not_rotated_yet_are_refused,
             a_worker_that_dies_in_the_middle_is_made_up_for,
             it_is_all_or_nothing_while_workers_die),

@@ -230,7 +230,7 @@ static void expect_labels(uint32_t n, const uint8_t (*want)[320]) {
 }
 
 /* Queries need labels most for entries that are not resident, so these keep them on every way. */
-START_TEST(labels_stay_with_what_leaves_and_comes_back) {
+START_TEST(labels_survive_spills_and_revivals) {
         static const uint32_t slots[] = {0, 1, 2, 3};
         struct kvd_label_shape shape;
         uint8_t want[4][320];
@@ -275,7 +275,7 @@ static struct kvd_use use_of(uint32_t slot) {
 }
 
 /* A moving average by default; a sum, as in H2O and KVReviver, with the paper's profile. */
-START_TEST(what_attention_says_is_averaged_or_summed) {
+START_TEST(attention_is_averaged_or_summed) {
         uint32_t slot = 0;
 
         start((const char *const[]){"kvreviver=on", NULL});
@@ -576,7 +576,7 @@ START_TEST(a_profile_becomes_a_table) {
 }
 END_TEST
 
-START_TEST(a_table_can_be_brought_along) {
+START_TEST(a_table_can_be_set) {
         uint8_t depth[101];
         struct kvd_msg_profile_reply p;
 
@@ -605,9 +605,9 @@ END_TEST
 SUITE("methods",
       TESTS(every_setting_can_be_set_and_seen, a_refusal_names_what_is_possible,
             a_profile_sets_its_method_only, requests_are_checked, labels_are_there_for_reading,
-            labels_stay_with_what_leaves_and_comes_back,
-            what_attention_says_is_averaged_or_summed, attention_begins_anew_in_a_packed_block,
+            labels_survive_spills_and_revivals,
+            attention_is_averaged_or_summed, attention_begins_anew_in_a_packed_block,
             a_sharing_configuration_is_made,
             figures_are_sums_over_entries, a_table_that_cannot_be_is_refused,
             a_repeated_step_is_shared, a_measured_threshold_tells_repeats_from_strangers,
-            a_profile_becomes_a_table, a_table_can_be_brought_along))
+            a_profile_becomes_a_table, a_table_can_be_set))

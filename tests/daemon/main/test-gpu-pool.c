@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A daemon whose pool is on a GPU, with the stand-in driver, whose fresh memory is full of 0xa5, not
- * zeros. Clients are connections of this process that map segments as libkvd does.
+ * A daemon whose pool is on a GPU, with the stand-in driver, whose fresh memory is full of 0xa5,
+ * not zeros. Clients are connections of this process that map segments as libkvd does.
  */
 
 #include <errno.h>
@@ -291,7 +291,7 @@ START_TEST(the_owner_has_no_context) {
 }
 END_TEST
 
-START_TEST(what_it_is_on_is_told) {
+START_TEST(the_device_is_reported) {
         struct told told;
 
         setenv("FAKECUDA_MIG", _i ? "1" : "0", 1);
@@ -369,7 +369,7 @@ static const struct refusal {
          "host_tier is for pools on a GPU"},
 };
 
-START_TEST(what_cannot_be_had_is_refused_in_a_line) {
+START_TEST(impossible_settings_are_refused) {
         const struct refusal *r = &refusals[_i];
         char command[512], line[600], all[16384] = "";
         FILE *f;
@@ -587,7 +587,7 @@ END_TEST
 /* ---- the owner ------------------------------------------------------------------------------- */
 
 /* The pool takes the whole device. Old memory stays with its clients until they unmap it. */
-START_TEST(the_next_daemon_gets_what_the_clients_of_the_last_let_go) {
+START_TEST(the_next_daemon_gets_memory_of_old_clients) {
         const char *arguments[] = {"--private", NULL, "--backend", "cuda", "--pool", "64M", "--set",
                                    "daemon.segment=1M", "--set", "domain a.client_quota=1T", "--set",
                                    "daemon.reserve=2M", NULL};
@@ -705,13 +705,13 @@ static void setup(void) {
 SUITE("gpu",
       FIXTURE(setup, NULL),
       TESTS(the_owner_has_no_context, contexts_fit_beside_the_pool),
-      LOOPS(2, what_it_is_on_is_told),
-      LOOPS(ARRAY_SIZE(refusals), what_cannot_be_had_is_refused_in_a_line),
+      LOOPS(2, the_device_is_reported),
+      LOOPS(ARRAY_SIZE(refusals), impossible_settings_are_refused),
       LOOPS(ARRAY_SIZE(choices), auto_takes_what_works),
       LOOPS(2, an_instance_takes_its_gpu),
       TESTS(two_domains_never_see_each_others_bytes, the_memory_of_the_dead_is_cleared,
             a_worker_killed_while_it_clears_is_replaced,
             an_error_of_the_gpu_ends_the_worker_and_nothing_else,
-            the_next_daemon_gets_what_the_clients_of_the_last_let_go,
+            the_next_daemon_gets_memory_of_old_clients,
             a_space_has_one_segment_from_the_exporter,
             an_exporter_that_dies_takes_the_spaces_with_it))

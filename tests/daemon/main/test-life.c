@@ -263,7 +263,7 @@ static void join_and_detach(struct peer_end *p) {
 }
 
 /* The worker may be writing to blocks that its scheduler allocated. */
-START_TEST(what_a_dead_member_held_waits_for_its_team) {
+START_TEST(a_dead_member_s_blocks_wait_for_its_team) {
         struct actor scheduler, worker;
 
         start(_i);
@@ -515,7 +515,7 @@ SUITE("life",
       LOOPS(2, a_client_that_is_ended_keeps_what_its_process_can_touch,
             a_client_that_ends_itself_gets_its_reply_first, killed, socket_closed_and_process_alive, process_dead_and_socket_inherited,
             clean_goodbye, space_deleted_under_an_orphan,
-            what_a_dead_member_held_waits_for_its_team, a_team_ends_in_any_order,
+            a_dead_member_s_blocks_wait_for_its_team, a_team_ends_in_any_order,
             detached_blocks_wait_for_the_team, teams_are_named, a_hundred_deaths_leave_nothing,
             never_reading, stalled_clients_cost_no_time,
             a_flood_of_connections, out_of_descriptors))

@@ -407,7 +407,7 @@ END_TEST
 
 /* ---- service manager ------------------------------------------------------------------------- */
 
-START_TEST(tells_how_it_is) {
+START_TEST(tells_its_state) {
         int fd = instance_notified(&in);
 
         RUN(false, "--private", in.dir, "--pool", "64M");
@@ -584,7 +584,7 @@ SUITE("service",
       LOOPS(2, a_private_folder_of_another_user_is_refused),
       TESTS(a_socket_of_another_user_is_not_replaced, a_limit_of_file_sizes_is_an_error_reply),
       TESTS(an_abstract_socket, a_private_one_ends_with_its_parent,
-            the_log_names_the_sender_of_a_signal, tells_how_it_is, feeds_the_watchdog,
+            the_log_names_the_sender_of_a_signal, tells_its_state, feeds_the_watchdog,
             an_absent_manager_is_no_trouble),
       LOOPS(3, a_socket_handed_over, an_unusable_one),
       TESTS(reload, a_reload_that_waits_stops_nobody))

@@ -145,7 +145,7 @@ START_TEST(each_in_its_order) {
 END_TEST
 
 /* A descriptor that is dropped while it is queued is never sent. */
-START_TEST(what_was_never_sent_is_not_taken_back) {
+START_TEST(unsent_descriptors_are_not_removed) {
         int fd = file();
         uint32_t open = fds_of(0), sent;
 
@@ -262,7 +262,7 @@ START_TEST(a_keeper_that_is_gone) {
 }
 END_TEST
 
-START_TEST(nobody_keeps_anything) {
+START_TEST(there_is_no_keeper) {
         tear_down();
         set_up_with(_i == 0 ? NULL : _i == 1 ? "0" : "x");
         ck_assert_ptr_null(keep_ops(&keep));
@@ -272,6 +272,6 @@ END_TEST
 
 SUITE("keep",
       FIXTURE(set_up, tear_down),
-      TESTS(each_in_its_order, what_was_never_sent_is_not_taken_back, a_name_is_never_there_twice,
+      TESTS(each_in_its_order, unsent_descriptors_are_not_removed, a_name_is_never_there_twice,
             no_more_than_can_be_handed_over, a_keeper_that_is_gone),
-      LOOPS(3, nobody_keeps_anything))
+      LOOPS(3, there_is_no_keeper))

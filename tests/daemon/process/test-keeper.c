@@ -325,7 +325,7 @@ static int keep_script(const char *name) {
         return wait_status(pid);
 }
 
-START_TEST(what_is_kept_is_found_again) {
+START_TEST(kept_descriptors_come_back) {
         ck_assert_int_eq(keep_script("keeps"), 0);
         ck_assert_int_eq(starts(), 3);
         ck_assert_uint_eq(folders_left(), 0);
@@ -359,7 +359,7 @@ START_TEST(only_its_own_daemon_is_believed) {
 }
 END_TEST
 
-START_TEST(what_kills_it_again_and_again_is_let_go) {
+START_TEST(a_deadly_descriptor_is_dropped) {
         ck_assert_int_eq(keep_script("poison"), 0);
         ck_assert_int_eq(starts(), 7);
 }
@@ -403,7 +403,7 @@ START_TEST(a_crash_loop_ends) {
 }
 END_TEST
 
-START_TEST(who_ends_at_once_is_not_tried_again) {
+START_TEST(a_failed_start_is_not_repeated) {
         ck_assert_int_eq(keep_script("status"), 3);
         ck_assert_int_eq(starts(), 1);
 }
@@ -587,7 +587,7 @@ static void expect_state(int fd, const char *prefix) {
         ck_assert_int_eq(strncmp(next_state(fd), prefix, strlen(prefix)), 0);
 }
 
-START_TEST(how_kvd_is_is_passed_on) {
+START_TEST(states_are_passed_on) {
         int fd = instance_notified(&in);
 
         KEEP("--set", "daemon.segment=1M");
@@ -607,11 +607,11 @@ END_TEST
 SUITE("keeper",
       WHEN(argc == 3 && strcmp(argv[1], "--script") == 0, run_script(argv[2])),
       FIXTURE(setup, teardown),
-      TESTS(what_is_kept_is_found_again, twenty_thousand_descriptors, one_too_many_is_not_kept,
-            only_its_own_daemon_is_believed, what_kills_it_again_and_again_is_let_go,
+      TESTS(kept_descriptors_come_back, twenty_thousand_descriptors, one_too_many_is_not_kept,
+            only_its_own_daemon_is_believed, a_deadly_descriptor_is_dropped,
             a_cache_that_does_not_fit_into_the_cgroup_is_dropped, kills_by_others_cost_nothing,
-            a_crash_loop_ends, who_ends_at_once_is_not_tried_again),
+            a_crash_loop_ends, a_failed_start_is_not_repeated),
       TESTS(kvd_comes_back, connections_wait, an_upgrade, a_clean_end_is_the_end,
             a_wrong_configuration, kvd_goes_on_without_its_keeper,
-            a_private_one_ends_with_its_keeper, the_keeper_maps_nothing, how_kvd_is_is_passed_on),
+            a_private_one_ends_with_its_keeper, the_keeper_maps_nothing, states_are_passed_on),
       LOOPS(2, signals_are_passed_on))

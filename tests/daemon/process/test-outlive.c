@@ -194,7 +194,7 @@ static void hold_and_fill(void) {
         kill_kvd();
         pid = fork();
         if (pid == 0) {
-                open_space(); /* 8 MiB are 1,000 chains */
+                open_space(); /* 8 MiB hold 512 chains */
                 publish_all(1000, 3000);
                 _exit(0);
         }
@@ -209,7 +209,7 @@ static void hold_and_fill(void) {
 }
 
 /* A reader's blocks are not reused while another client fills the pool several times. */
-START_TEST(who_reads_reads_on) {
+START_TEST(a_reader_keeps_its_blocks) {
         asked = _i;
         in_a_client(hold_and_fill);
 }
@@ -239,5 +239,5 @@ END_TEST
 SUITE("outlive",
       FIXTURE(set_up, tear_down),
       TESTS(another_client_finds_all_of_it, the_same_client_finds_it_and_goes_on),
-      LOOPS(2, who_reads_reads_on),
+      LOOPS(2, a_reader_keeps_its_blocks),
       TESTS(how_long_it_takes_to_publish_again))

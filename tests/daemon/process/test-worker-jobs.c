@@ -293,7 +293,7 @@ START_TEST(kernels_are_busy) {
 END_TEST
 
 /* More dimensions than the kernels support. */
-START_TEST(what_no_kernel_takes_is_staged) {
+START_TEST(unsupported_shapes_are_staged) {
         static const struct kvd_shape wide = {.layers = 1,
                                               .kv_heads = 2,
                                               .head_dim = 264,
@@ -609,7 +609,7 @@ START_TEST(a_repeated_step_is_found_where_it_is) {
 }
 END_TEST
 
-START_TEST(what_may_not_be_shared_is_not) {
+START_TEST(unsuitable_blocks_are_not_shared) {
         struct owner_job *job;
 
         start(0, 8);
@@ -1026,7 +1026,7 @@ SUITE("worker-jobs",
       WHEN(getenv("KVD_TEST_BACKEND"),
            LOOPS(N_GEOMETRIES, kernels_make_the_same_bits),
            TESTS(kernels_are_busy, an_engine_has_its_turn_between_launches,
-                 what_no_kernel_takes_is_staged, a_configuration_has_the_bits_of_the_processor),
+                 unsupported_shapes_are_staged, a_configuration_has_the_bits_of_the_processor),
            LOOPS(N_GEOMETRIES, a_sample_has_the_bits_of_the_processor,
                  distances_of_pairs_have_the_bits_of_the_processor,
                  distances_on_a_device_with_less_shared_memory,
@@ -1034,7 +1034,7 @@ SUITE("worker-jobs",
       LOOPS(N_GEOMETRIES, scores_are_keydiffs),
       LOOPS(3 * N_GEOMETRIES, each_head_keeps_the_tokens_of_highest_score),
       TESTS(a_compaction_that_makes_no_sense_is_refused, a_repeated_step_is_found_where_it_is,
-            what_may_not_be_shared_is_not, a_configuration_shares_what_is_alike),
+            unsuitable_blocks_are_not_shared, a_configuration_shares_what_is_alike),
       LOOPS(N_GEOMETRIES, a_sample_is_two_similarities_a_layer),
       LOOPS(N_GEOMETRIES, scores_and_samples_in_pieces_have_the_same_bits),
       TESTS(a_configuration_in_pieces_has_the_same_bits,

@@ -296,7 +296,7 @@ static void expect_revived(int key_mode, int hash, uint32_t rows, uint32_t colum
 }
 
 /* Tokens collide: at least 2.2 per cell and row. All key modes and both hashes. */
-START_TEST(what_comes_from_a_sketch_is_its_median) {
+START_TEST(a_sketch_gives_the_median) {
         int key_mode = _i % 3, hash = _i / 3 % 2, which = _i / 6;
         uint32_t rows = _i % 2 ? 3 : 4, columns = which ? 11 : 37;
 
@@ -554,7 +554,7 @@ END_TEST
 SUITE("worker-sketch",
       LOOPS(2, a_copy_comes_back_byte_for_byte),
       TESTS(a_copy_that_changed_is_told, a_summary_goes_along),
-      LOOPS(12, what_comes_from_a_sketch_is_its_median),
+      LOOPS(12, a_sketch_gives_the_median),
       TESTS(without_collisions_it_is_exact),
       LOOPS(2, forgetting_takes_out_what_was_put_in),
       TESTS(forgetting_estimates_zeroes_the_median),

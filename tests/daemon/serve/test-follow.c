@@ -144,7 +144,7 @@ static const struct kvd_pinpage *find_page(struct peer_end *p, uint32_t capacity
         return page;
 }
 
-START_TEST(lookups_are_noted_while_somebody_follows) {
+START_TEST(lookups_are_recorded_for_followers) {
         struct peer_end *p = peer_attach(in.socket);
         const struct kvd_pinpage *page;
         const struct kvd_asked *note;
@@ -193,7 +193,7 @@ static void sees_only_his_own(void) {
         peer_close(p);
 }
 
-START_TEST(nobody_follows_another_domain) {
+START_TEST(other_domains_are_not_followed) {
         struct peer_end *p;
         int status;
         pid_t pid;
@@ -220,4 +220,4 @@ END_TEST
 
 SUITE("follow", FIXTURE(setup, teardown),
       TESTS(followers_are_counted_while_they_are_there, a_follower_is_killed,
-            lookups_are_noted_while_somebody_follows, nobody_follows_another_domain))
+            lookups_are_recorded_for_followers, other_domains_are_not_followed))

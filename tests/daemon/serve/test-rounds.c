@@ -96,7 +96,7 @@ static void next_round(void) {
                 ;
 }
 
-START_TEST(four_messages_begin_them_and_three_do_not) {
+START_TEST(four_messages_begin_rounds_three_do_not) {
         for (uint32_t i = 0; i < 100; i++) {
                 kick(i % CLIENTS);
                 if (i % 3 == 2)
@@ -113,7 +113,7 @@ START_TEST(four_messages_begin_them_and_three_do_not) {
 }
 END_TEST
 
-START_TEST(only_who_posted_gets_a_turn) {
+START_TEST(only_posters_get_a_turn) {
         begin(4);
         kick(5);
         post(3, 1);
@@ -131,10 +131,10 @@ START_TEST(only_who_posted_gets_a_turn) {
 END_TEST
 
 /*
- * Each round finds four posts, so rounds go on. A client that posts nothing leaves them, and all its
- * rings are polled a last time.
+ * Each round finds four posts, so rounds go on. A client that posts nothing leaves them, and all
+ * its rings are polled a last time.
  */
-START_TEST(who_posts_nothing_leaves) {
+START_TEST(idle_clients_leave) {
         begin(4);
         kick(5);
         kick(6);
@@ -151,7 +151,7 @@ START_TEST(who_posts_nothing_leaves) {
 }
 END_TEST
 
-START_TEST(when_little_is_posted_they_end) {
+START_TEST(rounds_end_if_little_is_posted) {
         begin(4);
         kick(5);
         for (uint32_t i = 0; i < 32 && rounds.clients.first; i++) {
@@ -176,7 +176,7 @@ static void play_rounds(uint32_t posts) {
 }
 
 /* A client that waits after each post is not worth rounds: the daemon backs off from polling it. */
-START_TEST(who_waits_for_each_post_is_woken_for) {
+START_TEST(waiting_posters_are_not_polled) {
         for (uint64_t rest = 16; rest <= 512; rest *= 2) {
                 play_rounds(1);
                 ck_assert_ptr_null(rounds.clients.first);
@@ -198,7 +198,7 @@ START_TEST(who_waits_for_each_post_is_woken_for) {
 END_TEST
 
 /* A client that leaves the rounds gets a last turn, for all rings that it uses. */
-START_TEST(who_leaves_has_all_rings_looked_at) {
+START_TEST(leaving_polls_all_rings) {
         begin(4);
         for (uint32_t i = 0; i < 15; i++)
                 next_round();
@@ -214,6 +214,6 @@ START_TEST(who_leaves_has_all_rings_looked_at) {
 END_TEST
 
 SUITE("rounds", FIXTURE(set_up, tear_down),
-      TESTS(four_messages_begin_them_and_three_do_not, only_who_posted_gets_a_turn,
-            who_posts_nothing_leaves, when_little_is_posted_they_end,
-            who_waits_for_each_post_is_woken_for, who_leaves_has_all_rings_looked_at))
+      TESTS(four_messages_begin_rounds_three_do_not, only_posters_get_a_turn,
+            idle_clients_leave, rounds_end_if_little_is_posted,
+            waiting_posters_are_not_polled, leaving_polls_all_rings))

@@ -80,7 +80,7 @@ START_TEST(a_user_with_many_connections_has_one_share) {
 END_TEST
 
 /* Users get equal shares of time, not equal numbers of requests. */
-START_TEST(dear_requests_are_served_less_often) {
+START_TEST(costly_requests_are_served_less) {
         struct turns_user bad = {0}, good = {0};
         struct connection dear, cheap;
 
@@ -93,7 +93,7 @@ START_TEST(dear_requests_are_served_less_often) {
 END_TEST
 
 /* Each request of one user is preempted, as when its reply wakes the client. */
-START_TEST(who_loses_the_processor_does_not_pay_for_it) {
+START_TEST(a_preempted_user_does_not_pay_for_it) {
         struct turns_user first = {0}, second = {0};
         struct connection loses, keeps;
 
@@ -110,7 +110,7 @@ END_TEST
  * The CPU clock is not read while one user is alone. Its last request is charged TURNS_MOST_NS at
  * most.
  */
-START_TEST(who_lost_the_processor_alone_pays_for_one_request) {
+START_TEST(a_user_preempted_alone_pays_for_one_request) {
         struct turns_user first = {0}, second = {0};
         struct connection loses, keeps;
 
@@ -139,7 +139,7 @@ START_TEST(a_slice_ends) {
 END_TEST
 
 /* A user that was away is served next, but gets no credit for the time away. */
-START_TEST(nobody_saves_up) {
+START_TEST(no_user_saves_up) {
         struct turns_user first = {0}, second = {0};
         struct connection a, b;
 
@@ -166,7 +166,7 @@ START_TEST(work_is_charged) {
 }
 END_TEST
 
-START_TEST(who_is_removed_is_not_served) {
+START_TEST(a_removed_one_is_not_served) {
         struct turns_user first = {0}, second = {0};
         struct connection a, b;
 
@@ -185,7 +185,7 @@ END_TEST
 
 SUITE("turns",
       FIXTURE(set_up, tear_down),
-      TESTS(a_user_with_many_connections_has_one_share, dear_requests_are_served_less_often,
-            who_loses_the_processor_does_not_pay_for_it,
-            who_lost_the_processor_alone_pays_for_one_request, a_slice_ends, nobody_saves_up,
-            work_is_charged, who_is_removed_is_not_served))
+      TESTS(a_user_with_many_connections_has_one_share, costly_requests_are_served_less,
+            a_preempted_user_does_not_pay_for_it,
+            a_user_preempted_alone_pays_for_one_request, a_slice_ends, no_user_saves_up,
+            work_is_charged, a_removed_one_is_not_served))
