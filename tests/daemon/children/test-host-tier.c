@@ -433,7 +433,7 @@ START_TEST(a_space_that_is_deleted_on_its_way) {
 END_TEST
 
 #define WAIT_NS UINT64_C(120000000000)
-#define OWN 900u /* blocks of a sequence: most of the pool, and more than copies in memory */
+#define OWN 900u /* blocks of a sequence: most of the pool, more than fit into memory for copies */
 
 /* Spills entries until no more leave; returns the number of exact copies. */
 static uint64_t spill_all(kvd_sequence *sequence) {
