@@ -2,8 +2,9 @@
 
 /*
  * A stand-in for Mooncake Store's library: its C API over files in the folder $FAKE_MOONCAKE, so
- * that all processes with that folder share a store. It insists on what the real one insists on
- * (memory is registered, a store is set up once), and the file "fault" there says how it fails.
+ * that all processes with that folder share a store. Like the real library, it requires that memory
+ * is registered and that a store is set up once. The file "fault" in that folder selects how it
+ * fails.
  */
 
 #include <fcntl.h>
@@ -21,7 +22,7 @@
 
 #define BUFFERS 8u
 
-/* What we take for the library's declarations. */
+/* The declarations that kvd assumes of the library. */
 #define PROTOTYPE(type, name, parameters) \
         __attribute__((visibility("default"))) type mooncake_store_##name parameters;
 MOONCAKE_CALLS(PROTOTYPE)
@@ -45,7 +46,7 @@ static void path_of(char ret[static 512], const char *folder, const char *name) 
         snprintf(ret, 512, "%s/%s%s", getenv("FAKE_MOONCAKE") ?: "/nonexistent", folder, name);
 }
 
-/* A line for each, by which tests count. */
+/* Appends a line per event to a file; tests count the lines. */
 __attribute__((format(printf, 2, 3))) static void note(const char *file, const char *format, ...) {
         char path[512], line[512];
         va_list words;
@@ -61,7 +62,7 @@ __attribute__((format(printf, 2, 3))) static void note(const char *file, const c
         close(fd);
 }
 
-/* "": none */
+/* The selected fault; "" if none. */
 static const char *fault(void) {
         static _Thread_local char text[64];
         char path[512];
@@ -78,7 +79,7 @@ static const char *fault(void) {
         return text;
 }
 
-/* Every call comes through here. The fault that it has then. */
+/* Every call begins here. Returns the selected fault. */
 static const char *enter(void) {
         while (strcmp(fault(), "hang") == 0)
                 usleep(2000);
@@ -97,7 +98,7 @@ static struct store *check(void *handle, bool ready) {
         return s;
 }
 
-/* What is wrong with all of it; 0: nothing. */
+/* The error with which every call fails; 0 if none. moves: the call transfers data. */
 static int trouble(const char *with, bool moves) {
         if (strcmp(with, "dead") == 0)
                 return MOONCAKE_RPC_FAIL;
@@ -111,7 +112,7 @@ static void check_registered(const struct store *s, const char *at, size_t n) {
                 if (s->buffers[i].at && at >= s->buffers[i].at &&
                     at + n <= s->buffers[i].at + s->buffers[i].n)
                         return;
-        wrong("this memory is not registered");
+        wrong("the memory is not registered");
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -181,7 +182,10 @@ int mooncake_store_batch_is_exist(void *handle, const char **keys, size_t count,
         return 0;
 }
 
-/* As a whole or not at all, and never over another one, also if somebody else has only begun it. */
+/*
+ * Stores an object whole or not at all. Never replaces one, not even one that another process is
+ * still writing.
+ */
 static int put(const char *key, const void *buffer, size_t size, const char *with) {
         char path[512], made[560];
         int fd, r = trouble(with, true);
@@ -208,7 +212,7 @@ int mooncake_store_batch_put_from(void *handle, const char **keys, void **buffer
         const char *with = enter();
 
         if (config)
-                wrong("a struct that is another one in other releases");
+                wrong("the layout of this struct differs between releases");
         for (size_t i = 0; i < count; i++) {
                 check_registered(s, buffers[i], sizes[i]);
                 results[i] = put(keys[i], buffers[i], sizes[i], with);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Exact copies of sequences' blocks, while the disk that they go to fails, is full, hangs, or a
- * domain may have no more there. This program is the disk process, too, as test-disk-faults is.
- * Whatever happens, no byte is wrong, what is lost is said to be and approximated where the sketch
- * has it, and nothing else is lost: neither what has memory, nor what was published.
+ * Exact copies of sequences' blocks, while their disk fails, is full or hangs, or while their
+ * domain is at its limit on the disk. This program is also the disk process, as test-disk-faults
+ * is. No byte may ever be wrong. A lost copy must be reported as lost, and approximated if the
+ * sketch contains its block. Nothing else may be lost, neither blocks in memory nor published ones.
  */
 
 #include <errno.h>
@@ -134,7 +134,7 @@ static void ask(enum kvd_revive how) {
         ck_assert_int_ge(kvd_sequence_revive(u.sequence, USER_BLOCKS, slots, how), 0);
 }
 
-/* As many as are taken leave: those with a copy, and all in a sketch. */
+/* Asks for all blocks to leave. Those that have a copy leave, and all if there is a sketch. */
 static void cool_once(void) {
         uint32_t slots[USER_BLOCKS];
 
@@ -146,7 +146,7 @@ static void cool_once(void) {
         usleep(1000);
 }
 
-/* Most of them are in the file. */
+/* Cools until no block is in memory and most copies are in the file. */
 static void spill(void) {
         user_append(&u, USER_BLOCKS);
         while (user_resident(&u))
@@ -172,7 +172,10 @@ static uint32_t approximate(void) {
 
 static const struct fault nothing = {N_FAULT_CALLS, 0, 0, false};
 
-/* Whoever asks for both has all: exactly what the disk does not have to give, the rest about so. */
+/*
+ * A caller that asks for both gets exact blocks where the disk has them, and approximations of the
+ * rest.
+ */
 START_TEST(what_cannot_be_read_is_approximated) {
         start((struct fault){FAULT_completion, EIO, 1, _i}, "daemon.file_timeout=60", NULL);
         spill();
@@ -193,7 +196,7 @@ START_TEST(what_cannot_be_read_is_approximated) {
 }
 END_TEST
 
-/* ... and who asks for exact copies alone is told of those that are no more. */
+/* A caller that asks for exact copies only is told which ones are lost. */
 START_TEST(who_wants_exact_copies_is_told_what_is_lost) {
         start((struct fault){FAULT_completion, EIO, 1, true}, "daemon.file_timeout=60", NULL);
         spill();
@@ -211,7 +214,7 @@ START_TEST(who_wants_exact_copies_is_told_what_is_lost) {
 }
 END_TEST
 
-/* A disk that is full, or fails, from some write on: what does not go there stays where it is. */
+/* From some write on, the disk is full or fails. Copies that cannot be written stay in memory. */
 START_TEST(what_cannot_be_written_is_not_lost) {
         static const int errors[] = {ENOSPC, EIO};
 
@@ -233,7 +236,7 @@ START_TEST(what_cannot_be_written_is_not_lost) {
 }
 END_TEST
 
-/* Its process is ended after five seconds, and the next one has them. */
+/* The daemon kills the hanging disk process after five seconds; the next one reads the copies. */
 START_TEST(what_a_disk_that_hangs_has_comes_later) {
         start((struct fault){FAULT_completion, FAULT_HANG, 1, false}, "daemon.file_timeout=5",
               NULL);
@@ -251,7 +254,10 @@ START_TEST(what_a_disk_that_hangs_has_comes_later) {
 }
 END_TEST
 
-/* Stopped, and held on its way out, as one whose disk does not even let the kernel end it. */
+/*
+ * Stops the disk process and holds it at its exit: even the kernel cannot end a process whose disk
+ * hangs.
+ */
 static pid_t hold(void) {
         pid_t pid = disk_process();
 
@@ -261,7 +267,7 @@ static pid_t hold(void) {
         return pid;
 }
 
-/* Nobody waits for it, and what it has is what it was when it is there again. */
+/* No client waits for this disk, and its copies are intact once it works again. */
 START_TEST(nobody_waits_for_a_disk_that_hangs_in_the_kernel) {
         pid_t pid;
 
@@ -297,7 +303,7 @@ static void cool_until_full(void) {
         }
 }
 
-/* A pool of 4 MiB, and a file as large: what the domain may have of one it may have of the other. */
+/* The pool has 4 MiB, and so has the file. The domain's limit is the same in both. */
 START_TEST(a_domain_has_its_share_and_no_more) {
         uint64_t most = (UINT64_C(5) << 20) / 4 / 2;
 

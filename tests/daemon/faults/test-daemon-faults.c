@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The daemon, while the n-th call into the system fails from its start on. It runs in a process of
- * its own, so that its clients' system is well; a session goes through everything, every request
- * ends in time, the process of the session goes, and then, with the system well again, the daemon
- * must hold nothing of it, be sound, and serve.
+ * The daemon, while its n-th system call from its start on fails. The daemon has a process of its
+ * own, so that its clients' calls do not fail. A session makes every kind of request; each must end
+ * in time. Once the session's process has ended and calls succeed again, the daemon must hold
+ * nothing of the session, be sound, and serve.
  */
 
 #include <signal.h>
@@ -28,7 +28,7 @@ static void service(struct fault_state *s, void *arg) {
 
 /* ---- one run --------------------------------------------------------------------------------- */
 
-/* Deleted spaces are taken apart when there is nothing else to do. */
+/* Deleted spaces are freed only when the daemon is idle. */
 static bool pool_is_empty(const struct instance *in) {
         struct kvd_msg_daemon_info_reply info = {.pool_used = 1};
         struct conn *conn = instance_connect(in);
@@ -50,7 +50,7 @@ static void run(struct fault_state *s, void *arg) {
         struct daemon_process d = {0};
         uint32_t fds;
 
-        if (!daemon_process_start(&d, s)) { /* it said that it cannot start, and ended well */
+        if (!daemon_process_start(&d, s)) { /* it reported why, and ended cleanly */
                 instance_sweep(&d.in);
                 return;
         }

@@ -2,11 +2,10 @@
 
 /*
  * The file tier, while a call of its disk process fails, is short, or never ends. This program is
- * the disk process, too (kvd --disk), with a table of system calls that is told what to do by
- * memory that it shares with the test. Whatever happens there, what is found is right, whoever
- * fetches is told in time, clients allocate and publish, what was said to be erased does not come
- * back, and the daemon says that its file tier is off if it is. The file is in memory: no real disk
- * is slow here.
+ * also the disk process (kvd --disk), with a table of system calls that the test controls through
+ * shared memory. Whatever happens, blocks that are found are right, fetches end in time, clients
+ * allocate and publish, erased blocks do not come back, and the daemon reports a file tier that is
+ * off. The file is in memory, so that no slow disk disturbs the test.
  */
 
 #include <errno.h>
@@ -50,7 +49,7 @@ struct run {
  */
 enum { FEW_S = 1, BUSY_S = 15, FOR_EVER_S = 3600 };
 
-static char file[64], second[72], self[256]; /* second: "": there is one file */
+static char file[64], second[72], self[256]; /* second: "" if there is one file */
 static uint32_t patience_s;
 
 /* ---- what kvd says --------------------------------------------------------------------------- */
@@ -63,7 +62,7 @@ static struct kvd_msg_tier_info_reply tier_of(struct run *r, uint32_t number) {
         return peer_ok(r->watcher, MSG(tier_info, .tier = number)).tier_info_reply;
 }
 
-/* Of all files; the texts are the last one's. */
+/* The sum over all files, with the texts of the last one. */
 static struct kvd_msg_tier_info_reply tier(struct run *r) {
         struct kvd_msg_tier_info_reply all = tier_of(r, 0), second_one;
 
@@ -82,7 +81,7 @@ static bool file_is(struct run *r, uint32_t number, const char *state) {
         return is.size == strlen(state) && memcmp(is.data, state, is.size) == 0;
 }
 
-/* Off is what has no file that is not. */
+/* Whether the tier has this state: "off" only if all files are off. */
 static bool is(struct run *r, const char *state) {
         for (uint32_t i = 0; i < n_files(); i++)
                 if (!file_is(r, i, "off"))
@@ -129,7 +128,7 @@ static void leave(struct run *r) {
         peer_close(r->watcher);
 }
 
-/* The blocks that are found; all of them are right. */
+/* Number of blocks that are found; the contents of each must be right. */
 static uint32_t resident(struct run *r, uint32_t chain) {
         uint32_t tokens[BLOCKS * BT], ids[BLOCKS];
         struct kvd_pin pin = {0};
@@ -218,7 +217,7 @@ static bool is_written(const struct kvd_msg_tier_info_reply *t) {
         return t->records == BLOCKS && t->written_bytes >= BLOCKS * (uint64_t)BLOCK_BYTES;
 }
 
-/* Until each block was written, or was not; or something else failed meanwhile. */
+/* Waits until each block has been written or skipped, or until something else has failed. */
 static void wait_for_writing(struct run *r) {
         for (uint32_t i = 0; i < 200 && is(r, "on"); i++) {
                 struct kvd_msg_tier_info_reply t = tier(r);
@@ -231,7 +230,7 @@ static void wait_for_writing(struct run *r) {
         }
 }
 
-/* False: it is not known whether it is erased. */
+/* Returns false if it is unknown whether the space was erased. */
 static bool erase(struct run *r) {
         struct kvd_msg m = MSG(space_delete, .space = kvd_slice_of("s"), .force = 1);
 
@@ -247,7 +246,10 @@ static bool erase(struct run *r) {
         }
 }
 
-/* With the system well again: clients are served, the tier, too, unless it is off and says so. */
+/*
+ * Once calls succeed again, clients must be served. The tier must serve, too, unless it reports
+ * that it is off.
+ */
 static void expect_service(struct run *r) {
         bool off;
 
@@ -269,7 +271,7 @@ static void session(struct run *r) {
         resident(r, 1);
 }
 
-/* What the process asks of the disk; and, with two files, of the rest of the system. */
+/* Calls that use the disk; with two files, other calls, too. */
 static bool is_ours(enum fault_call call) {
         static const enum fault_call calls[] = {
                 FAULT_pread, FAULT_pwrite,    FAULT_fdatasync, FAULT_uring,   FAULT_completion,
@@ -300,18 +302,18 @@ static void run(struct fault_state *s, void *arg) {
         s->on = false;
         expect_service(&r);
         if (s->fault.error == FAULT_SHORT && (is_a_file_off(&r) || tier(&r).errors))
-                die("what was short was not done to its end");
+                die("a short call was not completed");
         end(&r);
         start(&r);
         fetch(&r, 1);
         if (erased && resident(&r, 1))
-                die("what was erased came back");
+                die("erased blocks came back");
         end(&r);
 }
 
 /* ---- for good -------------------------------------------------------------------------------- */
 
-/* A disk that fails from some time on turns the tier off, and costs nothing else. */
+/* A disk that fails permanently turns the tier off, and does no other harm. */
 static void break_for_good(struct fault_state *s, int error) {
         struct fault fault = {FAULT_completion, error, 2, true};
         struct run r = {.s = s};
@@ -336,7 +338,10 @@ static void break_for_good(struct fault_state *s, int error) {
         printf("for good, errno %d: off\n", error);
 }
 
-/* False: its process got no processor for so long that it was taken for hanging before it was. */
+/*
+ * Returns false if the daemon took the process for hanging too early, because the process got no
+ * processor.
+ */
 static bool hangs(struct fault_state *s, enum fault_call call, uint32_t nth, bool forever) {
         struct fault fault = {call, FAULT_HANG, nth, forever};
         struct run r = {.s = s};
@@ -365,11 +370,11 @@ static bool hangs(struct fault_state *s, enum fault_call call, uint32_t nth, boo
         return true;
 }
 
-/* A call that does not end is waited for as long as file_timeout says, by nobody but its process. */
+/* Only the disk process waits for a call that does not end, and for at most file_timeout. */
 static void hang(struct fault_state *s, enum fault_call call, uint32_t nth, bool forever) {
         for (int tries = 0; !hangs(s, call, nth, forever); tries++)
                 if (tries == 10)
-                        die("the disk process is off before it hangs");
+                        die("the disk process was taken for hanging too early, in every try");
         printf("hangs%s: %s\n", forever ? " for good" : "", forever ? "off" : "on again");
 }
 
@@ -388,7 +393,7 @@ static bool has_open(pid_t pid, const char *path) {
         return false;
 }
 
-/* The process of a file; 0: it has not been started, or has not opened it yet. */
+/* The process of a file; 0 if it has not been started or has not opened the file yet. */
 static pid_t process_of(const struct run *r, const char *path) {
         char children[64];
         int pid, found = 0;
@@ -411,7 +416,10 @@ static pid_t disk_of(const struct run *r, const char *path) {
         return pid;
 }
 
-/* Stopped, and held on its way out, as one whose disk does not even let the kernel end it. */
+/*
+ * Stops the disk process and holds it at its exit: even the kernel cannot end a process whose disk
+ * hangs.
+ */
 static pid_t hold(const struct run *r, const char *path) {
         pid_t pid = disk_of(r, path);
 
@@ -423,7 +431,7 @@ static pid_t hold(const struct run *r, const char *path) {
 
 /*
  * Starts the daemon, and writes a chain to its file. On a busy machine that may exceed the timeout,
- * and kvd takes the disk for one that hangs: then start again.
+ * and the daemon takes the disk for hanging. The test then starts again.
  */
 static void start_written(struct run *r) {
         struct kvd_msg_tier_info_reply t;
@@ -466,7 +474,7 @@ static void hang_in_the_kernel(struct fault_state *s) {
         printf("hangs in the kernel: hanging, on again\n");
 }
 
-/* In the disk process: from now on the second file is no file. */
+/* In the disk process: replaces the second file with something that is not a file. */
 static void lose_second(int number) {
         char path[64], target[64];
 
@@ -498,7 +506,7 @@ static void use(struct run *r) {
         goes_on(r, ++chain);
 }
 
-/* A disk that dies while it is used: it is off, and the other goes on. */
+/* A disk that dies while it is used turns off; the other disk stays on. */
 static void one_of_two_dies(struct fault_state *s) {
         struct fault fault = {N_FAULT_CALLS, 0, 0, false};
         struct run r = {.s = s};
@@ -528,7 +536,7 @@ static bool are_on(struct run *r) {
         return file_is(r, 0, "on") && file_is(r, 1, "on");
 }
 
-/* Files are on one by one: what is written before both are is in one. */
+/* Files turn on one at a time. A chain that is written before both are on is in one file only. */
 static bool is_in_both(struct run *r) {
         struct kvd_msg_tier_info_reply t;
 
@@ -537,7 +545,7 @@ static bool is_in_both(struct run *r) {
         return is_written(&t) && are_on(r) && tier_of(r, 0).records && tier_of(r, 1).records;
 }
 
-/* On a busy machine a file may seem to hang at the start: then start again. */
+/* On a busy machine a file may seem to hang at the start. The test then starts again. */
 static void start_well(struct run *r, struct fault fault) {
         for (int tries = 0;; tries++) {
                 unlink(file);
@@ -560,7 +568,7 @@ static struct kvd_sys hanging;
 static const struct kvd_sys *faulty;
 static struct fault_state *shared;
 
-/* As long as it is on, each read of the second file is one that does not end. */
+/* While the fault is on, reads of the second file do not end. */
 static ssize_t hanging_pread(int fd, void *to, size_t n, off_t at) {
         char path[64], target[128];
         ssize_t size;
@@ -572,7 +580,7 @@ static ssize_t hanging_pread(int fd, void *to, size_t n, off_t at) {
         return faulty->pread(fd, to, n, at);
 }
 
-/* Completions do not say whose they are. */
+/* Completions do not identify their file. */
 static int no_uring(int result) {
         (void)result;
         errno = ENOSYS;
@@ -590,7 +598,7 @@ static void install_hanging(struct fault_state *s) {
         sys = &hanging;
 }
 
-/* It was the end of the whole tier once: each process that was started hung, too. */
+/* This once turned off the whole tier: each process that was started hung, too. */
 static void one_of_two_hangs(struct fault_state *s) {
         struct fault fault = {N_FAULT_CALLS, FAULT_HANG, 0, false};
         struct run r = {.s = s};
@@ -603,7 +611,7 @@ static void one_of_two_hangs(struct fault_state *s) {
         WAIT_UNTIL(file_is(&r, 1, "off") && is(&r, "on") && is_degraded(&r));
         why = tier_of(&r, 1).why;
         if (!memmem(why.data, why.size, "hangs", 5))
-                die("it is off since \"%.*s\"", (int)why.size, (const char *)why.data);
+                die("it is off for the reason \"%.*s\"", (int)why.size, (const char *)why.data);
         WAIT_UNTIL(goes_on(&r, 95));
         if (!erase(&r))
                 die("nothing can be erased");
@@ -627,11 +635,11 @@ static bool one_of_two_hangs_in_the_kernel(struct fault_state *s) {
         fetch(&r, 1);
         WAIT_UNTIL(file_is(&r, 1, "hanging") && is_degraded(&r));
         if (resident(&r, 1) > 1)
-                die("blocks came of a file that hangs");
+                die("blocks were read from a file that hangs");
         for (uint32_t i = 10; i < 20; i++)
                 WAIT_UNTIL(goes_on(&r, i));
         if (!file_is(&r, 1, "hanging"))
-                die("it does not hang any more");
+                die("the file does not hang any more");
         WAIT_UNTIL(file_is(&r, 0, "on"));
         same = disk_of(&r, file) == other;
         WAIT_UNTIL(ptrace(PTRACE_DETACH, pid, 0, 0) == 0); /* only once it has reached its exit */
@@ -645,7 +653,10 @@ static bool one_of_two_hangs_in_the_kernel(struct fault_state *s) {
         return same;
 }
 
-/* kill -9, at any moment: that one is replaced, the other one goes on, and nothing is lost. */
+/*
+ * Kills a file's process at random moments. It is replaced, the other process stays, and nothing is
+ * lost.
+ */
 static void one_of_two_is_killed(struct fault_state *s, const char *path, const char *other) {
         struct run r = {.s = s};
         pid_t pid, stays;

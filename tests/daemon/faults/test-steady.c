@@ -188,7 +188,7 @@ int main(void) {
         for (uint32_t i = 0; i < OPERATIONS; i++)
                 operation(&u);
         if (!is_steady(s, &u) && !is_steady(s, &u))
-                die("it is so again");
+                die("the repeated round allocates, too");
         conn_close(u.conn);
         kvd_space_close(u.space);
         kvd_space_close(u.whole);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The daemon, while a call into the system fails as it starts its worker, tells it of memory, and
- * serves sequences. A client lets blocks leave and come back; it may be refused, and wait for
- * nothing that does not come; exact blocks are exact. With the system well again, the worker comes
- * back and does what is asked, and nothing is left over.
+ * The daemon, while a system call fails as it starts its worker, sends it memory, and serves
+ * sequences. A client lets blocks leave and come back. Its requests may be refused, but must not wait
+ * forever, and exact blocks must be exact. Once calls succeed again, the worker must come back and
+ * serve, and nothing may be left over.
  *
  *      test-worker-faults         $KVD is the worker's program
  */
@@ -34,7 +34,7 @@ static const struct kvd_geometry geometry = {.layers = 1,
                                              .dtype = KVD_F32,
                                              .vocab = 1000};
 
-/* Others do not fail here in any other way than in test-daemon-faults. */
+/* Other calls fail here just as they do in test-daemon-faults. */
 static bool is_of_interest(enum fault_call call) {
         static const enum fault_call calls[] = {
                 FAULT_calloc,    FAULT_mmap,       FAULT_memfd_create, FAULT_ftruncate,
@@ -116,7 +116,7 @@ static bool append(struct user *u) {
         return false;
 }
 
-/* Of the entries that are resident, exact ones are as they were filled. */
+/* Number of resident entries. Exact ones must have their original contents. */
 static uint32_t resident(struct user *u) {
         const struct kvd_entry *entries;
         uint32_t n, found = 0;
@@ -158,7 +158,7 @@ static void pack(struct user *u) {
         }
 }
 
-/* A configuration of heads that select the same. */
+/* Requests a sharing configuration for heads that all select the same blocks. */
 static void configure(struct user *u) {
         struct kvd_block block;
         uint8_t layer[1], head[4];
@@ -197,7 +197,7 @@ static void delete_space(const char *socket) {
 
 #define ASK_AGAIN 100
 
-/* Also when the worker has to be started, after pauses. What was given up is asked for again. */
+/* The worker may have to be restarted first, after a pause. Abandoned requests are repeated. */
 static void wait_resident(struct user *u, uint32_t wanted) {
         const uint32_t slots[BLOCKS] = {0, 1, 2, 3};
 
@@ -249,7 +249,7 @@ int main(void) {
 
         signal(SIGPIPE, SIG_IGN);
         if (!worker) {
-                fputs("set KVD to the kvd that is to be the worker\n", stderr);
+                fputs("set KVD to the kvd program that runs as the worker\n", stderr);
                 return 1;
         }
         fault_sweep(s, "worker", 5, run, (void *)worker);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Linked into a kvd whose accesses and calls are announced: it does as the test says by a signal
- * with a number. N: it kills itself at the Nth point from now on. 0: it goes on as if nothing had
- * been, and writes how many points there were since into the file $KVD_POINTS.
+ * Linked into a kvd whose accesses and calls are announced. The test sends it a signal with a
+ * number. N > 0: it kills itself at the Nth point from now on. 0: it continues normally, and writes
+ * the number of points since the last signal to the file $KVD_POINTS.
  */
 
 #include <fcntl.h>

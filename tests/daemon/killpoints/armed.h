@@ -2,7 +2,7 @@
 #ifndef KVD_TESTS_DAEMON_KILLPOINTS_ARMED_H
 #define KVD_TESTS_DAEMON_KILLPOINTS_ARMED_H
 
-/* armed.c says what it means. */
+/* See armed.c. */
 #define ARMED_SIGNAL (SIGRTMIN + 3)
 
 #endif

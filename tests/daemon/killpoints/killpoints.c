@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kill -9 of the daemon at any instruction. Each of the operations below is run once to count its
- * points in the daemon (tests/client/killpoints/hook.h), and then the daemon dies at some of them,
- * or at each, under its keeper. After every death the next daemon serves, its invariants hold, who
- * held a block reads it still, and what is found of what was sealed has its bytes; all but a few
- * of it must be found.
+ * kill -9 of the daemon at any instruction. Each of the operations below runs once to count its
+ * points in the daemon (tests/client/killpoints/hook.h). Then the daemon, which has a keeper, dies at
+ * some of these points, or at each. After every death the next daemon must serve, its invariants must
+ * hold, a client that pins a block must still read it, and every sealed block that is found must have
+ * its bytes. All but a few of the sealed blocks must be found.
  *
  *      daemon-killpoints [--seconds N] [--limit N | --all] [--seed N] [--operation NAME]
  *
- * Of an operation of more than --limit points those are taken that the seed says. --seconds goes
- * round and round, with other points, until the time is up.
+ * If an operation has more than --limit points, the seed selects some of them. --seconds repeats all
+ * operations, with other points, until the time is up.
  */
 
 #include <errno.h>
@@ -34,9 +34,9 @@
 
 #define BT 16u
 #define CHAIN 8u  /* blocks */
-#define BASE 40u  /* chains that are there whatever happens; the first one is held */
-#define SMALL 64u /* blocks of the space that is always full */
-#define HELD_KILLS 8u /* daemons through which a chain is held */
+#define BASE 40u  /* chains that exist throughout the test; the first one is held */
+#define SMALL 64u /* blocks, of the space that is always full */
+#define HELD_KILLS 8u /* number of daemons through which a chain is held */
 #define LEAST_PERCENT 99.0
 #define STEADY_US 300000u /* the keeper gives up on a daemon that dies earlier again and again */
 
@@ -54,7 +54,7 @@ static struct test {
         kvd_space *base, *small;
         struct kvd_pin held;
         uint32_t held_ids[CHAIN];
-        uint32_t next;          /* chain that nobody has published */
+        uint32_t next;          /* next chain to publish */
         uint64_t kills, missed; /* missed: the operation was over before that point */
         uint64_t expected, found, wrong;
 } t = {.limit = 6, .seed = 1};
@@ -75,7 +75,7 @@ static uint64_t wrong_of(const struct kvd_pin *pin, const uint32_t *ids, const u
         return wrong;
 }
 
-/* Blocks that are sealed; fewer where the daemon went. */
+/* Returns the number of blocks sealed; fewer if the daemon died. */
 static uint32_t publish(kvd_space *space, uint32_t chain) {
         uint32_t tokens[CHAIN * BT], n = 0;
         struct kvd_block blocks[CHAIN];
@@ -195,7 +195,7 @@ static const struct operation {
 
 /* ---- the daemon ------------------------------------------------------------------------------ */
 
-/* The keeper's child; 0: there is none at the moment. */
+/* The keeper's child; 0 if there is none at the moment. */
 static pid_t kvd_pid(void) {
         return child_of(t.daemon.pid, NULL);
 }
@@ -246,7 +246,7 @@ static bool rests(pid_t pid) {
         return true;
 }
 
-/* True: it died at that point. *n, otherwise: points that there were. */
+/* Returns true if the daemon died at that point. Otherwise sets *n to the number of points. */
 static bool dies_at(const struct operation *op, uint32_t nth, uint64_t *n) {
         pid_t pid = kvd_pid();
 
@@ -290,8 +290,8 @@ static void expect_sound(void) {
 }
 
 /*
- * Blocks that were being filled when a daemon died stay what they are while a process still holds
- * something of then: it is let go now and then.
+ * Blocks that were being filled when a daemon died stay reserved while a process holds blocks of
+ * that daemon. So the held chain is released now and then.
  */
 static void hold_anew(void) {
         uint32_t tokens[CHAIN * BT];
@@ -299,7 +299,7 @@ static void hold_anew(void) {
         tokens_of(0, tokens);
         kvd_unpin(t.base, &t.held);
         if (kvd_lookup(t.base, 0, tokens, CHAIN * BT, t.held_ids, CHAIN, &t.held) != CHAIN * BT)
-                die("what was published is not found");
+                die("a published chain is not found");
 }
 
 static void verify(void) {
@@ -373,7 +373,7 @@ static void open_spaces(void) {
         hold_anew();
 }
 
-/* The kvd that can be armed is beside this program. */
+/* The kvd that can be armed is in the folder of this program. */
 static void choose_kvd(void) {
         char path[PATH_MAX];
         ssize_t n = readlink("/proc/self/exe", path, sizeof path - 16);
@@ -453,6 +453,6 @@ int main(int argc, char **argv) {
         if (!t.kills)
                 die("the daemon was not killed once");
         if (percent < LEAST_PERCENT)
-                die("only %.2f %% of what was sealed is there", percent);
+                die("only %.2f %% of the sealed blocks are found", percent);
         return 0;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// The C API of Mooncake Store over the client that is inside its Python package, which has no C API
-// itself. What is declared here of that client is what we call, as it is in release 0.3.13.
+// The C API of Mooncake Store over the client in its Python package, which has no C API. The
+// declarations of that client below are the ones that are used here, as of release 0.3.13.
 
 #include <memory>
 #include <optional>
@@ -13,7 +13,7 @@
 namespace mooncake {
 class TransferEngine;
 
-struct ReplicateConfig { // as it is by default; newer members would be zeros
+struct ReplicateConfig { // the defaults; newer members would be zeros
         size_t replicas = 1, others[2] = {};
         uint8_t soft_pin = 0;
         std::optional<uint64_t> soft_pin_ms;

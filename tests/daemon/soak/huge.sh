@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# The soak on reserved 2 MiB pages. Uses those that are there; with KVD_TEST_HUGE=1, as root, it reserves some and gives
-# them back, since a test should not change a stranger's machine unasked.
+# The soak on reserved 2 MiB pages. It uses the pages that are free. With KVD_TEST_HUGE=1, as root, it reserves some and
+# returns them afterwards. A test should not change somebody's machine unasked.
 #
 #   huge.sh SOAK [ARGUMENT...]
 set -u

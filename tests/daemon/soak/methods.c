@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * All methods at once: processes that need four times the pool share, cool, revive and label blocks
- * at random, while they and the worker that runs the kernels are killed at random. 0 wrong bytes in
- * exact entries, 0 approximations that are not marked, every request answered, every invariant true
- * all the while, and nothing left over.
+ * All methods at once. Processes that need four times the pool share, cool, revive and label blocks
+ * at random, while the processes and the worker that runs the kernels are killed at random. There must
+ * be 0 wrong bytes in exact entries and 0 approximations without their mark. Every request must be
+ * answered, every invariant must hold throughout, and nothing may be left over.
  *
  *      methods [--seconds N] [--processes N] [--seed N] [--pool BYTES] [--kill-daemon]
  */
@@ -43,8 +43,8 @@ struct soak {
         struct random random;
         pid_t pids[MAX_WORKERS];
         uint64_t started, kernels_killed;
-        uint64_t jobs; /* done by the last time that kernels were to be killed */
-        uint32_t lives; /* chances to kill them per kill, on average */
+        uint64_t jobs; /* done at the previous attempt to kill the kernels */
+        uint32_t lives; /* average number of chances per kill */
         bool failed;
 };
 
@@ -127,7 +127,7 @@ static void start_worker(struct soak *s, uint32_t i) {
 
 static void note_end(struct soak *s, int status) {
         if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL)
-                fprintf(stderr, "a worker was ended by signal %d\n", WTERMSIG(status));
+                fprintf(stderr, "a worker was killed by signal %d\n", WTERMSIG(status));
         if ((WIFEXITED(status) && WEXITSTATUS(status) != 0) ||
             (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL))
                 s->failed = true;
@@ -148,7 +148,7 @@ static void shake_clients(struct soak *s) {
 
 #define MOST_LIVES 64u
 
-/* If the kernels have done no job since the last time, they live twice as long on average. */
+/* If the kernels have done no job since the previous attempt, they live twice as long on average. */
 static void kill_kernels(struct soak *s, struct conn *conn) {
         struct kvd_msg_daemon_info_reply info;
 
@@ -245,7 +245,7 @@ static void report(const struct soak *s) {
         puts("}");
 }
 
-/* A run in which a method never did anything proves nothing about it. */
+/* A run in which a method did nothing proves nothing about that method. */
 static bool is_used(const struct soak *s) {
         const struct methods_tally *t = s->tally;
 
@@ -253,7 +253,7 @@ static bool is_used(const struct soak *s) {
                t->revived && t->labels && t->sharings && t->samples;
 }
 
-#define MOST_SECONDS 240u /* limit for every method to have worked, on a slow machine */
+#define MOST_SECONDS 240u /* limit for every method to do something, on a slow machine */
 
 static bool is_over(const struct soak *s, uint64_t began) {
         uint64_t ms = now_ms() - began;

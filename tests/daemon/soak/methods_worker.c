@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One client that uses every method at random on sequences of its own, and checks what it may read
- * after every change. A block's contents follow from the step of reasoning that it belongs to and,
- * a little, from the sequence:
+ * One client that uses every method at random on its own sequences, and checks all that it may read
+ * after every change. A block's contents depend on its step of reasoning and, slightly, on its
+ * sequence:
  *
  *      value = step(step, place) + small(sequence, slot, place)
  *
- * so that equal steps are similar, never equal, and the right bytes of every exact entry are known.
- * An entry that is not exact must say so: KVD_ENTRY_SHARED may hold another sequence's small part,
+ * so that equal steps are similar but never equal, and the right bytes of every exact entry are known.
+ * An entry that is not exact must be marked: KVD_ENTRY_SHARED may hold another sequence's small part,
  * KVD_ENTRY_APPROX anything.
  */
 
@@ -56,12 +56,12 @@ const struct kvd_geometry methods_whole_geometry = {.layers = 2,
 struct line { /* one sequence */
         kvd_sequence *sequence;
         uint64_t name;             /* seeds its small part */
-        /* of each entry: kind of step, or STEPS + chain of a borrowed one */
+        /* per entry: kind of step, or STEPS + chain if it is borrowed */
         uint32_t step[MAX_BLOCKS];
         uint32_t place[MAX_BLOCKS];
         uint32_t n;
         struct kvd_pin pin;
-        bool asked;                /* for a sharing configuration */
+        bool asked;                /* whether a sharing configuration has been requested */
         struct kvd_block bits;
 };
 
@@ -91,8 +91,8 @@ static void maybe_die(struct worker *w) {
 }
 
 /*
- * Refusals and a daemon that died are answers, or a new one whose methods are not on yet; everything
- * else is a failure.
+ * Refusals are allowed. So are errors of a daemon that died, or of a new one whose methods are not
+ * on yet. Every other error is a failure.
  */
 static bool fine(struct worker *w, const char *what, int r) {
         if (r >= 0)
@@ -114,7 +114,7 @@ static bool fine(struct worker *w, const char *what, int r) {
 
 /* ---- contents -------------------------------------------------------------------------------- */
 
-/* In (-1, 1). */
+/* A value in (-1, 1). */
 static float value_at(uint64_t seed, uint32_t i) {
         uint64_t x = (seed + 1) * 0x9e3779b97f4a7c15u + i * 0xbf58476d1ce4e5b9u;
 
@@ -164,7 +164,7 @@ static void check_entry(struct worker *w, const struct line *l, uint32_t slot,
         w->failed = true;
 }
 
-/* Keys and values of a head's slot are those of one token of the sequence, whichever it is. */
+/* Keys and values of a head's slot must be those of one token of the sequence, no matter which. */
 static bool is_a_token(const struct line *l, const float *keys, const float *values, uint32_t row) {
         float want[BLOCK_FLOATS];
 
@@ -235,7 +235,7 @@ static void close_line(struct worker *w, struct line *l) {
         *l = (struct line){0};
 }
 
-/* A chain that everybody shares: found, or filled and published. */
+/* Gets a chain that all workers share: finds it, or fills and publishes it. */
 static bool get_prefix(struct worker *w, struct line *l, uint32_t *ids, uint32_t *tokens) {
         struct kvd_block blocks[PREFIX_BLOCKS];
         float data[BLOCK_FLOATS];
@@ -417,7 +417,7 @@ static void critical(struct worker *w, struct line *l) {
                 return;
         if (layer[0] != 0 || layer[1] > 1 || head[0] != 0 || head[1] > 1 || head[2] != 0 ||
             head[3] > 1) {
-                fprintf(stderr, "worker %d: a sharing configuration that cannot be\n", getpid());
+                fprintf(stderr, "worker %d: an impossible sharing configuration\n", getpid());
                 w->failed = true;
         }
         count(&w->o->tally->sharings, 1);

@@ -10,7 +10,7 @@
 
 /* Shared by all workers and their parent. */
 struct methods_tally {
-        /* unmarked: approximations not marked so */
+        /* unmarked: number of approximations without their mark */
         _Atomic uint64_t operations, bytes_checked, bytes_wrong, unmarked;
         _Atomic uint64_t appended, refusals, deaths, lost;
         _Atomic uint64_t shared_seen, approx_seen, packed_seen, absent_seen;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Random alloc, lookup, pin, seal, evict and kill -9 by many processes; 0 wrong bytes, and in the
- * end nothing left over.
+ * Random alloc, lookup, pin, seal, evict and kill -9 by many processes. There must be 0 wrong bytes,
+ * and nothing may be left over.
  *
  *      soak [--seconds N] [--processes N] [--seed N] [--pool BYTES] [--arena] [--epoll] [--kill-daemon] [--huge]
  *           [--threads]
  *
- * --threads runs the workers as threads of this process (for ThreadSanitizer); then nobody is
- * killed.
+ * --threads runs the workers as threads of this process (for ThreadSanitizer). No worker is killed
+ * then.
  */
 
 #include <errno.h>
@@ -91,12 +91,12 @@ static void note_end(struct soak *s, int status) {
         if (WIFEXITED(status) && WEXITSTATUS(status) != 0)
                 s->failed = true;
         if (WIFSIGNALED(status) && WTERMSIG(status) != SIGKILL) {
-                fprintf(stderr, "a worker was ended by signal %d\n", WTERMSIG(status));
+                fprintf(stderr, "a worker was killed by signal %d\n", WTERMSIG(status));
                 s->failed = true;
         }
 }
 
-/* Kills a worker now and then, and starts another wherever one has ended. */
+/* Kills a worker now and then, and replaces each that has ended. */
 static void shake(struct soak *s) {
         uint32_t i = random_below(&s->random, s->o.processes);
         int status;
@@ -123,7 +123,7 @@ static void end_workers(struct soak *s) {
                         s->failed |= result != NULL;
                         continue;
                 }
-                if (i % 2) /* half of them go in the middle of things */
+                if (i % 2) /* half of them die in the middle of an operation */
                         kill(s->pids[i], SIGKILL);
                 waitpid(s->pids[i], &status, 0);
                 note_end(s, status);
@@ -176,9 +176,6 @@ static uint32_t fds_at_rest(const struct soak *s) {
         return n;
 }
 
-/*
- * Everybody is gone: what is left over must be nothing but the cache, and that must be deletable.
- */
 static uint64_t pool_used(struct conn *conn) {
         struct kvd_msg_daemon_info_reply info;
 
@@ -187,6 +184,7 @@ static uint64_t pool_used(struct conn *conn) {
         return info.pool_used;
 }
 
+/* The workers have ended: only the cache may be left, and deleting the spaces must free it. */
 static void expect_nothing_left(struct soak *s, uint32_t fds_before) {
         struct conn *conn = instance_connect(&s->daemon);
 
@@ -196,7 +194,7 @@ static void expect_nothing_left(struct soak *s, uint32_t fds_before) {
         delete_space(conn, "whole");
         delete_space(conn, "keyed");
         WAIT_UNTIL(pool_used(conn) == 0);
-        /* pidfds of processes that end this moment */
+        /* pidfds of processes that are just ending */
         WAIT_UNTIL(instance_fds(&s->daemon) == fds_before);
         conn_close(conn);
 }

@@ -2,8 +2,8 @@
 
 /*
  * One client that does everything at random: looks up, holds, checks every byte it may read, fills,
- * seals, lets go, computes bidirectional prefixes under a lease, and dies in between. What it may
- * find is given by a universe of chains that share trunks; what it must read there, by the oracle.
+ * seals, releases, computes bidirectional prefixes under a lease, and dies in between. A universe
+ * of chains with common trunks determines what it may find, and the oracle determines the bytes.
  */
 
 #include "tests/daemon/soak/worker.h"
@@ -36,7 +36,7 @@ static const struct kvd_geometry keyed_geometry = {
 
 enum { CAUSAL, WHOLE, KEYED, N_SPACES };
 
-struct hold { /* a pin and what must be behind it */
+struct hold { /* a pin and the blocks that it must pin */
         struct kvd_pin pin;
         uint32_t space;
         uint32_t chain;
@@ -72,7 +72,7 @@ static void maybe_die(struct worker *w) {
 
 /* ---- the universe ---------------------------------------------------------------------------- */
 
-/* Token ids of a chain: trunks are shared by 16 chains, boughs by 4. */
+/* Token ids of a chain: 16 chains share a trunk, 4 a bough. */
 static void chain_tokens(uint32_t chain, uint32_t n, uint32_t *ret) {
         for (uint32_t i = 0; i < n; i++) {
                 uint32_t block = i / BT, owner = block < 17 ? chain / 16 :
@@ -92,8 +92,8 @@ static uint64_t seed_of(const struct hold *h, const uint32_t *tokens, uint32_t b
         uint32_t end = MIN((block + 1) * BT, n_tokens);
 
         /*
-         * A bidirectional block depends on the whole prefix: the oracle takes that in as a space of
-         * its own.
+         * A bidirectional block depends on the whole prefix, so the prefix selects the space whose
+         * seed the oracle uses.
          */
         return h->space == WHOLE ?
                        oracle_seed(oracle_seed(7, tokens, h->prefix_tokens) + block, tokens, end) :
@@ -186,7 +186,7 @@ static void fill(struct worker *w, const struct hold *h, const uint32_t *tokens,
         }
 }
 
-/* Posted blocks stay ours to read, whatever became of them. */
+/* A client may read its posted blocks whatever happened to the posts. */
 static void check_posted(struct worker *w, const struct hold *h, const uint32_t *tokens,
                          uint32_t first, uint32_t n, const struct kvd_block *blocks, uint32_t end) {
         size_t bytes = kvd_block_bytes(&soak_geometry), wrong = 0;
@@ -199,14 +199,17 @@ static void check_posted(struct worker *w, const struct hold *h, const uint32_t 
                 w->failed = true;
 }
 
-/* Where somebody else's block had the content first and was evicted since, the chain is broken. */
+/*
+ * If another worker's block with the same content was first, and has been evicted since, the chain
+ * is broken.
+ */
 static bool may_be_refused(struct worker *w, int r) {
         return r == -ECANCELED || r == -ESTALE || harmless(w, r);
 }
 
 /*
- * Posts full blocks one by one, and sometimes seals the last one behind them; then it is found like
- * everybody's.
+ * Posts full blocks one by one, and sometimes seals the last one after them. The chain is then
+ * found like any other.
  */
 static void post(struct worker *w, struct hold *h, const uint32_t *tokens, uint32_t n,
                  struct kvd_block *blocks, uint32_t end) {
@@ -233,7 +236,7 @@ static void post(struct worker *w, struct hold *h, const uint32_t *tokens, uint3
 
 static int64_t look_up(struct worker *w, struct hold *h, uint32_t n_tokens);
 
-/* Computes what is missing behind h->pin up to token `end`, and seals it in one or two steps. */
+/* Computes the missing blocks after h->pin up to token `end`, and seals or posts them. */
 static void extend(struct worker *w, struct hold *h, uint32_t end) {
         struct kvd_space *space = w->spaces[h->space];
         uint32_t tokens[MAX_TOKENS], first = h->pin.n_blocks, want = DIV_UP(end, BT) - first, n;
@@ -322,7 +325,7 @@ static int64_t look_up(struct worker *w, struct hold *h, uint32_t n_tokens) {
         return n;
 }
 
-/* Mostly none. */
+/* Zero half of the time. */
 static uint64_t random_salt(struct worker *w) {
         static const uint64_t salts[] = {0, 0, 1, UINT64_C(1) << 40};
 
@@ -380,7 +383,7 @@ static void keyed_operation(struct worker *w) {
         struct kvd_pin pins[3] = {{0}};
         int64_t found;
 
-        for (uint32_t i = 0; i < 3; i++) /* of n blocks, too */
+        for (uint32_t i = 0; i < 3; i++) /* each has n blocks, too */
                 make_key(object + 4 * i, keys[i]);
         found = kvd_lookup_keys(w->spaces[KEYED], keys, 3, n, blocks, pins);
         if (found < 0)
@@ -394,7 +397,7 @@ static void keyed_operation(struct worker *w) {
                 kvd_unpin(w->spaces[KEYED], &pins[i]);
 }
 
-/* Takes blocks, scribbles on them, and gives them back: nobody may ever see that. */
+/* Takes blocks, scribbles on them, and gives them back. No reader may ever see the scribble. */
 static void scribble(struct worker *w) {
         uint32_t space = random_below(&w->random, N_SPACES), n;
         struct kvd_block blocks[8];
@@ -442,7 +445,7 @@ static void operation(struct worker *w) {
 
 static int open_spaces(struct worker *w) {
         static const struct kvd_space_options options[N_SPACES] = {
-                /* a fraction of the universe: eviction never rests */
+                /* a fraction of the universe, so that the daemon always evicts */
                 [CAUSAL] = {.kind = KVD_CAUSAL, .max_blocks = 400},
                 [WHOLE] = {.kind = KVD_BIDIRECTIONAL, .max_blocks = 48},
                 [KEYED] = {.max_blocks = 64}};
