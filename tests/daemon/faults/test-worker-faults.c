@@ -2,9 +2,9 @@
 
 /*
  * The daemon, while a system call fails as it starts its worker, sends it memory, and serves
- * sequences. A client lets blocks leave and come back. Its requests may be refused, but must not wait
- * forever, and exact blocks must be exact. Once calls succeed again, the worker must come back and
- * serve, and nothing may be left over.
+ * sequences. A client lets blocks leave and come back. Its requests may be refused, but must not
+ * wait forever, and exact blocks must be exact. Once calls succeed again, the worker must come back
+ * and serve, and nothing may be left over.
  *
  *      test-worker-faults         $KVD is the worker's program
  */

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Requests that are well-formed and name what is not the sender's, or what cannot be. */
+/*
+ * Well-formed requests that name other clients' objects, or impossible ones.
+ */
 
 #include <errno.h>
 #include <stdio.h>
@@ -19,7 +21,7 @@ static struct kvd_msg seal_message(uint32_t space, const kvd_ref *refs, uint32_t
                                          .tokens = {tokens, n * VICTIM_BT * 4}}};
 }
 
-/* ---- of others ------------------------------------------------------------------------------- */
+/* ---- other clients' objects ------------------------------------------------------------------ */
 
 static void handles_of_others(const struct hostile *h) {
         struct kvd_msg m = {.number = KVD_MSG_allocate, .serial = 1, .allocate.count = 1};
@@ -37,8 +39,8 @@ static void handles_of_others(const struct hostile *h) {
 }
 
 /*
- * Every block of the victim's space, in every generation that it may have: none of them is ours to
- * release or seal.
+ * Every block of the victim's space, in every generation that it may have. The attacker must not be
+ * able to release or seal any of them.
  */
 static void blocks_of_others(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket);
@@ -75,7 +77,7 @@ static void own_blocks_misused(const struct hostile *h) {
         twice[0] = twice[1] = refs[0];
         m = seal_message(space, twice, 2, tokens);
         raw_expect_refusal(fd, &m, ESTALE);
-        m = seal_message(second, refs, 2, tokens); /* of another space of ours */
+        m = seal_message(second, refs, 2, tokens); /* of another space of the same client */
         raw_expect_refusal(fd, &m, ESTALE);
         m = seal_message(other_space, refs, 2, tokens); /* by another client */
         raw_expect_refusal(other, &m, ESTALE);
@@ -113,7 +115,7 @@ static void wrong_parents(const struct hostile *h) {
         if (raw_call(fd, &m, &reply, NULL) != 1 || reply.number != KVD_MSG_seal_reply)
                 die("seal");
         m = seal_message(space, refs, 1, tokens);
-        /* blocks of another space, of the future, of nowhere; ourselves */
+        /* blocks of another space, future blocks, nonexistent blocks, and the block itself */
         for (uint32_t i = 0; i < 40; i++) {
                 m.seal.parent = i == 0 ? in_second : i == 1 ? refs[0] : i == 2 ? refs[1] :
                                 i < 20 ? kvd_ref_make(i, i) : kvd_ref_make(UINT32_MAX - i, 1);
@@ -127,13 +129,13 @@ static void wrong_parents(const struct hostile *h) {
                 die("seal under a salt");
         m = seal_message(space, refs + 1, 1, tokens);
         m.seal.parent = refs[0];
-        for (uint32_t i = 0; i < 64; i++) { /* a chain goes on under its own salt only */
+        for (uint32_t i = 0; i < 64; i++) { /* a chain continues only under its own salt */
                 m.seal.root = (UINT64_C(1) << i) ^ SALT;
                 raw_expect_refusal(fd, &m, EINVAL);
         }
 }
 
-/* ---- what cannot be -------------------------------------------------------------------------- */
+/* ---- impossible values ----------------------------------------------------------------------- */
 
 static void odd_counts(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket);
@@ -261,11 +263,11 @@ static void impossible_geometry(const struct hostile *h) {
 }
 
 const struct attack_row block_attacks[] = {
-        {"handles of others", handles_of_others, 2},
-        {"blocks and generations of others", blocks_of_others, 1},
+        {"handles of other clients", handles_of_others, 2},
+        {"blocks and generations of other clients", blocks_of_others, 1},
         {"own blocks: twice, elsewhere, later", own_blocks_misused, 2},
-        {"parents that are none", wrong_parents, 1},
-        {"counts and tokens that cannot be", odd_counts, 1},
+        {"wrong parents", wrong_parents, 1},
+        {"impossible counts and tokens", odd_counts, 1},
         {"each field of the geometry changed", other_geometry, 1},
         {"impossible geometry", impossible_geometry, 1},
         {0}};

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What arrives is not what was agreed on. */
+/*
+ * Malformed and unexpected messages.
+ */
 
 #include <errno.h>
 #include <string.h>
@@ -49,7 +51,7 @@ static void bombs(const struct hostile *h) {
         }
 }
 
-/* ---- valid frames, spoilt -------------------------------------------------------------------- */
+/* ---- valid frames, corrupted ----------------------------------------------------------------- */
 
 static uint32_t open_decoy(int fd) {
         struct kvd_msg request = victim_space_message(), reply;
@@ -64,7 +66,7 @@ static uint32_t open_decoy(int fd) {
 
 #define N_SAMPLES 17u
 
-/* One of each request, in order of their numbers; they concern the decoy only. */
+/* Encodes one request of each kind, in order of their numbers. They concern only the decoy. */
 static size_t sample(uint32_t number, uint32_t space, uint8_t *frame) {
         static const uint64_t refs[2] = {UINT64_C(1) << 32, UINT64_C(1) << 32 | 1};
         static const uint32_t tokens[8] = {1, 2, 3, 4, 5, 6, 7, 8};
@@ -122,7 +124,7 @@ static void begin(struct attacker *a) {
         a->space = open_decoy(a->fd);
 }
 
-/* Sends it; if that cost the connection, makes a new one. */
+/* Sends the frame, and reconnects if that cost the connection. */
 static void try_frame(struct attacker *a, const uint8_t *frame, size_t n) {
         struct kvd_msg reply;
 
@@ -148,7 +150,10 @@ static void mutate_each_byte(const struct hostile *h, uint32_t number, uint32_t 
         }
 }
 
-/* In processes of their own: what a lost connection held is kept until its process ends. */
+/*
+ * Runs each attack in its own process, since the daemon keeps what a lost connection held until its
+ * process ends.
+ */
 static void in_a_process(const struct hostile *h,
                          void (*run)(const struct hostile *, uint32_t, uint32_t), uint32_t a,
                          uint32_t b) {
@@ -198,7 +203,7 @@ static void oversize(const struct hostile *h) {
         try_frame(&a, frame, sizeof frame);
 }
 
-/* Replies, errors and numbers that are no message, sent as requests. */
+/* Replies, errors and numbers that are no messages, sent as requests. */
 static void not_requests(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket);
         struct kvd_msg reply;

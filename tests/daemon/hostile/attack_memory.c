@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What lies in shared memory: a client's own page full of garbage, and attempts to write what is
- * not its own.
+ * Attacks through shared memory: a client fills its own page with garbage, and tries to write
+ * memory that it must not write.
  */
 
 #include <errno.h>
@@ -62,8 +62,9 @@ static void fill_with_ones(const struct hostile *h) {
 }
 
 /*
- * Posts that never were, of blocks of ours and of others, behind anything; while they are read, they
- * change. Half of the time it is said how many there are, and half of the time it is nonsense.
+ * Forged posts with blocks of the attacker and of others, and with arbitrary parents, which change
+ * while the daemon reads them. Half of the time the posted counter is right, and half of the time
+ * it is nonsense.
  */
 static void noise_in_posts(const struct hostile *h) {
         struct kvd_msg allocate = {.number = KVD_MSG_allocate, .allocate = {.count = 32}};
@@ -111,7 +112,7 @@ static void noise_in_posts(const struct hostile *h) {
 }
 
 /*
- * Random words all over the page, while the daemon evicts: pins come and go, times and counters are
+ * Random words all over the page, while the daemon evicts. Pins come and go; times and counters are
  * nonsense.
  */
 static void fill_with_noise(const struct hostile *h) {
@@ -162,7 +163,7 @@ static void resize_pins(const struct hostile *h) {
                 "growing the pin page by fallocate");
         refused(fallocate(fd, FALLOC_FL_COLLAPSE_RANGE, 0, 4096) == 0, "collapsing the pin page");
         refused(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE) == 0, "sealing the pin page");
-        /* holes are a client's own business: they read as no pin at all */
+        /* a client may punch holes in its own page: they read as no pins */
         for (int i = 0; i < 300; i++) {
                 memset(m.pins + KVD_PINS_OFF, 1, m.pin_bytes - KVD_PINS_OFF);
                 if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
@@ -194,7 +195,7 @@ static void write_index(const struct hostile *h) {
         refused(mprotect((void *)m.index, m.index_bytes, PROT_READ | PROT_WRITE) == 0,
                 "mprotect of the index");
         snprintf(path, sizeof path, "/proc/self/fd/%d", m.fds.fd[0]);
-        fd = open(path, O_RDWR); /* the same user may; the seal holds all the same */
+        fd = open(path, O_RDWR); /* the same user may open it, but the seal still applies */
         if (fd >= 0)
                 try_write(fd, m.index_bytes, "writing the index through a second descriptor");
         fd = open("/proc/self/mem", O_RDWR);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sequences, and what the methods do with them: each message with what is not the sender's, or
- * cannot be.
+ * Sequences and methods: each message with other clients' objects, and with impossible ones.
  */
 
 #include <errno.h>
@@ -56,7 +55,7 @@ void methods_warm_up(const struct hostile *h) {
         close(a.fd);
 }
 
-/* ---- of others ------------------------------------------------------------------------------- */
+/* ---- other clients' sequences ---------------------------------------------------------------- */
 
 /* Every message that names a sequence. */
 static void none_of_that_number(const struct asker *a, uint32_t sequence) {
@@ -80,7 +79,7 @@ static void none_of_that_number(const struct asker *a, uint32_t sequence) {
                     .blocks = {&block, 8}, .queries = 1, .words = 1, .selected = 1),
                 ENOENT);
         if (raw_release(a->fd, a->space, &block, 1) != 1)
-                die("a block that was refused is lost");
+                die("a block of a refused request is lost");
 }
 
 static void sequences_of_others(const struct hostile *h) {
@@ -102,7 +101,7 @@ static void sequences_of_others(const struct hostile *h) {
         methods_ask(&a, MSG(table, .space = a.space, .op = 2, .sequence = number));
         none_of_that_number(&a, number); /* closed */
         if (methods_sequence(&a, 8) == number)
-                die("a number was given out again at once");
+                die("a number was reused at once");
         none_of_that_number(&a, number);
         b.space = 77;
         refused(&b, MSG(table, .space = b.space, .op = 1, .max_blocks = 1), EBADF);
@@ -118,7 +117,7 @@ static void tables_that_cannot_be(const struct hostile *h) {
         refused(&a, MSG(table, .space = a.space, .op = 1, .max_blocks = 0), EINVAL);
         refused(&a, MSG(table, .space = a.space, .op = 1, .max_blocks = UINT32_MAX), EDQUOT);
         refused(&a, MSG(table, .space = a.space, .op = 1, .max_blocks = 1u << 31), EDQUOT);
-        for (uint32_t round = 0; round < 3; round++) { /* as large, and as many, as they may be */
+        for (uint32_t round = 0; round < 3; round++) { /* as large and as many as allowed */
                 for (; n < KVD_MAX_SEQUENCES - KVD_MAX_SEQUENCES / 16; n++)
                         numbers[n] = methods_sequence(&a, 2000);
                 refused(&a, MSG(table, .space = a.space, .op = 1, .max_blocks = 1), EUSERS);
@@ -153,9 +152,7 @@ static void appends(const struct hostile *h) {
                 const kvd_ref wrong[] = {of_b, of_c, refs[0], refs[2] + (UINT64_C(1) << 32),
                                          UINT64_MAX};
 
-                /*
-                 * another client's, another space's (perhaps), twice, another generation, nowhere
-                 */
+                /* another client's, maybe another space's, duplicate, other generation, nonexistent */
                 bad[2] = wrong[i];
                 if (bad[2] != refs[2])
                         refused(&a, methods_append_message(&a, number, bad, 4, tokens), ESTALE);
@@ -192,10 +189,10 @@ static void appends(const struct hostile *h) {
                 .number = KVD_MSG_seal,
                 .serial = 1,
                 .seal = {.space = a.space, .blocks = {refs, 8}, .tokens = {tokens, BT * 4}}};
-        refused(&a, m, ESTALE); /* nor to be published */
+        refused(&a, m, ESTALE); /* and not to be published */
         m.seal.parent = refs[0];
         m.seal.blocks.data = refs + 4;
-        refused(&a, m, ESTALE); /* nor is anything put behind it */
+        refused(&a, m, ESTALE); /* and not to be a parent */
         m = MSG(evict, .space = kvd_slice_of(a.name), .chain = refs[0]);
         if (methods_ask(&a, m).evict_reply.evicted)
                 die("a private block was evicted from under its sequence");
@@ -203,7 +200,7 @@ static void appends(const struct hostile *h) {
                 die("private blocks were released");
 }
 
-/* Blocks of the prefix cache that nobody pins, which the daemon then takes away. */
+/* Unpinned blocks of the prefix cache, which the daemon then evicts. */
 static void borrowed_without_a_pin(const struct hostile *h) {
         struct asker a = methods_open(h->daemon.socket, "borrowed");
         uint32_t number = methods_sequence(&a, 16), tokens[4 * BT] = {9, 8, 7, 6, 5, 4},
@@ -231,10 +228,10 @@ static void borrowed_without_a_pin(const struct hostile *h) {
         while (reply.evict_reply.more);
         if (methods_ask(&a, slots_message(&a, KVD_MSG_cool, number, KVD_COOL_DROP, slots, 4))
                     .cool_reply.cooling)
-                die("what is borrowed was cooled");
+                die("borrowed blocks were cooled");
         if (methods_ask(&a, slots_message(&a, KVD_MSG_revive, number, KVD_REVIVE_BOTH, slots, 4))
                     .revive_reply.exact)
-                die("what is borrowed is revived");
+                die("borrowed blocks are revived");
         for (uint32_t i = 0; i < 8; i++)
                 methods_append(&a, number, 1); /* in the very blocks that the table still names */
         methods_ask(&a,
@@ -246,7 +243,7 @@ static void borrowed_without_a_pin(const struct hostile *h) {
         methods_ask(&a, MSG(table, .space = a.space, .op = 2, .sequence = number));
 }
 
-/* ---- steps, answers, wishes ------------------------------------------------------------------ */
+/* ---- steps, answers, requests to cool and revive --------------------------------------------- */
 
 static void steps_outside(const struct hostile *h) {
         static const uint32_t steps[][2] = {{0, 0},
@@ -265,7 +262,7 @@ static void steps_outside(const struct hostile *h) {
         for (uint32_t i = 0; i < ARRAY_SIZE(steps); i++)
                 refused(&a, MSG(share, .space = a.space, .sequence = number, .first = steps[i][0],
                                 .tokens = steps[i][1]), EINVAL);
-        /* over one another; more of them than the table has entries */
+        /* overlapping steps, more of them than the table has entries */
         for (uint32_t i = 0; i < 200; i++)
                 methods_ask(&a, MSG(share, .space = a.space, .sequence = number, .first = i % 32,
                                     .tokens = 1 + i % (32 - i % 32)));
@@ -296,16 +293,16 @@ static void answers_to_nothing(const struct hostile *h) {
                 m.sync.taken.size = bytes;
                 refused(&a, m, EINVAL);
         }
-        /* half an answer: three are taken, and what is neither yes nor no is no */
+        /* part of the changes: three are taken, and values other than 0 and 1 count as no */
         m.sync.taken.size = 7 * 4;
         if (methods_ask(&a, m).sync_reply.changes.size != 9 * sizeof(struct kvd_change))
-                die("what was not answered is not proposed again");
+                die("unanswered changes are not proposed again");
         m.sync.taken.size = 10 * 4;
         refused(&a, m, EINVAL);
         methods_append(&a, number, 1);
 }
 
-/* Whatever state an entry is in, and however often it is named. */
+/* Requests for entries in any state, and for the same entry many times. */
 static void wishes(const struct hostile *h) {
         struct asker a = methods_open(h->daemon.socket, "wishes");
         uint32_t number = methods_sequence(&a, 64), same[8192] = {0}, slots[16], out[2] = {0, 16};
@@ -327,7 +324,7 @@ static void wishes(const struct hostile *h) {
         n = methods_ask(&a, slots_message(&a, KVD_MSG_cool, number, KVD_COOL_SPILL, same, 8192))
                     .cool_reply.cooling;
         if (n != 1)
-                die("one entry named 8,192 times is %u that cool", n);
+                die("one entry named 8,192 times counts as %u that cool", n);
         for (uint32_t i = 0; i < 3000; i++) {
                 uint32_t message = random_below(&random, 2) ? KVD_MSG_cool : KVD_MSG_revive;
                 uint32_t how = 1 +
@@ -382,7 +379,7 @@ static void selections(const struct hostile *h) {
         m.critical.op = 2;
         refused(&a, m, ENODATA);
         m.critical.op = 1;
-        /* freed, filled anew or made private while a worker reads it */
+        /* freed, refilled or made private while a worker reads the block */
         for (uint32_t i = 0; i < 300; i++) {
                 struct kvd_msg reply;
                 kvd_ref block;
@@ -411,7 +408,7 @@ static void selections(const struct hostile *h) {
                         raw_call(a.fd, &m, &reply, NULL);
                 usleep(1000);
         }
-        die("no answer to a selection that is sound");
+        die("no answer to a sound selection");
 }
 
 static void samples(const struct hostile *h) {
@@ -443,7 +440,7 @@ static void samples(const struct hostile *h) {
         refused(&a, m, EINVAL);
         m.sample.tokens = BT;
         ticket = methods_ask(&a, m).sample_reply.ticket;
-        /* until the queue is full, and the blocks go meanwhile */
+        /* until the queue is full, while the blocks are freed and reallocated */
         for (uint32_t i = 0; i < 2000; i++) {
                 if (raw_call(a.fd, &m, &reply, NULL) != 1)
                         die("the connection has ended");
@@ -494,7 +491,7 @@ static void tables_of_depths(const struct hostile *h) {
         m.profile.space = kvd_slice_of(a.name);
         reply = methods_ask(&a, m);
         if (reply.profile_reply.def)
-                die("a table that was forgotten is there");
+                die("a deleted table is still there");
 }
 
 static void settings(const struct hostile *h) {
@@ -527,15 +524,15 @@ static void settings(const struct hostile *h) {
 }
 
 const struct attack_row method_attacks[] = {
-        {"sequences of others", sequences_of_others, 2},
-        {"tables that cannot be, and too many", tables_that_cannot_be, 1},
-        {"appends of what is not one's own", appends, 2},
-        {"borrowed without a pin", borrowed_without_a_pin, 1},
-        {"steps outside of their sequence", steps_outside, 1},
-        {"answers to what nobody asked", answers_to_nothing, 1},
-        {"wishes for entries in any state", wishes, 1},
-        {"selections that do not fit, or go away", selections, 2},
-        {"samples that do not fit, or go away", samples, 2},
-        {"tables of depths that cannot be", tables_of_depths, 1},
-        {"settings that are none", settings, 1},
+        {"sequences of other clients", sequences_of_others, 2},
+        {"impossible tables, and too many", tables_that_cannot_be, 1},
+        {"appends of other clients' blocks", appends, 2},
+        {"blocks borrowed without a pin", borrowed_without_a_pin, 1},
+        {"steps outside their sequence", steps_outside, 1},
+        {"answers to no question", answers_to_nothing, 1},
+        {"requests for entries in any state", wishes, 1},
+        {"selections that do not fit, or are freed", selections, 2},
+        {"samples that do not fit, or are freed", samples, 2},
+        {"impossible tables of depths", tables_of_depths, 1},
+        {"invalid settings", settings, 1},
         {0}};

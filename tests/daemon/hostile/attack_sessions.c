@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Connections that flood, hang, leave at the wrong time, or stop. */
+/*
+ * Connections that flood, hang, disconnect at the wrong time, or stop.
+ */
 
 #include <errno.h>
 #include <signal.h>
@@ -34,7 +36,8 @@ static void half_open(const struct hostile *h) {
 
 /*
  * Connects and attaches. Returns 0, or the error with which the daemon refused. On a busy machine
- * the daemon may drop a connection that attaches too late: then retry with a new one.
+ * the daemon may drop a connection that attaches too late; the function then retries with a new
+ * one.
  */
 static uint32_t answer_to_hello(const struct hostile *h, int *ret) {
         struct kvd_msg hello = {.number = KVD_MSG_attach,
@@ -76,9 +79,9 @@ static void connect_and_go(const struct hostile *h) {
                 close(i % 2 ? raw_connect(h->daemon.socket) : raw_attach(h->daemon.socket));
 }
 
-/* ---- not listening --------------------------------------------------------------------------- */
+/* ---- not reading ----------------------------------------------------------------------------- */
 
-/* Requests until the socket takes no more; replies are never read. */
+/* Sends requests until the socket takes no more. Replies are never read. Returns their number. */
 static uint32_t fill_socket(int fd, const struct kvd_msg *request) {
         static uint8_t frame[KVD_FRAME_MAX];
         ssize_t n = kvd_msg_encode(request, frame, sizeof frame);
@@ -107,13 +110,13 @@ static void never_reads(const struct hostile *h) {
                 fds[i] = raw_attach(h->daemon.socket);
                 fill_socket(fds[i], i % 2 ? &open : &map);
         }
-        /* Who reads at last gets everything, one after the other. */
+        /* A client that finally reads gets all replies, in order. */
         for (int n = 0; n < 50; n++)
                 if (raw_receive(fds[0], &reply, NULL) != 1)
-                        die("the connection of a client that was slow has ended");
+                        die("the connection of a slow client has ended");
 }
 
-/* ---- leaving --------------------------------------------------------------------------------- */
+/* ---- disconnecting --------------------------------------------------------------------------- */
 
 static uint32_t open_victim_space(int fd) {
         struct kvd_msg request = victim_space_message(), reply;
@@ -126,8 +129,8 @@ static uint32_t open_victim_space(int fd) {
 }
 
 /*
- * Each asks for blocks and is gone before the answer. As one process: so they wait for its end, and
- * then are free.
+ * Each connection requests blocks and closes before the reply. All belong to one process, so the
+ * blocks stay reserved until it ends, and are freed then.
  */
 static void leaves_in_mid_request(const struct hostile *h) {
         static uint8_t frame[256];
@@ -147,7 +150,7 @@ static void leaves_in_mid_request(const struct hostile *h) {
 
 /* ---- stopped --------------------------------------------------------------------------------- */
 
-/* Pins a chain, tells so, and checks it when it is woken. */
+/* Pins a chain, reports that, stops itself, and checks the chain when it continues. */
 static _Noreturn void hold_and_check(const struct hostile *h, int ready) {
         uint32_t tokens[VICTIM_BLOCKS * VICTIM_BT], ids[VICTIM_BLOCKS],
                 chain = 700 + (uint32_t)getpid() % 1000 % 20;
@@ -174,7 +177,7 @@ static _Noreturn void hold_and_check(const struct hostile *h, int ready) {
         raise(SIGSTOP);
         for (int i = 0; i < n; i++)
                 if (!victim_block_is_right(kvd_pin_block(&pin, ids[i]), chain, (uint32_t)i))
-                        die("a stopped client lost what it held");
+                        die("a stopped client lost its pinned blocks");
         kvd_unpin(space, &pin);
         _exit(0);
 }
@@ -224,7 +227,7 @@ static void stopped_clients(const struct hostile *h) {
 
 #define SPACES 48u
 
-/* What the daemon has for each of many is given back when they are deleted. */
+/* The daemon's memory for each of many spaces is freed when they are deleted. */
 static void opens_many_spaces(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket);
         char name[32];
@@ -239,9 +242,9 @@ static void opens_many_spaces(const struct hostile *h) {
 const struct attack_row session_attacks[] = {
         {"600 connections that do not attach", half_open, 64},
         {"600 connections that attach", many_attached, 256},
-        {"2,000 connections that go at once", connect_and_go, 16},
+        {"2,000 connections that close at once", connect_and_go, 16},
         {"clients that never read", never_reads, 8},
-        {"clients that go before the answer", leaves_in_mid_request, 100},
-        {"stopped clients hold what they pinned", stopped_clients, 6},
+        {"clients that leave before the reply", leaves_in_mid_request, 100},
+        {"stopped clients keep their pins", stopped_clients, 6},
         {"a client that opens 48 spaces", opens_many_spaces, 1},
         {0}};

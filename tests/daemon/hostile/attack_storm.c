@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Everything at once: random requests of all methods, settings that change beneath them, clients
- * that do not answer.
+ * Everything at once: random requests of all methods, changing settings, and clients that do not
+ * answer.
  */
 
 #include <errno.h>
@@ -27,7 +27,9 @@
 
 /* ---- a storm of requests --------------------------------------------------------------------- */
 
-/* Four at once, three of them in one space. SEED in the environment makes them others. */
+/*
+ * Four storms at once, three of them in one space. SEED in the environment selects other requests.
+ */
 static void storms(const struct hostile *h) {
         uint64_t seed = getenv("SEED") ? strtoull(getenv("SEED"), NULL, 0) : 100;
         int status;
@@ -46,7 +48,7 @@ static void storms(const struct hostile *h) {
 
 /* ---- many small sketches --------------------------------------------------------------------- */
 
-/* One for every block: they are the daemon's descriptors, which are for everybody. */
+/* A sketch for every block: each costs the daemon a descriptor, and all clients share those. */
 static void a_sketch_for_every_block(const struct hostile *h) {
         struct asker a = methods_open(h->daemon.socket, "sketches");
         uint32_t slots[64], before = hostile_fds(h), most = before;
@@ -63,11 +65,11 @@ static void a_sketch_for_every_block(const struct hostile *h) {
                 most = MAX(most, hostile_fds(h));
         }
         if (most > before + 2048)
-                die("the daemon had %u descriptors and has %u", before, most);
+                die("the daemon's descriptors grew from %u to %u", before, most);
         printf("  descriptors of the daemon: %u, at most %u\n", before, most);
 }
 
-/* ---- clients that do not listen -------------------------------------------------------------- */
+/* ---- clients that do not answer -------------------------------------------------------------- */
 
 static void press(const struct asker *a) {
         methods_set(a, "pressure.high", "0.01");
@@ -77,7 +79,10 @@ static void press(const struct asker *a) {
         methods_set(a, "memshare.recent_guard", "0");
 }
 
-/* Relief proposes, nobody answers: what was proposed stays, and the sequence is as it was. */
+/*
+ * Pressure relief proposes changes, but the client does not answer. The blocks stay, and the
+ * sequence does not change.
+ */
 static void never_answers(const struct hostile *h) {
         struct asker a = methods_open(h->daemon.socket, "deaf"),
                      b = methods_open(h->daemon.socket, "deaf");
@@ -88,7 +93,7 @@ static void never_answers(const struct hostile *h) {
                 methods_append(&a, q, 10);
                 hostile_goes_on(h, 20);
         }
-        other = methods_sequence(&b, 64); /* who listens is served */
+        other = methods_sequence(&b, 64); /* a client that answers is served */
         for (uint32_t i = 0; i < 20; i++) {
                 methods_append(&b, other, 2);
                 methods_sync(&b, other, 1, 2);
@@ -96,7 +101,7 @@ static void never_answers(const struct hostile *h) {
         methods_ask(&b, MSG(table, .space = b.space, .op = 2, .sequence = other));
 }
 
-/* Stopped while changes are on their way to it, then killed. */
+/* Clients that are stopped while changes are on their way to them, and then killed or continued. */
 static void stopped_with_changes(const struct hostile *h) {
         pid_t pids[4];
         int ready[2], status;
@@ -131,7 +136,7 @@ static void stopped_with_changes(const struct hostile *h) {
         }
 }
 
-/* What it says of its attention is noise, all the time; pins, too. */
+/* The use counters and pins that the client writes are noise, all the time. */
 static void noise_about_use(const struct hostile *h) {
         struct kvd_msg request = victim_space_message(), reply;
         struct asker a = methods_open(h->daemon.socket, "noise");
@@ -171,9 +176,7 @@ static void refused(bool done, const char *what) {
                 die("%s was not refused", what);
 }
 
-/*
- * By a user who is not the daemon's: the daemon's own may do as he likes with its processes anyway.
- */
+/* As another user: a process of the daemon's own user may do anything to the daemon anyway. */
 static void write_summaries(const struct hostile *h) {
         struct asker a = methods_open(h->daemon.socket, "summaries");
         struct kvd_msg request = MSG(summaries, .space = a.space), reply;
@@ -197,7 +200,7 @@ static void write_summaries(const struct hostile *h) {
         raw_expect_refusal(a.fd, &request, EBADF);
         if (getuid() == 0 &&
             (setresgid(65534, 65534, 65534) < 0 || setresuid(65534, 65534, 65534) < 0))
-                die("cannot become nobody");
+                die("cannot become user nobody");
         if (getuid() != 65534)
                 return;
         snprintf(path, sizeof path, "/proc/self/fd/%d", fds.fd[0]);
@@ -209,6 +212,6 @@ const struct attack_row storm_attacks[] = {
         {"a sketch for every block", a_sketch_for_every_block, 1},
         {"a client that never answers proposals", never_answers, 2},
         {"clients stopped with changes on the way", stopped_with_changes, 4},
-        {"noise about what is used", noise_about_use, 2},
+        {"noise in use counters", noise_about_use, 2},
         {"writing the summaries", write_summaries, 1},
         {0}};

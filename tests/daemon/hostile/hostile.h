@@ -8,13 +8,13 @@
 struct hostile {
         struct instance daemon;
         struct victim victim;
-        struct conn *conn; /* of the one who checks */
-        uid_t attacker;    /* of another domain than the victim; 0: of the same */
-        uint32_t fds;      /* of the daemon, with victim and checker */
+        struct conn *conn; /* of the checker */
+        uid_t attacker;    /* user in another domain than the victim; 0 if the same */
+        uint32_t fds;      /* number of the daemon's descriptors, with victim and checker */
         uint64_t rss_kib;
 };
 
-/* An attack runs in a process of its own, which die() or exit() ends. */
+/* An attack runs in its own process, which die() or exit() ends. */
 typedef void attack(const struct hostile *h);
 
 struct attack_row {
@@ -23,7 +23,7 @@ struct attack_row {
         uint32_t bad_connections; /* the daemon may keep 64 KiB for each */
 };
 
-/* Descriptors of the daemon, which only root may count. */
+/* Number of the daemon's descriptors, which only root may count. */
 uint32_t hostile_fds(const struct hostile *h);
 /* Waits until the victim has done this many more operations. */
 void hostile_goes_on(const struct hostile *h, uint64_t operations);
@@ -33,8 +33,8 @@ extern const struct attack_row frame_attacks[], session_attacks[], block_attacks
 extern const struct attack_row method_attacks[], storm_attacks[];
 
 /*
- * A worker is started, and does a job of every kind that this takes: what it costs is there before
- * it is counted.
+ * Makes the daemon start a worker and do a job of every kind, so that their cost is included before
+ * it is measured.
  */
 void methods_warm_up(const struct hostile *h);
 

@@ -3,8 +3,8 @@
 #define KVD_TESTS_HOSTILE_METHODS_H
 
 /*
- * An attacker with sequences: frames of its own, in a space with every method on. Refusals end the
- * test.
+ * An attacker with sequences, which sends its own frames in a space with every method on. A refusal
+ * ends the test.
  */
 
 #include "tests/daemon/hostile/hostile.h"
@@ -24,12 +24,12 @@ uint32_t methods_sequence(const struct asker *a, uint32_t max_blocks);
 struct kvd_msg methods_append_message(const struct asker *a, uint32_t sequence, const kvd_ref *refs,
                                       uint32_t n,
                                       const uint32_t *tokens); /* own blocks, all full */
-/* up to 64; how many there were */
+/* n: at most 64. Returns the number of blocks appended. */
 uint32_t methods_append(const struct asker *a, uint32_t sequence, uint32_t n);
 
 /*
- * Random requests of all kinds, settings included, on sequences in a space of that name; walks the
- * invariants.
+ * Sends random requests of all kinds, settings included, about sequences in the space of that name,
+ * and checks the invariants.
  */
 void methods_storm(const char *socket, const char *space, uint64_t seed, uint32_t requests);
 

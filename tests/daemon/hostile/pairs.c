@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Pairs of runs of a whole daemon, from a seed. In both, domain B does the same at the same times,
- * which are the daemon's (tests/lib/clocked.h); in one of them users of domain A work beside it, in
- * spaces of the same names, and are killed. Both domains have a guarantee, and arenas. Whatever B
- * is told must be the same to the byte: results and reasons, what is found, ids of blocks, all
- * figures. How long it waits in real time is not compared.
+ * Pairs of runs of a whole daemon, from a seed. In both runs, domain B does the same at the same
+ * times, which are the daemon's (tests/lib/clocked.h). In one of them, users of domain A work next
+ * to B, in spaces of the same names, and are killed. Both domains have a guarantee, and arenas.
+ * Everything that B is told must be the same to the byte: results and reasons, blocks found, block
+ * ids, all figures. How long B waits in real time is not compared.
  *
  *      pairs [--seconds N] [--rounds N] [--seed N] [--together]
  *
- * --together has A's users in B's domain, where they do show: one pair in which they do not, and
- * what is compared were blind. Needs root, to become others.
+ * --together puts A's users into B's domain, where B must notice them. If it did not, the
+ * comparison would prove nothing. Needs root, to change users.
  */
 
 #include <errno.h>
@@ -38,10 +38,10 @@
 
 #define USER_A 65533u
 #define USER_B 65534u
-#define STEPS 40u       /* of B in a run */
+#define STEPS 40u       /* steps of B in a run */
 #define TRANSCRIPT (1u << 20)
 #define CHAINS 12u
-#define HOARD 140u      /* blocks of 16 KiB: more than a domain may have */
+#define HOARD 140u      /* blocks of 16 KiB; more than a domain may have */
 
 enum { CAUSAL, WHOLE, LARGE, N_SPACES };
 
@@ -57,7 +57,7 @@ struct hold {
 
 struct tenant {
         const char *socket;
-        char *told; /* everything, as text; NULL: nobody listens */
+        char *told; /* everything that the tenant is told, as text; NULL if it is not recorded */
         size_t n_told;
         struct random random;
         struct kvd *kvd;
@@ -69,7 +69,7 @@ struct tenant {
         uint32_t n_hoard;
 };
 
-/* ---- what one is told ------------------------------------------------------------------------ */
+/* ---- what a tenant is told ------------------------------------------------------------------- */
 
 static __attribute__((format(printf, 2, 3))) void note(struct tenant *t, const char *format, ...) {
         va_list args;
@@ -109,7 +109,7 @@ static void note_field(struct tenant *t, const struct kvd_msg *reply, const stru
                         note(t, i ? "%02x" : " bytes %02x", ((const uint8_t *)slice->data)[i]);
 }
 
-/* Asks, and notes all of the answer but who asks. */
+/* Sends a request, and notes the whole reply except for the caller's pid. */
 static int ask(struct tenant *t, uint32_t number, const void *request, struct kvd_msg *reply) {
         const struct kvd_msg_info *info = kvd_msg_info(number + KVD_REPLY);
         int r = conn_call(t->conn, number, request, &reply->attach);
@@ -122,7 +122,9 @@ static int ask(struct tenant *t, uint32_t number, const void *request, struct kv
         return r;
 }
 
-/* Of all that there are: each such question begins with a cursor, and its answer with the next. */
+/*
+ * Asks for all entries: each such request begins with a cursor, and its reply with the next cursor.
+ */
 static void ask_all(struct tenant *t, uint32_t number) {
         struct kvd_msg_space_info question = {0};
         struct kvd_msg reply = {0};
@@ -155,7 +157,7 @@ static void look_around(struct tenant *t) {
                 note_space(t, i);
 }
 
-/* ---- coming and going ------------------------------------------------------------------------ */
+/* ---- attaching and leaving ------------------------------------------------------------------- */
 
 static uint32_t below(struct tenant *t, uint32_t n) {
         return random_below(&t->random, n);
@@ -214,7 +216,7 @@ static void find_and_extend(struct tenant *t) {
                 kvd_unpin(t->spaces[h->space], &h->pin);
 }
 
-/* Fills its half of the pool, or gives all of that back. */
+/* Fills its half of the pool, or frees all of it. */
 static void hoard(struct tenant *t) {
         uint32_t n = t->n_hoard ? 0 : below(t, HOARD);
         int r = 0;
@@ -297,7 +299,7 @@ static void step(struct tenant *t) {
                 find_and_extend(t);
 }
 
-/* ---- processes, which do a step when they are told to ---------------------------------------- */
+/* ---- processes that do a step on command ----------------------------------------------------- */
 
 enum { STEP = 's', END = 'e' };
 
@@ -338,11 +340,11 @@ static struct process employ(const struct clocked *c, uid_t user, uint64_t seed,
         return p;
 }
 
-#define WINDOW_NS UINT64_C(5000000) /* of the daemon's time, for those who wait in a step */
+#define WINDOW_NS UINT64_C(5000000) /* the daemon's time, for tenants that wait within a step */
 
 /*
- * Gives the daemon time once the tenant has done its step, or waits in the middle of it. By then no
- * tenant runs, and no message is unanswered.
+ * Advances the daemon's clock once the tenant has done its step, or waits within it. By then no
+ * tenant runs, and no request is unanswered.
  */
 static void give_window(struct clocked *c, const struct process *p) {
         struct pollfd done = {p->fd, POLLIN, 0};
@@ -402,7 +404,7 @@ static void hire(struct neighbours *n, uint32_t i, struct clocked *c, uint64_t s
         clocked_client(c, A + i, n->at[i].pid);
 }
 
-#define WINDOWS 3u /* at most as many steps between two of B's */
+#define WINDOWS 3u /* maximum number of steps between two of B's */
 
 static void neighbours_work(struct neighbours *n, struct clocked *c) {
         uint32_t i = random_below(&n->random, ARRAY_SIZE(n->at)),
@@ -430,7 +432,7 @@ static const char *const *settings(bool together) {
         return all;
 }
 
-/* Until B's next step: often none of the daemon's clocks ticks meanwhile. */
+/* Time until B's next step. Often none of the daemon's timers expires meanwhile. */
 static uint64_t some_time(struct random *random) {
         static const uint64_t ms[] = {0, 0, 0, 10, 50, 200, 2000};
 
@@ -467,7 +469,7 @@ static void run(uint64_t seed, bool beside, bool together, char *told) {
 
 #define SHOWN 240
 
-/* From a little before the difference on. */
+/* Prints both transcripts from a little before the difference. */
 static void say_where(uint64_t seed, const char *alone, const char *beside) {
         size_t i = 0, line = 0, from;
 

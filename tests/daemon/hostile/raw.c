@@ -40,7 +40,7 @@ uint32_t raw_fill_backlog(const char *path, uint32_t most, int *fds) {
                 close(fds[n]);
                 return n;
         }
-        die("there is room for more than %u connections", most);
+        die("the backlog takes more than %u connections", most);
 }
 
 uint32_t raw_open_space(int fd, const char *name) {
@@ -54,7 +54,7 @@ uint32_t raw_open_space(int fd, const char *name) {
         return reply.space_reply.space;
 }
 
-/* What one request gets, which may be fewer; false: refused. */
+/* Sends one request, which may return fewer blocks. Returns false if it was refused. */
 static bool allocate_some(int fd, uint32_t space, uint32_t n, kvd_ref *ret, uint32_t *got) {
         struct kvd_msg m = {.number = KVD_MSG_allocate, .serial = 4, .allocate = {space, n}}, reply;
 
@@ -65,7 +65,7 @@ static bool allocate_some(int fd, uint32_t space, uint32_t n, kvd_ref *ret, uint
         return true;
 }
 
-/* Asks again for what is missing, as libkvd does. */
+/* Repeats the request for the missing blocks, as libkvd does. */
 uint32_t raw_allocate(int fd, uint32_t space, uint32_t n, kvd_ref *ret) {
         uint32_t got = 0;
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Random requests: plausible ones mostly, about sequences that are there or were once, under
- * settings that change.
+ * Random requests, most of them plausible, about existing or closed sequences, while settings
+ * change.
  */
 
 #include <stdio.h>
@@ -24,10 +24,10 @@
 struct storm {
         struct asker a;
         struct random random;
-        uint32_t sequences[SEQUENCES]; /* some long closed */
-        uint32_t n_changes[SEQUENCES]; /* of the last answer */
+        uint32_t sequences[SEQUENCES]; /* some of them closed long ago */
+        uint32_t n_changes[SEQUENCES]; /* in the last reply */
         uint32_t n_entries[SEQUENCES];
-        kvd_ref refs[REFS];            /* that were ours at some time */
+        kvd_ref refs[REFS];            /* that the client once filled */
         uint32_t answered, refused;
 };
 
@@ -35,7 +35,7 @@ static uint32_t below(struct storm *s, uint32_t n) {
         return random_below(&s->random, n);
 }
 
-/* Small and plausible, mostly. */
+/* Mostly a small, plausible number. */
 static uint32_t number(struct storm *s, uint32_t usual) {
         return below(s, 20) ? below(s, usual) : below(s, UINT32_MAX);
 }
@@ -54,7 +54,7 @@ static struct kvd_slice some_numbers(struct storm *s, uint32_t *to, uint32_t n, 
         return (struct kvd_slice){to, n * 4};
 }
 
-/* What it overwrites is let go of; where there is none left, everything is. */
+/* Releases the blocks that it overwrites, or all if none could be allocated. */
 static uint32_t fresh_blocks(struct storm *s, uint32_t n, kvd_ref *ret) {
         uint32_t got = raw_allocate(s->a.fd, s->a.space, n, ret), first = below(s, REFS - 4);
 
@@ -63,7 +63,7 @@ static uint32_t fresh_blocks(struct storm *s, uint32_t n, kvd_ref *ret) {
         return got;
 }
 
-/* As a client should, but for what it says they hold. */
+/* A mostly correct append, with random tokens. */
 static struct kvd_msg append_fresh(struct storm *s, uint32_t sequence) {
         static uint32_t tokens[4 * BT];
         static kvd_ref refs[4];
@@ -183,7 +183,7 @@ static void one_setting(struct storm *s) {
         methods_set(&s->a, settings[i][0], settings[i][1]);
 }
 
-/* Like one who listens, mostly: otherwise sequences would never change. */
+/* Usually answers as a client should. Otherwise sequences would never change. */
 static void answer(struct storm *s, uint32_t i) {
         uint32_t taken[KVD_SYNC_CHANGES],
                 n = below(s, 10) ? s->n_changes[i] : below(s, KVD_SYNC_CHANGES);

@@ -2,13 +2,14 @@
 
 /*
  * One attack after another on a real daemon, while a well-behaved client works all the time. After
- * each: the daemon lives, the victim had no wrong byte and no error and was never kept waiting for
- * long, every invariant holds, and the daemon's descriptors and memory are what they were.
+ * each attack the daemon must be alive, the victim must have seen no wrong byte, no error and no
+ * long wait, every invariant must hold, and the daemon's descriptors and memory must be back to
+ * their previous size.
  *
  *      test-attacks [--apart] [NAME]   only attacks whose name contains this
  *
- * The attacker is a colleague of the victim. With --apart, which needs root, each is a user in a
- * domain of its own, and the victim, which is guaranteed memory, must not even be refused a block.
+ * The attacker and the victim share a domain. With --apart, which needs root, each is a user in its
+ * own domain, and the victim, which has a guarantee, must not even be refused a block.
  */
 
 #include <errno.h>
@@ -27,13 +28,13 @@
 #include "tests/lib/sanitized.h"
 
 #define ATTACK_SECONDS 240u /* an attack that takes longer hangs */
-#define USER_A 65534u /* attacks */
+#define USER_A 65534u /* the attacker */
 #define USER_B 65533u
 #define KIB_PER_BAD 64u
-/* set aside for clients and frames at the start, and not touched before the first attack */
+/* memory for clients and frames, reserved at the start and not touched before the first attack */
 #define KIB_SLACK 1024u
-#define ATTEMPTS 3u     /* of one attack: memory touched for the first time may grow the daemon, */
-#define MOST_GROWTHS 6u /* ... but not more often in all attacks together */
+#define ATTEMPTS 3u     /* of one attack, since memory touched for the first time may grow the daemon, ... */
+#define MOST_GROWTHS 6u /* ... but no more than this in all attacks together */
 #define BURIAL_MS 5000u /* the daemon frees the attack's spaces piece by piece */
 
 /* ---- afterwards ------------------------------------------------------------------------------ */
@@ -42,7 +43,7 @@ static bool is_other(const struct kvd_msg_space_info_reply *info) {
         return !kvd_slice_is(info->name, "victim") || kvd_slice_is(info->domain, "a");
 }
 
-/* Spaces that an attack has left behind. */
+/* Deletes the spaces that an attack has left behind. */
 static void delete_others(struct hostile *h) {
         struct kvd_msg_space_info_reply info = {0};
         uint32_t cursor = 0;
@@ -69,7 +70,10 @@ static void expect_same_daemon(const struct hostile *h, const struct attack_row 
         WAIT_UNTIL(instance_fds(&h->daemon) == h->fds);
 }
 
-/* Whether the daemon's memory has grown too far. If so, the new size is allowed from now on. */
+/*
+ * Returns whether the daemon's memory has grown too far. If so, the new size is allowed from now
+ * on.
+ */
 static bool has_grown(struct hostile *h, const struct attack_row *a) {
         uint64_t rss, allowed = h->rss_kib + KIB_SLACK + a->bad_connections * KIB_PER_BAD;
 
@@ -102,7 +106,7 @@ static void expect_happy_victim(const struct hostile *h, const struct attack_row
                 die("%s: the victim read %llu wrong bytes and had %llu errors", a->name,
                     (unsigned long long)f->bytes_wrong, (unsigned long long)f->errors);
         if (h->attacker && f->refusals)
-                die("%s: the victim was refused %llu times what it is guaranteed", a->name,
+                die("%s: the victim was refused %llu times within its guarantee", a->name,
                     (unsigned long long)f->refusals);
 }
 
@@ -119,7 +123,7 @@ uint32_t hostile_fds(const struct hostile *h) {
 
 /* ---- one attack ------------------------------------------------------------------------------ */
 
-/* The attacker's domain has a space of that name, too, with memory in it. */
+/* Opens a space of the victim's name in the attacker's domain, with memory. */
 static void furnish(const struct hostile *h) {
         int fd = raw_attach(h->daemon.socket);
         kvd_ref refs[VICTIM_BLOCKS];
@@ -148,7 +152,7 @@ static void run_attack(const struct hostile *h, const struct attack_row *a) {
                 die("%s: the attacker ended with status %#x", a->name, status);
 }
 
-/* The victim did not have to wait too long. */
+/* Runs an attack, and checks that the victim did not wait too long. */
 static void attack_once(struct hostile *h, const struct attack_row *a) {
         struct victim_facts *f = h->victim.facts;
         uint64_t before = f->operations;
@@ -185,7 +189,7 @@ static void attack_all(struct hostile *h, const struct attack_row *a, const char
                         attack_until_it_rests(h, a);
 }
 
-/* Not --private: that is for one user only. */
+/* Not --private, which is for a single user. */
 static void start_for_two(struct instance *daemon) {
         instance_make_dir(daemon);
         if (chmod(daemon->dir, 0755) < 0)
@@ -242,7 +246,7 @@ int main(int argc, char **argv) {
         struct hostile h = {0};
 
         if (apart && getuid() != 0) {
-                puts("skip: only root can be two other users");
+                puts("skip: only root can become two other users");
                 return 77;
         }
         signal(SIGPIPE, SIG_IGN);

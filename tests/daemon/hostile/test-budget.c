@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The budget of a turn: what one request, or one piece of what is done behind it, may cost the
- * daemon of its own processor time, whatever clients have made of its state. Every message that a
- * client may send has a row here (a new one without it fails), and is sent in an ordinary and in
- * two adversarial states. What is measured is the work: a row whose requests are all refused fails.
+ * The budget of a turn: how much of the daemon's processor time one request, or one piece of
+ * background work, may cost, whatever state clients have put the daemon in. Every message that a
+ * client may send has a row here (a new message without a row fails), and is sent in an ordinary
+ * and in two adversarial states. The test measures work that is done: a row whose requests are all
+ * refused fails.
  *
  *      adversarial  everything pinned, all touch words set, one chain of a quarter of all blocks;
  *                   as many sequences as there may be, with copies on their way
@@ -45,12 +46,12 @@
 #define PIECE_US (SANITIZED ? 800000u : 20000u)
 #define ATTEMPTS 3u /* to stay below PIECE_US */
 #define REPEATED 7
-#define MOST_REPEATED 40 /* where they seem to be too long: who is late counts what comes behind */
-#define MANY 4096u       /* blocks that a message may name */
+#define MOST_REPEATED 40 /* if over budget: a late measurement includes later work */
+#define MANY 4096u       /* maximum number of blocks in a message */
 #define CHAIN 8u         /* blocks of a short chain */
-#define PART 2048u       /* blocks that are put behind a sequence at once */
-#define NAMED (4 * PART) /* entries that a message may name */
-#define RANGES 4u        /* of so many, which are more than there is room for copies of */
+#define PART 2048u       /* blocks that are appended to a sequence at once */
+#define NAMED (4 * PART) /* maximum number of entries in a message */
+#define RANGES 4u        /* of that size; more than there is room for copies of */
 
 struct scale {
         uint32_t peers, spaces, blocks;
@@ -61,8 +62,8 @@ static struct instance d;
 static struct peer_end *peers[256], *me; /* me: peers[0] */
 static uint32_t handles[256];            /* of space "big", of each */
 static const char *target = "big";       /* the space that requests are about, */
-static uint32_t mine;                    /* ... its handle, of me */
-static const struct kvd_index *index_of; /* ... mapped where it matters, or NULL */
+static uint32_t mine;                    /* ... its handle, of `me` */
+static const struct kvd_index *index_of; /* ... its mapping where it matters, or NULL */
 static struct kvd_pinpage *pages[256];   /* each peer's pins in "big" */
 static uint32_t holder;                  /* number of a client that has pins there */
 static uint64_t tokens_used = 1;
@@ -70,7 +71,10 @@ static int failed;
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-/* It sleeps again, or a tick has come. */
+/*
+ * The kernel updates the daemon's time when the daemon sleeps, or at a tick. Waits for that, for at
+ * most 10 ms, and returns the time since `began`.
+ */
 static uint64_t since(uint64_t began) {
         for (int i = 0; i < 200 && instance_cpu_ns(&d) == began; i++)
                 usleep(50);
@@ -95,11 +99,11 @@ static void judge(const char *what, const char *state, uint64_t ns, uint32_t mos
 #define TARGET kvd_slice_of(target)
 
 static kvd_ref refs[MANY];
-static uint32_t n_refs, refs_handle; /* blocks that I fill, and of which space */
+static uint32_t n_refs, refs_handle; /* blocks that `me` fills, and their space's handle */
 static uint32_t numbers[NAMED], sequence, seq_handle, serial;
-static uint32_t last_sequence; /* the last one that was opened, if it may be closed */
-static uint32_t n_entries;           /* of the sequence, as far as blocks were put behind it */
-static uint32_t n_changes;     /* of the last answer to sync */
+static uint32_t last_sequence; /* the last one opened, if it may be closed */
+static uint32_t n_entries;           /* of the sequence, after the last append */
+static uint32_t n_changes;     /* in the last reply to sync */
 
 static struct kvd_slice taken(void) {
         return (struct kvd_slice){refs, n_refs * (uint32_t)sizeof *refs};
@@ -111,7 +115,7 @@ static void give_back(void) {
         n_refs = 0;
 }
 
-/* What an answer leaves me with. */
+/* Stores what a reply gave to `me`. */
 static void forget(const struct kvd_msg *reply) {
         if (reply->number == KVD_MSG_allocate_reply) {
                 n_refs = reply->allocate_reply.blocks.size / (uint32_t)sizeof *refs;
@@ -133,7 +137,7 @@ static void forget(const struct kvd_msg *reply) {
                 n_changes = reply->sync_reply.changes.size / (uint32_t)sizeof(struct kvd_change);
 }
 
-/* Asks again where the daemon stopped for others' sake. */
+/* Repeats the request where the daemon paused to serve others. */
 static void take(uint32_t from, uint32_t n) {
         struct kvd_msg reply;
 
@@ -219,7 +223,7 @@ static bool is_clustered(struct kvd_key key) {
         return kvd_bucket(slots, key, 0) < slots / 8 && kvd_bucket(slots, key, 1) < slots / 8;
 }
 
-/* The next tokens of a chain whose blocks lie all in one corner of the table. */
+/* Chooses the next tokens of a chain whose blocks all lie in one corner of the table. */
 static void choose_numbers(uint64_t root, uint32_t n) {
         struct kvd_key key, parent = kvd_key_root(index_of, 0, root);
         uint32_t token = 0;
@@ -252,7 +256,7 @@ static struct kvd_msg send_seal(void) {
         return m;
 }
 
-/* A ring full of them, each the start of a chain. */
+/* Fills the ring with posts, each the start of a chain. */
 static void fill_ring(void) {
         uint64_t stride = kvd_post_stride(1), posted = atomic_load(&pages[0]->posted);
 
@@ -290,7 +294,7 @@ static struct kvd_msg send_evict(void) {
         return MSG(evict, TARGET, {0}, MANY);
 }
 
-/* One more; the one before makes room. */
+/* Opens one more table. Closes the previous one first, to make room. */
 static struct kvd_msg send_table(void) {
         if (last_sequence)
                 peer_ok(me, MSG(table, seq_handle, 2, last_sequence));
@@ -303,21 +307,21 @@ static struct kvd_msg send_append(void) {
         return MSG(append, seq_handle, sequence, 1, taken(), {numbers, 4 * n_refs * 4});
 }
 
-/* Steps of a request one after the other, which are compared with those before. */
+/* One step after another, each of which is compared with all previous ones. */
 static struct kvd_msg send_share(void) {
         static uint32_t step;
 
         return MSG(share, seq_handle, sequence, step++ * 256 % (7 * PART), 256);
 }
 
-/* All that was offered is taken. */
+/* Takes all proposed changes. */
 static struct kvd_msg sync_message(void) {
         for (uint32_t i = 0; i < n_changes; i++)
                 numbers[i] = 1;
         return MSG(sync, seq_handle, sequence, {numbers, n_changes * (uint32_t)sizeof *numbers});
 }
 
-/* Nothing of the sequence is under way any more. */
+/* Waits until nothing of the sequence is in progress. */
 static void settle(void) {
         struct kvd_msg reply;
 
@@ -356,7 +360,7 @@ static struct kvd_msg send_revive(void) {
         return revive_message(0, NAMED);
 }
 
-/* As much as fits is taken, and as much is offered. */
+/* Takes as many changes as fit, while as many again are proposed. */
 static struct kvd_msg send_sync(void) {
         struct kvd_msg reply;
 
@@ -367,7 +371,7 @@ static struct kvd_msg send_sync(void) {
         return sync_message();
 }
 
-/* Entries that no request before has named. */
+/* Entries that no earlier request has named. */
 static struct kvd_msg send_compact(void) {
         static uint32_t at = NAMED;
 
@@ -419,7 +423,7 @@ static struct kvd_msg send_chain_info(void) {
         return MSG(chain_info, TARGET, {0}, 0, 0);
 }
 
-/* From a piece of the blocks on, which takes longest. */
+/* The check of a part of the blocks, which takes longest. */
 static struct kvd_msg send_check(void) {
         return MSG(check, TARGET, {0}, UINT64_C(1) << 48 | (serial++ % 7) * 100);
 }
@@ -440,7 +444,7 @@ static struct kvd_msg send_domain_info(void) {
         return MSG(domain_info, 0);
 }
 
-/* A long chain that is resident, as far as others let it. */
+/* A long chain that is resident, unless others have evicted it. */
 static struct kvd_msg send_fetch(void) {
         static uint32_t tokens[MANY];
         static uint32_t n;
@@ -463,9 +467,9 @@ static struct kvd_msg send_tier_info(void) {
         return MSG(tier_info, 0);
 }
 
-#define ENDED_BLOCKS 128u /* more than are cleared up at once */
+#define ENDED_BLOCKS 128u /* more than are cleared at once */
 
-/* A client of its own each time, which fills blocks. */
+/* A new client each time, which fills blocks. */
 static struct kvd_msg send_client_end(void) {
         static struct peer_end *other;
         uint32_t number, handle;
@@ -485,7 +489,7 @@ static struct kvd_msg send_client_end(void) {
 
 typedef struct kvd_msg request(void);
 
-/* What a client may send; one that is missing here is found below. */
+/* The messages that a client may send. measure_all() reports one that is missing here. */
 #define ROW(message) [KVD_MSG_##message] = send_##message
 static request *const rows[FIRST_OF_WORKERS] = {
         ROW(attach),      ROW(join),       ROW(space),       ROW(detach),       ROW(segments),
@@ -499,9 +503,9 @@ static request *const rows[FIRST_OF_WORKERS] = {
 };
 
 /*
- * An error; ENODATA: an answer that says that there was nothing to do. That a sample could not be
- * measured, since its blocks were given back before a worker came to it, is an answer like another,
- * and so is that nobody here needs a lifeline.
+ * The error of a reply. ENODATA if the reply says that there was nothing to do. Two errors count as
+ * success: a sample whose blocks were freed before a worker measured it, and a lifeline that is not
+ * needed.
  */
 static int error_of(const struct kvd_msg *asked, const struct kvd_msg *reply) {
         switch (reply->number) {
@@ -525,7 +529,7 @@ static int error_of(const struct kvd_msg *asked, const struct kvd_msg *reply) {
         }
 }
 
-/* What has no answer is done before the next request. */
+/* A message without a reply is done before the next request. */
 static struct kvd_msg answer_to(struct peer_end *p, struct kvd_msg *m) {
         if (m->number != KVD_MSG_post)
                 return peer_call(p, *m);
@@ -533,7 +537,7 @@ static struct kvd_msg answer_to(struct peer_end *p, struct kvd_msg *m) {
         return peer_call(p, send_daemon_info());
 }
 
-/* The shortest of those that were done; an error if none was. */
+/* Judges the shortest of the repetitions that succeeded, or the error if none did. */
 static void measure(const char *name, request *make, const char *state) {
         struct peer_end *half = NULL;
         uint64_t least = UINT64_MAX;
@@ -628,7 +632,8 @@ static void fill(void) {
         n_refs = 0;
 }
 
-/* Chains whose blocks are all in one corner of the table, which is full long before the space is.
+/*
+ * Chains whose blocks all lie in one corner of the table, which is full long before the space is.
  */
 static void fill_a_corner(void) {
         struct kvd_pinpage *page;
@@ -662,7 +667,7 @@ static void big_again(void) {
 #define MOST_SPACES 4096u
 #define SPACES_TO_COME (2 * (3 * MOST_REPEATED + 2))
 
-/* As many as wanted, or as there may be, less those that requests make. */
+/* Makes as many spaces as wanted or allowed, less those that requests will make. */
 static void make_spaces(void) {
         struct kvd_msg reply;
         char name[32];
@@ -701,7 +706,7 @@ static void open_sequence(void) {
         sequence = peer_ok(me, MSG(table, seq_handle, 1, 0, 90000)).table_reply.sequence;
 }
 
-/* As many as there may be; each has copies on their way. */
+/* Opens as many sequences as allowed; each has copies on their way. */
 static void open_more_sequences(void) {
         for (uint32_t i = 1; i < KVD_MAX_SEQUENCES; i++) {
                 struct kvd_msg reply = peer_call(me, MSG(table, seq_handle, 1, 0, 64));
@@ -720,7 +725,7 @@ static void open_more_sequences(void) {
         }
 }
 
-/* The last client pins all but what I fill, and says that it used all just now. */
+/* The last client pins all blocks except for those that `me` fills, and marks all as just used. */
 static void pin_everything(void) {
         struct kvd_pin_words *words = words_of(scale.peers - 1);
 
@@ -734,8 +739,8 @@ static void pin_everything(void) {
 }
 
 /*
- * Copies fill all memory and files that they may have; then a request asks for as many as it can
- * name.
+ * Copies fill all memory and files that they may have. Then a request asks for as many more as it
+ * can name.
  */
 static void no_room_for_copies(void) {
         uint32_t first = n_entries, full = 0;
@@ -769,11 +774,11 @@ static void no_room_for_copies(void) {
         judge("cool", "no room", least, REQUEST_US, 0);
 }
 
-/* ---- what is done behind requests ------------------------------------------------------------ */
+/* ---- background work ------------------------------------------------------------------------- */
 
 /*
- * Before all others, where that may be had: while whoever asks waits for a processor, the daemon
- * does piece after piece.
+ * Runs with real-time priority where that is allowed: while the caller waits for a processor, the
+ * daemon would do piece after piece.
  */
 static void go_first(bool on) {
         const struct sched_param p = {.sched_priority = on};
@@ -874,7 +879,7 @@ int main(int argc, char **argv) {
 
         if (argc > 1 && strcmp(argv[1], "--full") == 0)
                 scale = (struct scale){238, 4096, 1000000};
-        unsetenv("MALLOC_PERTURB_"); /* makes glibc write all of what is asked for */
+        unsetenv("MALLOC_PERTURB_"); /* it makes glibc write all memory that is requested */
         allow_descriptors();
         snprintf(file, sizeof file, "/var/tmp/kvd-test-budget-%d", getpid());
         snprintf(setting, sizeof setting, "daemon.file=%s", file);

@@ -43,7 +43,7 @@ struct part { /* one process */
         void (*run)(struct part *);
         const struct instance *daemon;
         pid_t pid;
-        int go, done; /* pipes; the other ends in the parent */
+        int go, done; /* pipes; the parent has the other ends */
 };
 
 static struct user user_open(const struct part *p, const char *space) {
@@ -72,13 +72,13 @@ static void hear(int fd) {
                 die("pipe");
 }
 
-/* Ready: goes on when the daemon is stopped. */
+/* Reports that it is ready, and waits until the daemon is stopped. */
 static void wait_for_the_stop(const struct part *p) {
         say(p->done);
         hear(p->go);
 }
 
-/* Done with the stopped daemon: goes on when it goes on. */
+/* Reports that it is done with the stopped daemon, and waits until the daemon runs again. */
 #define wait_for_its_end(p) wait_for_the_stop(p)
 
 static void expect_timeout(const struct part *p, uint64_t began, int64_t r) {
@@ -177,13 +177,13 @@ static void stopped_in_a_call(struct part *p) {
         struct user u = user_open(p, "s");
 
         wait_for_the_stop(p);
-        say(p->done); /* it is stopped inside of the call, until the daemon has answered */
+        say(p->done); /* the parent stops it inside the call, until the daemon has answered */
         if (kvd_space_set(u.space, "memshare.on", 0) < 0)
                 die("%s: %s", p->name, kvd_error());
         user_close(&u);
 }
 
-/* ---- what cannot fail ------------------------------------------------------------------------ */
+/* ---- calls that cannot fail ------------------------------------------------------------------ */
 
 static void *set_main(void *arg) {
         struct asker *a = arg;
@@ -193,7 +193,7 @@ static void *set_main(void *arg) {
         return NULL;
 }
 
-/* Two threads have the connection, one after the other, for as long as this one may wait. */
+/* Two threads, one after the other, use the connection for as long as this one may wait. */
 static void give_back_later(struct part *p) {
         struct user u = user_open(p, "later");
         struct asker asker = {p, &u};
@@ -214,7 +214,7 @@ static void give_back_later(struct part *p) {
                 pthread_join(threads[i], NULL);
         wait_for_its_end(p);
         kvd_catch_up(u.space);
-        wait_for_its_end(p); /* the parent looks */
+        wait_for_its_end(p); /* the parent checks */
         user_close(&u);
 }
 
@@ -234,14 +234,14 @@ static uint32_t find(struct user *u, uint32_t chain) {
         return n;
 }
 
-/* Chain 3 was published after this process came: its blocks' segment is not mapped here. */
+/* Chain 3 was published after this process attached, so its blocks' segment is not mapped here. */
 static void look_up_in_a_grown_pool(struct part *p) {
         struct user u = user_open(p, "grown");
 
         wait_for_the_stop(p);
         for (uint32_t i = 0; i < 1000; i++)
                 if (find(&u, 3) != 0)
-                        die("%s: found what is not mapped", p->name);
+                        die("%s: found a chain that is not mapped", p->name);
         wait_for_its_end(p);
         if (kvd_catch_up(u.space) < 0 || find(&u, 3) != VICTIM_BLOCKS)
                 die("%s: not found afterwards (%s)", p->name, kvd_error());
@@ -316,7 +316,7 @@ static void end(struct part *p) {
 
 #define SPACES 4u /* s, grown, later, other */
 
-/* What two spaces hold of "later": nothing but what lies in the magazine of one client. */
+/* Whether everything of "later" was given back, except for the magazine of one client. */
 static bool was_given_back(struct conn *conn) {
         struct kvd_msg_space_info_reply info = {0};
         uint64_t filling = 0, attached = 0;
@@ -369,7 +369,7 @@ int main(void) {
                 if (i != STOPPED)
                         say(parts[i].go);
         hear(parts[LATER].done);
-        WAIT_UNTIL(was_given_back(conn)); /* the daemon has answered everybody by now */
+        WAIT_UNTIL(was_given_back(conn)); /* by now the daemon has answered all calls */
         say(parts[LATER].go);
         kill(parts[STOPPED].pid, SIGCONT);
         for (uint32_t i = 0; i < N_PARTS; i++)

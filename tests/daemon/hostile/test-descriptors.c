@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Descriptors that nobody asked for: what is behind one may take seconds or hours to close. A
- * socket that lingers, many inotify queues, from users who attached, who did not, and who are
- * refused: the loop answers others meanwhile, and never sleeps for any of them. Both where Linux
- * keeps descriptors off (6.16), and where it does not know how: then a filter plays the old kernel.
+ * Unsolicited descriptors: closing one may take seconds or hours. Clients send a socket that
+ * lingers, or many inotify queues. These clients have attached, have not attached, or are refused.
+ * The loop must answer other clients meanwhile, and never sleep for any of them. The tests run with
+ * Linux's protection from unwanted descriptors (6.16), and without it: then a filter simulates an
+ * old kernel.
  */
 
 #include <arpa/inet.h>
@@ -58,7 +59,7 @@ static void stop(void) {
 
 /* ---- what is sent ---------------------------------------------------------------------------- */
 
-/* A connection of loopback whose peer reads nothing: its close waits for an hour. */
+/* Makes a loopback connection whose peer reads nothing, so that its close waits for an hour. */
 static void set_linger(int socket, int seconds) {
         struct linger linger = {.l_onoff = seconds > 0, .l_linger = seconds};
 
@@ -101,7 +102,7 @@ static int send_fds(int socket, const int *fds, uint32_t n) {
 static void woken(int number) {
 }
 
-/* Where the daemon was faster and ours is the last, a signal ends the lingering. */
+/* A signal ends the lingering if the daemon has closed its copy first and ours is the last. */
 static void close_impatiently(int fd) {
         const struct sigaction action = {.sa_handler = woken};
 
@@ -124,7 +125,7 @@ static void send_queues(int socket, bool refused) {
         int fds[MANY];
 
         for (uint32_t i = 0; i < MANY; i++) {
-                WAIT_UNTIL((fds[i] = inotify_init()) >= 0); /* a user has 128 of them */
+                WAIT_UNTIL((fds[i] = inotify_init()) >= 0); /* a user may have 128 */
                 ck_assert_int_ge(inotify_add_watch(fds[i], in.dir, IN_CREATE), 0);
         }
         ck_assert_int_eq(send_fds(socket, fds, MANY), refused ? -EPERM : 0);
@@ -150,7 +151,7 @@ static void expect_answers(void) {
                 peer_ok(other, (struct kvd_msg){.number = KVD_MSG_daemon_info});
 }
 
-/* Times that the loop's thread slept. */
+/* Number of times that the loop's thread slept. */
 static uint64_t sleeps(void) {
         unsigned long long n = 0;
         char path[64], line[256];
@@ -202,8 +203,8 @@ static uint64_t throw_queues(int variant) {
 }
 
 /*
- * Each close of a queue sleeps. The loop's thread must not close queues itself: it may sleep only
- * between its answers.
+ * Each close of a queue sleeps, so the loop's thread must not close queues itself. It may sleep
+ * only between its answers.
  */
 START_TEST(the_loop_closes_no_inotify_queues) {
         uint64_t least = UINT64_MAX;
@@ -216,7 +217,7 @@ START_TEST(the_loop_closes_no_inotify_queues) {
 }
 END_TEST
 
-/* They wait unread in sockets that end for another reason: a half-open one's time is over. */
+/* The descriptors wait unread in sockets that end because they did not attach in time. */
 START_TEST(unread_descriptors_delay_no_answer) {
         int sockets[4];
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * 200 connections of one user who send as much as they can, of whatever costs most, and one of
- * another. What is counted is requests that the daemon answers from one of the victim's to the
- * next: his is every second one, or the flood's cost more than his and are even fewer. The daemon
- * is stopped while all of them send, so that nobody waits because the machine is busy.
+ * 200 connections of one user send as many of the costliest requests as they can, while one of
+ * another user sends its own. The test counts the requests that the daemon answers between two of
+ * the victim's. The victim must get every second answer, or more if the flood's requests cost more
+ * than its own. The daemon is stopped while all of them send, so that a busy machine does not
+ * distort the count.
  */
 
 #include <errno.h>
@@ -23,7 +24,7 @@
 
 #define FLOOD 200u
 #define ASKED 20u /* fewer than a connection of the flood can send ahead */
-#define MOST 8u /* of the flood between two of his: where they are cheaper, and as many as cost as much */
+#define MOST 8u /* flood requests between two of the victim's, if they cost less */
 #define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .serial = 1, .name_ = {__VA_ARGS__}})
 
 static struct instance in;
@@ -82,7 +83,7 @@ static int by_size(const void *a, const void *b) {
         return x < y ? -1 : x > y;
 }
 
-/* Requests of others from one of his to the next: most of the time, since he may be late to ask. */
+/* The median number of other requests between two of the victim's, which may be late to ask. */
 static uint64_t others_between(struct peer_end *p) {
         uint64_t gaps[ASKED - 1], before = 0;
         struct kvd_msg reply;
@@ -116,7 +117,7 @@ static uint64_t measure(const struct kvd_msg *request) {
         ck_assert_int_eq(read(ready[0], &byte, 1), 1);
         kill(in.pid, SIGSTOP);
         ck_assert_int_eq(write(go[1], "x", 1), 1);
-        ck_assert_int_eq(read(ready[0], &byte, 1), 1); /* all of it was sent */
+        ck_assert_int_eq(read(ready[0], &byte, 1), 1); /* all requests are sent */
         ask(victim, ASKED);
         kill(in.pid, SIGCONT);
         others = others_between(victim);

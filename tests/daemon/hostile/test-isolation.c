@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Two domains, two users. Paired: the same tokens that hit in their own domain miss in the other
- * one, so that "nothing is ever found" does not pass. And told apart: what one domain is told by
- * the daemon is word for word the same whether or not there is another one that works, fills the
+ * Two domains, two users. The first test checks that the same tokens hit in their own domain and
+ * miss in the other, so that a cache that never finds anything does not pass. The second checks
+ * that the daemon tells one domain exactly the same whether or not another domain works, fills the
  * cache and stays attached.
  *
- * Needs root, to become others.
+ * Needs root, to change users.
  */
 
 #include <errno.h>
@@ -38,7 +38,7 @@ static const struct kvd_geometry geometry = {.layers = 1,
                                              .dtype = KVD_F32,
                                              .vocab = 1000};
 
-/* ---- becoming somebody ----------------------------------------------------------------------- */
+/* ---- becoming another user ------------------------------------------------------------------- */
 
 #define LIMIT_SECONDS 240u
 
@@ -116,13 +116,13 @@ static void publish_and_go(const char *socket, char *transcript) {
         struct kvd_space *space = open_space(socket);
 
         if (find(space) != 0)
-                die("found before anybody has published");
+                die("found before anything was published");
         publish(space);
 }
 
 static void expect_hit(const char *socket, char *transcript) {
         if (find(open_space(socket)) != BLOCKS)
-                die("another process of the same domain does not find what was published");
+                die("another process of the same domain does not find the published chain");
 }
 
 static void expect_miss(const char *socket, char *transcript) {
@@ -131,10 +131,10 @@ static void expect_miss(const char *socket, char *transcript) {
 
         make_tokens(tokens);
         if (find(space) != 0 || kvd_match(space, 0, tokens, BLOCKS * BT) != 0)
-                die("a process of another domain finds what was published");
+                die("a process of another domain finds the published chain");
 }
 
-/* ---- what one is told ------------------------------------------------------------------------ */
+/* ---- what a domain is told ------------------------------------------------------------------- */
 
 static __attribute__((format(printf, 2, 3))) void note(char *transcript, const char *format, ...) {
         size_t n = strlen(transcript);
@@ -191,10 +191,7 @@ static void note_daemon(struct conn *conn, char *t) {
              (unsigned long long)d.bad_frames, (unsigned long long)d.turn_max_us);
 }
 
-/*
- * Whatever names the other's domain or space is answered in the same words whether they exist or
- * not.
- */
+/* Requests that name the other's domain or space get the same reply whether these exist or not. */
 static void note_refusals(struct conn *conn, char *t) {
         struct kvd_slice a = kvd_slice_of("a"), llama = kvd_slice_of("llama"),
                          own = kvd_slice_of("");
@@ -300,7 +297,7 @@ static void start(struct inproc *d) {
                 die("chmod: %s", strerror(errno));
 }
 
-/* Tables, blocks of its own, and changes that it never takes. */
+/* Makes tables, fills blocks, and never takes the changes. */
 static void hold_sequences(struct kvd_space *space) {
         uint32_t tokens[BLOCKS * BT], slots[4] = {0, 1, 2, 3};
 
@@ -331,7 +328,7 @@ static _Noreturn void work_and_hold(const char *socket, int ready) {
                 find(space);
 }
 
-/* A process of A that goes on working and holding. */
+/* A process of A that keeps working and holding blocks. */
 static pid_t busy_neighbour(const char *socket) {
         int ready[2];
         char byte;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A worker that lies in the right form: its answers have the size and the number that they should
- * have, and anything in them. Matches of blocks that are none, sources that have sources, scores
- * that are no numbers, copies that were never made; now and then an answer to a job of long ago.
- * Storms of requests give it work. What clients read is then anything, of course; but the daemon's
- * tables stay sound, and everything is given back.
+ * A worker that lies in the right form: its answers have the right size and number, and arbitrary
+ * contents. Matches of blocks that do not exist, sources that have sources, scores that are not
+ * numbers, copies that were never made, and now and then an answer to an old job. Storms of
+ * requests give it work. What clients read may then be anything. But the daemon's tables must stay
+ * sound, and everything must be freed.
  */
 
 #include <math.h>
@@ -53,7 +53,7 @@ static uint32_t odd_number(struct random *random, uint32_t n_items) {
         }
 }
 
-/* Matches that are possible, but for what they say, are believed: that is the part worth trying. */
+/* Two thirds of the matches name real items, with invented scores: the daemon believes those. */
 static void lie(struct random *random, const struct kvd_job *job, uint8_t *result) {
         uint32_t n = job->n_results * result_bytes[job->kind % ARRAY_SIZE(result_bytes)];
 
@@ -114,7 +114,7 @@ static int liar_main(int socket) {
 
 /* ---- its victims ----------------------------------------------------------------------------- */
 
-/* Not for any child: the daemon in this process has some, too. */
+/* Waits for these children only: the daemon in this process has children, too. */
 static void wait_for(const pid_t *pids, uint32_t n) {
         int status;
 
@@ -131,12 +131,12 @@ static uint64_t jobs_of(const struct inproc *d) {
             conn_call(conn, KVD_MSG_daemon_info, NULL, &info) < 0)
                 die("%s", kvd_error());
         conn_close(conn);
-        printf("liar: %llu lies were heard, from %llu workers\n", (unsigned long long)info.jobs,
+        printf("liar: %llu lies were received, from %llu workers\n", (unsigned long long)info.jobs,
                (unsigned long long)info.worker_starts);
         return info.jobs;
 }
 
-/* Everything comes back, when the processes are gone and the jobs done. */
+/* All blocks and copies are freed once the processes have ended and the jobs are done. */
 static void expect_nothing_left(const struct inproc *d) {
         struct kvd_msg_space_info_reply info = {0};
         struct conn *conn;
@@ -188,7 +188,7 @@ int main(int argc, char **argv) {
         inproc_start_with_worker(&d, settings, "/proc/self/exe");
         for (uint32_t i = 0; i == 0 || jobs_of(&d) < 20; i++) {
                 if (i == 20)
-                        die("the liar was hardly asked");
+                        die("the liar got hardly any jobs");
                 storm(&d, seed + STORMS * i);
         }
         expect_nothing_left(&d);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Much at once, of what the daemon does beside answering: how long does its loop not look at its
- * sockets? A client with 100 sequences of 1,000 blocks ends; another has steps of reasoning all
- * over one another, in long sequences; a third closes what it has while all of it leaves. Others'
- * requests must not wait: what the daemon works before it answers one is measured in its own time,
- * which a busy machine does not change.
+ * Much background work at once: how long does the daemon's loop not look at its sockets? A client
+ * with 100 sequences of 1,000 blocks ends. Another shares overlapping steps of reasoning in long
+ * sequences. A third closes its sequences while all their blocks leave. Others' requests must not
+ * wait. The test measures the daemon's own processor time before each answer, which a busy machine
+ * does not change.
  */
 
 #include <signal.h>
@@ -88,8 +88,8 @@ static struct seen {
 } *seen; /* in memory that all processes share */
 
 /*
- * The daemon's work while it was asked something: what it does before it looks at its sockets
- * again. What it did while its answer was here and we had no processor is left out.
+ * Measures the daemon's work until it answers, before which it does not look at its sockets. Work
+ * that it did after the answer, while this process had no processor, is left out.
  */
 static struct kvd_msg_daemon_info_reply ask(struct conn *conn) {
         struct kvd_msg_daemon_info_reply reply = {0};
@@ -102,7 +102,7 @@ static struct kvd_msg_daemon_info_reply ask(struct conn *conn) {
         return reply;
 }
 
-/* Making a space, and memory, takes its time, too. */
+/* Discards the cost of making the space and its memory. */
 static void begin(void) {
         seen->work = (struct work_seen){0};
 }
@@ -122,7 +122,7 @@ static bool everything_is_back(struct conn *conn) {
         return !space.sequences && !space.private && !space.spilled && !space.vague;
 }
 
-/* With a daemon of its own, in a process of its own; then everything that it had must be back. */
+/* Runs a client in its own process, with a new daemon; afterwards everything must be freed. */
 static void measure(const char *name, void (*run)(void)) {
         struct conn *conn;
         uint64_t turn_us;
@@ -149,7 +149,7 @@ static void measure(const char *name, void (*run)(void)) {
         fflush(stdout);
         instance_end_clean(&d);
         if (!work_is_bounded(&seen->work))
-                die("%s: the loop was away for too long", name);
+                die("%s: the loop did not look at its sockets for too long", name);
 }
 
 /* ---- what clients do ------------------------------------------------------------------------- */
@@ -165,7 +165,7 @@ static void ends_with_100_sequences(void) {
 static const char *const sharing[] = {
         "memshare", "1", "memshare.min_step_tokens", "1", "memshare.cross_seq", "1", NULL};
 
-/* Each step has all entries, and so has each that is compared with it. */
+/* Each step has all entries, and so has each step that it is compared with. */
 static void steps_over_one_another(void) {
         kvd_space *space = open_space(40000, sharing);
         kvd_sequence *sequences[4];
@@ -182,7 +182,7 @@ static void steps_over_one_another(void) {
         MUST(kvd_space_set(space, "memshare", 0));
 }
 
-/* Steps of which nothing can be replaced: each is looked at, and the next, and the next. */
+/* Steps in which nothing can be replaced: the daemon looks at one after another. */
 static void steps_without_blocks(void) {
         kvd_space *space = open_space(10000, sharing);
         kvd_sequence *sequence = new_sequence(space, 8000);
@@ -198,7 +198,7 @@ static void steps_without_blocks(void) {
 
 static const char *const cooling[] = {"kvreviver", "1", "kvreviver.budget", "0.1", NULL};
 
-/* Exact copies and sketches of 20 sequences, all of which go at once. */
+/* Exact copies and sketches of 20 sequences, all of which end at once. */
 static void ends_while_blocks_leave(void) {
         kvd_space *space = open_space(25000, cooling);
         uint32_t slots[1000];

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a client has once had, and what it leaves behind, is nobody else's trouble. Each test is
- * named after an attack that once succeeded: an attacker keeps what it was given, in breach of what
- * it said, and a victim compares every byte or counts what the daemon still has.
+ * Blocks that a client once had, or leaves behind, must not harm other clients. Each test is named
+ * after an attack that once succeeded. An attacker keeps memory that it claimed to have given up,
+ * and a victim compares every byte or counts what the daemon still has.
  */
 
 #include <dirent.h>
@@ -72,13 +72,13 @@ static void close_client(struct client *c) {
         kvd_close(c->handle);
 }
 
-/* Of chain `number`: no two have a block in common. */
+/* Tokens of chain `number`. No two chains have a block in common. */
 static void make_tokens(uint32_t number, uint32_t tokens[PIECE * BT]) {
         for (uint32_t i = 0; i < PIECE * BT; i++)
                 tokens[i] = i < BT ? number : i;
 }
 
-/* Seals a chain of PIECE blocks; false: it was refused the blocks. */
+/* Seals a chain of PIECE blocks. Returns false if it was refused the blocks. */
 static bool publish(struct client *c, uint32_t number) {
         struct kvd_block blocks[PIECE];
         uint32_t tokens[PIECE * BT];
@@ -100,7 +100,7 @@ static bool publish(struct client *c, uint32_t number) {
         return true;
 }
 
-/* How many blocks of the chain are there; every byte must be right. */
+/* Number of blocks of the chain that are found; every byte must be right. */
 static uint32_t found(struct client *c, uint32_t number) {
         uint32_t tokens[PIECE * BT], ids[PIECE];
         struct kvd_pin pin = {0};
@@ -118,7 +118,7 @@ static uint32_t found(struct client *c, uint32_t number) {
         return n;
 }
 
-/* As found, and held for ever. */
+/* As found(), but the blocks stay pinned. */
 static bool found_and_kept(struct client *c, uint32_t number) {
         uint32_t tokens[PIECE * BT], ids[PIECE];
         struct kvd_pin pin = {0};
@@ -134,7 +134,7 @@ enum { SEGMENT = 256 << 10, MOST_SEGMENTS = 64 };
 struct attacker {
         struct peer_end *peer;
         uint32_t space;
-        uint8_t *at[MOST_SEGMENTS]; /* what it was given to write */
+        uint8_t *at[MOST_SEGMENTS]; /* segments that it may write */
         uint32_t n;
         kvd_ref blocks[4096];
         uint32_t n_blocks;
@@ -157,7 +157,7 @@ static struct attacker attack(void) {
 static uint32_t allocate(struct attacker *a, uint32_t n, kvd_ref *ret) {
         struct kvd_msg m = {.number = KVD_MSG_allocate, .allocate = {a->space, n}}, reply;
 
-        do { /* it looks for blocks in pieces */
+        do { /* the daemon looks for blocks in pieces */
                 reply = peer_call(a->peer, m);
                 if (reply.number == KVD_MSG_error)
                         return 0;
@@ -166,7 +166,7 @@ static uint32_t allocate(struct attacker *a, uint32_t n, kvd_ref *ret) {
         return reply.allocate_reply.blocks.size / (uint32_t)sizeof *ret;
 }
 
-/* As many blocks as it is given. */
+/* Takes all blocks that the daemon gives it. */
 static void take_all(struct attacker *a) {
         uint32_t got;
 
@@ -183,7 +183,7 @@ static void release_all(struct attacker *a) {
         a->n_blocks = 0;
 }
 
-/* Maps all that it may write, of all segments. */
+/* Maps all segments that it may write. */
 static void map_all(struct attacker *a) {
         struct kvd_msg reply;
         uint32_t first = 0, fd;
@@ -231,7 +231,7 @@ START_TEST(memory_that_one_writer_keeps_mapped_serves_no_other) {
 
         victim = open_client(0);
         reader = open_client(0);
-        for (uint32_t i = 0; i < 110; i++) /* needs most of the pool, so half of what it had */
+        for (uint32_t i = 0; i < 110; i++) /* needs half of what the attacker had */
                 ck_assert_msg(publish(&victim, i), "%s", kvd_error());
         fill(&a);
         for (uint32_t i = 0; i < 110; i++) {
@@ -244,8 +244,8 @@ START_TEST(memory_that_one_writer_keeps_mapped_serves_no_other) {
 }
 
 /*
- * The other side of the cure: whoever has a segment mapped notices that it is another memfd, as
- * reader, and as the writer who gets it back.
+ * The other side of that fix: a client that has a segment mapped notices that the segment has a new
+ * memfd, as a reader and as the writer that gets it back.
  */
 START_TEST(clients_with_old_memory_mapped_map_the_new) {
         struct client reader = open_client(128), writer;
@@ -255,7 +255,7 @@ START_TEST(clients_with_old_memory_mapped_map_the_new) {
                 uint32_t first = round * 100, n = 0;
 
                 writer = open_client(128);
-                while (n < 40) /* more than fits, so that it takes its own back, too */
+                while (n < 40) /* more than fit, so that it evicts its own chains, too */
                         ck_assert_msg(publish(&writer, first + n++), "round %u: %s", round,
                                       kvd_error());
                 for (uint32_t i = 0; i < n; i++)
@@ -268,9 +268,9 @@ START_TEST(clients_with_old_memory_mapped_map_the_new) {
 }
 
 /*
- * B seals what A has sealed a moment ago, in a segment that B does not know. Between the daemon's
+ * B seals blocks that A has just sealed, in a segment that B has not mapped. Between the daemon's
  * answer, which names A's blocks, and B's mapping of them, they are evicted and the segment loses
- * its memory. B asks again, and its own are sealed.
+ * its memory. B retries, and its own blocks are sealed.
  */
 static struct {
         struct kvd_sys table;
@@ -338,9 +338,9 @@ START_TEST(a_seal_is_repeated_if_its_duplicate_is_evicted) {
         close_client(&b);
 }
 
-/* ---- holes of segments whose memory went elsewhere, filled ----------------------------------- */
+/* ---- holes of segments whose memory moved elsewhere, filled ---------------------------------- */
 
-/* What the daemon's descriptors of the pool keep: files and bytes. */
+/* Number of files and bytes behind the daemon's descriptors of the pool. */
 static void pool_files(uint32_t *files, uint64_t *bytes) {
         char dir[64], path[400], target[256];
         struct dirent *entry;
@@ -388,7 +388,7 @@ static void shrink(struct peer_end *peer, const char *space) {
                                                      .value = kvd_slice_of("1")}});
 }
 
-/* With a colleague (_i) the space stays in use, whose addresses must stay what they are. */
+/* With a colleague (_i), the space stays in use, and its addresses must not change. */
 START_TEST(filled_holes_are_freed_with_their_writer) {
         struct peer_end *colleague = _i ? peer_attach(server.socket) : NULL;
         uint32_t handle = colleague ? open_space(colleague, "space") : 0;
@@ -445,7 +445,7 @@ START_TEST(spaces_that_shrank_keep_no_descriptors) {
 
 enum { OTHER = 1001, FILES = 4096, NEWCOMERS = 60, GUARANTEED = 60 };
 
-/* Ours is root's, theirs somebody else's: other users than these only root can be. */
+/* Our domain is root's, the other one another user's: only root can become another user. */
 static void start_domains(const char *guarantee) {
         static char ours[64];
         const struct rlimit files = {FILES, FILES};
@@ -472,7 +472,7 @@ static void stop_domains(void) {
                 stop();
 }
 
-/* A process of the other user, that has taken what it wants when this returns. */
+/* A process of the other user. It has taken what it wants when this returns. */
 static pid_t start_other(void (*take)(void)) {
         int ready[2];
         pid_t pid;
@@ -500,7 +500,7 @@ static void end_other(pid_t pid) {
         ck_assert_int_eq(wait_status(pid), 128 + SIGKILL);
 }
 
-/* As many connections as it may have, with as many spaces each. */
+/* Takes as many connections as it may have, each with as many spaces as it may have. */
 static void take_descriptors(void) {
         struct kvd_msg hello = {.number = KVD_MSG_attach,
                                 .attach = {KVD_PROTOCOL, kvd_slice_of("hog")}};
@@ -541,7 +541,7 @@ START_TEST(a_hog_leaves_descriptors_to_another_domain) {
         end_other(hog);
 }
 
-/* All blocks, by two handles: some are being filled, others sealed and held. */
+/* Takes all blocks, with two handles: some are being filled, others sealed and held. */
 static void take_pool(void) {
         struct client c[2] = {open_client(0), open_client(0)};
         struct kvd_block blocks[PIECE];
@@ -555,8 +555,8 @@ static void take_pool(void) {
 }
 
 /*
- * The other domain has all the rest. What is guaranteed can be had to the last piece, also while
- * who had the rest is killed, and is what it was.
+ * The other domain has all the rest. The guarantee must be available to the last piece, even while
+ * the process that had the rest is killed, and the blocks must be right.
  */
 START_TEST(a_guarantee_holds_for_real_clients) {
         struct client ours;

@@ -3,10 +3,11 @@
 /*
  * Clients that are killed, and a daemon that is stopped.
  *
- *      reclaim     kill -9 a client that pins and fills: how long until its blocks are back (promised: 100 ms; judged
- *                  by how many requests the daemon answers before)
- *      stopped     SIGSTOP the daemon: lookups go on and hit; what needs it ends at its deadline; afterwards all works,
- *                  late answers were undone, and blocks whose seal was not answered were not written again
+ *      reclaim     kill -9 a client that pins and fills: how long until its blocks are free? (Promised: 100 ms. Judged
+ *                  by the number of requests that the daemon answers before.)
+ *      stopped     SIGSTOP the daemon: lookups still hit, and calls that need the daemon end at their deadline.
+ *                  Afterwards all works, late answers were undone, and blocks whose seal was not answered were not
+ *                  written again.
  *      full        SIGSTOP the daemon with its backlog full: kvd_open ends at its deadline, too
  */
 
@@ -86,7 +87,7 @@ static void publish(struct user *u, uint32_t chain, uint32_t n) {
         kvd_unpin(u->space, &pin);
 }
 
-/* Blocks found of a chain, all of which must be right. */
+/* Number of blocks found of a chain; all must be right. */
 static uint32_t find(struct user *u, uint32_t chain) {
         uint32_t tokens[VICTIM_BLOCKS * VICTIM_BT], ids[VICTIM_BLOCKS], n;
         struct kvd_pin pin = {0};
@@ -130,7 +131,7 @@ static uint64_t filling_of(struct conn *conn) {
         return info.filling + info.limbo;
 }
 
-/* How often the daemon was asked until all was back, and how long that took. */
+/* Returns how often the daemon was asked until all blocks were free, and how long that took. */
 static uint32_t reclaim_once(const struct instance *d, struct conn *conn, const int *ready,
                              uint64_t *us) {
         pid_t pid = fork();
@@ -143,7 +144,7 @@ static uint32_t reclaim_once(const struct instance *d, struct conn *conn, const 
         if (read(ready[0], &byte, 1) != 1)
                 die("pipe");
         if (filling_of(conn) < 40)
-                die("the client does not fill");
+                die("the client does not fill blocks");
         began = now_us();
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
@@ -185,12 +186,12 @@ static void expect_timeout(int64_t r, uint64_t began, const char *what) {
         if (r != -ETIMEDOUT)
                 die("%s of a stopped daemon: %lld (%s)", what, (long long)r, kvd_error());
         if (ms + 100 < DEADLINE_MS || ms > DEADLINE_MS + SLACK_MS)
-                die("%s was to wait for %llu ms", what, (unsigned long long)ms);
+                die("%s waited for %llu ms", what, (unsigned long long)ms);
 }
 
 enum { SEAL, ALLOCATE, LEASE, OPEN_SPACE, N_CALLS };
 
-struct caller { /* one process a call, since each waits for its deadline */
+struct caller { /* one process per call, since each waits for its deadline */
         const struct instance *daemon;
         int go, done; /* pipes */
 };
@@ -219,8 +220,8 @@ static void wait_for_its_end(const struct caller *c) {
 }
 
 /*
- * Sealed without an answer: from then on the blocks may be freed, but neither written nor handed
- * out again.
+ * Seals blocks without an answer. From then on the blocks may be freed, but neither written nor
+ * handed out again.
  */
 static void seal_unanswered(const struct caller *c) {
         uint32_t tokens[VICTIM_BLOCKS * VICTIM_BT];
@@ -240,7 +241,7 @@ static void seal_unanswered(const struct caller *c) {
         for (uint32_t i = 0; i < 4; i++)
                 if (blocks[i].data || pin.view)
                         die("blocks that may be sealed can still be written");
-        kvd_free(u.space, 4, blocks); /* not answered either */
+        kvd_free(u.space, 4, blocks); /* this is not answered either */
         wait_for_its_end(c);
         take(&u, 4, again);
         for (uint32_t i = 0; i < 4; i++)
@@ -265,7 +266,7 @@ static void other_unanswered(const struct caller *c, int which) {
                                 kvd_space_open(u.handle, "s", &victim_geometry, NULL, &space);
         expect_timeout(r, began, "a call");
         wait_for_its_end(c);
-        /* another one: the late answer comes with it */
+        /* another request: the late answer arrives before its own */
         if (which == LEASE && kvd_lease(u.space, tokens, 2, 0) != 1)
                 die("kvd_lease: %s", kvd_error());
         if (which == LEASE)
@@ -326,7 +327,7 @@ static uint64_t held_late(struct conn *conn) {
 }
 
 /*
- * Late answers were undone: nobody but the checker's own client holds anything, though all still
+ * Late answers were undone: only the checker's own client holds anything, though all clients still
  * live.
  */
 static void expect_undone(struct conn *conn) {
@@ -393,7 +394,7 @@ static void full_backlog(const struct instance *d) {
                 close(flood[i]);
         kill(d->pid, SIGCONT);
         if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-                die("kvd_open does not come back from a daemon that is stopped and has a full "
+                die("kvd_open does not return from a daemon that is stopped and has a full "
                     "backlog: %#x",
                     status);
 }
@@ -415,7 +416,7 @@ int main(void) {
         user_close(&u);
         reclaim(&d, conn);
         u = user_open(&d, KVD_CAUSAL);
-        find(&u, 1); /* fetches the segments, for which the daemon is needed */
+        find(&u, 1); /* maps the segments, which needs the daemon */
         stopped(&d, conn, &u);
         user_close(&u);
         full_backlog(&d);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A client asks for a space of the smallest blocks that there can be in a large pool: tens of
- * millions of them. What the daemon keeps for each block costs memory only with the block: the
- * request is answered as soon as any other, and neither it nor a handful of blocks, nor a check of
- * them, nor a look at who pins what, makes the daemon grow.
+ * A client opens a space of the smallest possible blocks in a large pool: tens of millions of them.
+ * The daemon must spend memory for a block only when the block is used. The request is answered as
+ * fast as any other, and the daemon does not grow by the request, by a few blocks, by a check of
+ * them, or by a look at who pins them.
  */
 
 #include <stdio.h>
@@ -44,9 +44,9 @@ static uint32_t open_tiny(const struct instance *d, int fd) {
                (unsigned long long)reply.space_reply.index_bytes >> 20, (unsigned long long)ms,
                (unsigned long long)(instance_rss_kib(d) - kib));
         if (ms > MOST_MS && !SANITIZED && (double)ms > MOST_MS * slowness())
-                die("it kept the daemon busy for %llu ms", (unsigned long long)ms);
+                die("opening it kept the daemon busy for %llu ms", (unsigned long long)ms);
         if (instance_rss_kib(d) - kib > MOST_KIB && !SANITIZED)
-                die("it made the daemon grow by %llu KiB",
+                die("opening it made the daemon grow by %llu KiB",
                     (unsigned long long)(instance_rss_kib(d) - kib));
         return reply.space_reply.space;
 }
@@ -63,10 +63,10 @@ static void allocate_some(const struct instance *d, int fd, uint32_t space) {
                (unsigned long long)(instance_rss_kib(d) - kib));
 }
 
-/* of one request, in which a piece is walked */
+/* of one request, which walks a piece */
 #define CHECK_NS (SANITIZED ? 100000000u : 3000000u)
 #define REQUESTS 1000u
-#define WALKS 3 /* the shortest counts: what else the daemon did is not the walk's */
+#define WALKS 3 /* the shortest counts, since the daemon may have done other work */
 #define MOST_WALKS 12
 #define MOST_SHARED_KIB 1024u
 
@@ -102,8 +102,8 @@ static uint32_t walk(const struct instance *d, int fd, uint64_t ns[REQUESTS]) {
 }
 
 /*
- * A walk through the invariants of a space that is all but empty went through tens of millions
- * of blocks and table entries in one request, and read the holes of its index into memory.
+ * A check of an almost empty space once walked tens of millions of blocks and table entries in one
+ * request, and read the holes of its index into memory.
  */
 static void check_an_empty_space(const struct instance *d, int fd) {
         static uint64_t ns[REQUESTS];
@@ -123,14 +123,14 @@ static void check_an_empty_space(const struct instance *d, int fd) {
         if (most > CHECK_NS && (double)most > CHECK_NS * slowness())
                 die("checking it takes too long");
         if (shared > MOST_SHARED_KIB)
-                die("checking it put memory behind its index, or behind a page of pins");
+                die("checking it allocated memory for its index or a page of pins");
 }
 
 int main(void) {
         struct instance d;
         int fd;
 
-        unsetenv("MALLOC_PERTURB_"); /* makes glibc write all of what is asked for */
+        unsetenv("MALLOC_PERTURB_"); /* it makes glibc write all memory that is requested */
         instance_start(&d, SETTINGS("daemon.pool=3G", "daemon.segment=0", "daemon.log=error",
                                     "daemon.pages=small", "daemon.overhead=64G"));
         fd = raw_attach(d.socket);

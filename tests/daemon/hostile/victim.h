@@ -3,9 +3,9 @@
 #define KVD_TESTS_VICTIM_H
 
 /*
- * A well-behaved client in a process of its own, which works all the time in the space "victim":
- * looks up, checks every byte, fills, seals, lets go. It may be refused blocks; anything else that
- * goes wrong is counted.
+ * A well-behaved client in its own process, which works all the time in the space "victim": it
+ * looks up, checks every byte, fills, seals and releases. It may be refused blocks; every other
+ * failure is counted.
  */
 
 #include <stdatomic.h>
@@ -24,7 +24,7 @@ extern const struct kvd_geometry victim_geometry;
 
 struct victim_facts {
         _Atomic uint64_t operations, hits, bytes_checked, bytes_wrong, errors, refusals;
-        /* of the daemon's own time, while one operation waited for it and not for a processor */
+        /* the daemon's own time while an operation waited for its answer */
         struct work_seen work;
         _Atomic bool stop;
 };
@@ -34,14 +34,14 @@ struct victim {
         struct victim_facts *facts; /* shared */
 };
 
-/* user 0: ours */
+/* user: 0 for this process's own */
 void victim_start(struct victim *v, const struct instance *daemon, uid_t user);
 void victim_stop(struct victim *v);
 
-/* What every open of the victim's space by others says. */
+/* The request with which others open the victim's space. */
 struct kvd_msg victim_space_message(void);
 
-/* Tokens and content of its chains, for attackers who use its space. */
+/* Tokens and contents of its chains, for attackers that use its space. */
 void victim_tokens(uint32_t chain, uint32_t *ret); /* VICTIM_BLOCKS * VICTIM_BT of them */
 bool victim_block_is_right(const uint8_t *data, uint32_t chain, uint32_t nth);
 void victim_block_fill(uint8_t *data, uint32_t chain, uint32_t nth);

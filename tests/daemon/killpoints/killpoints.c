@@ -2,15 +2,15 @@
 
 /*
  * kill -9 of the daemon at any instruction. Each of the operations below runs once to count its
- * points in the daemon (tests/client/killpoints/hook.h). Then the daemon, which has a keeper, dies at
- * some of these points, or at each. After every death the next daemon must serve, its invariants must
- * hold, a client that pins a block must still read it, and every sealed block that is found must have
- * its bytes. All but a few of the sealed blocks must be found.
+ * points in the daemon (tests/client/killpoints/hook.h). Then the daemon, which has a keeper, dies
+ * at some of these points, or at each. After every death the next daemon must serve, its invariants
+ * must hold, a client that pins a block must still read it, and every sealed block that is found
+ * must have its bytes. All but a few of the sealed blocks must be found.
  *
  *      daemon-killpoints [--seconds N] [--limit N | --all] [--seed N] [--operation NAME]
  *
- * If an operation has more than --limit points, the seed selects some of them. --seconds repeats all
- * operations, with other points, until the time is up.
+ * If an operation has more than --limit points, the seed selects some of them. --seconds repeats
+ * all operations, with other points, until the time is up.
  */
 
 #include <errno.h>

@@ -2,9 +2,9 @@
 
 /*
  * All methods at once. Processes that need four times the pool share, cool, revive and label blocks
- * at random, while the processes and the worker that runs the kernels are killed at random. There must
- * be 0 wrong bytes in exact entries and 0 approximations without their mark. Every request must be
- * answered, every invariant must hold throughout, and nothing may be left over.
+ * at random, while the processes and the worker that runs the kernels are killed at random. There
+ * must be 0 wrong bytes in exact entries and 0 approximations without their mark. Every request
+ * must be answered, every invariant must hold throughout, and nothing may be left over.
  *
  *      methods [--seconds N] [--processes N] [--seed N] [--pool BYTES] [--kill-daemon]
  */
@@ -148,7 +148,7 @@ static void shake_clients(struct soak *s) {
 
 #define MOST_LIVES 64u
 
-/* If the kernels have done no job since the previous attempt, they live twice as long on average. */
+/* If the kernels have done no job since the previous attempt, their average life doubles. */
 static void kill_kernels(struct soak *s, struct conn *conn) {
         struct kvd_msg_daemon_info_reply info;
 

@@ -7,9 +7,9 @@
  *
  *      value = step(step, place) + small(sequence, slot, place)
  *
- * so that equal steps are similar but never equal, and the right bytes of every exact entry are known.
- * An entry that is not exact must be marked: KVD_ENTRY_SHARED may hold another sequence's small part,
- * KVD_ENTRY_APPROX anything.
+ * so that equal steps are similar but never equal, and the right bytes of every exact entry are
+ * known. An entry that is not exact must be marked: KVD_ENTRY_SHARED may hold another sequence's
+ * small part, KVD_ENTRY_APPROX anything.
  */
 
 #include "tests/daemon/soak/methods_worker.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Random alloc, lookup, pin, seal, evict and kill -9 by many processes. There must be 0 wrong bytes,
- * and nothing may be left over.
+ * Random alloc, lookup, pin, seal, evict and kill -9 by many processes. There must be 0 wrong
+ * bytes, and nothing may be left over.
  *
  *      soak [--seconds N] [--processes N] [--seed N] [--pool BYTES] [--arena] [--epoll] [--kill-daemon] [--huge]
  *           [--threads]
