@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Calls at their edges: in a forked child, where all are refused and do no harm; a lease that
- * somebody else has; a stock that grows; sequences that cannot be had.
+ * Edge cases of calls: calls in a forked child are all refused and do no harm; a lease that another
+ * client holds; a stock that grows; sequences that cannot be opened.
  */
 
 #include <errno.h>
@@ -59,7 +59,7 @@ static void tear_down(void) {
 
 /* ---- forked children ------------------------------------------------------------------------- */
 
-/* What a caller may have in its hands when it forks. */
+/* What a caller may hold when it forks. */
 struct held {
         kvd_sequence *sequence;
         struct kvd_block blocks[2], more, own; /* own: the sequence's */
@@ -82,7 +82,7 @@ static void give_everything_back(struct held *h) {
         kvd_sequence_close(h->sequence);
 }
 
-/* How many calls of these were not refused as those of a child; each says its name. */
+/* Returns how many of these calls were not refused as a child's, and prints each. */
 static int calls_that_go_on(struct held *h) {
         const struct kvd_table table = {h->more.view, &h->more.id, 1, 0, 1};
         struct kvd_pin pins[2] = {{0}};
@@ -148,7 +148,7 @@ static int calls_that_go_on(struct held *h) {
         return n;
 }
 
-/* The child lets everything go, too, and what the parent has is as it was. */
+/* The child releases everything, too, and what the parent holds is unchanged. */
 START_TEST(a_forked_child_is_refused_everywhere) {
         struct held h;
         uint32_t ids[2];
@@ -173,7 +173,7 @@ END_TEST
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-/* What this thread did before took all the time that a call has. */
+/* Earlier calls of this thread used up all the time that a call has. */
 START_TEST(each_call_has_time_of_its_own) {
         uint32_t slot = 0, own_tokens[1] = {0};
         uint8_t bytes[8];
@@ -214,7 +214,7 @@ static void *wait_for_the_lease(void *arg) {
         return (void *)(intptr_t)kvd_lease(arg, tokens, TOKENS, 60000);
 }
 
-/* One who waits gets it when it ends, long before its time is over. */
+/* A waiting client gets the lease when it ends, long before the timeout. */
 START_TEST(a_lease_is_waited_for) {
         const struct kvd_space_options of_whole = {.kind = KVD_BIDIRECTIONAL};
         kvd_space *other;
@@ -227,7 +227,7 @@ START_TEST(a_lease_is_waited_for) {
         ck_assert_int_eq(kvd_lease(whole, tokens, TOKENS, 0), 1);
         ck_assert_int_eq(kvd_lease(other, tokens, TOKENS, 0), -EBUSY);
         ck_assert_int_eq(pthread_create(&thread, NULL, wait_for_the_lease, other), 0);
-        usleep(100000); /* it waits by then, or this asks nothing */
+        usleep(100000); /* it waits by then, or this test proves nothing */
         ck_assert_int_eq(kvd_lease_end(whole, tokens, TOKENS), 0);
         ck_assert_int_eq(pthread_join(thread, &got), 0);
         ck_assert_int_eq((int)(intptr_t)got, 1);
@@ -266,7 +266,7 @@ START_TEST(sequences_that_cannot_be_had) {
 
         ck_assert_int_eq(kvd_sequence_open(space, 0, &sequence), -EINVAL);
         ck_assert_int_eq(kvd_sequence_open(whole, 1, &sequence), -EINVAL);
-        if (!SANITIZED) /* AddressSanitizer ends a process that asks for so much */
+        if (!SANITIZED) /* AddressSanitizer kills a process that allocates this much */
                 ck_assert_int_lt(kvd_sequence_open(space, UINT32_MAX, &sequence), 0);
         while (n < ARRAY_SIZE(all) && r == 0) {
                 r = kvd_sequence_open(space, 1 << 16, &all[n]);
@@ -278,7 +278,7 @@ START_TEST(sequences_that_cannot_be_had) {
 }
 END_TEST
 
-/* Only what there is, and the pin holds. */
+/* Only existing blocks can be borrowed, and the pin holds them. */
 START_TEST(a_prefix_that_is_not_there_is_not_borrowed) {
         const uint32_t nowhere[] = {UINT32_MAX};
         struct kvd_pin pin = {0}, none = {0};
@@ -338,7 +338,7 @@ static void seal_chain(kvd_space *words, const uint32_t *chain, uint32_t n, uint
         kvd_unpin(words, &pin);
 }
 
-/* How many blocks of the chain are found, which must be its first. */
+/* Number of blocks of the chain that are found. They must be its first blocks. */
 static uint32_t blocks_found(kvd_space *words, const uint32_t *chain, uint32_t n, const uint32_t *ids) {
         struct kvd_pin pin = {0};
         uint32_t found[CHAIN];
@@ -351,7 +351,10 @@ static uint32_t blocks_found(kvd_space *words, const uint32_t *chain, uint32_t n
         return blocks;
 }
 
-/* What is before it is found, whichever bit of it is another one: runs hold no more than they need. */
+/*
+ * Only the blocks before the changed token are found, whichever bit is changed. Runs store a token
+ * in no more bits than it needs.
+ */
 START_TEST(every_bit_of_a_token_counts) {
         const struct words *of = &words_of[_i];
         uint32_t n = CHAIN * of->block_tokens, ids[CHAIN], *chain = calloc(n, sizeof *chain);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A daemon whose answers have the right form and make no sense. libkvd believes none: the call says
- * in words what is wrong, nothing of what came stays mapped or open, and as soon as the daemon
- * speaks the truth the same call is well. The answers are a real daemon's, changed on their way.
+ * A daemon whose replies have the right form but make no sense. libkvd must believe none of them:
+ * the call's error says what is wrong, nothing that was received stays mapped or open, and the same
+ * call works as soon as the daemon tells the truth. The replies are a real daemon's, changed in
+ * transit.
  */
 
 #include <errno.h>
@@ -26,7 +27,7 @@
 
 #define MSG(name_, ...) ((struct kvd_msg){.number = KVD_MSG_##name_, .name_ = {__VA_ARGS__}})
 
-/* OTHERS: so many of 128 that a seal asks for more */
+/* OTHERS: leaves so few of 128 blocks that a seal asks for more */
 enum { TOKENS = 4, BLOCKS = 2, OTHERS = 100, ALL = KVD_FRAME_FDS + 1 };
 
 static struct instance server;
@@ -34,7 +35,10 @@ static struct kvd_decoder *decoder;
 
 /* ---- lies ------------------------------------------------------------------------------------ */
 
-/* A message that is changed. n_fds: as many descriptors come with it, the first ones or copies. */
+/*
+ * A message that is changed. n_fds: number of descriptors that come with it, the first ones or
+ * copies.
+ */
 struct lie {
         uint32_t number;
         void (*tell)(struct kvd_msg *m);
@@ -84,7 +88,7 @@ static void more_blocks_than_there_were(struct kvd_msg *m) {
         m->seal_reply.blocks = (struct kvd_slice){refs, sizeof refs};
 }
 
-static bool said_fresh; /* since somebody asked for them */
+static bool said_fresh; /* since blocks were last requested */
 
 static void fresh_blocks_that_do_not_exist(struct kvd_msg *m) {
         static kvd_ref refs[BLOCKS];
@@ -109,9 +113,9 @@ static const struct lie lies[] = {
         {KVD_MSG_seal + KVD_REPLY, more_blocks_than_there_were, ALL, false, "number of blocks"},
 };
 
-/* ---- on their way ---------------------------------------------------------------------------- */
+/* ---- in transit ------------------------------------------------------------------------------ */
 
-/* How long the changed frame is; 0: this is not the message. */
+/* Returns the length of the changed frame; 0 if this is not the message to change. */
 static size_t change(const void *frame, size_t size, uint8_t to[static KVD_FRAME_MAX]) {
         struct kvd_msg m;
         ssize_t n;
@@ -228,7 +232,7 @@ static const struct kvd_geometry geometry = {.layers = 1,
                                              .dtype = KVD_F32,
                                              .vocab = 1000};
 
-/* Open, fill, seal and close; the first error. */
+/* Opens, fills, seals and closes. Returns the first error. */
 static int live(const char *name) {
         kvd_space *space;
         kvd *handle;
@@ -244,7 +248,7 @@ static int live(const char *name) {
         return r;
 }
 
-/* Mappings of what the daemon gave. */
+/* Number of mappings of descriptors that the daemon sent. */
 static uint32_t mappings(void) {
         FILE *f = fopen("/proc/self/maps", "re");
         char line[512];
@@ -267,7 +271,7 @@ static void expect_no_belief(const struct lie *one) {
         ck_assert_msg(strstr(kvd_error(), lie->words), "'%s': %s", lie->words, kvd_error());
         ck_assert_uint_eq(mappings(), 0);
         lie = NULL;
-        if (instance_on_gpu()) /* whose driver has descriptors of its own */
+        if (instance_on_gpu()) /* whose driver has its own descriptors */
                 return;
         ck_assert_uint_eq(fds_of(0), fds);
         r = live("truth");
@@ -293,7 +297,7 @@ START_TEST(no_row_is_believed) {
 }
 END_TEST
 
-/* What is published is published; what came with the answer is not looked at any more. */
+/* The blocks are published, but the invalid fresh blocks in the reply are ignored. */
 START_TEST(blocks_nobody_has_are_not_handed_out) {
         static const struct lie fresh = {KVD_MSG_seal + KVD_REPLY, fresh_blocks_that_do_not_exist,
                                          ALL, false, NULL};
@@ -309,7 +313,7 @@ END_TEST
 
 enum { CHAIN = 2 * KVD_RUN_BLOCKS };
 
-static void *own_index; /* mapped so that what we write there is ours alone */
+static void *own_index; /* mapped privately, so that writes to it affect only this process */
 
 static void *map_own(void *at, size_t n, int prot, int flags, int fd, off_t off) {
         bool is_page = fd >= 0 && !(flags & MAP_FIXED) && prot == PROT_READ && !own_index;
@@ -338,7 +342,7 @@ static void publish_chain(const uint32_t *tokens, uint32_t *ids) {
         kvd_close(handle);
 }
 
-/* A table has no place for one key in some thousands: what has none is found by the other table. */
+/* A table has no room for one key in some thousands. The other table finds those. */
 static void empty_table(bool of_runs) {
         struct kvd_index *ix = own_index;
 
@@ -395,7 +399,7 @@ static void one_of_each(struct kvd_msg *m) {
         sharing_of(m, 1, 1);
 }
 
-/* As much is written as the space has layers and heads, or nothing. */
+/* The caller's arrays are filled to the space's number of layers and heads, or not at all. */
 START_TEST(a_sharing_of_another_size_is_not_taken) {
         void (*const tell[])(struct kvd_msg *) = {too_many_layers, too_many_heads, one_of_each};
         struct lie told = {KVD_MSG_error, tell[_i], ALL, false, NULL};
@@ -426,9 +430,9 @@ START_TEST(a_sharing_of_another_size_is_not_taken) {
 }
 END_TEST
 
-/* ---- memory of a GPU that is wanted back ----------------------------------------------------- */
+/* ---- memory of a GPU that the daemon wants back ---------------------------------------------- */
 
-/* A segment that nobody has, and one that there is not. */
+/* A segment that is not mapped, and one that does not exist. */
 static void others_segments(struct kvd_msg *m) {
         static const uint32_t segments[] = {12, UINT32_MAX};
 
@@ -439,7 +443,7 @@ static void no_answer(struct kvd_msg *m) {
         *m = (struct kvd_msg){.number = KVD_MSG_error, .serial = m->serial, .error = {EAGAIN}};
 }
 
-/* Blocks of a MiB, all of them free again, and more than the space may have from now on. */
+/* Allocates and frees blocks of a MiB, more than the space may have from now on. */
 static void shrink(kvd_space *space) {
         struct peer_end *watcher = peer_attach(server.socket);
         struct kvd_block blocks[32];
@@ -462,7 +466,9 @@ static void settle(kvd_space *space) {
                 kvd_settle(space);
 }
 
-/* The driver unmaps what is mapped, once; and what was not asked for rightly is asked for again. */
+/*
+ * The driver unmaps each mapped segment once. Wrong segment numbers are ignored.
+ */
 START_TEST(only_what_is_mapped_is_given_back) {
         static const struct kvd_geometry large = {.layers = 32,
                                                   .kv_heads = 4,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks that are sealed without an answer: found by others, told of once when they are refused,
- * and nobody's when the daemon or their client dies before it has seen them.
+ * Blocks that are sealed without a reply: other clients find them, a refusal is reported once, and
+ * they are freed when the daemon or their client dies before the daemon has seen them.
  */
 
 #include <errno.h>
@@ -62,14 +62,14 @@ static void tear_down(void) {
         instance_end_clean(&server);
 }
 
-/* Chains of different numbers have nothing in common. */
+/* Chains of different numbers have no block in common. */
 static void number(struct posted *p, uint32_t which) {
         *p = (struct posted){0};
         for (uint32_t i = 0; i < LONGEST * TOKENS; i++)
                 p->tokens[i] = which * 1000 + i / 2;
 }
 
-/* What is in block i of the chain, so that one can tell whose it is. */
+/* Fills block i of the chain with a value that identifies its writer. */
 static void write_block(struct kvd_block *block, uint32_t which) {
         memset(block->data, (int)which, 64);
 }
@@ -92,13 +92,13 @@ static int post(struct posted *p, kvd_space *to, uint32_t n, uint32_t what) {
         return posted;
 }
 
-/* Blocks for all of it, so that the daemon is not asked for any later. */
+/* Takes one block per post, so that no later call asks the daemon for blocks. */
 static void take(struct posted *p, kvd_space *from, uint32_t n) {
         for (uint32_t i = 0; i < n; i++)
                 ck_assert_msg(kvd_alloc(from, 1, &p->blocks[i]) == 1, "%s", kvd_error());
 }
 
-/* In one call, so that none of it is told of another. */
+/* Posts in one call, so that no other call's error is reported in between. */
 static int post_at_once(struct posted *p, kvd_space *to, uint32_t n) {
         take(p, to, n);
         p->n = n;
@@ -112,7 +112,7 @@ static void let_go(struct posted *p, kvd_space *of) {
         kvd_unpin(of, &p->pin);
 }
 
-/* How many blocks of the chain are found there, and what they hold. */
+/* Number of blocks of the chain that are found; all must have this content (what < 0: any). */
 static uint32_t found(kvd_space *there, const struct posted *p, uint32_t n, int what) {
         struct kvd_pin pin = {0};
         uint32_t ids[LONGEST], tokens;
@@ -145,7 +145,7 @@ START_TEST(others_find_what_is_posted) {
         number(&p, 1);
         ck_assert_int_eq(post(&p, space, 20, 7), 20);
         kvd_catch_up(elsewhere);
-        WAIT_UNTIL(found(elsewhere, &p, 20, 7) == 20); /* nobody waited for an answer */
+        WAIT_UNTIL(found(elsewhere, &p, 20, 7) == 20); /* no client waited for a reply */
         ck_assert_int_eq(kvd_flush(space), 0);
         evict_all();
         kvd_catch_up(elsewhere);
@@ -156,7 +156,7 @@ START_TEST(others_find_what_is_posted) {
 }
 END_TEST
 
-/* Our block stays ours to read, and what follows is behind the other's. */
+/* The client can still read its own duplicate, and its further blocks follow the other client's. */
 START_TEST(a_chain_goes_on_behind_another_ones_blocks) {
         struct posted first, second;
 
@@ -177,7 +177,7 @@ START_TEST(a_chain_goes_on_behind_another_ones_blocks) {
 }
 END_TEST
 
-/* A block from the magazine that once was a duplicate is a block like any other. */
+/* A block from the magazine that was once a duplicate is like any other block. */
 START_TEST(a_duplicate_that_is_used_again_is_no_duplicate) {
         struct posted first, second, third;
 
@@ -189,7 +189,7 @@ START_TEST(a_duplicate_that_is_used_again_is_no_duplicate) {
         ck_assert_int_eq(post(&second, space, 1, 2), 1);
         ck_assert_int_eq(kvd_flush(space), 0);
         let_go(&second, space);
-        third.tokens[1] = VOCAB; /* refused: nothing may follow it, least of all behind chain 3 */
+        third.tokens[1] = VOCAB; /* refused: no block may follow it, least of all after chain 3 */
         ck_assert_int_eq(post_at_once(&third, space, 2), 2);
         ck_assert_int_eq(kvd_flush(space), -ECANCELED);
         memcpy(first.tokens + TOKENS, third.tokens + TOKENS, TOKENS * sizeof *third.tokens);
@@ -219,7 +219,7 @@ START_TEST(the_waiting_seal_goes_on_behind_posts) {
 }
 END_TEST
 
-/* ---- what is wrong --------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 START_TEST(a_refusal_is_told_once) {
         struct kvd_pin pin = {0};
@@ -246,7 +246,7 @@ START_TEST(a_refusal_is_told_once) {
 }
 END_TEST
 
-/* Who frees before the daemon has looked loses nothing. */
+/* Freeing posted blocks before the daemon has seen them loses nothing. */
 START_TEST(freed_before_it_is_seen) {
         struct posted p;
 
@@ -260,7 +260,7 @@ START_TEST(freed_before_it_is_seen) {
 }
 END_TEST
 
-/* ---- who stops, and who dies ----------------------------------------------------------------- */
+/* ---- processes that stop or die -------------------------------------------------------------- */
 
 START_TEST(a_daemon_that_stands_still) {
         struct posted p;
@@ -289,13 +289,13 @@ START_TEST(a_daemon_that_dies_before_it_has_seen_them) {
         stop_daemon(&server);
         ck_assert_int_eq(post(&p, space, 10, 1), 10);
         instance_kill(&server);
-        ck_assert_int_lt(kvd_flush(space), 0); /* nobody is there */
+        ck_assert_int_lt(kvd_flush(space), 0); /* there is no daemon */
         instance_again(&server, SETTINGS("daemon.pool=16M", "daemon.segment=256K"));
         kvd_catch_up(elsewhere);
         ck_assert_int_eq(kvd_flush(space), -ECONNRESET);
         ck_assert_ptr_nonnull(strstr(kvd_error(), "10 posted blocks were not published"));
         ck_assert_int_eq(kvd_flush(space), 0);
-        ck_assert_int_eq(*p.blocks[9].data, 1); /* still ours to read */
+        ck_assert_int_eq(*p.blocks[9].data, 1); /* the client can still read it */
         let_go(&p, space);
         number(&p, 8);
         ck_assert_int_eq(post(&p, space, 10, 2), 10);
@@ -305,7 +305,7 @@ START_TEST(a_daemon_that_dies_before_it_has_seen_them) {
 }
 END_TEST
 
-/* What it had posted is published, or goes back: all of a block or nothing of it. */
+/* Each block that it had posted is either published or freed. */
 START_TEST(a_client_that_dies) {
         for (uint32_t i = 0; i < 40; i++) {
                 struct posted p;
@@ -327,7 +327,7 @@ START_TEST(a_client_that_dies) {
 }
 END_TEST
 
-/* Whoever lets posted blocks go has used them until then. */
+/* Posted blocks count as used until they are released. */
 START_TEST(what_is_let_go_last_leaves_last) {
         const struct kvd_msg evict = {.number = KVD_MSG_evict,
                                       .evict = {.space = kvd_slice_of("engine"), .blocks = 64}};
@@ -340,7 +340,7 @@ START_TEST(what_is_let_go_last_leaves_last) {
         ck_assert_int_eq(post_at_once(&let_go_first, space, 64), 64);
         ck_assert_int_eq(kvd_flush(space), 0);
         let_go(&let_go_first, space);
-        for (uint32_t i = 0; i < ARRAY_SIZE(later); i++) { /* more than the stock, so that time goes on */
+        for (uint32_t i = 0; i < ARRAY_SIZE(later); i++) { /* more than the stock: time advances */
                 number(&later[i], 52 + i);
                 ck_assert_int_eq(post_at_once(&later[i], space, LONGEST), LONGEST);
         }
@@ -389,7 +389,7 @@ static void *post_chain(void *arg) {
         return NULL;
 }
 
-/* Others have the connection all the while, so that somebody else has to tell the daemon. */
+/* Other threads use the connection all the time, so one of them has to notify the daemon. */
 static void *ask(void *over) {
         while (!*(volatile bool *)over)
                 kvd_catch_up(space);
@@ -434,8 +434,9 @@ static void *post_slowly(void *arg) {
 }
 
 /*
- * Sometimes so fast that the daemon looks by itself, and sometimes so slowly that it is told: all that
- * is posted is found, and nobody asks for anything, so that nothing else brings it there.
+ * The threads post sometimes so fast that the daemon polls, and sometimes so slowly that it must be
+ * notified. All posted blocks must be found. No client makes another request, so nothing else
+ * brings them to the daemon.
  */
 START_TEST(with_rounds_or_without_all_is_taken) {
         struct posted p[3];
@@ -455,7 +456,10 @@ START_TEST(with_rounds_or_without_all_is_taken) {
 }
 END_TEST
 
-/* In rounds, since each post before was seen before the next: nothing tells the daemon of the last one. */
+/*
+ * In rounds: the daemon saw each earlier post before the next one. Nothing notifies it of the last
+ * post.
+ */
 static void post_and_die(uint32_t which) {
         struct posted p;
 
@@ -468,7 +472,7 @@ static void post_and_die(uint32_t which) {
         raise(SIGKILL);
 }
 
-/* True once the daemon has reaped the dead client. */
+/* Returns true once the daemon has reaped the dead client. */
 static bool only_we_are_left(struct conn *conn) {
         struct kvd_msg_space_info_reply info;
 
@@ -477,9 +481,9 @@ static bool only_we_are_left(struct conn *conn) {
 }
 
 /*
- * Whoever dies takes nothing along that it posted in rounds. One that the daemon has sent away in
- * between, since the machine is busy, may, so not all are asked for; were rings not taken at the
- * end, nearly none would be found.
+ * Blocks posted in rounds survive the client's death. On a busy machine the daemon may stop polling
+ * a client in between, so the test does not require all of them. If rings were not emptied at a
+ * client's end, hardly any would be found.
  */
 START_TEST(what_is_posted_in_rounds_before_a_sudden_end_is_found) {
         struct conn *conn = instance_connect(&server);
@@ -543,8 +547,8 @@ static uint32_t hear_sealed(struct peer_end *p) {
 }
 
 /*
- * While the daemon stands still, one client posts into many spaces, and then another one asks: it
- * has its answer when one of the rings has been taken, not all.
+ * While the daemon is stopped, one client posts into many spaces, and then another client sends a
+ * request. It must be answered after one of the rings has been emptied, not all.
  */
 START_TEST(rings_are_taken_one_in_a_turn) {
         struct peer_end *asks = peer_attach(server.socket);

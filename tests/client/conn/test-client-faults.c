@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * libkvd, while the n-th call that it makes into the system fails: every call of the library
- * answers in time and in words, every byte that is found is right, and after everything was closed
- * the process has no descriptor and no mapping more than before. The daemon, whose system is well,
- * then holds nothing of it and serves others.
+ * libkvd, while its n-th system call fails. Every call of the library must return in time with an
+ * error text, every byte that is found must be right, and after everything is closed the process
+ * must have no more descriptors and mappings than before. The daemon, whose calls do not fail, must
+ * then hold nothing of the client and serve others.
  */
 
 #include <signal.h>

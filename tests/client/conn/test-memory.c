@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What engines need that keep block tables of their own: where the blocks lie, that it is read-only
- * once it is sealed and the same for ever if it must, ids in order, blocks kept in reserve, how
- * many there could be, and seals that leave their blocks alone. Two clients, `ours` and `other`, on
- * one daemon.
+ * For engines with their own block tables: where blocks lie, that sealed blocks are read-only,
+ * fixed addresses, ascending ids, reserved blocks, the number of available blocks, and seals that
+ * keep duplicates. Two clients, `ours` and `other`, use one daemon.
  */
 
 #include <errno.h>
@@ -29,7 +28,7 @@
 #include "tests/lib/suite.h"
 #include "tests/lib/waits.h"
 
-/* STOCK: what a client that has sealed has in hand, and what one fetches at least */
+/* STOCK: number of blocks in the stock after a seal, and minimum number per request */
 enum { TOKENS = 4, BLOCKS = 4096, STOCK = BLOCKS / 64, BLOCK_BYTES = 2 * TOKENS * 32 * 4 };
 
 struct client {
@@ -78,7 +77,7 @@ static void tear_down(void) {
         instance_end_clean(&server);
 }
 
-/* Of chain `number`; no two chains have a block in common. */
+/* Tokens of chain `number`. No two chains have a block in common. */
 static void make_tokens(uint32_t number, uint32_t n, uint32_t *tokens) {
         for (uint32_t i = 0; i < n * TOKENS; i++)
                 tokens[i] = i < TOKENS ? number : i;
@@ -88,7 +87,7 @@ static void take(struct client *c, uint32_t n, struct kvd_block *blocks) {
         ck_assert_msg(kvd_alloc(c->space, n, blocks) == (int)n, "%s", kvd_error());
 }
 
-/* n blocks of a chain, filled with what the oracle says, and pinned. */
+/* Publishes n blocks of a chain, filled by the oracle, and pins them. */
 static void publish(struct client *c, uint32_t number, uint32_t n, struct kvd_pin *pin) {
         uint32_t *tokens = calloc(n, TOKENS * sizeof *tokens);
         struct kvd_block *blocks = calloc(n, sizeof *blocks);
@@ -103,7 +102,7 @@ static void publish(struct client *c, uint32_t number, uint32_t n, struct kvd_pi
         free(tokens);
 }
 
-/* Looks the chain up; every byte must be the oracle's. How many blocks were found. */
+/* Looks up the chain; every byte must be the oracle's. Returns the number of blocks found. */
 static uint32_t found(struct client *c, uint32_t number, uint32_t n) {
         uint32_t *tokens = calloc(n, TOKENS * sizeof *tokens), *ids = calloc(n, sizeof *ids),
                  blocks;
@@ -145,8 +144,8 @@ START_TEST(memory_is_one_range) {
 END_TEST
 
 /*
- * A scheduler allocates, its worker writes: the worker learns of memory that it never met a block
- * of.
+ * A scheduler allocates and its worker writes, so the worker must learn of memory of which it has
+ * seen no block.
  */
 START_TEST(memory_follows_another_process) {
         struct kvd_space_memory mine, its;
@@ -168,7 +167,7 @@ END_TEST
 
 enum writer { AUTHOR_BY_BLOCK, AUTHOR_BY_PIN, READER, AUTHOR_OF_DUPLICATE, N_WRITERS };
 
-/* An address in a sealed block of chain 1, as this client has it. */
+/* An address in a sealed block of chain 1, in this client's mapping. */
 static uint8_t *sealed_address(struct client *c, enum writer how) {
         uint32_t tokens[4 * TOKENS], ids[4];
         struct kvd_block blocks[4];
@@ -187,7 +186,7 @@ static uint8_t *sealed_address(struct client *c, enum writer how) {
         return how == AUTHOR_BY_PIN ? kvd_pin_block(&pin, blocks[2].id) : blocks[2].data;
 }
 
-/* In a process of its own, which ends by it. */
+/* In its own process, which the write must kill. */
 static void write_to_sealed(enum writer how) {
         struct client c = client_open();
         volatile uint8_t *at = sealed_address(&c, how);
@@ -209,7 +208,7 @@ static int signal_of_writer(enum writer how) {
         return WTERMSIG(status);
 }
 
-/* More than a word has bits. */
+/* Maps more segments than a word has bits. */
 START_TEST(memory_of_many_segments_is_mapped) {
         enum { SEGMENTS = 68, IN_ONE = (256 << 10) / BLOCK_BYTES };
         struct kvd_pin pins[SEGMENTS - 1] = {0};
@@ -233,12 +232,12 @@ START_TEST(sealed_blocks_are_read_only) {
         if (_i == READER || _i == AUTHOR_OF_DUPLICATE)
                 publish(&other, 1, 4, &pin);
         ck_assert_int_eq(signal_of_writer((enum writer)_i), SIGSEGV);
-        ck_assert_uint_eq(found(&ours, 1, 4), 4); /* as they were */
+        ck_assert_uint_eq(found(&ours, 1, 4), 4); /* unchanged */
         kvd_unpin(other.space, &pin);
 }
 END_TEST
 
-/* Both ranges are the same memory, and only one of them can be written. */
+/* Both ranges are the same memory, but only one of them is writable. */
 START_TEST(memory_is_mapped_twice) {
         struct kvd_space_memory memory;
         struct kvd_block block;
@@ -262,7 +261,7 @@ START_TEST(ids_ascend) {
         for (uint32_t i = 0; i < 600; i++)
                 ck_assert_uint_eq(blocks[i].id, i);
         for (uint32_t i = 0; i < 300; i++) {
-                odd[i] = blocks[(2 * i + 1) * 7 % 600]; /* each once, in no order */
+                odd[i] = blocks[(2 * i + 1) * 7 % 600]; /* each once, in no particular order */
                 blocks[(2 * i + 1) * 7 % 600] = (struct kvd_block){0};
         }
         kvd_free(ours.space, 300, odd);
@@ -277,7 +276,7 @@ END_TEST
 
 /* ---- reserve --------------------------------------------------------------------------------- */
 
-/* Everything that is to be had, by both clients as far as quotas let them. */
+/* Takes all blocks that this client can get. */
 static uint32_t take_all(struct client *c, struct kvd_block *blocks) {
         uint32_t n = 0;
 
@@ -292,11 +291,11 @@ START_TEST(what_is_reserved_is_there) {
         struct kvd_pin pin[2] = {{0}};
 
         ck_assert_int_eq(kvd_reserve(ours.space, 300), 300);
-        /* both are one process: what is not sealed is less than it may be filling */
+        /* both clients are one process, and unsealed blocks count against its limit */
         for (uint32_t i = 0; i < 2; i++, sealed += BLOCKS / 3)
                 publish(&other, 1 + i, BLOCKS / 3, &pin[i]);
         n = take_all(&other, theirs);
-        ck_assert_uint_eq(sealed + n + 300, BLOCKS); /* the pool is empty, but for the reserve */
+        ck_assert_uint_eq(sealed + n + 300, BLOCKS); /* the pool is empty, except for the reserve */
         ck_assert_int_eq(kvd_alloc(ours.space, 300, mine), 300);
         ck_assert_int_eq(kvd_alloc(ours.space, 1, mine + 300), -ENOBUFS);
         ck_assert_int_eq(kvd_reserve(ours.space, 300), 0);
@@ -307,11 +306,11 @@ START_TEST(what_is_reserved_is_there) {
         kvd_free(other.space, n, theirs);
         for (uint32_t i = 0; i < 2; i++)
                 kvd_unpin(other.space, &pin[i]);
-        ck_assert_int_eq(kvd_reserve(ours.space, 0), STOCK); /* what it holds anyway */
+        ck_assert_int_eq(kvd_reserve(ours.space, 0), STOCK); /* what it keeps anyway */
 }
 END_TEST
 
-/* What was taken of the reserve comes back by itself. */
+/* Blocks taken from the reserve are replaced automatically. */
 START_TEST(reserve_is_a_floor) {
         struct kvd_block blocks[300];
 
@@ -322,7 +321,7 @@ START_TEST(reserve_is_a_floor) {
                 kvd_free(ours.space, 10, blocks);
         }
         take(&ours, 150, blocks);
-        take(&ours, 1, blocks + 150); /* finds it at 50, or filled up by the call before */
+        take(&ours, 1, blocks + 150); /* the reserve has 50 blocks, or is full again */
         take(&other, 1, blocks + 151);
         ck_assert_int_ge(kvd_reserve(ours.space, 200), 200);
         kvd_free(ours.space, 151, blocks);
@@ -330,13 +329,13 @@ START_TEST(reserve_is_a_floor) {
 }
 END_TEST
 
-/* ---- how many -------------------------------------------------------------------------------- */
+/* ---- available blocks ------------------------------------------------------------------------ */
 
 START_TEST(available_is_what_alloc_gives) {
         static struct kvd_block blocks[BLOCKS];
         uint32_t n;
 
-        /* what one client may be filling */
+        /* limit of blocks that one client may be filling */
         ck_assert_int_eq(kvd_available(ours.space), BLOCKS / 2);
         take(&ours, 100, blocks);
         ck_assert_int_eq(kvd_available(ours.space), BLOCKS / 2 - 100);
@@ -354,28 +353,28 @@ START_TEST(available_counts_what_pins_hold) {
 
         for (uint32_t i = 0; i < 3; i++)
                 publish(&ours, i, 1000, &pins[i]);
-        /* others see it at their next look */
+        /* other clients see it at their next poll */
         WAIT_UNTIL(kvd_available(other.space) == BLOCKS - 3000 - STOCK);
-        ck_assert_int_le(kvd_available(ours.space), BLOCKS - 3000); /* we, at once */
+        ck_assert_int_le(kvd_available(ours.space), BLOCKS - 3000); /* we see it at once */
         WAIT_UNTIL(kvd_available(ours.space) == BLOCKS - 3000);
 
         make_tokens(0, 1000, tokens);
         ck_assert_int_eq(kvd_lookup(ours.space, 0, tokens, 500 * TOKENS, ids, 1000, &again),
                          500 * TOKENS);
-        ck_assert_int_le(kvd_available(ours.space), BLOCKS - 3000); /* as if they were others */
-        WAIT_UNTIL(kvd_available(ours.space) == BLOCKS - 3000);     /* they are not */
+        ck_assert_int_le(kvd_available(ours.space), BLOCKS - 3000); /* as if others held them */
+        WAIT_UNTIL(kvd_available(ours.space) == BLOCKS - 3000);     /* until the daemon looks */
         kvd_unpin(ours.space, &pins[0]);
         WAIT_UNTIL(kvd_available(other.space) == BLOCKS - 2500 - STOCK);
         kvd_unpin(ours.space, &again);
         for (uint32_t i = 1; i < 3; i++)
                 kvd_unpin(ours.space, &pins[i]);
-        /* no waiting for the daemon to look */
+        /* without waiting for the daemon to look */
         ck_assert_int_eq(kvd_available(ours.space), BLOCKS / 2);
         WAIT_UNTIL(kvd_available(other.space) == BLOCKS / 2 - STOCK); /* both are one process */
 }
 END_TEST
 
-/* Blocks that both hold count once, and go when the second lets go. */
+/* Blocks that both clients pin count once, and become available when the second one unpins. */
 START_TEST(available_counts_shared_blocks_once) {
         static uint32_t tokens[2000 * TOKENS], ids[2000];
         struct kvd_pin mine = {0}, its = {0}, more = {0};
@@ -403,8 +402,9 @@ static void replace_daemon(const char *pool) {
 }
 
 /*
- * What kvd_alloc says of a new daemon. The old one's stock would serve it; so something is asked
- * before that only the daemon can answer, and whose first calls find out that the old one is gone.
+ * The result of kvd_alloc with a new daemon. The old daemon's stock could satisfy it, so this first
+ * makes calls that only the daemon can answer. The first of them notice that the old daemon is
+ * gone.
  */
 static int alloc_result(struct client *c, struct kvd_block *block) {
         kvd_sequence *sequence = NULL;
@@ -419,7 +419,7 @@ static void expect_block_at(const struct kvd_block *block, const struct kvd_spac
         ck_assert_ptr_eq(block->data, memory->base + (uint64_t)block->id * BLOCK_BYTES);
 }
 
-/* A chain's bytes, by the addresses alone. */
+/* Checks a chain's bytes by their addresses alone. */
 static void expect_chain(const struct kvd_pin *pin, const uint32_t *ids, uint32_t number,
                          uint32_t n) {
         uint32_t tokens[8 * TOKENS];
@@ -431,9 +431,9 @@ static void expect_chain(const struct kvd_pin *pin, const uint32_t *ids, uint32_
 }
 
 /*
- * The daemon is killed while a pin and a block are held. Until both are let go, their bytes stay
- * and nothing of the new daemon's is mapped, though others use it; then it is, at the same
- * addresses.
+ * The daemon is killed while the client holds a pin and a block. Until it releases both, their
+ * bytes stay, and none of the new daemon's memory is mapped, though other clients use that. Then it
+ * is mapped at the same addresses.
  */
 START_TEST(fixed_addresses_are_taken_over) {
         struct client fixed = client_open_with(KVD_SPACE_FIXED, BLOCKS);
@@ -470,7 +470,7 @@ START_TEST(fixed_addresses_are_taken_over) {
         ck_assert_uint_eq(block.data[BLOCK_BYTES - 1], 0x77);
 
         kvd_unpin(fixed.space, &pin);
-        ck_assert_int_eq(alloc_result(&fixed, &more), -ESTALE); /* the block is held yet */
+        ck_assert_int_eq(alloc_result(&fixed, &more), -ESTALE); /* the block is still held */
         kvd_free(fixed.space, 1, &block);
         ck_assert_int_eq(alloc_result(&fixed, &more), 1);
         expect_block_at(&more, &before);
@@ -487,7 +487,7 @@ START_TEST(fixed_addresses_are_taken_over) {
 }
 END_TEST
 
-/* Killed again and again, with this or that in the caller's hands, or nothing. */
+/* The daemon is killed again and again, while the caller holds various blocks and pins, or none. */
 START_TEST(fixed_addresses_outlive_many_daemons) {
         struct client fixed = client_open_with(KVD_SPACE_FIXED, BLOCKS);
         struct kvd_space_memory first, memory;
@@ -527,7 +527,7 @@ START_TEST(fixed_addresses_outlive_many_daemons) {
 }
 END_TEST
 
-/* Bytes of files that are mapped in the range of a space's memory, both views of it. */
+/* Bytes of files that are mapped in the range of a space's memory, both views included. */
 static uint64_t mapped_bytes(const struct kvd_space_memory *memory) {
         uintptr_t from = (uintptr_t)memory->base,
                   to = (uintptr_t)memory->sealed + memory->blocks * memory->block_bytes;
@@ -545,7 +545,9 @@ static uint64_t mapped_bytes(const struct kvd_space_memory *memory) {
         return bytes;
 }
 
-/* Of the daemon before nothing is kept, not even where the new one has no memory yet. */
+/*
+ * No memory of the previous daemon stays mapped, not even where the new daemon has no memory yet.
+ */
 START_TEST(a_dead_daemons_memory_is_let_go) {
         struct client fixed = client_open_with(KVD_SPACE_FIXED, BLOCKS);
         struct kvd_space_memory memory;
@@ -623,7 +625,7 @@ START_TEST(duplicates_are_kept) {
         ck_assert_uint_eq(counters.blocks_sealed, 2);
         ck_assert_uint_eq(counters.blocks_duplicate, 4);
 
-        make_tokens(2, 4, tokens); /* what was kept can be anything else yet */
+        make_tokens(2, 4, tokens); /* kept duplicates can be filled again */
         for (uint32_t i = 0; i < 4; i++)
                 oracle_fill(blocks[i].data, BLOCK_BYTES, oracle_seed(1, tokens, (i + 1) * TOKENS));
         ck_assert_int_eq(kvd_seal_keep_on(ours.space, &third, 4, blocks, tokens, 4 * TOKENS, ids,
@@ -636,9 +638,9 @@ START_TEST(duplicates_are_kept) {
 }
 END_TEST
 
-/* More than goes into one request, all of it sealed before by another. */
+/* More blocks than fit in one request, all of them already sealed by another client. */
 START_TEST(a_long_chain_is_kept_whole) {
-        enum { N = BLOCKS / 2 - STOCK - 8 }; /* what one process may be filling, but for the stock of the other */
+        enum { N = BLOCKS / 2 - STOCK - 8 }; /* limit of one process, less the other's stock */
         static struct kvd_block blocks[N];
         static uint32_t tokens[3000 * TOKENS], ids[3000];
         struct kvd_pin first = {0}, pin = {0};
@@ -660,7 +662,7 @@ END_TEST
 
 /* ---- leaving --------------------------------------------------------------------------------- */
 
-/* A sanitizer maps memory of its own all the time, so there only the daemon's files count. */
+/* A sanitizer maps memory all the time, so there only the daemon's files count. */
 static uint32_t mappings(void) {
         FILE *f = fopen("/proc/self/maps", "re");
         char line[512];
@@ -687,7 +689,7 @@ START_TEST(whoever_goes_leaves_nothing_mapped) {
         uint32_t maps = 0, fds = 0;
 
         for (uint32_t i = 0; i < 24; i++) {
-                if (i == 4) /* what libc keeps is there */
+                if (i == 4) /* by now libc has allocated its buffers */
                         maps = mappings(), fds = fds_of(0);
                 come_and_go(100 + i);
         }
@@ -696,7 +698,7 @@ START_TEST(whoever_goes_leaves_nothing_mapped) {
 }
 END_TEST
 
-/* Mappings without a file may become one. A sanitizer maps memory of its own all the time. */
+/* Counts mappings without a file, too. A sanitizer maps memory all the time. */
 START_TEST(spaces_that_were_closed_take_no_addresses) {
         long before = 0;
 
@@ -713,7 +715,7 @@ START_TEST(spaces_that_were_closed_take_no_addresses) {
 }
 END_TEST
 
-/* As "kvctl client end" does, to every other client of this process. */
+/* Does what "kvctl client end" does, to every other client of this process. */
 static void end_own(void) {
         struct conn *conn = instance_connect(&server);
         struct kvd_msg_client_info_reply info;
@@ -759,9 +761,9 @@ static void connect_anew(struct client *a, struct client *b) {
 }
 
 /*
- * What it holds stays for as long as its process lives. It learns of its end by the next call that
- * asks the daemon (kvd_catch_up finds out beforehand), and the one after that is a new client's, to
- * which the cache is as it was.
+ * What the client holds stays until its process ends. The next call that asks the daemon
+ * (kvd_catch_up finds out earlier) reports the end. The call after that uses a new connection, and
+ * finds the cache unchanged.
  */
 START_TEST(a_client_that_was_ended_connects_anew) {
         pid_t pid = check_fork();
@@ -776,7 +778,7 @@ START_TEST(a_client_that_was_ended_connects_anew) {
 }
 END_TEST
 
-/* All but what the magazine keeps, which is at most as much again as is asked for at once. */
+/* All blocks but those in the magazine, which keeps at most as many as one request asks for. */
 START_TEST(what_is_freed_goes_back) {
         static struct kvd_block blocks[1000];
         struct kvd_msg_space_info_reply info;
@@ -798,7 +800,7 @@ static int by_id(const void *a, const void *b) {
         return (x->id > y->id) - (x->id < y->id);
 }
 
-/* Without the daemon, which is stopped. */
+/* From the magazine, without the stopped daemon. */
 START_TEST(what_is_freed_is_taken_again) {
         struct kvd_block first[40], again[40];
 
@@ -815,7 +817,10 @@ START_TEST(what_is_freed_is_taken_again) {
 }
 END_TEST
 
-/* The reply to a seal brought what is filled next: nobody waits for a daemon, which is stopped. */
+/*
+ * The reply to a seal contains the next blocks to fill. Allocating them does not need the daemon,
+ * which is stopped.
+ */
 START_TEST(a_seal_fills_the_stock) {
         struct kvd_block blocks[STOCK];
         struct kvd_pin pin = {0};
@@ -833,8 +838,8 @@ START_TEST(a_seal_fills_the_stock) {
 END_TEST
 
 /*
- * The daemon does not answer to a seal, and what it says when it goes on nobody hears: it refused
- * the tokens. The blocks can only be freed, and are the daemon's again.
+ * The daemon does not answer a seal in time. Its late reply, a refusal of the tokens, is not read.
+ * The blocks can only be freed, which returns them to the daemon.
  */
 START_TEST(what_is_in_doubt_goes_back) {
         uint32_t tokens[8 * TOKENS], filling;
@@ -862,7 +867,7 @@ START_TEST(what_is_in_doubt_goes_back) {
 }
 END_TEST
 
-/* What comes with an answer that nobody waits for any more is the daemon's again, too. */
+/* Fresh blocks in a late reply, for which no call waits any more, return to the daemon, too. */
 START_TEST(what_a_late_answer_brings_goes_back) {
         struct conn *conn = instance_connect(&server);
         struct kvd_msg_space_info_reply info;
@@ -878,7 +883,7 @@ START_TEST(what_a_late_answer_brings_goes_back) {
         deadline_ms = PATIENCE_MS;
         continue_daemon(&server);
         kvd_free(ours.space, 40, blocks);
-        ck_assert_int_eq(kvd_reserve(ours.space, STOCK), STOCK); /* the next call reads it */
+        ck_assert_int_eq(kvd_reserve(ours.space, STOCK), STOCK); /* reads the late reply */
         WAIT_UNTIL((space_facts(conn, 0, &info), info.filling == STOCK));
         ck_assert_uint_eq(info.sealed, 40);
         conn_close(conn);

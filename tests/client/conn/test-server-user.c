@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Another user's folder, and another user's daemon at the path where a client expects ours. Daemons
- * and programs of several users meet at one path, so the test must run as root.
+ * Another user's folder, and another user's daemon at the path where a client expects its own.
+ * Several users run daemons and programs at the same path, so the test must run as root.
  */
 
 #include <errno.h>
@@ -104,7 +104,7 @@ static int open_stated(const char *path, const char *user) {
         return r;
 }
 
-/* What a program of this user gets who opens it. */
+/* Opens the path in a process of this user. Returns 0 or a negative errno. */
 static int opened(uid_t user, const char *path, const char *stated) {
         pid_t pid = fork();
 
@@ -151,7 +151,7 @@ START_TEST(a_stated_user_is_trusted) {
 }
 END_TEST
 
-/* In a folder that only root could give, nobody else can listen; further down, somebody can. */
+/* Only root can create this folder, so no other user can listen in it; in one below it, one can. */
 START_TEST(a_folder_that_only_root_could_give_is_trusted) {
         char inner[sizeof in.socket], below[2 * sizeof in.socket], link[sizeof in.socket];
         struct instance tmp = in;
@@ -171,7 +171,7 @@ START_TEST(a_folder_that_only_root_could_give_is_trusted) {
         ck_assert_int_eq(opened(MALLORY, link, NULL), 0);
         make_folder(MALLORY, 0775);
         ck_assert_int_eq(opened(ALICE, in.socket, NULL), -EPERM);
-        make_folder(ROOT, 0755); /* root put the socket there, and then became somebody else */
+        make_folder(ROOT, 0755); /* root created the socket, and then changed to another user */
         ck_assert_int_eq(opened(ALICE, in.socket, NULL), 0);
         make_folder(ALICE, 0755);
         ck_assert_int_eq(opened(ROOT, in.socket, NULL), -EPERM);
@@ -199,7 +199,7 @@ START_TEST(abstract_sockets_are_trusted_by_their_user) {
 }
 END_TEST
 
-/* The path is another's by the time that the handle connects again. */
+/* Another user has taken the path by the time the handle reconnects. */
 START_TEST(reconnecting_checks_the_server_again) {
         static const struct kvd_geometry geometry = {.layers = 1,
                                                      .kv_heads = 1,
@@ -219,7 +219,7 @@ START_TEST(reconnecting_checks_the_server_again) {
 }
 END_TEST
 
-/* In a user namespace that maps nobody, all users have one number, which is nobody's own. */
+/* In a user namespace without mappings, all users have the same uid, which identifies nobody. */
 START_TEST(an_unmapped_user_is_refused) {
         pid_t pid;
 
@@ -233,7 +233,7 @@ START_TEST(an_unmapped_user_is_refused) {
                 fflush(stdout);
                 _exit(EPERM);
         }
-        ck_assert_msg(wait_status(pid) == EPERM, "a stranger was taken for oneself");
+        ck_assert_msg(wait_status(pid) == EPERM, "another user was taken for the caller's own");
 }
 END_TEST
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A colleague has everything evicted, again and again, in a space of 230 attachments, so that each
- * look at pins takes its time. What a process holds, it finds all the same.
+ * Another client evicts everything again and again, in a space with 230 attachments, so that each
+ * scan of the pins takes long. A process must still find the blocks that it holds.
  */
 
 #include <pthread.h>
@@ -60,7 +60,7 @@ static void *storm(void *arg) {
         return NULL;
 }
 
-/* Seals a chain of so many blocks and keeps it pinned. */
+/* Seals a chain of n blocks, and keeps it pinned. */
 static void hold(kvd_space *space, uint32_t *tokens, uint32_t n, struct kvd_pin *pin) {
         struct kvd_block blocks[64];
 
@@ -80,7 +80,7 @@ static uint32_t count_misses(kvd_space *space, const uint32_t *tokens, uint32_t 
         return missed;
 }
 
-/* The tail is found by its blocks, the long chain by its runs. */
+/* The tail is found by single blocks, the long chain by its runs. */
 START_TEST(pinned_blocks_are_found_while_others_evict) {
         kvd_space *space = spaces[HANDLES - 1][ATTACHMENTS - 1];
         uint32_t tail[3 * TOKENS], chain[32 * TOKENS], misses = 0, n = 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Tensors of blocks and layers: they lie where the blocks lie, have the shape that the geometry
- * says, and hold what they should, until their deleter is called, from whichever thread.
- * KVD_TEST_BACKEND is the daemon's: host or cuda.
+ * Tensors of blocks and layers: they point to the blocks' memory, have the geometry's shape, and
+ * keep their contents until their deleter is called, by any thread. KVD_TEST_BACKEND is the
+ * daemon's backend: host or cuda.
  */
 
 #include <errno.h>
@@ -59,7 +59,7 @@ static void tear_down(void) {
         instance_end_clean(&server); /* no pin is left */
 }
 
-/* Chain number `number`: no two have a block in common. */
+/* Tokens of chain `number`. No two chains have a block in common. */
 static void number_tokens(uint32_t number, uint32_t n, uint32_t *tokens) {
         for (uint32_t i = 0; i < n * TOKENS; i++)
                 tokens[i] = (i == 0 ? number : i == 1 ? number / VOCAB : i) % VOCAB;
@@ -163,7 +163,7 @@ END_TEST
 
 /* ---- what tensors hold ----------------------------------------------------------------------- */
 
-/* More other blocks than the pool has, so that everything that is not held goes. */
+/* Publishes more blocks than the pool has, so that everything that is not held is evicted. */
 static void fill_pool(uint32_t number) {
         for (uint32_t n = 0; n < 500; n++) {
                 struct kvd_block blocks[4];
@@ -191,9 +191,9 @@ static void *delete_it(void *tensor) {
 }
 
 /*
- * A tensor of the second of three blocks keeps that block and its parent after the caller let go,
- * whatever else comes into the pool; the third goes. When it is deleted, by another thread, they
- * may go, too.
+ * A tensor of the second of three blocks keeps that block and its parent after the caller has
+ * unpinned them, whatever else is published. The third is evicted. Once another thread has deleted
+ * the tensor, they may be evicted, too.
  */
 START_TEST(a_tensor_holds_its_block) {
         struct DLManagedTensor *tensor;
@@ -216,7 +216,7 @@ START_TEST(a_tensor_holds_its_block) {
         pthread_create(&thread, NULL, delete_it, tensor);
         pthread_join(thread, NULL);
         ck_assert_uint_eq(kvd_dlpack_live(space), 0);
-        while (kvd_settle(space) > 0) /* on a GPU the tensor's pin goes behind a stream */
+        while (kvd_settle(space) > 0) /* on a GPU the tensor's pin ends after a stream's work */
                 usleep(1000);
         fill_pool(2);
         ck_assert(!is_found(7, 2, ids));
@@ -236,7 +236,7 @@ static uint64_t flags_of(struct DLManagedTensor *tensor) {
         return flags;
 }
 
-/* Who gets a pin's block is told that it is read-only; what is being filled may be written. */
+/* The tensor of a pinned block is read-only; the tensor of a block being filled is writable. */
 START_TEST(versioned_tensors_have_flags) {
         struct DLManagedTensor *tensor;
         struct kvd_block blocks[2];
@@ -283,8 +283,8 @@ START_TEST(opaque_blocks_are_bytes) {
 END_TEST
 
 /*
- * Space and connection are closed while tensors are there: they end with the last of these, and
- * what it held goes.
+ * Space and connection are closed while tensors exist. They end with the last tensor, which then
+ * releases its block.
  */
 START_TEST(a_tensor_outlives_its_space) {
         struct DLManagedTensor *tensor, *layer;
@@ -306,15 +306,15 @@ START_TEST(a_tensor_outlives_its_space) {
         tensor->deleter(tensor);
         layer->deleter(layer);
         for (uint32_t i = 2; i < 5 && is_found(7, 1, ids); i++)
-                fill_pool(i); /* whose lookups make it young */
+                fill_pool(i); /* its lookups count as use */
         ck_assert(!is_found(7, 1, ids));
         close_space();
 }
 END_TEST
 
 /*
- * The daemon is replaced, the space attaches anew; what tensors of the old memory show stays until
- * they are deleted.
+ * The daemon is replaced, and the space attaches again. Tensors of the old memory keep their
+ * contents until they are deleted.
  */
 START_TEST(a_tensor_outlives_the_daemon) {
         struct DLManagedTensor *block, *layer;
@@ -328,7 +328,7 @@ START_TEST(a_tensor_outlives_the_daemon) {
         ck_assert_int_eq(kvd_dlpack_layer(space, 0, 0, &layer), 0);
         kvd_unpin(space, &pin);
         in_layer = (uint32_t *)layer->tensor.data + blocks[0].id * (size_t)layer->tensor.strides[0];
-        *in_layer = 4711; /* on the stand-in, the device's addresses are ours */
+        *in_layer = 4711; /* on the stand-in, device addresses are valid in this process */
         instance_kill(&server);
         instance_again(&server, SETTINGS("daemon.pool=8M", "daemon.segment=2M"));
         for (int i = 0; kvd_alloc(space, 1, &again) != 1; i++)
@@ -343,7 +343,7 @@ START_TEST(a_tensor_outlives_the_daemon) {
 }
 END_TEST
 
-/* In a child nothing of the space is there; deleting an inherited tensor touches nothing. */
+/* In a child the space cannot be used, and deleting an inherited tensor touches nothing. */
 START_TEST(a_forked_child_may_delete) {
         struct DLManagedTensor *tensor, *none;
         struct kvd_block one;

@@ -34,7 +34,10 @@ static pthread_mutex_t mappings_lock = PTHREAD_MUTEX_INITIALIZER;
 int __real_munmap(void *at, size_t bytes);
 int __wrap_munmap(void *at, size_t bytes);
 
-/* Index and pin pages; pool segments are mapped at places that their clients choose. */
+/*
+ * True for index and pin pages. Clients choose the addresses of pool segments, so those are
+ * excluded.
+ */
 static bool is_shared_page(int fd, int flags, struct stat *st) {
         return fd >= 0 && (flags & MAP_SHARED) && !(flags & MAP_FIXED) && fstat(fd, st) == 0;
 }
@@ -79,7 +82,7 @@ static void *mmap_one_view(void *at, size_t n, int prot, int flags, int fd, off_
         return r;
 }
 
-/* The last user's munmap is the real one. */
+/* Only the last user's munmap is a real one. */
 static bool still_used(void *at) {
         for (uint32_t i = 0; i < MAX_MAPPINGS; i++) {
                 struct mapping *m = &mappings[i];
@@ -113,7 +116,7 @@ struct order {
 };
 
 static struct order orders[MAX_CONNECTIONS];
-static _Atomic uint32_t connection_of[MAX_FDS]; /* number * 2, + 1 at the daemon's end; 0: none */
+static _Atomic uint32_t connection_of[MAX_FDS]; /* number * 2, + 1 at the daemon's end; 0 if none */
 static uint32_t n_connected, n_accepted;        /* the backlog is first in, first out */
 static pthread_mutex_t connect_lock = PTHREAD_MUTEX_INITIALIZER;
 

@@ -3,15 +3,15 @@
 #define KVD_TESTS_INPROC_ONE_VIEW_H
 
 /*
- * Lets ThreadSanitizer see what daemon and clients do to each other. It follows addresses, and a
- * memfd that is mapped twice has two; it knows what orders two threads, but not that a message
- * does. So, in this table of system calls,
+ * Lets ThreadSanitizer see what daemon and clients do to each other. ThreadSanitizer follows
+ * addresses, but a memfd that is mapped twice has two. It knows what orders two threads, but not
+ * that a message does. So this table of system calls changes two things:
  *
- *      an index or pin page that is mapped already gets the same address again (munmap, which is linked with --wrap,
- *      unmaps it with the last);
- *      a message orders who sent it before who receives it, on that connection only.
+ *      An index or pin page that is already mapped gets the same address again. munmap, which is linked with --wrap,
+ *      unmaps it when its last user does.
+ *      A message orders its sender before its receiver, on that connection only.
  *
- * Without ThreadSanitizer it is merely another kernel with which everything must work.
+ * Without ThreadSanitizer these calls must work like the kernel's.
  */
 
 void one_view_install(void);

@@ -83,7 +83,7 @@ static void expect_work(const struct methods_tally *t) {
         if (t->bytes_wrong || t->unmarked)
                 die("%llu wrong bytes", (unsigned long long)t->bytes_wrong);
         if (!all_was_used(t))
-                die("%llu blocks, %llu changes, %llu cooled, %llu revived: that is no test",
+                die("%llu blocks, %llu changes, %llu cooled, %llu revived: proves nothing",
                         (unsigned long long)t->appended, (unsigned long long)t->changes,
                         (unsigned long long)t->cooled, (unsigned long long)t->revived);
 }

@@ -3,7 +3,7 @@
 /*
  * The daemon and its clients in one process, for ThreadSanitizer and AddressSanitizer:
  *
- *      workers     the soak's workers, each with a connection of its own
+ *      workers     the soak's workers, each with its own connection
  *      shared      threads that share one handle, one space and one stock of blocks
  *
  *      test-inproc [OPERATIONS] [SEED]

@@ -44,7 +44,7 @@ static int findable(struct actor *a) {
         return publish_elsewhere(a->socket, OPERATION_CHAIN, CHAIN_TOKENS);
 }
 
-/* As before, and the segments are mapped, so that it is found. */
+/* As findable(), and the segments are mapped, so that the chain is found. */
 static int mapped(struct actor *a) {
         int r = findable(a);
 
@@ -81,17 +81,17 @@ static int take(struct actor *a, struct kvd_space *space, uint32_t n) {
         return take_blocks(space, n, a->blocks);
 }
 
-static int one_taken(struct actor *a) { /* and some in stock */
+static int one_taken(struct actor *a) { /* and some are left in the stock */
         opened(a);
         return take(a, a->causal, 1);
 }
 
-static int many_taken(struct actor *a) { /* more than fit in the stock again */
+static int many_taken(struct actor *a) { /* more than fit into the stock again */
         opened(a);
         return take(a, a->causal, CHAIN_BLOCKS);
 }
 
-/* Blocks of the chain from `first` on are filled, to be sealed. */
+/* Takes and fills blocks of the chain from `first` on, to be sealed. */
 static int filled(struct actor *a, uint32_t first, uint32_t n) {
         int r = take(a, a->causal, n);
 
@@ -138,7 +138,7 @@ static int filled_whole(struct actor *a) {
         return r;
 }
 
-/* Chains until the pool is full. */
+/* Publishes chains until the pool is full. */
 static int crowded(struct actor *a) {
         int r = 0;
 
@@ -149,7 +149,7 @@ static int crowded(struct actor *a) {
         return r;
 }
 
-static int busy(struct actor *a) { /* something of everything */
+static int busy(struct actor *a) { /* holds a bit of everything */
         int r = pinned(a);
 
         return r < 0 ? r : take(a, a->causal, OBSERVER_BLOCKS);
@@ -171,7 +171,7 @@ static int run_match(struct actor *a) {
         return (int)kvd_match(a->causal, 0, a->tokens, CHAIN_TOKENS);
 }
 
-static int run_use(struct actor *a) { /* of the first blocks: others are the same */
+static int run_use(struct actor *a) { /* of the first blocks: others are used alike */
         struct kvd_pin some = a->pin;
 
         some.n_blocks = 3;
@@ -218,7 +218,7 @@ static int post(struct actor *a) {
         return kvd_post(a->causal, &a->pin, a->n_blocks, a->blocks, a->tokens, a->n_blocks * BT);
 }
 
-/* or refused, if the others' blocks that it goes on behind were evicted meanwhile */
+/* The post may also be refused, if other clients' blocks that precede it were evicted meanwhile. */
 static int run_post(struct actor *a) {
         int r = post(a);
 
@@ -227,7 +227,7 @@ static int run_post(struct actor *a) {
         return r == -ECANCELED ? 0 : r;
 }
 
-/* The daemon may not have seen them yet. */
+/* Frees the blocks; the daemon may not have seen the posts yet. */
 static int run_post_free(struct actor *a) {
         int r = post(a);
 
@@ -238,7 +238,7 @@ static int run_lease(struct actor *a) {
         return kvd_lease(a->whole, a->whole_tokens, WHOLE_TOKENS, 0);
 }
 
-/* or granted, if we were so slow that the partner has ended */
+/* May also be granted, if this process is so slow that the partner has ended. */
 static int run_lease_refused(struct actor *a) {
         int r = run_lease(a);
 
@@ -264,7 +264,7 @@ static int run_close(struct actor *a) {
         return 0;
 }
 
-/* The old daemon's pin and blocks are let go after the new one has given us others. */
+/* Releases the old daemon's pin and blocks after the new daemon has provided others. */
 static int run_reconnect(struct actor *a) {
         struct kvd_block fresh[2];
         int r = -ECONNRESET;
@@ -276,7 +276,7 @@ static int run_reconnect(struct actor *a) {
         return r;
 }
 
-/* A whole life. */
+/* A client's whole life. */
 static int run_session(struct actor *a) {
         opened(a);
         if (run_lookup(a) < 0 || filled(a, a->pin.n_blocks, 18) < 0 || seal(a, 18 * BT - 1) < 0)
@@ -297,7 +297,7 @@ static int run_session(struct actor *a) {
         return run_close(a);
 }
 
-/* ---- what is held after it ------------------------------------------------------------------- */
+/* ---- wrong bytes held afterwards ------------------------------------------------------------- */
 
 static size_t wrong_found(struct actor *a) {
         return chain_wrong(&a->pin, a->ids, a->tokens, false);
@@ -307,7 +307,7 @@ static size_t wrong_found_whole(struct actor *a) {
         return chain_wrong(&a->pin, a->ids, a->whole_tokens, true);
 }
 
-/* and sealed, perhaps: these or others' blocks of that content */
+/* The blocks may also be sealed: these, or other clients' with the same content. */
 static size_t wrong_filled(struct actor *a) {
         uint32_t before = a->pin.n_blocks > a->n_blocks ? a->pin.n_blocks - a->n_blocks : 0;
 

@@ -40,7 +40,7 @@ int publish_elsewhere(const char *socket, uint32_t chain, uint32_t n_tokens) {
 
 /* ---- partners -------------------------------------------------------------------------------- */
 
-#define HELD_FOR_US 1500 /* after the operation has begun */
+#define HELD_FOR_US 1500 /* microseconds after the operation has begun */
 
 static void tell_ready(int fd) {
         if (write(fd, "r", 1) != 1)

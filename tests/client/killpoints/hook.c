@@ -16,13 +16,13 @@
 
 #define MAX_RANGES 128
 
-#define BETWEEN_PAUSES 200u /* points, at most: about once in a lookup */
+#define BETWEEN_PAUSES 200u /* maximum number of points; about one pause per lookup */
 
 static bool on;
-/* points so far; those at which something happens, 0: none */
+/* points so far, and the points at which something happens; 0: never */
 static uint64_t seen, signal_at, pause_at;
 static int the_signal;
-static uint64_t stopped_ns; /* how long the signals have stopped this process, in total */
+static uint64_t stopped_ns; /* total time for which the signals stopped this process */
 static struct random dice;
 
 static struct range {
@@ -30,7 +30,7 @@ static struct range {
 } ranges[MAX_RANGES];
 static uint32_t n_ranges;
 
-/* ---- where shared memory is ------------------------------------------------------------------ */
+/* ---- shared memory --------------------------------------------------------------------------- */
 
 int hook_is_shared(const volatile void *at) {
         uintptr_t a = (uintptr_t)at;
@@ -58,13 +58,13 @@ static void remember(const void *at, size_t n) {
         ranges[n_ranges++] = (struct range){(uintptr_t)at, (uintptr_t)at + n};
 }
 
-/* ---- what happens at a point ----------------------------------------------------------------- */
+/* ---- at a point ------------------------------------------------------------------------------ */
 
 void hook_signal(int signal) {
         syscall(SYS_kill, syscall(SYS_getpid), signal);
 }
 
-/* Long enough for others to evict, fill and seal; now and then for a few of these in a row. */
+/* Long enough for other clients to evict, fill and seal, sometimes several times. */
 static void pause_here(void) {
         uint32_t us = random_below(&dice, 8) ? random_below(&dice, 100) : random_below(&dice, 1000);
         struct timespec t = {0, us * 1000L};
@@ -104,7 +104,7 @@ void hook_access(const volatile void *at) {
                 hook_point();
 }
 
-/* ---- what is to happen ----------------------------------------------------------------------- */
+/* ---- settings -------------------------------------------------------------------------------- */
 
 void hook_signal_at(uint64_t nth, int signal) {
         signal_at = nth;

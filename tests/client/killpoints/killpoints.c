@@ -47,11 +47,11 @@
 
 #define EVERY UINT32_MAX
 #define MUTANT_ROUNDS 3u
-#define RESTARTS 25u /* deaths with a new daemon, a time: each takes some ten milliseconds */
+#define RESTARTS 25u /* kills per operation with a new daemon: each takes some ten milliseconds */
 
 struct test {
         uint32_t seconds, limit;
-        uint64_t seed, until; /* 0: all of them once */
+        uint64_t seed, until; /* 0: every operation once */
         const char *only;
         bool churn, stop, arena, epoll, mutant;
         struct instance daemon;
@@ -82,12 +82,12 @@ static const char *const *daemon_settings(const struct test *t) {
         return s;
 }
 
-/* The world is another one before it goes on. */
+/* Evicts and overwrites everything before the stopped process continues. */
 static void go_on(const struct test *t, pid_t stopped) {
         pid_t pid;
         int status;
 
-        observer_rest(t->stage); /* it may have blocks pinned just now */
+        observer_rest(t->stage); /* it may have blocks pinned at the moment */
         evict_all(t->conn);
         observer_resume(t->stage);
         pid = fork();
@@ -99,8 +99,8 @@ static void go_on(const struct test *t, pid_t stopped) {
 }
 
 /*
- * Until it is dead; with --churn, what it works on is evicted meanwhile. Returns when it was last
- * seen alive.
+ * Waits until the process is dead. With --churn, evicts its blocks meanwhile. Returns the time when
+ * it was last seen alive.
  */
 static uint64_t expect_killed(const struct test *t, const struct operation *op, uint64_t nth,
                               pid_t pid) {
@@ -184,14 +184,14 @@ static void renew_daemon(struct test *t) {
         wait_settled(t);
 }
 
-/* ---- one death ------------------------------------------------------------------------------- */
+/* ---- one kill -------------------------------------------------------------------------------- */
 
 static pid_t start(const struct test *t, const struct operation *op, uint64_t nth, int turn) {
         return actor_start(op, t->daemon.socket, t->stage, nth, t->stop ? SIGSTOP : SIGKILL, turn,
                            t->churn && nth ? t->seed + t->kills + 1 : 0);
 }
 
-/* The actor waits before the operation while there is a new daemon. */
+/* The actor waits before the operation until there is a new daemon. */
 static pid_t start_across_restart(struct test *t, const struct operation *op, uint64_t nth) {
         char byte = 'g';
         int turn[2];
@@ -210,7 +210,7 @@ static pid_t start_across_restart(struct test *t, const struct operation *op, ui
         return pid;
 }
 
-/* How long it took until the daemon had everything back. */
+/* Returns how long the daemon took to reclaim everything. */
 static uint64_t die_once(struct test *t, const struct operation *op, uint64_t nth) {
         uint64_t since, ns;
         pid_t partner, pid;
@@ -242,7 +242,7 @@ static int by_value(const void *a, const void *b) {
 
 static void report(struct test *t, const struct operation *op, uint64_t points) {
         qsort(t->ns, t->n_ns, sizeof *t->ns, by_value);
-        printf("%-26s %6llu points %6u kills   taken back in %6.2f ms at most, %5.2f ms in the "
+        printf("%-26s %6llu points %6u kills   reclaimed in %6.2f ms at most, %5.2f ms in the "
                "middle\n",
                op->name, (unsigned long long)points, t->n_ns, (double)t->ns[t->n_ns - 1] / 1e6,
                (double)t->ns[t->n_ns / 2] / 1e6);
@@ -256,12 +256,12 @@ static bool chosen(struct test *t, uint64_t nth, uint64_t points, uint32_t limit
                random_below(&t->random, (uint32_t)points) < limit - 2 * edge;
 }
 
-/* Or there is nothing more to be found out. */
+/* Whether the time is up, or a mutant has been caught. */
 static bool time_is_up(const struct test *t) {
         return (t->until && now_ns() >= t->until) || (t->mutant && t->stage->bytes_wrong);
 }
 
-/* Dies at each point, and once behind the last, with all that it got. */
+/* Dies at each point, and once after the last, with all that the operation acquired. */
 static void die_everywhere(struct test *t, const struct operation *op) {
         uint32_t limit = op->restart && t->limit != EVERY ? MIN(t->limit, RESTARTS) : t->limit;
         uint64_t points;
@@ -327,7 +327,7 @@ static void end(struct test *t, uint32_t fds) {
         if (t->mutant && !s->bytes_wrong)
                 die("the mutant was not caught");
         if (!t->kills)
-                die("nobody was killed: is there an operation of that name?");
+                die("no process was killed: is there an operation of that name?");
         conn_close(t->conn);
         instance_stop(&t->daemon);
         instance_sweep(&t->daemon);

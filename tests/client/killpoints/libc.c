@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What libkvd calls in libc that others can see. The library under test is compiled with
- * -Dmemcpy=hook_memcpy and so on (meson.build), so that its headers declare these by themselves.
- * Copies and comparisons of shared memory go in pieces of a vector's size, each one a point: that
- * is how they tear in production.
+ * libc functions of libkvd that other processes can notice. The library under test is compiled with
+ * -Dmemcpy=hook_memcpy and so on (meson.build), so its headers declare these functions. Copies and
+ * comparisons of shared memory are done in pieces of a vector's size, each of them a point, as they
+ * tear in production.
  */
 #include <stdarg.h>
 #include <string.h>

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Recycled blocks must not fool a reader. A writer publishes two chains in turn, in a space so
- * small that both use the same blocks, and evicts each at once: as fast as the daemon answers, the
- * blocks under the same ids hold other content of a higher generation. The chains have the same
- * tokens in their second block, so that only the link to the first one tells these apart. Readers,
- * one on each processor, look both up and check every byte. With --runs the chains are of two runs
- * each, and it is the second run that is the same.
+ * Recycled blocks must not fool a reader. A writer publishes two chains in turn and evicts each at
+ * once, in a space so small that both use the same blocks. So the blocks' ids get other content
+ * with a higher generation as fast as the daemon answers. The chains have the same tokens in their
+ * second block, so that only the link to the first one tells these apart. Readers, one on each
+ * processor, look up both and check every byte. With --runs each chain has two runs, and the second
+ * run is the same.
  *
  *      litmus [--seconds N] [--seed N] [--runs] [--shake] [--mutant]
  *
- * It ends after --seconds, or else once WRITTEN chains were written and FOUND were found, which
- * takes an idle machine some seconds. --shake lets the readers' library pause at random points
- * (hook.h). --mutant: this binary is linked with a library that was broken on purpose. The test
- * passes if a wrong byte is seen. It runs many times as long as that takes, and ignores --seconds.
+ * The test ends after --seconds, or else once WRITTEN chains were written and FOUND were found,
+ * which takes some seconds on an idle machine. --shake lets the readers' library pause at random
+ * points (hook.h). --mutant: this binary is linked with a library that was broken on purpose. The
+ * test passes if a wrong byte is seen. It may run many times as long as that usually takes, and
+ * ignores --seconds.
  */
 
 #include <errno.h>
@@ -46,7 +47,7 @@ struct tally { /* shared by all processes */
 struct reader {
         struct kvd_space *space;
         struct random random;
-        uint64_t lookups, hits; /* not yet in the tally */
+        uint64_t lookups, hits; /* not yet added to the tally */
 };
 
 struct litmus {
@@ -79,7 +80,7 @@ static void on_processor(int n) {
 }
 
 static struct kvd_space *open_space(const struct litmus *l) {
-        /* half may be filled */
+        /* half of the blocks may be being filled */
         struct kvd_space_options options = {.max_blocks = MAX(2 * l->n_blocks, 16)};
         struct kvd_space *space;
         struct kvd *handle;
@@ -90,7 +91,7 @@ static struct kvd_space *open_space(const struct litmus *l) {
         return space;
 }
 
-/* Two chains that differ in their first block only. */
+/* Two chains that differ only in their first block. */
 static void chain_of(uint32_t which, uint32_t *ret) {
         for (uint32_t i = 0; i < CHAIN_TOKENS; i++)
                 ret[i] = i < BT ? 10 + which : 100 + i;
@@ -126,7 +127,7 @@ static void write_rounds(struct litmus *l, int processor) {
 
 /* ---- the reader ------------------------------------------------------------------------------ */
 
-/* Uses what it found for a while, as an engine does: up to some ten microseconds. */
+/* Uses the blocks for a while, as an engine does: up to some ten microseconds. */
 static void dwell(struct random *random) {
         for (uint32_t n = random_below(random, 20000); n; n--)
                 __asm__ volatile("");
@@ -146,7 +147,7 @@ static void look(struct litmus *l, struct reader *r, const uint32_t *tokens) {
         kvd_unpin(r->space, &pin);
 }
 
-#define ROUND 64u /* lookups between two looks at what all processes share */
+#define ROUND 64u /* lookups between two updates of the shared tally */
 
 static void read_rounds(struct litmus *l, int processor) {
         struct reader r = {.space = open_space(l), .random = {l->seed + (uint64_t)processor}};
@@ -159,7 +160,7 @@ static void read_rounds(struct litmus *l, int processor) {
                 hook_shake(r.random.state);
         hook_start();
         while (!l->tally->stop) {
-                if (!r.hits) /* the first blocks' segment comes after us */
+                if (!r.hits) /* the segment of the first blocks is newer than this client */
                         kvd_catch_up(r.space);
                 r.lookups = r.hits = 0;
                 for (uint32_t i = 0; i < ROUND; i++)
@@ -201,7 +202,7 @@ static void expect_end(pid_t pid) {
 #define MUTANT_WRITTEN 2500000u
 #define MUTANT_FOUND 150000u
 
-/* On a busy machine that takes its time: whoever never does is ended by the test's limit. */
+/* On a busy machine this takes a while. The test's timeout ends a run that never gets there. */
 static bool have_met(const struct litmus *l) {
         const struct tally *t = l->tally;
 

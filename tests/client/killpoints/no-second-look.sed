@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-# The pin is believed at once: C5 is gone.
+# Omits C5: the pin is trusted without a second look.
 s/(slot, memory_order_seq_cst) == sealed)/(slot, memory_order_seq_cst) | sealed)/

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The client that must not notice that others die: it holds a chain, finds theirs, and checks every
- * byte of both.
+ * The client that must not notice that others die. It holds a chain, looks up theirs, and checks
+ * every byte of both.
  */
 
 #include <errno.h>
@@ -21,7 +21,7 @@ struct observer {
         struct kvd_space *causal, *whole;
         struct kvd_pin held; /* the observer's own chain */
         uint32_t held_tokens[OBSERVER_BLOCKS * BT], held_ids[OBSERVER_BLOCKS];
-        uint32_t daemon; /* under which it was sealed */
+        uint32_t daemon; /* number of the daemon under which the chain was sealed */
 };
 
 static void check(struct observer *o, const struct kvd_pin *pin, const uint32_t *ids,
@@ -39,13 +39,13 @@ static int hold_again(struct observer *o) {
         r = chain_publish(o->causal, &o->held, o->held_tokens, OBSERVER_BLOCKS * BT, false);
         if (r < 0)
                 return r;
-        kvd_unpin(o->causal, &o->held); /* for the ids */
+        kvd_unpin(o->causal, &o->held); /* to look it up again, for the ids */
         r = (int)kvd_lookup(o->causal, 0, o->held_tokens, OBSERVER_BLOCKS * BT, o->held_ids,
                             OBSERVER_BLOCKS, &o->held);
         return r == (int)(OBSERVER_BLOCKS * BT) ? 0 : -EAGAIN;
 }
 
-/* Calls that need the daemon are what attaches a space to a new one. */
+/* A space attaches to a new daemon only by calls that need the daemon. */
 static int attach_whole(struct observer *o) {
         int r = kvd_lease(o->whole, o->held_tokens, 1, 0);
 
@@ -120,7 +120,7 @@ static void watch(struct observer *o) {
 void observer_rest(struct stage *stage) {
         sem_post(&stage->asked);
         if (!wait_for(&stage->rested, PATIENCE_MS * UINT64_C(1000)))
-                die("the observer looks at nothing any more");
+                die("the observer does not respond");
 }
 
 void observer_resume(struct stage *stage) {

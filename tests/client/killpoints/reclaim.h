@@ -2,7 +2,7 @@
 #ifndef KVD_TESTS_KILLPOINTS_RECLAIM_H
 #define KVD_TESTS_KILLPOINTS_RECLAIM_H
 
-/* How soon nothing is left of a process that died. */
+/* How soon the daemon has reclaimed everything that a dead process held. */
 
 #include <stdint.h>
 
@@ -23,10 +23,10 @@ struct stage;
  */
 uint64_t wait_reclaimed(struct conn *conn, struct stage *stage, uint64_t since_ns);
 
-/* The daemon's, without those of segments: the pool may have grown. */
+/* Number of the daemon's descriptors without those of segments, since the pool may have grown. */
 uint32_t fds_beside_segments(const struct instance *d);
 
-void evict_all(struct conn *conn); /* that nobody uses */
+void evict_all(struct conn *conn); /* that no client uses */
 
 uint64_t now_ns(void);
 

@@ -83,7 +83,7 @@ static void publish(struct tally *t, struct kvd_space *space, struct kvd_pin *pi
                 die("publish: %s", kvd_error());
 }
 
-/* Finds what there is of a chain; half of the time, adds to it. */
+/* Looks up a chain, and extends it half of the time. */
 static void turn(struct tally *t, struct kvd_space *space, struct random *random) {
         uint32_t tokens[CHAIN_TOKENS], ids[CHAIN_BLOCKS];
         uint32_t n = (1 + random_below(random, CHAIN_BLOCKS)) * BT;
@@ -132,7 +132,7 @@ static void be_evictor(struct shaking *s, uint32_t number) {
         struct conn *conn = instance_connect(&s->daemon);
         struct kvd_msg_evict_reply reply;
 
-        open_space(s); /* so that it exists */
+        open_space(s); /* creates the space */
         while (!s->tally->stop) {
                 struct kvd_msg_evict request = {.space = kvd_slice_of("shaken"),
                                                 .blocks = 1 + random_below(&random, CHAIN_BLOCKS)};
@@ -158,7 +158,7 @@ static pid_t start(struct shaking *s, void (*be)(struct shaking *, uint32_t), ui
 
 #define LOOKUPS 10000u
 
-/* There is no timeout: the test's limit ends a run that never gets there. */
+/* There is no timeout here: the test's timeout ends a run that never gets there. */
 static bool is_over(const struct shaking *s, time_t end) {
         const struct tally *t = s->tally;
 
@@ -211,7 +211,7 @@ static int verdict(const struct shaking *s) {
         if (t->bytes_wrong)
                 die("FAILED: wrong bytes");
         if (!t->retries || !t->hits || !t->evicted)
-                die("FAILED: no lookup met an eviction in progress: the test shakes nothing");
+                die("FAILED: no lookup met an eviction in progress, so the test proves nothing");
         return 0;
 }
 

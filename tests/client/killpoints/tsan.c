@@ -2,9 +2,9 @@
 
 /*
  * The functions that compilers call from code compiled with -fsanitize=thread, as gcc 12 and clang
- * 14 name them. Each announces the access to hook.c and then does it, in the order that was asked
- * for: a store that production makes relaxed stays relaxed, so that its machine code orders no more
- * than the real one.
+ * 14 name them. Each announces the access to hook.c and then performs it with the requested order.
+ * A store that is relaxed in production stays relaxed, so that the test's machine code orders no
+ * more than the real code.
  */
 #include <stdbool.h>
 #include <string.h>
@@ -61,7 +61,7 @@ FUNCTION(void, __tsan_write_range, (void *at, unsigned long n)) {
         hook_access(at);
 }
 
-/* clang has these for copies that it makes by itself. */
+/* clang calls these for copies that it generates. */
 FUNCTION(void *, __tsan_memcpy, (void *to, const void *from, unsigned long n)) {
         hook_access(from);
         hook_access(to);

@@ -14,7 +14,7 @@ static float rounded_bf16(float x) {
         return x;
 }
 
-/* Eleven bits of a normal number of half precision. */
+/* Rounds to the eleven significant bits of a normal half-precision number. */
 static float rounded_f16(float x) {
         int exponent;
         float fraction = frexpf(x, &exponent);

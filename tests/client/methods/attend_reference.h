@@ -3,7 +3,7 @@
 #define KVD_TESTS_ATTEND_REFERENCE_H
 
 /*
- * Attention as its definition says, in double precision, over keys and values that were never in a
+ * Attention by its definition, in double precision, over keys and values that were never in a
  * block.
  */
 
@@ -19,7 +19,7 @@ struct history { /* of one layer; rows [position][kv_heads][head_dim] */
 /* x as a space of that dtype stores it. */
 float reference_rounded(float x, uint32_t dtype);
 
-/* The query head's result at a position. */
+/* The result of one query head at a position. */
 void reference_attend(const struct history *h, uint32_t position, uint32_t heads, uint32_t head,
                       float scale, const float *q, double *out);
 

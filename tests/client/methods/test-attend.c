@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * kvd_paged_write and kvd_paged_attention against the definition of attention, over everything that
- * enters an address. Blocks are used in a shuffled order, some sealed and some being filled, and
- * what is not a token in them is NaN: a number read from a wrong place shows. KVD_TEST_BACKEND is
- * the daemon's: on a GPU the calls are refused.
+ * kvd_paged_write and kvd_paged_attention against the definition of attention, over all parameters
+ * that enter an address. Blocks are used in shuffled order, some sealed and some being filled, and
+ * are NaN except for their tokens, so that a read from a wrong address shows. KVD_TEST_BACKEND is
+ * the daemon's backend; on a GPU the calls are refused.
  */
 
 #include <errno.h>
@@ -34,8 +34,7 @@ static struct kvd_geometry geometry;
 static uint64_t state = 1;
 
 /*
- * What one layer group holds of a sequence; the first n_sealed blocks are sealed, the rest are
- * being filled.
+ * A sequence's blocks in one layer group. The first n_sealed are sealed, the rest are being filled.
  */
 static struct sequence {
         uint32_t group, n_blocks, n_sealed;
@@ -92,7 +91,7 @@ static void shuffle(struct kvd_block *blocks, uint32_t n) {
         }
 }
 
-/* Blocks for so many tokens, not in order, full of NaN. */
+/* Takes blocks for n_tokens tokens, in shuffled order, full of NaN. */
 static void start_sequence(uint32_t group, uint32_t n_tokens) {
         sequence = (struct sequence){.group = group,
                                      .n_blocks = DIV_UP(n_tokens, geometry.block_tokens)};
@@ -194,8 +193,8 @@ static void round_history(struct history *h, uint32_t n) {
 }
 
 /*
- * All layers of a group: a prompt in two parts, the full blocks of which are then sealed, and
- * tokens one by one.
+ * Tests all layers of a group: a prompt in two parts, whose full blocks are then sealed, and single
+ * tokens.
  */
 static void play_group(uint32_t group, uint32_t heads) {
         uint32_t per_group = geometry.layers / geometry.layer_groups,
@@ -246,7 +245,7 @@ START_TEST(attention_is_right) {
 }
 END_TEST
 
-/* ---- what is refused ------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static const struct kvd_geometry small = {.layers = 2,
                                           .kv_heads = 2,
@@ -294,7 +293,7 @@ START_TEST(what_has_no_place_is_refused) {
         expect_refused(write_one(0, t), "view");
         sequence.ids[0] = UINT32_MAX;
         expect_refused(write_one(0, table(0, 1)), "not mapped");
-        sequence.ids[0] = 100000; /* of a segment that the pool has not got */
+        sequence.ids[0] = 100000; /* of a segment that does not exist in the pool */
         expect_refused(attend_one(table(0, 1), 2, 1.0f), "not mapped");
         sequence.ids[0] = sequence.blocks[0].id;
         ck_assert_int_eq(write_one(0, table(0, 1)), 0);
@@ -374,7 +373,7 @@ END_TEST
 
 /* ---- daemons and threads --------------------------------------------------------------------- */
 
-/* One of the new daemon: what the library kept in stock is the old one's. */
+/* Takes blocks until one is the new daemon's: the library's stock is the old daemon's. */
 static struct kvd_block alloc_of_another_view(struct kvd_block *others, uint32_t *n,
                                               uint32_t room) {
         for (*n = 0; *n < room;) {
@@ -387,8 +386,8 @@ static struct kvd_block alloc_of_another_view(struct kvd_block *others, uint32_t
 }
 
 /*
- * The old pool's blocks are used as before; the new daemon's are of another view, where an id is
- * another block's.
+ * The old pool's blocks can still be used. The new daemon's blocks have another view, in which an
+ * id names another block.
  */
 START_TEST(a_table_outlives_its_daemon) {
         struct kvd_block others[400], fresh;
@@ -420,7 +419,7 @@ START_TEST(a_table_outlives_its_daemon) {
 }
 END_TEST
 
-/* Sanitizers say 0, and find what is lost by themselves. */
+/* With a sanitizer mallinfo2() returns 0, and the sanitizer finds leaks by itself. */
 START_TEST(what_a_call_needs_serves_the_next_one) {
         struct history h;
         size_t bytes = 0;
@@ -433,7 +432,7 @@ START_TEST(what_a_call_needs_serves_the_next_one) {
                 write_tokens(layer, &h, 0, 12);
         for (uint32_t i = 0; i < 100; i++) {
                 expect_attention(i % 2, &h, 4, i % 8, 1 + i % 4);
-                if (i == 20) /* more than once each */
+                if (i == 20) /* by now each was called more than once */
                         bytes = mallinfo2().uordblks;
         }
         ck_assert_uint_eq(mallinfo2().uordblks, bytes);
@@ -483,7 +482,7 @@ static void *attend_once(void *history) {
         return NULL;
 }
 
-/* A space keeps scratch memory of four calls. */
+/* A space keeps scratch memory for four calls. */
 START_TEST(more_threads_than_scratches_share_a_space) {
         struct kvd_sys table = kvd_sys_real;
         pthread_t threads[6];

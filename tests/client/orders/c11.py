@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""C11's memory model for programs of a few accesses: every execution that it allows is tried.
+"""C11's memory model for programs of a few accesses. Tries every execution that the model allows.
 
 The axioms are those of RC11 (Lahav and others, "Repairing Sequential Consistency in C/C++11", PLDI 2017), which C++20 has
-taken over, but for the one against values out of thin air: ARM reorders a load with a later store, and a compiler may.
+adopted, without the one against out-of-thin-air values: ARM reorders a load with a later store, and a compiler may, too.
 
 A program is a list of threads, a thread a list of accesses:
 
@@ -23,11 +23,11 @@ class Event:
     def __init__(self, thread, kind, place=None, order="relaxed", value=None, register=None, addend=None):
         self.thread, self.kind, self.place, self.order = thread, kind, place, order
         self.value, self.register, self.addend = value, register, addend
-        self.twin = None    # of the load of a read-modify-write: its store
+        self.twin = None    # of the load of a read-modify-write: the event of its store
 
 
 def events_of(program, initial):
-    """All events, those of the beginning first; and for each thread its events in order."""
+    """Lists of events in program order: the initial stores first, then one list per thread."""
     threads = [[Event(-1, "W", place, value=value) for place, value in initial.items()]]
     for number, accesses in enumerate(program):
         events = []
@@ -122,7 +122,7 @@ class Execution:
 
 
 def values(events, reads_from):
-    """What each store stores; None: a value follows from itself."""
+    """The value of each store; None if a value depends on itself."""
     source = {events.index(e.twin): i for i, e in enumerate(events) if e.twin}
     found = {i: e.value for i, e in enumerate(events) if e.kind == "W" and e.value is not None}
     for _ in events:
@@ -133,7 +133,7 @@ def values(events, reads_from):
 
 
 def outcomes(program, initial):
-    """All sets of what registers may be in the end, as dictionaries."""
+    """All possible final values of the registers, as a list of dictionaries."""
     threads = events_of(program, initial)
     events = [e for thread in threads for e in thread]
     number = {id(e): i for i, e in enumerate(events)}
@@ -157,11 +157,11 @@ def outcomes(program, initial):
     return seen
 
 
-# ---- what is known ---------------------------------------------------------------------------------
+# ---- known results ---------------------------------------------------------------------------------
 
 
 def both(first, second, fence=None):
-    """Two stores, each with a load of the other's place behind it."""
+    """Two stores, each followed by a load of the other's place."""
     between = [("F", fence)] if fence else []
     return [[("W", "x", 1, first), *between, ("R", "y", "a", second)], [("W", "y", 1, first), *between, ("R", "x", "b", second)]]
 
@@ -176,7 +176,7 @@ def four(order):
             [("R", "y", "c", order), ("R", "x", "d", order)]]
 
 
-KNOWN = [   # program, what is looked for, whether C11 allows it
+KNOWN = [   # program, final values to look for, whether C11 allows them
     (both("seq_cst", "seq_cst"), {"a": 0, "b": 0}, False),
     (both("seq_cst", "acquire"), {"a": 0, "b": 0}, True),
     (both("release", "acquire"), {"a": 0, "b": 0}, True),
@@ -193,7 +193,7 @@ KNOWN = [   # program, what is looked for, whether C11 allows it
      {"a": 1, "b": 1}, False),
     ([[("A", "x", 1, "relaxed")], [("A", "x", 1, "relaxed"), ("R", "x", "a", "relaxed")]], {"a": 0}, False),
     ([[("A", "x", 1, "relaxed", "a")], [("A", "x", 1, "relaxed", "b")]], {"a": 0, "b": 0}, False),
-    # a store that is only released does not take part in the order of the exchange behind it
+    # a store that is only a release does not take part in the order of the exchange after it
     ([[("W", "x", 1, "release"), ("X", "y", 2, "seq_cst", "a")], [("X", "y", 1, "seq_cst", "b"), ("R", "x", "c", "acquire")]],
      {"a": 0, "b": 2, "c": 0}, False),
     ([[("W", "x", 1, "release"), ("X", "y", 2, "seq_cst", "a")], [("W", "y", 1, "seq_cst"), ("R", "x", "c", "seq_cst")]],

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Memory orders where two processes meet, by C11's rules and not by those of the processor that runs the test.
+"""Memory orders between two processes, by C11's rules and not by those of the processor that runs the test.
 
-Each row is a few accesses of both sides. Their orders are read from the source, so that a weaker one there is judged here:
-what must never be seen must be impossible with the orders of the source, and an order that is needed must be needed: with
-a weaker one, C11 allows what must never be seen.
+Each row has a few accesses of both sides. Their orders are read from the source, so a weaker order there is noticed here.
+The forbidden result must be impossible with the source's orders. Each order that is listed as needed must be needed: with
+a weaker one, C11 must allow the forbidden result.
 
     orders.py ROOT
 """
@@ -21,7 +21,7 @@ SHM = "ipc/base/shm.h"
 
 def text_of(path, function=None):
     text = (ROOT / path).read_text()
-    if path == SHM:     # what is not for ThreadSanitizer
+    if path == SHM:     # without the code for ThreadSanitizer
         text = re.sub(r"#if KVD_TSAN\n(?:(?!#else).)*?#else\n(.*?)#endif\n", r"\1", text, flags=re.S)
     if function:
         text = re.search(r"\b%s\([^;{]*\{\n.*?^\}" % function, text, re.S | re.M).group()
@@ -29,7 +29,7 @@ def text_of(path, function=None):
 
 
 def access(path, what, function=None):
-    """The order and the kind of the one access of a file, or of a function in it, whose statement matches."""
+    """Order and kind of the only access in a file, or in one of its functions, whose statement matches."""
     found = [s for s in re.findall(r"[^;{}]*?(?:__)?atomic_[^;]*;", text_of(path, function)) if re.search(what, s)]
     if len(found) != 1:
         sys.exit(f"{path}: {len(found)} accesses instead of one match {what}")
@@ -39,7 +39,7 @@ def access(path, what, function=None):
     return (order.group(1) or order.group(2)).lower() if order else "seq_cst", kind.group()
 
 
-# name: (file, statement from its call on, function)
+# name: (file, the statement from its call on, function)
 ACCESSES = {
     "posted": ("client/cache/post.c", r"atomic_\w+\(&page->posted, posted,"),
     "kick": ("client/cache/post.c", r"atomic_\w+\(&view->page->kicked, what"),
@@ -89,14 +89,14 @@ DATA = "relaxed"
 
 
 def passing(what, store, load, needs=None):
-    """Message passing: who sees the word sees what was written before it."""
+    """Message passing: a reader that sees the word sees what was written before it."""
     return (f"{what}: who sees it sees what is behind it", {"data": 0, "word": 0},
             [[("W", "data", 1, DATA), (store, "word", 1)], [(load, "word", "word"), ("R", "data", "data", DATA)]],
             lambda r: r["word"] == 1 and r["data"] == 0, needs if needs is not None else [store, load])
 
 
 def giving_back(what, store, load, before, behind, needs=None):
-    """Who reads ends before the other side writes."""
+    """The reader has finished before the other side writes."""
     return (f"{what}: nothing is written while it is read", {"data": 0, "word": before},
             [[("R", "data", "data", DATA), (store, "word", behind)], [(load, "word", "word"), ("W", "data", 2, DATA)]],
             lambda r: r["word"] == (behind if behind >= 0 else before + behind) and r["data"] == 2,
@@ -104,14 +104,14 @@ def giving_back(what, store, load, before, behind, needs=None):
 
 
 def dekker(what, one, look, other, scan, value, needs=None):
-    """Both write, and look at the other's word: one of them sees the other."""
+    """Both sides write, and then read the other's word. At least one sees the other's write."""
     return (f"{what}: one side sees the other", {"mine": 0, "theirs": 1},
             [[(one, "mine", 1), (look, "theirs", "theirs")], [(other, "theirs", value), (scan, "mine", "mine")]],
             lambda r: r["theirs"] == 1 and r["mine"] == 0, needs if needs is not None else [one, look, other, scan])
 
 
 ROWS = [
-    # The client exchanges: where it finds 1, somebody looks. `kicked` is 1 from an earlier post.
+    # The client exchanges: if it finds 1, the daemon polls. `kicked` is 1 from an earlier post.
     ("posts (R1 to R4): none is left behind", {"posted": 0, "kicked": 1},
      [[("posted", "posted", 1), ("kick", "kicked", 1, "found")], [("unkick", "kicked", 0), ("look at posted", "posted", "seen")]],
      lambda r: r["found"] == 1 and r["seen"] == 0, ["kick", "unkick"]),
@@ -150,7 +150,7 @@ KINDS = {"load": "R", "store": "W", "exchange": "X", "fetch_add": "A", "fetch_su
 
 
 def program(threads, orders):
-    """The accesses with the kinds and orders that they have."""
+    """The accesses with their kinds and orders from the source."""
     return [[resolve(a, orders) for a in thread] for thread in threads]
 
 
@@ -170,7 +170,7 @@ def is_reachable(row, orders):
 
 
 def weaker(orders, name):
-    """Relaxed; an exchange whose order does not matter is a store, too."""
+    """The same orders, but with this access relaxed."""
     call = orders[name][1]
     return {**orders, name: ("relaxed", call)}
 

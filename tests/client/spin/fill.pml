@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Fill: a slot word says SEALED only over bytes that are whole and that nobody writes any more.
+ * Fill: a slot word is SEALED only while the block's bytes are complete and no process writes them.
  *
- * Two clients fill one block in turn, in any order and again. Either may be killed between any two steps, its
- * socket may close while it still writes, and what it has queued on a GPU writes on after it is dead. So the block
- * of a client that is lost goes to nobody before the kernel says that the process is gone (D10); and a seal message
- * counts only if it comes from the block's owner and names the generation that was handed out, for one may still be
- * in the queue when its sender's block has found another owner.
+ * Two clients fill one block in turn, in any order and repeatedly. Either may be killed between any two steps, its
+ * socket may close while it still writes, and its queued GPU work keeps writing after its death. So the daemon gives
+ * a lost client's block to no other client before the kernel reports that the process is gone (D10). A seal message
+ * counts only if it comes from the block's owner and names the generation that was handed out, because a message may
+ * still be queued when the block has found another owner.
  *
  * A client's steps: F1 write the bytes; F2 send the seal. The daemon's, D6 to D10, are named in pins.pml. Memory
  * order needs no model here: owner and daemon take turns, and each turn passes through the kernel.
  *
- * Broken on purpose, each must fail: -DFREE_AT_EOF -DSEAL_ANY -DSEAL_EARLY; -DNEVER_DISCARD never gets it back.
+ * Broken on purpose, each must fail: -DFREE_AT_EOF -DSEAL_ANY -DSEAL_EARLY; -DNEVER_DISCARD never gets the block back.
  */
 #define NC 2
 #define LASTGEN 3
@@ -21,12 +21,12 @@
 #define FILLING 1
 #define SEALED  2
 
-byte state, tok, data;                  /* bytes that match no token ids: 0 */
+byte state, tok, data;                  /* 0: bytes that match no token ids */
 bool eof[NC], gone[NC];
 bool finished;
 
-chan grant[NC] = [LASTGEN] of { byte }; /* generation; the block is the only one there is */
-chan seal = [LASTGEN] of { byte, byte };      /* from, generation */
+chan grant[NC] = [LASTGEN] of { byte }; /* generation; there is only one block */
+chan seal = [LASTGEN] of { byte, byte };      /* sender, generation */
 
 #define STEP(x) if :: x :: goto killed fi
 #define SEND(g) atomic { if :: !eof[me] -> seal ! me, g :: else fi }
@@ -43,7 +43,7 @@ end:    do
 #endif
            STEP(data = 0);                                      /* F1 */
            if
-           :: eof[me] = true                                    /* the socket closes, the process goes on */
+           :: eof[me] = true                                    /* the socket closes, the process continues */
            :: skip
            fi;
            STEP(data = me + 1);
@@ -51,12 +51,12 @@ end:    do
 #ifndef SEAL_EARLY
            STEP(SEND(gen))                                      /* F2 */
 #endif
-        :: eof[me] -> break                                     /* a process that is cut off ends at some time */
+        :: eof[me] -> break                                     /* a process that is cut off ends eventually */
         od;
 
 killed: eof[me] = true;
         if
-        :: writing -> data = 0                                  /* the GPU writes on */
+        :: writing -> data = 0                                  /* the GPU keeps writing */
         :: else
         fi;
         gone[me] = true
@@ -96,13 +96,13 @@ proctype daemon() {
                 :: LOST(owner) -> break                         /* D10: the block was never SEALED: discard it */
                 od;
                 skip;
-                d_step { state = FREE; gen++; from = 0; g = 0 } /* D6: nobody holds a pin, see pins.pml */
+                d_step { state = FREE; gen++; from = 0; g = 0 } /* D6: no client holds a pin, see pins.pml */
         :: else -> break
         od;
         finished = true
 }
 
-/* what any reader may see at any time */
+/* what a reader may see at any time */
 proctype reader() {
 end:    do
         :: atomic { state == SEALED -> assert(data == tok) }
@@ -113,5 +113,5 @@ init {
         atomic { run daemon(); run reader(); run client(0); run client(1) }
 }
 
-/* Whoever dies holding the block, it comes back. */
+/* The block comes back even if a client dies while it holds the block. */
 ltl reclaim { <> finished }

@@ -5,18 +5,19 @@
  *
  * The client walks from the root, C1 and C2 for each block, then C3 to C5 once, on the deepest. Two rules of the
  * daemon make that enough: D1 never chooses a block that has a resident child, and D8 writes the parent link as
- * (id, generation). At C5 the deepest block is resident with the generation that the client saw; so its parent is
- * resident with the generation in its link, which the client compared with the word it had read for the parent;
- * and so on up to the root. None of them was reused between its C1 and now, and none will be while the pin stands.
+ * (id, generation). At C5 the deepest block is resident with the generation that the client saw. So its parent is
+ * resident with the generation in the link, which the client compared with the word it had read for the parent, and
+ * so on up to the root. None of them was reused between its C1 and now, and none will be while the pin exists.
  *
  * With -DRUNS the client finds the chain in a run instead: its ids and token ids in one place. The run's leaf word,
- * (id, generation) of its last block, is also its version word: 0 while the run is written, and read before and
- * after the rest. A run is written once per leaf, so what lies between two equal words belongs to that leaf, and C5
- * says whether the leaf still stands. A run that outlives its leaf is of no harm; D6 takes it out to have its place.
+ * (id, generation) of its last block, is also its version word: it is 0 while the run is written, and the client reads
+ * it before and after the rest. A run is written once per leaf, so what lies between two equal words belongs to that
+ * leaf, and C5 shows whether the leaf is still resident. A run that outlives its leaf is harmless; D6 removes it to
+ * reuse its place.
  *
- * A hash finds a candidate only, so any block may be offered at any place of the chain, and the second block's
- * token ids are the same under both roots. Steps are named in pins.pml; that clients die, and that there are many,
- * is its subject: here is one client, and a daemon that puts chains into any blocks in any order.
+ * A hash finds only a candidate, so any block may be offered at any place of the chain, and the second block's token
+ * ids are the same under both roots. Steps are named in pins.pml, which also covers clients that die, and several
+ * clients. Here there is one client, and a daemon that puts chains into any blocks in any order.
  *
  * Broken on purpose, each must fail: -DPARENT_FIRST -DLINK_NO_GEN -DNO_LINK -DNO_RECHECK -DNO_CFENCE -DNO_DFENCE,
  * and with -DRUNS: -DRUN_READ_ONCE -DRUN_WRITTEN_OPEN -DRUN_NO_GEN
@@ -48,7 +49,10 @@
 #define ID(link)       (((link) - 1) % NB)
 #define LINK_GEN(link) (((link) - 1) / NB)
 
-/* What is computed for a block depends on all tokens before it: content r + 2d is depth d under root r (1 or 2). */
+/*
+ * A block's content depends on all tokens before it: content r + 2d is depth d under root r (1 or
+ * 2).
+ */
 #define TOK(content) ((content) <= 2 -> (content) : ((content) + 1) / 2 + 1)
 
 /* the index, the bytes in the pool, the client's page */
@@ -98,13 +102,13 @@ end:    do
 
 #define MISS_IF(x) if :: x -> goto miss :: else fi
 
-/* Both leave the deepest block in b, its word in w, and the chain in id[]. */
+/* Both store the deepest block in b, its word in w, and the chain in id[]. */
 inline walk() {
         do
         :: i < length ->
                 atomic { select (b : 0 .. NB - 1) }
                 w = word[b];                                    /* C1 */
-                MISS_IF(STATE(w) == FREE);                      /* RETIRING will do: C5 waits for what comes of it */
+                MISS_IF(STATE(w) == FREE);                      /* RETIRING is accepted: C5 waits for its outcome */
                 w = W(SEALED, GEN(w));
                 MISS_IF(tok[b] != TOK(root + 2 * i));           /* C2 */
 #ifndef NO_LINK
@@ -153,7 +157,7 @@ proctype client() {
 #endif
 again:          if
 #ifndef NO_RECHECK
-                :: !waited && word[b] == W(RETIRING, GEN(w)) -> /* what comes of it? C5 once more */
+                :: !waited && word[b] == W(RETIRING, GEN(w)) -> /* wait for the outcome: C5 once more */
                         waited = true;
                         goto again
                 :: word[b] != w                                 /* C5 */
@@ -167,7 +171,7 @@ again:          if
                 fi;
                 PIN(b, 0);                                      /* C7, C8 */
 miss:           skip;
-                d_step {                                        /* forget, or equal states look different */
+                d_step {                                        /* clear these, so that equal states compare equal */
                         for (i : 0 .. DEPTH - 1) {
                                 id[i] = 0
                         }
@@ -193,7 +197,7 @@ bool emptied;
 #define EMPTY          (!resident[0] && !resident[1] && !resident[2])
 #define FULL           (resident[0] && resident[1] && resident[2])
 
-inline evict() {                        /* D1 had looked at pins before; here they may be anything */
+inline evict() {                        /* D1 has looked at the pins before; by now they may have changed */
         DSTORE(WORD, b, W(RETIRING, gen[b]));                   /* D2 */
 #ifndef NO_DFENCE
         !db_full;                                               /* D3 */
@@ -283,5 +287,5 @@ init {
         }
 }
 
-/* Leaves first never runs into a wall: whatever was filled in whatever order, all of it can be evicted. */
+/* Evicting leaves first never gets stuck: blocks filled in any order can all be evicted. */
 ltl reclaim { <> emptied }

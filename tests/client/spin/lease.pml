@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Lease: the first client that misses a bidirectional prefix computes it, the others wait, and none waits for ever.
+ * Lease: the first client that misses a bidirectional prefix computes it, the others wait, and none waits forever.
  *
- * This lease saves work and protects no bytes, so unlike a pin it may end early: when its holder seals the prefix
- * or gives up, when the holder's socket closes or its process is gone, and for a waiter when its deadline passes,
- * because a holder may also stand still (SIGSTOP) and be neither finished nor dead.
+ * This lease saves work but protects no bytes. So unlike a pin it may end early: when its holder seals the prefix or
+ * gives up, or when the holder's socket closes or its process is gone. A waiter also stops waiting at its deadline,
+ * because a holder may be stopped (SIGSTOP), neither finished nor dead.
  *
  *   client: ask                                    daemon
  *   L1  ask for the prefix                         G1  stored: answer HIT
- *   L2  HIT: use it. COMPUTE: I hold the lease.    G2  nobody holds the lease: answer COMPUTE
- *       ALONE: compute for myself                  G3  somebody does: no answer yet, a waiter
+ *   L2  HIT: use it. COMPUTE: I hold the lease.    G2  no client holds the lease: answer COMPUTE
+ *       ALONE: compute for myself                  G3  a client holds it: no answer yet, a waiter
  *   L3  compute, then seal or give up              G4  sealed: HIT to every waiter
  *                                                  G5  given up, or the holder is lost: COMPUTE to one waiter
  *                                                  G6  a waiter's deadline: ALONE
@@ -26,12 +26,15 @@ mtype = { ASK, SEALED, GAVE_UP, HIT, COMPUTE, ALONE };
 chan request = [NC] of { mtype, byte };
 chan answer[NC] = [1] of { mtype };
 
-bool lost[NC];                          /* socket closed or process gone: for a lease the same */
+bool lost[NC];                          /* socket closed or process gone, which are the same for a lease */
 bool stopped[NC];
 bool done[NC];
 bool computing[NC];                     /* under the lease */
 
-/* Not a choice of the client's: it would be forced on one that waits in vain, and hide it. */
+/*
+ * A process, not a choice of the client: a client that waits in vain would be forced to choose
+ * death, which would hide the error.
+ */
 bool kill[NC];
 proctype fate(byte c) {
         if
@@ -98,7 +101,7 @@ inline pass_on() {
 #endif
 #ifdef NO_DEADLINE
 #define LATE(c) false
-#else                                   /* long against computing: only a holder that stands still is met by it */
+#else                                   /* longer than computing takes, so only a stopped holder exceeds it */
 #define LATE(c) (waiting[c] && holder != NOBODY && stopped[holder])
 #endif
 

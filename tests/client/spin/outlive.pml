@@ -1,24 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Order across a restart: a block on a GPU was sealed before its data was there, and the daemon is killed. Its successor
- * cannot write the index that says so, but the page of semaphores: whoever waits by that index goes on, and is told.
+ * Order across a restart: a block on a GPU was sealed before its data was there, and the daemon is killed. Its
+ * successor cannot write the old index, which says that the block is pending, but it can write the page of
+ * semaphores. So a reader that waits by the old index continues, and is told if the data never came.
  *
- * The steps P1 to R5 and O1 to O8 are those of semaphore.pml. The successor takes the block over if the page of then says
- * that the value was reached, and leaves its memory alone otherwise, until A and the reader have left what they had mapped.
- * When A's work on the GPU is over, it marks A's semaphores as ended, without changing what was reached (O5 and O7 in one).
+ * The steps P1 to R5 and O1 to O8 are those of semaphore.pml. The successor adopts the block if the old page says
+ * that the value was reached. Otherwise it leaves the block's memory alone until A and the reader have unmapped
+ * theirs. When A's work on the GPU is over, it marks A's semaphores as ended, without changing the value reached (O5
+ * and O7 in one).
  *
- * The reader looks before the restart or after it. How it pins, and that a pin by the old index is none once there is a
- * new one, is the subject of restart.pml: here it is one step.
+ * The reader looks before or after the restart. Pinning is a single step here; restart.pml covers it, and why a pin
+ * by the old index is not valid once there is a new one.
  *
  * Broken on purpose, each must fail: -DTAKE_ALL -DPLAIN_RELEASE -DEND_EARLY -DNO_LIMBO -DNO_MARK; and -DNO_END leaves
- * somebody waiting.
+ * a process waiting.
  */
-byte data;                              /* whose bytes: 1 A's, 2 B's */
-byte slot;                              /* A's semaphore in the page of then */
+byte data;                              /* owner of the bytes: 1 A, 2 B */
+byte slot;                              /* A's semaphore in the old page */
 bool ended;                             /* ... and its mark */
-byte life;                              /* of the daemon that serves */
-byte word[2], value[2];                 /* of each index: who sealed the block, and what it waits for; 0: it is there */
+byte life;                              /* number of the serving daemon */
+byte word[2], value[2];                 /* per index: the block's sealer, and the value it waits for; 0: the data is there */
 byte pins[2];
 
 bool a_dead, a_over, sealed, b_runs, b_wrote, read_all, reader_left;
@@ -35,7 +37,7 @@ proctype stream_a() {
 over:   a_over = true
 }
 
-/* It is killed at any time after the seal, or lives. */
+/* May be killed at any time after the seal. */
 proctype client_a() {
         sealed;
         if
@@ -65,7 +67,10 @@ proctype daemon() {
         :: slot >= 1 -> value[0] = 0                            /* O2 */
         :: skip
         fi;
-        /* killed, and the next one takes over: from here on nobody writes what is of life 0 */
+        /*
+         * killed, and the next daemon takes over: from here on no daemon writes what belongs to
+         * life 0
+         */
 #ifdef TAKE_ALL
         taken = true;
 #else
@@ -82,10 +87,10 @@ proctype daemon() {
 #elif !defined(NO_END)
                         ended = true
 #endif
-                :: slot >= 1 && a_over                          /* it came, and A left by itself */
+                :: slot >= 1 && a_over                          /* the value was reached, and A left by itself */
                 fi
         fi;
-        /* the block's memory gets another use */
+        /* the block's memory is reused */
 #ifdef NO_LIMBO
         atomic { pins[1] == 0 -> word[1] = 0 };
 #else
@@ -132,5 +137,5 @@ init {
         atomic { run daemon(); run client_a(); run stream_a(); run stream_b(); run reader() }
 }
 
-/* Whoever dies, the reader goes on, and the block comes back. */
+/* Whichever process dies, the reader continues, and the block comes back. */
 ltl goes_on { <> (read_all && word[1] == 2) }

@@ -24,9 +24,9 @@
  * reads the pins. With a full fence between write and read on both sides, at least one sees the other.
  *
  * Memory is x86-TSO: a store sits in a buffer of its processor until drain_...() moves it out. The buffers hold one
- * store: what longer ones add is more stores that are late, and each fence waits for all of them. A client may be
- * SIGKILLed between any two shared accesses, its socket may close long before it stops reading, and what it has
- * queued on a GPU reads on after it is dead. With -DTHREADS the clients are threads of one process, with one page.
+ * store. Longer ones would add only more late stores, and each fence waits for all of them. A client may be SIGKILLed
+ * between any two shared accesses, its socket may close long before it stops reading, and its queued GPU work keeps
+ * reading after its death. With -DTHREADS the clients are threads of one process, with one page.
  *
  * Broken on purpose, each must fail: -DNO_CFENCE -DNO_DFENCE -DNO_RECHECK -DNO_GEN -DNO_SCAN -DREAP_AT_EOF
  * -DTOKENS_FIRST; with -DTHREADS: -DPIN_IS_FLAG -DPIN_NOT_ATOMIC; and -DNEVER_REAP never gets the block back.
@@ -39,7 +39,7 @@
 #endif
 #define NC 2                            /* clients */
 
-#define FREE     0                      /* or FILLING: to a reader the same, not SEALED */
+#define FREE     0                      /* or FILLING: the same to a reader, since neither is SEALED */
 #define SEALED   1
 #define RETIRING 2
 #ifndef NO_GEN
@@ -83,7 +83,7 @@ end:    do
 #define FENCE     !cb_full[me]
 #define PINNED(i) pin[i]
 
-#else                                   /* a locked instruction; kills are the other variant's subject */
+#else                                   /* a locked instruction; only the other variant has kills */
 
 #define STEP(x)   x
 #define FENCE     true
@@ -100,7 +100,7 @@ end:    do
 
 proctype client(byte me) {
         byte n, w, again, want;
-        byte mine;                      /* its own view of its counter: no other process writes it */
+        byte mine;                      /* its own copy of its counter, which no other process writes */
         bool holds;
 
         do
@@ -114,7 +114,7 @@ proctype client(byte me) {
                 :: STATE(w) != SEALED
                 :: else ->
 #ifndef TOKENS_FIRST
-                        STEP(want = tok);                       /* C2: any content may be the one it wants */
+                        STEP(want = tok);                       /* C2: any content may be the one wanted */
 #endif
                         STEP(PIN(1));                           /* C3 */
 #ifndef NO_CFENCE
@@ -150,7 +150,7 @@ proctype client(byte me) {
 
 killed: eof[me] = true;
         if
-        :: holds -> assert(data == want)                        /* the GPU reads on */
+        :: holds -> assert(data == want)                        /* the GPU keeps reading */
         :: else
         fi;
         atomic { !cb_full[me] -> gone[me] = true };
@@ -171,7 +171,7 @@ proctype daemon() {
         bool pinned;
 
         do
-        :: gen < LASTGEN ->                                     /* D1: the only block there is */
+        :: gen < LASTGEN ->                                     /* D1: there is only one block */
                 DSTORE(false, W(RETIRING, gen));                /* D2 */
 #ifndef NO_DFENCE
                 !db_full;                                       /* D3 */
@@ -220,5 +220,5 @@ init {
         }
 }
 
-/* Nobody's death, and no reader that ends in its own time, keeps the daemon from the block. */
+/* No death, and no reader that ends eventually, keeps the daemon from reusing the block. */
 ltl reclaim { <> (word == W(SEALED, LASTGEN)) }

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Posts: what a client puts into its ring is taken, though mostly nobody says so. `posted` and `taken` count, `kicked` is
- * the client's word that the daemon knows, or looks by itself.
+ * Posts: whatever a client puts into its ring is taken, mostly without a message. `posted` and `taken` are counters.
+ * `kicked` is 1 if the client has told the daemon of the ring, or the daemon polls it.
  *
  *   client (client/cache/post.c)                           daemon (store/cache/post.c, daemon/serve/rounds.c)
  *   R1  posted := posted + 1                         R3  exchange kicked for 0: a message came
  *   R2  exchange kicked for 1; it was 0: a message   R4  take all that is posted
- *                                                    R5  in the rounds: look at a ring that is told, and leave it so
+ *                                                    R5  in the rounds: poll a ring whose kicked is 1, and leave it 1
  *                                                    R6  leave the rounds: kicked := 0       R7  and take what is there
  *
- * In the rounds a ring stays told only if there was something in it when its message came: what was posted may have been
- * taken before, with another request (R8), and then nobody would look at it.
+ * In the rounds, a ring is polled only if it was not empty when its message came. Its posts may have been taken
+ * earlier, with another request (R8), and then the daemon would not look at it again.
  *
- * Broken on purpose: -DNO_R4 takes before it resets, -DNO_R7 leaves without looking, -DSTAY_TOLD keeps a ring told in
- * which nothing was, -DNO_R5 does not look: all of them leave a post behind.
+ * Broken on purpose: -DNO_R4 takes before it resets, -DNO_R7 leaves without looking, -DSTAY_TOLD keeps `kicked` at 1
+ * for a ring that was empty, -DNO_R5 does not poll. Each of them leaves a post behind.
  */
 #define POSTS 4
 
@@ -44,7 +44,7 @@ active proctype client() {
 active proctype daemon() {
         bool rounds, told, had, other = true, busy;
 
-        if                                                      /* others post, so that the rounds never end */
+        if                                                      /* other clients post, so that the rounds never end */
         :: busy = true
         :: skip
         fi;
@@ -80,7 +80,7 @@ end:    do
 #ifndef NO_R7
                 TAKE                                            /* R7 */
 #endif
-        :: other ->                                             /* R8: another request comes, or none does */
+        :: other ->                                             /* R8: another request comes, or none */
                 other = false;
                 if
                 :: TAKE

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Restart: the daemon is killed at any point, and its successor reuses a block without harm to those who stayed.
+ * Restart: the daemon is killed at any point, and its successor reuses a block without harm to clients of the old one.
  *
- * The old index is sealed: the new daemon cannot write it, so its words say SEALED for ever to a client that still
- * maps it, whatever becomes of the blocks. What the new daemon can write is the pin page. Each has an epoch, the
- * number of the index that its pins refer to; C5 reads it together with the slot word, and the new daemon stores
- * the new number into every page (D11) before its first D2. It is Dekker's argument once more: pin, then read the
+ * The old index is sealed, so the new daemon cannot write it. Its words say SEALED forever to a client that still
+ * maps it, whatever happens to the blocks. But the new daemon can write the pin pages. Each has an epoch, the number
+ * of the index that its pins refer to. C5 reads the epoch together with the slot word, and the new daemon stores the
+ * new number into every page (D11) before its first D2. This is Dekker's argument once more: pin, then read the
  * epoch; write the epoch, then scan the pins. D3 is the fence between the last two.
  *
- * The new daemon takes over what the old words call SEALED or RETIRING; nothing else was complete. RETIRING counts,
- * because a block may be pinned until a scan has said otherwise.
+ * The new daemon adopts the blocks that the old words call SEALED or RETIRING; no others were complete. RETIRING
+ * counts, because a block may be pinned until a scan has shown that it is not.
  *
- * Steps are named in pins.pml, and client death is its subject; here is one client and one restart.
+ * Steps are named in pins.pml, which covers the death of clients; here there is one client and one restart.
  *
  * Broken on purpose, each must fail: -DNO_EPOCH -DLATE_EPOCH -DFORGET_PAGES -DTAKE_UNSEALED -DDROP_RETIRING
  */
@@ -64,7 +64,7 @@ end:    do
 #define PIN(v)          atomic { !cb_full -> cb_val = v; cb_full = true }
 
 proctype client() {
-        byte n, x, w, want;             /* x: the index it has mapped */
+        byte n, x, w, want;             /* x: the index that it has mapped */
         bool same;
 
         do
@@ -93,7 +93,7 @@ proctype client() {
                 w = 0;
                 if
                 :: x == 0 && ready -> x = 1                     /* attach again */
-                :: skip                                         /* or do not know yet */
+                :: skip                                         /* or not know about the new daemon yet */
                 fi
         :: else -> break
         od
@@ -141,7 +141,7 @@ fill:                   STEP(!db_full);
         od;
         goto out;
 
-killed: !db_full;                       /* the processor finishes what it had retired */
+killed: !db_full;                       /* the processor completes retired stores */
         d_step { life = 1; pinned = false; next = 0; old = word[0]; gen = GEN(old) }
 #if !defined(NO_EPOCH) && !defined(LATE_EPOCH)
         DSTORE(EPOCH, 1);                                       /* D11 */

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Checks the models of this directory: the protocol as designed holds, and no part of it can be left out.
+# Checks the models of this directory: the protocol as designed is correct, and no part of it can be left out.
 #
 #   run.sh [PATTERN]     only variants whose "model macros" contain PATTERN
 #
@@ -95,8 +95,8 @@ hangs post    STAY_TOLD
 END
 }
 
-# Mutants fail early, so for them a quick compilation counts for more than a quick search. They run with -E, which
-# leaves deadlocks out: they are to fail for the reason they were made for.
+# Mutants fail early, so a quick compilation matters more to them than a quick search. They run with -E, which ignores
+# deadlocks: a mutant must fail for the reason that it was made for.
 build_and_search() {            # kind, model file, -DMACRO ...
         local cflags search
         case $1 in
@@ -114,7 +114,7 @@ searched_all() {
         ! grep -qE 'max search depth too small|out of memory|Search not completed|hash table full' log
 }
 
-# pan lists per process the statements that it never executed; the claim and the end of an endless loop are none
+# pan lists per process the statements that it never executed; the claim and the end of an endless loop do not count
 reached_all() {
         ! sed '/^unreached in claim/,$d' log | grep '^[[:space:]].*, state ' | grep -qv '"-end-"'
 }

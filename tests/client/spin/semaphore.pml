@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Order: blocks on a GPU are sealed before their data is there, and whoever reads one reads its data or is told that it
- * never came. The steps P1 to P3, R1 to R5 and O1 to O8 are named in store/device/semaphore.c; they are the same here.
+ * Order: blocks on a GPU are sealed before their data is there. A reader reads a block's data, or is told that the
+ * data never came. The steps P1 to P3, R1 to R5 and O1 to O8 are named in store/device/semaphore.c; they are the same
+ * here.
  *
- * One block, filled twice. Client A seals it, at any time before or after its stream has written data and slot, and may
- * be killed at any time; what it has queued on the GPU then goes on for a while, and stops anywhere. Client B fills the
+ * One block is filled twice. Client A seals it, at any time before or after its stream has written data and slot, and
+ * may be killed at any time. Its queued GPU work then continues for a while, and stops anywhere. Client B fills the
  * block again, with A's row of the semaphore page if A is dead. A reader looks twice, and waits only in its stream.
  *
- * How a pin is taken is the subject of pins.pml: here it is one step. Memory order needs no model beyond the order of
- * the steps: the daemon's stores are releases, and a stream's writes become visible in its order (system scope).
+ * Pinning is a single step here; pins.pml covers it. Memory order needs no model beyond the order of the steps: the
+ * daemon's stores are releases, and a stream's writes become visible in its order (system scope).
  *
  * Broken on purpose, each must fail: -DSEAL_FIRST -DCLEAR_EARLY -DNO_QUARANTINE -DNO_POISON -DRELEASE_FIRST -DNO_WAIT
- * -DNO_CHECK -DCHECK_FIRST -DEVICT_PENDING -DUNPIN_EARLY; and -DNO_RELEASE and -DROW_EARLY leave somebody waiting.
+ * -DNO_CHECK -DCHECK_FIRST -DEVICT_PENDING -DUNPIN_EARLY; and -DNO_RELEASE and -DROW_EARLY leave a process waiting.
  */
 #define NONE 0
 
-byte data;                              /* whose bytes: 1 A's, 2 B's */
-byte slot[2];                           /* of the semaphore page: of A's row, of another */
-byte word;                              /* slot word: 0 FREE or FILLING, else SEALED, and by whom */
-bool found;                             /* is it in the index? */
+byte data;                              /* owner of the bytes: 1 A, 2 B */
+byte slot[2];                           /* of the semaphore page: A's row and another */
+byte word;                              /* slot word: 0 if FREE or FILLING, the sealer's number if SEALED */
+bool found;                             /* whether the block is in the index */
 byte order_row, order_value;            /* of the descriptor; value 0: the data is there */
 bool poisoned;
 byte pins;
@@ -47,7 +48,7 @@ proctype client_a() {
         fi;
         if
         :: a_dead = true
-        :: len(seal) == 0 && word != 0 -> skip                  /* it goes on, and has sealed */
+        :: len(seal) == 0 && word != 0 -> skip                  /* it lives on, and has sealed */
         fi
 }
 
@@ -106,7 +107,7 @@ proctype daemon() {
 #endif
                         fi
                 fi
-        :: OVER && len(seal) == 0                               /* never sealed: discarded, see fill.pml */
+        :: OVER && len(seal) == 0                               /* never sealed, so discarded, see fill.pml */
         fi;
         atomic { pins == 0 -> word = 0; found = false; poisoned = false; order_value = 0 };     /* evicted */
         GIVE_ROW;
@@ -159,5 +160,5 @@ init {
         atomic { run daemon(); run client_a(); run stream_a(); run stream_b(); run reader() }
 }
 
-/* Whoever dies, readers go on, and the block comes back. */
+/* Whichever process dies, the readers continue, and the block comes back. */
 ltl goes_on { <> (finished && read_all) }

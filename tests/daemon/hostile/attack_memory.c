@@ -63,8 +63,8 @@ static void fill_with_ones(const struct hostile *h) {
 
 /*
  * Forged posts with blocks of the attacker and of others, and with arbitrary parents, which change
- * while the daemon reads them. Half of the time the posted counter is right, and half of the time
- * it is nonsense.
+ * while the daemon reads them. The posted counter is plausible half of the time, and random
+ * otherwise.
  */
 static void noise_in_posts(const struct hostile *h) {
         struct kvd_msg allocate = {.number = KVD_MSG_allocate, .allocate = {.count = 32}};

@@ -152,7 +152,7 @@ static void appends(const struct hostile *h) {
                 const kvd_ref wrong[] = {of_b, of_c, refs[0], refs[2] + (UINT64_C(1) << 32),
                                          UINT64_MAX};
 
-                /* another client's, maybe another space's, duplicate, other generation, nonexistent */
+                /* another client's, another space's, a duplicate, another generation, none */
                 bad[2] = wrong[i];
                 if (bad[2] != refs[2])
                         refused(&a, methods_append_message(&a, number, bad, 4, tokens), ESTALE);

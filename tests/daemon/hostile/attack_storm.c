@@ -136,7 +136,7 @@ static void stopped_with_changes(const struct hostile *h) {
         }
 }
 
-/* The use counters and pins that the client writes are noise, all the time. */
+/* All that follows the pins in the client's page (use, lookups, posts) is noise, all the time. */
 static void noise_about_use(const struct hostile *h) {
         struct kvd_msg request = victim_space_message(), reply;
         struct asker a = methods_open(h->daemon.socket, "noise");

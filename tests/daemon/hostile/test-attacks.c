@@ -33,7 +33,7 @@
 #define KIB_PER_BAD 64u
 /* memory for clients and frames, reserved at the start and not touched before the first attack */
 #define KIB_SLACK 1024u
-#define ATTEMPTS 3u     /* of one attack, since memory touched for the first time may grow the daemon, ... */
+#define ATTEMPTS 3u     /* of one attack, since new memory may grow the daemon, ... */
 #define MOST_GROWTHS 6u /* ... but no more than this in all attacks together */
 #define BURIAL_MS 5000u /* the daemon frees the attack's spaces piece by piece */
 

@@ -3,9 +3,9 @@
 /*
  * 200 connections of one user send as many of the costliest requests as they can, while one of
  * another user sends its own. The test counts the requests that the daemon answers between two of
- * the victim's. The victim must get every second answer, or more if the flood's requests cost more
- * than its own. The daemon is stopped while all of them send, so that a busy machine does not
- * distort the count.
+ * the victim's. If all requests cost the same, every second answer must be the victim's. The flood
+ * may get more answers only if its requests cost less. The daemon is stopped while all of them
+ * send, so that a busy machine does not distort the count.
  */
 
 #include <errno.h>
