@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of engines share: a daemon of their own, documents, programs of their own in other processes."""
+"""Shared by the tests of engines: a daemon, README's server command, documents, and a test runner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def daemon(*options: str):
 
 
 def pasted_server(python: str, model: str, port: int, config: str | None) -> list[str]:
-    """README's command that starts a vLLM, as a shell would have it; without config, a vLLM alone."""
+    """README's command that starts vLLM, as a shell would split it. Without config: vLLM without kvd."""
     (line, *_) = re.findall(r"^python3 .*--kv-transfer-config \"\$config\" &$", (ROOT / "README.md").read_text(), re.M)
     names = {"python3": python, "MODEL": model, "8001": str(port), "$config": config}
     command = [names.get(word, word) for word in shlex.split(line.removesuffix(" &"))]
@@ -35,13 +35,13 @@ def pasted_server(python: str, model: str, port: int, config: str | None) -> lis
 
 
 def document(seed: int, n: int, vocab: int = 760) -> list[int]:
-    """n token ids that the model knows: any will do for what is compared here."""
+    """n token ids that the model knows. Any will do for these comparisons."""
     r = random.Random(seed)
     return [1] + [r.randrange(260, vocab) for _ in range(n - 1)]
 
 
 def run(tests: list, *arguments) -> int:
-    """Runs functions, prints a line each; the exit status."""
+    """Runs the test functions, and prints a line for each. Returns the exit status."""
     failed = 0
     for test in tests:
         try:

@@ -24,7 +24,7 @@ DOCUMENTS = [common.document(seed, N) for seed in range(4)]
 
 
 def serve(gguf: str, socket: str, options: str) -> None:
-    """Answers lines of JSON: {"tokens", "store"} gets {"had", "made", "stored"}. raw: like a program without Llama."""
+    """Answers lines of JSON: {"tokens", "store"} gets {"had", "made", "stored"}. raw: without a Llama object."""
     import numpy
     from llama_cpp import Llama, llama_cpp
 
@@ -70,7 +70,7 @@ class Process:
         return self._line()
 
     def end(self) -> str:
-        """What it warned of."""
+        """Returns its warnings."""
         return self.process.communicate(timeout=600)[1]
 
 
@@ -104,13 +104,13 @@ def test_second_process_finds_the_prefix_and_answers_alike(gguf: str) -> None:
         second = b.ask(prompt(0, 1))
         assert second["had"] == N // 16 * 16, second["had"]
         assert [first["made"], second["made"]] == expected
-        assert 0 < second["stored"] <= 32, "what the pool has is not copied again"
+        assert 0 < second["stored"] <= 32, "blocks in the pool are not copied again"
         assert b.ask(prompt(0, 1))["had"] == (N + 1) // 16 * 16
         d.check()
 
 
 def test_restored_is_computed_bit_for_bit(gguf: str) -> None:
-    """Both decode the rest in a batch of its own: only where the prefix comes from differs."""
+    """Both decode the rest in a separate batch: only the prefix's origin differs."""
     with common.daemon() as d, process(gguf, d.socket) as a, process(gguf, d.socket) as b:
         a.ask(DOCUMENTS[1][:896] + [7], reset=False)
         own = a.ask(prompt(1, 2), store=False)
@@ -120,7 +120,7 @@ def test_restored_is_computed_bit_for_bit(gguf: str) -> None:
 
 
 def test_cells_out_of_order_are_stored_in_order(gguf: str) -> None:
-    """A context that dropped a tail and went on, with keys of 8 bits: types do not matter, nor where cells lie."""
+    """A context that dropped a tail and continued, with 8-bit keys: neither types nor the cells' positions matter."""
     options = {"llama": {"type_k": 8, "type_v": 8}}
     expected = alone(gguf, [prompt(2, 3)], **options)
     with common.daemon() as d, process(gguf, d.socket, **options) as a, process(gguf, d.socket, **options) as b:
@@ -152,7 +152,7 @@ def test_other_arithmetic_is_another_space(gguf: str) -> None:
 
 
 def test_unknown_form_is_shared_as_a_whole(gguf: str) -> None:
-    """Without flash attention values lie transposed."""
+    """Without flash attention, values are stored transposed."""
     options = {"llama": {"flash_attn": False}}
     turn = prompt(3, 0)
     expected = alone(gguf, [turn], **options)[0]

@@ -28,7 +28,7 @@ def content(key: int) -> bytes:
 
 
 class Object:
-    """As much of LMCache's MemoryObj as an adapter may use."""
+    """The part of LMCache's MemoryObj that an adapter may use."""
 
     def __init__(self, data: bytes):
         import ctypes
@@ -40,7 +40,7 @@ class Object:
 
 
 def serve(params: str) -> None:
-    """Answers lines of JSON, {"store" | "lookup" | "unlock" | "load": keys}: calls what LMCache's controllers call."""
+    """Answers lines of JSON, {"store" | "lookup" | "unlock" | "load": keys}, by the calls of LMCache's controllers."""
     import torch
     from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
     from lmcache.v1.distributed.l2_adapters import create_l2_adapter
@@ -112,7 +112,7 @@ class Process:
 
 
 def test_its_own_test_passes_and_finds_what_another_run_stored(*_) -> None:
-    """LMCache compares the data."""
+    """LMCache itself compares the data."""
     assert len(EXAMPLE.read_text().splitlines()) <= 30
     with common.daemon() as d:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -127,13 +127,13 @@ def test_its_own_test_passes_and_finds_what_another_run_stored(*_) -> None:
 
 def test_second_process_finds_the_objects_and_their_bytes(d, a, b, other) -> None:
     assert a.ask(store=[1, 2, 3]) == 3 * SIZE
-    assert a.ask(store=[2, 3, 4]) == SIZE, "what is there is not copied again"
+    assert a.ask(store=[2, 3, 4]) == SIZE, "objects in the pool are not copied again"
     assert b.ask(lookup=[1, 2, 5, 4]) == [True, True, False, True]
     assert b.ask(load=[1, 2, 5, 4]) == [True, True, False, True]
 
 
 def test_locks_are_pins_and_bounded(d, a, b, other) -> None:
-    """b may hold four. A pool that others fill keeps what is locked."""
+    """b may hold four locks. Locked objects stay, even when other clients fill the pool."""
     b.send(lookup=[1, 2, 3, 4, 1])
     assert b.line()["status"]["locks"] == 4
     b.ask(unlock=[1, 2, 3, 4])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang on kvd: real engines with the repository's model, on the processor."""
+"""SGLang on kvd: real engines with the repository's model, on the CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE = N // PAGE * PAGE
 
 
 def serve(socket: str) -> None:
-    """Answers lines of JSON: {"tokens"} gets {"cached", "made", "logprobs"}, {"flush"} forgets SGLang's own cache."""
+    """Answers lines of JSON: {"tokens"} gets {"cached", "made", "logprobs"}, {"flush"} empties SGLang's own cache."""
     import sglang
     linker = {"linker": "Linker", "linker_module_path": "kvd.engines.sglang", "linker_extra_config": {"socket": socket}}
     shared = {"enable_unified_cache_external_linker": True, "unified_cache_external_linker_backend": "dynamic",
@@ -50,7 +50,7 @@ def serve(socket: str) -> None:
 
 
 class Server:
-    """An engine with all its processes, in a session of its own, so that all of them can be killed."""
+    """An engine and its processes, in their own session, so that all of them can be killed."""
 
     def __init__(self, socket: str):
         self.log = tempfile.TemporaryFile("w+")
@@ -134,7 +134,7 @@ def test_another_model_is_refused(d, alone, a, b) -> None:
                              ({"tp_size": 2}, "parallelism"), ({"components": {ComponentType.SWA}}, "SWA")):
         try:
             link(name, **arguments)
-            raise AssertionError(f"{arguments} was taken")
+            raise AssertionError(f"{arguments} was accepted")
         except (kvd.Mismatch, ValueError) as e:
             assert words in str(e), e
 
@@ -154,7 +154,7 @@ def test_killed_engines_and_daemons_cost_nobody_an_answer(d, alone, a, b) -> Non
         b.flush()
         last = b.ask(prompt(3, question))
         assert same(last, alone.ask(prompt(3, question)))
-    assert last["cached"] == WHOLE, "the new daemon is used"
+    assert last["cached"] == WHOLE, "the new daemon is not used"
     d.check()
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """transformers on the pool (kvd.engines.transformers): in place and by copy, against transformers alone.
 
-Logits reach about 15. Sums in another order differ by some 1e-6 there, and by as much as 1e-4 where attention is sharp.
+Logits reach about 15. Sums in another order differ by about 1e-6 there, and by up to 1e-4 where attention is sharp.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def held(server) -> int:
 
 
 def soon(is_so) -> bool:
-    """The daemon counts pins in rounds: what was taken or let go of is seen a little later."""
+    """The daemon counts pins in rounds, so a change shows a little later."""
     for _ in range(3000):
         if is_so():
             return True
@@ -98,7 +98,7 @@ def test_in_place_generates_the_same_tokens(server, space):
         for _ in range(2):
             got, _ = in_place(space, ids)
             assert got == expected, n
-        longer = ids + expected         # a conversation goes on: what was generated was stored, too
+        longer = ids + expected         # a conversation continues: the generated tokens were stored, too
         got, found = in_place(space, longer)
         assert got == generate(alone, longer) and found == (n + NEW - 1) // 16 * 16, (n, found)
     assert soon(lambda: held(server) == 0)
@@ -125,7 +125,7 @@ def test_by_copy(server, space):
             assert generate(alone, ids, cache) == expected
             stored = store(space, cache, ids + expected)
             assert stored == ((n + NEW - 1) // 16 if turn == 0 else 0)
-        assert in_place(space, ids) == (expected, (n - 1) // 16 * 16)      # one space for both ways
+        assert in_place(space, ids) == (expected, (n - 1) // 16 * 16)      # one space serves both ways
     assert soon(lambda: held(server) == 0)
 
 
@@ -177,7 +177,7 @@ def child(server, *words) -> subprocess.Popen:
 
 
 def serve(socket: str, *seeds: str) -> None:
-    """A process: answers about documents, a line each."""
+    """The child process: answers about documents, one line each."""
     with kvd.connect(socket) as connection, open_space(connection, ours) as space:
         for seed in seeds:
             tokens, found = in_place(space, document(int(seed), 300) + [400])
@@ -202,7 +202,7 @@ def test_four_processes_one_killed(server, space):
     expected = {seed: generate(alone, document(seed, 300) + [400]) for seed in set(seeds)}
     processes = [child(server, *seeds[i:], *seeds[:i]) for i in range(4)]
     victim = processes.pop()
-    victim.stdout.readline()                    # in the middle of its second answer
+    victim.stdout.readline()                    # it is now working on its second answer
     victim.send_signal(signal.SIGKILL)
     victim.communicate()
     for process in processes:
@@ -214,7 +214,7 @@ def test_four_processes_one_killed(server, space):
 
 
 class At(StoppingCriteria):
-    """Does something when so many tokens are there."""
+    """Calls a function once there are n tokens."""
 
     def __init__(self, n: int, what):
         self.n, self.what = n, what
@@ -237,10 +237,10 @@ def test_the_daemon_is_killed_in_the_middle(server, space):
         with KvdCache(ours, space, ids) as cache:
             assert cache.found == 80
             assert generate(ours, ids, cache, n=700, stopping_criteria=[At(120, what)]) == expected
-            assert cache.private                # more than libkvd had in stock
+            assert cache.private                # it needed more blocks than libkvd had in stock
         if what == server.kill:
             server.start()
-        for _ in range(2):      # the first still finds the dead daemon's blocks, which are mapped while they are used
+        for _ in range(2):      # the first may find the dead daemon's blocks, which stay mapped while used
             assert in_place(space, ids)[0] == expected[:NEW]
         with KvdCache(ours, space, ids) as cache:
             assert generate(ours, ids, cache) == expected[:NEW] and cache.found == 80 and not cache.private
@@ -271,7 +271,7 @@ def test_a_full_pool_is_no_failure(server, space):
         small.check()
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------------------
 
 
 def test_a_wrong_model(server, space):
@@ -284,7 +284,7 @@ def test_a_wrong_model(server, space):
         assert own.name != space.name
         with torch.no_grad():
             other.model.norm.weight.mul_(1.5)
-        expect(ValueError, "other weights", KvdCache, other, own, [1, 2])      # changed since then
+        expect(ValueError, "other weights", KvdCache, other, own, [1, 2])      # changed since the space was opened
     with open_space(space.daemon, ours, "named"):
         expect(kvd.Mismatch, "fingerprint", open_space, space.daemon, other, "named")
     turned = load("kvd")
@@ -331,7 +331,7 @@ def test_a_refusal_names_what_was_asked(server, space):
     padded = torch.tensor([[0] * 8 + ids])
 
     def generate_refused(words, given=None, model=ours, **options):
-        for _ in range(2):      # with and without something that is found
+        for _ in range(2):      # with an empty and a filled cache
             with KvdCache(model, space, ids) as cache:
                 expect(ValueError, words, model.generate, torch.tensor([ids]) if given is None else given,
                        past_key_values=cache, max_new_tokens=4, **options)
@@ -345,7 +345,7 @@ def test_a_refusal_names_what_was_asked(server, space):
     generate_refused("assisted decoding (assistant_model", assistant_model=alone)
     generate_refused("prompt_lookup_num_tokens", prompt_lookup_num_tokens=3)
     embedded = ours.get_input_embeddings()(torch.tensor([ids])).detach()
-    for salt in (1, 1):         # the model's embeddings were called before: their token ids are not those of this call
+    for salt in (1, 1):         # the embedding layer was called before, with token ids that are not this call's
         with KvdCache(ours, space, ids, salt=salt) as cache, torch.no_grad():
             assert cache.found == 0
             expect(ValueError, "inputs_embeds", ours, inputs_embeds=embedded * 2, past_key_values=cache)
@@ -364,7 +364,7 @@ MLA = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope
 
 
 def small(kind: str, implementation: str = "kvd", **more):
-    """A model of a few random weights."""
+    """A model with a few random weights."""
     torch.manual_seed(1)
     config = getattr(transformers, kind + "Config")(**SMALL, **more, bos_token_id=1, eos_token_id=2, pad_token_id=0)
     return AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
@@ -376,7 +376,7 @@ TAKEN = {"GPT2": {}, "OPT": {"ffn_dim": 64, "word_embed_proj_dim": 32}, "GPTNeoX
 
 
 def test_models_with_other_names_for_their_numbers(server, space):
-    """What a model does with its cache counts: not all configurations have num_key_value_heads."""
+    """Shapes come from the model's use of its cache, because not all configurations have num_key_value_heads."""
     ids = document(9000, 70)
     for kind, more in TAKEN.items():
         plain, model = small(kind, "sdpa", **more), small(kind, **more)
@@ -399,7 +399,7 @@ def test_models_with_other_names_for_their_numbers(server, space):
 
 
 def test_attention_that_is_the_models_own(server, space):
-    """BLOOM adds biases to scores: kvd's attention is not asked. Copies do."""
+    """BLOOM adds biases to scores in its own attention, so in place is refused. Copies work."""
     ids, model, plain = document(9001, 70), small("Bloom"), small("Bloom", "eager")
     with open_space(space.daemon, plain) as own:
         expect(ValueError, "BloomForCausalLM in place", KvdCache, model, own, ids)
@@ -411,7 +411,7 @@ def test_attention_that_is_the_models_own(server, space):
 
 
 def test_keys_and_values_of_different_shapes(server, space):
-    """DeepSeek-V2: what is taken by its address is first compared with what a block is."""
+    """DeepSeek-V2: keys and values are compared with a block's shape before their addresses are used."""
     more = {"num_key_value_heads": 4, "intermediate_size": 64, **MLA}
     for implementation in ("kvd", "sdpa"):
         model = small("DeepseekV2", implementation, **more)
@@ -454,7 +454,7 @@ class Heard(logging.Handler):
 
 
 def test_a_method_that_is_switched_on_is_not_followed(server, space):
-    """The log says so, once."""
+    """The log reports it once."""
     heard, logger = Heard(), logging.getLogger("kvd.engines.transformers")
     logger.addHandler(heard)
     logger.setLevel(logging.WARNING)

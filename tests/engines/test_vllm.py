@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM on kvd, in place and by copy, beside a vLLM alone: the same tokens, whoever computed a prefix, whoever dies."""
+"""vLLM on kvd, in place and by copy, against vLLM alone: the same tokens, whichever process computes or dies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def question(doc: int, i: int) -> list[int]:
 
 
 def whole(n: int) -> int:
-    """Of a prompt of n tokens, those that a cache can have: full blocks, not the last token."""
+    """How many of a prompt's n tokens a cache can hold: full blocks, without the last token."""
     return (n - 1) // BLOCK * BLOCK
 
 
@@ -33,7 +33,7 @@ def same(got: list[dict], expected: list[dict]) -> None:
 
 
 def until(what, seconds: float = 60):
-    """Waits for something that another process does."""
+    """Waits until another process has done something."""
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "it does not happen"
@@ -41,8 +41,8 @@ def until(what, seconds: float = 60):
 
 
 class World:
-    """What most tests share: a daemon, a vLLM alone, and two in place: one as it is by default, and one with small
-    steps (chunked prefill) that schedules synchronously."""
+    """Shared by most tests: a daemon, a vLLM alone, and two in place, one with defaults, and one with small steps\n
+    (chunked prefill) that schedules synchronously."""
 
     def __init__(self, it: Instance):
         self.daemon = it
@@ -78,13 +78,13 @@ def test_what_was_decoded_is_found_too(world: World) -> None:
     longer = prompt + answer + [300]
     got = world.first.ask([longer])
     same(got, world.alone.ask([longer]))
-    assert got[0]["cached"] == whole(len(prompt) + 99), got     # the last token was never computed
+    assert got[0]["cached"] == whole(len(prompt) + 99), got     # the last token's keys and values were never computed
 
 
 def test_several_of_a_batch_begin_alike(world: World) -> None:
     prompts = [document(77, 700) + [500 + i] for i in range(6)]
     expected = world.alone.ask(prompts, max_tokens=40)
-    same(world.first.ask(prompts, max_tokens=40), expected)     # all computed at once: duplicates stay private
+    same(world.first.ask(prompts, max_tokens=40), expected)     # all are computed at once, so duplicates stay private
     same(world.second.ask(prompts, max_tokens=40), expected)
 
 
@@ -151,7 +151,7 @@ def test_the_daemon_is_replaced_in_the_middle(world: World) -> None:
     for got in again:
         same(got, [it | {"tokens": it["tokens"][:8]} for it in expected])
     assert all(it["cached"] >= whole(400) for it in again[1]), again
-    for engine in (world.first, world.second):      # who was idle learns of it with the next block that he publishes
+    for engine in (world.first, world.second):      # an idle engine notices with the next block that it publishes
         until(lambda: engine.ask(prompts[:1]) and engine.do(op="numbers")["state"] == "serving")
     world.daemon.check()
 
@@ -180,7 +180,7 @@ def test_a_reset_cache_finds_nothing(world: World) -> None:
 
 
 def test_a_small_pool_preempts_and_waits(world: World) -> None:
-    """96 blocks, of which one client may be filling half; six requests grow to 20 blocks each."""
+    """96 blocks, of which one client may be filling half. Six requests grow to 20 blocks each."""
     prompts = [document(300 + i, 330) for i in range(6)]
     expected = world.alone.ask(prompts, max_tokens=300)
     options = {"max_model_len": 1024, "max_num_batched_tokens": 512}
@@ -198,7 +198,7 @@ def test_a_small_pool_preempts_and_waits(world: World) -> None:
 
 def test_workers_have_their_shares_of_a_block(world: World) -> None:
     """Tensor parallelism in place: a scheduler that takes and publishes blocks, and two workers that write them, are one
-    client of the daemon (kvd_join). After kill -9 of the scheduler nobody has its blocks before its workers are gone."""
+    client of the daemon (kvd_join). After kill -9 of the scheduler, its blocks are not reused until its workers end."""
     prompts = [document(700, 700)]
     (expected,) = world.alone.ask(prompts)
     with tempfile.TemporaryDirectory() as folder:
@@ -211,7 +211,7 @@ def test_workers_have_their_shares_of_a_block(world: World) -> None:
             one.kill()
             got.append(two.ask(prompts)[0])
     assert [it["cached"] for it in got] == [0, *[whole(700)] * 3], got
-    for it in got:              # sums of two halves are rounded otherwise than whole ones
+    for it in got:              # sums of two halves are rounded differently
         assert it["tokens"] == expected["tokens"], (it, expected)
         assert all(abs(a - b) < 1e-3 for a, b in zip(it["logprobs"], expected["logprobs"], strict=True)), (it, expected)
     until(lambda: all(it["pid"] in (world.first.process.pid, world.second.process.pid)
@@ -220,7 +220,7 @@ def test_workers_have_their_shares_of_a_block(world: World) -> None:
 
 
 def test_the_first_answer_comes_from_the_file(world: World) -> None:
-    """Both die, the daemon and its vLLM: the next ones begin with what was written down."""
+    """The daemon and its vLLM die. The next ones begin with the blocks in the file."""
     def tier() -> dict:
         return it.stat("tiers")["tiers"][0]
 
@@ -254,7 +254,7 @@ def test_by_copy(world: World) -> None:
         got = two.ask(prompts, max_tokens=40)
         same(got, expected)
         assert [it["cached"] for it in got] == [whole(len(it)) for it in prompts], got
-        assert two.do(op="reset")                           # of vLLM's own cache
+        assert two.do(op="reset")                           # empties vLLM's own cache
         again = two.ask([it + [301] for it in prompts], max_tokens=4)
         assert all(it["cached"] for it in again), again
         same(again, world.alone.ask([it + [301] for it in prompts], max_tokens=4))
@@ -262,7 +262,7 @@ def test_by_copy(world: World) -> None:
         time.sleep(0.3)
         one.kill()
         world.daemon.kill()
-        same(two.ask(prompts, max_tokens=40), expected)      # nothing to find, nowhere to store
+        same(two.ask(prompts, max_tokens=40), expected)      # nothing is found, and nothing can be stored
         world.daemon.start()
         same(two.ask(prompts, max_tokens=40), expected)
     world.daemon.check()
@@ -281,7 +281,7 @@ def test_routers_follow_kvd_as_they_follow_vllm(world: World) -> None:
 
 
 def test_two_servers_as_users_start_them(world: World) -> None:
-    """Text in, text out; the second server finds what the first computed; kill -9 of all of one's processes."""
+    """Text in, text out. The second server finds the first one's prefix, and survives kill -9 of the first."""
     text = "Q 1 + 2 * 3 - 4 A 3 " * 60
     with tempfile.TemporaryDirectory() as folder:
         environment = installed(folder)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder of kvlm's (Llama architecture, safetensors, vocab in tokenizer.json) as a GGUF file in f32.
+"""Converts a folder of kvlm (Llama architecture, safetensors, vocab in tokenizer.json) to a GGUF file in f32.
 
     python to_gguf.py FOLDER FILE
 
-llama.cpp rotates neighbouring pairs, so rows of the query and key projections change places. It has no tokenizer of
-this kind: the vocabulary is there to turn ids into text; text does not become the same ids.
+llama.cpp rotates neighbouring pairs, so the rows of the query and key projections are permuted. It has no tokenizer of
+this kind. The vocabulary turns ids into text, but not text into the same ids.
 """
 
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vLLM in a process of its own, for tests, benchmarks and the demo: it is asked in lines of JSON.
+"""A vLLM in its own process, for tests, benchmarks and the demo. Requests and answers are lines of JSON.
 
     with Engine(kv="in place", socket=daemon.socket) as engine:
         answers = engine.ask([tokens, ...], max_tokens=8)       # each: tokens, logprobs, cached, seconds
@@ -53,7 +53,7 @@ class Engine:
         self.process.stdin.flush()
 
     def hear(self):
-        """The answer to the next command. An engine that takes too long is killed."""
+        """Returns the answer to the oldest unanswered command. Kills an engine that takes too long."""
         watchdog = threading.Timer(self.timeout, self.process.kill)
         watchdog.start()
         line = self.process.stdout.readline()
@@ -124,7 +124,7 @@ class Child:
                 for it in outputs]
 
     def abort(self, prompts: list[list[int]], max_tokens: int, steps: int) -> bool:
-        """Starts requests, and gives them up after so many steps."""
+        """Starts requests, and aborts them after `steps` steps."""
         engine, names = self.llm.llm_engine, []
         for prompt in self._prompts(prompts, None):
             names.append(engine.add_request(f"abort-{self.asked}", prompt, self._params(max_tokens)))
@@ -140,13 +140,13 @@ class Child:
         return self.llm.reset_prefix_cache(running)
 
     def numbers(self) -> dict:
-        """The connector's, and what it holds of the pool."""
+        """The connector's counters, and what it holds of the pool."""
         ledger = self.scheduler.connector.ledger
         return vars(ledger.numbers) | {"used": ledger.used, "ours": len(ledger.ours), "free": len(ledger.free),
                                        "chains": len(ledger.chains), "state": ledger.state}
 
     def watch(self) -> bool:
-        """From now on counts what the scheduler does, and measures its thread's own time: see seen."""
+        """From now on, counts the scheduler's calls, and measures its thread's processor time; see seen()."""
         self.counts = {"schedule": 0, "update_from_output": 0, "_preempt_request": 0}
         self.seconds = dict.fromkeys(self.counts, 0.0)
 
@@ -171,7 +171,7 @@ class Child:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)                       # vLLM talks on standard output, too
+    os.dup2(2, 1)                       # vLLM writes to standard output, too
     child = Child(json.loads(sys.argv[1]))
 
     def say(answer) -> None:

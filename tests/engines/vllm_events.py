@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of test_vllm.py: what kvctl events publishes is what vLLM's own publisher would, byte by byte, by vLLM's own classes.
+"""For test_vllm.py: checks with vLLM's own classes that kvctl events publishes the same bytes as vLLM's own publisher.
 
-    vllm_events.py SOCKET       of a daemon; $KVCTL
+    vllm_events.py SOCKET       the socket of a daemon; $KVCTL names the program
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of test_vllm.py: every configuration that is refused, each by its name, and whose spaces are apart."""
+"""For test_vllm.py: every refused configuration is named, and different models get different spaces."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def refused(words: str, config, caches) -> None:
 
 def check_configurations() -> None:
     config, plain = config_of(), caches_of(FullAttentionSpec(**PLAIN))
-    space.refuse_in_place(config, plain)            # this one is taken
+    space.refuse_in_place(config, plain)            # this one is accepted
     for words, part, name, value in [
             ("pipeline parallelism", "parallel_config", "pipeline_parallel_size", 2),
             ("decode context", "parallel_config", "decode_context_parallel_size", 2),
@@ -103,7 +103,7 @@ def check_version() -> None:
 
 
 def check_spaces() -> None:
-    """Other weights, another RoPE, other kernels: another space; under one name: refused."""
+    """Other weights, another RoPE or other kernels give another space. Under the same name they are refused."""
     caches = caches_of(FullAttentionSpec(**PLAIN))
     mine = space.open_space(config_of(), caches, "blhnc")
     assert space.open_space(config_of(), caches, "blhnc").name == mine.name

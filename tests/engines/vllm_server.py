@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's OpenAI server as users start it, on loopback: API server and engine core, in processes of their own."""
+"""vLLM's OpenAI server as users start it, on loopback: API server and engine core, each in its own process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "client/python"
 
 
 def installed(folder: str) -> dict:
-    """The environment in which kvd is installed, as far as entry points go, without its wheel."""
+    """An environment in which kvd's entry points are installed, without its wheel."""
     sys.path.insert(0, str(PACKAGE))
     from wheel_of_kvd import prepare_metadata_for_build_wheel
     prepare_metadata_for_build_wheel(folder)
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 class Server:
-    """Starts at once; ready() waits until it answers."""
+    """Starts at once. ready() waits until it answers."""
 
     def __init__(self, kv: str | None = None, *, environment: dict, python: Path | str = sys.executable, **extra):
         self.url = f"http://127.0.0.1:{(port := free_port())}"
@@ -62,7 +62,7 @@ class Server:
                 time.sleep(0.2)
 
     def complete(self, prompt: str | list[int], max_tokens: int = 16, **options) -> dict:
-        """text, tokens, cached tokens, and the seconds until all of it was there."""
+        """Returns text, tokens, the number of cached tokens, and the seconds until the whole answer was there."""
         body = {"model": "kvlm", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
                 "return_token_ids": True, **options}
         request = urllib.request.Request(self.url + "/v1/completions", json.dumps(body).encode(),
@@ -80,7 +80,7 @@ class Server:
         return self.log.read()[-n:]
 
     def kill(self) -> None:
-        """All of its processes, as a machine without memory would."""
+        """Kills all of its processes, as the out-of-memory killer would."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the Python package share: a daemon that ends with us, chains, and a runner.
+"""Shared by the tests of the Python package: a daemon that ends with the test, chains, and a runner.
 
     KVD=build/daemon/kvd KVD_LIBRARY=build/client/libkvd.so.0 python tests/python/test_tensors.py [--backend cuda]
 
-With --backend cuda, and a driver or its stand-in in LD_LIBRARY_PATH, what can be tested where torch sees no GPU.
+--backend cuda runs the tests that need no GPU in torch. It needs a driver or its stand-in in LD_LIBRARY_PATH.
 Exit status 77 means skipped: no KVD or KVD_LIBRARY.
 """
 
@@ -46,7 +46,7 @@ LAYERS, HEADS, TOKENS, DIM, VOCAB = 2, 3, 16, 8, 50000
 
 @contextmanager
 def daemon(backend: str = "host", pool: str = "8M"):
-    """The path of the socket of a daemon that ends with us."""
+    """Yields the socket's path of a daemon that ends with the context."""
     with instance.Instance(*options(backend, pool)) as it:
         yield it.socket
 
@@ -76,7 +76,7 @@ def fill(block: kvd.Block, value: float) -> None:
 
 
 def seal(space: kvd.Space, number: int, n: int, value: float = 0, salt: int = 0) -> list[int]:
-    """A chain of n blocks whose numbers are value, value + 1, ...; returns its ids."""
+    """Seals a chain of n blocks full of value, value + 1, ... Returns its ids."""
     blocks = space.alloc(n)
     for i, block in enumerate(blocks):
         if space.device[0] == 1:
@@ -86,7 +86,7 @@ def seal(space: kvd.Space, number: int, n: int, value: float = 0, salt: int = 0)
 
 
 def fill_pool(space: kvd.Space) -> None:
-    """With other chains, more than the pool has room for, until everything that nobody holds is gone."""
+    """Fills the pool with more chains than it has room for, which evicts every block that no client holds."""
     fill_pool.number += 1000
     for i in range(400):
         seal(space, fill_pool.number + i, 4)
@@ -96,7 +96,7 @@ fill_pool.number = 1000
 
 
 def gone(space: kvd.Space, tokens: list[int]) -> bool:
-    """Whether nobody holds it: then it goes when the pool is filled with others, which may take more than one turn."""
+    """Whether no client holds the chain: filling the pool then evicts it, which may take more than one try."""
     while space.settle():
         pass
     for _ in range(3):
@@ -125,7 +125,7 @@ def until(what) -> None:
 
 
 def child(text: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    """Runs a program of Python; it imports the package under test."""
+    """Runs a Python program that imports the package under test."""
     path = os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")]))
     return subprocess.run([sys.executable, "-c", text, *arguments], capture_output=True, text=True, timeout=600,
                           env={**os.environ, "PYTHONPATH": path, **environment})
@@ -145,7 +145,7 @@ def _run(name: str, test, socket: str) -> bool:
 
 
 def main(tests: dict, on_a_gpu: set = frozenset()) -> int:
-    """Runs the functions called test_... with a space of a daemon; those of the set only, on a GPU."""
+    """Runs the functions called test_... with a space of a daemon; on a GPU, only those in the set."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--backend", choices=("host", "cuda"), default="host")
     backend = arguments.parse_args().backend

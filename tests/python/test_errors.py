@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors say what happened: in words, by their class, and as the builtin that everybody catches."""
+"""Errors say what happened: by their text, by their class, and as the builtin exception that callers catch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_daemon_that_is_not_there(space):
 
 
 def test_what_a_daemon_lacks_is_no_missing_daemon(space):
-    """ENOENT of a reply says that what the call names is not there; the daemon has just answered."""
+    """ENOENT in a reply means that the named object does not exist; the daemon does, since it has just answered."""
     refusal = kvd.Error(errno.ENOENT, "there is no such sequence")
     assert type(refusal) is kvd.NotFound and not isinstance(refusal, kvd.DaemonNotFound)
     assert isinstance(pickle.loads(pickle.dumps(kvd.DaemonNotFound(errno.ENOENT, "no kvd"))), kvd.DaemonNotFound)
@@ -70,7 +70,7 @@ def test_arguments_that_cannot_be(space):
 
 
 def test_a_full_pool(space):
-    """Half of it is one client's to fill; who asks for more gets nothing, and what he gave back is there again."""
+    """One client may be filling half of it. A request for more gets nothing, and freed blocks are available again."""
     kept = []
     with raises(kvd.QuotaExceeded, "client_quota"):
         while True:

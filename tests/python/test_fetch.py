@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What left the pool is in the daemon's file: fetch() has it brought up, and find() waits for it."""
+"""Evicted blocks are in the daemon's file: fetch() brings them back, and find() waits for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tier(it: instance.Instance) -> dict:
 
 
 def values(space: kvd.Space, pin: kvd.Pin) -> list[float]:
-    """The number that each block is full of."""
+    """The number with which each block is filled."""
     out = bytearray(len(pin) * space.block_bytes)
     space.read(pin, out)
     numbers = memoryview(out).cast("f")
@@ -31,7 +31,7 @@ def values(space: kvd.Space, pin: kvd.Pin) -> list[float]:
 
 
 def store(it: instance.Instance, space: kvd.Space, number: int) -> list[int]:
-    """A chain that is in the file, and not in the pool. Its tokens."""
+    """Stores a chain in the file, but not in the pool. Returns its tokens."""
     before = tier(it)["written_bytes"]
     seal(space, number, BLOCKS, value=number * 100)
     until(lambda: tier(it)["written_bytes"] >= before + BLOCKS * space.block_bytes)
@@ -54,7 +54,7 @@ def test_what_was_evicted_is_fetched(it: instance.Instance, space: kvd.Space) ->
 
 
 def test_fetches_are_awaited(it: instance.Instance, space: kvd.Space) -> None:
-    """Several in one thread, by the example of kvd.Fetch."""
+    """Several in one thread, with the example in kvd.Fetch."""
     rows = [store(it, space, number) for number in (21, 22, 23)]
     text = kvd.Fetch.__doc__.partition("async def ended")[2].partition("async def main")[0]
     names = {"asyncio": asyncio}

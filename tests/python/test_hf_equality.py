@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "kvlm" / "train"))
 
 SKIPPED = 77
-# Logits reach about 15. Float32 sums in another order differ by some 1e-4 there, because sharp
-# attention multiplies what the rotation of far positions loses.
+# Logits reach about 15. Float32 sums in another order differ by about 1e-4 there, because sharp
+# attention amplifies the rotation's rounding errors at far positions.
 ABSOLUTE, RELATIVE = 2e-3, 2e-4
 
 
@@ -75,7 +75,7 @@ class Kvlm:
 
 
 def prompts(vocab: int) -> dict[str, list[int]]:
-    """Prompts from one token to 2,000, of the training language and of noise."""
+    """Prompts of 1 to 2,000 tokens, of the training language and of noise."""
     writer = Writer("equality", held_out=True)
     document, told, chain = writer.document(1950, 0.2, 0.4, 6)
     question = told[0].question() + told[0].answer() + enc("\n") + chain.task()
@@ -90,7 +90,7 @@ def prompts(vocab: int) -> dict[str, list[int]]:
 
 
 def check_logits(kvlm: Kvlm, folder: Path) -> list[str]:
-    """The complaints about logits; one line of figures per prompt is printed."""
+    """Returns the errors in logits, and prints a line of figures per prompt."""
     reference = transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     vocab, wrong = reference.config.vocab_size, []
     for name, ids in prompts(vocab).items():
@@ -106,7 +106,7 @@ def check_logits(kvlm: Kvlm, folder: Path) -> list[str]:
 
 
 def check_tokenizer(kvlm: Kvlm, folder: Path) -> list[str]:
-    """The complaints about token ids."""
+    """Returns the errors in token ids."""
     tokenizer, wrong = Tokenizer.load(folder / "vocab.txt"), []
     samples = [text.encode() for text in TEXTS] + ODD_BYTES
     samples += [path.read_bytes() for path in sorted((ROOT / "tools/kvlm/demo").glob("document-*.txt"))]
@@ -120,7 +120,7 @@ def check_tokenizer(kvlm: Kvlm, folder: Path) -> list[str]:
 
 
 def check_auto_tokenizer(folder: Path) -> list[str]:
-    """The complaints about the folder's tokenizer.json, as engines load it."""
+    """Returns the errors in the folder's tokenizer.json, as engines load it."""
     ours, theirs = Tokenizer.load(folder / "vocab.txt"), transformers.AutoTokenizer.from_pretrained(folder)
     every = ["".join(map(chr, range(start, start + 0x100))) for start in (*range(0, 0x900, 0x100), 0x2000, 0x1F600)]
     noise = random.Random(11)
@@ -133,7 +133,7 @@ def check_auto_tokenizer(folder: Path) -> list[str]:
         if ids != [BOS, *ours.encode(text)]:
             wrong.append(f"AutoTokenizer's ids of {text[:60]!r} differ")
         if theirs.decode(ids, skip_special_tokens=True) != text:
-            wrong.append(f"AutoTokenizer does not give {text[:60]!r} back")
+            wrong.append(f"AutoTokenizer does not restore {text[:60]!r}")
     for token, data in enumerate(ours.bytes_of):
         if theirs.decode([token], skip_special_tokens=True) != data.decode(errors="replace"):
             wrong.append(f"AutoTokenizer decodes token {token} differently")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A number that cannot be right costs an error, neither memory nor another number: of every call that takes one."""
+"""In every call, an impossible number must give an error. It must not use memory, or be taken for another number."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_no_number_takes_all_memory(space):
 
 
 def test_all_or_none_of_many(space):
-    """More than one piece of a call, and more than there is: nothing is kept."""
+    """More blocks than one request returns, and more than there are: on failure nothing is kept."""
     with space.daemon.space("tiny", kvd.Geometry.opaque(64, "tiny", block_tokens=16)) as tiny:
         n = tiny.available()
         with raises(OSError):
@@ -100,7 +100,7 @@ def test_a_name_does_not_end_in_its_middle(space):
 
 
 def test_any_time_limit(space):
-    """Infinity and less than nothing, too."""
+    """Infinity and negative numbers, too."""
     tokens = chain(2, 1)
     for seconds in (float("inf"), 1e300, -1.0, 0):
         assert not space.find(tokens, wait=seconds)
@@ -111,7 +111,7 @@ def test_any_time_limit(space):
 
 
 def test_rows_of_a_table(space):
-    """A row is as long as the geometry says, and lies in the table."""
+    """A row has the geometry's length, and is in the table."""
     blocks = space.alloc(2)
     table = kvd.Table(space)
     assert table.extend(blocks[0], [block.id for block in blocks])

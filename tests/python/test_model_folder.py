@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that Hugging Face's libraries read beside tools/kvlm/model/vocab.txt are what the training code makes.
+"""The files for Hugging Face's libraries next to tools/kvlm/model/vocab.txt are those that the training code makes.
 
-Needs nothing but the standard library; that they mean what vocab.txt does, test_hf_equality.py asks transformers.
+Needs only the standard library. test_hf_equality.py checks with transformers that they are equivalent to vocab.txt.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def first_match(pieces: list[str], text: str) -> str:
 
 
 def main() -> int:
-    wrong = [f"{MODEL / name} is not what tools/kvlm/train/hf_tokenizer.py makes" for name in stale(MODEL)]
+    wrong = [f"{MODEL / name} differs from the output of tools/kvlm/train/hf_tokenizer.py" for name in stale(MODEL)]
     pieces = ["a", "abc", "abcde", "?", "?\nA", " ", "\\", "xyz"]
     for text, longest in {"abcdX": "abc", "abcde": "abcde", "abX": "a", "?\nB": "?", "?\nA": "?\nA", "xy": "",
                           "\\x": "\\", "  ": " ", "b": ""}.items():
         if first_match(pieces, text) != longest:
-            wrong.append(f"of {text!r} the pattern takes {first_match(pieces, text)!r}, not {longest!r}")
+            wrong.append(f"in {text!r} the pattern matches {first_match(pieces, text)!r}, not {longest!r}")
     print("\n".join(wrong) or "ok")
     return 1 if wrong else 0
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kvd.ops takes tensors of anybody where they lie: numpy's, PyTorch's, blocks of a pool, and keys in a GPU's memory.
+"""kvd.ops uses tensors of any library in place: numpy's, PyTorch's, blocks of a pool, and keys in a GPU's memory.
 
-What the operations compute is judged in tests/kernels/methods.
+tests/kernels/methods checks what the operations compute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import types
 from common import kvd, main, np, raises, torch
 
 if not np:
-    print("skipped: there is no numpy")
+    print("skipped: numpy is not installed")
     sys.exit(77)
 
 from kvd import _kernels, ops      # noqa: E402  (needs numpy)
@@ -34,7 +34,7 @@ def test_strides_are_read_in_place(space):
 
 
 def test_strides_between_elements_are_copied(space):
-    """A field of records, or numbers at odd addresses, are at no multiple of their size."""
+    """Fields of records, and numbers at odd addresses, are not at multiples of their size."""
     scores = np.arange(12, dtype=np.float32).reshape(1, 12)
     records = np.zeros((1, 12), [("score", "<f4"), ("other", "<i2")])
     records["score"] = scores
@@ -84,7 +84,7 @@ def test_mistakes_say_what_is_wrong(space):
 
 
 class Driver:
-    """As much of the driver as PyTorch would call for us."""
+    """The driver calls that PyTorch would make."""
 
     def __init__(self):
         self.cuda = ctypes.CDLL("libcuda.so.1")
@@ -108,7 +108,7 @@ class Driver:
 
 
 def pretended_torch(driver: Driver) -> types.ModuleType:
-    """PyTorch with a GPU, as far as kvd.ops knows it, over the driver that there is."""
+    """The part of PyTorch with a GPU that kvd.ops uses, over the installed driver."""
     module = types.ModuleType("torch")
 
     class Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is held is held, what is forgotten is let go, and closing never fails, hides nothing and takes nothing away."""
+"""Held blocks stay, forgotten objects release theirs. Closing never fails, hides no exception, takes nothing away."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common import TOKENS, VOCAB, chain, child, geometry, gone, kvd, main, np, r
 
 
 def test_closing_takes_nothing_away(space):
-    """A tensor, a pin and a block outlive their space and its connection, and let go of everything at the end."""
+    """A tensor, a pin and a block outlive their space and its connection, and release everything at the end."""
     with kvd.connect(space.daemon.path) as connection, connection.space("tensors", geometry()) as other:
         (id_,) = seal(other, 1, 1)
         pin = other.lookup(chain(1, 1))
@@ -41,7 +41,7 @@ def test_the_end_of_a_with_hides_no_exception(space):
 
 
 def test_the_last_use_closes(space):
-    """Nothing refers to a space that was closed: the daemon has one attachment less."""
+    """Once nothing refers to a closed space, its attachment ends."""
     connection = kvd.connect(space.daemon.path)
     other = connection.space("tensors", geometry())
     closing = other._handle._finalizer
@@ -102,7 +102,7 @@ def test_the_same_content_is_sealed_once(space):
 
 
 def test_duplicates_stay_the_callers(space):
-    """keep: what others sealed before is in the chain, and the caller's own block is left alone."""
+    """keep: the chain contains the blocks that others sealed before, and the caller keeps its own block."""
     first = seal(space, 54, 1, 1)
     blocks = space.alloc(3)
     own = [block.id for block in blocks]
@@ -117,7 +117,7 @@ def test_duplicates_stay_the_callers(space):
 
 
 def test_addresses_that_are_fixed(space):
-    """A daemon dies, and the next one's pool lies where the old one's did, after that was let go of."""
+    """A daemon dies. Once the client releases the old pool, the next daemon's pool has the same addresses."""
     with tempfile.TemporaryDirectory(prefix="kvd-test-") as folder:
         first = start(folder)
         with kvd.connect(f"{folder}/kvd.sock") as connection, connection.space("f", geometry(), fixed=True) as other:
@@ -129,7 +129,7 @@ def test_addresses_that_are_fixed(space):
             second = start(folder)
             try:
                 with raises(kvd.Stale, "let them go first"):
-                    other.alloc(100)    # more than the library has in stock
+                    other.alloc(100)    # more than the library's stock
                 with other.lookup(chain(1, 1)) as nothing:
                     assert not nothing
                 pin.release()

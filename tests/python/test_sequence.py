@@ -35,7 +35,7 @@ def test_a_table_of_borrowed_and_own_blocks(space):
         stats = sequence.stats()
         assert (stats.blocks, stats.borrowed, stats.own, stats.resident) == (4, 2, 2, 4)
         assert "4 blocks" in repr(sequence)
-        assert space.match(chain(2, 1)) == 0        # its own are in no index
+        assert space.match(chain(2, 1)) == 0        # its own blocks are in no index
     assert "closed" in repr(sequence)
     with raises(kvd.Closed):
         sequence.entries()
@@ -90,7 +90,7 @@ def test_what_does_not_fit(space):
 
 
 def test_prefixes_of_two_depths(space):
-    """Without a profile there is no table; deep layers are computed anew every so many steps, as the setting says."""
+    """Without a profile there is no table. Deep layers are recomputed every bicache.delta steps."""
     with space.daemon.space("depths", geometry(layer_groups=2), kind="bidirectional") as other:
         assert other.prefix_depth(64, 128, 16) == 0
         every = int(other.setting("bicache.delta"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks are tensors of torch and numpy where they lie, of the shape that the geometry says."""
+"""Blocks are tensors of torch and numpy in place, with the geometry's shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from common import (DIM, HEADS, LAYERS, SKIPPED, TOKENS, VOCAB, chain, child, fi
 
 
 def libraries():
-    """from_dlpack, and a tensor's address and shape."""
+    """Per library: from_dlpack, and functions for a tensor's address and shape."""
     if torch:
         yield torch.from_dlpack, lambda t: t.data_ptr(), lambda t: tuple(t.shape)
     if np:
@@ -22,13 +22,13 @@ def libraries():
 
 
 def writers():
-    """Those of them that write: numpy does from 2.1 on, where it asks for DLPack 1.0."""
+    """The libraries whose tensors are writable. numpy's are from 2.1 on, which requests DLPack 1.0."""
     old = np and tuple(map(int, np.__version__.split(".")[:2])) < (2, 1)
     return (it for it in libraries() if not (old and it[0] is np.from_dlpack))
 
 
 def live(space: kvd.Space) -> int:
-    """Tensors that are not deleted yet."""
+    """Number of tensors that are not deleted yet."""
     return kvd._native.lib.kvd_dlpack_live(space._open())
 
 
@@ -72,7 +72,7 @@ def test_every_dtype_and_order(space):
                 planes = (HEADS, TOKENS) if order == "hnd" else (TOKENS, HEADS)
                 for take, address, shape in libraries():
                     if np and take is np.from_dlpack and dtype == "bf16":
-                        continue    # numpy has none
+                        continue    # numpy has no bf16
                     tensor = take(block)
                     assert shape(tensor) == (LAYERS, 2, *planes, DIM)
                     assert dtype.replace("f", "float").replace("i8", "int8") in str(tensor.dtype), tensor.dtype
@@ -132,7 +132,7 @@ print("written")
 
 
 def test_asarray_is_an_array_of_numbers(space):
-    """numpy.asarray() of what is not a tensor to numpy was an array of one object, of shape ()."""
+    """Without an array interface, numpy.asarray() returned an array of one object, with shape ()."""
     if not np:
         return
     (id_,) = seal(space, 7, 1, 3)
@@ -155,7 +155,7 @@ def test_asarray_is_an_array_of_numbers(space):
 
 
 def test_a_sealed_block_is_read_only(space):
-    """Who writes to it is stopped, before anything has changed for others."""
+    """A write fails before anything has changed for others."""
     (id_,) = seal(space, 5, 1, 3)
     for library in ("torch", "numpy"):
         if sys.modules.get(library):
@@ -169,7 +169,7 @@ def test_a_sealed_block_is_read_only(space):
 
 
 def test_consumers_are_told(space):
-    """Capsules of DLPack 1.0 for who asks for them."""
+    """Consumers that request DLPack 1.0 get its capsules."""
     seal(space, 6, 1)
     (block,) = space.alloc(1)
     with space.lookup(chain(6, 1)) as pin:
@@ -194,7 +194,7 @@ def test_a_tensor_outlives_its_pin(space):
         tensor = take(pin.view(ids[1]))
         pin.release()
         fill_pool(space)
-        assert space.match(chain(number, 3)) == 2 * TOKENS      # the third block is gone
+        assert space.match(chain(number, 3)) == 2 * TOKENS      # the third block was evicted
         assert float(tensor.min()) == float(tensor.max()) == 2
         del tensor
         gc.collect()
@@ -247,7 +247,7 @@ def test_what_a_consumer_may_not_ask_for(space):
 
 
 def test_on_a_gpu(space):
-    """Addresses of the device are not read here: that tensors say where they are, and hold and let go."""
+    """Device memory is not read here. The test checks that tensors name their device, and hold and release blocks."""
     if space.device[0] != 2:
         return
     seal(space, 90, 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing is unmapped or closed under a call: not by close() in another thread, and not when Python ends."""
+"""Nothing is unmapped or closed during a call, neither by close() in another thread nor when Python ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODULES = [getattr(kvd, name) for name in ("_attend", "_block", "_daemon", "_fet
 
 
 class Closing:
-    """libkvd, where another thread closes everything as soon as a call has begun."""
+    """libkvd, but another thread closes everything as soon as a call has begun."""
 
     def __init__(self, space: kvd.Space, *others: object):
         self.space, self.others, self.called = space, others, []
@@ -32,13 +32,13 @@ class Closing:
                 it.close()
             gc.collect()
             handle = arguments[0]
-            assert handle.value if hasattr(handle, "value") else handle, f"{name} was called with what is closed"
+            assert handle.value if hasattr(handle, "value") else handle, f"{name} was called with a closed handle"
             return function(*arguments)
         return call
 
 
 def closed_within(path: str, what, *others: str) -> None:
-    """Does what(space, ...) with a space of its own, whose calls are Closing."""
+    """Calls what(space, ...) with a new space, whose library is Closing."""
     space = kvd.connect(path).space("tensors", geometry())
     made = [getattr(space, name)(*arguments) for name, *arguments in others]
     with ExitStack() as stack:
@@ -47,7 +47,7 @@ def closed_within(path: str, what, *others: str) -> None:
             stack.enter_context(mock.patch.object(module, "lib", closing))
         try:
             what(space, *made)
-        except kvd.Error:       # a method of several calls, or one that has nothing to do
+        except kvd.Error:       # a method of several calls, or one with nothing to do
             pass
     assert closing.called, what
 
@@ -87,7 +87,7 @@ def test_close_in_another_thread_waits_for_the_calls_in_progress(space):
 
 
 def test_a_daemon_closed_while_a_space_is_opened(space):
-    """Neither close() nor space() fails in another way, and no space stays open."""
+    """Neither close() nor space() raises anything but kvd.Closed, and no space stays open."""
     for _ in range(5):
         connection, opened, some = kvd.connect(space.daemon.path), [], threading.Event()
 
@@ -107,7 +107,7 @@ def test_a_daemon_closed_while_a_space_is_opened(space):
 
 
 def test_threads_use_what_others_close(space):
-    """As it happens: nothing but kvd.Closed."""
+    """Real timing: the only exception is kvd.Closed."""
     seal(space, 3, 2)
     wrong = []
 
@@ -224,7 +224,7 @@ print("end")
 
 
 def test_a_child_forked_among_calls(space):
-    """It touches no memory of ours, waits for no lock that a thread of its parent had, and ends."""
+    """It does not touch its parent's memory, waits for no lock that a parent's thread held, and ends."""
     seal(space, 1, 2)
     done = child(AFTER_FORK, space.daemon.path, "", ",".join(map(str, TOKENS_OF)))
     assert done.returncode == 0 and done.stdout == "end\n", done
@@ -256,7 +256,7 @@ def sockets_of(pid: int) -> int:
 
 
 def test_a_sub_interpreter_closes_what_it_opened(space):
-    """Its process goes on: the daemon has its connection, pins and blocks back."""
+    """Its process continues, but its connection, pins and blocks are released."""
     seal(space, 1, 2)
     path = os.pathsep.join(sys.path)
     with subprocess.Popen([sys.executable, "-c", IN_ANOTHER, space.daemon.path, ",".join(map(str, TOKENS_OF))],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token ids of whatever holds integers, and nothing else."""
+"""Token ids may come from anything that holds integers, and from nothing else."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package says its types, all of them (py.typed), and a program that uses it is checked by them."""
+"""The package has all its types (py.typed), and type checkers use them in programs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What requests of vLLM share, by the connectors' own ledger and planner on a real pool. vLLM itself is a stand-in."""
+"""Which blocks vLLM's requests share, with the connectors' ledger and planner on a real pool. vLLM is a stand-in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def request(name: str, tokens: list[int], *pictures: tuple[str, int, int], **mor
 
 
 def prompt(system: int, *pictures: tuple[str, int]) -> tuple[list[int], list[tuple[str, int, int]]]:
-    """So many tokens of text, then pictures with a word behind each."""
+    """`system` tokens of text, then pictures, each followed by a word."""
     tokens, where = [100 + i % 50 for i in range(system)], []
     for name, n in pictures:
         where.append((name, len(tokens), n))
@@ -40,13 +40,13 @@ def prompt(system: int, *pictures: tuple[str, int]) -> tuple[list[int], list[tup
 
 
 class Serving:
-    """A vLLM without a model, in place: what it finds, and then publishes."""
+    """A vLLM without a model, in place: it looks up requests and publishes their blocks."""
 
     def __init__(self, space: kvd.Space):
         self.space, self.ledger = space, Ledger(space, SIZE, keep=4, wait=0)
 
     def serve(self, it) -> int:
-        """How many tokens it found."""
+        """Returns the number of tokens found."""
         chain, n = self.ledger.find(it), len(it.all_token_ids) // SIZE
         found = chain.length
         assert any(self.ledger.fetch(n - found) for _ in range(2))      # the first block is vLLM's null block
@@ -67,10 +67,10 @@ def opaque(space: kvd.Space, name: str) -> kvd.Space:
 
 
 def test_a_picture_changes_the_keys_from_its_block_on(space):
-    """The system prompt before it is shared, and a conversation that adds a picture finds all that was before."""
+    """The system prompt before the picture is shared. A conversation that adds a picture finds all earlier blocks."""
     with opaque(space, "pictures") as own:
         engine, other = Serving(own), Planner([own], SIZE)
-        for system in (64, 70, 79):             # a picture at a block's beginning, in it, and at its last token
+        for system in (64, 70, 79):             # a picture at a block's start, within it, and at its last token
             before = system // SIZE * SIZE
             tokens, where = prompt(system, ("cat", 40), (f"dog {system}", 20))
             assert engine.serve(request("a", tokens + [1] * 40, *where)) in (0, 64)
@@ -86,7 +86,7 @@ def test_a_picture_changes_the_keys_from_its_block_on(space):
 
 
 def test_pictures_that_only_seem_alike(space):
-    """Order, place and length of pictures are in the keys, too."""
+    """Keys depend on the order, place and length of pictures, too."""
     tokens = [9] * 96
     rows = [keys.tokens_of(request("x", tokens, *pictures), 0, 96, SIZE) for pictures in (
         (), [("a", 16, 32)], [("a", 16, 33)], [("a", 17, 32)], [("b", 16, 32)], [("a", 16, 16), ("b", 32, 16)],
@@ -100,7 +100,7 @@ def test_pictures_that_only_seem_alike(space):
             assert block == [9] * SIZE or all(keys.PICTURE <= word < 1 << 32 for word in block)
     assert keys.tokens_of(request("x", tokens, ("a", 16, 0)), 0, 96, SIZE) == tokens
     whole = keys.tokens_of(request("x", tokens, ("a", 20, 50)), 0, 96, SIZE)
-    for first in range(0, 96, SIZE):            # published block by block, looked up as a whole
+    for first in range(0, 96, SIZE):            # published block by block, looked up at once
         end = first + SIZE
         assert keys.tokens_of(request("x", tokens, ("a", 20, 50)), first, end, SIZE) == whole[first:end]
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wheel is made by pip, installed where nothing else is, and used: it has its libraries inside.
+"""pip makes a wheel, which is installed in an empty environment and used: it contains its libraries.
 
     KVD=... KVD_LIBRARY=... KVD_KERNELS_LIBRARY=... python tests/python/test_wheel.py [--build]
 
-Without --build, which takes minutes, the wheel is made of these.
+Without --build, which takes minutes, the wheel is made from these libraries.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
         subprocess.run([*pip, "-q", "wheel", "--no-deps", *settings, "-w", folder, str(PACKAGE)], check=True)
         (wheel,) = Path(folder).glob("*.whl")
         assert ("manylinux_2_" in wheel.name) == built, wheel.name
-        assert tree() == before, "building left something in the source folder"
+        assert tree() == before, "building left files in the source folder"
         empty = Path(folder, "venv")
         venv.create(empty)
         subprocess.run([*pip, "-q", "--python", str(empty / "bin/python"), "install", "--no-index", str(wheel)],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of Python's keyword arguments and their numbers are those of ipc/base/enums.h."""
+"""The words of Python's keyword arguments, and their numbers, are those of ipc/base/enums.h."""
 
 from __future__ import annotations
 
