@@ -167,7 +167,7 @@ def test_unknown_form_is_shared_as_a_whole(gguf: str) -> None:
         d.check()
 
 
-def test_killed_clients_and_daemons_cost_nobody_an_answer(gguf: str) -> None:
+def test_killed_clients_and_daemons_cost_no_answer(gguf: str) -> None:
     prompts = [prompt(i % 4, i) for i in range(8)]
     expected = alone(gguf, prompts)
     with common.daemon("--pool", "64M") as d, process(gguf, d.socket) as a:

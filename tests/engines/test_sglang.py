@@ -100,7 +100,7 @@ def test_second_process_finds_the_prefix_and_answers_alike(d, alone, a, b) -> No
     assert same(second, alone.ask(prompt(0, 1)))
 
 
-def test_what_its_own_cache_forgot_is_found(d, alone, a, b) -> None:
+def test_prefixes_missing_in_its_own_cache_are_found(d, alone, a, b) -> None:
     a.flush()
     again = a.ask(prompt(0, 2))
     assert again["cached"] == WHOLE and same(again, alone.ask(prompt(0, 2)))
@@ -139,7 +139,7 @@ def test_another_model_is_refused(d, alone, a, b) -> None:
             assert words in str(e), e
 
 
-def test_killed_engines_and_daemons_cost_nobody_an_answer(d, alone, a, b) -> None:
+def test_killed_engines_and_daemons_cost_no_answer(d, alone, a, b) -> None:
     a.send(tokens=prompt(1, 0))
     a.kill()
     for document in (1, 2):

@@ -293,7 +293,7 @@ def test_a_wrong_model(server, space):
     expect(ValueError, "attn_implementation", KvdCache, alone, space, [1, 2])
 
 
-def test_what_attention_does_not_do(server, space):
+def test_unsupported_attention(server, space):
     ids = document(8000, 40)
     for name, value, words in (("sliding_window", 128, "sliding windows"), ("layer_types", ["sliding_attention"] * 8,
                                "sliding_attention"), ("is_causal", False, "not causal"),
@@ -326,7 +326,7 @@ def test_what_attention_does_not_do(server, space):
     assert space.match(ids) == 32 and soon(lambda: held(server) == 0)
 
 
-def test_a_refusal_names_what_was_asked(server, space):
+def test_a_refusal_names_the_feature(server, space):
     ids = document(8300, 40)
     padded = torch.tensor([[0] * 8 + ids])
 
@@ -480,7 +480,7 @@ def test_salts_keep_apart(server, space):
     assert found == 0
 
 
-def test_what_is_forgotten_is_let_go(server, space):
+def test_forgotten_objects_are_released(server, space):
     ids = document(8200, 64)
     cache = KvdCache(ours, space, ids)
     generate(ours, ids, cache)

@@ -72,7 +72,7 @@ def test_a_prefix_of_another_process(world: World) -> None:
     assert [it[0]["cached"] for it in (cold, warm, other)] == [0, whole(len(prompts[0])), whole(len(prompts[0]))]
 
 
-def test_what_was_decoded_is_found_too(world: World) -> None:
+def test_decoded_blocks_are_found_too(world: World) -> None:
     prompt = question(0, 30)
     answer = world.second.ask([prompt], max_tokens=100)[0]["tokens"]
     longer = prompt + answer + [300]
@@ -268,7 +268,7 @@ def test_by_copy(world: World) -> None:
     world.daemon.check()
 
 
-def test_what_is_not_supported_is_refused_by_name(world: World) -> None:
+def test_unsupported_features_are_refused_by_name(world: World) -> None:
     done = subprocess.run([sys.executable, ROOT / "tests/engines/vllm_refusals.py", world.daemon.socket, MODEL],
                           timeout=600, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]

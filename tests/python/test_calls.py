@@ -15,7 +15,7 @@ from common import (HEADS, LAYERS, TOKENS, VOCAB, chain, child, geometry, kvd, m
                     until)
 
 
-def test_salted_chains_are_strangers(space):
+def test_salts_separate_chains(space):
     plain, salted = seal(space, 1, 2), seal(space, 1, 2, salt=7)
     assert not set(plain) & set(salted)
     for salt, ids in ((0, plain), (7, salted), (8, [])):
@@ -241,7 +241,7 @@ def test_counters(space):
     assert after.blocks_sealed - before.blocks_sealed == 2 and after.blocks_duplicate == 0
 
 
-def test_what_is_posted_is_found(space):
+def test_posted_blocks_are_found(space):
     tokens = chain(15, 5)
     with kvd.Pin(space) as pin:
         blocks = space.alloc(4)
@@ -297,5 +297,5 @@ def test_every_object_says_what_it_is(space):
 
 
 if __name__ == "__main__":
-    sys.exit(main(globals(), {test_salted_chains_are_strangers, test_settings, test_counters, test_blocks_are_reserved,
+    sys.exit(main(globals(), {test_salts_separate_chains, test_settings, test_counters, test_blocks_are_reserved,
                               test_memory_is_where_blocks_are}))

@@ -31,7 +31,7 @@ def test_a_daemon_that_is_not_there(space):
     assert issubclass(kvd.DaemonNotFound, kvd.Error) and issubclass(kvd.Error, OSError)
 
 
-def test_what_a_daemon_lacks_is_no_missing_daemon(space):
+def test_a_missing_object_is_no_missing_daemon(space):
     """ENOENT in a reply means that the named object does not exist; the daemon does, since it has just answered."""
     refusal = kvd.Error(errno.ENOENT, "there is no such sequence")
     assert type(refusal) is kvd.NotFound and not isinstance(refusal, kvd.DaemonNotFound)
@@ -52,7 +52,7 @@ def test_another_geometry(space):
         space.daemon.space(space.name, geometry(), kind="bidirectional")
 
 
-def test_arguments_that_cannot_be(space):
+def test_impossible_arguments(space):
     with raises(kvd.Invalid, "group"):
         space.lookup([1], 9)
     with raises(ValueError, "dtype must be one of f32, f16, bf16, i8, not 'f64'"):

@@ -40,7 +40,7 @@ def store(it: instance.Instance, space: kvd.Space, number: int) -> list[int]:
     return chain(number, BLOCKS)
 
 
-def test_what_was_evicted_is_fetched(it: instance.Instance, space: kvd.Space) -> None:
+def test_evicted_blocks_are_fetched(it: instance.Instance, space: kvd.Space) -> None:
     tokens = store(it, space, 1)
     with space.fetch(tokens) as fetch:
         assert fetch and fetch.tokens == WHOLE, fetch
@@ -69,7 +69,7 @@ def test_fetches_are_awaited(it: instance.Instance, space: kvd.Space) -> None:
             assert pin.tokens == WHOLE
 
 
-def test_who_has_nothing_below_asks_nobody(it: instance.Instance, space: kvd.Space) -> None:
+def test_find_fetches_only_what_is_below(it: instance.Instance, space: kvd.Space) -> None:
     tokens = store(it, space, 7)
     assert space.lookup(tokens).below == WHOLE and space.lookup(chain(8, BLOCKS)).below == 0
     fetch = kvd.Space.fetch
@@ -90,7 +90,7 @@ def test_find_waits_for_it(it: instance.Instance, space: kvd.Space) -> None:
         assert values(space, pin) == [200 + i for i in range(BLOCKS)]
 
 
-def test_who_does_not_wait_finds_it_later(it: instance.Instance, space: kvd.Space) -> None:
+def test_a_fetch_completes_without_waiting(it: instance.Instance, space: kvd.Space) -> None:
     tokens = store(it, space, 4)
     space.fetch(tokens).close()
     until(lambda: space.lookup(tokens).tokens == WHOLE)

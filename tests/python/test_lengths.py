@@ -83,7 +83,7 @@ def test_a_number_is_not_cut_off(space):
         pin.view(2**32 + pin.blocks[0]).__dlpack__()
 
 
-def test_a_name_does_not_end_in_its_middle(space):
+def test_names_contain_no_nul(space):
     with raises(ValueError, "NUL"):
         space.daemon.space("tensors\0other", geometry())
     with raises(ValueError, "NUL"):

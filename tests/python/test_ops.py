@@ -61,7 +61,7 @@ def test_blocks_of_a_pool_are_read_in_place(space):
     space.free([block])
 
 
-def test_bfloat16_of_anybody(space):
+def test_bfloat16_of_any_library(space):
     keys = some_keys(2, 20, 32)
     bits = (keys.view(np.uint32) >> 16).astype(np.uint16)
     want = ops.keydiff_anchor((bits.astype(np.uint32) << 16).view(np.float32))

@@ -55,7 +55,7 @@ def test_the_last_use_closes(space):
     assert not closing.alive
 
 
-def test_what_is_forgotten_is_let_go(space):
+def test_forgotten_objects_are_released(space):
     seal(space, 50, 2)
     pin = space.lookup(chain(50, 2))
     blocks = space.alloc(3)
@@ -192,7 +192,7 @@ def test_the_interpreter_ends(space):
 
 if __name__ == "__main__":
     sys.exit(main(globals(), {test_closing_takes_nothing_away, test_the_last_use_closes,
-                              test_what_is_forgotten_is_let_go, test_the_end_of_a_with_hides_no_exception,
+                              test_forgotten_objects_are_released, test_the_end_of_a_with_hides_no_exception,
                               test_a_pin_is_a_container,
                               test_blocks_say_what_they_are, test_the_same_content_is_sealed_once,
                               test_duplicates_stay_the_callers}))

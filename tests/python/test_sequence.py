@@ -60,7 +60,7 @@ def test_blocks_leave_and_come_back(space):
             sequence.revive([0], "somehow")
 
 
-def test_fewer_blocks_hold_what_matters(space):
+def test_compaction_leaves_fewer_blocks(space):
     space.set("keydiff", 1)
     with space.sequence(8) as sequence:
         appended(space, sequence, 5, 4)

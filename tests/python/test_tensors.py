@@ -43,7 +43,7 @@ def test_a_tensor_is_the_block(space):
             assert float(tensor.min()) == float(tensor.max()) == 6
 
 
-def test_what_is_written_into_a_tensor_is_in_the_block(space):
+def test_tensor_writes_reach_the_block(space):
     (block,) = space.alloc(1)
     values = (ctypes.c_float * (space.block_bytes // 4)).from_address(block.data)
     if torch:
@@ -168,7 +168,7 @@ def test_a_sealed_block_is_read_only(space):
         assert set(memoryview(bytes(pin.memoryview(id_))).cast("f")) == {3.0}
 
 
-def test_consumers_are_told(space):
+def test_dlpack_versions(space):
     """Consumers that request DLPack 1.0 get its capsules."""
     seal(space, 6, 1)
     (block,) = space.alloc(1)
@@ -223,7 +223,7 @@ def test_tensors_die_in_any_thread(space):
     assert live(space) == 0
 
 
-def test_a_capsule_that_nobody_takes(space):
+def test_an_unused_capsule(space):
     seal(space, 41, 1)
     with space.lookup(chain(41, 1)) as pin:
         for version in ((1, 0), None) if space.device[0] == 1 else ((1, 0),):
@@ -233,7 +233,7 @@ def test_a_capsule_that_nobody_takes(space):
             assert live(space) == 0
 
 
-def test_what_a_consumer_may_not_ask_for(space):
+def test_unsupported_dlpack_requests(space):
     seal(space, 42, 1)
     with space.lookup(chain(42, 1)) as pin:
         view = pin.view(pin.blocks[0])
@@ -265,5 +265,5 @@ if __name__ == "__main__":
     if not (np or torch):
         print("skipped: neither numpy nor torch is installed")
         sys.exit(SKIPPED)
-    sys.exit(main(globals(), {test_on_a_gpu, test_a_capsule_that_nobody_takes, test_what_a_consumer_may_not_ask_for,
-                              test_consumers_are_told}))
+    sys.exit(main(globals(), {test_on_a_gpu, test_an_unused_capsule, test_unsupported_dlpack_requests,
+                              test_dlpack_versions}))

@@ -29,7 +29,7 @@ def test_every_kind_of_integers_is_a_row(space):
         assert space.match(kind) == n, (type(kind), kind)
 
 
-def test_nothing_is_found_in_nothing(space):
+def test_empty_lookups_find_nothing(space):
     for empty in ([], (), array("I"), array("q")):
         with space.lookup(empty) as pin:
             assert not pin
@@ -44,7 +44,7 @@ def test_small_and_large_ids(space):
             assert kvd._tokens.words(kind).tolist() == values, kind
 
 
-def test_what_is_no_token_is_refused(space):
+def test_non_tokens_are_refused(space):
     for wrong in (-1, 2 ** 32, 2 ** 63 - 1, -2 ** 62):
         kinds = [[5, wrong], array("q", [5, wrong])]
         kinds += [np.array([5, wrong])] if np else []

@@ -105,7 +105,7 @@ def test_pictures_that_only_seem_alike(space):
         assert keys.tokens_of(request("x", tokens, ("a", 20, 50)), first, end, SIZE) == whole[first:end]
 
 
-def test_what_changes_all_blocks_is_the_salt(space):
+def test_request_wide_inputs_change_the_salt(space):
     tokens, where = prompt(64, ("cat", 20))
     plain, salted = request("x", tokens, *where), request("x", tokens, *where, cache_salt="mine")
     assert keys.extra_key(plain, b"", SIZE) == 0 and keys.extra_key(salted, b"", SIZE)

@@ -174,7 +174,7 @@ END_TEST
 /* ---- time ------------------------------------------------------------------------------------ */
 
 /* Earlier calls of this thread used up all the time that a call has. */
-START_TEST(each_call_has_time_of_its_own) {
+START_TEST(each_call_has_its_own_timeout) {
         uint32_t slot = 0, own_tokens[1] = {0};
         uint8_t bytes[8];
         struct held h;
@@ -215,7 +215,7 @@ static void *wait_for_the_lease(void *arg) {
 }
 
 /* A waiting client gets the lease when it ends, long before the timeout. */
-START_TEST(a_lease_is_waited_for) {
+START_TEST(a_client_waits_for_a_lease) {
         const struct kvd_space_options of_whole = {.kind = KVD_BIDIRECTIONAL};
         kvd_space *other;
         kvd *second;
@@ -259,7 +259,7 @@ END_TEST
 
 /* ---- sequences ------------------------------------------------------------------------------- */
 
-START_TEST(sequences_that_cannot_be_had) {
+START_TEST(impossible_sequences_are_refused) {
         kvd_sequence *sequence, *all[2000];
         uint32_t n = 0;
         int r = 0;
@@ -279,7 +279,7 @@ START_TEST(sequences_that_cannot_be_had) {
 END_TEST
 
 /* Only existing blocks can be borrowed, and the pin holds them. */
-START_TEST(a_prefix_that_is_not_there_is_not_borrowed) {
+START_TEST(missing_prefixes_are_not_borrowed) {
         const uint32_t nowhere[] = {UINT32_MAX};
         struct kvd_pin pin = {0}, none = {0};
         struct kvd_block blocks[2];
@@ -377,7 +377,7 @@ END_TEST
 
 SUITE("calls",
       FIXTURE(set_up, tear_down),
-      TESTS(a_forked_child_is_refused_everywhere, each_call_has_time_of_its_own, a_lease_is_waited_for,
-            a_stock_that_grows_loses_nothing, sequences_that_cannot_be_had,
-            a_prefix_that_is_not_there_is_not_borrowed),
+      TESTS(a_forked_child_is_refused_everywhere, each_call_has_its_own_timeout,
+            a_client_waits_for_a_lease, a_stock_that_grows_loses_nothing,
+            impossible_sequences_are_refused, missing_prefixes_are_not_borrowed),
       LOOPS(14, every_bit_of_a_token_counts))

@@ -298,7 +298,7 @@ START_TEST(no_row_is_believed) {
 END_TEST
 
 /* The blocks are published, but the invalid fresh blocks in the reply are ignored. */
-START_TEST(blocks_nobody_has_are_not_handed_out) {
+START_TEST(nonexistent_blocks_are_not_handed_out) {
         static const struct lie fresh = {KVD_MSG_seal + KVD_REPLY, fresh_blocks_that_do_not_exist,
                                          ALL, false, NULL};
 
@@ -400,7 +400,7 @@ static void one_of_each(struct kvd_msg *m) {
 }
 
 /* The caller's arrays are filled to the space's number of layers and heads, or not at all. */
-START_TEST(a_sharing_of_another_size_is_not_taken) {
+START_TEST(a_sharing_of_another_size_is_ignored) {
         void (*const tell[])(struct kvd_msg *) = {too_many_layers, too_many_heads, one_of_each};
         struct lie told = {KVD_MSG_error, tell[_i], ALL, false, NULL};
         uint8_t layer[sizeof many], head[sizeof many];
@@ -469,7 +469,7 @@ static void settle(kvd_space *space) {
 /*
  * The driver unmaps each mapped segment once. Wrong segment numbers are ignored.
  */
-START_TEST(only_what_is_mapped_is_given_back) {
+START_TEST(only_mapped_segments_are_returned) {
         static const struct kvd_geometry large = {.layers = 32,
                                                   .kv_heads = 4,
                                                   .head_dim = 128,
@@ -510,9 +510,9 @@ static void tear_down_gpu(void) {
 SUITE("lies",
       WHEN(instance_on_gpu(), FIXTURE(set_up_gpu, tear_down_gpu),
            TESTS(no_row_is_believed),
-           LOOPS(2, only_what_is_mapped_is_given_back)),
+           LOOPS(2, only_mapped_segments_are_returned)),
       WHEN(!instance_on_gpu(), FIXTURE(set_up, tear_down),
            LOOPS(ARRAY_SIZE(lies), no_answer_is_believed),
-           TESTS(blocks_nobody_has_are_not_handed_out),
+           TESTS(nonexistent_blocks_are_not_handed_out),
            LOOPS(2, a_chain_is_found_by_its_runs_or_by_its_blocks),
-           LOOPS(3, a_sharing_of_another_size_is_not_taken)))
+           LOOPS(3, a_sharing_of_another_size_is_ignored)))

@@ -157,7 +157,7 @@ START_TEST(others_find_what_is_posted) {
 END_TEST
 
 /* The client can still read its own duplicate, and its further blocks follow the other client's. */
-START_TEST(a_chain_goes_on_behind_another_ones_blocks) {
+START_TEST(a_chain_continues_after_duplicates) {
         struct posted first, second;
 
         number(&first, 2);
@@ -199,7 +199,7 @@ START_TEST(a_duplicate_that_is_used_again_is_no_duplicate) {
 }
 END_TEST
 
-START_TEST(the_waiting_seal_goes_on_behind_posts) {
+START_TEST(a_seal_continues_after_posts) {
         struct kvd_block more[2];
         struct posted p;
 
@@ -221,7 +221,7 @@ END_TEST
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-START_TEST(a_refusal_is_told_once) {
+START_TEST(a_refusal_is_reported_once) {
         struct kvd_pin pin = {0};
         struct kvd_block block;
         struct posted p;
@@ -247,7 +247,7 @@ START_TEST(a_refusal_is_told_once) {
 END_TEST
 
 /* Freeing posted blocks before the daemon has seen them loses nothing. */
-START_TEST(freed_before_it_is_seen) {
+START_TEST(posts_may_be_freed_unseen) {
         struct posted p;
 
         for (uint32_t i = 0; i < 200; i++) {
@@ -262,7 +262,7 @@ END_TEST
 
 /* ---- processes that stop or die -------------------------------------------------------------- */
 
-START_TEST(a_daemon_that_stands_still) {
+START_TEST(a_stopped_daemon) {
         struct posted p;
 
         number(&p, 7);
@@ -281,7 +281,7 @@ START_TEST(a_daemon_that_stands_still) {
 }
 END_TEST
 
-START_TEST(a_daemon_that_dies_before_it_has_seen_them) {
+START_TEST(a_daemon_dies_before_it_sees_posts) {
         struct posted p;
 
         number(&p, 8);
@@ -328,7 +328,7 @@ START_TEST(a_client_that_dies) {
 END_TEST
 
 /* Posted blocks count as used until they are released. */
-START_TEST(what_is_let_go_last_leaves_last) {
+START_TEST(blocks_released_last_are_evicted_last) {
         const struct kvd_msg evict = {.number = KVD_MSG_evict,
                                       .evict = {.space = kvd_slice_of("engine"), .blocks = 64}};
         struct peer_end *admin = peer_attach(server.socket);
@@ -438,7 +438,7 @@ static void *post_slowly(void *arg) {
  * notified. All posted blocks must be found. No client makes another request, so nothing else
  * brings them to the daemon.
  */
-START_TEST(with_rounds_or_without_all_is_taken) {
+START_TEST(posts_are_taken_polled_or_notified) {
         struct posted p[3];
         pthread_t threads[ARRAY_SIZE(p)];
 
@@ -485,7 +485,7 @@ static bool only_we_are_left(struct conn *conn) {
  * a client in between, so the test does not require all of them. If rings were not emptied at a
  * client's end, hardly any would be found.
  */
-START_TEST(what_is_posted_in_rounds_before_a_sudden_end_is_found) {
+START_TEST(posts_of_a_dead_polled_client_are_found) {
         struct conn *conn = instance_connect(&server);
         uint32_t whole = 0;
 
@@ -550,7 +550,7 @@ static uint32_t hear_sealed(struct peer_end *p) {
  * While the daemon is stopped, one client posts into many spaces, and then another client sends a
  * request. It must be answered after one of the rings has been emptied, not all.
  */
-START_TEST(rings_are_taken_one_in_a_turn) {
+START_TEST(one_ring_is_taken_per_turn) {
         struct peer_end *asks = peer_attach(server.socket);
         static struct posted p[SPACES];
         kvd_space *spaces[SPACES];
@@ -584,10 +584,10 @@ START_TEST(rings_are_taken_one_in_a_turn) {
 END_TEST
 
 SUITE("post", FIXTURE(set_up, tear_down),
-      TESTS(others_find_what_is_posted, a_chain_goes_on_behind_another_ones_blocks,
-            a_duplicate_that_is_used_again_is_no_duplicate, the_waiting_seal_goes_on_behind_posts,
-            a_refusal_is_told_once, freed_before_it_is_seen, a_daemon_that_stands_still,
-            a_daemon_that_dies_before_it_has_seen_them, a_client_that_dies,
-            what_is_let_go_last_leaves_last, a_child_posts_nothing,
-            threads_post_into_one_ring, with_rounds_or_without_all_is_taken,
-            what_is_posted_in_rounds_before_a_sudden_end_is_found, rings_are_taken_one_in_a_turn))
+      TESTS(others_find_what_is_posted, a_chain_continues_after_duplicates,
+            a_duplicate_that_is_used_again_is_no_duplicate, a_seal_continues_after_posts,
+            a_refusal_is_reported_once, posts_may_be_freed_unseen, a_stopped_daemon,
+            a_daemon_dies_before_it_sees_posts, a_client_that_dies,
+            blocks_released_last_are_evicted_last, a_child_posts_nothing,
+            threads_post_into_one_ring, posts_are_taken_polled_or_notified,
+            posts_of_a_dead_polled_client_are_found, one_ring_is_taken_per_turn))

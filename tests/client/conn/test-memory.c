@@ -285,7 +285,7 @@ static uint32_t take_all(struct client *c, struct kvd_block *blocks) {
         return n;
 }
 
-START_TEST(what_is_reserved_is_there) {
+START_TEST(reserved_blocks_are_available) {
         static struct kvd_block theirs[2 * BLOCKS], mine[BLOCKS];
         uint32_t n, sealed = 0;
         struct kvd_pin pin[2] = {{0}};
@@ -347,7 +347,7 @@ START_TEST(available_is_what_alloc_gives) {
 }
 END_TEST
 
-START_TEST(available_counts_what_pins_hold) {
+START_TEST(available_counts_pinned_blocks) {
         struct kvd_pin pins[3] = {{0}}, again = {0};
         static uint32_t tokens[1000 * TOKENS], ids[1000];
 
@@ -435,7 +435,7 @@ static void expect_chain(const struct kvd_pin *pin, const uint32_t *ids, uint32_
  * bytes stay, and none of the new daemon's memory is mapped, though other clients use that. Then it
  * is mapped at the same addresses.
  */
-START_TEST(fixed_addresses_are_taken_over) {
+START_TEST(fixed_addresses_survive_a_restart) {
         struct client fixed = client_open_with(KVD_SPACE_FIXED, BLOCKS);
         struct kvd_space_memory before, after;
         uint32_t tokens[8 * TOKENS], ids[8];
@@ -548,7 +548,7 @@ static uint64_t mapped_bytes(const struct kvd_space_memory *memory) {
 /*
  * No memory of the previous daemon stays mapped, not even where the new daemon has no memory yet.
  */
-START_TEST(a_dead_daemons_memory_is_let_go) {
+START_TEST(a_dead_daemons_memory_is_unmapped) {
         struct client fixed = client_open_with(KVD_SPACE_FIXED, BLOCKS);
         struct kvd_space_memory memory;
         struct kvd_pin pin = {0};
@@ -568,7 +568,7 @@ START_TEST(a_dead_daemons_memory_is_let_go) {
 }
 END_TEST
 
-START_TEST(fixed_addresses_are_as_many_as_there_were) {
+START_TEST(fixed_addresses_do_not_grow) {
         struct client fixed;
         struct kvd_block block;
 
@@ -685,7 +685,7 @@ static void come_and_go(uint32_t number) {
         client_close(&c);
 }
 
-START_TEST(whoever_goes_leaves_nothing_mapped) {
+START_TEST(closing_unmaps_everything) {
         uint32_t maps = 0, fds = 0;
 
         for (uint32_t i = 0; i < 24; i++) {
@@ -765,7 +765,7 @@ static void connect_anew(struct client *a, struct client *b) {
  * (kvd_catch_up finds out earlier) reports the end. The call after that uses a new connection, and
  * finds the cache unchanged.
  */
-START_TEST(a_client_that_was_ended_connects_anew) {
+START_TEST(an_ended_client_reconnects) {
         pid_t pid = check_fork();
 
         if (pid == 0) {
@@ -779,7 +779,7 @@ START_TEST(a_client_that_was_ended_connects_anew) {
 END_TEST
 
 /* All blocks but those in the magazine, which keeps at most as many as one request asks for. */
-START_TEST(what_is_freed_goes_back) {
+START_TEST(freed_blocks_return_to_the_daemon) {
         static struct kvd_block blocks[1000];
         struct kvd_msg_space_info_reply info;
         struct conn *conn = instance_connect(&server);
@@ -801,7 +801,7 @@ static int by_id(const void *a, const void *b) {
 }
 
 /* From the magazine, without the stopped daemon. */
-START_TEST(what_is_freed_is_taken_again) {
+START_TEST(freed_blocks_are_reused) {
         struct kvd_block first[40], again[40];
 
         take(&ours, 40, first);
@@ -841,7 +841,7 @@ END_TEST
  * The daemon does not answer a seal in time. Its late reply, a refusal of the tokens, is not read.
  * The blocks can only be freed, which returns them to the daemon.
  */
-START_TEST(what_is_in_doubt_goes_back) {
+START_TEST(blocks_in_doubt_return) {
         uint32_t tokens[8 * TOKENS], filling;
         struct kvd_msg_space_info_reply info;
         struct conn *conn = instance_connect(&server);
@@ -868,7 +868,7 @@ START_TEST(what_is_in_doubt_goes_back) {
 END_TEST
 
 /* Fresh blocks in a late reply, for which no call waits any more, return to the daemon, too. */
-START_TEST(what_a_late_answer_brings_goes_back) {
+START_TEST(blocks_in_a_late_reply_return) {
         struct conn *conn = instance_connect(&server);
         struct kvd_msg_space_info_reply info;
         uint32_t tokens[40 * TOKENS];
@@ -894,13 +894,13 @@ SUITE("memory",
       FIXTURE(set_up, tear_down),
       TESTS(memory_is_one_range, memory_follows_another_process, memory_of_many_segments_is_mapped),
       LOOPS(N_WRITERS, sealed_blocks_are_read_only),
-      TESTS(memory_is_mapped_twice, ids_ascend, what_is_reserved_is_there, reserve_is_a_floor,
-            available_is_what_alloc_gives, available_counts_what_pins_hold,
-            available_counts_shared_blocks_once, fixed_addresses_are_taken_over,
-            fixed_addresses_outlive_many_daemons, a_dead_daemons_memory_is_let_go,
-            fixed_addresses_are_as_many_as_there_were,
+      TESTS(memory_is_mapped_twice, ids_ascend, reserved_blocks_are_available, reserve_is_a_floor,
+            available_is_what_alloc_gives, available_counts_pinned_blocks,
+            available_counts_shared_blocks_once, fixed_addresses_survive_a_restart,
+            fixed_addresses_outlive_many_daemons, a_dead_daemons_memory_is_unmapped,
+            fixed_addresses_do_not_grow,
             unknown_flags_are_refused, duplicates_are_kept, a_long_chain_is_kept_whole,
-            whoever_goes_leaves_nothing_mapped, spaces_that_were_closed_take_no_addresses,
-            a_client_that_was_ended_connects_anew, what_is_freed_goes_back,
-            what_is_freed_is_taken_again, a_seal_fills_the_stock, what_is_in_doubt_goes_back,
-            what_a_late_answer_brings_goes_back))
+            closing_unmaps_everything, spaces_that_were_closed_take_no_addresses,
+            an_ended_client_reconnects, freed_blocks_return_to_the_daemon,
+            freed_blocks_are_reused, a_seal_fills_the_stock, blocks_in_doubt_return,
+            blocks_in_a_late_reply_return))

@@ -152,7 +152,7 @@ START_TEST(a_stated_user_is_trusted) {
 END_TEST
 
 /* Only root can create this folder, so no other user can listen in it; in one below it, one can. */
-START_TEST(a_folder_that_only_root_could_give_is_trusted) {
+START_TEST(a_folder_only_root_can_create_is_trusted) {
         char inner[sizeof in.socket], below[2 * sizeof in.socket], link[sizeof in.socket];
         struct instance tmp = in;
 
@@ -246,6 +246,6 @@ static bool is_root(void) {
 
 SUITE("server-user", SKIP_IF(!is_root()), FIXTURE(set_up, tear_down),
       TESTS(another_users_daemon_is_refused, own_daemons_and_roots_are_trusted,
-            a_stated_user_is_trusted, a_folder_that_only_root_could_give_is_trusted,
+            a_stated_user_is_trusted, a_folder_only_root_can_create_is_trusted,
             abstract_sockets_are_trusted_by_their_user, reconnecting_checks_the_server_again,
             an_unmapped_user_is_refused))

@@ -143,7 +143,7 @@ START_TEST(shapes_are_the_geometry) {
 }
 END_TEST
 
-START_TEST(what_is_refused) {
+START_TEST(invalid_calls_are_refused) {
         struct DLManagedTensor *tensor;
         struct kvd_block blocks[2], nothing = {0};
         struct kvd_pin pin = {0}, empty = {0};
@@ -418,7 +418,7 @@ END_TEST
 SUITE("dlpack",
       FIXTURE(set_up, tear_down),
       LOOPS(4, shapes_are_the_geometry),
-      TESTS(what_is_refused, a_tensor_holds_its_block, versioned_tensors_have_flags,
+      TESTS(invalid_calls_are_refused, a_tensor_holds_its_block, versioned_tensors_have_flags,
             opaque_blocks_are_bytes, a_tensor_outlives_its_space, a_tensor_outlives_the_daemon,
             a_forked_child_may_delete),
       LOOPS(2, a_deleted_tensor_waits_for_its_stream))

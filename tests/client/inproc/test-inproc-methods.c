@@ -71,7 +71,7 @@ static bool all_was_used(const struct methods_tally *t) {
         return t->appended && t->changes && t->cooled && t->revived;
 }
 
-/* The operations have no timeout of their own: the test's limit ends a run that hangs. */
+/* The operations have no timeout here: the test's timeout ends a run that hangs. */
 static void wait_for_work(const struct methods_tally *t, uint64_t operations) {
         while (!t->stop && t->operations < operations)
                 usleep(1000);

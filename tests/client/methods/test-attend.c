@@ -420,7 +420,7 @@ START_TEST(a_table_outlives_its_daemon) {
 END_TEST
 
 /* With a sanitizer mallinfo2() returns 0, and the sanitizer finds leaks by itself. */
-START_TEST(what_a_call_needs_serves_the_next_one) {
+START_TEST(scratch_memory_is_reused) {
         struct history h;
         size_t bytes = 0;
 
@@ -535,5 +535,5 @@ SUITE("attend",
            LOOPS(6, attention_is_right),
            TESTS(what_has_no_place_is_refused, a_sealed_block_is_not_written_to,
                  other_contents_are_refused, a_table_outlives_its_daemon,
-                 what_a_call_needs_serves_the_next_one, threads_share_a_space,
+                 scratch_memory_is_reused, threads_share_a_space,
                  more_threads_than_scratches_share_a_space, a_forked_child_is_refused)))

@@ -176,7 +176,7 @@ static const struct fault nothing = {N_FAULT_CALLS, 0, 0, false};
  * A caller that asks for both gets exact blocks where the disk has them, and approximations of the
  * rest.
  */
-START_TEST(what_cannot_be_read_is_approximated) {
+START_TEST(unreadable_copies_are_approximated) {
         start((struct fault){FAULT_completion, EIO, 1, _i}, "daemon.file_timeout=60", NULL);
         spill();
         s->on = true;
@@ -197,7 +197,7 @@ START_TEST(what_cannot_be_read_is_approximated) {
 END_TEST
 
 /* A caller that asks for exact copies only is told which ones are lost. */
-START_TEST(who_wants_exact_copies_is_told_what_is_lost) {
+START_TEST(exact_requests_report_lost_copies) {
         start((struct fault){FAULT_completion, EIO, 1, true}, "daemon.file_timeout=60", NULL);
         spill();
         s->on = true;
@@ -215,7 +215,7 @@ START_TEST(who_wants_exact_copies_is_told_what_is_lost) {
 END_TEST
 
 /* From some write on, the disk is full or fails. Copies that cannot be written stay in memory. */
-START_TEST(what_cannot_be_written_is_not_lost) {
+START_TEST(unwritable_copies_are_not_lost) {
         static const int errors[] = {ENOSPC, EIO};
 
         start((struct fault){FAULT_completion, errors[_i % 2], 1 + 2 * (uint32_t)(_i / 2), true},
@@ -237,7 +237,7 @@ START_TEST(what_cannot_be_written_is_not_lost) {
 END_TEST
 
 /* The daemon kills the hanging disk process after five seconds; the next one reads the copies. */
-START_TEST(what_a_disk_that_hangs_has_comes_later) {
+START_TEST(copies_return_after_a_disk_hangs) {
         start((struct fault){FAULT_completion, FAULT_HANG, 1, false}, "daemon.file_timeout=5",
               NULL);
         spill();
@@ -268,7 +268,7 @@ static pid_t hold(void) {
 }
 
 /* No client waits for this disk, and its copies are intact once it works again. */
-START_TEST(nobody_waits_for_a_disk_that_hangs_in_the_kernel) {
+START_TEST(a_disk_hanging_in_the_kernel_delays_no_client) {
         pid_t pid;
 
         start(nothing, "daemon.file_timeout=5", NULL);
@@ -321,6 +321,6 @@ START_TEST(a_domain_has_its_share_and_no_more) {
 END_TEST
 
 SUITE("copies-faults", be_child(argc, argv),
-      TESTS(who_wants_exact_copies_is_told_what_is_lost, what_a_disk_that_hangs_has_comes_later,
-            nobody_waits_for_a_disk_that_hangs_in_the_kernel, a_domain_has_its_share_and_no_more),
-      LOOPS(2, what_cannot_be_read_is_approximated), LOOPS(6, what_cannot_be_written_is_not_lost))
+      TESTS(exact_requests_report_lost_copies, copies_return_after_a_disk_hangs,
+            a_disk_hanging_in_the_kernel_delays_no_client, a_domain_has_its_share_and_no_more),
+      LOOPS(2, unreadable_copies_are_approximated), LOOPS(6, unwritable_copies_are_not_lost))

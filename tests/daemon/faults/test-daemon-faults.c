@@ -16,7 +16,7 @@
 #include "tests/lib/session.h"
 #include "tests/lib/daemon_process.h"
 
-/* ---- clients, in processes of their own ------------------------------------------------------ */
+/* ---- clients, in their own processes --------------------------------------------------------- */
 
 static void session(struct fault_state *s, void *arg) {
         session_run(arg);

@@ -476,7 +476,7 @@ static void say_where(uint64_t seed, const char *alone, const char *beside) {
         for (; alone[i] && alone[i] == beside[i]; i++)
                 line = alone[i] == '\n' ? i + 1 : line;
         from = MAX(line, i - MIN(i, SHOWN / 2));
-        die("seed %llu: B is told alone, byte %zu of a line that begins with \"%.40s\":\n%.*s\nand beside A:\n%.*s",
+        die("seed %llu: B is told alone, byte %zu of a line that begins with \"%.40s\":\n%.*s\nand next to A:\n%.*s",
             (unsigned long long)seed, i - line, alone + line,
             (int)MIN(strcspn(alone + from, "\n"), SHOWN), alone + from,
             (int)MIN(strcspn(beside + from, "\n"), SHOWN), beside + from);

@@ -81,7 +81,7 @@ static uint64_t since(uint64_t began) {
         return instance_cpu_ns(&d) - began;
 }
 
-/* Measures the slowness anew if a budget is exceeded: the machine may have slowed down. */
+/* Measures the slowness again if a budget is exceeded: the machine may have slowed down. */
 static void judge(const char *what, const char *state, uint64_t ns, uint32_t most_us, int error) {
         bool over = ns / 1000 > most_us && (double)ns / 1000 > most_us * slowness();
 

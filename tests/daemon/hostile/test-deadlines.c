@@ -2,7 +2,7 @@
 
 /*
  * Calls end, whatever happens to them. The test stops a daemon once, while several processes make
- * calls that need it. Each process is under an attack of its own:
+ * calls that need it. Each process is under a different attack:
  *
  *      signals    a timer interrupts the call 1,000 times a second, with and without SA_RESTART: the call ends
  *      connect    the same, while the daemon's backlog is full: the call ends, and never with EINTR

@@ -360,7 +360,7 @@ static void tell_apart(char *alone, char *beside) {
         waitpid(neighbour, NULL, 0);
         inproc_stop(&d);
         if (strcmp(alone, beside) != 0)
-                die("alone, B is told:\n%s\nand beside A:\n%s", alone, beside);
+                die("alone, B is told:\n%s\nand next to A:\n%s", alone, beside);
         printf("isolation: B is told the same %zu bytes with and without A\n", strlen(alone));
 }
 

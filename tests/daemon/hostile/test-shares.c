@@ -485,7 +485,7 @@ static pid_t start_other(void (*take)(void)) {
                         die("cannot become another user");
                 take();
                 if (write(ready[1], "r", 1) != 1)
-                        die("nobody waits");
+                        die("the test does not wait");
                 for (;;)
                         pause();
         }
