@@ -466,9 +466,7 @@ static void settle(kvd_space *space) {
                 kvd_settle(space);
 }
 
-/*
- * The driver unmaps each mapped segment once. Wrong segment numbers are ignored.
- */
+/* The driver unmaps each mapped segment once. Wrong segment numbers are ignored. */
 START_TEST(only_mapped_segments_are_returned) {
         static const struct kvd_geometry large = {.layers = 32,
                                                   .kv_heads = 4,

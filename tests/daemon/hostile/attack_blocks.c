@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Well-formed requests that name other clients' objects, or impossible ones.
- */
+/* Well-formed requests that name other clients' objects, or impossible ones. */
 
 #include <errno.h>
 #include <stdio.h>

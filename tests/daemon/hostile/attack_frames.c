@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Malformed and unexpected messages.
- */
+/* Malformed and unexpected messages. */
 
 #include <errno.h>
 #include <string.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Sequences and methods: each message with other clients' objects, and with impossible ones.
- */
+/* Sequences and methods: each message with other clients' objects, and with impossible ones. */
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Connections that flood, hang, disconnect at the wrong time, or stop.
- */
+/* Connections that flood, hang, disconnect at the wrong time, or stop. */
 
 #include <errno.h>
 #include <signal.h>
