@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks to fill, as callers get and return them. They come out of the view's magazine, and what is
- * returned goes back into it; each block in the caller's hands holds a reference to its view.
+ * Allocates and frees blocks to fill. They come from the view's magazine and return to it. Each
+ * block that the caller owns holds a reference to its view.
  */
 
 #include <errno.h>
@@ -11,7 +11,7 @@
 
 #define PIECE 256u
 
-/* The caller's reference to the view becomes that of one of them. */
+/* The caller's reference to the view passes to the first block; the others get new ones. */
 static void hand_out(struct view *view, const kvd_ref *refs, uint32_t n, struct kvd_block *blocks) {
         for (uint32_t i = 0; i < n; i++) {
                 uint32_t id = kvd_ref_id(refs[i]);
@@ -76,7 +76,10 @@ int kvd_reserve(struct kvd_space *space, uint32_t n) {
         return r;
 }
 
-/* What the daemon wrote into our page, and what our pins became since. */
+/*
+ * The number of available blocks that the daemon wrote into our page, corrected for what we have
+ * pinned and unpinned since.
+ */
 static uint64_t from_daemon(const struct kvd_pinpage *page) {
         uint64_t held = atomic_load(&page->held), seen = atomic_load(&page->held_seen);
         uint64_t available = atomic_load(&page->available), own = atomic_load(&page->held_alone);
@@ -101,8 +104,8 @@ int64_t kvd_available(struct kvd_space *space) {
 }
 
 /*
- * As many as can go back with one message: of one view, and all or none of them posted, or perhaps
- * sealed.
+ * Frees the leading blocks that one message can return: they have the same view, and either all or
+ * none of them are posted, and in doubt (perhaps sealed). Returns their number.
  */
 static uint32_t free_some(uint32_t n, struct kvd_block *blocks) {
         struct view *view = view_of(&blocks[0]);
@@ -121,7 +124,7 @@ static uint32_t free_some(uint32_t n, struct kvd_block *blocks) {
         if (is_posted(&first))
                 post_free(view, refs, k);
         else if (in_doubt)
-                magazine_send_back(view, refs, k); /* see seal.c: the daemon knows what they are */
+                magazine_send_back(view, refs, k); /* the daemon knows if they are sealed */
         else
                 magazine_put(view, refs, k);
         view_put_some(view, k);

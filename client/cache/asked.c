@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * While somebody follows a space (kvctl trace), its clients note what they look up, each in its own
- * page: which blocks, by their keys, and how many tokens were found. The follower reads as it comes
- * to it, and nobody waits for him: notes that he did not come to are written over, and a lookup
- * that comes while another thread's is being noted is only counted.
+ * While a space has a follower (kvctl trace), each of its clients notes its lookups in its own pin
+ * page: the keys of the blocks, and the number of tokens found. The follower reads at its own pace,
+ * and clients do not wait for it: new notes overwrite those not yet read. If another thread of the
+ * client is writing a note, a lookup is only counted.
  */
 
 #include "client/internal.h"

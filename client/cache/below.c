@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What lies below the pool behind a chain, as far as the daemon has written down in the index:
- * records are gone along as blocks are, from the record of the chain's last block on. Nothing is
- * believed that matters: whoever goes by it asks the daemon for what it names, and the daemon
- * compares tokens.
+ * Finds what is stored below the pool behind a chain, as far as the daemon has entered it in the
+ * index. Records form chains as blocks do; the search starts at the record of the chain's last
+ * block. The result is only a hint: to load the tokens, the caller must ask the daemon, which
+ * compares them.
  */
 
 #include "client/internal.h"
 #include "ipc/base/key.h"
 #include "ipc/base/util.h"
 
-/* The handle of the record behind that one with these tokens; 0: there is none. */
+/* The handle of the record that follows `handle` and has these tokens; 0 if none. */
 static uint64_t record_behind(const struct kvd_index *ix, const struct lookup_end *e,
                               uint64_t handle, const uint32_t *tokens, uint32_t n) {
         uint64_t hint = kvd_hint(handle, e->group, e->root, tokens, n);
@@ -48,7 +48,7 @@ static uint32_t in_the_file(const struct kvd_index *ix, const struct lookup_end 
         return n * bt;
 }
 
-/* A bidirectional prefix, of which nothing was found: all of it, or nothing. */
+/* A bidirectional prefix that is not in the pool: the number of all its tokens, or 0. */
 static uint32_t whole_in_the_file(const struct kvd_index *ix, const struct lookup_end *e) {
         struct lookup_end of = *e;
         uint32_t bt = ix->geometry.block_tokens;

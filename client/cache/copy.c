@@ -10,9 +10,9 @@
 #include "client/internal.h"
 #include "kernels/ops.h"
 
-#define LARGE_BYTES (64u << 10) /* below, what is copied is likely to be read from the cache soon */
+#define LARGE_BYTES (64u << 10) /* a smaller copy is likely to be read from the cache soon */
 
-/* Picking asks the processor, which a hypervisor answers in microseconds: once. */
+/* Picks once only: querying the processor takes microseconds under a hypervisor. */
 const struct kvd_ops *client_ops(void) {
         static _Atomic(const struct kvd_ops *) picked;
         const struct kvd_ops *now = atomic_load_explicit(&picked, memory_order_relaxed);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Asking for what lies below the pool. The daemon starts to bring it and answers at once; the
- * descriptor tells when that has ended, and a lookup tells what there is then.
+ * Prefetches what is stored below the pool. The daemon starts loading and replies at once. The
+ * descriptor becomes readable when loading has ended; a lookup then finds what was loaded.
  */
 
 #include <errno.h>
@@ -11,7 +11,7 @@
 #include "ipc/base/util.h"
 
 static_assert(KVD_MOST_fetch_tokens == KVD_FETCH_TOKENS * sizeof(uint32_t),
-              "a request has all tokens that can come");
+              "a request holds all tokens that a fetch can load");
 
 static int ask(struct kvd_space *space, struct kvd_msg_fetch *request,
                struct kvd_msg_fetch_reply *reply, int *fd) {
@@ -44,7 +44,7 @@ int64_t kvd_fetch(struct kvd_space *space, uint32_t group, uint64_t salt, const 
                 return client_fail(-EINVAL, "salts are for causal spaces: a bidirectional prefix is "
                                             "found by all of its tokens");
         if (space->options.kind == KVD_BIDIRECTIONAL && n < n_tokens)
-                return kvd_match(space, group, tokens, n_tokens); /* none that long is below */
+                return kvd_match(space, group, tokens, n_tokens); /* no tier stores one that long */
         r = handle_lock(space->handle);
         if (r < 0)
                 return r;

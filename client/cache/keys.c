@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks by key, for engines that hand out hashes of what they store and no tokens. A key is as
- * many bytes as the tokens of one block; an object of n blocks is the chain whose tokens are the
- * key, n times. So keys are compared like tokens, parents outlive their children, and of an object
- * that lost a block no end is found, hence nothing.
+ * Blocks by key, for engines that supply hashes of their data instead of tokens. A key has as many
+ * bytes as the tokens of one block. An object of n blocks is the chain whose tokens are the key,
+ * repeated n times. So keys are compared like tokens. Since parents outlive their children, an
+ * object that has lost any block has lost its last one, and a lookup of the whole finds nothing.
  */
 
 #include <errno.h>
@@ -12,8 +12,8 @@
 
 #include "client/internal.h"
 
-#define KEY_TOKENS 8u     /* of the longest key: 32 bytes */
-/* of an object: its tokens fit one message, so it is sealed whole or not */
+#define KEY_TOKENS 8u     /* tokens of the longest key: 32 bytes */
+/* maximum size of an object: its tokens fit in one message, so it is sealed whole or not at all */
 #define KEY_BLOCKS 1024u
 
 struct key_tokens {
@@ -28,16 +28,16 @@ static int check_keyed(const struct kvd_space *space, uint32_t n_blocks) {
                 return -ECHILD;
         if (space->options.kind == KVD_BIDIRECTIONAL || g->vocab ||
             g->block_tokens < KEY_TOKENS / 2 || g->block_tokens > KEY_TOKENS)
-                return client_fail(-EINVAL, "keys of 16 to 32 bytes are for causal spaces of "
-                                            "opaque blocks with vocab 0 "
-                                            "and block_tokens 4 to 8, a quarter of the bytes");
+                return client_fail(-EINVAL, "keys of 16 to 32 bytes need a causal space of opaque "
+                                            "blocks, with vocab 0 and block_tokens 4 to 8, a "
+                                            "quarter of the key's bytes");
         if (n_blocks == 0 || n_blocks > KEY_BLOCKS)
                 return client_fail(-EINVAL, "an object has 1 to %u blocks, not %u", KEY_BLOCKS,
                                    n_blocks);
         return 0;
 }
 
-/* Before any is filled: on an error none is. */
+/* Checks all pins before any is filled, so that a failed call fills none. */
 static int check_pins(const struct kvd_pin *pins, uint32_t n) {
         for (uint32_t i = 0; i < n; i++)
                 if (pins[i].view)
@@ -55,7 +55,7 @@ static void repeat(const struct kvd_space *space, const void *key, uint32_t n_bl
         ret->n = n_blocks * bt;
 }
 
-/* Of n keys, at most LOOKUP_AHEAD. */
+/* Looks up n keys, at most LOOKUP_AHEAD. */
 static int64_t look_up(struct kvd_space *space, const uint8_t *keys, uint32_t n, uint32_t n_blocks,
                        uint32_t *blocks, struct kvd_pin *pins) {
         uint32_t first[LOOKUP_AHEAD * KEY_TOKENS], bt = space->geometry.block_tokens;

@@ -15,7 +15,7 @@
 
 static _Atomic(int) clock_is_free; /* 0: not yet known, 1: yes, -1: no */
 
-/* The clocks that the kernel lets processes read by themselves. */
+/* Can processes read the kernel's current clock source without a system call? */
 static bool read_is_free(void) {
         static const char *const clocks[] = {"tsc", "kvm-clock", "hyperv_clocksource_tsc_page"};
         char name[64] = "";
@@ -43,7 +43,7 @@ uint64_t latency_begin(void) {
         return atomic_load_explicit(&clock_is_free, memory_order_relaxed) > 0 ? sys_now_ns() : 0;
 }
 
-/* For show: threads that count at once may lose one. */
+/* Statistics only: concurrent threads may lose a count. */
 static void add(shm_u64 *word, uint64_t n) {
         atomic_store_explicit(word, atomic_load_explicit(word, memory_order_relaxed) + n,
                               memory_order_relaxed);

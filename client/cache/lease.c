@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One process computes a prefix while the others wait. Whoever does not get the lease sleeps on the
- * index's lease_epoch, which moves whenever any lease ends; nobody's reply is held back by the
- * daemon, and a waiter needs nothing from a daemon that died but its own clock.
+ * One process computes a prefix while the others wait. The daemon replies at once; a process that
+ * does not get the lease sleeps on the index's lease_epoch, which moves whenever any lease ends. If
+ * the daemon dies, a waiter still times out by its own clock.
  */
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 #include "ipc/base/key.h"
 #include "ipc/base/sys.h"
 
-#define LOOK_AGAIN_NS UINT64_C(100000000) /* a daemon that was killed wakes nobody */
+#define LOOK_AGAIN_NS UINT64_C(100000000) /* a daemon that is killed does not wake waiters */
 
 static int lease_call(struct kvd_space *space, uint32_t op, const uint32_t *tokens,
                       uint32_t n_tokens, struct kvd_msg_lease_reply *reply) {
@@ -25,7 +25,7 @@ static int lease_call(struct kvd_space *space, uint32_t op, const uint32_t *toke
         struct view *view;
         int r;
 
-        deadline_begin(); /* of each request: waiting in between has its own */
+        deadline_begin(); /* one for each request; the time between requests does not count */
         r = handle_lock(space->handle);
         if (r < 0)
                 return r;
@@ -46,7 +46,7 @@ static void sleep_on(const shm_u32 *word, uint32_t seen, uint64_t ns) {
         syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0);
 }
 
-/* True: some lease has ended since `seen`, or the daemon is another one. */
+/* True: a lease has ended since lease_epoch was `seen`, or the space was deleted. */
 static bool wait_for_end(struct kvd_space *space, uint32_t seen, uint64_t deadline_ns) {
         struct view *view = view_get(space);
         const shm_u32 *epoch = &view->ix->lease_epoch;
@@ -66,8 +66,8 @@ static int check(const struct kvd_space *space, uint32_t n_tokens) {
         if (space_check(space) < 0)
                 return -ECHILD;
         if (space->options.kind != KVD_BIDIRECTIONAL || n_tokens == 0)
-                return client_fail(-EINVAL, "leases are for prefixes of bidirectional spaces, of "
-                                            "one token at least");
+                return client_fail(-EINVAL, "leases are for prefixes of bidirectional spaces, "
+                                            "of at least one token");
         return 0;
 }
 
@@ -85,7 +85,7 @@ int kvd_lease(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens
                 if (r < 0)
                         return r;
                 if (reply.granted && waited && kvd_match(space, 0, tokens, n_tokens) == n_tokens) {
-                        /* it was finished while we waited */
+                        /* another process finished it while we waited */
                         lease_call(space, 2, tokens, n_tokens, NULL);
                         return 0;
                 }

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Tokens in, pinned chain out, in shared memory only: no system call, no lock, nobody is asked.
+ * Tokens in, pinned chain out, in shared memory only: no system call, no lock, no request.
  *
- * The search goes along the chain: runs of 16 blocks first (one probe, one line of ids, tokens side
- * by side), then single blocks for what is left. It works in stages over a window, so that cache
- * misses overlap: hash all, prefetch table slots; find candidates, prefetch what they name; compare
- * in order. Whatever is read may be rewritten under our eyes; each piece is believed only if its
- * version word (a run's leaf, a block's slot) is the same before and after, and only as the child
- * of the piece before it: the link names id and generation.
+ * The search follows the chain: runs of 16 blocks first (one probe, one line of ids, tokens side by
+ * side), then single blocks for the rest. It works in stages over a window, so that cache misses
+ * overlap: hash all keys and prefetch their table slots; find candidates and prefetch the runs or
+ * blocks that they name; compare in order. Everything may be rewritten while we read it. A run or
+ * block counts only if its version word (a run's leaf, a block's slot) is the same before and after
+ * reading, and only as the child of the one before it: the link holds id and generation.
  *
- * The pin, steps as named in tests/client/spin/pins.pml and leaf.pml; the daemon's half is in
+ * Steps of pinning, named as in tests/client/spin/pins.pml and leaf.pml; the daemon's half is in
  * store/cache/evict.c:
  *
  *      C1  read the slot word of the deepest block: SEALED or RETIRING, generation g
@@ -20,9 +20,9 @@
  *          C7: pins[leaf] -= 1
  *      C8  if not: pins[leaf] -= 1, and search again
  *
- * That the leaf is still the same incarnation means that all of the chain is: parents outlive their
- * children, and every link was checked with its generation. So one pin and one second look hold any
- * number of blocks.
+ * If the leaf is still the same incarnation, so is the whole chain: parents outlive their children,
+ * and every link was checked with its generation. So one pin and one second look at a slot word
+ * hold any number of blocks.
  */
 
 #include <errno.h>
@@ -32,47 +32,47 @@
 #include "ipc/base/key.h"
 #include "ipc/base/pack.h"
 
-/* pieces handled at once: of a prompt of 4,096 tokens all runs, of a tail all blocks */
+/* runs or blocks per stage: all runs of a prompt of 4,096 tokens, all blocks behind the last run */
 #define WINDOW 16u
-/* of their tokens, packed: all 16 runs of 16 tokens a block, one of 256 */
+/* room for their packed tokens: 16 runs at 16 tokens per block, one run at 256 */
 #define WINDOW_WORDS KVD_PACKED_MOST
-/* runs hashed before the first one's table slot is read: it has come by then */
+/* runs hashed before the first one's table slot is read, which gives the prefetch time */
 #define RUN_LAG 3u
 #define BLOCK_LAG 4u
-#define TRIES 4u      /* searches that met an eviction before we call it a miss */
+#define TRIES 4u      /* attempts that evictions may spoil before the lookup is a miss */
 #define NO_CANDIDATE UINT32_MAX
 
 /* How far the search has come. */
 struct search {
         const struct kvd_index *ix;
-        const struct kvd_pin_words *words; /* to be prefetched; NULL: nothing will be pinned */
+        const struct kvd_pin_words *words; /* for prefetching; NULL if nothing will be pinned */
         const uint32_t *tokens;
         uint32_t n_tokens;
         uint32_t group;
-        uint64_t root;        /* of the chain: the salt, or the tokens of a bidirectional prefix */
-        bool whole;           /* all of it, or nothing, as in bidirectional spaces */
+        uint64_t root;        /* of the chain: its salt, or the size of a bidirectional prefix */
+        bool whole;           /* find all of it or nothing, as in bidirectional spaces */
         uint32_t *blocks;     /* NULL: only count */
         uint32_t max_blocks;
 
-        uint32_t n_found;     /* blocks */
-        uint32_t n_covered;   /* tokens */
+        uint32_t n_found;     /* number of blocks found */
+        uint32_t n_covered;   /* number of their tokens */
         kvd_ref leaf;
-        /* of the run before, while runs are searched; of the block before, then */
+        /* of the previous run while runs are searched, then of the previous block */
         struct kvd_key key;
 };
 
 /* ---- probing --------------------------------------------------------------------------------- */
 
-/* A key, its two buckets (layout.h), and what was found there. */
+/* A key, its two buckets (layout.h), and the candidate found there. */
 struct probe {
         struct kvd_key key;
         const shm_u64 *bucket[KVD_BUCKETS];
-        uint32_t n_looked; /* at slots */
-        uint32_t id;       /* that the key may mean; NO_CANDIDATE */
-        const uint32_t *packed; /* tokens of a run, as it would hold them */
+        uint32_t n_looked; /* number of slots examined */
+        uint32_t id;       /* of the candidate, or NO_CANDIDATE */
+        const uint32_t *packed; /* tokens of a run, in the format of its entry */
 };
 
-/* Where to look; both lines are on their way to us. */
+/* Computes the buckets and prefetches their lines. */
 static void probe_begin(struct probe *p, const shm_u64 *table, uint32_t slots) {
         for (uint32_t i = 0; i < KVD_BUCKETS; i++) {
                 p->bucket[i] = table + kvd_bucket(slots, p->key, i);
@@ -81,7 +81,7 @@ static void probe_begin(struct probe *p, const shm_u64 *table, uint32_t slots) {
         p->n_looked = 0;
 }
 
-/* Goes on to the next id that the key may mean. */
+/* Moves on to the next id that the key may refer to. */
 static uint32_t probe_next(struct probe *p) {
         while (p->n_looked < KVD_BUCKETS * KVD_BUCKET_SLOTS) {
                 uint32_t i = p->n_looked++;
@@ -105,10 +105,7 @@ static void take_run(struct search *s, const uint32_t *ids, kvd_ref leaf) {
         s->leaf = leaf;
 }
 
-/*
- * Is this run the continuation of what we have? Then its ids are copied while its leaf word vouches
- * for them.
- */
+/* Appends the run's ids if it continues the chain and its leaf word shows that it did not change. */
 static bool try_run(struct search *s, uint32_t id, const uint32_t *packed) {
         const struct kvd_run *run;
         uint32_t ids[KVD_RUN_BLOCKS];
@@ -129,7 +126,7 @@ static bool try_run(struct search *s, uint32_t id, const uint32_t *packed) {
         return true;
 }
 
-/* From what seek_run found on. */
+/* Tries the candidate that seek_run found, then the others. */
 static bool find_run(struct search *s, struct probe *p) {
         for (; p->id != NO_CANDIDATE; probe_next(p))
                 if (try_run(s, p->id, p->packed))
@@ -142,7 +139,7 @@ static void prefetch_lines(const void *from, uint32_t bytes) {
                 __builtin_prefetch((const uint8_t *)from + i);
 }
 
-/* What a key may name, with its lines on their way to us. */
+/* Finds the first candidate and prefetches its lines. */
 static bool seek_run(const struct search *s, struct probe *p) {
         if (probe_next(p) >= s->ix->run_capacity)
                 return false;
@@ -150,10 +147,7 @@ static bool seek_run(const struct search *s, struct probe *p) {
         return true;
 }
 
-/*
- * The deepest block's slot word and pin are needed at the very end: they come while tokens are
- * compared.
- */
+/* Prefetches the deepest block's slot word and pin: they are needed last, after all comparisons. */
 static void prefetch_leaf(const struct search *s, uint32_t run) {
         uint32_t id;
 
@@ -176,12 +170,12 @@ static uint32_t runs_left(const struct search *s) {
         return MIN(by_tokens, (s->max_blocks - s->n_found) / KVD_RUN_BLOCKS);
 }
 
-/* As many runs are looked for at once; what is not packed needs no room. */
+/* Number of runs in a window. Tokens that are not packed need no room, so one always fits. */
 static uint32_t run_window(const struct search *s) {
         return MAX(1, MIN(WINDOW, WINDOW_WORDS / s->ix->run_words));
 }
 
-/* Of the i-th run from here; false: one of its tokens is beyond the vocabulary. */
+/* Begins to probe for the i-th run from here; false: one of its tokens is beyond the vocabulary. */
 static bool begin_run(const struct search *s, uint32_t i, struct kvd_key before, uint32_t *room,
                       struct probe *p) {
         const uint32_t *tokens = s->tokens + s->n_covered + i * run_tokens(s);
@@ -195,8 +189,8 @@ static bool begin_run(const struct search *s, uint32_t i, struct kvd_key before,
 }
 
 /*
- * Keys of the next runs; what they name is fetched while later ones are hashed. Returns how many
- * may be there.
+ * Computes the keys of the next n runs, and prefetches candidates while later runs are hashed.
+ * Returns the number of runs that have a candidate, up to the first that has none.
  */
 static uint32_t seek_runs(const struct search *s, struct probe *probes, uint32_t n,
                           uint32_t *room) {
@@ -218,7 +212,7 @@ static uint32_t seek_runs(const struct search *s, struct probe *probes, uint32_t
         return seeked;
 }
 
-/* One window of runs; false when the chain of runs has ended. */
+/* Searches one window of runs; false when the chain of runs has ended. */
 static bool search_runs(struct search *s) {
         struct probe probes[WINDOW];
         uint32_t room[WINDOW_WORDS], window = run_window(s);
@@ -242,12 +236,12 @@ static bool matches(const struct search *s, const struct kvd_desc *desc, uint32_
                shm_equal_words(desc->tokens, s->tokens + s->n_covered, n);
 }
 
-/* While the daemon asks who uses a block, all that is said of it stays true. */
+/* Is the block valid? Its contents do not change while the daemon checks for pins (RETIRING). */
 static bool stands(uint64_t slot) {
         return kvd_slot_state(slot) == KVD_SEALED || kvd_slot_state(slot) == KVD_RETIRING;
 }
 
-/* Does a block continue what we have? Its word may go to RETIRING and back meanwhile. */
+/* Does the block continue the chain? Its slot may become RETIRING and SEALED again meanwhile. */
 static bool read_block(const struct search *s, const struct kvd_desc *desc, uint32_t n,
                        uint64_t *ret) {
         for (uint32_t i = 0; i < TRIES; i++) {
@@ -296,8 +290,8 @@ static uint32_t blocks_left(const struct search *s) {
 }
 
 /*
- * As seek_runs. Where the first ones are missing nothing further is hashed: most prompts end in
- * something new.
+ * Does for blocks what seek_runs does for runs. Hashing stops early if the first ones are missing,
+ * because most prompts end in something new.
  */
 static uint32_t seek_blocks(const struct search *s, struct probe *probes, uint32_t n) {
         uint32_t bt = s->ix->geometry.block_tokens, left = s->n_tokens - s->n_covered, seeked = 0;
@@ -320,7 +314,7 @@ static uint32_t seek_blocks(const struct search *s, struct probe *probes, uint32
         return seeked;
 }
 
-/* One window of blocks; false when the chain has ended. */
+/* Searches one window of blocks; false when the chain has ended. */
 static bool search_blocks(struct search *s) {
         uint32_t n = MIN(blocks_left(s), WINDOW), bt = s->ix->geometry.block_tokens;
         struct probe probes[WINDOW];
@@ -335,8 +329,8 @@ static bool search_blocks(struct search *s) {
 }
 
 /*
- * After runs, the chain goes on from the key of their last block; it may change under us, and is
- * then of no use.
+ * After the runs, the search continues from the key of their last block. If the block is replaced
+ * meanwhile, no child of it matches.
  */
 static void continue_from_leaf(struct search *s) {
         const struct kvd_desc *desc;
@@ -378,7 +372,7 @@ static void search(struct search *s) {
 
 /* ---- pins ------------------------------------------------------------------------------------ */
 
-#define SETTLE_LOOKS 16384u /* at a word that says RETIRING: about a millisecond */
+#define SETTLE_LOOKS 16384u /* number of polls of a RETIRING word: about a millisecond */
 
 static void pause_briefly(void) {
 #if defined(__x86_64__)
@@ -386,7 +380,7 @@ static void pause_briefly(void) {
 #endif
 }
 
-/* C5 once more, until the daemon has decided. */
+/* Repeats C5 until the daemon has decided. */
 static bool settles(const shm_u64 *slot, uint64_t sealed) {
         uint64_t retiring = kvd_slot_make(KVD_RETIRING, kvd_slot_generation(sealed)),
                  word = retiring;
@@ -399,10 +393,11 @@ static bool settles(const shm_u64 *slot, uint64_t sealed) {
 }
 
 /*
- * Where this process had a pin already, RETIRING says most likely that the daemon has not come to
- * it: it looks at pins before it writes RETIRING, so that this is the moment after the first pin.
- * It does not say so surely (another thread's pin may be on its way back, C8), so the word decides
- * here, too: SEALED in the same generation, read after our own pin, is C5 whenever it is read.
+ * If this process already had a pin on the block, RETIRING most likely means that the daemon has
+ * not seen that pin yet: it looks at pins before it writes RETIRING, so the first pin came just
+ * after that. This is not certain, because another thread may be about to take its pin back (C8).
+ * So the word decides here, too: SEALED in the same generation, read after our own pin, satisfies
+ * C5 whenever it is read.
  */
 bool pin_block(struct view *view, kvd_ref ref) {
         uint32_t id = kvd_ref_id(ref), pins = 0;
@@ -433,7 +428,7 @@ static void touch(struct view *view, uint32_t id) {
 
 /* ---- the calls ------------------------------------------------------------------------------- */
 
-/* For show: threads that count at once may lose one, which is cheaper than five locked adds. */
+/* Statistics only: concurrent threads may lose a count, but five locked adds would cost more. */
 static uint64_t count_lookup(struct view *view, enum kvd_client_counter which, uint64_t n) {
         shm_u64 *counter = &view->page->counters[which];
         uint64_t now = atomic_load_explicit(counter, memory_order_relaxed) + n;
@@ -442,7 +437,7 @@ static uint64_t count_lookup(struct view *view, enum kvd_client_counter which, u
         return now;
 }
 
-/* When a lookup began that is to be timed; 0: it is not. Reading the clock costs as much as some. */
+/* Start time of a sampled lookup, or else 0: reading the clock can cost as much as a lookup. */
 static inline uint64_t begin_timing(uint64_t lookups) {
         return unlikely(lookups % KVD_LATENCY_SAMPLED == 1) ? latency_begin() : 0;
 }
@@ -456,7 +451,7 @@ static uint32_t segment_of(const struct view *view, uint32_t id) {
         return kvd_segment_of(view->ix, id);
 }
 
-/* How many of the blocks that were found, from the first on, can be read here. */
+/* Number of found blocks, from the first on, that are mapped in this process. */
 static uint32_t mapped_blocks(const struct view *view, const struct search *s) {
         uint32_t n = 0;
 
@@ -466,9 +461,8 @@ static uint32_t mapped_blocks(const struct view *view, const struct search *s) {
 }
 
 /*
- * Where the pool has grown into what was found, or a segment has other memory than before, it is
- * found up to there: the rest is a miss until a call that may wait has fetched what is new. True:
- * there is no rest.
+ * Are all found blocks mapped? Memory that is new in the pool or in a segment is not. Then the next
+ * search ends before it, and the rest is a miss until a call that may wait has mapped it.
  */
 static bool can_be_read(struct view *view, struct search *s) {
         uint32_t mapped = atomic_load_explicit(&view->n_mapped, memory_order_acquire), n;
@@ -485,8 +479,8 @@ static bool can_be_read(struct view *view, struct search *s) {
 }
 
 /*
- * Searches and pins; false: nothing found, or what was found went away each time, or cannot be
- * read here.
+ * Searches and pins. False: nothing was found, or it was evicted on each attempt, or it is not
+ * mapped here.
  */
 static bool search_and_pin(struct view *view, struct search *s) {
         for (uint32_t i = 0; i < TRIES; i++) {
@@ -529,7 +523,7 @@ static int refuse_arguments(const struct kvd_space *space, uint32_t group,
                            "all of its tokens");
 }
 
-/* Every lookup comes through here: what is wrong is found out afterwards, if anything is. */
+/* On the path of every lookup: refuse_arguments determines which argument is wrong. */
 static inline int check_arguments(const struct kvd_space *space, uint32_t group, uint64_t salt,
                                   const struct kvd_pin *pin) {
         bool good = !forked(space->handle) && group < space->geometry.layer_groups &&
@@ -538,17 +532,19 @@ static inline int check_arguments(const struct kvd_space *space, uint32_t group,
         return likely(good) ? 0 : refuse_arguments(space, group, pin);
 }
 
-/* Of the chain that is looked for. */
 static inline uint64_t root_of(const struct view *view, uint64_t salt, uint32_t n_tokens) {
         return view->ix->kind == KVD_BIDIRECTIONAL ? n_tokens : salt;
 }
 
-/* There was no room for the blocks of a whole prefix. */
+/* The blocks of the whole prefix exceed max_blocks. */
 static bool is_cut(const struct search *s) {
         return s->max_blocks < DIV_UP(s->n_tokens, s->ix->geometry.block_tokens);
 }
 
-/* What is behind what was found, if it was not cut. A load of a line that every lookup reads. */
+/*
+ * Tokens below the pool behind the found chain, unless max_blocks cut it. Without tiers this costs
+ * one load of a line that every lookup reads anyway.
+ */
 static inline uint32_t below(const struct search *s) {
         if (likely(!atomic_load_explicit(&s->ix->below, memory_order_relaxed)) ||
             s->n_found >= s->max_blocks || (bidirectional(s) && is_cut(s)))
@@ -561,7 +557,7 @@ static inline uint32_t below(const struct search *s) {
                                                         .tokens = s->tokens + s->n_covered});
 }
 
-/* One load of a line that every lookup reads. */
+/* Without followers this costs one load of a line that every lookup reads anyway. */
 static inline void note(struct view *view, const struct search *s, uint64_t salt, uint32_t found) {
         if (unlikely(atomic_load_explicit(&view->ix->n_followers, memory_order_relaxed)))
                 lookup_noted(view, &(struct lookup_note){.tokens = s->tokens,

@@ -2,9 +2,9 @@
 
 /*
  * Blocks to fill. They come from the daemon in batches and wait in the view's magazine, so that
- * most allocations are a pop under an uncontended lock. The magazine is small beside the pool,
- * unless kvd_reserve says otherwise: what lies in it, nobody else can have. It is in order, so that
- * ids which belong together are handed out together.
+ * most allocations are a pop under an uncontended lock. No other client can use them, so the
+ * magazine is small compared to the pool, unless kvd_reserve asks for more. It is sorted by id, so
+ * that adjacent ids are handed out together.
  */
 
 #include <errno.h>
@@ -14,20 +14,18 @@
 #include "ipc/base/sys.h"
 
 #define BATCH 128u
-#define FETCH_MAX 4096u /* as in message allocate */
-#define FRESH_MAX 512u  /* as in message seal */
-#define FRESH_LEAST 32u /* of a stock for which it is worth it */
+#define FETCH_MAX 4096u /* limit of message allocate */
+#define FRESH_MAX 512u  /* limit of message seal */
+#define FRESH_LEAST 32u /* replies to seal bring no blocks to magazines with a smaller batch */
 
-/*
- * Blocks in stock: n, but a 64th of the space at most (of arenas, a quarter of the ids is in use).
- */
+/* n, but at most a 64th of the space's blocks. (An arena uses only a quarter of its ids.) */
 static uint32_t share(const struct view *view, uint32_t n) {
         uint32_t blocks = view->ix->arena ? view->ix->capacity / 4 : view->ix->capacity;
 
         return MAX(1, MIN(n, blocks / 64));
 }
 
-/* Fetched at once. */
+/* Minimum number of blocks to request from the daemon. */
 static uint32_t batch(const struct view *view) {
         return share(view, BATCH);
 }
@@ -37,7 +35,7 @@ static uint32_t floor_of(const struct view *view) {
                    view->ix->capacity);
 }
 
-/* What it holds at most; more goes back to the daemon. */
+/* If the magazine holds this many blocks, freed blocks go back to the daemon. */
 static uint32_t ceiling_of(const struct view *view) {
         return floor_of(view) + batch(view);
 }
@@ -52,8 +50,8 @@ static void release(const struct view *view, const kvd_ref *blocks, uint32_t n) 
 }
 
 /*
- * The daemon looks for blocks that nobody uses in pieces, and says so when it has found none yet:
- * it is asked again, until the deadline of the call.
+ * The daemon searches for unused blocks in pieces, and sets `more` in a reply if it has found none
+ * yet. Then retry until the deadline of the call.
  */
 static int ask(struct view *view, uint32_t n, struct kvd_msg_allocate_reply *reply) {
         struct kvd_msg_allocate request = {view->handle, n};
@@ -66,13 +64,16 @@ static int ask(struct view *view, uint32_t n, struct kvd_msg_allocate_reply *rep
         latency_count(view, KVD_LATENCY_ALLOCATE, begun_ns);
         if (r >= 0 && reply->more)
                 return client_fail(-ENOBUFS,
-                                   "the daemon is still looking for a block of space '%s' that "
-                                   "nobody uses; let some go, or ask again",
+                                   "the daemon is still searching for an unused block of space "
+                                   "'%s'; release some blocks, or retry",
                                    view->space->name);
         return r;
 }
 
-/* Under kvd.lock: blocks out of a reply, n at most, into to. How many, or an error. */
+/*
+ * Under kvd.lock: copies the blocks of a reply, at most n, to `to`, and maps them. Returns their
+ * number or an error.
+ */
 static int take_in(struct view *view, struct kvd_slice blocks, uint32_t n, kvd_ref *to) {
         uint32_t got = blocks.size / (uint32_t)sizeof *to;
         int r;
@@ -118,7 +119,7 @@ static bool make_room(struct magazine *m, uint32_t n) {
         return true;
 }
 
-/* Moves what is at `at` up among every step-th before it, which are in order. */
+/* Inserts refs[at] among every step-th reference before it; those are sorted, highest id first. */
 static void sink(kvd_ref *refs, uint32_t at, uint32_t step) {
         kvd_ref ref = refs[at];
 
@@ -127,10 +128,7 @@ static void sink(kvd_ref *refs, uint32_t at, uint32_t step) {
         refs[at] = ref;
 }
 
-/*
- * Few are put in their places among those that are in order; for many it is Shell's sort, since
- * qsort asks for memory.
- */
+/* Inserts up to 16 blocks one by one; more with a Shell sort, because qsort allocates memory. */
 static void put_in_order(struct magazine *m, const kvd_ref *refs, uint32_t n) {
         uint32_t holds = magazine_n(m), total = holds + n;
 
@@ -142,7 +140,7 @@ static void put_in_order(struct magazine *m, const kvd_ref *refs, uint32_t n) {
         magazine_set_n(m, total);
 }
 
-/* Two threads that take of two views at once may count the blocks of one of them. */
+/* The counter may lose blocks if two threads pop from two views of a space at the same time. */
 static uint32_t pop(struct view *view, uint32_t n, kvd_ref *to) {
         struct magazine *m = &view->magazine;
         _Atomic uint64_t *counter = &view->space->counters[COUNT_ALLOCATED];
@@ -157,7 +155,7 @@ static uint32_t pop(struct view *view, uint32_t n, kvd_ref *to) {
         return got;
 }
 
-/* The highest go. */
+/* Removes the blocks with the highest ids, at most `most`. */
 static uint32_t take_highest(struct magazine *m, uint32_t most, kvd_ref *to) {
         uint32_t holds = magazine_n(m), n = MIN(holds, most);
 
@@ -170,12 +168,12 @@ static uint32_t take_highest(struct magazine *m, uint32_t most, kvd_ref *to) {
 }
 
 struct wish {
-        uint32_t n;     /* that it holds these */
-        uint32_t floor; /* and these as well, if the daemon says that there are any */
-        uint32_t batch; /* asked for at least */
+        uint32_t n;     /* number of blocks that the magazine must hold */
+        uint32_t floor; /* further blocks that it should hold, if the daemon has any available */
+        uint32_t batch; /* minimum number of blocks to request */
 };
 
-/* How many to ask the daemon for; 0: none. */
+/* Number of blocks to request from the daemon; 0 if none. */
 static uint32_t shortage(const struct view *view, struct wish wish) {
         uint64_t want = (uint64_t)wish.n + wish.floor, holds = magazine_n(&view->magazine);
 
@@ -214,7 +212,7 @@ static bool put(struct view *view, const kvd_ref *refs, uint32_t n) {
         return room;
 }
 
-/* Under kvd.lock, by when another thread may have fetched what we miss: what is missing then. */
+/* Under kvd.lock. Another thread may have fetched blocks meanwhile, so the shortage is new. */
 static int fetch_more(struct view *view, struct wish wish) {
         uint32_t want = shortage_now(view, wish);
         struct kvd_msg_allocate_reply reply;
@@ -229,7 +227,7 @@ static int fetch_more(struct view *view, struct wish wish) {
         return client_fail(-ENOMEM, "out of memory");
 }
 
-/* Positive, or an error. */
+/* Returns a positive number, MAGAZINE_REPLACED or an error. */
 static int refill(struct view *view, struct wish wish) {
         struct kvd_space *space = view->space;
         struct view *now;
@@ -245,9 +243,9 @@ static int refill(struct view *view, struct wish wish) {
 }
 
 /*
- * A reply that is waited for anyway brings what will be filled next: who seals n blocks at once has
- * filled as many, and fills as many again. Small spaces can spare none ahead of need, and an arena's
- * cold blocks would go for them before the memory of a writer who has left.
+ * The reply to a seal also brings blocks, to save a request: a client that seals n blocks will
+ * probably fill n more. Small spaces cannot spare blocks in advance. In an arena, cold blocks would
+ * be evicted for them before the memory of a client that has exited is reclaimed.
  */
 uint32_t magazine_lacks(struct view *view, uint32_t n) {
         uint32_t most = floor_of(view) + MAX(batch(view), share(view, MIN(n, FRESH_MAX))),
@@ -258,7 +256,7 @@ uint32_t magazine_lacks(struct view *view, uint32_t n) {
         return want <= atomic_load(&view->page->available) ? want : 0;
 }
 
-/* What is wrong with them is said when blocks are fetched, if it is so then. */
+/* Errors are ignored: if they persist, the next fetch reports them. */
 void magazine_bring(struct view *view, struct kvd_slice fresh, uint32_t asked) {
         kvd_ref refs[FRESH_MAX];
         int r = fresh.size ? take_in(view, fresh, asked, refs) : 0;
@@ -269,12 +267,11 @@ void magazine_bring(struct view *view, struct kvd_slice fresh, uint32_t asked) {
 
 /* ---- in and out ------------------------------------------------------------------------------ */
 
-/* After the call has waited for as long as it may, a part of n would have the caller wait again. */
+/* After a timeout it is all of n or none: with a part, the caller would call and wait again. */
 static bool has_all_or_did_not_wait(const struct view *view, uint32_t n, int r) {
         return r != -ETIMEDOUT || magazine_n(&view->magazine) >= n;
 }
 
-/* n blocks at most from magazine or daemon. */
 int magazine_take(struct view *view, uint32_t n, kvd_ref *to) {
         struct wish wish = {n, floor_of(view), batch(view)};
         uint32_t got = 0;
@@ -294,9 +291,7 @@ int magazine_take(struct view *view, uint32_t n, kvd_ref *to) {
         }
 }
 
-/*
- * Blocks that nobody wants any more: into the magazine, and what it has no room for to the daemon.
- */
+/* Returns unused blocks to the magazine, and to the daemon those that are over the ceiling. */
 void magazine_put(struct view *view, const kvd_ref *blocks, uint32_t n) {
         uint32_t most = ceiling_of(view), kept = 0;
 
@@ -312,7 +307,7 @@ void magazine_put(struct view *view, const kvd_ref *blocks, uint32_t n) {
                 magazine_send_back(view, blocks + kept, n - kept);
 }
 
-/* What is over the ceiling goes back. */
+/* Returns blocks over the ceiling to the daemon. */
 static void shrink(struct view *view) {
         kvd_ref refs[FETCH_MAX];
         uint32_t n;
@@ -329,7 +324,7 @@ static void shrink(struct view *view) {
         } while (n == FETCH_MAX);
 }
 
-/* Fills it to the floor, or brings it down to it. How many it holds, or an error. */
+/* Fills the magazine to its floor, or shrinks it to its ceiling. Returns its size or an error. */
 int magazine_keep(struct view *view) {
         uint32_t n = floor_of(view);
         int r = 1;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Sealing without an answer. Posts lie in a ring in our pin page, and the daemon is told that there
- * are some only when it has not been told since it looked last, so that most posts are some stores.
- * Each posted block has a pin of its own from before it is published until the caller frees it:
- * whatever the daemon makes of it, it stays where it is. What the daemon has taken it counts in our
- * page, where that survives it.
+ * Sealing without a reply. Posts lie in a ring in our pin page. The daemon is woken only if it was
+ * not woken since it last looked at the ring, so that most posts are only a few stores. Each posted
+ * block has a pin of its own, from before its post is published until the caller frees the block,
+ * so that it stays in place whatever the daemon does with it. The daemon counts the posts that it
+ * has taken in our page, where the count survives the daemon.
  */
 
 #include <errno.h>
@@ -33,11 +33,11 @@ static int ask(struct view *view) {
                 r = handle_call(space->handle, KVD_MSG_flush, &request, NULL, NULL);
         handle_unlock(space->handle);
         if (r == 0 && posts_untaken(view) && sys_now_ns() > deadline_ns())
-                r = client_fail(-ETIMEDOUT, "the kvd takes no posts");
+                r = client_fail(-ETIMEDOUT, "the daemon does not process posts");
         return r;
 }
 
-/* ---- what became of them --------------------------------------------------------------------- */
+/* ---- errors of posts ------------------------------------------------------------------------- */
 
 static int tell_lost(struct kvd_space *space) {
         unsigned long long n = atomic_exchange(&space->posts.lost, 0);
@@ -45,10 +45,10 @@ static int tell_lost(struct kvd_space *space) {
         if (!n)
                 return 0;
         return client_fail(-ECONNRESET,
-                           "%llu posted blocks were not published: the kvd before this one ended", n);
+                           "%llu posted blocks were not published: the previous daemon ended", n);
 }
 
-/* Once, by one of the threads that see it. */
+/* Only one of the threads that see new refusals reports them. */
 static int tell_refused(struct view *view, uint64_t refused) {
         uint64_t told = atomic_load(&view->space->posts.told);
         uint32_t error = atomic_load(&view->page->posts_errno);
@@ -62,7 +62,10 @@ static int tell_refused(struct view *view, uint64_t refused) {
                            (unsigned long long)(refused - told), strerror((int)error));
 }
 
-/* What the caller was not told yet. The reason is there: partner of refuse in store/cache/post.c. */
+/*
+ * Reports errors that were not reported yet. A new count is seen with its reason; partner:
+ * refuse in store/cache/post.c.
+ */
 static int tell(struct view *view) {
         struct kvd_space *space = view->space;
         uint64_t refused = atomic_load_explicit(&view->page->posts_refused, memory_order_acquire);
@@ -91,7 +94,7 @@ static struct kvd_post *place(const struct view *view, uint64_t number) {
                                            kvd_post_stride(view->ix->geometry.block_tokens));
 }
 
-/* The block is the caller's to read. */
+/* From now on the caller may only read the block. */
 static void becomes_posted(struct view *view, struct kvd_pin *pin, struct kvd_block *block) {
         atomic_fetch_add(&view->words[block->id].pins, 1);
         pin->n_posted++;
@@ -116,8 +119,8 @@ static void write_post(const struct posts *p, uint64_t number) {
 }
 
 /*
- * R2. Unless the daemon was told and has not looked since, or looks by itself now and then: then it is
- * told once more when half of the ring is full.
+ * R2 (tests/client/spin/post.pml): wakes the daemon, unless it was woken and has not looked since,
+ * or polls the ring. In these cases it is woken once more when half of the ring is full.
  */
 static void kick(struct view *view) {
         uint32_t what = posts_untaken(view) < KVD_POSTS / 2 ? KVD_KICKED : KVD_KICKED_HARD;
@@ -126,7 +129,7 @@ static void kick(struct view *view) {
                 handle_kick(view->space->handle);
 }
 
-/* As many as the ring has room for. R1. Partner: attachment_posts. */
+/* R1: posts as many blocks as the ring has room for. Partner: attachment_posts. */
 static void fill(struct posts *p) {
         struct kvd_pinpage *page = p->view->page;
         uint64_t posted, first = p->done;
@@ -181,17 +184,18 @@ int kvd_flush(struct kvd_space *space) {
         if (posts_untaken(view))
                 r = ask(view);
         view_put(view);
-        view = view_get(space); /* another one, where its daemon is gone */
+        view = view_get(space); /* a new one, if the daemon was replaced */
         told = tell(view);
         view_put(view);
         return told < 0 ? told : r == -ESTALE ? 0 : r;
 }
 
-/* ---- letting go ------------------------------------------------------------------------------ */
+/* ---- freeing --------------------------------------------------------------------------------- */
 
 /*
- * The one that the daemon sealed is the cache's. All others are ours still, once it has seen them:
- * it sees what was posted before it reads the message that gives them back.
+ * A block that the daemon sealed belongs to the cache. If the daemon has taken all posts, the other
+ * blocks are ours again. Otherwise they are released by message, and the daemon takes the posts
+ * before it reads the message.
  */
 void post_free(struct view *view, kvd_ref *refs, uint32_t n) {
         uint32_t clock = atomic_load_explicit(&view->ix->clock, memory_order_relaxed), k = 0;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Publishing. The daemon answers, for each block, which one holds the content now: ours, or one
- * that was sealed before. In one call all duplicates come first, since a new block has no children
- * yet. Hence two cases: the last block is ours, which we pinned before asking, so the chain is held
- * from the moment it exists; or all are duplicates, and the last one must be pinned like any found
- * block, which may fail if it is evicted in between: then we ask again, our blocks being still
- * ours.
+ * Publishing. For each block, the daemon replies with the block that holds the content now: ours,
+ * or one that was sealed before. In one call all duplicates come first, since a new block has no
+ * children yet. So there are two cases. If the last block is ours, we have pinned it before the
+ * request, and the chain is held from the moment it exists. If all are duplicates, the last one
+ * must be pinned like a block that a lookup found. This fails if it was evicted in between; then we
+ * repeat the request, because our blocks are still ours.
  */
 
 #include <errno.h>
@@ -27,10 +27,10 @@ struct piece {
         uint32_t n_blocks;
         const uint32_t *tokens;
         uint32_t n_tokens;
-        uint64_t root;            /* as in the message */
+        uint64_t root;            /* as in message seal */
         struct kvd_key prefix;    /* bidirectional */
-        const struct promise *until; /* NULL: the data is there */
-        /* NULL: duplicates are given back, and the blocks become the chain's; or its ids */
+        const struct promise *until; /* NULL: the data is complete */
+        /* out: ids of the chain's blocks; NULL: blocks become these, and duplicates are freed */
         uint32_t *ids;
 };
 
@@ -40,7 +40,7 @@ static kvd_ref ref_of(const struct kvd_block *block) {
 
 /* ---- one request ----------------------------------------------------------------------------- */
 
-/* in_doubt: nobody knows whether the blocks are sealed. */
+/* *in_doubt is set if it is unknown whether the blocks were sealed. */
 static int ask(const struct piece *p, const kvd_ref *own, kvd_ref *ret, bool *in_doubt) {
         uint32_t bytes = p->n_blocks * (uint32_t)sizeof *own;
         uint64_t begun_ns = sys_now_ns();
@@ -92,7 +92,7 @@ static void extend_pin(const struct piece *p, kvd_ref leaf) {
         struct kvd_pin *pin = p->pin;
 
         if (pin->view)
-                unpin_block(p->view, pin->leaf); /* its child is held: so is it */
+                unpin_block(p->view, pin->leaf); /* its child's pin holds it */
         else
                 atomic_fetch_add(&p->view->refs, 1);
         pin->view = p->view;
@@ -107,7 +107,7 @@ static void extend_pin(const struct piece *p, kvd_ref leaf) {
         pin->n_posted = 0;
 }
 
-/* Our own copies of duplicates: a stream may be writing them still. */
+/* Frees our copies of duplicates; with a promise, a stream may still be writing them. */
 static void give_back_spare(const struct piece *p, const kvd_ref *spare, uint32_t n) {
         for (uint32_t i = 0; p->until && i < n; i++)
                 deferred_add(p->view, *p->until, spare[i], false);
@@ -115,14 +115,14 @@ static void give_back_spare(const struct piece *p, const kvd_ref *spare, uint32_
                 magazine_put(p->view, spare, n);
 }
 
-/* The block names what holds the content now, where it cannot be written. */
+/* Makes the block refer to the one that holds the content now, at its read-only address. */
 static void rename_block(const struct piece *p, struct kvd_block *block, kvd_ref now) {
         block->id = kvd_ref_id(now);
         block->generation = kvd_ref_generation(now);
         block->data = p->view->sealed + block->id * p->view->ix->block_bytes;
 }
 
-/* The pin's reference to the view covers the blocks of the chain from now on. */
+/* From now on the pin's reference to the view covers the blocks of the chain. */
 static void adopt(const struct piece *p, const kvd_ref *own, const kvd_ref *now) {
         kvd_ref spare[PIECE_BLOCKS];
         uint32_t n = 0;
@@ -136,7 +136,7 @@ static void adopt(const struct piece *p, const kvd_ref *own, const kvd_ref *now)
         view_put_some(p->view, p->n_blocks);
 }
 
-/* Duplicates stay what they are. */
+/* The caller keeps its copies of duplicates. */
 static void adopt_own(const struct piece *p, const kvd_ref *own, const kvd_ref *now) {
         uint32_t sealed = 0;
 
@@ -166,8 +166,9 @@ static void withdraw(const struct piece *p) {
 }
 
 /*
- * Maps what holds the content now. Until the chain is held by its last block, it may be evicted and
- * its segments may lose their memory: so that is pinned first, unless it is our own, which is.
+ * Maps the blocks that hold the content now. Until the last block of the chain is pinned, the chain
+ * may be evicted and its segments may lose their memory. So that block is pinned first, unless it
+ * is our own, which is pinned already.
  */
 static int hold_and_map(const struct piece *p, const kvd_ref *now, bool own_last, bool *in_doubt) {
         kvd_ref last = now[p->n_blocks - 1];
@@ -183,8 +184,8 @@ static int hold_and_map(const struct piece *p, const kvd_ref *now, bool own_last
 }
 
 /*
- * Seals a piece and moves the pin to its end. -EAGAIN: all were duplicates and the last one went
- * away.
+ * Seals a piece and moves the pin to its end. -EAGAIN: all were duplicates, and the last one was
+ * evicted.
  */
 static int seal_once(const struct piece *p) {
         kvd_ref own[PIECE_BLOCKS], now[PIECE_BLOCKS], last = ref_of(&p->blocks[p->n_blocks - 1]);
@@ -217,7 +218,7 @@ static int seal_piece(const struct piece *p) {
                 r = seal_once(p);
         if (r == -EAGAIN)
                 r = client_fail(-ESTALE,
-                                "the same blocks were sealed and evicted by others all the while");
+                                "the same blocks were repeatedly sealed by others and evicted");
         return r;
 }
 
@@ -235,9 +236,9 @@ int seal_check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_
         if (pin->n_tokens % bt != 0)
                 return client_fail(-EINVAL, "the chain ended with a partial block");
         if (space->options.kind == KVD_BIDIRECTIONAL && pin->salt)
-                return client_fail(-EINVAL, "salts are for causal spaces: a bidirectional prefix "
-                                            "is found by all of "
-                                            "its tokens");
+                return client_fail(-EINVAL,
+                                   "salts are for causal spaces: a bidirectional prefix is found "
+                                   "by all of its tokens");
         if (space->options.kind == KVD_BIDIRECTIONAL && pin->view)
                 return client_fail(-EINVAL, "a bidirectional prefix is sealed whole: the pin must "
                                             "hold nothing");
@@ -250,7 +251,7 @@ int seal_check(const struct kvd_space *space, const struct kvd_pin *pin, uint32_
         return 0;
 }
 
-/* As much as one request holds. */
+/* Advances to the next piece, as large as one request can be. */
 static void next_piece(struct piece *p, uint32_t n, uint32_t n_tokens, uint32_t bt) {
         p->blocks += p->n_blocks;
         p->tokens += p->n_tokens;
