@@ -105,7 +105,7 @@ static void take_run(struct search *s, const uint32_t *ids, kvd_ref leaf) {
         s->leaf = leaf;
 }
 
-/* Appends the run's ids if it continues the chain and its leaf word shows that it did not change. */
+/* Appends the run if it continues the chain; its leaf word proves that it did not change. */
 static bool try_run(struct search *s, uint32_t id, const uint32_t *packed) {
         const struct kvd_run *run;
         uint32_t ids[KVD_RUN_BLOCKS];
@@ -290,8 +290,8 @@ static uint32_t blocks_left(const struct search *s) {
 }
 
 /*
- * Does for blocks what seek_runs does for runs. Hashing stops early if the first ones are missing,
- * because most prompts end in something new.
+ * As seek_runs, for blocks. Hashing stops early if the first ones are missing, because most prompts
+ * end in something new.
  */
 static uint32_t seek_blocks(const struct search *s, struct probe *probes, uint32_t n) {
         uint32_t bt = s->ix->geometry.block_tokens, left = s->n_tokens - s->n_covered, seeked = 0;
@@ -329,8 +329,8 @@ static bool search_blocks(struct search *s) {
 }
 
 /*
- * After the runs, the search continues from the key of their last block. If the block is replaced
- * meanwhile, no child of it matches.
+ * After the runs, the search continues from the key of their last block. If that block is
+ * replaced meanwhile, the key may be torn, and nothing matches.
  */
 static void continue_from_leaf(struct search *s) {
         const struct kvd_desc *desc;
@@ -461,8 +461,8 @@ static uint32_t mapped_blocks(const struct view *view, const struct search *s) {
 }
 
 /*
- * Are all found blocks mapped? Memory that is new in the pool or in a segment is not. Then the next
- * search ends before it, and the rest is a miss until a call that may wait has mapped it.
+ * Are all found blocks mapped? Some are not if the pool has grown or a segment has new memory. Then
+ * the next search ends before them: they are a miss until a call that may wait has mapped them.
  */
 static bool can_be_read(struct view *view, struct search *s) {
         uint32_t mapped = atomic_load_explicit(&view->n_mapped, memory_order_acquire), n;

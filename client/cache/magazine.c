@@ -212,7 +212,7 @@ static bool put(struct view *view, const kvd_ref *refs, uint32_t n) {
         return room;
 }
 
-/* Under kvd.lock. Another thread may have fetched blocks meanwhile, so the shortage is new. */
+/* Under kvd.lock. Computes the shortage again: another thread may have fetched blocks. */
 static int fetch_more(struct view *view, struct wish wish) {
         uint32_t want = shortage_now(view, wish);
         struct kvd_msg_allocate_reply reply;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A space gets a view when it is opened, and another one whenever its daemon was replaced or the
- * space deleted: this is where the connection comes back, and where what the daemon sends is mapped
- * and checked. Every call that asks the daemon for something comes through view_attach, and mostly
- * finds that all is as it was.
+ * A space gets a view when it is opened, and a new one whenever the daemon was replaced or the
+ * space deleted. This file reconnects if necessary, and maps and checks what the daemon sends.
+ * Every call that sends the daemon a request calls view_attach first, which usually has nothing to
+ * do.
  */
 
 #include <errno.h>
@@ -72,7 +72,7 @@ static struct kvd_msg_space open_request(const struct kvd_space *s) {
         };
 }
 
-/* A GPU's driver makes a context, or waits for what the GPU has to do: without kvd.lock. */
+/* On a GPU without kvd.lock: the driver may create a context, or wait for work of the GPU. */
 static int reserve(struct view *view, int semaphores, uint32_t row) {
         struct kvd *handle = view->space->handle;
         int r;
@@ -127,7 +127,7 @@ static int attach(struct kvd_space *space, struct view *view) {
         return r;
 }
 
-/* A daemon that refused posts counts as one that did not see them: nobody asks for its reasons. */
+/* Posts that the old daemon refused count as lost too: its reasons are not reported any more. */
 static void lose_posts(struct kvd_space *space, const struct view *old) {
         uint64_t told = atomic_exchange(&space->posts.told, 0);
 
@@ -151,8 +151,8 @@ static bool usable(const struct view *view) {
 }
 
 /*
- * What came up since the last call. Without new segments their blocks are missed by lookups, which
- * is no reason to fail, unless the daemon is.
+ * Unmaps and maps what has become necessary since the last call. If new segments cannot be mapped,
+ * lookups miss their blocks; that is an error only if the daemon does not answer or is gone.
  */
 static int keep_up(struct view *view) {
         int r;
@@ -163,7 +163,7 @@ static int keep_up(struct view *view) {
         return r == -ETIMEDOUT || !conn_is_open(view->space->handle->conn) ? r : 0;
 }
 
-/* The space gets a view of the connection that there is now. */
+/* Gives the space a view of the current connection. */
 static int attach_anew(struct kvd_space *space, struct view **ret) {
         struct view *view = view_new(space);
         int r;
@@ -184,7 +184,7 @@ static int attach_anew(struct kvd_space *space, struct view **ret) {
         return r;
 }
 
-/* 0: the lock was let go of, and now something is missing again. 1: all is there. */
+/* Returns 1 if the space is attached, 0 to retry: the lock was released, and things changed. */
 static int try_attach(struct kvd_space *space, struct view **ret) {
         struct view *view = atomic_load(&space->view);
         int r;
@@ -219,8 +219,8 @@ int view_attach(struct kvd_space *space, struct view **ret) {
 #define RETRY_NS UINT64_C(100000000)
 
 /*
- * The connection of a daemon that was killed may look open for a moment, until the kernel has taken
- * its ring down; its successor has written into our page by then.
+ * The connection to a daemon that was killed may look open for a moment, until the kernel has torn
+ * down its io_uring. Its successor is recognised by what it has written into our page.
  */
 static bool was_replaced(const struct kvd_space *space) {
         const struct view *view = atomic_load(&space->view);
@@ -235,11 +235,11 @@ static int catch_up(struct kvd_space *space) {
         int r;
 
         if (began < handle->retry_ns)
-                return client_fail(-EAGAIN, "the kvd did not answer just now");
+                return client_fail(-EAGAIN, "the daemon did not answer a moment ago");
         if (conn_is_open(handle->conn) && (!conn_has_peer(handle->conn) || was_replaced(space)))
                 handle->conn = conn_close(handle->conn);
         r = view_attach(space, &view);
-        if (r < 0) /* as long as it took, at least */
+        if (r < 0) /* wait for at least as long as this attempt took */
                 handle->retry_ns = 2 * sys_now_ns() - began + RETRY_NS;
         return r;
 }

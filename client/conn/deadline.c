@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Every call has one deadline, which all waiting inside it shares: for another thread's call, for a
+ * Every call has one deadline, which all waits inside it share: for another thread's call, for a
  * connection, for room for a request, for its reply. It is a point in time and not a duration, so
- * that neither signals nor a long wait for the first thing give the second more; it belongs to the
- * thread, so that k threads behind one daemon that does not answer are all told at once.
+ * that neither signals nor a long first wait prolong the call. It belongs to the thread, so that k
+ * threads that wait for a stopped daemon all time out after one deadline, not after k of them.
  */
 
 #include "client/conn/deadline.h"
@@ -15,7 +15,7 @@
 
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
-#define __SANITIZE_THREAD__ /* gcc says it so */
+#define __SANITIZE_THREAD__ /* as gcc defines it */
 #endif
 #endif
 #ifdef __SANITIZE_THREAD__
@@ -40,8 +40,8 @@ uint64_t deadline_ns(void) {
 }
 
 /*
- * ThreadSanitizer before LLVM 17 does not know pthread_mutex_clocklock(), and would take what the
- * lock protects for unprotected.
+ * ThreadSanitizer before LLVM 17 does not know pthread_mutex_clocklock(), and would report races on
+ * data that the lock protects.
  */
 #ifdef __SANITIZE_THREAD__
 static int lock_by(pthread_mutex_t *lock, const struct timespec *until) {
@@ -73,7 +73,7 @@ int deadline_lock(pthread_mutex_t *lock) {
         until = when();
         if (lock_by(lock, &until) == 0)
                 return 0;
-        return client_fail(-ETIMEDOUT, "another thread's call waits for the kvd all the while");
+        return client_fail(-ETIMEDOUT, "another thread's call is still waiting for the daemon");
 }
 
 void deadline_cond_init(pthread_cond_t *changed) {
@@ -90,7 +90,7 @@ int deadline_wait(pthread_cond_t *changed, pthread_mutex_t *lock) {
 
         if (pthread_cond_timedwait(changed, lock, &until) == 0)
                 return 0;
-        return client_fail(-ETIMEDOUT, "another thread's call waits for the GPU all the while");
+        return client_fail(-ETIMEDOUT, "another thread's call is still waiting for the GPU");
 }
 
 int deadline_poll(int fd, short events, uint64_t deadline_ns) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A fingerprint of many parts. Each part is hashed, and then what was there before, the part's
- * hash, and its length: so the order of the parts counts, and where one ends and the next begins.
+ * A fingerprint of many parts. Each part is hashed; then the previous fingerprint, the part's hash
+ * and its length are hashed together. So the order of the parts and their boundaries count.
  */
 
 #include "client/kvd.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The kernel zeroes whole pages in a child, so a page is all that it takes. */
+/* Detects that a process was forked: the kernel zeroes a MADV_WIPEONFORK page in the child. */
 
 #include "client/conn/forked.h"
 

@@ -3,8 +3,8 @@
 #define KVD_CLIENT_CONN_FORKED_H
 
 /*
- * A page of zeros that children of fork() see zeroed again, whatever the parent wrote there: telling
- * them apart costs one load and no system call. NULL: out of memory.
+ * Returns a page of zeros, which children of fork() see zeroed again, whatever the parent wrote
+ * there: detecting a fork costs one load and no system call. NULL: out of memory.
  */
 void *forked_page_new(void);
 void forked_page_free(void *page); /* NULL is fine */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The geometry of kvd.h is the shape of ipc/base, which may not know the public headers: both are
- * written down, and this file holds them together, field by field and word by word.
+ * The geometry of kvd.h is the shape of ipc/base, which must not include public headers. This file
+ * asserts that the two declarations agree, field by field and constant by constant.
  */
 
 #include <assert.h>

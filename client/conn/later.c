@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a call that cannot fail wants to tell the daemon, but could not before its deadline because
- * another thread's call had the connection. It is kept here, and goes out with the next call that
- * gets through to the same daemon; one that is gone need not be told.
+ * Messages of calls that cannot fail, which could not be sent before the deadline because another
+ * thread's call had the connection. They are kept here and sent with the next call to the same
+ * daemon. If that daemon is gone, they are dropped.
  */
 
 #include <string.h>
@@ -13,9 +13,9 @@
 
 struct later {
         struct later *next;
-        uint64_t epoch; /* of the connection that it is for */
+        uint64_t epoch; /* of the connection that the message is for */
         struct kvd_msg msg;
-        kvd_ref refs[]; /* what msg.release names */
+        kvd_ref refs[]; /* blocks of msg.release */
 };
 
 static void push(struct kvd *handle, struct later *later) {
@@ -29,7 +29,7 @@ static void keep(struct kvd *handle, uint64_t epoch, const struct kvd_msg *msg, 
         struct later *later = sys->calloc(1, sizeof *later + n * sizeof *refs);
 
         if (!later)
-                return; /* until the connection ends */
+                return; /* the daemon frees it all when the connection ends */
         later->epoch = epoch;
         later->msg = *msg;
         if (n) {

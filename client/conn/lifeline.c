@@ -2,8 +2,8 @@
 
 /*
  * A lifeline outlives its connection, since memory may be in use after a connection is lost. It is
- * closed only when nobody watches the other end any more, so there are about as many as the daemon
- * has clients of this process. The list has no lock: a forked child could find one taken.
+ * closed only when no daemon watches the other end any more, so there are about as many as the
+ * daemon has clients in this process. The list has no lock: a forked child could find it locked.
  */
 
 #include "client/conn/lifeline.h"
@@ -66,7 +66,7 @@ int lifeline_hold(int fd) {
         return 0;
 }
 
-/* A page for the number; children see 0 there. NULL: out of memory. */
+/* The page with this process' number; forked children see 0. NULL: out of memory. */
 static _Atomic uint64_t *number_page(void) {
         static _Atomic(_Atomic uint64_t *) page;
         _Atomic uint64_t *there = atomic_load(&page), *made;
@@ -85,7 +85,7 @@ int lifeline_process(uint64_t *ret) {
         uint64_t none = 0, random;
 
         if (!number || sys->getrandom(&random, sizeof random, 0) != sizeof random)
-                return client_fail(-ENOMEM, "no number for this process");
+                return client_fail(-ENOMEM, "cannot generate a number for this process");
         atomic_compare_exchange_strong(number, &none, random | 1);
         *ret = atomic_load(number);
         return 0;

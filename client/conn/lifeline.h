@@ -6,12 +6,12 @@
 
 #include <stdint.h>
 
-/* A number of this process, the same at each call; a forked child has another. */
+/* Gets the random number that identifies this process; a forked child has another. */
 int lifeline_process(uint64_t *ret);
 
 /*
- * Keeps the descriptor open until the process ends, or the daemon has lost interest in it. On failure
- * it is closed.
+ * Takes the descriptor, and keeps it open until the process ends or the daemon no longer watches the
+ * other end. On failure it is closed.
  */
 int lifeline_hold(int fd);
 
