@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The connection to the daemon: a request goes out, and its reply comes back before the deadline.
- * What was in doubt when a connection broke is remembered, so that descriptors and blocks of a late
- * reply are given back and not lost.
+ * The connection to the daemon: a request is sent, and its reply is received before the deadline.
+ * A request that times out is remembered, so that the descriptors and blocks of a late reply are
+ * given back and not leaked.
  */
 
 #include "client/conn/conn.h"
@@ -24,9 +24,9 @@
 
 #define DEFAULT_PATH "/run/kvd-0.sock"
 #define MAX_ABANDONED 16u
-#define MAX_STRAY 64u /* more late answers before the one that is waited for are no kvd's */
+#define MAX_STRAY 64u /* if more late replies precede the expected one, the peer is not kvd */
 
-struct abandoned { /* a request whose answer came too late */
+struct abandoned { /* a request that timed out */
         uint64_t serial; /* 0: unused */
         uint32_t space;
         uint32_t prefix_tokens; /* of a lease */
@@ -70,8 +70,8 @@ static int connect_failed(const char *path, int error) {
         case EACCES:
                 return client_fail(-EACCES, "not allowed to use %s: become a member of its group",
                                    path);
-        case EAGAIN: /* as many wait for it as the kernel lets wait */
-                return client_fail(-ETIMEDOUT, "the kvd at %s takes no connections (stopped?)",
+        case EAGAIN: /* its listen queue is full */
+                return client_fail(-ETIMEDOUT, "the kvd at %s accepts no connections (stopped?)",
                                    path);
         case EPROTOTYPE:
                 return client_fail(-EPROTO, "%s is not a kvd socket (it is of another type)", path);
@@ -81,8 +81,8 @@ static int connect_failed(const char *path, int error) {
 }
 
 /*
- * Waits while as many wait for the daemon as the kernel lets wait. A signal ends that each time,
- * and the socket's own time limit would begin anew.
+ * Waits while the daemon's listen queue is full. A signal interrupts connect(), so the socket's
+ * timeout is set to the remaining time before each attempt.
  */
 static int connect_by(const struct conn *c, const struct kvd_address *to, uint64_t deadline_ns) {
         for (;;) {
@@ -150,14 +150,14 @@ static int greet(struct conn *c, const char *name, uint64_t deadline_ns) {
                 return r;
         if (peer.protocol != KVD_PROTOCOL)
                 return client_fail(-EPROTO,
-                                   "the kvd at %s speaks protocol %u, this library %u: use the "
-                                   "same version",
+                                   "the kvd at %s speaks protocol %u, this library %u: "
+                                   "use the same version",
                                    c->path, peer.protocol, KVD_PROTOCOL);
         keep_peer(c, &peer);
         return 0;
 }
 
-/* Who it is comes first: nothing is said to somebody else. */
+/* Checks the server's user first: an unexpected one is sent nothing. */
 static int meet(struct conn *c, const struct server_user *user, const char *name,
                 uint64_t deadline_ns) {
         int r = connect_socket(c, deadline_ns);
@@ -184,7 +184,7 @@ int conn_open_by(const char *path, const struct server_user *user, const char *n
         if (r < 0)
                 return client_fail(r, "out of memory");
         r = meet(c, user, name, deadline_ns);
-        /* paused for the second that there is to attach, or the daemon was replaced just now */
+        /* we were stopped for longer than the daemon waits for attach, or it was just replaced */
         if (r == -ECONNRESET)
                 r = meet(c, user, name, deadline_ns);
         if (r < 0)
@@ -251,20 +251,19 @@ static int send_request(struct conn *c, uint32_t number, const void *request,
         n = kvd_msg_encode(&msg, c->out, sizeof c->out);
         if (n < 0)
                 return client_fail((int)n,
-                                   "request %u is larger than a frame, or has a value over its "
-                                   "limit",
+                                   "request %u is larger than a frame, or has a value over its limit",
                                    number);
         while ((r = kvd_frame_send(c->fd, c->out, (size_t)n, NULL, MSG_DONTWAIT)) == -EAGAIN) {
                 r = deadline_poll(c->fd, POLLOUT, deadline_ns);
                 if (r < 0)
-                        return client_fail(r, "the kvd at %s takes no requests", c->path);
+                        return client_fail(r, "the kvd at %s accepts no requests", c->path);
         }
         return r < 0 ? lost(c) : 0;
 }
 
-/* ---- late answers ---------------------------------------------------------------------------- */
+/* ---- late replies ---------------------------------------------------------------------------- */
 
-/* What it takes to undo a request later. */
+/* Keeps what is needed to undo the request later. */
 static struct abandoned remember(const struct conn *c, uint32_t number, const void *request) {
         const struct kvd_msg_allocate *allocate = request;
         const struct kvd_msg_seal *seal = request;
@@ -291,7 +290,7 @@ static void abandon(struct conn *c, uint32_t number, const void *request) {
                         c->abandoned[i] = remember(c, number, request);
                         return;
                 }
-        lost(c); /* so many unanswered requests that the connection is of no use */
+        lost(c); /* too many unanswered requests: the connection is useless */
 }
 
 static void send_and_forget(struct conn *c, struct kvd_msg *msg) {
@@ -303,9 +302,7 @@ static void send_and_forget(struct conn *c, struct kvd_msg *msg) {
                 kvd_frame_send(c->fd, c->out, (size_t)n, NULL, MSG_DONTWAIT);
 }
 
-/*
- * The request that takes back what a late reply brought; number 0: there is nothing to take back.
- */
+/* The request that gives back what a late reply brought; number 0 if it brought nothing. */
 static struct kvd_msg opposite(const struct abandoned *a, const struct kvd_msg *late) {
         switch (late->number) {
         case KVD_MSG_allocate_reply:
@@ -334,7 +331,7 @@ static struct kvd_msg opposite(const struct abandoned *a, const struct kvd_msg *
         return (struct kvd_msg){.number = 0};
 }
 
-/* What a request that we gave up on has brought us goes back. */
+/* Gives back what the late reply to an abandoned request brought. */
 static void undo(struct conn *c, const struct kvd_msg *late, struct kvd_fds *fds) {
         kvd_fds_close(fds);
         for (uint32_t i = 0; i < MAX_ABANDONED; i++) {

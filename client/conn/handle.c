@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A handle outlives its connections. When one is lost, the next call makes another and moves the
- * epoch, by which each view sees whether the daemon that it is of is still the one at the other
- * end.
+ * A handle outlives its connections. When one is lost, the next call makes a new one and increments
+ * the epoch, which tells each view whether its daemon is still at the other end.
  */
 
 #include <errno.h>
@@ -45,7 +44,7 @@ void handle_changed(struct kvd *handle) {
         pthread_cond_broadcast(&handle->changed);
 }
 
-/* Whoever posted while we had it could not tell the daemon, and set kick first. */
+/* A thread that posted while we held the lock could not wake the daemon, and has set kick. */
 void handle_unlock(struct kvd *handle) {
         pthread_mutex_unlock(&handle->lock);
         while (unlikely(atomic_load(&handle->kick)) &&
@@ -62,7 +61,7 @@ void handle_kick(struct kvd *handle) {
                 handle_unlock(handle);
 }
 
-/* Before the daemon has a space of this process on its books, it knows the team. */
+/* Joins the team before the daemon attaches a space of this process. */
 int handle_connect(struct kvd *handle) {
         char name[KVD_NAME_MAX + 1];
         int r;
@@ -79,7 +78,7 @@ int handle_connect(struct kvd *handle) {
                 r = join(handle->conn, handle->team);
         if (r < 0) {
                 handle->conn = conn_close(handle->conn);
-                /* -ENOENT is for kvd_open: of other calls it says that what they name is not there */
+                /* only kvd_open: from other calls -ENOENT means that their object does not exist */
                 return r == -ENOENT && handle->epoch ? -ECONNREFUSED : r;
         }
         handle->epoch++;
@@ -151,7 +150,7 @@ struct kvd *kvd_close(struct kvd *handle) {
         if (!handle || atomic_fetch_sub(&handle->users, 1) != 1)
                 return NULL;
         handle->conn = conn_close(handle->conn);
-        later_send(handle); /* to nobody any more */
+        later_send(handle); /* only frees them: there is no connection */
         forked_page_free((void *)handle->not_forked);
         pthread_cond_destroy(&handle->changed);
         free(handle->path);

@@ -10,8 +10,8 @@
 int lifeline_process(uint64_t *ret);
 
 /*
- * Takes the descriptor, and keeps it open until the process ends or the daemon no longer watches the
- * other end. On failure it is closed.
+ * Takes the descriptor, and keeps it open until the process ends or the daemon no longer watches
+ * the other end. On failure it is closed.
  */
 int lifeline_hold(int fd);
 

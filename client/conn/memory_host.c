@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A pool in shared memory, as its user maps it: memfds side by side in one reserved range, which
- * has them twice. In the lower half the caller may write where the daemon lets him; in the upper
- * half nobody may. Pins, and blocks once they are sealed, are given out as addresses of the upper
- * half, so that a stray write through one of them ends its own process and not everybody's cache.
+ * Maps a pool in shared memory: memfds side by side in one reserved range, each mapped twice. The
+ * lower half is writable where the daemon permits it; the upper half is read-only. Pins and sealed
+ * blocks have addresses in the upper half, so that a stray write through one of them kills its own
+ * process and does not damage the cache of all.
  *
- * The reservation is the view's, or, if the space's addresses are fixed, the space's: then one view
- * after the other has it, and a new one maps nothing before the old ones are empty.
+ * The view owns the reservation. If the space has fixed addresses, the space owns it: its views use
+ * it one after the other, and a new one maps nothing before the old ones are unmapped.
  */
 
 #include <errno.h>
@@ -29,7 +29,7 @@ static int reserve_range(uint64_t half, uint8_t **ret) {
                 return client_fail(-errno, "no address space for a pool of %llu bytes",
                                    (unsigned long long)bytes);
         aligned = (uint8_t *)ALIGN_UP((uintptr_t)at, HUGE_BYTES);
-        munmap(at, (size_t)(aligned - at)); /* refused if that is nothing */
+        munmap(at, (size_t)(aligned - at)); /* does nothing for 0 bytes */
         munmap(aligned + bytes - HUGE_BYTES, (size_t)(at + HUGE_BYTES - aligned));
         *ret = aligned;
         return 0;
@@ -41,13 +41,12 @@ static int check_fits(const struct view *view, uint64_t half) {
         if (half <= space->fixed.reserved && view->ix->capacity <= space->fixed.blocks)
                 return 0;
         return client_fail(-ENOSPC,
-                           "the new daemon's space '%s' has %u blocks, and the fixed addresses are "
-                           "for %u; open "
-                           "the space anew",
+                           "the new daemon's space '%s' has %u blocks, but the fixed addresses "
+                           "have room for %u; open the space again",
                            space->name, view->ix->capacity, space->fixed.blocks);
 }
 
-/* Address space for all segments there can be, so that a growing pool keeps its base. */
+/* Reserves addresses for the maximum number of segments, so that a growing pool keeps its base. */
 static int reserve(struct view *view) {
         uint64_t half = ALIGN_UP((uint64_t)view->ix->max_segments * view->ix->segment_bytes,
                                  HUGE_BYTES);
@@ -84,9 +83,8 @@ static int map(struct view *view, uint32_t number, const struct segment_source *
         int r = 0;
 
         if (is_fixed(view->space) && !view_is_last(view))
-                return client_fail(-ESTALE, "blocks or pins of the daemon that is gone are held, "
-                                            "and the addresses are "
-                                            "fixed: let them go first");
+                return client_fail(-ESTALE, "blocks or pins of the previous daemon are still held, "
+                                            "and the addresses are fixed: release them first");
         if (!view_has(view, number))
                 r = map_at(view, view->sealed, number, from->fd, PROT_READ);
         return r == 0 ? map_at(view, view->base, number, from->fd,
@@ -95,15 +93,15 @@ static int map(struct view *view, uint32_t number, const struct segment_source *
 }
 
 /*
- * Fixed addresses stay reserved. Without memory for that, segments stay mapped until others take
- * their places.
+ * Fixed addresses stay reserved. If the kernel has no memory for that, segments stay mapped until
+ * others replace them.
  */
 static void release(struct view *view) {
         if (!view->base)
                 return;
         if (!is_fixed(view->space))
                 munmap(view->base, 2 * view->reserved);
-        else if (view_has_any(view)) /* otherwise they are an older one's */
+        else if (view_has_any(view)) /* otherwise an older view uses them */
                 mmap(view->base, 2 * view->reserved, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }

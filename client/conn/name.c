@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a process is called in kvctl clients and in the daemon's log: as its environment says, or as
- * its program; a Python program as its script or module.
+ * The name of this process in kvctl clients and in the daemon's log: $KVD_NAME, or else its
+ * program; for Python, its script or module.
  */
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 
 #define COMMAND_MAX 4096
 
-/* Its arguments, each ended by a zero; how many bytes. */
+/* Reads this process' arguments, each ended by a NUL; returns the number of bytes. */
 static size_t read_command(char to[COMMAND_MAX]) {
         FILE *f = fopen("/proc/self/cmdline", "re");
         size_t n = f ? fread(to, 1, COMMAND_MAX - 1, f) : 0;
@@ -33,7 +33,7 @@ static bool takes_value(const char *option) {
         return strcmp(option, "-W") == 0 || strcmp(option, "-X") == 0 || strcmp(option, "-m") == 0;
 }
 
-/* The script, or the module; NULL: neither. */
+/* The script or the module; NULL if there is neither. */
 static const char *python_name(char command[COMMAND_MAX]) {
         const char *end = command + read_command(command), *word = next_word(command, end);
 
@@ -50,7 +50,7 @@ static const char *python_name(char command[COMMAND_MAX]) {
         return word < end && *word && strcmp(word, "-") != 0 ? word : NULL;
 }
 
-/* The end of it, whole characters, nothing that would be a line of its own in a log. */
+/* Copies the end of text, in whole characters. False: it is empty, or would break a log line. */
 static bool take(const char *text, char to[KVD_NAME_MAX + 1]) {
         size_t n = strlen(text);
 

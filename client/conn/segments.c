@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Segments of the pool, as they come: a pool grows and has holes, and a segment that lost its
- * memory may come back with another memfd. Whoever asks the daemon for anything also asks for what
- * has come since; lookups do not, and leave word if they miss it. The answer holds a descriptor for
+ * Maps segments of the pool as they appear: a pool grows and has holes, and a segment that lost its
+ * memory may return with another memfd. Every call that sends the daemon a request also fetches new
+ * segments. Lookups do not, but set view->wanted if they miss one. A reply has a descriptor for
  * each segment that has memory.
  */
 
@@ -11,11 +11,11 @@
 
 #include "client/gpu/device.h"
 
-/* ---- one answer ------------------------------------------------------------------------------ */
+/* ---- one reply ------------------------------------------------------------------------------- */
 
 /*
- * memory: as the index had it before the daemon was asked, so that what is mapped is no older. On a
- * GPU a segment keeps its memory for who was given it, so what the index has now is what was given.
+ * memory: value in the index before the request, so that what is mapped is no older. On a GPU a
+ * segment keeps its memory for the client that was given it, so the current value is right.
  */
 static int map_segment(struct view *view, uint32_t number, const struct segment_source *from,
                        uint32_t memory, bool writable) {
@@ -35,8 +35,8 @@ static int map_segment(struct view *view, uint32_t number, const struct segment_
 }
 
 /*
- * What the answer has for segments from first on: a descriptor for each but those without memory,
- * or one handle.
+ * Maps the segments of a reply, from first on. It has a descriptor for each segment with memory, or
+ * else a legacy handle for each segment.
  */
 static int map_answer(struct view *view, uint32_t first, const struct kvd_msg_segments_reply *reply,
                       const struct kvd_fds *fds, const uint32_t memory[64]) {
@@ -67,7 +67,7 @@ static int check_connected(const struct view *view) {
         return client_fail(-ENOTCONN, "the pool has grown and its daemon is gone");
 }
 
-/* Maps those from first on that one answer holds; n: how many it told of. */
+/* Maps the segments from first on that one reply covers, and sets *n to their number. */
 static int fetch_segments(struct view *view, uint32_t first, uint32_t *n) {
         struct kvd_msg_segments request = {view->handle, first};
         struct kvd_msg_segments_reply reply;
@@ -90,7 +90,7 @@ static int fetch_segments(struct view *view, uint32_t first, uint32_t *n) {
 
 /* ---- as many as are needed ------------------------------------------------------------------- */
 
-/* Those with other memory than before are to be mapped again. */
+/* Marks segments with new memory as not mapped. */
 static void forget_replaced(struct view *view) {
         uint32_t epoch = atomic_load(&view->ix->memory_epoch);
 
@@ -124,10 +124,10 @@ int view_catch_up(struct view *view) {
 
         if (likely(n == atomic_load(&view->fetched) && !wanted && view_is_fresh(view)))
                 return 0;
-        /* there will be another call, which need not wait for the driver, too */
+        /* leave it to a later call, rather than wait for the driver as well */
         if (view->device && device_is_mapping(view))
                 return 0;
-        /* the addresses of a fixed space are free when nobody uses those before it any more */
+        /* the addresses of a fixed space are free once its older views are unmapped */
         if (is_fixed(view->space) && !view_is_last(view))
                 return 0;
         atomic_store(&view->wanted, false);
@@ -145,7 +145,7 @@ int view_map_block(struct view *view, uint32_t id, bool write) {
                 return daemon_fail(-EPROTO, "a block that does not exist");
         if (!view_has(view, segment))
                 r = view_map_segments(view, segment + 1);
-        /* it changed hands: this maps it again */
+        /* we became its writer: this maps it again */
         if (r == 0 && write && !view_may_write(view, segment))
                 r = fetch_segments(view, segment, &n);
         if (r == 0 && !view_has(view, segment))

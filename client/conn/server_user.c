@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Who may be at the other end, by the word of the kernel: a path that others can write to says
- * nothing. Nobody listens in root's name or in our own but root and we, and nobody but its owner
- * (and root) in a folder that root gave to a user; whoever else is meant has to be stated.
+ * Checks the server's user, which the kernel reports: a path that others can write to proves
+ * nothing. Only root and our own user can listen as such, and only root and the owner can listen in
+ * a folder that root gave to a user. Any other user must be stated.
  */
 
 #include "client/conn/server_user.h"
@@ -23,7 +23,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/user.h"
 
-/* ---- who is stated --------------------------------------------------------------------------- */
+/* ---- the stated user ------------------------------------------------------------------------- */
 
 static bool is_number(const char *text, uid_t *ret) {
         unsigned long long number;
@@ -53,14 +53,13 @@ int server_user_find(const char *name, struct server_user *ret) {
         if (!ret->stated || is_number(stated, &ret->uid) || is_known(stated, &ret->uid))
                 return 0;
         return client_fail(-EINVAL,
-                           "no user is called \"%s\": say whose the kvd is by a name or a number",
+                           "no user is called \"%s\": give a user's name or number",
                            stated);
 }
 
-/* ---- who it is ------------------------------------------------------------------------------- */
+/* ---- the server's user ----------------------------------------------------------------------- */
 
-/* Only root, or one user too, can make or rename anything in it; a link's target is not asked for.
- */
+/* Can only root and this user create or rename files in it? Links are not followed. */
 static bool is_closed(const char *folder, uid_t user) {
         struct stat st;
 
@@ -68,7 +67,7 @@ static bool is_closed(const char *folder, uid_t user) {
                !(st.st_mode & (S_IWGRP | S_IWOTH)) && (st.st_uid == 0 || st.st_uid == user);
 }
 
-/* The folders above are root's, so it was root who gave the last one to the user, or listens. */
+/* Only root can change the folders above the socket's, so root gave that one to the user. */
 static bool is_given_to(const char *path, uid_t user) {
         char folder[sizeof((struct sockaddr_un *)0)->sun_path] = "/";
         const char *slash = path[0] == '/' ? path : NULL, *next;
@@ -92,7 +91,7 @@ static bool is_expected(const struct server_user *expected, uid_t server, const 
                 return true;
         if (expected->stated)
                 return server == expected->uid;
-        if (server == user_overflow()) /* anybody whom this user namespace has no number for */
+        if (server == user_overflow()) /* any user that this user namespace does not map */
                 return false;
         return server == geteuid() || is_given_to(path, server);
 }
@@ -102,17 +101,16 @@ int server_user_check(const struct server_user *expected, int socket, const char
         unsigned n = sizeof server;
 
         if (sys->getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &server, &n) < 0)
-                return client_fail(-errno, "cannot see whose the kvd at %s is: %s", path,
+                return client_fail(-errno, "cannot determine the user of the kvd at %s: %s", path,
                                    strerror(errno));
         if (is_expected(expected, server.uid, path))
                 return 0;
         if (expected->stated)
                 return client_fail(-EPERM,
-                                   "the kvd at %s is user %u's, and user %u's (or root's) was "
-                                   "expected",
+                                   "the kvd at %s runs as user %u, but user %u (or root) was expected",
                                    path, server.uid, expected->uid);
         return client_fail(-EPERM,
-                           "the kvd at %s is user %u's, neither root's nor that of user %u, who "
-                           "asks: if user %u is meant, set KVD_SERVER_USER=%u",
+                           "the kvd at %s runs as user %u, neither as root nor as user %u like "
+                           "this process: if you trust user %u, set KVD_SERVER_USER=%u",
                            path, server.uid, geteuid(), server.uid, server.uid);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Opening and closing a space, and where its memory lies. A space handle outlives its attachments:
- * each daemon that takes the place of another one gives it a new view.
+ * Opens and closes a space, and returns the addresses of its memory. A space handle outlives its
+ * attachments: each new daemon gives it a new view.
  */
 
 #include <assert.h>
@@ -22,7 +22,7 @@ static void space_free(struct kvd_space *space) {
         free(space);
 }
 
-/* What the daemon could only call a value over its limit, or never gets to see. */
+/* Checks what the daemon never sees, or would only refuse as a value over its limit. */
 static int check_options(const struct kvd_space_options *o) {
         const char *bad = o->kind > KVD_kind_max             ? "kind: " KVD_NUMBERED(kind) :
                           o->keys > KVD_keys_max             ? "keys: " KVD_NUMBERED(keys) :
@@ -96,7 +96,7 @@ static void detach(struct kvd *handle, uint64_t epoch, uint32_t number) {
         handle_unlock(handle);
 }
 
-/* Tells the daemon that this process has no use for the space any more, after it was unmapped. */
+/* Unmaps the space, and then tells the daemon that this process no longer uses it. */
 static void close_space(struct kvd_space *space) {
         struct kvd *handle = space->handle;
         struct view *view;
@@ -113,7 +113,7 @@ static void close_space(struct kvd_space *space) {
         else
                 quiet = !view->device || deferred_quiet(view);
         space_free(space);
-        if (!forked(handle) && quiet) /* the end of the process is the end of what its GPU does */
+        if (!forked(handle) && quiet) /* if not quiet, only process exit ends the GPU's work */
                 detach(handle, epoch, number);
         kvd_close(handle);
 }
@@ -146,8 +146,7 @@ void kvd_counters(struct kvd_space *space, struct kvd_counters *ret) {
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /*
- * Segments that came into being since, or have other memory. A daemon that is gone has none to give, and what is mapped
- * is what there is.
+ * Maps segments that are new or have new memory. If the daemon is gone, the current mapping stays.
  */
 static void map_new_segments(struct view *view) {
         struct kvd *handle = view->space->handle;

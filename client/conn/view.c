@@ -2,7 +2,7 @@
 
 /*
  * Mappings of one attachment. A lookup holds a reference while it reads; a pin and a block that the
- * caller fills hold one each until they are let go. When the daemon is replaced, the space gets a
+ * caller fills hold one each until they are released. When the daemon is replaced, the space gets a
  * new view, and the old one is unmapped with its last reference. The struct itself lives until the
  * space is closed, so that a thread that was late in view_get may still touch its reference count.
  */
@@ -41,7 +41,7 @@ void view_count(const struct view *view, uint64_t counters[COUNTERS]) {
                                                            memory_order_relaxed);
 }
 
-/* The page's counts go on counting for the space. */
+/* Adds the page's counters to those of the space. */
 static void keep_counters(struct view *view) {
         uint64_t counters[COUNTERS] = {0};
 
@@ -52,7 +52,7 @@ static void keep_counters(struct view *view) {
 
 static void take_down(struct view *view) {
         if (view->mapping)
-                /* first: what streams still hold is pinned until then */
+                /* first: blocks that streams still use are pinned until then */
                 view->mapping->release(view);
         if (view->page) {
                 keep_counters(view);
@@ -63,12 +63,12 @@ static void take_down(struct view *view) {
                 munmap((void *)view->ix, view->index_bytes);
 }
 
-/* What is left of the number of references when the view has been taken down. */
+/* Set in refs once the view has been taken down. */
 #define TAKEN_DOWN (UINT64_C(1) << 63)
 
 /*
- * While streams are to write there, it stays: the next call looks again. A GPU's driver may wait
- * for whatever the GPU has to do.
+ * Does nothing while streams have yet to write there; the next call tries again. On a GPU it
+ * releases the lock meanwhile, because the driver may wait for all work of the GPU.
  */
 void view_unmap(struct view *view) {
         bool on_gpu = !view->unmapped && view->device;
@@ -109,7 +109,7 @@ void view_leave(struct view *view) {
         atomic_fetch_sub(&view->refs, 1);
 }
 
-/* Where another thread's call has the lock, the next one finds what nobody uses any more. */
+/* If another thread's call has the lock, the next call unmaps the view. */
 void view_put_some(struct view *view, uint32_t n) {
         struct kvd *handle = view->space->handle;
 
@@ -156,7 +156,7 @@ bool view_has_any(const struct view *view) {
         return false;
 }
 
-/* Whoever let go of an old one's last reference may not have come to unmapping it. */
+/* The thread that released an old view's last reference may not have unmapped it yet. */
 bool view_is_last(struct view *view) {
         bool last = true;
 
@@ -211,7 +211,7 @@ void view_free(struct view *view) {
         munmap(view, sizeof *view);
 }
 
-/* In a forked child the mappings are not there, and something else may be at their place by now. */
+/* A forked child has no mappings, and may have mapped something else at their addresses. */
 void view_forget_mappings(struct kvd_space *space) {
         for (struct view *view = atomic_load(&space->view); view; view = view->older)
                 view->unmapped = true;

@@ -128,8 +128,8 @@ def test_addresses_that_are_fixed(space):
             first.wait()
             second = start(folder)
             try:
-                with raises(kvd.Stale, "let them go first"):
-                    other.alloc(100)    # more than the library's stock
+                with raises(kvd.Stale, "release them first"):
+                    other.alloc(100)    # more than the library has in stock
                 with other.lookup(chain(1, 1)) as nothing:
                     assert not nothing
                 pin.release()

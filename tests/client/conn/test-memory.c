@@ -578,7 +578,7 @@ START_TEST(fixed_addresses_do_not_grow) {
         fixed = client_open_with(KVD_SPACE_FIXED, 0);
         replace_daemon("daemon.pool=64M");
         ck_assert_int_eq(alloc_result(&fixed, &block), -ENOSPC);
-        ck_assert_ptr_nonnull(strstr(kvd_error(), "open the space anew"));
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "open the space again"));
         client_close(&fixed);
         ours = client_open_with(KVD_SPACE_FIXED, 0);
         take(&ours, 1, &block);

@@ -121,7 +121,7 @@ START_TEST(another_users_daemon_is_refused) {
         ck_assert_int_eq(opened(ROOT, in.socket, NULL), -EPERM);
         ck_assert_int_eq(open_stated(in.socket, ""), -EPERM);
         ck_assert_ptr_nonnull(
-                strstr(kvd_error(), "user 1001's, neither root's nor that of user 0"));
+                strstr(kvd_error(), "runs as user 1001, neither as root nor as user 0"));
         ck_assert_int_eq(opened(MALLORY, in.socket, NULL), 0);
 }
 END_TEST
@@ -147,7 +147,7 @@ START_TEST(a_stated_user_is_trusted) {
         ck_assert_int_eq(opened(ALICE, in.socket, "1002"), -EPERM);
         setenv("KVD_SERVER_USER", "1002", 1);
         ck_assert_int_eq(open_stated(in.socket, NULL), -EPERM);
-        ck_assert_ptr_nonnull(strstr(kvd_error(), "user 1001's, and user 1002's (or root's)"));
+        ck_assert_ptr_nonnull(strstr(kvd_error(), "runs as user 1001, but user 1002 (or root)"));
 }
 END_TEST
 
