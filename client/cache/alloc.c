@@ -104,8 +104,8 @@ int64_t kvd_available(struct kvd_space *space) {
 }
 
 /*
- * Frees the leading blocks that one message can return: they have the same view, and either all or
- * none of them are posted, and in doubt (perhaps sealed). Returns their number.
+ * Frees the leading blocks that one message can return: they have the same view, are all posted or
+ * all not, and are all in doubt (perhaps sealed) or all not. Returns their number.
  */
 static uint32_t free_some(uint32_t n, struct kvd_block *blocks) {
         struct view *view = view_of(&blocks[0]);

@@ -523,7 +523,7 @@ static int refuse_arguments(const struct kvd_space *space, uint32_t group,
                            "all of its tokens");
 }
 
-/* On the path of every lookup: refuse_arguments determines which argument is wrong. */
+/* Every lookup calls this, so it only detects errors; refuse_arguments determines the cause. */
 static inline int check_arguments(const struct kvd_space *space, uint32_t group, uint64_t salt,
                                   const struct kvd_pin *pin) {
         bool good = !forked(space->handle) && group < space->geometry.layer_groups &&

@@ -151,8 +151,8 @@ static bool usable(const struct view *view) {
 }
 
 /*
- * Unmaps and maps what has become necessary since the last call. If new segments cannot be mapped,
- * lookups miss their blocks; that is an error only if the daemon does not answer or is gone.
+ * Unmaps old views that are not used any more, and maps new segments. If that fails, lookups miss
+ * their blocks; it is an error only if the daemon does not answer or is gone.
  */
 static int keep_up(struct view *view) {
         int r;

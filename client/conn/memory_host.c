@@ -4,7 +4,7 @@
  * Maps a pool in shared memory: memfds side by side in one reserved range, each mapped twice. The
  * lower half is writable where the daemon permits it; the upper half is read-only. Pins and sealed
  * blocks have addresses in the upper half, so that a stray write through one of them kills its own
- * process and does not damage the cache of all.
+ * process and does not damage the shared cache.
  *
  * The view owns the reservation. If the space has fixed addresses, the space owns it: its views use
  * it one after the other, and a new one maps nothing before the old ones are unmapped.

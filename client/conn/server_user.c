@@ -53,7 +53,7 @@ int server_user_find(const char *name, struct server_user *ret) {
         if (!ret->stated || is_number(stated, &ret->uid) || is_known(stated, &ret->uid))
                 return 0;
         return client_fail(-EINVAL,
-                           "no user is called \"%s\": give a user's name or number",
+                           "no user is called \"%s\": name the kvd's user or give its number",
                            stated);
 }
 
