@@ -63,7 +63,7 @@ for asked in status spaces clients domain tiers prefixes 'stat llama' 'methods l
         done
 done
 # sentences, too, wherever they are broken
-for columns in $(seq 30 45); do
+for columns in $(seq 48 62); do
         NO_COLOR=1 on_terminal 0 40 "$columns" '' status
         fits "$columns"
 done

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "client/conn/conn.h"
+#include "client/conn/deadline.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/gpu/device/peer.h"
@@ -1274,7 +1275,9 @@ static void seals_in_doubt(struct role *role) {
         hear(role, 's');
         put_gate(&s, s.stream);
         put_fill(&s, &block, word_of(DOC, 0));
+        deadline_ms = 300;
         CHECK(kvd_seal_on(s.space, &pin, 1, &block, tokens, BT, s.stream) == -ETIMEDOUT);
+        deadline_ms = PATIENCE_MS;
         CHECK(!block.data);
         say(role, 'd');
         hear(role, 'g');
