@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What getaddrinfo returns, copied, so that a link can go through it at its own pace: a name's
- * addresses are tried one after the other, until one of them has answered.
+ * A copy of what getaddrinfo returns, so that a link can try a name's addresses one after the other
+ * until one of them answers.
  */
 
 #include "daemon/process/remote/address.h"

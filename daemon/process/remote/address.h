@@ -2,14 +2,14 @@
 #ifndef KVD_DAEMON_PROCESS_REMOTE_ADDRESS_H
 #define KVD_DAEMON_PROCESS_REMOTE_ADDRESS_H
 
-/* The addresses that a server's name has: one of them may answer where another does not. */
+/* The addresses of a server's name: one of them may answer where another does not. */
 
 #include <netinet/in.h>
 #include <stdbool.h>
 #include <stdint.h>
 
-#define ADDRESSES 8u     /* of a name; others are not tried */
-#define ADDRESS_TEXT 64u /* bytes of one, for people */
+#define ADDRESSES 8u     /* maximum number of a name's addresses; the others are not tried */
+#define ADDRESS_TEXT 64u /* bytes of an address as text, with its terminator */
 
 struct addrinfo;
 
@@ -27,11 +27,11 @@ struct addresses {
         struct address all[ADDRESSES];
 };
 
-/* If the host is an address, and no name; nobody is asked. */
+/* False: the host is a name rather than an address. No name server is queried. */
 bool addresses_parse(const char *host, uint16_t port, struct addresses *ret);
-/* Copies the list, in its order, each address once. */
+/* Copies the IPv4 and IPv6 addresses of the list, in its order, without duplicates. */
 void addresses_take(const struct addrinfo *list, struct addresses *ret);
-bool address_equal(const struct address *a, const struct address *b); /* the port, too */
+bool address_equal(const struct address *a, const struct address *b); /* including the port */
 /* Without the port. */
 void address_text(const struct address *a, char ret[static ADDRESS_TEXT]);
 

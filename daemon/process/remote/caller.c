@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a call reads and writes belongs to the thread from caller_begin on, until caller_wait has
- * said that it returned: then its results are there.
+ * From caller_begin until caller_wait returns true, everything that the call reads and writes
+ * belongs to the thread. Then its results can be read.
  */
 
 #include "daemon/process/remote/caller.h"
@@ -18,7 +18,7 @@ struct caller {
         pthread_t thread;
         pthread_mutex_t mutex;
         pthread_cond_t changed;
-        void (*call)(void *data); /* NULL: none is on its way */
+        void (*call)(void *data); /* NULL: none is under way */
         void *data;
 };
 

@@ -3,8 +3,8 @@
 #define KVD_DAEMON_PROCESS_REMOTE_CALLER_H
 
 /*
- * A thread for calls that may return late, or never: who wants one done waits for it until a
- * deadline, and then goes on without. One call is made at a time.
+ * A thread for calls that may return late, or never. Its user waits for a call until a deadline,
+ * and then continues without it. Only one call can be under way.
  */
 
 #include <stdbool.h>
@@ -12,11 +12,11 @@
 
 struct caller;
 
-int caller_new(struct caller **ret); /* 0 or -ENOMEM; it stays as long as the process */
+int caller_new(struct caller **ret); /* 0 or -ENOMEM; lives as long as the process */
 
-/* Only if none is on its way. */
+/* Starts a call. No other one may be under way. */
 void caller_begin(struct caller *caller, void (*call)(void *data), void *data);
-/* Until no call is on its way any more, or it is so late (sys_now_ns). True: none is. */
+/* Waits until the call has returned, or until_ns (sys_now_ns). True: no call is under way. */
 bool caller_wait(struct caller *caller, uint64_t until_ns);
 
 #endif

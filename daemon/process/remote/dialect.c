@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Which dialect it is stands in front of the servers, as in a URL. */
+/* The scheme in front of the servers selects the dialect, as in a URL. */
 
 #include "daemon/process/remote/dialect.h"
 
@@ -24,8 +24,7 @@ int dialect_check(const struct dialect_config *config, struct kvd_why *why) {
 
         if (!dialect)
                 return kvd_refuse(why, -EINVAL,
-                                  "remote '%.*s' begins with none of redis://, rediss:// and "
-                                  "mooncake://",
+                                  "remote '%.*s' must begin with redis://, rediss:// or mooncake://",
                                   (int)strcspn(config->servers, "@"), config->servers);
         return dialect->check(config, why);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Bytes to and from a server, without waiting for it. What is sent grows with what is asked; what
- * is received has room for one reply and a little. A name's addresses are tried one after the
- * other: that connect() begins means nothing, so each has its turn until one has shaken hands.
+ * Exchanges bytes with a server without blocking. The buffer of commands grows as needed. The buffer
+ * of replies has room for one reply and LITTLE more. That connect() begins proves nothing about an
+ * address, so a name's addresses are tried in order until a handshake is complete.
  */
 
 #include "daemon/process/remote/link.h"
@@ -23,9 +23,9 @@
 
 #define LITTLE (UINT64_C(64) << 10)
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- connecting ------------------------------------------------------------------------------ */
 
-/* Which address it was, unless that is what the link is called anyway. */
+/* Adds a reason to why, with the address, unless the host is written as that address. */
 static void note(struct link *link, const char *reason) {
         char *line = link->why.line, address[ADDRESS_TEXT] = "";
         size_t n = strlen(line);
@@ -71,7 +71,7 @@ static int connect_to(struct link *link, const struct address *to) {
         return r;
 }
 
-/* Begins to connect to the first of its addresses, from this one on, that takes it. */
+/* Begins to connect to the first address, from this index on, that does not fail at once. */
 static bool connect_from(struct link *link, uint32_t at) {
         for (link->at = at; link->at < link->addresses.n; link->at++) {
                 int r = connect_to(link, &link->addresses.all[link->at]);
@@ -83,7 +83,7 @@ static bool connect_from(struct link *link, uint32_t at) {
         return false;
 }
 
-/* What is to be sent stays: nothing of it has been, before a link is up. */
+/* Keeps the commands: none of them is sent before the link is up. */
 static bool connect_to_next(struct link *link) {
         if (link->state != LINK_CONNECTING && link->state != LINK_SHAKING)
                 return false;
@@ -109,7 +109,7 @@ void link_end(struct link *link, const char *why, ...) {
         va_end(words);
 }
 
-/* The same, but one that is not up yet goes on to its next address. */
+/* The same, but a link that is connecting or shaking tries its next address. */
 _printf_(2, 3) static void fail(struct link *link, const char *why, ...) {
         va_list words;
 
@@ -121,7 +121,7 @@ _printf_(2, 3) static void fail(struct link *link, const char *why, ...) {
 void link_late(struct link *link, uint64_t ns) {
         static const char *const texts[] = {[LINK_RESOLVING] = "its name was not looked up",
                                             [LINK_CONNECTING] = "it did not answer",
-                                            [LINK_SHAKING] = "it did not go on with TLS",
+                                            [LINK_SHAKING] = "it did not continue the TLS handshake",
                                             [LINK_UP] = "it did not answer"};
 
         link->slow_name |= link->state == LINK_RESOLVING;
@@ -136,15 +136,15 @@ uint64_t link_patience(const struct link *link, uint64_t timeout_ns) {
         return link->state == LINK_CONNECTING ? timeout_ns / link->addresses.n : timeout_ns;
 }
 
-/* ---- its name -------------------------------------------------------------------------------- */
+/* ---- name lookup ----------------------------------------------------------------------------- */
 
 static void connect_to_first(struct link *link) {
-        link->state = LINK_AWAY; /* until one is connected to */
+        link->state = LINK_AWAY; /* until connect() has begun */
         if (!connect_from(link, 0))
                 go_away(link);
 }
 
-/* Goes on if the name has been looked up by now. */
+/* Connects if the lookup has ended. */
 static void resolve(struct link *link) {
         struct kvd_why why;
         int r = lookup_take(link->lookup, &link->addresses, &why);
@@ -186,7 +186,7 @@ void link_begin(struct link *link, struct ssl_ctx_st *tls) {
                 begin_lookup(link);
 }
 
-/* ---- what is sent ---------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 uint8_t *link_room(struct link *link, size_t bytes) {
         uint8_t *at;
@@ -230,7 +230,7 @@ bool link_await(struct link *link, uint32_t whose) {
         return true;
 }
 
-/* A buffer that was large is not kept. */
+/* Frees a large buffer. */
 static void all_sent(struct link *link) {
         link->out_n = link->out_at = 0;
         if (link->out_size <= LITTLE * 2)
@@ -240,7 +240,7 @@ static void all_sent(struct link *link) {
         link->out_size = 0;
 }
 
-/* False: nothing can be sent any more, and why says so. */
+/* False: sending failed, and why has the error. */
 static bool send_some(struct link *link, struct kvd_why *why) {
         ssize_t n;
 
@@ -255,7 +255,7 @@ static bool send_some(struct link *link, struct kvd_why *why) {
         return true;
 }
 
-/* ---- what comes ------------------------------------------------------------------------------ */
+/* ---- receiving ------------------------------------------------------------------------------- */
 
 static bool in_has_room(struct link *link, uint64_t most) {
         uint64_t wanted = most + LITTLE;
@@ -310,7 +310,7 @@ static void shake(struct link *link) {
         if (r != 1)
                 return;
         link->state = LINK_UP;
-        link->why.line[0] = 0; /* of addresses before this one */
+        link->why.line[0] = 0; /* errors of previous addresses */
 }
 
 int link_fd(const struct link *link) {
@@ -327,7 +327,7 @@ short link_wants(const struct link *link) {
         return (short)(link->wire.receiving | link->wire.sending);
 }
 
-/* One that has refused us, and is gone, has perhaps said why. */
+/* Receives even if sending failed: a server that closed the connection may have sent an error. */
 static void send_and_receive(struct link *link, short revents, uint64_t most) {
         size_t had = link->in_n;
         struct kvd_why why;
@@ -361,7 +361,7 @@ bool link_reply(struct link *link, uint64_t most, struct resp *ret, uint32_t *wh
         int r = link->state == LINK_UP ? resp_take_whole(link->in, link->in_n, most, ret, used) : 0;
 
         if (r < 0 || (r == 1 && !link->n) || (r == 0 && link->in && link->in_n == link->in_size))
-                link_end(link, "it says what is no reply");
+                link_end(link, "it sent an invalid reply");
         if (r != 1 || link->state != LINK_UP)
                 return false;
         *whose = link->awaited[link->first];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A table of lookups, of which each has a thread once it was used. One that was left is used for
- * another name only after its call has returned, so names that take long cannot make threads without
+ * A table of lookups, each with a thread from its first use on. A lookup that was left is reused
+ * for another name only after its call has returned, so slow names cannot create threads without
  * bound.
  */
 
@@ -23,15 +23,15 @@
 #define HOST 128u
 
 static struct lookup {
-        bool used;              /* somebody waits for it */
-        struct caller *caller;  /* NULL: there is no thread yet */
+        bool used;              /* a link waits for it */
+        struct caller *caller;  /* NULL: no thread yet */
         int ended;              /* an eventfd */
-        char host[HOST], port[8]; /* "": it has neither a call on its way nor a result */
+        char host[HOST], port[8]; /* "": no call under way, and no result */
 
-        /* The thread's, while the call is on its way. */
+        /* Owned by the thread while a call is under way. */
         int r;
         struct addresses addresses;
-} lookups[LOOKUPS]; /* they live as long as the process */
+} lookups[LOOKUPS]; /* live as long as the process */
 
 static void look_up(void *data) {
         struct lookup *l = data;
@@ -52,7 +52,7 @@ static bool has_returned(const struct lookup *l) {
 }
 
 static struct lookup *find(const char *host, const char *port) {
-        struct lookup *unused = NULL; /* rather one without a result */
+        struct lookup *unused = NULL; /* preferably one without a result */
 
         for (uint32_t i = 0; i < LOOKUPS; i++) {
                 struct lookup *l = &lookups[i];
@@ -101,7 +101,7 @@ struct lookup *lookup_begin(const char *host, uint16_t port, struct kvd_why *why
         }
         l->used = true;
         if (strcmp(l->host, host) == 0 && strcmp(l->port, text) == 0)
-                return l; /* it goes on, or has a result */
+                return l; /* its call is still under way, or it has a result */
         forget_result(l);
         snprintf(l->host, sizeof l->host, "%s", host);
         strcpy(l->port, text);

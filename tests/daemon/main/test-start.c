@@ -167,7 +167,7 @@ static const struct {
         {"[daemon]\nfile = TIER,TIER/x\nfile_size = 8M\n", 0600, NULL}, /* the second is off */
         {"[daemon]\nfile = KEY,KEY\nfile_size = 8M\n", 0600, "named twice"},
         {"[daemon]\nfile = /nonexistent/tier\nfile_size = 8M\n", 0600, "No such file"},
-        {"[daemon]\nremote = http://foo\n", 0600, "remote 'http://foo' begins with none of"},
+        {"[daemon]\nremote = http://foo\n", 0600, "remote 'http://foo' must begin with"},
         {"[daemon]\nremote = redis://h:0\n", 0600, "h:0"},
         {"[daemon]\nremote = redis://h\nremote_key = KEY\n", 0644, "others may read or change it"},
         {"[daemon]\nremote = redis://h\nremote_key = /nonexistent\n", 0600, "No such file"},
