@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Exchanges bytes with a server without blocking. The buffer of commands grows as needed. The buffer
- * of replies has room for one reply and LITTLE more. That connect() begins proves nothing about an
+ * Exchanges bytes with a server without blocking. The buffer of commands grows as needed. That of
+ * replies has room for one reply and LITTLE more. That connect() begins proves nothing about an
  * address, so a name's addresses are tried in order until a handshake is complete.
  */
 

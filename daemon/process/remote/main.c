@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The remote process asks the servers what the daemon asks it, one question after the other, but
- * all blocks of a question at once. What comes is compared with what was asked for, and a block's
- * memory is mapped while it is moved.
+ * The remote process forwards the daemon's requests to the servers, one request at a time, but all
+ * blocks of a request at once. It compares the records that it receives with the items that were
+ * requested. A block's memory is mapped only while the block is moved.
  */
 
 #include "daemon/process/remote/main.h"
@@ -22,15 +22,15 @@
 #define MOST_TOKENS (KVD_MOST_remote_find_tokens / (uint32_t)sizeof(uint32_t))
 
 struct remote_process {
-        const struct dialect *dialect; /* of the servers; NULL: it was not told them yet */
-        bool stale; /* who has what has changed */
+        const struct dialect *dialect; /* of the servers; NULL: before remote_open */
+        bool stale; /* as in struct dialect_state */
         uint8_t secret[KVD_REMOTE_KEY];
         char tenant[KVD_NAME_MAX + 1];
-        struct sealed_keys keys; /* of the question's tenant and space */
+        struct sealed_keys keys; /* of the request's tenant and content */
         uint64_t block_bytes;
 
-        uint32_t n;              /* items of the question, blocks of a chain */
-        struct kvd_remote_item items[KVD_REMOTE_ITEMS]; /* aligned copies of what came */
+        uint32_t n;              /* items of the request */
+        struct kvd_remote_item items[KVD_REMOTE_ITEMS]; /* aligned copies from the request */
         uint32_t tokens[MOST_TOKENS];
         const uint32_t *tokens_of[KVD_REMOTE_ITEMS];
         void *blocks[KVD_REMOTE_ITEMS];
@@ -38,14 +38,14 @@ struct remote_process {
         struct kvd_key names[KVD_REMOTE_FOUND + 1];
         int32_t errors[KVD_REMOTE_FOUND];
         bool wants_checksums;
-        uint64_t checksums[KVD_REMOTE_ITEMS]; /* of what came */
+        uint64_t checksums[KVD_REMOTE_ITEMS]; /* of the blocks read */
 };
 
 static struct remote_process process; /* lives as long as the process */
 
 /* ---- records --------------------------------------------------------------------------------- */
 
-static const struct kvd_key *asked_names; /* of the question to the servers */
+static const struct kvd_key *asked_names; /* of the blocks in the current request to servers */
 
 static void write_key(uint32_t item, char ret[static RECORD_KEY]) {
         struct kvd_key name = asked_names[item];
@@ -83,7 +83,7 @@ static struct records records_of(const struct kvd_key *names, uint32_t n) {
                                 .make = make_record};
 }
 
-/* errors: 0 for those that are there. */
+/* errors: 0 for blocks that are stored. */
 static void look_for(const struct kvd_key *names, uint32_t n) {
         struct records records = records_of(names, n);
 
@@ -92,7 +92,7 @@ static void look_for(const struct kvd_key *names, uint32_t n) {
         process.dialect->look(&records);
 }
 
-/* ---- what a question says -------------------------------------------------------------------- */
+/* ---- decoding requests ----------------------------------------------------------------------- */
 
 static int begin(struct kvd_slice tenant, struct kvd_slice content) {
         struct kvd_remote_content of;
@@ -132,7 +132,7 @@ static int take_items(struct kvd_slice items, struct kvd_slice tokens) {
         return 0;
 }
 
-/* Those that cannot be mapped are not asked for. */
+/* Blocks that cannot be mapped are not requested. */
 static void map_blocks(const struct kvd_fds *fds, uint64_t bytes) {
         memset(process.mappings, 0, sizeof process.mappings);
         process.block_bytes = bytes;
@@ -168,7 +168,7 @@ static int answer_remote_get(const struct kvd_msg_remote_get *m, const struct kv
 
 /* ---- put ------------------------------------------------------------------------------------- */
 
-/* Each name needs that of the block before it, which may be in the same question. */
+/* A name depends on that of the block before it, which may be in the same request. */
 static void name_items(void) {
         for (uint32_t i = 0; i < process.n; i++) {
                 struct kvd_remote_item *item = &process.items[i];
@@ -180,7 +180,7 @@ static void name_items(void) {
         }
 }
 
-/* What another machine has put there is not sent again. */
+/* Skips blocks that are already stored, perhaps by another machine. */
 static void put_those_that_lack(const struct kvd_fds *fds, uint64_t bytes) {
         struct records records = records_of(process.names, process.n);
         bool there[KVD_REMOTE_ITEMS];
@@ -210,7 +210,10 @@ static int answer_remote_put(const struct kvd_msg_remote_put *m, const struct kv
 
 /* ---- find ------------------------------------------------------------------------------------ */
 
-/* Names of a chain, block by block: those that are resident are gone through. */
+/*
+ * names[0] becomes the name of the block before number m->first, of the prefix, or 0. The names of
+ * block m->first and of those after it follow. Returns the number of the latter.
+ */
 static uint32_t name_chain(const struct kvd_msg_remote_find *m, uint32_t n_tokens) {
         struct kvd_remote_item item = {.root = m->root, .group = m->group};
         uint32_t bt = m->block_tokens, end = m->whole ? n_tokens : n_tokens / bt * bt, n = 0;
@@ -227,7 +230,7 @@ static uint32_t name_chain(const struct kvd_msg_remote_find *m, uint32_t n_token
         return n;
 }
 
-/* Neither there nor absent, although the server that is asked answers. */
+/* Counts blocks that are neither found nor missing, although their server answers. */
 static uint32_t count_refused(uint32_t n) {
         uint32_t refused = 0;
 
@@ -256,13 +259,13 @@ static int answer_remote_find(const struct kvd_msg_remote_find *m,
         return 0;
 }
 
-/* ---- the rest -------------------------------------------------------------------------------- */
+/* ---- open, and the serving of requests ------------------------------------------------------- */
 
 static int file_of(const struct kvd_fds *fds, uint32_t number) {
         return number ? fds->fd[number - 1] : -1;
 }
 
-/* One that is missing must not be taken for one that is not wanted. */
+/* A missing descriptor must not be mistaken for a file that is not configured. */
 static bool files_came(const struct kvd_msg_remote_open *m, const struct kvd_fds *fds) {
         return m->ca <= fds->n && m->certificate <= fds->n && m->certificate_key <= fds->n;
 }
@@ -302,7 +305,7 @@ static struct kvd_slice checksums_slice(void) {
         return (struct kvd_slice){process.checksums, n * (uint32_t)sizeof *process.checksums};
 }
 
-/* Returns why one is away. */
+/* Returns the error of a server that is away. */
 static struct kvd_slice state_of_servers(uint32_t *servers, uint32_t *away,
                                          struct kvd_slice *refusal) {
         struct dialect_state state = {.why = "", .refusal = ""};

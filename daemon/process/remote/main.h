@@ -3,8 +3,8 @@
 #define KVD_DAEMON_PROCESS_REMOTE_MAIN_H
 
 /*
- * The remote process: kvd --remote. It speaks to the servers of the remote tier, so that a network
- * that hangs holds up nobody else. It ends with its owner. Returns an exit status.
+ * The remote process: kvd --remote. It talks to the servers of the remote tier, so that a network
+ * that hangs blocks no other process. It exits when its owner does. Returns an exit status.
  */
 int remote_main(void);
 

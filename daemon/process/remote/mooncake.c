@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Mooncake Store: a record is an object, and the store's clients, of which this process is one,
- * have no memory for others here. Its calls return when they like, so a thread makes them, and its
- * transfers may write late, so they never see a block, but memory of their own; a process in which
- * one failed, or that a call does not return to, is left to die, and another one takes its place.
+ * Mooncake Store: a record is an object. This process is a client of the store, and lends it no
+ * memory. The library's calls may return late, so a thread makes them. Its transfers may end late,
+ * so they use a buffer of their own and never a block. If a transfer fails or a call does not
+ * return, the process exits, and the daemon starts another one.
  *
  *      nothing ──library──► loaded ──setup──► away ◄──► up     open goes as far as it can
  */
@@ -30,11 +30,11 @@
 #define SCHEME "mooncake://"
 #define ADDRESS 256u
 #define TEXT 1024u
-#define SETUP_NS UINT64_C(5000000000) /* that open waits for it; it may take longer */
-#define HOPELESS 20u                  /* timeouts after which a call is not waited for any more */
-#define LINE 64u                      /* records begin at multiples of it */
+#define SETUP_NS UINT64_C(5000000000) /* for which open waits; setup continues afterwards */
+#define HOPELESS 20u                  /* timeouts after which the process gives up on a call */
+#define LINE 64u                      /* bytes, alignment of records */
 #define MIB (UINT64_C(1) << 20)
-#define LOCAL_BUFFER (32 * MIB)       /* through which the library reads what is on disks */
+#define LOCAL_BUFFER (32 * MIB)       /* bytes; the library reads objects on disks through it */
 
 enum what { SETUP, MAKE_ROOM, LOOK, GET, PUT };
 static const char *const what_text[] = {"setup", "register_buffer", "batch_is_exist",
@@ -46,18 +46,18 @@ static struct mooncake {
         struct caller *caller;
         char master[ADDRESS], metadata[TEXT], devices[TEXT];
         uint64_t timeout_ns;
-        struct kvd_why why;     /* it is not up */
-        struct kvd_why refusal; /* what it said to an item of the last question that it refused */
+        struct kvd_why why;     /* it is not up; empty if it is */
+        struct kvd_why refusal; /* error of an item of the last request */
 
-        /* The thread's, while a call is on its way. */
+        /* Owned by the thread while a call is under way. */
         enum what what;
         uint64_t since_ns;
-        void *store;        /* NULL: it is not set up */
-        uint8_t *memory;    /* registered; NULL: none yet */
+        void *store;        /* NULL: not set up */
+        uint8_t *memory;    /* owned, registered; NULL: none yet */
         size_t bytes, wanted;
-        int r;              /* of the call as a whole */
+        int r;              /* result of the call as a whole */
         uint32_t n;
-        uint32_t items[KVD_REMOTE_FOUND]; /* which ones they are */
+        uint32_t items[KVD_REMOTE_FOUND]; /* their indexes in the records */
         char keys[KVD_REMOTE_FOUND][RECORD_KEY];
         const char *key_at[KVD_REMOTE_FOUND];
         void *at[KVD_REMOTE_ITEMS];
@@ -82,7 +82,7 @@ static int find_address(const struct addrinfo *master, char ret[static ADDRESS])
         return r;
 }
 
-/* What other machines may call this one: its address on the way to the master, or its name. */
+/* Where other machines reach this one: its address on the route to the master, or its host name. */
 static void own_name(char ret[static ADDRESS]) {
         struct addrinfo hints = {.ai_socktype = SOCK_DGRAM}, *list = NULL;
         char host[ADDRESS], *colon;
@@ -119,7 +119,7 @@ static int set_up(void) {
         return r;
 }
 
-/* Nothing is on its way to or from the memory of before: then the process would have ended. */
+/* No transfer uses the old memory any more: if one failed, the process has exited. */
 static int make_room(void) {
         uint8_t *memory;
         int r = moon.memory ? moon.library.unregister_buffer(moon.store, moon.memory) : 0;
@@ -176,13 +176,13 @@ _printf_(1, 2) static void go_away(const char *why, ...) {
         va_end(words);
 }
 
-/* What the library would do at an orderly end may take for ever, too. */
+/* Skips the library's exit handlers, which may never return. */
 static void leave(const char *why) {
-        log_warning("remote process %d ends, for another one to begin anew: %s", getpid(), why);
+        log_warning("remote process %d exits, and is replaced: %s", getpid(), why);
         _exit(2);
 }
 
-/* True: it has been made, in time, and as a whole it did not fail. */
+/* True: the call returned in time, and did not fail as a whole. */
 static bool make_call(enum what what, uint64_t ns) {
         moon.what = what;
         moon.since_ns = sys_now_ns();
@@ -198,7 +198,7 @@ static bool make_call(enum what what, uint64_t ns) {
         return false;
 }
 
-/* For moving so much there is more time. */
+/* One more timeout for each MiB to move. */
 static uint64_t time_for(uint64_t bytes) {
         return moon.timeout_ns * (1 + bytes / MIB);
 }
@@ -207,7 +207,7 @@ static int64_t result(uint32_t i) {
         return moon.what == GET ? moon.got[i] : moon.results[i];
 }
 
-/* What failed may still be on its way: to memory, or from it. */
+/* A failed transfer may still be reading or writing its memory. */
 static bool transfer_failed(void) {
         if (moon.what != GET && moon.what != PUT)
                 return false;
@@ -217,7 +217,7 @@ static bool transfer_failed(void) {
         return false;
 }
 
-/* Is it the store's, and not one item's? */
+/* Whether an error is of the store rather than of an item. */
 static bool is_away(int64_t r) {
         return r == MOONCAKE_INTERNAL_ERROR || r == MOONCAKE_TRANSFER_FAIL ||
                (r <= MOONCAKE_RPC_FAIL && r >= MOONCAKE_LAST_HA_ERROR);
@@ -248,7 +248,7 @@ static void fail_all(const struct records *records, int error) {
                         records->errors[i] = error;
 }
 
-/* Those of a question that is asked for. False: there is nobody to ask, or nothing to ask for. */
+/* Collects the items to request. False: the store is away, or there are none. */
 static bool gather(const struct records *records) {
         moon.n = 0;
         moon.refusal.line[0] = 0;
@@ -268,10 +268,10 @@ static void take_results(const struct records *records,
 
                 records->errors[moon.items[i]] = r < 0 ? error_of(r) : take(records, i);
                 if (r < 0 && is_away(r))
-                        go_away("%s: %s says %lld", moon.master, what_text[moon.what],
+                        go_away("%s: %s returned %lld", moon.master, what_text[moon.what],
                                 (long long)r);
                 else if (r < 0)
-                        kvd_refuse(&moon.refusal, 0, "%s: %s says %lld", moon.master,
+                        kvd_refuse(&moon.refusal, 0, "%s: %s returned %lld", moon.master,
                                    what_text[moon.what], (long long)r);
         }
 }
@@ -290,7 +290,7 @@ static void look(const struct records *records) {
 
 /* ---- get, put -------------------------------------------------------------------------------- */
 
-/* Where the records are on their way. */
+/* Places the records in memory, after enlarging it if they do not fit. */
 static bool lay_out(const struct records *records, enum what what) {
         size_t all = 0;
 
@@ -333,8 +333,8 @@ static int take_put(const struct records *records, uint32_t i) {
 }
 
 /*
- * A put says that all is well, too, where another client has begun one, and may have died: nobody
- * can read that, until the master forgets it.
+ * A put also succeeds if another client has begun to put the object. If that client has died, nobody
+ * can read the object before the master expires it and it is put again.
  */
 static void look_again(const struct records *records) {
         bool looked = make_call(LOOK, moon.timeout_ns);
@@ -347,7 +347,7 @@ static void look_again(const struct records *records) {
         }
 }
 
-/* Those that cannot be made are left out. */
+/* Leaves out records that cannot be made. */
 static bool make_all(const struct records *records) {
         uint32_t n = 0;
 
@@ -375,7 +375,7 @@ static void put(const struct records *records) {
         fail_all(records, -EHOSTUNREACH);
 }
 
-/* ---- who is there ---------------------------------------------------------------------------- */
+/* ---- check and open -------------------------------------------------------------------------- */
 
 static int take_master(const char *servers, char ret[static ADDRESS], struct kvd_why *why) {
         const char *text = servers + strlen(SCHEME), *colon = strrchr(text, ':');
@@ -386,7 +386,7 @@ static int take_master(const char *servers, char ret[static ADDRESS], struct kvd
         if (!n || n > ADDRESS - 8 || strcspn(text, ",/") < strlen(text) || *rest || !port ||
             port > UINT16_MAX)
                 return kvd_refuse(why, -EINVAL,
-                                  "'%s' is no Mooncake master; write mooncake://host:port",
+                                  "'%s' is not a Mooncake master; write mooncake://host:port",
                                   servers);
         snprintf(ret, ADDRESS, "%.*s:%lu", (int)n, text, port);
         return 0;
@@ -396,7 +396,7 @@ static int check(const struct dialect_config *config, struct kvd_why *why) {
         char master[ADDRESS];
 
         if (config->password[0])
-                return kvd_refuse(why, -EINVAL, "remote_password: a Mooncake Store asks for none");
+                return kvd_refuse(why, -EINVAL, "remote_password: Mooncake Store has no passwords");
         if (config->files.ca >= 0 || config->files.certificate >= 0 || config->files.key >= 0)
                 return kvd_refuse(why, -EINVAL, TLS_ALONE);
         return take_master(config->servers, master, why);
@@ -416,7 +416,10 @@ static int begin(const struct dialect_config *config, struct kvd_why *why) {
         return r;
 }
 
-/* Has what was called last returned by now? */
+/*
+ * Waits for the last call. False: it has not returned in time. Exits if the call is hopelessly late
+ * or its transfer failed.
+ */
 static bool is_back(void) {
         uint64_t now = sys_now_ns(), ns = moon.what == SETUP ? SETUP_NS : moon.timeout_ns;
         bool back = caller_wait(moon.caller, now + ns);
@@ -434,7 +437,7 @@ static bool is_set_up(const char *library) {
         return moon.loaded && (moon.store || make_call(SETUP, SETUP_NS));
 }
 
-/* Whether a name that nobody has is there, the master knows as well. */
+/* Looks for any key: that it is missing also proves that the master answers. */
 static void greet(void) {
         strcpy(moon.keys[0], "kvd");
         moon.n = 1;
@@ -443,7 +446,7 @@ static void greet(void) {
         moon.up = moon.results[0] >= 0;
         moon.why.line[0] = 0;
         if (!moon.up)
-                go_away("%s: %s says %d", moon.master, what_text[LOOK], moon.results[0]);
+                go_away("%s: %s returned %d", moon.master, what_text[LOOK], moon.results[0]);
 }
 
 static int open_it(const struct dialect_config *config, struct kvd_why *why) {

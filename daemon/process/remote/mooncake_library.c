@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The library is opened when its calls are first needed, and must have all of them. */
+/* The library is opened when it is first needed, and must have all functions that kvd calls. */
 
 #include "daemon/process/remote/mooncake_library.h"
 
@@ -30,7 +30,7 @@ bool mooncake_library_open(const char *path, struct mooncake_library *ret, struc
                 path = NAME;
         library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
         if (!library) {
-                kvd_refuse(why, 0, "no Mooncake: %s", dlerror());
+                kvd_refuse(why, 0, "Mooncake cannot be loaded: %s", dlerror());
                 return false;
         }
 #define RESOLVE(type, name, parameters) \

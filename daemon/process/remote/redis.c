@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Redis and Valkey: a record is the value of its key, as a string. All items of a question go out
- * before the first reply is awaited, each to the server that has its slot.
+ * Redis and Valkey: a record is the string value of its key. The commands of all items of a request
+ * are queued before any reply is awaited, each for the server that has the key's slot.
  */
 
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 static struct servers servers; /* of the process */
 static bool open;
-static const struct records *asked; /* of the talk that is going on */
+static const struct records *asked; /* of the current talk */
 
 /* ---- commands -------------------------------------------------------------------------------- */
 
@@ -43,7 +43,7 @@ static void ask_all(struct talk *talk, const struct records *records) {
         talk_run(talk);
 }
 
-/* A server that refuses is not one that has nothing. */
+/* An error does not mean that the record is missing. */
 static int error_of(struct talk *talk, const struct resp *reply) {
         if (!reply)
                 return -EHOSTUNREACH;
@@ -127,9 +127,9 @@ static void put(const struct records *records) {
         ask_all(&talk, records);
 }
 
-/* ---- who is there ---------------------------------------------------------------------------- */
+/* ---- check and open -------------------------------------------------------------------------- */
 
-/* Files of TLS are read for the sake of what is wrong with them. */
+/* Reads the TLS files to find errors in them. */
 static int check_tls(const struct dialect_config *config, bool wanted, struct kvd_why *why) {
         const struct tls_files *files = &config->files;
         SSL_CTX *tls;
@@ -152,8 +152,7 @@ static int check(const struct dialect_config *config, struct kvd_why *why) {
 
         if (config->library[0] || config->metadata[0] || config->devices[0])
                 return kvd_refuse(why, -EINVAL,
-                                  "remote_library, remote_metadata and remote_devices are for "
-                                  "mooncake:// servers");
+                                  "remote_library, remote_metadata and remote_devices are for mooncake:// servers");
         some = sys->calloc(1, sizeof *some);
         r = some ? servers_parse(some, config->servers, why) :
                        kvd_refuse(why, -ENOMEM, "out of memory for the remote tier");

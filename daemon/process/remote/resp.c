@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Replies of a server, taken apart. Whoever sent them may be anybody: lengths are bounded before
- * they are believed, and arrays are counted, not descended into.
+ * Parses the replies of a server, which is not trusted. Lengths are checked before they are used, and
+ * members of nested arrays are counted without recursion.
  */
 
 #include "daemon/process/remote/resp.h"
@@ -13,7 +13,7 @@
 
 #include "ipc/base/util.h"
 
-/* Bytes before the line's end; -EAGAIN: it is not there yet; -EPROTO: the line has none. */
+/* Bytes before the line's end; -EAGAIN: it has not come yet; -EPROTO: invalid or too long. */
 static int64_t line_of(const uint8_t *data, size_t n) {
         const uint8_t *end = memchr(data, '\r', MIN(n, RESP_LINE));
 
@@ -97,7 +97,7 @@ int resp_take_whole(const uint8_t *data, size_t n, size_t most, struct resp *ret
         size_t some;
 
         *used = 0;
-        if (!n) /* and perhaps no memory either, in which there would be no place */
+        if (!n) /* data may be NULL: compute no offset */
                 return 0;
         while (left) {
                 int r = resp_take(data + *used, n - *used, most, &member, &some);

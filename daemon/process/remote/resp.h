@@ -3,17 +3,16 @@
 #define KVD_DAEMON_PROCESS_REMOTE_RESP_H
 
 /*
- * The protocol of Redis and Valkey (RESP 2), as far as kvd speaks it. Commands are arrays of
- * strings. Replies are read where they lie; nothing is copied, and nothing that a server says makes
- * anybody allocate.
+ * The part of the protocol of Redis and Valkey (RESP 2) that kvd uses. Commands are arrays of
+ * strings. Replies are parsed in place: nothing is copied or allocated.
  */
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define RESP_LINE 1024u      /* bytes of a line, most */
-#define RESP_MEMBERS 200000u /* of an array, with those of the arrays in it */
+#define RESP_LINE 1024u      /* maximum bytes of a line */
+#define RESP_MEMBERS 200000u /* maximum of an array, including those of arrays in it */
 
 enum resp_type { RESP_TEXT, RESP_ERROR, RESP_NUMBER, RESP_BULK, RESP_NIL, RESP_ARRAY };
 
@@ -21,26 +20,26 @@ struct resp {
         enum resp_type type;
         const uint8_t *text; /* TEXT, ERROR, BULK: not terminated */
         size_t size;
-        int64_t number;      /* NUMBER; ARRAY: members, which follow */
+        int64_t number;      /* NUMBER; ARRAY: number of members, which follow */
 };
 
 /*
- * What begins at data: 1, and *used says where it ends (an array's members follow there); 0: more
- * bytes are needed; -EPROTO: it is no reply, or a string of more than most bytes.
+ * Parses what begins at data. 1: it has *used bytes (an array's members follow them). 0: more bytes
+ * are needed. -EPROTO: it is not a reply, or a string of more than most bytes.
  */
 int resp_take(const uint8_t *data, size_t n, size_t most, struct resp *ret, size_t *used);
 
-/* The same for a reply with all members of its arrays; ret is its beginning. */
+/* The same for a reply with all members of its arrays. *ret is its head. */
 int resp_take_whole(const uint8_t *data, size_t n, size_t most, struct resp *ret, size_t *used);
 
-/* Writes the head of a command of so many strings, or of a string of so many bytes. */
-#define RESP_HEAD 24u /* bytes that to must have, at least */
+/* Writes the head of n strings (a command, '*') or of a string of n bytes ('$'). Returns its size. */
+#define RESP_HEAD 24u /* minimum bytes of to */
 size_t resp_put_head(uint8_t *to, char sign, uint64_t n);
 
 static inline bool resp_is(const struct resp *r, const char *text, size_t n) {
         return r->size >= n && __builtin_memcmp(r->text, text, n) == 0;
 }
-/* Does the text, or error, begin with these words? */
+/* Whether the text or error begins with these words. */
 #define resp_begins(r, words) resp_is(r, words, sizeof(words) - 1)
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Names and records, by libcrypto. A record is opened into the block's own memory, which nobody
- * reads before it was found right, so that its bytes are touched once.
+ * Names and records, by libcrypto. A record is decrypted directly into the block's memory, so that
+ * its bytes are touched once. The block is not used before the record has been verified.
  */
 
 #include "daemon/process/remote/sealed.h"
@@ -18,10 +18,10 @@
 
 #define MAGIC UINT64_C(0x6d65720064766b) /* "kvd\0rem" */
 #define VERSION 1u
-#define PIECE (1 << 30) /* libcrypto counts in ints */
+#define PIECE (1 << 30) /* bytes of one call: libcrypto's sizes are ints */
 
 struct mark {
-        uint64_t magic, bytes; /* bytes: of all of it */
+        uint64_t magic, bytes; /* bytes: of the whole record */
         uint32_t version;
         uint8_t nonce[12], tag[16];
 };
@@ -109,7 +109,7 @@ uint64_t sealed_bytes(uint32_t n_tokens, uint64_t block_bytes) {
         return sizeof(struct mark) + label_bytes(n_tokens) + block_bytes;
 }
 
-/* A context that has seen what is authenticated and not hidden. NULL: out of memory. */
+/* A context that has processed the authenticated but unencrypted data. NULL: out of memory. */
 static EVP_CIPHER_CTX *begin(const struct sealed_keys *keys, struct kvd_key name,
                              const struct mark *mark, bool seals) {
         EVP_CIPHER_CTX *context = EVP_CIPHER_CTX_new();
@@ -167,7 +167,7 @@ bool sealed_make(const struct sealed_keys *keys, const struct kvd_remote_item *i
         return made;
 }
 
-/* Tokens decide; the tag says that all of it is as it was. */
+/* The label must equal the wanted one, tokens included, and the tag must fit the whole record. */
 static bool is_right(EVP_CIPHER_CTX *context, const struct label *wanted, const uint8_t *record,
                      struct mark *mark, void *block, uint64_t bytes) {
         size_t head = label_bytes(wanted->n_tokens);

@@ -3,15 +3,18 @@
 #define KVD_DAEMON_PROCESS_REMOTE_SEALED_H
 
 /*
- * What lies on the servers, version 1. A name is an HMAC-SHA-256, cut to 128 bits, of what the
- * block is (ipc/base/remote.h). A record is
+ * The format of data on the servers, version 1. A name is an HMAC-SHA-256, cut to 128 bits, of what
+ * identifies the block (ipc/base/remote.h). A record consists of
  *
- *      mark      magic, version, size, nonce, tag; little-endian
- *      label     what it is, its tokens, and its bytes: AES-256-GCM, with a key of its own that
- *                comes from the name, and the mark and the name as what is authenticated besides
+ *      mark      magic, size, version, nonce, tag; little-endian
+ *      label     what identifies the block, and its tokens
+ *      block     its bytes
  *
- * Keys come from the secret that machines share, and from the tenant. Without a secret anybody can
- * make them: then records are checked against accidents alone.
+ * AES-256-GCM encrypts label and block with a key derived from the name. Magic, size, version and
+ * name are authenticated in addition.
+ *
+ * Keys derive from the secret that machines share, the tenant and the content of the space. Without
+ * a secret anybody can compute them: then records are only protected against accidents.
  */
 
 #include <stdbool.h>
@@ -20,11 +23,11 @@
 
 #include "ipc/base/remote.h"
 
-struct sealed_keys { /* of a tenant's spaces of one kind */
+struct sealed_keys { /* for a tenant's spaces with the same content */
         uint8_t names[KVD_REMOTE_KEY], records[KVD_REMOTE_KEY], prefixes[KVD_REMOTE_KEY];
 };
 
-/* Of a file's bytes; there may be none. */
+/* Derives the secret from a file's bytes, or from no bytes. */
 void sealed_secret(const void *data, size_t bytes, uint8_t ret[static KVD_REMOTE_KEY]);
 void sealed_keys(const uint8_t secret[static KVD_REMOTE_KEY], const char *tenant,
                  const struct kvd_remote_content *content, struct sealed_keys *ret);
@@ -32,20 +35,20 @@ void sealed_keys(const uint8_t secret[static KVD_REMOTE_KEY], const char *tenant
 struct kvd_key sealed_name(const struct sealed_keys *keys, const struct kvd_remote_item *item,
                            const uint32_t *tokens);
 
-/* Stands for the block before the first one of a bidirectional prefix with these tokens. */
+/* The name that a bidirectional prefix with these tokens has as parent of its first block. */
 struct kvd_key sealed_prefix(const struct sealed_keys *keys, const uint32_t *tokens,
                              uint32_t n_tokens);
 
-/* Of a record, all in all. */
+/* Size of a whole record. */
 uint64_t sealed_bytes(uint32_t n_tokens, uint64_t block_bytes);
 
-/* Writes sealed_bytes. False: there are no random numbers, or no memory. */
+/* Writes a record of sealed_bytes bytes. False: no random numbers, or no memory. */
 bool sealed_make(const struct sealed_keys *keys, const struct kvd_remote_item *item,
                  const uint32_t *tokens, const void *block, uint64_t bytes, uint8_t *to);
 
 /*
- * Fills the block. 0; -EBADMSG: it is not the record of that item, as it was; what is in the block
- * then is nonsense.
+ * Fills the block. -EBADMSG: the record is damaged or belongs to another item. The block's contents
+ * are undefined then.
  */
 int sealed_open(const struct sealed_keys *keys, const struct kvd_remote_item *item,
                 const uint32_t *tokens, const uint8_t *record, size_t size, void *block,

@@ -43,7 +43,7 @@ START_TEST(there_is_no_library) {
         unsetenv("LD_LIBRARY_PATH"); /* by which meson makes the stand-in found */
         snprintf(library, sizeof library, "%s", paths[_i]);
         start_machine(&machines[0], "away");
-        expect_why("no Mooncake: ");
+        expect_why("Mooncake cannot be loaded: ");
         expect_why("libmooncake_store.so: cannot open");
         works_without();
 }
@@ -104,7 +104,7 @@ START_TEST(the_master_dies_and_comes_back) {
         WAIT_UNTIL(tier(&machines[0]).written_bytes >= BLOCKS * (uint64_t)BLOCK_BYTES);
         mooncake_fails("dead");
         WAIT_UNTIL(tier_is(&machines[0], "away"));
-        expect_why("batch_is_exist says -900");
+        expect_why("batch_is_exist returned -900");
         works_without();
         mooncake_forget();
         mooncake_fails("");

@@ -225,7 +225,7 @@ START_TEST(full_servers_are_asked_now_and_then) {
         ck_assert_uint_ge(sys_now_ns() - began, 100000000);
         ck_assert(tier_is(&machines[0], "on"));
         ck_assert_uint_eq(tier(&machines[0]).written_bytes, 0);
-        ck_assert_msg(strstr(why_away(&machines[0]), on_mooncake() ? "batch_put_from says -200" : "OOM "),
+        ck_assert_msg(strstr(why_away(&machines[0]), on_mooncake() ? "batch_put_from returned -200" : "OOM "),
                       "%s", why_away(&machines[0]));
         servers_fill(false);
         WAIT_UNTIL(tier(&machines[0]).written_bytes >= BLOCKS * (uint64_t)BLOCK_BYTES);
