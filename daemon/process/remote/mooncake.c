@@ -333,8 +333,8 @@ static int take_put(const struct records *records, uint32_t i) {
 }
 
 /*
- * A put also succeeds if another client has begun to put the object. If that client has died, nobody
- * can read the object before the master expires it and it is put again.
+ * A put also succeeds if another client has begun to put the object. If that client has died, the
+ * object cannot be read before the master expires it and it is put again.
  */
 static void look_again(const struct records *records) {
         bool looked = make_call(LOOK, moon.timeout_ns);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Parses the replies of a server, which is not trusted. Lengths are checked before they are used, and
- * members of nested arrays are counted without recursion.
+ * Parses the replies of a server, which is not trusted. Lengths are checked before they are used,
+ * and members of nested arrays are counted without recursion.
  */
 
 #include "daemon/process/remote/resp.h"

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Who is asked for what, and for how long. A server's silence ends at the timeout, and a whole
- * question at a few of them, so that a server which drips bytes holds up nobody either.
+ * Selects the server for each item, and limits the time for its reply. A server that is silent for
+ * the timeout is away. A whole request takes at most PATIENCE timeouts, so that a server that drips
+ * bytes cannot delay it without end.
  */
 
 #include "daemon/process/remote/servers.h"
@@ -16,11 +17,11 @@
 #include "ipc/base/text.h"
 #include "ipc/base/util.h"
 
-#define PATIENCE 20u     /* timeouts that a question may take */
-#define NOBODY UINT32_MAX /* whose reply to ASKING is */
-#define OURS (UINT32_MAX - 1) /* to our password */
-#define SENT_ON 3u
-#define MAP_BYTES (UINT64_C(1) << 20) /* of a list of slots */
+#define PATIENCE 20u     /* maximum number of timeouts that a request may take */
+#define NOBODY UINT32_MAX /* no item: the reply to ASKING */
+#define OURS (UINT32_MAX - 1) /* no item: the reply to AUTH */
+#define SENT_ON 3u /* maximum number of redirections of an item */
+#define MAP_BYTES (UINT64_C(1) << 20) /* maximum bytes of a list of slots */
 
 /* ---- addresses ------------------------------------------------------------------------------- */
 
@@ -42,7 +43,7 @@ static struct link *find_link(struct servers *s, const char *host, uint16_t port
         return unused;
 }
 
-/* "host:port", also where the host has colons. NULL: it is none. */
+/* Parses "host:port"; the host may contain colons. NULL: invalid, too many, or not to be entered. */
 static struct link *link_of(struct servers *s, const char *text, size_t n, uint16_t fallback,
                             bool enter) {
         char copy[LINK_HOST + 8], *colon, *rest;
@@ -69,14 +70,13 @@ static int parse_one(struct servers *s, const char *text, size_t n, struct kvd_w
 
         if (!link)
                 return kvd_refuse(why, -EINVAL,
-                                  "'%.*s' is no server; write %s://host:port, with commas between "
-                                  "several, at most %u",
+                                  "'%.*s' is not a server; write %s://host:port,host:port..., at most %u",
                                   (int)n, text, s->wants_tls ? "rediss" : "redis", SERVERS);
         link->seed = true;
         return 0;
 }
 
-/* What stands before an @ is perhaps a password, and is not repeated. */
+/* Text before an @ may be a password: the message does not repeat it. */
 int servers_parse(struct servers *s, const char *text, struct kvd_why *why) {
         const char *at = strstr(text, "://") + 3;
         int r = 0;
@@ -84,8 +84,7 @@ int servers_parse(struct servers *s, const char *text, struct kvd_why *why) {
         s->wants_tls = strncmp(text, "rediss:", 7) == 0;
         if (strchr(at, '@'))
                 return kvd_refuse(why, -EINVAL,
-                                  "remote has no users and passwords; the file of remote_password "
-                                  "has them");
+                                  "remote must not contain users or passwords; write them to the file of remote_password");
         for (size_t n; r == 0; at += n + 1) {
                 n = strcspn(at, ",");
                 r = parse_one(s, at, n, why);
@@ -134,14 +133,14 @@ static bool proves_a_name(const struct servers *s, const struct link *link) {
         return false;
 }
 
-/* ... or there is none. A server must not be able to send us to others with it. */
+/* Also true without a password. No server may redirect us to send the password to others. */
 static bool gets_password(const struct servers *s, const struct link *link) {
         if (!s->password[0] || link->seed)
                 return true;
         return s->tls ? proves_a_name(s, link) : is_at_a_named_one(s, link);
 }
 
-/* ---- a question ------------------------------------------------------------------------------ */
+/* ---- items and replies ----------------------------------------------------------------------- */
 
 static void ask_link(struct talk *talk, uint32_t item, struct link *link, bool asking) {
         bool said = link && link->state != LINK_AWAY;
@@ -151,7 +150,7 @@ static void ask_link(struct talk *talk, uint32_t item, struct link *link, bool a
         if (said && link->n == LINK_REPLIES)
                 said = false;
         else if (said && !(talk->ask(talk, item, link) && link_await(link, item)))
-                link_end(link, "out of memory for what is asked of it");
+                link_end(link, "out of memory for its commands");
         if (!said || link->state == LINK_AWAY)
                 talk->answer(talk, item, NULL);
 }
@@ -162,7 +161,7 @@ void talk_ask(struct talk *talk, uint32_t item, uint32_t slot) {
         ask_link(talk, item, number ? &talk->servers->links[number - 1] : NULL, false);
 }
 
-/* "MOVED 3999 host:port": to a server that we know it is asked again. False: it is not. */
+/* "MOVED 3999 host:port", or ASK: asks that server again, if it is known. False: it does not. */
 static bool send_on(struct talk *talk, uint32_t item, const struct resp *reply) {
         bool asking = resp_begins(reply, "ASK ");
         struct servers *s = talk->servers;
@@ -208,7 +207,7 @@ static void take_replies(struct talk *talk, struct link *link) {
         }
 }
 
-/* Those who wait for one that is away wait no more. */
+/* Ends the items that wait for a server that is away. */
 static void give_up(struct talk *talk, struct link *link) {
         while (link->n) {
                 uint32_t whose = link->awaited[link->first];
@@ -220,7 +219,7 @@ static void give_up(struct talk *talk, struct link *link) {
         }
 }
 
-/* How long it may still be silent; 0: it is away. One that is not up yet may have other addresses. */
+/* How long it may still be silent; 0: it is away. If late, it may have another address to try. */
 static uint64_t check_time(struct talk *talk, struct link *link, uint64_t now, uint64_t until) {
         while (link->state != LINK_AWAY) {
                 uint64_t patience = link_patience(link, talk->servers->timeout_ns);
@@ -233,7 +232,7 @@ static uint64_t check_time(struct talk *talk, struct link *link, uint64_t now, u
         return 0;
 }
 
-/* Those that somebody waits for. Returns how many, and how long. */
+/* Lists the links with awaited replies. Returns their number; *wait: ns until the first is late. */
 static uint32_t watch(struct talk *talk, uint64_t until, struct pollfd *fds, struct link **of,
                       uint64_t *wait) {
         uint64_t now = sys_now_ns();
@@ -257,14 +256,14 @@ static uint32_t watch(struct talk *talk, uint64_t until, struct pollfd *fds, str
         return n;
 }
 
-/* What was silent before it was asked is not late. */
+/* Silence before the request does not count. */
 static void begin_waiting(struct servers *s) {
         for (uint32_t i = 0; i < SERVERS; i++)
                 if (s->links[i].state == LINK_UP)
                         s->links[i].wire.since_ns = sys_now_ns();
 }
 
-/* Nothing has been sent to one that has just come up: the password would be the first. */
+/* A link that has just come up has sent nothing yet. The password would be sent first. */
 static void move(struct talk *talk, struct link *link, short revents) {
         bool more;
 
@@ -273,7 +272,8 @@ static void move(struct talk *talk, struct link *link, short revents) {
 
                 more = link_move(link, revents, talk->most);
                 if (!was_up && link->state == LINK_UP && !gets_password(talk->servers, link))
-                        link_end(link, "it is not in remote, so it gets no password: name it there");
+                        link_end(link,
+                                 "it is not listed in remote, so the password is not sent to it: list it there");
                 take_replies(talk, link);
                 revents = POLLIN | POLLOUT;
         } while (more);
@@ -294,9 +294,9 @@ void talk_run(struct talk *talk) {
         }
 }
 
-/* ---- who is there ---------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
-/* What is asked before the reply has come is refused with it. */
+/* Does not wait for the reply: if the server refuses the password, the link ends and its items fail. */
 static void introduce(struct servers *s, struct link *link) {
         const char *words[] = {"AUTH", s->user, s->password};
 
@@ -319,7 +319,7 @@ static void answer_ping(struct talk *talk, uint32_t item, const struct resp *rep
                 link_end(link, "%.*s", (int)MIN(reply->size, 80), (const char *)reply->text);
 }
 
-/* Those that do not answer are away then. named: those of the configuration, or the others. */
+/* Servers that do not answer are away then. named: configured servers; otherwise the others. */
 static void greet(struct servers *s, bool named) {
         struct talk talk = {
                 .servers = s, .most = MAP_BYTES, .ask = ask_ping, .answer = answer_ping};
@@ -340,7 +340,7 @@ static bool ask_slots(struct talk *talk, uint32_t item, struct link *link) {
         return link_say(link, 2, (const char *[]){"CLUSTER", "SLOTS"});
 }
 
-/* A member of the list, wherever it lies in it. */
+/* Parses the next member, of the list or of an array in it. */
 static bool member(const struct resp *list, size_t *at, struct resp *ret) {
         size_t used;
 
@@ -363,7 +363,7 @@ static bool skip(const struct resp *list, size_t *at, int64_t n) {
         return true;
 }
 
-/* The server that a range of slots has first is its master. No host: the one that was asked. */
+/* The first server of a range of slots is its master. No host: the server that was asked. */
 static struct link *master(struct servers *s, const struct link *asked, const struct resp *list,
                            size_t *at) {
         struct resp node, host, port;
@@ -404,7 +404,7 @@ static void forget_slots(struct servers *s) {
                 s->links[i].mapped = false;
 }
 
-/* A list begins with its head, which says how many ranges follow. */
+/* The head of the list has the number of ranges that follow. */
 static void answer_slots(struct talk *talk, uint32_t item, const struct resp *reply) {
         struct servers *s = talk->servers;
         struct resp list = {.size = s->links[item].in_n}, head;
@@ -426,10 +426,10 @@ static void answer_slots(struct talk *talk, uint32_t item, const struct resp *re
         for (uint32_t i = 0; i < SERVERS; i++)
                 if (s->links[i].mapped)
                         return;
-        link_end(&s->links[item], "it does not say who has which slots");
+        link_end(&s->links[item], "its reply does not contain which server has which slots");
 }
 
-/* False: nobody is there to be asked. */
+/* Asks one server. False: no server is up. */
 static bool ask_for_slots(struct servers *s) {
         struct talk talk = {
                 .servers = s, .most = MAP_BYTES, .ask = ask_slots, .answer = answer_slots};
@@ -444,7 +444,7 @@ static bool ask_for_slots(struct servers *s) {
         return false;
 }
 
-/* Servers that know nothing of each other have equal parts, in the order of the configuration. */
+/* Servers without a Cluster get equal parts of the slots, in the order of the configuration. */
 static void spread(struct servers *s) {
         uint32_t n = 0, k = 0;
 
@@ -461,7 +461,7 @@ static void spread(struct servers *s) {
         }
 }
 
-/* Those that nobody needs any more. */
+/* Drops servers that are neither configured nor have slots. */
 static void drop_others(struct servers *s) {
         for (uint32_t i = 0; i < SERVERS; i++) {
                 struct link *link = &s->links[i];
@@ -473,7 +473,7 @@ static void drop_others(struct servers *s) {
         }
 }
 
-/* Where the named ones answer is known before others are judged by it. */
+/* Configured servers are first: whether others get the password depends on their addresses. */
 void servers_open(struct servers *s) {
         greet(s, true);
         greet(s, false);
@@ -486,7 +486,7 @@ void servers_open(struct servers *s) {
         }
 }
 
-/* Before they were asked, those that were configured are all that there are. */
+/* While no server has slots, counts those that are configured. */
 uint32_t servers_away(const struct servers *s, uint32_t *n) {
         uint32_t away = 0, mapped = 0;
 

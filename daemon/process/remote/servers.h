@@ -3,15 +3,15 @@
 #define KVD_DAEMON_PROCESS_REMOTE_SERVERS_H
 
 /*
- * All servers of the remote tier: one, several over which names are spread, or a Cluster, which
- * says itself who has which slots, and sends on who asks the wrong one (MOVED, ASK).
+ * All servers of the remote tier: one, several over which names are spread, or a Cluster. A Cluster
+ * lists which server has which slots, and redirects requests to the wrong server (MOVED, ASK).
  *
- * The password is for the servers of the configuration alone (seed). A server that a Cluster tells
- * of gets it if it is one of them by another name: without TLS, if it is where one of them answers;
- * with TLS, if its certificate is also for one of their names.
+ * The password is sent only to configured servers (seed). Another server that a Cluster lists gets
+ * it only if it is one of them under another name. Without TLS, it must have the address of one
+ * that is up. With TLS, its certificate must also be valid for the name of one.
  *
- * Servers are connected to by servers_open alone. One that fails is away until then: whoever asks
- * it meanwhile is told at once.
+ * Only servers_open connects. A server that fails is away until the next servers_open: requests to
+ * it fail at once.
  */
 
 #include "daemon/process/remote/dialect.h"
@@ -23,46 +23,46 @@
 
 struct servers {
         struct link links[SERVERS];
-        char user[REMOTE_PASSWORD], password[REMOTE_PASSWORD]; /* for those that get it; "": none */
-        uint8_t slots[SLOTS];  /* link's number plus 1; 0: nobody's */
-        struct ssl_ctx_st *tls; /* owned, of all of them; NULL: they are spoken to without */
+        char user[REMOTE_PASSWORD], password[REMOTE_PASSWORD]; /* "": none */
+        uint8_t slots[SLOTS];  /* 1 + index of the link that has the slot; 0 if none */
+        struct ssl_ctx_st *tls; /* owned, for all links; NULL: no TLS */
         uint64_t timeout_ns;
-        bool wants_tls;        /* they were written so */
+        bool wants_tls;        /* configured as rediss:// */
         bool cluster;
-        bool stale;            /* slots have moved to whom we do not know */
-        struct kvd_why why;
+        bool stale;            /* slots have moved, or a server is unknown: read the slots */
+        struct kvd_why why;    /* servers_why */
         struct kvd_why refusal; /* talk_refused */
 };
 
-/* One question to many servers at once: items are asked for, and each is answered once. */
+/* One request to many servers at once. Each item is asked for, and answered once. */
 struct talk {
         struct servers *servers;
-        uint64_t most;                 /* bytes of a string in a reply */
+        uint64_t most;                 /* maximum bytes of a string in a reply */
         /* appends the item's command; false: out of memory */
         bool (*ask)(struct talk *talk, uint32_t item, struct link *link);
-        /* NULL: there is no answer */
+        /* reply NULL: there is none */
         void (*answer)(struct talk *talk, uint32_t item, const struct resp *reply);
-        const struct link *from;       /* whose replies are being answered */
-        uint8_t sent_on[TALK_ITEMS];   /* how often an item was */
+        const struct link *from;       /* link whose replies are being handled */
+        uint8_t sent_on[TALK_ITEMS];   /* number of redirections of each item */
 };
 
-/* "redis://host[:port][,host[:port]...]", or rediss://; which of them has been looked at */
+/* "redis://host[:port][,host[:port]...]", or rediss://. The caller has checked the scheme. */
 int servers_parse(struct servers *s, const char *text, struct kvd_why *why);
-/* "password", "user:password", or ":password" if that has colons; "": none is asked for */
+/* "password", "user:password", or ":password" if the password contains colons; "": none */
 void servers_password(struct servers *s, const char *text);
 
-/* Connects to those that are away, and asks who has which slots. */
+/* Connects to servers that are away, and asks which server has which slots. */
 void servers_open(struct servers *s);
-uint32_t servers_away(const struct servers *s, uint32_t *n); /* n: how many there are */
-const char *servers_why(struct servers *s); /* one of them is */
+uint32_t servers_away(const struct servers *s, uint32_t *n); /* *n: number of servers */
+const char *servers_why(struct servers *s); /* error of a server that is away */
 
 uint32_t servers_slot(const char *key);
 
-/* Asks for an item at the server that has the slot. */
+/* Asks the server that has the slot for the item. */
 void talk_ask(struct talk *talk, uint32_t item, uint32_t slot);
-/* Until all are answered. A server that says nothing for the timeout is away. */
+/* Runs until all items are answered. A server that is silent for the timeout is away. */
 void talk_run(struct talk *talk);
-/* Notes what a server said to an item that it refused, in words that can be shown. */
+/* Keeps a server's error reply to an item in refusal, as printable text. */
 void talk_refused(struct talk *talk, const struct resp *reply);
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What libssl is told, and what it says. It gets the contents of files, not their names: they were
- * opened before the process became another user, and it must never ask anybody for a passphrase.
+ * Configures libssl, and translates its errors. libssl gets the contents of files, not their names:
+ * the files were opened before the process switched to another user. It never prompts for a
+ * passphrase.
  */
 
 #include "daemon/process/remote/tls.h"
@@ -18,14 +19,14 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
-#define FILE_MOST (4 << 20) /* bytes; all that systems trust is a quarter of a MiB */
+#define FILE_MOST (4 << 20) /* bytes; all authorities that a system trusts take 256 KiB */
 
-/* ---- words ----------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static const char *last_words(void) {
         const char *words = ERR_reason_error_string(ERR_peek_error());
 
-        return words ? words : "it ended without a word";
+        return words ? words : "no error message from libssl";
 }
 
 int tls_why(struct ssl_st *ssl, struct kvd_why *why) {
@@ -65,8 +66,8 @@ static int read_contents(int fd, const char *setting, struct contents *c, struct
         ssize_t n;
 
         if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_size > FILE_MOST)
-                return kvd_refuse(why, -EINVAL, "%s: it is no file of at most %d bytes", setting,
-                                  FILE_MOST);
+                return kvd_refuse(why, -EINVAL, "%s: not a regular file of at most %d bytes",
+                                  setting, FILE_MOST);
         c->data = sys->calloc(1, (size_t)st.st_size + 1);
         n = c->data ? pread(fd, c->data, (size_t)st.st_size, 0) : -1;
         if (n < 0)
@@ -77,7 +78,7 @@ static int read_contents(int fd, const char *setting, struct contents *c, struct
         return c->pem ? 0 : kvd_refuse(why, -ENOMEM, "%s: out of memory", setting);
 }
 
-/* Its end is no fault. */
+/* Whether reading failed only because the file ended. */
 static bool at_end(void) {
         unsigned long error = ERR_peek_last_error();
 
@@ -111,7 +112,7 @@ static int trust(SSL_CTX *context, int fd, struct kvd_why *why) {
         _cleanup_(contents_clear) struct contents c = {0};
         int r;
 
-        if (fd < 0) { /* none at all is as good as some that do not know the server */
+        if (fd < 0) { /* if this fails, verification fails later */
                 SSL_CTX_set_default_verify_paths(context);
                 return 0;
         }
@@ -119,7 +120,7 @@ static int trust(SSL_CTX *context, int fd, struct kvd_why *why) {
         return r < 0 ? r : trust_those(context, c.pem, why);
 }
 
-/* Those behind the first one are who signed it. */
+/* The certificates after the first one are its chain. */
 static int show_certificate(SSL_CTX *context, int fd, struct kvd_why *why) {
         static const char setting[] = "remote_certificate";
         _cleanup_(contents_clear) struct contents c = {0};
@@ -153,12 +154,12 @@ static int prove_with_key(SSL_CTX *context, int fd, struct kvd_why *why) {
         r = SSL_CTX_use_PrivateKey(context, key) == 1 &&
                             SSL_CTX_check_private_key(context) == 1 ?
                     0 :
-                    refuse_file(why, setting, "it is not that of remote_certificate");
+                    refuse_file(why, setting, "it does not match remote_certificate");
         EVP_PKEY_free(key);
         return r;
 }
 
-/* What the machine's configuration asks for beyond that stays. */
+/* Keeps stricter rules of the system's configuration. */
 static void set_rules(SSL_CTX *context) {
         if (SSL_CTX_get_min_proto_version(context) < TLS1_2_VERSION)
                 SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);

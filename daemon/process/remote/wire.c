@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * TLS writes and reads through the same two calls as a wire without it (a BIO of our own), so that
- * no signal, no silence and no error of the socket is another one there.
+ * TLS writes and reads through the same two functions as a wire without it (by a BIO of our own), so
+ * signals, silence and errors of the socket are handled alike.
  */
 
 #include "daemon/process/remote/wire.h"
@@ -18,11 +18,11 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
-#define AT_ONCE ((size_t)256 << 10) /* bytes that TLS makes records of; others wait meanwhile */
+#define AT_ONCE ((size_t)256 << 10) /* maximum bytes per call; encrypting them delays other links */
 
 /* ---- the socket ------------------------------------------------------------------------------ */
 
-/* Bytes; 0: not now; -1: error says why. */
+/* Returns bytes; 0: would block; -1: w->error is set. */
 static ssize_t moved(struct wire *w, ssize_t n) {
         if (n > 0)
                 w->since_ns = sys_now_ns();
@@ -71,13 +71,13 @@ static int below_read(BIO *below, char *to, int n) {
         return some > 0 ? (int)some : -1;
 }
 
-/* It keeps nothing back. */
+/* Flushing succeeds, since it buffers nothing. All else is not supported. */
 static long below_control(BIO *below, int what, long number, void *data) {
         return what == BIO_CTRL_FLUSH;
 }
 
 static BIO_METHOD *below_method(void) {
-        static BIO_METHOD *method; /* of the process */
+        static BIO_METHOD *method; /* lives as long as the process */
 
         if (!method)
                 method = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "wire");
@@ -103,7 +103,7 @@ static bool put_below(struct wire *w) {
 
 /* ---- TLS ------------------------------------------------------------------------------------- */
 
-/* What a call of TLS that returned r waits for, or why there will be none any more. */
+/* A call of TLS returned r: 0 and the event that it waits for, or a negative errno and why. */
 static int tls_waits(struct wire *w, int r, short *event, struct kvd_why *why) {
         switch (SSL_get_error(w->ssl, r)) {
         case SSL_ERROR_WANT_READ:
@@ -136,7 +136,7 @@ static ssize_t tls_send(struct wire *w, const uint8_t *data, size_t n, struct kv
         return (ssize_t)sent;
 }
 
-/* What came before it ended is taken first. */
+/* Bytes that came before an error are returned first. */
 static ssize_t tls_receive(struct wire *w, uint8_t *to, size_t n, struct kvd_why *why) {
         size_t got = 0, some;
         int r = 1;
@@ -152,7 +152,7 @@ static ssize_t tls_receive(struct wire *w, uint8_t *to, size_t n, struct kvd_why
         return (ssize_t)got;
 }
 
-/* ---- both ------------------------------------------------------------------------------------ */
+/* ---- with and without TLS -------------------------------------------------------------------- */
 
 int wire_begin(struct wire *w, int fd, struct ssl_ctx_st *tls, const char *host) {
         *w = (struct wire){

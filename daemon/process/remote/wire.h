@@ -3,8 +3,8 @@
 #define KVD_DAEMON_PROCESS_REMOTE_WIRE_H
 
 /*
- * The bottom of a link: bytes through a socket, without waiting, as they are or through TLS
- * (tls.h). Above it there is no difference.
+ * The lowest layer of a link: sends and receives on a socket without blocking, with or without TLS
+ * (tls.h). The layers above it do not see the difference.
  */
 
 #include <stdbool.h>
@@ -19,22 +19,22 @@ struct ssl_st;
 
 struct wire {
         int fd;                   /* owned; -1: none */
-        struct ssl_st *ssl;       /* owned; NULL: bytes go as they are */
-        short sending, receiving; /* what each waits for: POLLOUT, POLLIN, or with TLS the other one */
-        uint64_t since_ns;        /* a byte last went or came, also one that is nobody's but TLS's */
-        int error;                /* the socket's, below TLS; 0: none */
+        struct ssl_st *ssl;       /* owned; NULL: no TLS */
+        short sending, receiving; /* awaited event; with TLS, sending may need POLLIN */
+        uint64_t since_ns;        /* time of the last byte sent or received, including TLS's own */
+        int error;                /* errno of the socket; 0 if none */
 };
 
-/* Takes the socket. tls: how servers are verified; NULL: bytes go as they are. 0 or -ENOMEM. */
+/* Takes the socket, also on failure. tls: NULL for none. 0 or -ENOMEM. */
 int wire_begin(struct wire *wire, int fd, struct ssl_ctx_st *tls, const char *host);
 void wire_end(struct wire *wire);
 
-/* 1: both know each other; 0: not yet; negative: they never will. */
+/* 1: the handshake is complete; 0: not yet; negative: it failed, and why has the reason. */
 int wire_shake(struct wire *wire, struct kvd_why *why);
-/* Bytes; 0: none can go, or has come, now; negative: it has ended, and why says how. */
+/* Returns bytes; 0: would block; negative: the connection ended, and why has the reason. */
 ssize_t wire_send(struct wire *wire, const void *data, size_t n, struct kvd_why *why);
 ssize_t wire_receive(struct wire *wire, void *to, size_t n, struct kvd_why *why);
-/* Something has come already, of which the socket tells nothing any more. */
+/* TLS holds received bytes that poll on the socket does not report. */
 bool wire_holds(const struct wire *wire);
 
 #endif

@@ -353,7 +353,7 @@ START_TEST(files_that_make_no_sense_are_refused) {
         REFUSED("rediss://h", "remote_ca /tmp: it is not a regular file", "daemon.remote_ca=/tmp");
         REFUSED("rediss://h", "need each other", good);
         REFUSED("rediss://h", "need each other", key);
-        REFUSED("rediss://h", "not that of remote_certificate", good,
+        REFUSED("rediss://h", "does not match remote_certificate", good,
                 with_file("remote_certificate_key", "ca.key"));
         REFUSED("rediss://h", "no private key in PEM", good,
                 with_file("remote_certificate_key", "locked.key"));

@@ -256,7 +256,7 @@ START_TEST(a_server_cannot_send_the_password_to_others) {
         for (uint32_t i = 0; i < OTHERS; i++)
                 ck_assert_uint_eq(others[i].commands, 0);
         ck_assert_uint_eq(named[0].passwords, 1);
-        ck_assert_ptr_nonnull(strstr(servers_why(&servers), "it is not in remote"));
+        ck_assert_ptr_nonnull(strstr(servers_why(&servers), "it is not listed in remote"));
 }
 END_TEST
 
@@ -354,7 +354,7 @@ START_TEST(with_tls_the_password_goes_to_certificates_of_named_servers) {
         servers_password(&servers, "sesame");
         ck_assert_uint_eq(away(), !gets);
         ck_assert_uint_eq(others[0].passwords, gets);
-        ck_assert(gets || strstr(servers_why(&servers), "it is not in remote"));
+        ck_assert(gets || strstr(servers_why(&servers), "it is not listed in remote"));
 }
 END_TEST
 
