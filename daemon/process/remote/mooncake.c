@@ -57,7 +57,7 @@ static struct mooncake {
         size_t bytes, wanted;
         int r;              /* result of the call as a whole */
         uint32_t n;
-        uint32_t items[KVD_REMOTE_FOUND]; /* their indexes in the records */
+        uint32_t items[KVD_REMOTE_FOUND]; /* index of each item in the records */
         char keys[KVD_REMOTE_FOUND][RECORD_KEY];
         const char *key_at[KVD_REMOTE_FOUND];
         void *at[KVD_REMOTE_ITEMS];

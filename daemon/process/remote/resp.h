@@ -32,8 +32,7 @@ int resp_take(const uint8_t *data, size_t n, size_t most, struct resp *ret, size
 /* The same for a reply with all members of its arrays. *ret is its head. */
 int resp_take_whole(const uint8_t *data, size_t n, size_t most, struct resp *ret, size_t *used);
 
-/* Writes the head of a command of n strings ('*'), or of a string of n bytes ('$'). Returns its
- * size. */
+/* Writes the head of a command of n strings ('*') or of a string of n bytes ('$'). */
 #define RESP_HEAD 24u /* minimum bytes of to */
 size_t resp_put_head(uint8_t *to, char sign, uint64_t n);
 

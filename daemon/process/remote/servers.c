@@ -17,10 +17,10 @@
 #include "ipc/base/text.h"
 #include "ipc/base/util.h"
 
-#define PATIENCE 20u     /* maximum number of timeouts that a request may take */
-#define NOBODY UINT32_MAX /* no item: the reply to ASKING */
-#define OURS (UINT32_MAX - 1) /* no item: the reply to AUTH */
-#define SENT_ON 3u /* maximum number of redirections of an item */
+#define PATIENCE 20u          /* maximum number of timeouts that a request may take */
+#define NOBODY UINT32_MAX     /* instead of an item: the reply to ASKING */
+#define OURS (UINT32_MAX - 1) /* instead of an item: the reply to AUTH */
+#define SENT_ON 3u            /* maximum number of redirections of an item */
 #define MAP_BYTES (UINT64_C(1) << 20) /* maximum bytes of a list of slots */
 
 /* ---- addresses ------------------------------------------------------------------------------- */
@@ -43,7 +43,7 @@ static struct link *find_link(struct servers *s, const char *host, uint16_t port
         return unused;
 }
 
-/* Parses "host:port"; the host may contain colons. NULL: invalid, too many, or not to be entered. */
+/* Parses "host:port"; the host may contain colons. NULL: invalid, too many, or must not be added. */
 static struct link *link_of(struct servers *s, const char *text, size_t n, uint16_t fallback,
                             bool enter) {
         char copy[LINK_HOST + 8], *colon, *rest;
@@ -273,7 +273,7 @@ static void move(struct talk *talk, struct link *link, short revents) {
                 more = link_move(link, revents, talk->most);
                 if (!was_up && link->state == LINK_UP && !gets_password(talk->servers, link))
                         link_end(link,
-                                 "it is not listed in remote, so the password is not sent to it: list it there");
+                                 "it is not listed in remote, so it gets no password: list it there");
                 take_replies(talk, link);
                 revents = POLLIN | POLLOUT;
         } while (more);
@@ -296,7 +296,7 @@ void talk_run(struct talk *talk) {
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Does not wait for the reply: if the server refuses the password, the link ends and its items fail. */
+/* Does not wait for the reply: if the server refuses the password, the link ends. */
 static void introduce(struct servers *s, struct link *link) {
         const char *words[] = {"AUTH", s->user, s->password};
 
@@ -426,7 +426,7 @@ static void answer_slots(struct talk *talk, uint32_t item, const struct resp *re
         for (uint32_t i = 0; i < SERVERS; i++)
                 if (s->links[i].mapped)
                         return;
-        link_end(&s->links[item], "its reply does not contain which server has which slots");
+        link_end(&s->links[item], "its reply to CLUSTER SLOTS contains no valid server");
 }
 
 /* Asks one server. False: no server is up. */
@@ -473,7 +473,7 @@ static void drop_others(struct servers *s) {
         }
 }
 
-/* Configured servers are first: whether others get the password depends on their addresses. */
+/* Connects to configured servers first: their addresses decide which others get the password. */
 void servers_open(struct servers *s) {
         greet(s, true);
         greet(s, false);

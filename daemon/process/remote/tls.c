@@ -19,7 +19,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
-#define FILE_MOST (4 << 20) /* bytes; all authorities that a system trusts take 256 KiB */
+#define FILE_MOST (4 << 20) /* bytes; all authorities that a system trusts take about 256 KiB */
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * TLS writes and reads through the same two functions as a wire without it (by a BIO of our own), so
- * signals, silence and errors of the socket are handled alike.
+ * TLS writes and reads through the same two functions as a wire without it (by a BIO of our own),
+ * so signals, silence and errors of the socket are handled alike.
  */
 
 #include "daemon/process/remote/wire.h"
@@ -18,7 +18,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 
-#define AT_ONCE ((size_t)256 << 10) /* maximum bytes per call; encrypting them delays other links */
+#define AT_ONCE ((size_t)256 << 10) /* bytes that TLS encrypts per call; other links wait */
 
 /* ---- the socket ------------------------------------------------------------------------------ */
 
