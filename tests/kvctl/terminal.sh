@@ -62,11 +62,16 @@ for asked in status spaces clients domain tiers prefixes 'stat llama' 'methods l
                 done
         done
 done
-# sentences, too, wherever they are broken
+# sentences fit, too, wherever they are broken; a pool larger than the machine makes a long one
+"$KVD" --private "$dir/large" --pool 16T 2>/dev/null &
+large=$!
+until "$KVCTL" --socket "$dir/large/kvd.sock" ping >"$dir/out" 2>&1; do sleep 0.1; done
 for columns in $(seq 48 62); do
-        NO_COLOR=1 on_terminal 0 40 "$columns" '' status
+        NO_COLOR=1 on_terminal 0 40 "$columns" '' --socket "$dir/large/kvd.sock" status
+        says 'degraded: memory_limit'
         fits "$columns"
 done
+kill "$large"
 NO_COLOR=1 on_terminal 0 40 80 '' tiers
 says '^TIER  STATE ' '^TIER  WRITTEN ' '^file  on '
 
