@@ -3,16 +3,17 @@
 #define KVD_CLIENT_INTERNAL_H
 
 /*
- * What the files of libkvd share.
+ * Shared by the files of libkvd.
  *
- *      kvd        one connection under one lock; its epoch moves with every new connection
+ *      kvd        one connection under one lock; its epoch increases with each new connection
  *      kvd_space  what the caller opened; points to the view of the current attachment
- *      view       one attachment's mappings: index (read-only), pin page, pool. Views of lost attachments stay mapped
- *                 until the last pin and block in them is let go
+ *      view       one attachment's mappings: index (read-only), pin page, pool. Views of lost
+ *                 attachments stay mapped until the last pin and block in them is released
  *
- * Locks: kvd.lock for the connection and for making and retiring views, with the deadline of the
- * call; magazine.lock for a view's blocks to fill, never while the daemon is waited for.
- * magazine.lock is taken inside kvd.lock, never the other way round. Lookups take neither.
+ * Locks: kvd.lock protects the connection, and making and retiring views. A call waits for it until
+ * its deadline. magazine.lock protects a view's blocks to fill and its posts, and is never held
+ * during a request to the daemon. magazine.lock is taken inside kvd.lock, never the other way
+ * round. Lookups take neither.
  */
 
 #include <errno.h>
@@ -32,53 +33,54 @@ struct scratch;
 struct kvd {
         const uint32_t *not_forked; /* owned page, wiped in children: 1 here, 0 there */
         pthread_mutex_t lock;
-        pthread_cond_t changed; /* with lock: a thread is back from a GPU's driver */
-        char *path;           /* owned; as given, or NULL */
-        struct server_user server; /* whose every daemon must be */
-        struct conn *conn;    /* owned; NULL: lost, or not yet made */
-        uint64_t epoch;       /* of the connection */
-        uint64_t retry_ns;    /* kvd_catch_up does not try before that */
-        _Atomic(struct later *) later; /* owned: what could not be said in time */
-        _Atomic bool kick;    /* something was posted while another thread had the lock */
-        bool joined;          /* every connection joins the team */
+        pthread_cond_t changed; /* with lock: a thread has left a GPU's driver, or attached */
+        char *path;           /* owned; as passed to kvd_open, or NULL */
+        struct server_user server; /* user that every daemon must run as */
+        struct conn *conn;    /* owned; NULL if lost, or not yet made */
+        uint64_t epoch;       /* number of the connection */
+        uint64_t retry_ns;    /* time before which kvd_catch_up does not retry */
+        _Atomic(struct later *) later; /* owned: messages not sent by their deadline */
+        _Atomic bool kick;    /* the daemon must be told of posts; handle_unlock does it */
+        bool joined;          /* each new connection joins the team */
         uint8_t team[16];
-        _Atomic uint32_t users; /* the caller, until kvd_close, and spaces */
+        _Atomic uint32_t users; /* number of spaces, plus 1 until kvd_close */
 };
 
 struct view;
 
-/* What a segment is mapped from: a descriptor, or, for pools of legacy CUDA handles, 64 bytes. */
+/* Source of a segment's mapping: a descriptor, or 64 bytes of a legacy CUDA handle. */
 struct segment_source {
         int fd;
         const uint8_t *handle;
 };
 
 /*
- * How a pool is mapped: memory_host.c, memory_device.c. All under kvd.lock, with the words of a
- * failure said. map lets go of it while a GPU's driver is at work: what was read under it before is
- * to be read again, and replies are to be copied; the view stays mapped.
+ * How a pool is mapped: memory_host.c, memory_device.c. Failures set the error message. map is
+ * called under kvd.lock and releases it while a GPU's driver is at work: its caller must copy
+ * replies before the call, and afterwards read again what the lock protects. The view stays mapped.
+ * reserve is called under kvd.lock in host memory, and without it on a GPU.
  */
 struct mapping_kind {
-        /* addresses for all segments there can be: view->base */
+        /* reserves addresses for the maximum number of segments: view->base */
         int (*reserve)(struct view *view);
         int (*map)(struct view *view, uint32_t number, const struct segment_source *from,
                    bool writable);
-        void (*release)(struct view *view);  /* everything, also what was not begun */
+        void (*release)(struct view *view);  /* unmaps everything, also after a failure */
 };
 extern const struct mapping_kind mapping_host, mapping_device;
-void mapping_host_end(struct kvd_space *space); /* of a fixed space's addresses */
+void mapping_host_end(struct kvd_space *space); /* unmaps the addresses of a fixed space */
 
 struct device;
 
-/* Blocks that the daemon gave ahead and nobody has taken yet. */
+/* Blocks that the daemon handed out in advance, not yet taken by the caller. */
 struct magazine {
-        pthread_mutex_t lock; /* of all of it */
+        pthread_mutex_t lock; /* protects all fields */
         _Atomic uint32_t n;   /* kvd_available reads it without the lock */
-        uint32_t room;
-        kvd_ref *refs;        /* owned; ids descend: the lowest goes first */
+        uint32_t room;        /* maximum number of refs */
+        kvd_ref *refs;        /* owned; in descending order of ids: the lowest is taken first */
 };
 
-/* The lock orders them. */
+/* Relaxed: the lock orders all writes. */
 static inline uint32_t magazine_n(const struct magazine *magazine) {
         return atomic_load_explicit(&magazine->n, memory_order_relaxed);
 }
@@ -93,32 +95,32 @@ struct view {
         const struct kvd_index *ix;  /* owned mapping, read-only */
         struct kvd_pinpage *page;    /* owned mapping */
         struct kvd_pin_words *words; /* inside page */
-        shm_u64 *asked;              /* ... see asked.c */
-        /* owned reservation: segment i at i * segment_bytes; on a GPU: its addresses */
+        shm_u64 *asked;              /* inside page: notes of lookups, see asked.c */
+        /* owned reservation: segment i at i * segment_bytes; device addresses on a GPU */
         uint8_t *base;
-        uint8_t *sealed;             /* inside it, the same once more, read-only; on a GPU: base */
-        uint64_t reserved;           /* bytes of either */
-        const struct mapping_kind *mapping; /* NULL: not yet known */
+        uint8_t *sealed;             /* inside it: a second, read-only mapping; on a GPU: base */
+        uint64_t reserved;           /* bytes of each of the two mappings */
+        const struct mapping_kind *mapping; /* NULL if not yet known */
         struct device *device;       /* owned; NULL in host memory (device.h) */
 
-        alignas(64) _Atomic uint64_t refs; /* lookups under way, pins, blocks of the caller */
+        alignas(64) _Atomic uint64_t refs; /* number of lookups, pins, caller's blocks and so on */
         _Atomic bool wanted;         /* a lookup found blocks of a segment that is not mapped */
-        _Atomic bool noting;         /* a thread is noting a lookup */
+        _Atomic bool noting;         /* a thread is writing the note of a lookup */
 
         /* under kvd.lock */
-        /* segments mapped, from the first on without a hole; read by lookups */
+        /* number of mapped segments before the first hole; read by lookups */
         alignas(64) _Atomic uint32_t n_mapped;
-        _Atomic uint32_t memory_epoch; /* of the index, when what is mapped was compared with it */
+        _Atomic uint32_t memory_epoch; /* ix->memory_epoch when mappings were last checked */
         uint64_t index_bytes;
-        uint32_t handle;             /* of the space in the connection */
-        uint64_t epoch;              /* of the connection */
+        uint32_t handle;             /* number of the space in the connection */
+        uint64_t epoch;              /* number of the connection */
         bool unmapped;
-        _Atomic uint32_t fetched;    /* of ix->n_segments, when they were last fetched */
+        _Atomic uint32_t fetched;    /* ix->n_segments when segments were last fetched */
         struct view *older;          /* owned */
         uint64_t writable[KVD_MAX_SEGMENTS / 64];
-        /* read by lookups that meet a hole (GPU pools have some) */
+        /* read by lookups that meet a hole (GPU pools have holes) */
         _Atomic uint64_t mapped[KVD_MAX_SEGMENTS / 64];
-        /* what kvd_index_memory said when the memory that is mapped was asked for, or given */
+        /* kvd_index_memory of the memory that is mapped, see map_segment */
         _Atomic uint32_t memory[KVD_MAX_SEGMENTS];
 
         struct magazine magazine;
@@ -129,30 +131,27 @@ struct kvd_space {
         char name[KVD_NAME_MAX + 1];
         struct kvd_shape geometry;
         struct kvd_space_options options;
-        _Atomic uint32_t reserve;    /* kvd_reserve's n */
-        _Atomic(struct view *) view; /* owned, and the older ones behind it */
-        bool attaching;              /* a thread makes the next one; under kvd.lock */
-        struct {                     /* posts of which the caller was not told, see post.c */
-                _Atomic uint64_t lost; /* with daemons that ended */
-                _Atomic uint64_t told; /* of posts_refused in the page of the current view */
+        _Atomic uint32_t reserve;    /* n of kvd_reserve */
+        _Atomic(struct view *) view; /* owned, as are the older ones behind it */
+        bool attaching;              /* a thread is making the next view; under kvd.lock */
+        struct {                     /* failed posts, see post.c */
+                _Atomic uint64_t lost; /* number lost with earlier daemons, not yet reported */
+                _Atomic uint64_t told; /* number reported, of the current view's posts_refused */
         } posts;
-        /* of ended views, and our own */
+        /* counted by libkvd itself, or in the pages of unmapped views */
         _Atomic uint64_t counters[sizeof(struct kvd_counters) / sizeof(uint64_t)];
-        struct {                  /* KVD_SPACE_FIXED: what all views have in turn; under kvd.lock */
-                uint8_t *base;    /* owned reservation; NULL: not yet made */
+        struct {                  /* KVD_SPACE_FIXED: used by one view after the other */
+                uint8_t *base;    /* owned reservation; NULL if not yet made */
                 uint64_t reserved; /* as view->reserved */
-                uint32_t blocks;
+                uint32_t blocks;  /* capacity of the first view */
         } fixed;
-        /* owned: what calls of attention have left for the next ones */
+        /* owned: buffers that calls of attention left for later calls */
         _Atomic(struct scratch *) scratch[4];
-        /* the caller, until kvd_space_close, and tensors that are not deleted yet */
+        /* number of tensors not deleted yet, plus 1 until kvd_space_close */
         _Atomic uint32_t users;
 };
 
-/*
- * Places in struct kvd_counters: what libkvd counts, and what the pin page of a view has counted
- * for it.
- */
+/* Places in struct kvd_counters: counted by libkvd itself, or in the pin pages of views. */
 enum counter {
 #define COUNTER(member) (offsetof(struct kvd_counters, member) / sizeof(uint64_t))
         COUNT_LOOKUPS = COUNTER(lookups),
@@ -182,44 +181,44 @@ static inline bool forked(const struct kvd *handle) {
 }
 
 /*
- * A call begins. 0; in a child of the process that opened it, -ECHILD, with the words said.
+ * Begins a call, and its deadline. Returns 0, or -ECHILD with the error message set if this process
+ * is a child of the one that opened the connection.
  */
 static inline int handle_check(const struct kvd *handle) {
         deadline_begin();
         return forked(handle) ?
                        client_fail(-ECHILD,
-                                   "this process was forked from the one that connected; open a "
-                                   "connection of its own") :
+                                   "this process was forked from the one that connected; open a connection of its own") :
                        0;
 }
 
 static inline int space_check(const struct kvd_space *space) {
         deadline_begin();
         return forked(space->handle) ?
-                       client_fail(-ECHILD, "this process was forked from the one that opened the "
-                                            "space; open it anew") :
+                       client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew") :
                        0;
 }
 
-/* name.c: of this process, for people */
+/* name.c: a name of this process, for people */
 void own_name(char to[KVD_NAME_MAX + 1]);
 
 /* latency.c */
 void latency_prepare(void); /* before the first lookup */
-/* now, in ns; 0: looking at the clock is a system call */
+/* the current time in ns; 0 if reading the clock needs a system call */
 uint64_t latency_begin(void);
 void latency_count(struct view *view, enum kvd_latency which, uint64_t begun_ns);
 
-/* below.c: n_tokens behind a chain's last block (KVD_ROOT: none). As kvd_pin.n_below */
+/* below.c: the n_tokens tokens behind leaf, a chain's last block (KVD_ROOT if none) */
 struct lookup_end {
         kvd_ref leaf;
         uint64_t root;
-        uint32_t group, depth, n_tokens; /* depth: blocks before them */
+        uint32_t group, depth, n_tokens; /* depth: number of blocks before the tokens */
         const uint32_t *tokens;
 };
+/* returns kvd_pin.n_below */
 uint32_t lookup_below(const struct kvd_index *ix, const struct lookup_end *end);
 
-/* asked.c: for who follows the space */
+/* asked.c: for clients that follow the space */
 struct lookup_note {
         const uint32_t *tokens;
         uint32_t n_tokens, group, found;
@@ -228,57 +227,58 @@ struct lookup_note {
 void lookup_noted(struct view *view, const struct lookup_note *note);
 
 /* handle.c */
-int handle_lock(struct kvd *handle); /* by the call's deadline; 0 or -ETIMEDOUT */
+int handle_lock(struct kvd *handle); /* waits until the call's deadline; 0 or -ETIMEDOUT */
 void handle_unlock(struct kvd *handle);
-/* without the lock: the daemon is told that something was posted, by us or by who has the lock */
+/* without the lock: tells the daemon of posts, or leaves that to the thread that has the lock */
 void handle_kick(struct kvd *handle);
-/* for who let go of it within a call that has it: whatever the deadline, its caller counts on it */
+/* for a call that released the lock in between: takes it back, whatever the deadline */
 void handle_lock_again(struct kvd *handle);
-/* until handle_changed, without it; 0 or -ETIMEDOUT */
+/* waits for handle_changed, without the lock; 0 or -ETIMEDOUT */
 int handle_wait(struct kvd *handle);
 void handle_changed(struct kvd *handle);
-/* the others: under kvd.lock */
-int handle_connect(struct kvd *handle); /* 0 if there is a connection now */
+/* the following are called under kvd.lock */
+int handle_connect(struct kvd *handle); /* 0 if connected now */
 int handle_call(struct kvd *handle, uint32_t number, const void *request, void *reply,
                 struct kvd_fds *fds);
 
 /*
- * later.c: what a call that cannot fail did not get through before its deadline; later_send, under
- * kvd.lock, when there is a connection.
+ * later.c: keeps messages of calls that cannot fail but did not get the lock before their deadline.
+ * later_send, under kvd.lock, sends those of the current connection and drops the others.
  */
 void later_release(const struct view *view, const kvd_ref *refs, uint32_t n);
 void later_detach(struct kvd *handle, uint64_t epoch, uint32_t space);
 void later_close(const struct view *view, uint32_t sequence);
 void later_send(struct kvd *handle);
 
-/* view.c: mappings of one attachment, and who still uses them */
+/* view.c: mappings of one attachment, and references to them */
 struct view *view_get(struct kvd_space *space); /* the current one, with a reference */
-void view_put_some(struct view *view, uint32_t n); /* lets go of n references */
+void view_put_some(struct view *view, uint32_t n); /* releases n references */
 static inline void view_put(struct view *view) {
         view_put_some(view, 1);
 }
 void view_leave(struct view *view); /* as view_put, but makes no system call */
-bool view_hold(struct view *view);  /* a reference to any view; false: it is not mapped any more */
+bool view_hold(struct view *view);  /* takes a reference to any view; false: it is unmapped */
 bool view_is_current(const struct view *view);
-bool view_is_connected(const struct view *view); /* under kvd.lock: it is of today's connection */
+bool view_is_connected(const struct view *view); /* under kvd.lock: by the current connection */
 /*
- * Under kvd.lock, which they let go of while a GPU's driver is at work: unmaps it, if nobody uses
- * it; unmaps those before it that nobody uses (true: that is all of them).
+ * Called under kvd.lock, which they release while a GPU's driver is at work. view_unmap unmaps a
+ * view without references. view_is_last unmaps older views without references, and returns whether
+ * all older views are unmapped.
  */
 void view_unmap(struct view *view);
 bool view_is_last(struct view *view);
 struct view *view_new(struct kvd_space *space);
-void view_free(struct view *view); /* nobody else knows it; not under kvd.lock if it is mapped */
-void view_count(const struct view *view, uint64_t counters[COUNTERS]); /* adds what its page says */
+void view_free(struct view *view); /* no other thread has it; not under kvd.lock if mapped */
+void view_count(const struct view *view, uint64_t counters[COUNTERS]); /* adds its page's */
 void view_forget_mappings(struct kvd_space *space);
 void view_free_all(struct kvd_space *space);
-int view_map_file(int fd, uint64_t bytes, int prot, void **ret); /* refuses one that is shorter */
-bool view_has(const struct view *view, uint32_t segment); /* mapped, and with today's memory */
-/* has no segment got other memory since what is mapped was last looked at? */
+int view_map_file(int fd, uint64_t bytes, int prot, void **ret); /* refuses a shorter file */
+bool view_has(const struct view *view, uint32_t segment); /* mapped, with its current memory */
+/* no segment got other memory since the mappings were last checked */
 bool view_is_fresh(const struct view *view);
 /*
- * C5, its other word (lookup.c): an index whose daemon was replaced says SEALED for ever. Partner:
- * D11 (store/cache/inherit.c).
+ * The second half of C5 (lookup.c): in the index of a daemon that was replaced, slot words stay
+ * SEALED for ever. Partner: D11 (store/cache/inherit.c).
  */
 static inline bool view_is_served(const struct view *view) {
         return atomic_load_explicit(&view->page->epoch, memory_order_seq_cst) == view->ix->life;
@@ -286,19 +286,20 @@ static inline bool view_is_served(const struct view *view) {
 bool view_has_any(const struct view *view);
 bool view_may_write(const struct view *view, uint32_t segment);
 void view_set_segment(struct view *view, uint32_t segment, bool mapped, bool writable);
-void view_lose_segment(struct view *view, uint32_t segment); /* it is about to be unmapped */
+void view_lose_segment(struct view *view, uint32_t segment); /* before unmapping it */
 
-/* segments.c: under kvd.lock, which they let go of as map does; but for view_map_blocks */
-int view_catch_up(struct view *view); /* what the pool has grown by, and what lookups wanted */
-int view_map_segments(struct view *view, uint32_t at_least); /* those below it that have memory */
+/* segments.c: under kvd.lock, which they release as map does; view_map_blocks takes it itself */
+int view_catch_up(struct view *view); /* maps new segments, and those that lookups missed */
+int view_map_segments(struct view *view, uint32_t at_least); /* all below it that have memory */
 int view_map_block(struct view *view, uint32_t id, bool write);
-/* segments of blocks that others sealed */
+/* maps the segments of blocks that other clients sealed */
 int view_map_blocks(struct view *view, const kvd_ref *refs, uint32_t n);
 
 /* attach.c */
 /*
- * Under kvd.lock: current and connected, or error. Lets go of the lock for a while where a GPU's
- * memory is mapped, or wanted back: what was read under it before is to be read again.
+ * Called under kvd.lock. Returns a view that is current and connected, or an error. On a GPU it may
+ * release the lock for a while, to map memory or to give it back: read again what the lock
+ * protects.
  */
 int view_attach(struct kvd_space *space, struct view **ret);
 
@@ -307,22 +308,19 @@ struct kvd_shape shape_of(const struct kvd_geometry *geometry);
 
 /* space.c */
 void view_memory(struct view *view, struct kvd_space_memory *ret);
-void space_put(struct kvd_space *space); /* a tensor is gone, or the caller: the last one closes */
+void space_put(struct kvd_space *space); /* for a tensor or the caller; the last one closes it */
 
 /* lookup.c */
 
-/*
- * Before n lookups: what they will read of their first blocks, whose tokens these are, comes to us
- * all at once.
- */
+/* Before n lookups: prefetches what they read of their first blocks, which have these tokens. */
 #define LOOKUP_AHEAD 16u
 void lookup_ahead(struct kvd_space *space, const uint32_t *tokens, const struct kvd_pin *pins,
                   uint32_t n);
 
-/* As kvd_lookup in group 0, but all of it or nothing. blocks has room for all. */
+/* As kvd_lookup in group 0, but finds all or nothing. blocks has room for all. */
 int64_t lookup_whole(struct kvd_space *space, const uint32_t *tokens, uint32_t n_tokens,
                      uint32_t *blocks, struct kvd_pin *pin);
-/* true: it is sealed in this incarnation, and pinned */
+/* true: the block is still sealed with this generation, and now pinned */
 bool pin_block(struct view *view, kvd_ref ref);
 static inline void unpin_block(struct view *view, uint32_t id) {
         atomic_fetch_sub_explicit(&view->words[id].pins, 1, memory_order_release);
@@ -330,35 +328,35 @@ static inline void unpin_block(struct view *view, uint32_t id) {
 
 /* sequence.c */
 
-/* One request's table: the caller's thread only, but for the view. */
+/* One request's block table. Only the caller's thread uses it, except for the view. */
 struct kvd_sequence {
         struct kvd_space *space;
         struct view *view;          /* with a reference */
-        uint32_t number;            /* in the space */
-        /* nobody knows what the daemon's table says: only good for closing */
+        uint32_t number;            /* of the sequence in the space */
+        /* the contents of the daemon's table are unknown: it can only be closed */
         bool lost;
         struct kvd_entry *entries;  /* owned; max_blocks of them */
         uint32_t n, max_blocks;
         uint32_t n_tokens;
-        uint32_t seen;              /* sync_epoch at the last sync that found nothing more */
-        uint64_t arrived[2];        /* blocks that came back: exactly, approximately */
-        uint64_t copy_bytes, sketch_bytes; /* as the daemon last said */
-        void *summaries;            /* owned mapping, read-only; NULL: not yet needed */
+        uint32_t seen;              /* sync_epoch at the start of the last complete sync */
+        uint64_t arrived[2];        /* number of blocks that came back: exact, approximate */
+        uint64_t copy_bytes, sketch_bytes; /* as of the last sync */
+        void *summaries;            /* owned mapping, read-only; NULL until needed */
         uint64_t summary_bytes;
 };
 
 /*
- * A request about the sequence. take copies what is wanted of the reply, whose slices live until
- * the next call. -ESTALE: its daemon is gone.
+ * Sends a request about the sequence. take copies what is needed of the reply, whose slices are
+ * valid until the next call. -ESTALE: the sequence's daemon is gone.
  */
 int sequence_ask(struct kvd_sequence *sequence, uint32_t number, const void *request, void *reply,
                  void (*take)(const void *reply, void *to), void *to);
-/* ... which is all of a call. */
+/* Does the same as a call of its own, with a new deadline. */
 int sequence_call(struct kvd_sequence *sequence, uint32_t number, const void *request, void *reply,
                   void (*take)(const void *reply, void *to), void *to);
 
 /* use.c */
-/* whatever was said of it before */
+/* sets the use of a block, ignoring the old value */
 void use_begin(struct kvd_sequence *sequence, uint32_t block, struct kvd_use use);
 
 /* copy.c */
@@ -368,40 +366,43 @@ const struct kvd_ops *client_ops(void);
 void attend_free_scratch(struct kvd_space *space);
 
 /* post.c */
-/* Of a block that was posted, and not freed yet, the lowest bit of kvd_block.view is set. */
+/* The lowest bit of kvd_block.view is set while a block is posted and not yet freed. */
 static inline bool is_posted(const struct kvd_block *block) {
         return (uintptr_t)block->view & 1;
 }
 static inline struct view *view_of(const struct kvd_block *block) {
         return (struct view *)((uint8_t *)block->view - is_posted(block));
 }
-/* Where the chain ends that the pin holds, and what was posted behind it. */
+/* The last block of the pin's chain, including blocks posted behind it. */
 static inline kvd_ref chain_end(const struct kvd_pin *pin) {
         if (pin->n_posted)
                 return kvd_ref_make(pin->posted, pin->posted_generation);
         return pin->view ? kvd_ref_make(pin->leaf, pin->generation) : KVD_ROOT;
 }
-/* Posts that the daemon has not seen. */
+/* Number of posts that the daemon has not taken. */
 static inline uint64_t posts_untaken(const struct view *view) {
         return atomic_load_explicit(&view->page->posted, memory_order_relaxed) -
                atomic_load_explicit(&view->page->posts_taken, memory_order_acquire);
 }
-void post_free(struct view *view, kvd_ref *refs, uint32_t n); /* refs: overwritten */
+void post_free(struct view *view, kvd_ref *refs, uint32_t n); /* overwrites refs */
 
 /* magazine.c */
-/* another daemon's view has taken the place of this one: look at that */
+/* another view has replaced this one: retry with that */
 #define MAGAZINE_REPLACED (-ERESTART)
 
-int magazine_take(struct view *view, uint32_t n, kvd_ref *to); /* how many, n at most */
-/* what kvd_reserve asked for, no less and not much more; how many it holds */
+int magazine_take(struct view *view, uint32_t n, kvd_ref *to); /* returns how many */
+/*
+ * Refills it to kvd_reserve's n, or returns to the daemon what exceeds that by more than a batch.
+ * Returns how many blocks it holds, or an error.
+ */
 int magazine_keep(struct view *view);
-/* how many to ask for in a request that seals n blocks, 0: it has enough; under kvd.lock, what the
- * reply brought of them */
+/* how many to request along with sealing n blocks; 0 if none */
 uint32_t magazine_lacks(struct view *view, uint32_t n);
+/* under kvd.lock: adds those that the reply brought */
 void magazine_bring(struct view *view, struct kvd_slice fresh, uint32_t asked);
-/* nobody wants them; some go to the daemon */
+/* puts back unused blocks, or returns them to the daemon if there is no room */
 void magazine_put(struct view *view, const kvd_ref *refs, uint32_t n);
-/* all go to the daemon */
+/* returns all of them to the daemon */
 void magazine_send_back(struct view *view, const kvd_ref *refs, uint32_t n);
 
 #endif
