@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is let go of behind a stream stays pinned, or being filled, as far as the daemon knows,
- * until the stream has come that far. It is let go of by whichever call finds that the semaphore
- * has reached its value. A stream that is being captured cannot promise anything: what is let go of
- * behind it waits here until it can.
+ * Pins and blocks that are released behind a stream. For the daemon they stay pinned, or being
+ * filled, until the stream has passed. Then the next call that finds the semaphore at its value
+ * releases them. A stream that is being captured cannot make a promise: its entries wait here until
+ * it can.
  */
 
 #include <string.h>
@@ -60,7 +60,7 @@ static bool list(struct view *view, struct deferred deferred) {
         return listed;
 }
 
-/* Without memory for a list, everything is waited for. */
+/* Without memory for the list, waits until all streams have passed. */
 void deferred_add(struct view *view, struct promise until, kvd_ref ref, bool is_pin) {
         struct deferred deferred = {until, NULL, ref, is_pin};
 
@@ -70,7 +70,7 @@ void deferred_add(struct view *view, struct promise until, kvd_ref ref, bool is_
         let_go(view, &deferred, 1);
 }
 
-/* Without memory for a list, a block behind a capture stays pinned until the space is closed. */
+/* Without memory for the list, a block behind a capture stays pinned until the space is closed. */
 void deferred_unpin(struct view *view, kvd_ref ref, void *stream) {
         struct deferred deferred = {{SEMAPHORES, 0}, stream, ref, true};
         int r = semaphore_promise(view, stream, &deferred.until);
@@ -93,7 +93,7 @@ static bool unpromised(const struct view *view, const struct deferred *one) {
         return !is_promised(one);
 }
 
-/* Takes those out, up to a piece. */
+/* Moves entries for which is_one holds into ret, SETTLE_PIECE at most. */
 static uint32_t take(struct view *view, bool (*is_one)(const struct view *, const struct deferred *),
                      struct deferred *ret) {
         struct device *d = view->device;
@@ -114,7 +114,7 @@ static uint32_t take(struct view *view, bool (*is_one)(const struct view *, cons
         return taken;
 }
 
-/* Streams that were being captured may have ended that. */
+/* The captures may have ended: tries again. */
 static void ask_again(struct view *view) {
         struct deferred pieces[SETTLE_PIECE];
         uint32_t n = take(view, unpromised, pieces);

@@ -3,12 +3,12 @@
 #define KVD_CLIENT_GPU_DEVICE_H
 
 /*
- * What a view of a pool on a GPU has besides: the device, and the streams of this process that
- * write and read there.
+ * What a view of a pool on a GPU has in addition: the device, and this process's streams that read
+ * and write the pool.
  *
  *      memory_device.c   segments
  *      semaphore.c       our row of the semaphore page
- *      deferred.c        what is let go of when a stream has passed
+ *      deferred.c        pins and blocks to release when a stream has passed
  *      stream.c          the calls of kvd_cuda.h
  */
 
@@ -17,15 +17,15 @@
 #include "ipc/base/device.h"
 #include "ipc/base/semaphore.h"
 
-/* What a semaphore promises: its value after everything that was put into the stream until now. */
+/* A promise: the semaphore gets this value after all work that is in the stream now. */
 struct promise {
-        uint32_t at;    /* which one of our row */
+        uint32_t at;    /* place in our row */
         uint64_t value;
 };
 
 /*
- * Something that is let go of when the semaphore has reached the value. Without a promise (until.at
- * is SEMAPHORES): the stream was being captured, and makes one when it is not any more.
+ * A pin or block to release when the semaphore has reached the value. until.at is SEMAPHORES if the
+ * stream was being captured: it makes its promise after the capture.
  */
 struct deferred {
         struct promise until;
@@ -35,73 +35,73 @@ struct deferred {
 };
 
 /*
- * One semaphore of our row. A stream is known by its id, which no other ever has: a handle is
- * another stream's after cuStreamDestroy, and the per-thread default stream is another one in each
- * thread.
+ * One semaphore of our row. A stream is identified by its id, which is never reused. Its handle may
+ * be reused after cuStreamDestroy, and the handle of the per-thread default stream means another
+ * stream in each thread.
  */
 struct semaphore {
         uint64_t stream;
-        uint64_t value; /* promised last, by us or by whoever had the row before */
+        uint64_t value; /* last promised, by us or by an earlier client that had the row */
         bool used;      /* by a stream of ours */
-        uint32_t writers;      /* threads that are about to write it: until then it is that stream's */
-        pthread_mutex_t order; /* writes come in the order of their values; may be held for long */
+        uint32_t writers;      /* number of threads about to write it: its stream keeps it until then */
+        pthread_mutex_t order; /* held for a write, so that values only grow; may be held for long */
 };
 
 struct device {
         struct kvd_device gpu;
-        _Atomic uint32_t drained;  /* drain_epoch that was followed; changed under kvd.lock */
-        bool draining;             /* a thread unmaps what is wanted; under kvd.lock */
-        /* segments that a thread has in the driver's hands, without kvd.lock; under it */
+        _Atomic uint32_t drained;  /* drain_epoch up to which we gave segments back; changed under kvd.lock */
+        bool draining;             /* a thread is giving segments back; under kvd.lock */
+        /* segments that a thread is mapping or unmapping, without kvd.lock; changed under it */
         uint64_t busy[KVD_MAX_SEGMENTS / 64];
         uint32_t n_busy;
 
-        pthread_mutex_t lock;      /* of what follows; never held over a call of the driver */
+        pthread_mutex_t lock;      /* protects what follows; never held during a driver call */
         bool streams;              /* stream memory operations work here */
-        cu_stream own;             /* then: of ours, with nothing in it, to ask about the context */
-        shm_u64 *page;             /* owned mapping: the semaphore page; NULL: none came */
+        cu_stream own;             /* if they do: an empty stream, to check the context with */
+        shm_u64 *page;             /* owned mapping: the semaphore page; NULL if none */
         uint64_t page_bytes;
-        cu_address page_at;        /* for the device */
-        uint32_t row;              /* ours */
+        cu_address page_at;        /* device address of the page */
+        uint32_t row;              /* our row */
         struct semaphore semaphores[SEMAPHORES];
         struct deferred *deferred; /* owned */
-        uint32_t room;
+        uint32_t room;             /* maximum number of deferred */
         _Atomic uint32_t n_deferred; /* changed under lock */
-        _Atomic uint32_t n_unpromised; /* of these */
+        _Atomic uint32_t n_unpromised; /* number of those without a promise */
 };
 
 /* memory_device.c */
 bool device_drain_wanted(const struct view *view);
-bool device_is_mapping(const struct view *view); /* a thread has segments in the driver's hands */
+bool device_is_mapping(const struct view *view); /* a thread is mapping or unmapping */
 /*
- * Under kvd.lock, which it lets go of while the driver is at work: unmaps what the daemon wants
- * back, if no other thread is about to.
+ * Called under kvd.lock, which it releases while the driver is at work: unmaps segments that the
+ * daemon wants back, unless another thread is doing it.
  */
 void device_drain(struct view *view);
 
 /* semaphore.c */
 int semaphore_open(struct view *view, int fd, uint32_t row);
-bool semaphore_is_quiet(const struct view *view); /* our streams promise nothing more */
-/* waits for what our streams still promise; false: the driver fails */
+bool semaphore_is_quiet(const struct view *view); /* our streams have kept all promises */
+/* waits until our streams have kept all promises; false: their context has failed */
 bool semaphore_quiet(struct view *view);
 void semaphore_close(struct view *view); /* waits likewise */
 /*
- * Puts a write behind everything in the stream. -ENOTSUP: it cannot, and the stream was waited for
- * instead. -EBUSY: the stream is being captured, and nothing was done.
+ * Adds a write behind all work in the stream. -ENOTSUP: that is not possible, so the call waited for
+ * the stream instead. -EBUSY: the stream is being captured, and nothing was done.
  */
 int semaphore_promise(struct view *view, void *stream, struct promise *ret);
-/* waits for it; if its context has failed, it is over, too. -EBUSY: it is being captured */
+/* waits for the stream, which is over if its context has failed. -EBUSY: it is being captured */
 int semaphore_finish(struct view *view, void *stream);
 int semaphore_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t value);
-/* of any row, as in descriptors */
+/* value of a semaphore of any row, numbered as in descriptors */
 uint64_t semaphore_reached(const struct view *view, uint32_t semaphore);
 bool semaphore_passed(const struct view *view, struct promise until);
 
 /* deferred.c */
-/* a pin that is not needed behind what the stream has got; never fails, never breaks a capture */
+/* releases a pin behind all work in the stream; never fails, never breaks a capture */
 void deferred_unpin(struct view *view, kvd_ref ref, void *stream);
 void deferred_add(struct view *view, struct promise until, kvd_ref ref, bool is_pin);
-uint32_t deferred_settle(struct view *view); /* lets go of what can be; how much still waits */
-/* semaphore_quiet; false also: something waits for a stream that is being captured */
+uint32_t deferred_settle(struct view *view); /* returns how many entries still wait */
+/* semaphore_quiet; also false if an entry waits for a stream that is being captured */
 bool deferred_quiet(struct view *view);
 
 /* stream.c */
@@ -109,7 +109,7 @@ void layer_lay_out(const struct kvd_index *ix, uint8_t *base, uint32_t layer,
                    struct kvd_layer_view *ret);
 
 /*
- * seal.c; ids: NULL, or kvd_seal_keep's; until: NULL, or the promise that tells when the data is
+ * seal.c; ids: NULL, or as in kvd_seal_keep; until: NULL, or the promise after which the data is
  * there
  */
 int seal_blocks(kvd_space *space, struct kvd_pin *pin, uint32_t n, struct kvd_block *blocks,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks and layers as tensors of other libraries. A tensor is a struct of ours with the memory's
- * owner in it: a pin, or a reference to the mapping. What deletes it may be any thread of any
- * library, at any time: the last of a space that was closed meanwhile closes it.
+ * Blocks and layers as tensors for other libraries. A tensor is a struct of ours that holds its
+ * memory by a pin, or by a reference to the mapping. Any thread of any library may delete it, at any
+ * time. If kvd_space_close was called meanwhile, the last tensor closes the space.
  */
 
 #include <dlfcn.h>
@@ -17,18 +17,18 @@
 
 struct owner {
         struct DLManagedTensor managed;
-        struct DLManagedTensorVersioned versioned; /* the same, for who took that */
+        struct DLManagedTensorVersioned versioned; /* the same, for kvd_dlpack_versioned */
         int64_t shape[DIMENSIONS], strides[DIMENSIONS];
         struct kvd_space *space;
-        struct view *view; /* with a reference, but for tensors of everything at fixed addresses */
-        bool lasts;        /* such a one */
-        kvd_ref pinned;    /* with a pin; KVD_ROOT: nothing */
-        void *stream;      /* behind which the pin is let go of; NULL: the legacy default stream */
+        struct view *view; /* with a reference, unless lasts */
+        bool lasts;        /* a layer or the whole memory of a space at fixed addresses */
+        kvd_ref pinned;    /* block with a pin; KVD_ROOT if none */
+        void *stream;      /* releases the pin behind it; NULL: the legacy default stream */
 };
 
 /* ---- letting go ------------------------------------------------------------------------------ */
 
-/* What reads the block on a GPU may still be under way. */
+/* On a GPU, kernels that read the block may still be running. */
 static void let_go(struct owner *o) {
         struct view *view = o->view;
 
@@ -86,8 +86,8 @@ int kvd_dlpack_versioned(struct DLManagedTensor *managed, struct DLManagedTensor
 }
 
 /*
- * Python's functions are looked for in the process that calls this, and so are there. A capsule
- * that somebody took the tensor out of has another name by then.
+ * Only Python calls this, so its functions are found in this process. A consumer that takes the
+ * tensor renames the capsule.
  */
 void kvd_dlpack_capsule_free(void *capsule) {
         int (*is_valid)(void *capsule, const char *name);
@@ -195,9 +195,7 @@ static int make(struct kvd_space *space, struct view *view, void *data, bool las
 
 /* ---- the calls ------------------------------------------------------------------------------- */
 
-/*
- * The block's incarnation in the chain; KVD_ROOT: it is not in it. Fixed while the chain is held.
- */
+/* The block's reference; KVD_ROOT if it is not in the chain, which cannot change while pinned. */
 static kvd_ref find_in_chain(const struct kvd_pin *pin, uint32_t block) {
         const struct view *view = pin->view;
         kvd_ref at = kvd_ref_make(pin->leaf, pin->generation);
@@ -212,8 +210,8 @@ static kvd_ref find_in_chain(const struct kvd_pin *pin, uint32_t block) {
 }
 
 /*
- * The new pin needs no second look: the chain is held by the caller's, and whoever sees that one
- * gone sees ours, too.
+ * The new pin needs no second look at the slot word (C5): the caller's pin holds the chain, and a
+ * scan that sees the caller's pin released also sees the new one.
  */
 int kvd_dlpack_block(struct kvd_space *space, const struct kvd_pin *pin, uint32_t block,
                      struct DLManagedTensor **ret) {
@@ -256,8 +254,8 @@ int kvd_dlpack_filling(struct kvd_space *space, const struct kvd_block *block,
 }
 
 /*
- * The view that is current after the layer was laid out may be another one, if the daemon was
- * replaced: then again.
+ * If the daemon was replaced meanwhile, the layer may be of another view than the one returned: then
+ * this repeats both.
  */
 static int view_of_layer(struct kvd_space *space, uint32_t layer, struct kvd_layer_view *at,
                          struct view **ret) {

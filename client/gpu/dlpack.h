@@ -3,9 +3,8 @@
 #define KVD_CLIENT_GPU_DLPACK_H
 
 /*
- * DLPack 0.8 and 1.1, the ABI by which libraries hand each other tensors in memory
- * (https://dmlc.github.io/dlpack). Our own declaration, not installed: programs have dlpack.h of
- * theirs.
+ * DLPack 0.8 and 1.1, the ABI with which libraries exchange tensors in memory
+ * (https://dmlc.github.io/dlpack). Not installed: programs have their own dlpack.h.
  */
 
 #include <stdint.h>
@@ -35,7 +34,7 @@ struct DLTensor {
 struct DLManagedTensor {
         struct DLTensor tensor;
         void *owner;
-        void (*deleter)(struct DLManagedTensor *self); /* once, by any thread */
+        void (*deleter)(struct DLManagedTensor *self); /* called once, by any thread */
 };
 
 enum { DLPACK_READ_ONLY = 1 }; /* flags */

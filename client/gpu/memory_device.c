@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A pool on a GPU, as its user maps it. The daemon names the GPU by UUID, since its ordinal here
- * may be another one; all is done in that GPU's primary context. VMM segments lie side by side in
- * one reserved range of device addresses, as the host's do in one of host addresses; a legacy
- * handle brings its own address, so there is one segment and no range.
+ * Maps a pool on a GPU. The daemon identifies the GPU by UUID, since its ordinal may differ in this
+ * process. Everything is done in that GPU's primary context. VMM segments lie side by side in one
+ * reserved range of device addresses, as segments in host memory do. A legacy handle comes with its
+ * own address, so there is one segment and no range.
  *
- * The driver may wait for whatever the GPU has to do, and that may wait for anything: it maps and
- * unmaps without kvd.lock, so that other threads go on meanwhile, and nobody else touches the
- * segments that are in its hands.
+ * The driver may wait for the GPU's work, which may wait for anything. So it maps and unmaps without
+ * kvd.lock, and other threads continue meanwhile. They do not touch busy segments.
  *
- * What the GPU may be using is never unmapped: a segment is given back only when the daemon says
- * that it has no blocks, and a block stays while it is pinned, which it is until the stream of its
- * last reader has passed (semaphore.c).
+ * Memory that the GPU may be using is never unmapped: a segment is given back only when the daemon
+ * reports that it has no blocks, and a block stays while it is pinned, that is, until the stream of
+ * its last reader has passed (semaphore.c).
  */
 
 #include <errno.h>
@@ -47,8 +46,7 @@ static int reserve(struct view *view) {
         int r;
 
         if (is_fixed(view->space))
-                return client_fail(-ENOTSUP, "fixed addresses (KVD_SPACE_FIXED) are for pools in "
-                                             "host memory");
+                return client_fail(-ENOTSUP, "fixed addresses (KVD_SPACE_FIXED) are for pools in host memory");
         d = sys->calloc(1, sizeof *d);
         if (!d)
                 return client_fail(-ENOMEM, "out of memory");
@@ -73,7 +71,7 @@ static cu_address address(const struct view *view, uint32_t number) {
         return (cu_address)view->base + (uint64_t)number * view->ix->segment_bytes;
 }
 
-/* ---- in the driver's hands ------------------------------------------------------------------- */
+/* ---- busy segments --------------------------------------------------------------------------- */
 
 static uint64_t *busy_word(struct view *view, uint32_t number) {
         return &view->device->busy[number / 64];
@@ -83,7 +81,7 @@ static bool is_busy(struct view *view, uint32_t number) {
         return *busy_word(view, number) >> number % 64 & 1;
 }
 
-/* Until hand_back they are this thread's, and kvd.lock is not. */
+/* Until hand_back, this thread owns the segments and does not hold kvd.lock. */
 static void hand_over(struct view *view, const uint32_t *segments, uint32_t n) {
         for (uint32_t i = 0; i < n; i++)
                 *busy_word(view, segments[i]) |= UINT64_C(1) << segments[i] % 64;
@@ -118,7 +116,7 @@ static int wait_for(struct view *view, uint32_t number) {
 /* ---- mapping --------------------------------------------------------------------------------- */
 
 static int map_legacy(struct view *view, uint32_t number, const struct segment_source *from) {
-        struct kvd_device gpu = view->device->gpu; /* with words of our own */
+        struct kvd_device gpu = view->device->gpu; /* a copy, for its own error message */
         struct cu_ipc_handle handle;
         cu_address at;
         int r;
@@ -126,30 +124,30 @@ static int map_legacy(struct view *view, uint32_t number, const struct segment_s
         if (view->base)
                 return 0;
         if (number != 0 || !from->handle)
-                return daemon_fail(-EPROTO, "a pool of legacy handles has one");
+                return daemon_fail(-EPROTO, "a pool with a legacy handle has one segment");
         memcpy(handle.bytes, from->handle, sizeof handle.bytes);
         hand_over(view, &number, 1);
         r = kvd_device_open_handle(&gpu, &handle, &at);
         hand_back(view, &number, 1);
         if (r < 0)
                 return device_fail(&gpu, r, "cannot open the pool's handle");
-        /* before n_mapped, and so before any block is looked for in it */
+        /* set before n_mapped, and so before a lookup uses it */
         view->base = view->sealed = (uint8_t *)at;
         return 0;
 }
 
 static void unmap(struct view *view, uint32_t number) {
-        struct kvd_device gpu = view->device->gpu; /* with words of our own */
+        struct kvd_device gpu = view->device->gpu; /* a copy, for its own error message */
 
         kvd_device_unmap(&gpu, address(view, number), view->ix->segment_bytes);
 }
 
 /*
- * One that is mapped read-only and is to be written now belongs to nobody but us: nothing of it is
- * in use here.
+ * A segment that is mapped read-only and now needs write access belongs to this client alone: none
+ * of its blocks is in use here, so it can be mapped anew.
  */
 static int map_vmm(struct view *view, uint32_t number, int fd, bool writable) {
-        struct kvd_device gpu = view->device->gpu; /* with words of our own */
+        struct kvd_device gpu = view->device->gpu; /* a copy, for its own error message */
         bool had = view_has(view, number);
         int r;
 
@@ -203,10 +201,10 @@ const struct mapping_kind mapping_device = {
 
 /* ---- giving segments back -------------------------------------------------------------------- */
 
-#define DRAIN_MAX 1024u /* segments in one message */
+#define DRAIN_MAX 1024u /* maximum number of segments in one message */
 #define DRAIN_ROUNDS 16u
 
-/* Reports n segments as not mapped; n becomes those that are wanted back, into the same place. */
+/* Reports n segments as unmapped. Replaces them, and n, by those that the daemon wants back. */
 static int ask_drain(struct view *view, uint32_t *segments, uint32_t *n) {
         struct kvd_msg_drain request = {view->handle, {segments, *n * (uint32_t)sizeof *segments}};
         struct kvd_msg_drain_reply reply;
@@ -221,8 +219,9 @@ static int ask_drain(struct view *view, uint32_t *segments, uint32_t *n) {
 }
 
 /*
- * The bit goes first: who meets a block there later on maps the segment again, whatever it is made
- * of by then. *n: those that we had, which come first; one that is being mapped is not yet had.
+ * Clears the bits before unmapping: a thread that later needs a block there maps the segment again,
+ * with the memory that it has then. Moves segments that were mapped to the front, and sets *n to
+ * their number. A segment that is being mapped does not count yet.
  */
 static void lose(struct view *view, uint32_t *segments, uint32_t *n) {
         uint32_t had = 0;
@@ -256,7 +255,7 @@ static bool is_unmapped(struct view *view, uint32_t number) {
                (!view_has(view, number) && !is_busy(view, number));
 }
 
-/* What another thread has mapped again meanwhile, or is about to, is not to be reported. */
+/* Omits segments that another thread has mapped again, or is mapping: they must not be reported. */
 static uint32_t keep_unmapped(struct view *view, uint32_t *segments, uint32_t n) {
         uint32_t kept = 0;
 
@@ -286,7 +285,7 @@ static void drain(struct view *view) {
         }
 }
 
-/* One thread at a time; the view is not released while the lock is somebody else's. */
+/* One thread at a time. The reference keeps the view while the lock is released. */
 void device_drain(struct view *view) {
         if (likely(!device_drain_wanted(view)) || view->device->draining)
                 return;
