@@ -43,13 +43,13 @@ struct semaphore {
         uint64_t stream;
         uint64_t value; /* last promised, by us or by an earlier client that had the row */
         bool used;      /* by a stream of ours */
-        uint32_t writers;      /* number of threads about to write it: its stream keeps it until then */
-        pthread_mutex_t order; /* held for a write, so that values only grow; may be held for long */
+        uint32_t writers;      /* threads about to write it: its stream keeps it until then */
+        pthread_mutex_t order; /* held while a value is written, perhaps for long */
 };
 
 struct device {
         struct kvd_device gpu;
-        _Atomic uint32_t drained;  /* drain_epoch up to which we gave segments back; changed under kvd.lock */
+        _Atomic uint32_t drained;  /* last drain_epoch that was served; changed under kvd.lock */
         bool draining;             /* a thread is giving segments back; under kvd.lock */
         /* segments that a thread is mapping or unmapping, without kvd.lock; changed under it */
         uint64_t busy[KVD_MAX_SEGMENTS / 64];
@@ -85,8 +85,8 @@ bool semaphore_is_quiet(const struct view *view); /* our streams have kept all p
 bool semaphore_quiet(struct view *view);
 void semaphore_close(struct view *view); /* waits likewise */
 /*
- * Adds a write behind all work in the stream. -ENOTSUP: that is not possible, so the call waited for
- * the stream instead. -EBUSY: the stream is being captured, and nothing was done.
+ * Adds a write behind all work in the stream. -ENOTSUP: that is not possible, and the call waited
+ * for the stream instead. -EBUSY: the stream is being captured, and nothing was done.
  */
 int semaphore_promise(struct view *view, void *stream, struct promise *ret);
 /* waits for the stream, which is over if its context has failed. -EBUSY: it is being captured */

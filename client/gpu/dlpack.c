@@ -2,8 +2,8 @@
 
 /*
  * Blocks and layers as tensors for other libraries. A tensor is a struct of ours that holds its
- * memory by a pin, or by a reference to the mapping. Any thread of any library may delete it, at any
- * time. If kvd_space_close was called meanwhile, the last tensor closes the space.
+ * memory by a pin, or by a reference to the mapping. Any thread of any library may delete it, at
+ * any time. If kvd_space_close was called meanwhile, the last tensor closes the space.
  */
 
 #include <dlfcn.h>
@@ -254,8 +254,8 @@ int kvd_dlpack_filling(struct kvd_space *space, const struct kvd_block *block,
 }
 
 /*
- * If the daemon was replaced meanwhile, the layer may be of another view than the one returned: then
- * this repeats both.
+ * If the daemon was replaced meanwhile, the layer may belong to another view than the one returned:
+ * then this repeats both.
  */
 static int view_of_layer(struct kvd_space *space, uint32_t layer, struct kvd_layer_view *at,
                          struct view **ret) {

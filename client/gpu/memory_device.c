@@ -6,8 +6,8 @@
  * reserved range of device addresses, as segments in host memory do. A legacy handle comes with its
  * own address, so there is one segment and no range.
  *
- * The driver may wait for the GPU's work, which may wait for anything. So it maps and unmaps without
- * kvd.lock, and other threads continue meanwhile. They do not touch busy segments.
+ * The driver may wait for the GPU's work, which may wait for anything. So segments are mapped and
+ * unmapped without kvd.lock, and other threads continue meanwhile. They do not touch busy segments.
  *
  * Memory that the GPU may be using is never unmapped: a segment is given back only when the daemon
  * reports that it has no blocks, and a block stays while it is pinned, that is, until the stream of

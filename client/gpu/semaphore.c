@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * This process' row of the semaphore page (ipc/base/semaphore.h): which stream writes which
- * semaphore, how far it has come, and what waits for it. A stream gets a semaphore of its own, and
- * keeps it until there are no more for others and nothing is outstanding on it: the values of a
- * semaphore come from one stream at a time, so they only grow.
+ * This process's row of the semaphore page (ipc/base/semaphore.h): which stream writes which
+ * semaphore, and which value it has promised. Each stream gets a semaphore of its own. Another
+ * stream can take it over only when no semaphore is unused and all its promises are kept. So one
+ * stream at a time writes a semaphore, and its values only grow.
  */
 
 #include <errno.h>
@@ -16,7 +16,7 @@
 #include "ipc/base/sys.h"
 
 #define PROBE_SEMAPHORE (SEMAPHORES - 1)
-/* for a semaphore, where the driver cannot: the daemon ends what hangs long before */
+/* longest wait on the CPU; the daemon ends waits for dead producers long before that */
 #define WAIT_NS UINT64_C(60000000000)
 #define LOOK_NS 20000
 
@@ -26,7 +26,7 @@ uint64_t semaphore_reached(const struct view *view, uint32_t semaphore) {
         const struct device *d = view->device;
 
         if (semaphore == 0 || semaphore > view->ix->semaphore_rows * SEMAPHORES)
-                return UINT64_MAX; /* a daemon's nonsense must not be an address */
+                return UINT64_MAX; /* a wrong number from the daemon must not be an address */
         return shm_load(&d->page[semaphore - 1]);
 }
 
@@ -54,9 +54,9 @@ static int enter(struct device *d) {
 }
 
 /*
- * A stream that is being captured, or the legacy default stream while one is that it takes turns
- * with: what is put there holds for this one time, and a graph would do it each time; and whoever
- * waits for it breaks the capture. Asking does not. With the device entered.
+ * Refuses a stream that is being captured, or the legacy default stream while a stream that
+ * synchronizes with it is being captured. A graph would repeat what is valid only once, and waiting
+ * for the stream would break the capture; this query does not. With the device entered.
  */
 static int refuse_capture(const struct device *d, cu_stream stream) {
         int status = CU_NOT_CAPTURING;
@@ -64,8 +64,8 @@ static int refuse_capture(const struct device *d, cu_stream stream) {
 
         if (error != CU_CAPTURE_IMPLICIT && (error || status == CU_NOT_CAPTURING))
                 return 0;
-        return client_fail(-EBUSY, "the stream is being captured into a graph: kvd's calls belong "
-                                   "before and behind what is captured");
+        return client_fail(-EBUSY, "the stream is being captured into a graph: make calls to kvd "
+                                   "before or after the capture");
 }
 
 static int wait_for_stream(struct device *d, void *stream) {
@@ -101,8 +101,8 @@ int semaphore_finish(struct view *view, void *stream) {
 }
 
 /*
- * Attributes say less than the truth here: a write and a wait on a stream of our own do not. Where
- * only one of the two works it may still be under way, and the page is about to be unregistered.
+ * Device attributes do not tell the whole truth, so this tries a write and a wait on its own
+ * stream. If only one works it may still be running, and the page is about to be unregistered.
  */
 static bool probe(struct device *d) {
         bool works;
@@ -181,8 +181,8 @@ static bool context_works(struct device *d) {
 }
 
 /*
- * What our streams have promised is done afterwards. False: their context has failed. Looks at our
- * semaphores: the context is the engine's, whose other streams may have to wait for anybody.
+ * Waits until our streams have kept all promises. False: their context has failed. Polls our
+ * semaphores: other streams of the context are the engine's, and may wait for anything.
  */
 bool semaphore_quiet(struct view *view) {
         struct timespec pause = {0, LOOK_NS};
@@ -220,7 +220,7 @@ void semaphore_close(struct view *view) {
 
 /* ---- promises -------------------------------------------------------------------------------- */
 
-/* The stream's semaphore, or one that it may have from now on; SEMAPHORES: all are busy. */
+/* Returns the stream's semaphore, or one that it can take; SEMAPHORES if all are busy. */
 static uint32_t find_semaphore(const struct view *view, uint64_t stream) {
         const struct device *d = view->device;
         uint32_t unused = SEMAPHORES, passed = SEMAPHORES;
@@ -240,7 +240,7 @@ static uint32_t find_semaphore(const struct view *view, uint64_t stream) {
         return unused < SEMAPHORES ? unused : passed;
 }
 
-/* From here until release, no other stream gets it, even where everything promised is kept. */
+/* Until release, no other stream gets the semaphore, even if all its promises are kept. */
 static uint32_t claim(const struct view *view, uint64_t stream) {
         struct device *d = view->device;
         uint32_t which;
@@ -264,9 +264,9 @@ static void release(struct device *d, struct semaphore *one, uint64_t value) {
 }
 
 /*
- * With the device entered. The driver lets the caller wait while the stream's queue is full, which
- * it is for as long as the stream waits for somebody: only those who write the same semaphore wait
- * with it, and they want the same stream.
+ * With the device entered. The driver blocks the caller while the stream's queue is full, perhaps
+ * for as long as the stream waits for another one. The lock blocks only threads that write the same
+ * semaphore, and they use the same stream.
  */
 static cu_result write_next(struct view *view, void *stream, struct promise *ret) {
         struct device *d = view->device;
@@ -316,15 +316,15 @@ static int wait_here(const struct view *view, uint32_t semaphore, uint64_t value
 
         while (semaphore_reached(view, semaphore) < value) {
                 if (sys_now_ns() > end)
-                        return client_fail(-ETIMEDOUT, "a block's data has not come for a minute");
+                        return client_fail(-ETIMEDOUT, "a block's data was not written within a minute");
                 nanosleep(&pause, NULL);
         }
         return 0;
 }
 
 /*
- * A semaphore of our own that this stream writes: the stream is behind that write already. With the
- * device entered.
+ * True if this stream writes the semaphore: then it is already behind that write. With the device
+ * entered.
  */
 static bool is_own(struct view *view, cu_stream stream, uint32_t semaphore) {
         struct device *d = view->device;
@@ -354,8 +354,8 @@ int semaphore_wait(struct view *view, void *stream, uint32_t semaphore, uint64_t
                 return r;
         r = refuse_capture(d, stream);
         /*
-         * Once another daemon has taken over, nobody would release a stream that waits for a
-         * producer who died since.
+         * Once the daemon was replaced, a stream must not wait: it might never be released if the
+         * producer dies. The CPU gives up after a time.
          */
         if (r == 0 && (!d->streams || !view_is_current(view)))
                 r = wait_here(view, semaphore, value);

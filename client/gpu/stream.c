@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The calls of kvd_cuda.h: seal, read and let go in the order of streams. A block's descriptor says
- * which semaphore must have which value before its data is there; see ipc/base/semaphore.h, and
- * store/device/semaphore.c for why that is enough, whoever dies.
+ * The calls of kvd_cuda.h: seal, read and release in stream order. A block's descriptor names a
+ * semaphore, and the value that it has once the data is there: see ipc/base/semaphore.h.
+ * store/device/semaphore.c explains why that is enough even if processes die.
  */
 
 #include <errno.h>
@@ -36,9 +36,7 @@ struct need {
         uint64_t value;
 };
 
-/*
- * semaphores that one walk remembers; a chain whose blocks come from more streams waits in pieces
- */
+/* maximum number of waits that a walk collects; a chain of more streams is waited for in pieces */
 #define NEEDS 16u
 
 static int wait_for(struct view *view, void *stream, const struct need *needs, uint32_t n) {
@@ -49,7 +47,7 @@ static int wait_for(struct view *view, void *stream, const struct need *needs, u
         return r;
 }
 
-/* One wait for each semaphore, for the largest value. Returns how many there are, or an error. */
+/* Keeps one wait per semaphore, for the largest value. Returns their number, or an error. */
 static int add_need(struct view *view, void *stream, struct need *needs, uint32_t n,
                     struct need one) {
         int r;
@@ -70,8 +68,8 @@ static int add_need(struct view *view, void *stream, struct need *needs, uint32_
 }
 
 /*
- * A block of the chain that ends with the pin's: its parents, and what they say, are fixed while
- * that is held.
+ * Returns a block's descriptor and moves *at to its parent; NULL at the end of the chain. Links
+ * cannot change while the chain is pinned.
  */
 static const struct kvd_desc *next_block(const struct view *view, kvd_ref *at) {
         const struct kvd_desc *desc;
@@ -84,8 +82,8 @@ static const struct kvd_desc *next_block(const struct view *view, kvd_ref *at) {
 }
 
 /*
- * The semaphore before its value: the daemon takes it back once the data is there. Partner:
- * index_arrived.
+ * Reads the semaphore before its value: the daemon clears the semaphore once the data is there.
+ * Partner: index_arrived.
  */
 static struct need need_of(const struct kvd_desc *desc) {
         struct need need = {__atomic_load_n(&desc->semaphore, __ATOMIC_ACQUIRE), 0};
@@ -94,7 +92,7 @@ static struct need need_of(const struct kvd_desc *desc) {
         return need;
 }
 
-/* Then the data of all blocks is there. Partner: set_pending in store/device/semaphore.c. */
+/* True: the data of all blocks is there. Partner: set_pending in store/device/semaphore.c. */
 static bool nothing_pending(const struct view *view) {
         return !view->device ||
                atomic_load_explicit(&view->ix->n_pending, memory_order_acquire) == 0;
@@ -120,8 +118,8 @@ int kvd_wait_on(struct kvd_space *space, const struct kvd_pin *pin, void *stream
 }
 
 /*
- * The semaphore before the flag: the daemon sets the flag first, and reaches the value for a dead
- * producer only then. A daemon after it cannot set the flag: then the semaphore itself says it.
+ * Reads the semaphore before the flag: for a dead producer, the daemon sets the flag before it
+ * writes the value. The next daemon cannot set the flag, and writes SEMAPHORE_ENDED instead.
  */
 static int check_block(const struct view *view, const struct kvd_desc *desc) {
         struct need need = need_of(desc);
@@ -191,9 +189,8 @@ int kvd_seal_keep_on(struct kvd_space *space, struct kvd_pin *pin, uint32_t n,
 /* ---- letting go ------------------------------------------------------------------------------ */
 
 /*
- * 1: there is a promise; 0: the stream was waited for; -EBUSY. When neither a promise can be had
- * nor the stream waited for, its context has failed: whatever it was to do is over, and will never
- * touch the blocks again.
+ * Returns 1 with a promise, 0 after waiting for the stream instead, or -EBUSY. If both fail, it
+ * returns 0: the stream's context has failed, so its work will never touch the blocks again.
  */
 static int promise_or_wait(struct view *view, void *stream, struct promise *ret) {
         int r = semaphore_promise(view, stream, ret);
@@ -214,7 +211,7 @@ int kvd_unpin_on(struct kvd_space *space, struct kvd_pin *pin, void *stream) {
                 return r;
         if (r > 0) {
                 deferred_settle(view);
-                /* the deferred one's; kvd_unpin takes the caller's */
+                /* a pin for the deferred entry; kvd_unpin releases the caller's */
                 atomic_fetch_add(&view->words[pin->leaf].pins, 1);
                 deferred_add(view, until, kvd_ref_make(pin->leaf, pin->generation), true);
         }
@@ -228,7 +225,7 @@ static bool on_device(const struct kvd_block *block) {
         return view && view->device;
 }
 
-/* The promise of one view holds for all of its blocks. As promise_or_wait. */
+/* One promise serves all blocks of a view. free_behind returns the same as promise_or_wait. */
 struct behind {
         struct view *view;
         struct promise until;
@@ -238,7 +235,7 @@ static int free_behind(struct kvd_block *block, void *stream, struct behind *beh
         struct view *view = view_of(block);
         int r = 1;
 
-        /* nobody knows its state (seal.c, post.c): the daemon does, and may free it at once */
+        /* only the daemon knows its state (seal.c, post.c), and may free it at once */
         if (!block->data || is_posted(block))
                 return semaphore_finish(view, stream);
         if (view != behind->view)
@@ -248,7 +245,7 @@ static int free_behind(struct kvd_block *block, void *stream, struct behind *beh
         behind->view = view;
         deferred_add(view, behind->until, kvd_ref_make(block->id, block->generation), false);
         *block = (struct kvd_block){0};
-        view_put(view); /* the deferred one's reference holds on */
+        view_put(view); /* the deferred entry has its own reference */
         return r;
 }
 
@@ -270,7 +267,7 @@ int kvd_free_on(struct kvd_space *space, uint32_t n, struct kvd_block *blocks, v
         return 0;
 }
 
-/* The daemon wants memory back, and this process may not call anything else for long. */
+/* Returns memory that the daemon wants back: another call may not come for a long time. */
 static void give_back_memory(struct kvd_space *space) {
         struct view *view = view_get(space);
 
@@ -324,8 +321,7 @@ int kvd_layer_view(struct kvd_space *space, uint32_t layer, struct kvd_layer_vie
                 return -ECHILD;
         if (kvd_shape_is_opaque(&space->geometry))
                 return client_fail(-EINVAL,
-                                   "space '%s' has opaque blocks (%s), in which kvd knows no "
-                                   "layers",
+                                   "space '%s' has opaque blocks (%s), in which kvd knows no layers",
                                    space->name, space->geometry.layout);
         if (layer >= space->geometry.layers)
                 return client_fail(-EINVAL, "layer %u of %u", layer, space->geometry.layers);
