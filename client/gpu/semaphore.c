@@ -316,7 +316,8 @@ static int wait_here(const struct view *view, uint32_t semaphore, uint64_t value
 
         while (semaphore_reached(view, semaphore) < value) {
                 if (sys_now_ns() > end)
-                        return client_fail(-ETIMEDOUT, "a block's data was not written within a minute");
+                        return client_fail(-ETIMEDOUT,
+                                           "a block's data was not written within a minute");
                 nanosleep(&pause, NULL);
         }
         return 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attention over a table of block ids, by the kernels that kvlm uses. A call turns ids into
- * addresses first, which is also where they are checked; the memory for that and for scores is the
- * space's, kept from call to call.
+ * Attention over a table of block ids, with the kernels that kvlm uses. A call first checks the ids
+ * and turns them into addresses. Memory for addresses and scores belongs to the space, and is
+ * reused by later calls.
  */
 
 #include "client/kvd_attend.h"
@@ -42,8 +42,8 @@ static struct scratch *scratch_new(size_t bytes) {
 }
 
 /*
- * What an earlier call left, or a new one: of twice the size, because contexts grow by a token a
- * call.
+ * Takes a buffer that an earlier call left, or makes one of twice the size, because contexts grow
+ * by a token per call.
  */
 static struct scratch *scratch_take(struct kvd_space *space, size_t bytes) {
         for (uint32_t i = 0; i < ARRAY_SIZE(space->scratch); i++) {
@@ -84,12 +84,10 @@ static int check_space(const struct kvd_space *space, uint32_t layer) {
                 return -ECHILD;
         if (kvd_shape_is_opaque(g))
                 return client_fail(-EINVAL,
-                                   "space '%s' has opaque blocks (%s), in which kvd knows no "
-                                   "layers",
+                                   "space '%s' has opaque blocks (%s), in which kvd knows no layers",
                                    space->name, g->layout);
         if (g->dtype != KVD_F32 && g->dtype != KVD_F16 && g->dtype != KVD_BF16)
-                return client_fail(-EINVAL, "attention is over f32, f16 and bf16, not over what "
-                                            "this space holds");
+                return client_fail(-EINVAL, "attention needs a space of f32, f16 or bf16");
         return layer < g->layers ? 0 : client_fail(-EINVAL, "layer %u of %u", layer, g->layers);
 }
 
@@ -101,8 +99,7 @@ static int check_table(const struct kvd_space *space, const struct view *view,
                 return client_fail(-EINVAL,
                                    "the table's view is not that of a pin or block of this space");
         if (view->device)
-                return client_fail(-EINVAL, "the space's blocks are on a GPU, and this attention "
-                                            "is the processor's");
+                return client_fail(-EINVAL, "the space's blocks are on a GPU, and this attention runs on the CPU");
         if (t->n == 0 || (uint64_t)t->first + t->n > room)
                 return client_fail(-EINVAL,
                                    "%u tokens from position %u on, in a table of %u blocks", t->n,
@@ -130,13 +127,12 @@ static int find_layer(struct kvd_space *space, uint32_t number, const struct kvd
 
 static int find_block(const struct view *view, uint32_t id, uint8_t **ret) {
         if (id >= view->ix->capacity || !view_has(view, kvd_segment_of(view->ix, id)))
-                return client_fail(-EINVAL, "block %u of the table is nobody's: it is not mapped",
-                                   id);
+                return client_fail(-EINVAL, "block %u of the table is not mapped", id);
         *ret = view->base + id * view->ix->block_bytes;
         return 0;
 }
 
-/* A block to write to. In limbo: its daemon has lost the connection, but not yet the process. */
+/* A block to write to. In limbo: the daemon lost the connection, but this process still runs. */
 static int find_filling(const struct view *view, uint32_t id, uint8_t **ret) {
         int r = find_block(view, id, ret);
         enum kvd_state state;
@@ -233,7 +229,7 @@ static int find_blocks(const struct layer *l, const struct kvd_table *t, uint32_
         return r;
 }
 
-/* Room for scores behind the addresses. On failure s is what it was. */
+/* Makes room for scores behind the addresses. On failure s is unchanged. */
 static int scratch_grow(struct scratch **s, size_t used, size_t bytes) {
         struct scratch *larger;
 

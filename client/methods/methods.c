@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the methods keep in shared memory, and what they ask of the daemon. Settings, HShare's
- * labels and BiCache's table are read where the daemon writes them; only a change, a sample or a
- * configuration takes a message.
+ * Shared memory of the methods, and their requests to the daemon. Settings, HShare's labels and
+ * BiCache's table are read where the daemon writes them. Only a change, a sample, a configuration
+ * or the mapping of labels needs a request.
  */
 
 #include <errno.h>
@@ -139,8 +139,7 @@ int kvd_sequence_critical(struct kvd_sequence *s, uint32_t n, const struct kvd_b
                                    (unsigned long long)bytes, n);
         for (uint32_t i = 0; i < n; i++) {
                 if (!blocks[i].data || blocks[i].view != s->view)
-                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a "
-                                                    "daemon that is gone");
+                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
                 refs[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
         }
         request.blocks = (struct kvd_slice){refs, n * (uint32_t)sizeof *refs};
@@ -221,7 +220,7 @@ static int sample_call(struct kvd_space *space, const struct view *view, uint32_
         struct view *now;
         int r;
 
-        deadline_begin(); /* of each request: what is waited for in between has its own */
+        deadline_begin(); /* of one request: the wait for the sample has its own */
         r = handle_lock(space->handle);
         if (r < 0)
                 return r;
@@ -233,7 +232,7 @@ static int sample_call(struct kvd_space *space, const struct view *view, uint32_
         return r;
 }
 
-/* The blocks may not be written before the worker has read them. */
+/* The caller must not write the blocks before the worker has read them. */
 static int wait_for_sample(struct kvd_space *space, struct view *view, uint64_t ticket) {
         struct kvd_msg_sample_done request = {view->handle, ticket};
         uint64_t deadline = sys_now_ns() + SAMPLE_NS;
@@ -255,8 +254,7 @@ static int refs_of(const struct kvd_block *blocks, uint32_t n, const struct view
                    kvd_ref *ret) {
         for (uint32_t i = 0; i < n; i++) {
                 if (!blocks[i].data || blocks[i].view != view)
-                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a "
-                                                    "daemon that is gone");
+                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
                 ret[i] = kvd_ref_make(blocks[i].id, blocks[i].generation);
         }
         return 0;
@@ -270,7 +268,7 @@ static int take_sample(struct kvd_space *space, struct view *view, uint32_t r, u
         int result;
 
         if (n > ARRAY_SIZE(refs))
-                return client_fail(-EINVAL, "a sample of %u blocks; %zu are the most", n,
+                return client_fail(-EINVAL, "a sample of %u blocks; the maximum is %zu", n,
                                    ARRAY_SIZE(refs));
         result = refs_of(blocks, n, view, refs);
         if (result < 0)

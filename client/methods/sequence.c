@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A request's own table. Each entry with a block of our own, or with one that arrived, holds a pin
- * on it in the pin page; borrowed ones are held by the caller's kvd_pin. The pin comes before the
- * request that makes the block private, so there is no moment in which the daemon could take it.
+ * The block table of one request. An entry whose block the sequence filled, or whose block arrived
+ * later, holds a pin on it in the pin page. Borrowed blocks are held by the caller's kvd_pin. A
+ * block is pinned before the request that makes it private, so the daemon can never evict it.
  */
 
 #include <errno.h>
@@ -124,7 +124,7 @@ struct kvd_sequence *kvd_sequence_close(struct kvd_sequence *s) {
         if (!s)
                 return NULL;
         if (forked(s->space->handle)) {
-                s->summaries = NULL; /* not inherited */
+                s->summaries = NULL; /* not mapped in a child */
                 free_memory(s);
                 return NULL;
         }
@@ -136,7 +136,7 @@ struct kvd_sequence *kvd_sequence_close(struct kvd_sequence *s) {
         deadline_begin();
         if (view_is_current(s->view) &&
             sequence_ask(s, KVD_MSG_table, &request, NULL, NULL, NULL) == -ETIMEDOUT && !s->lost)
-                later_close(s->view, s->number); /* it was not sent */
+                later_close(s->view, s->number); /* the request was not sent */
         view_put(s->view);
         free_memory(s);
         return NULL;
@@ -149,7 +149,7 @@ const struct kvd_entry *kvd_sequence_entries(const struct kvd_sequence *s, uint3
 
 /* ---- growing --------------------------------------------------------------------------------- */
 
-/* The daemon says where it put them; a different place is a table that we do not know. */
+/* The entry at which the daemon put the blocks. If it is not our next one, the tables differ. */
 static void take_first(const void *reply, void *to) {
         *(uint32_t *)to = ((const struct kvd_msg_append_reply *)reply)->first;
 }
@@ -203,8 +203,7 @@ static int check_room(const struct kvd_sequence *s, uint32_t n, uint32_t n_token
                                    bt);
         if (n > s->max_blocks - s->n)
                 return client_fail(-ENOSPC,
-                                   "the sequence was opened for %u blocks and has %u; %u more do "
-                                   "not fit",
+                                   "the sequence was opened for %u blocks and has %u; %u more do not fit",
                                    s->max_blocks, s->n, n);
         return 0;
 }
@@ -247,7 +246,7 @@ int kvd_sequence_borrow(struct kvd_sequence *s, const struct kvd_pin *pin, uint3
         return r;
 }
 
-/* The sequence's pins and its reference to the view take the place of the blocks'. */
+/* From now on the sequence's pins hold the blocks, and its reference holds the view. */
 static void consume(struct kvd_sequence *s, const kvd_ref *refs, uint32_t n,
                     struct kvd_block *blocks, uint32_t n_tokens) {
         uint32_t bt = s->space->geometry.block_tokens;
@@ -277,7 +276,7 @@ static int append_piece(struct kvd_sequence *s, uint32_t n, struct kvd_block *bl
         for (uint32_t i = 0; i < n; i++) {
                 unpin_block(s->view, blocks[i].id);
                 if (s->lost)
-                        blocks[i].data = NULL; /* perhaps private by now: can only be freed */
+                        blocks[i].data = NULL; /* perhaps private by now: it can only be freed */
         }
         return r;
 }
@@ -285,8 +284,7 @@ static int append_piece(struct kvd_sequence *s, uint32_t n, struct kvd_block *bl
 static int check_blocks(const struct kvd_sequence *s, uint32_t n, const struct kvd_block *blocks) {
         for (uint32_t i = 0; i < n; i++)
                 if (!blocks[i].data || blocks[i].view != s->view)
-                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a "
-                                                    "daemon that is gone");
+                        return client_fail(-ESTALE, "a block is not allocated, or belongs to a daemon that is gone");
         return 0;
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What happens to a sequence's blocks besides growing. The daemon proposes, we take or leave: a
- * block that comes is pinned before the one that goes is let go of, and the daemon keeps both in
- * place until it has heard what we did.
+ * Changes to a sequence's blocks. The daemon proposes changes, and the client applies or rejects
+ * them. The new block is pinned before the old one is released, and the daemon keeps both until it
+ * is told which changes were applied.
  */
 
 #include <errno.h>
@@ -25,7 +25,7 @@ static void let_go(struct kvd_sequence *s, struct kvd_entry *entry) {
         entry->data = NULL;
 }
 
-/* Which the caller has pinned. */
+/* The caller has pinned the block. */
 static void place_block(const struct kvd_sequence *s, struct kvd_entry *entry,
                         const struct kvd_change *change) {
         uint32_t id = kvd_ref_id(change->ref);
@@ -36,7 +36,7 @@ static void place_block(const struct kvd_sequence *s, struct kvd_entry *entry,
         entry->delta = change->kind == KVD_CHANGE_COMPACT ? 0 : change->delta;
 }
 
-/* The entry gets another block, if it is still there. */
+/* Gives the entry another block, unless that block is gone. */
 static bool put_block(struct kvd_sequence *s, struct kvd_entry *entry,
                       const struct kvd_change *change) {
         uint32_t id = kvd_ref_id(change->ref);
@@ -56,7 +56,7 @@ static void place_row(struct kvd_entry *entry, const struct kvd_change *change) 
         entry->row_generation = told ? change->row_generation : kvd_ref_generation(change->ref);
 }
 
-/* What comes back was asked for: it counts for that much until attention says more. */
+/* First use of a block that came back: it was requested. Attention updates it later. */
 static const struct kvd_use asked_for = {.mass = 256, .hits = 256};
 
 static bool apply(struct kvd_sequence *s, const struct kvd_change *change) {
@@ -133,7 +133,7 @@ static bool apply_compaction(struct kvd_sequence *s, const struct kvd_change *ch
         return true;
 }
 
-/* How many changes are taken, or not, as one from the first of n on. */
+/* Number of changes, from the first of n on, that are applied or rejected together. */
 static uint32_t group(const struct kvd_change *changes, uint32_t n) {
         if (changes->kind != KVD_CHANGE_COMPACT || changes->delta < 0 ||
             (uint32_t)changes->delta >= n)
@@ -146,7 +146,7 @@ static bool apply_group(struct kvd_sequence *s, const struct kvd_change *changes
                                                      apply(s, changes);
 }
 
-/* Returns how many were taken, and writes which. */
+/* Returns how many changes were applied; taken[i]: whether changes[i] was. */
 static int apply_all(struct kvd_sequence *s, const struct kvd_change *changes, uint32_t n,
                      uint32_t *taken) {
         int changed = 0;
@@ -188,7 +188,8 @@ static uint32_t epoch_of(const shm_u32 *epoch) {
 }
 
 /*
- * Asks until there is nothing more, and adds to *changed. *pending: something is still under way.
+ * Requests and applies changes until there are no more, and adds their number to *changed.
+ * *pending: something that the sequence requested is not complete.
  */
 static int take_over(struct kvd_sequence *s, int *changed, bool *pending) {
         uint32_t taken[KVD_SYNC_CHANGES], n_taken = 0, epoch = epoch_of(&s->view->ix->sync_epoch);
@@ -225,10 +226,10 @@ int kvd_sequence_sync(struct kvd_sequence *s) {
 /* ---- waiting --------------------------------------------------------------------------------- */
 
 #define PAUSE_FIRST_NS UINT64_C(500000)
-/* a daemon's death wakes nobody: it is found so much later */
+/* the death of a daemon wakes no waiter: it is noticed after this time */
 #define PAUSE_MOST_NS UINT64_C(8000000)
 
-/* Our place in a table ends with the connection: whoever connects anew has none. */
+/* The daemon's table of the sequence ends with the connection: a new one does not have it. */
 static bool daemon_is_gone(struct kvd_sequence *s) {
         struct kvd *handle = s->space->handle;
         bool gone;
@@ -264,7 +265,7 @@ int kvd_sequence_wait(struct kvd_sequence *s, uint64_t timeout_ns) {
                 uint32_t epoch = epoch_of(&s->view->ix->job_epoch);
                 bool pending;
 
-                deadline_begin(); /* of this round */
+                deadline_begin(); /* for this round */
                 if (daemon_is_gone(s))
                         return gone(s);
                 r = take_over(s, &changed, &pending);
@@ -274,14 +275,13 @@ int kvd_sequence_wait(struct kvd_sequence *s, uint64_t timeout_ns) {
                         return changed;
                 now = sys_now_ns();
                 if (now >= deadline)
-                        return client_fail(-ETIMEDOUT, "something that the sequence asked for is "
-                                                       "still under way");
+                        return client_fail(-ETIMEDOUT, "something that the sequence asked for is still under way");
                 sleep_until_moved(s, epoch, MIN(pause, deadline - now));
                 pause = MIN(2 * pause, PAUSE_MOST_NS);
         }
 }
 
-/* ---- wishes ---------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static int check_slots(const struct kvd_sequence *s, uint32_t n, const uint32_t *slots) {
         for (uint32_t i = 0; i < n; i++)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is known about a sequence's blocks: what the engine's attention says of each, which the
- * daemon reads from our page when it has to choose between them, and counts for the caller. Nobody
- * is asked for either.
+ * Use of a sequence's blocks, and statistics for the caller. The engine reports how its attention
+ * used each block, and the daemon reads that from our page when it must choose between blocks.
+ * Neither needs a request.
  */
 
 #include <string.h>
@@ -11,10 +11,10 @@
 #include "client/internal.h"
 #include "ipc/base/summary.h"
 
-/* ---- what attention says --------------------------------------------------------------------- */
+/* ---- use by attention ------------------------------------------------------------------------ */
 
 #define BETA 0.1f
-#define SUM_UNIT 16.0f /* of a sum: 4,095 averages fit */
+#define SUM_UNIT 16.0f /* of a sum of scores: 16 bits hold 4,095 averages */
 
 /* kvreviver.profile = paper: scores add up. Otherwise a moving average. */
 static uint16_t renew(uint16_t old, float now, bool sum) {
@@ -52,7 +52,7 @@ void kvd_sequence_use(struct kvd_sequence *s, uint32_t slot, float mass, float h
 
 /* ---- counts ---------------------------------------------------------------------------------- */
 
-/* Of a block that is not known to be anywhere there is no summary. */
+/* Dropped and shared entries have no summary of their own. */
 static bool has_summary(const struct kvd_sequence *s, const struct kvd_entry *e) {
         const shm_u64 *settings = s->view->ix->settings;
 
@@ -65,7 +65,7 @@ static bool has_summary(const struct kvd_sequence *s, const struct kvd_entry *e)
 
 static void add_bytes(const struct kvd_sequence *s, const struct kvd_entry *e,
                       struct kvd_sequence_stats *ret) {
-        if (forked(s->space->handle)) /* it has none of them */
+        if (forked(s->space->handle)) /* nothing is mapped in a child */
                 return;
         if (e->data && !(e->flags & KVD_ENTRY_SHARED))
                 ret->resident_bytes += s->view->ix->block_bytes;
