@@ -87,7 +87,7 @@ static int check_space(const struct kvd_space *space, uint32_t layer) {
                                    "space '%s' has opaque blocks (%s), in which kvd knows no layers",
                                    space->name, g->layout);
         if (g->dtype != KVD_F32 && g->dtype != KVD_F16 && g->dtype != KVD_BF16)
-                return client_fail(-EINVAL, "attention needs a space of f32, f16 or bf16");
+                return client_fail(-EINVAL, "attention supports only spaces of f32, f16 and bf16");
         return layer < g->layers ? 0 : client_fail(-EINVAL, "layer %u of %u", layer, g->layers);
 }
 

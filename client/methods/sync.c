@@ -56,7 +56,7 @@ static void place_row(struct kvd_entry *entry, const struct kvd_change *change) 
         entry->row_generation = told ? change->row_generation : kvd_ref_generation(change->ref);
 }
 
-/* First use of a block that came back: it was requested. Attention updates it later. */
+/* Initial use of a block that was requested and came back. Attention updates it later. */
 static const struct kvd_use asked_for = {.mass = 256, .hits = 256};
 
 static bool apply(struct kvd_sequence *s, const struct kvd_change *change) {
