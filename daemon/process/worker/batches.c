@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Two halves of pinned memory take turns: the copy engine works in one while the processor works in
- * the other. Blocks that lie side by side on the GPU are one copy.
+ * Double buffering: the copy engine works in one half of the pinned memory while the processor
+ * works in the other. Adjacent blocks on the GPU are one copy.
  */
 
 #include <errno.h>
@@ -14,9 +14,9 @@
 
 struct batches {
         struct task *task;
-        enum task_access access; /* TASK_READ, or TASK_WRITE: of blocks that are zeros before */
-        uint32_t first, n;       /* items at hand; n 0: there are no more */
-        uint32_t each, half;     /* blocks of a half; the one at hand */
+        enum task_access access; /* TASK_READ, or TASK_WRITE, for which batches are zeroed first */
+        uint32_t first, n;       /* items of the current batch; n: 0 if there are no more */
+        uint32_t each, half;     /* blocks that a half holds; half of the current batch */
         uint8_t *staging;
 };
 
@@ -28,7 +28,7 @@ static uint32_t count(const struct batches *b, uint32_t first) {
         return MIN(b->each, b->task->job->n_items - MIN(first, b->task->job->n_items));
 }
 
-/* Blocks from i on that lie side by side. */
+/* Number of adjacent blocks from item i on. */
 static uint32_t run_of(const struct task *task, uint32_t i, uint32_t end) {
         cu_address at = task_address(task, i);
         uint32_t n = 1;
@@ -42,7 +42,7 @@ static int refused(const struct batches *b) {
         return task_refuse(b->task, -EIO, "%s", b->task->device->why.line);
 }
 
-/* Item first + i of a batch is at place i of its half. */
+/* Begins to copy the batch from item first on: item first + i is at place i of the half. */
 static int copy(const struct batches *b, uint32_t first, uint32_t half) {
         struct task *task = b->task;
         uint64_t bytes = task->shape.block_bytes;
@@ -64,7 +64,7 @@ static int copy(const struct batches *b, uint32_t first, uint32_t half) {
         return r < 0 ? refused(b) : 0;
 }
 
-/* The batch from there on is at hand, in that half. */
+/* Makes the batch from item first on the current one, and waits until its half is ready. */
 static int take(struct batches *b, uint32_t first, uint32_t half) {
         struct task *task = b->task;
         uint64_t bytes = task->shape.block_bytes;
@@ -99,7 +99,10 @@ static int begin(struct batches *b) {
         return r < 0 ? r : take(b, 0, 0);
 }
 
-/* What was read makes room for those after next, and what was written goes. */
+/*
+ * The half of the current batch is free for reading the batch after the next one (TASK_READ), or is
+ * written to the GPU (TASK_WRITE).
+ */
 static int next(struct batches *b) {
         int r = copy(b, b->access == TASK_READ ? b->first + 2 * b->each : b->first, b->half);
 

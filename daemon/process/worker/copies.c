@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Exact copies, given to the tier that each place is in. Places that do not exist are refused here,
- * once for all tiers, because what a job names is not trusted to fit the space as it is mapped.
+ * Passes exact copies to the tiers of their places. Places that do not exist are refused here, once
+ * for all tiers, because a job's places are not trusted to fit the space as it is mapped.
  */
 
 #include "daemon/process/worker/copies.h"
@@ -35,7 +35,7 @@ void copies_unmap(struct worker_space *w) {
                 tiers[t]->unmap(&w->copies[t]);
 }
 
-/* Places that do not exist fail here; what remains has a tier. */
+/* Fails the copies whose place does not exist; all other places have a tier. */
 static void refuse_unknown(const struct task *task, struct copy *copies, uint32_t n) {
         for (uint32_t i = 0; i < n; i++)
                 if (copies[i].place != KVD_NOWHERE &&

@@ -2,8 +2,7 @@
 
 /*
  * One context and one stream of the lowest priority, made when they are first needed. After a
- * failure of the context nothing of it is used again: the worker ends, and the next one begins with
- * a context of its own.
+ * failure the context is not used again: the worker ends, and the next one makes a new context.
  */
 
 #include "daemon/process/worker/device.h"
@@ -17,9 +16,9 @@
 #include "ipc/base/util.h"
 
 #define STAGING_LEAST (UINT64_C(64) << 20)
-#define ASIDE_MOST (UINT64_C(256) << 20) /* of all jobs that rest */
+#define ASIDE_MOST (UINT64_C(256) << 20) /* buffers of all paused jobs */
 
-/* Checks a call in the context: if memory cannot be had, the context is not at fault. */
+/* Checks the result of a driver call. Any error but out of memory breaks the context. */
 static int check(struct worker_device *d, cu_result error, const char *what) {
         char text[128];
 
@@ -32,7 +31,7 @@ static int check(struct worker_device *d, cu_result error, const char *what) {
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-/* Inference comes first. */
+/* The lowest priority: inference goes first. */
 static int make_stream(struct worker_device *d) {
         int least = 0, greatest = 0;
         int r = check(d, d->device.cuda->cuCtxGetStreamPriorityRange(&least, &greatest),
@@ -58,13 +57,13 @@ int device_use(struct worker_device *d, const uint8_t uuid[16]) {
         r = kvd_device_open(&d->device, &wanted);
         if (r < 0)
                 return kvd_refuse(&d->why, r, "%s", d->device.why);
-        r = kvd_device_enter(&d->device); /* for good: nobody else is on this thread */
+        r = kvd_device_enter(&d->device); /* never left: this thread uses no other context */
         if (r == 0)
                 r = make_stream(d);
         else
                 kvd_refuse(&d->why, r, "%s", d->device.why);
         if (r < 0) {
-                d->broken = false; /* there is nothing yet that could be */
+                d->broken = false; /* the failed context is closed; the next call makes a new one */
                 kvd_device_close(&d->device);
                 return r;
         }
@@ -199,7 +198,7 @@ bool device_put_aside(struct worker_device *d, struct device_buffers *ret) {
         return true;
 }
 
-/* Those of whoever came meanwhile go. */
+/* Frees the buffers of the job that ran meanwhile. */
 void device_take_back(struct worker_device *d, const struct device_buffers *buffers) {
         free_staging(d);
         free_room(d);
@@ -208,7 +207,7 @@ void device_take_back(struct worker_device *d, const struct device_buffers *buff
         d->aside -= buffers->staging_bytes + buffers->room_bytes;
 }
 
-/* One image stands for all: a build has all or none, and so has a device. */
+/* Tests one kernel: a build has either all kernels or none, and so does a device. */
 struct gpu *device_kernels(struct worker_device *d) {
         if (d->kernels == KERNELS_UNKNOWN)
                 d->kernels = gpu_open(&d->gpu, d->device.ordinal) == 0 &&

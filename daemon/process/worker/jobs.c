@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A job is found in the arguments, checked, and given to its kind: to the GPU's own kernels if
- * there are any for it, or to the processor, with the blocks staged that it reads and writes.
- * jobs.def is the list of kinds.
+ * Decodes a job from its arguments, checks it, and calls its kind: the GPU's kernels if there are
+ * any for it, or else the processor, with the blocks that it reads and writes staged. jobs.def
+ * lists the kinds.
  */
 
 #include "daemon/process/worker/jobs.h"
@@ -74,7 +74,6 @@ static int find_memory(struct task *task, struct spaces *spaces) {
         return 0;
 }
 
-/* The GPU does the job if it can, and the processor otherwise. */
 static int call(const struct job_kind *kind, struct task *task) {
         int r = kind->on_device && task_on_device(task) ? kind->on_device(task) : -ENOSYS;
 

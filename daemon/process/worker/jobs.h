@@ -2,22 +2,22 @@
 #ifndef KVD_DAEMON_PROCESS_WORKER_JOBS_H
 #define KVD_DAEMON_PROCESS_WORKER_JOBS_H
 
-/* The kinds of jobs that the worker does (jobs.def), and doing one. */
+/* The kinds of jobs that the worker does (jobs.def), and the function that runs a job. */
 
 #include "daemon/process/worker/task.h"
 
 struct job_kind {
         const char *name;
         enum task_access access;          /* to the blocks that its items name */
-        int (*call)(struct task *);       /* by the processor */
-        int (*on_device)(struct task *);  /* by the GPU; -ENOSYS, and NULL: by the processor */
+        int (*call)(struct task *);       /* on the processor */
+        int (*on_device)(struct task *);  /* on the GPU; if NULL or -ENOSYS, call is used instead */
 };
 
 #define KVD_JOB_KIND(number, name) extern const struct job_kind job_##name;
 #include "daemon/process/worker/jobs.def"
 #undef KVD_JOB_KIND
 
-/* Does task->job, of so many bytes. 0, or a negative errno and one line in task->why. */
+/* Runs task->job, whose arguments have `bytes` bytes. 0, or a negative errno with task->why set. */
 int job_run(struct task *task, struct spaces *spaces, uint64_t bytes);
 
 #endif

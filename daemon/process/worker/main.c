@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the worker is asked, and who does it. A message that it does not understand ends it, and the
- * owner starts another one of its own program.
+ * Dispatches the owner's messages. A message with an unknown number ends the worker; the owner then
+ * starts a new one from its own program file.
  */
 
 #include <errno.h>
@@ -21,14 +21,14 @@
 
 struct process {
         struct spaces spaces;
-        struct task task; /* what every task has */
+        struct task task; /* model: has what all tasks share */
         struct rests rests;
         uint8_t result[RESULT_BYTES];
 };
 
 /* ---- start ----------------------------------------------------------------------------------- */
 
-/* Inference comes first, and if there is not enough memory for both, the worker goes. */
+/* Inference has priority; if memory runs out, the kernel kills the worker first. */
 static void step_back(void) {
         int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
 
@@ -36,7 +36,7 @@ static void step_back(void) {
         if (fd < 0)
                 return;
         if (write(fd, "500", 3) < 0) {
-                /* then it goes when its turn comes */
+                /* the inherited OOM score stays */
         }
         close(fd);
 }
@@ -69,7 +69,7 @@ static void do_job(struct process *w, const struct kvd_msg *m, struct kvd_msg *r
                             w->task.why.line);
 }
 
-/* 0, a negative errno with a line in spaces.why, or -ENOSYS: this is not for a worker. */
+/* 0, a negative errno with spaces.why set, or -ENOSYS: no message for a worker. */
 static int handle(struct process *w, const struct kvd_msg *m, const struct kvd_fds *fds,
                   struct kvd_msg *reply) {
         switch (m->number) {
@@ -102,7 +102,7 @@ static int answer(const struct kvd_msg *question, struct kvd_fds *fds, struct kv
 
         if (r == -ENOSYS)
                 return ENOSYS;
-        if (worker->spaces.device.broken) { /* and stays so: the next worker has another context */
+        if (worker->spaces.device.broken) { /* for good: the next worker makes a new context */
                 log_error("worker %d: the GPU fails: %s", getpid(), worker->spaces.device.why.line);
                 return EIO;
         }

@@ -4,11 +4,11 @@
 
 /*
  * The worker: kvd --worker. It maps what its owner sends it (index read-only, pool, summaries,
- * exact copies, a sketch), does one job after the other (ipc/base/job.h), and knows nothing of
+ * exact copies, a sketch), does one job after the other (ipc/base/job.h), and knows nothing about
  * clients, domains or the store. It ends with its owner.
  */
 
-/* Arguments behind the program's name: --worker, threads. Returns an exit status. */
+/* Arguments after the program's name: --worker, number of threads. Returns an exit status. */
 int worker_main(int argc, char **argv);
 
 #endif

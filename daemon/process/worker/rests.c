@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A job begins on a new thread, which hands the word back where it rests and gets it again when the
- * job is to be gone on with: never do two of them run at a time. One that is not wanted any more
- * jumps back to where it began; all that it owns are its rooms.
+ * Each job has a thread of its own, which hands control to the caller when the job pauses, and gets
+ * it back when the job is resumed. Only one of all these threads runs at a time. A cancelled job
+ * jumps back to where it began; this leaks nothing, since its rooms are all that it owns.
  */
 
 #include "daemon/process/worker/rests.h"
@@ -21,28 +21,28 @@ struct resting {
         struct resting *next;
         struct task task;
         struct spaces *spaces;
-        struct worker_device *device; /* that it is done with; NULL: none */
-        struct device_buffers buffers; /* while it rests */
+        struct worker_device *device; /* that the job uses; NULL if none */
+        struct device_buffers buffers; /* while it is paused */
         uint64_t bytes;
         pthread_t thread;
         pthread_mutex_t lock;
         pthread_cond_t changed;
-        bool theirs; /* it is the job's turn, not the caller's */
+        bool theirs; /* the job's thread runs, not the caller's */
         bool done, stop;
         int r;
         jmp_buf end;
         uint8_t result[RESULT_BYTES];
-        _Alignas(struct kvd_job) uint8_t arguments[]; /* a copy: others come while it rests */
+        _Alignas(struct kvd_job) uint8_t arguments[]; /* a copy: the owner reuses the original */
 };
 
-/* ---- whose turn it is ------------------------------------------------------------------------ */
+/* ---- turns ----------------------------------------------------------------------------------- */
 
 static void wait_for(struct resting *j, bool theirs) {
         while (!j->done && j->theirs != theirs)
                 pthread_cond_wait(&j->changed, &j->lock);
 }
 
-/* Returns when the other has handed it back. */
+/* Lets the other thread run. Returns when it has handed control back, or the job is done. */
 static void hand_over(struct resting *j, bool theirs) {
         pthread_mutex_lock(&j->lock);
         j->theirs = theirs;
@@ -103,7 +103,7 @@ void task_spend(struct task *task, uint64_t bytes) {
 }
 
 #define LAUNCH_MOST (UINT64_C(1) << 30)
-#define LAUNCH_PIECES 16u /* a GPU goes through as many in the processor's time for one */
+#define LAUNCH_PIECES 16u /* that a GPU does while the processor would do one */
 
 uint64_t task_launch_bytes(const struct task *task) {
         uint64_t piece = task->job->piece;
@@ -148,7 +148,7 @@ static struct resting *find(const struct rests *rests, uint64_t id) {
         return j;
 }
 
-/* Its thread has ended, or was never there. */
+/* Its thread has ended, or was never started. */
 static void job_free(struct resting *j) {
         pthread_mutex_destroy(&j->lock);
         pthread_cond_destroy(&j->changed);
@@ -203,7 +203,7 @@ void rests_forget(struct rests *rests, uint32_t space) {
         }
 }
 
-/* Of a job that has ended. */
+/* Moves the result of a job that has ended to model. */
 static int tell(struct resting *j, struct task *model) {
         int r = j->r;
 
@@ -214,7 +214,7 @@ static int tell(struct resting *j, struct task *model) {
         return r;
 }
 
-/* Waits for its word. RESTS_MORE, or what became of it. */
+/* Runs the job until it pauses (RESTS_MORE) or ends (its result). */
 static int go_on(struct rests *rests, struct resting *j, struct task *model) {
         hand_over(j, true);
         if (!j->done)
@@ -253,5 +253,5 @@ int rests_do(struct rests *rests, struct task *model, struct spaces *spaces, uin
         if (job->turn == KVD_JOB_GO_ON)
                 return go_on(rests, j, model);
         stop(rests, j);
-        return task_refuse(model, -ECANCELED, "a job that nobody wants any more");
+        return task_refuse(model, -ECANCELED, "the job was cancelled");
 }

@@ -3,8 +3,8 @@
 #define KVD_DAEMON_PROCESS_WORKER_RESTS_H
 
 /*
- * Jobs that take long rest, so that others have their turns (task_spend, task_share): those that
- * were begun, and doing one, or the next piece of one.
+ * Long jobs pause, so that others get their turns (task_spend, task_share). This holds the jobs
+ * that were begun, and begins, resumes and cancels them.
  */
 
 #include "daemon/process/worker/task.h"
@@ -14,11 +14,12 @@ struct rests {
 };
 
 /*
- * A piece of the job that lies in the arguments. model: what every task has; it gets the result, or
- * the line that says why there is none. RESTS_MORE: it rests. 0, or a negative errno.
+ * Begins, resumes or cancels the job in the arguments (job->turn), and returns when it ends or
+ * pauses. model: has what all tasks share; it gets the result, or why. RESTS_MORE if the job
+ * pauses, 0, or a negative errno.
  */
 #define RESTS_MORE 1
 int rests_do(struct rests *rests, struct task *model, struct spaces *spaces, uint64_t bytes);
-void rests_forget(struct rests *rests, uint32_t space); /* all that were begun of that space */
+void rests_forget(struct rests *rests, uint32_t space); /* cancels all jobs of that space */
 
 #endif

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Everything that the owner sends is mapped here. A file must be as long as the message says, and
- * an index must be of our version, before anything of it is read: a refusal costs the job, not the
- * worker.
+ * Maps everything that the owner sends. Before a file is read, it must be as long as the message
+ * says, and an index must have our version. A file that is refused makes jobs fail, but does not
+ * end the worker.
  */
 
 #include "daemon/process/worker/spaces.h"
@@ -38,7 +38,7 @@ static void unmap_segment(struct worker_space *w, uint32_t segment) {
         if (!space_has_segment(w, segment))
                 return;
         w->mapped[segment / 64] &= ~(UINT64_C(1) << segment % 64);
-        if (w->base) /* the addresses stay reserved; if that fails, so does the memory */
+        if (w->base) /* the addresses stay reserved; if mmap fails, the segment stays mapped */
                 mmap(w->base + segment * bytes, bytes, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
         else if (kvd_device_unmap(&w->device->device, w->device_base + segment * bytes, bytes) < 0)
@@ -168,7 +168,7 @@ static int reserve_on_device(struct spaces *s, struct worker_space *w, uint64_t 
         w->device = &s->device;
         w->reserved = bytes;
         if (w->ix->backend == KVD_BACKEND_LEGACY)
-                return 0; /* its segment brings an address */
+                return 0; /* the segment's handle gives the address */
         r = kvd_device_reserve(&s->device.device, bytes, &w->device_base);
         if (r < 0)
                 return kvd_refuse(&s->why, r, "%s", s->device.device.why);
@@ -196,7 +196,7 @@ static int map_arguments(struct spaces *s, int fd) {
         return map_file(s, fd, KVD_JOB_BYTES, PROT_READ, "arguments", &s->arguments);
 }
 
-/* A space that is sent again is mapped anew. */
+/* A space that is sent again replaces its earlier mapping. */
 int spaces_map(struct spaces *s, const struct kvd_msg_work_space *msg, const struct kvd_fds *fds) {
         _cleanup_(space_freep) struct worker_space *w = sys->calloc(1, sizeof *w);
         int r;
@@ -204,7 +204,7 @@ int spaces_map(struct spaces *s, const struct kvd_msg_work_space *msg, const str
         if (!w)
                 return kvd_refuse(&s->why, -ENOMEM, "out of memory");
         if (fds->n != 3 + KVD_N_TIERS)
-                return kvd_refuse(&s->why, -EPROTO, "a space comes with %d descriptors",
+                return kvd_refuse(&s->why, -EPROTO, "a space must come with %d descriptors",
                                   3 + KVD_N_TIERS);
         spaces_forget(s, msg->space);
         w->number = msg->space;
@@ -256,7 +256,7 @@ static int open_handle(struct spaces *s, struct worker_space *w,
         int r;
 
         if (msg->handles.size != sizeof handle || msg->first || msg->count != 1)
-                return kvd_refuse(&s->why, -EPROTO, "a handle of no segment");
+                return kvd_refuse(&s->why, -EPROTO, "not a handle of segment 0");
         memcpy(&handle, msg->handles.data, sizeof handle);
         if (w->device_base)
                 kvd_device_close_handle(&s->device.device, w->device_base);
@@ -315,7 +315,7 @@ int spaces_wake(struct spaces *s, const struct kvd_msg_work_wake *msg, const str
         if (msg->device.size != 16 || fds->n != 1 || msg->words.size % (2 * sizeof *words) ||
             msg->words.size > sizeof words)
                 return kvd_refuse(&s->why, -EPROTO, "nothing to wake");
-        memcpy(words, msg->words.data, msg->words.size); /* it may lie anywhere */
+        memcpy(words, msg->words.data, msg->words.size); /* it may be unaligned */
         r = device_use(&s->device, msg->device.data);
         if (r == 0)
                 r = device_wake(&s->device, fds->fd[0], msg->bytes, words,
@@ -331,7 +331,7 @@ static int check_sketch(const struct worker_space *w, const struct kvd_sketch_he
         if (h->cell_floats != floats || h->rows == 0 || h->rows > 8 || h->columns == 0 ||
             h->columns > 1u << 30)
                 return -EPROTO;
-        /* the next line does not overflow */
+        /* checked first, so that kvd_sketch_bytes does not overflow */
         return bytes / sizeof(float) / 2 / h->rows / h->columns >= floats &&
                                kvd_sketch_bytes(h->rows, h->columns, h->cell_floats) <= bytes ?
                        0 :

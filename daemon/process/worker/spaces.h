@@ -3,7 +3,7 @@
 #define KVD_DAEMON_PROCESS_WORKER_SPACES_H
 
 /*
- * What the owner has sent: mappings of spaces, one sketch, the jobs' arguments. Everything is
+ * Mappings of what the owner has sent: spaces, one sketch, and the jobs' arguments. Every file is
  * checked to be as large as announced before it is used.
  */
 
@@ -24,12 +24,12 @@ struct worker_space {
         uint8_t *summaries;
         uint64_t summary_bytes;
         struct worker_copies copies[KVD_N_TIERS];
-        /* of the pool: block b at base + b * block_bytes; NULL: it is on the GPU */
+        /* of the pool: block b is at base + b * block_bytes; NULL if the pool is on the GPU */
         uint8_t *base;
-        cu_address device_base;      /* ... there; 0: it is not */
+        cu_address device_base;      /* of the pool on the GPU; 0 if it is not there */
         struct worker_device *device;
-        uint64_t reserved;
-        uint64_t mapped[KVD_MAX_SEGMENTS / 64]; /* a bit for each segment */
+        uint64_t reserved;           /* bytes of addresses for the pool */
+        uint64_t mapped[KVD_MAX_SEGMENTS / 64]; /* one bit for each segment */
 };
 
 static inline bool space_has_segment(const struct worker_space *w, uint32_t segment) {
@@ -37,7 +37,7 @@ static inline bool space_has_segment(const struct worker_space *w, uint32_t segm
 }
 
 struct worker_sketch {
-        uint32_t users;              /* the spaces, and tasks */
+        uint32_t users;              /* references: struct spaces, and tasks */
         uint32_t space, number;
         struct kvd_sketch_header *at;
         uint64_t bytes;
@@ -45,9 +45,9 @@ struct worker_sketch {
 
 struct spaces {
         struct worker_space *first;
-        struct worker_sketch *sketch;    /* the last one that was sent; NULL: none */
+        struct worker_sketch *sketch;    /* the last one that was sent; NULL if none */
         const struct kvd_job *arguments; /* KVD_JOB_BYTES; NULL until the first space */
-        struct worker_device device;     /* opened with the first space or memory of a GPU */
+        struct worker_device device;     /* opened for the first space or memory on a GPU */
         struct kvd_why why;          /* of the last failure */
 };
 
@@ -58,7 +58,7 @@ int spaces_map_segments(struct spaces *spaces, const struct kvd_msg_work_segment
                         const struct kvd_fds *fds);
 int spaces_map_sketch(struct spaces *spaces, const struct kvd_msg_work_sketch *msg,
                       const struct kvd_fds *fds);
-/* A task's, which may rest while another sketch is sent; NULL is fine to let go. */
+/* A task's reference: it may be paused while another sketch is sent. sketch_drop accepts NULL. */
 struct worker_sketch *sketch_take(struct worker_sketch *sketch);
 void sketch_drop(struct worker_sketch *sketch);
 int spaces_unmap_segment(struct spaces *spaces, const struct kvd_msg_work_unmap *msg);
@@ -67,7 +67,7 @@ int spaces_forget(struct spaces *spaces, uint32_t number);
 int spaces_wake(struct spaces *spaces, const struct kvd_msg_work_wake *msg,
                 const struct kvd_fds *fds);
 
-/* GPU memory of no space. */
+/* Zeros GPU memory that belongs to no space. */
 int spaces_clear(struct spaces *spaces, const struct kvd_msg_work_clear *msg,
                  const struct kvd_fds *fds);
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Blocks as the processor sees them. Host memory is mapped: a block is where it is. A GPU's is not:
- * what a job reads is copied to pinned memory before it runs, and what it writes is copied back
- * before it is answered. A family that has a kernel for its work asks for neither (task_address).
+ * The processor's access to blocks. Host memory is mapped, and its blocks are used in place. For
+ * GPU memory, the blocks that a job reads are copied to pinned memory before it runs, and those
+ * that it writes are copied back before the reply. Jobs done by GPU kernels need neither
+ * (task_address).
  */
 
 #include <errno.h>
@@ -14,7 +15,7 @@
 /* pinned memory for one job; most kinds read 64 MiB at most */
 #define STAGED_MOST (UINT64_C(1) << 30)
 
-/* Offset from the first block; -1: no such block, or in another incarnation. */
+/* Offset from the first block; -1 if there is no such block, or it has another generation. */
 static int64_t place(const struct task *task, kvd_ref ref) {
         const struct worker_space *w = task->space;
         uint32_t id = kvd_ref_id(ref), segment;
@@ -70,7 +71,7 @@ static int device_refused(struct task *task, int error) {
         return task_refuse(task, error, "%s", task->device->why.line);
 }
 
-/* A block that is only summed up, and has a summary, is not read. */
+/* TASK_PACK: a block that only adds to the anchor is not read if it has a summary. */
 static enum task_access access_to(const struct task *task, enum task_access access, uint32_t i) {
         const struct kvd_job_item *item = &task->items[i];
 
@@ -91,7 +92,7 @@ static int find_room(struct task *task, enum task_access access, uint8_t **at) {
 
         if (bytes > STAGED_MOST)
                 return task_refuse(task, -ENOMEM,
-                                   "a job of %llu MiB of GPU memory; %llu can be staged",
+                                   "a job of %llu MiB of GPU memory; %llu MiB can be staged",
                                    (unsigned long long)(bytes >> 20),
                                    (unsigned long long)(STAGED_MOST >> 20));
         task->staged = task_room(task, task->job->n_items, sizeof *task->staged);
@@ -100,8 +101,8 @@ static int find_room(struct task *task, enum task_access access, uint8_t **at) {
 }
 
 /*
- * Room for a block that will be written is cleared: an earlier job, perhaps of another domain, left
- * its bytes there.
+ * Staging for a block that will be written is zeroed: it may contain bytes of an earlier job,
+ * perhaps of another domain.
  */
 int task_stage(struct task *task, enum task_access access) {
         uint64_t bytes = task->shape.block_bytes;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The services of a task: memory until its end, its result, and the rows of summaries that it reads
- * and writes. They know nothing of what kinds of jobs there are.
+ * The services of a task: memory that lasts until its end, its result, and the rows of summaries
+ * that it reads and writes. They do not depend on the kind of job.
  */
 
 #include "daemon/process/worker/task.h"
@@ -43,7 +43,7 @@ void task_leave(struct task *task) {
 
 void *task_results(struct task *task, size_t n, size_t size) {
         if (n > RESULT_BYTES / size) {
-                task_refuse(task, -E2BIG, "%zu results do not fit into an answer", n);
+                task_refuse(task, -E2BIG, "%zu results do not fit into a reply", n);
                 return NULL;
         }
         task->result_size = (uint32_t)(n * size);
@@ -55,8 +55,7 @@ int task_needs_numbers(struct task *task) {
                 return 0;
         return task_refuse(task, -EOPNOTSUPP,
                            "numbers of 8 bits without a scale cannot be compared or summed; "
-                           "spilling "
-                           "and reviving exactly is all that can be done with them");
+                           "such blocks can only be spilled and revived exactly");
 }
 
 uint8_t *task_row(const struct task *task, uint32_t row) {

@@ -3,8 +3,8 @@
 #define KVD_DAEMON_PROCESS_WORKER_TASK_H
 
 /*
- * A task: a job under way. It has what the job names, found and checked, and what every kind of job
- * needs.
+ * A task: a job while it is being done. It has pointers to everything that the job names, already
+ * checked, and to what every kind of job needs.
  */
 
 #include "client/kvd_methods.h" /* enum kvd_entry_flags */
@@ -16,14 +16,14 @@
 
 #define RESULT_BYTES ((size_t)KVD_MOST_work_reply_result)
 
-/* Where things lie in a block. Strides are elements, offsets bytes. */
+/* Layout of a block. */
 struct shape {
         uint32_t layers; /* of one block */
         uint32_t heads, tokens, dim;
-        uint32_t element; /* bytes */
+        uint32_t element; /* bytes of a number */
         enum kvd_number type; /* 0: numbers that no kernel reads (i8) */
-        size_t head_stride, token_stride;
-        size_t plane; /* bytes */
+        size_t head_stride, token_stride; /* elements */
+        size_t plane; /* bytes of one layer's keys, or values */
         size_t block_bytes;
 };
 
@@ -33,101 +33,107 @@ struct task {
         const struct kvd_job_step *steps;
         const uint32_t *tokens;
         struct worker_space *space;
-        struct worker_sketch *sketch; /* NULL: the job has none */
+        struct worker_sketch *sketch; /* NULL if the job has none */
         struct shape shape;
         struct worker_device *device;
-        /* [item]: its block in host memory; NULL: none, or blocks are where they are */
+        /* [item]: copy of its block in host memory, or NULL; the array is NULL without staging */
         uint8_t **staged;
         const struct kvd_ops *ops;
         struct threads *threads;
-        struct room *rooms;           /* owned: task_room */
+        struct room *rooms;           /* owned; memory from task_room */
         uint8_t *result;              /* RESULT_BYTES */
         uint32_t result_size;
         struct kvd_why why;           /* of a refusal */
-        uint64_t spent;               /* bytes, since it rested */
+        uint64_t spent;               /* bytes processed since the last pause */
 };
 
 /* ---- services (task.c) ----------------------------------------------------------------------- */
 
 #define task_refuse(task, error, ...) kvd_refuse(&(task)->why, error, __VA_ARGS__)
 
-/* Zeroed memory until task_leave_rooms, aligned to 64 bytes; NULL: there is none. */
+/* Zeroed memory until task_leave, aligned to 64 bytes. NULL: out of memory. */
 void *task_room(struct task *task, size_t n, size_t size);
 
-/* Room for the result, zeroed; NULL after task_refuse: it would not fit into an answer. */
+/* Zeroed memory for the result. NULL, after task_refuse, if it does not fit into a reply. */
 void *task_results(struct task *task, size_t n, size_t size);
 
-/* -EOPNOTSUPP if no kernel reads the space's numbers. */
+/* 0, or -EOPNOTSUPP if no kernel reads the space's numbers. */
 int task_needs_numbers(struct task *task);
 
-/* A row of the summaries; NULL: there is no such row. */
+/* A row of the summaries; NULL if there is no such row. */
 uint8_t *task_row(const struct task *task, uint32_t row);
 
-/* The row, if it has the summary of that incarnation; or NULL. */
+/* The row if it has the summary of that generation, or else NULL. */
 const uint8_t *task_summary(const struct task *task, uint32_t row, uint32_t generation);
 
-/* Another row with the same contents, for a block of that generation. */
+/* Copies a summary into another row, for a block of that generation. */
 void task_copy_summary(const struct task *task, const uint8_t *from, uint8_t *to,
                        uint32_t generation);
 
 double task_setting(const struct task *task, enum kvd_setting which);
-void task_leave(struct task *task); /* its rooms, and its sketch */
+void task_leave(struct task *task); /* frees its rooms, and drops its sketch */
 
-/* ---- resting (rests.c) ----------------------------------------------------------------------- */
+/* ---- pauses (rests.c) ------------------------------------------------------------------------ */
 
 /*
- * A kind of job is written as if it ran to its end, and says what it goes through; when that is a
- * piece, it rests in here, and others have their turns. What is staged, and the GPU's memory that
- * it works in, are its own meanwhile; its stream is empty.
+ * The code of a job is written as if it ran without interruption, and reports here how many bytes
+ * it has processed. After a piece (job->piece bytes) this call pauses the job, so that other jobs
+ * get their turns. The job keeps its staging and its GPU memory meanwhile, and its stream is empty.
+ * If the job is cancelled while it is paused, the call does not return (longjmp).
  */
 void task_spend(struct task *task, uint64_t bytes);
 
 /*
- * What a launch of the GPU's kernels goes through at most, or as little as it can: some 0.3 ms.
- * Behind each one the job may rest.
+ * Bytes that one launch of the GPU's kernels should process, about 0.3 ms of work; a launch cannot
+ * process less than its smallest unit. The job may pause after each launch.
  */
 uint64_t task_launch_bytes(const struct task *task);
 
-/* threads_share, as many at once as a piece has room for; each goes through so many bytes. */
+/*
+ * threads_share in portions that fit into a piece; the job may pause after each. bytes: processed
+ * by each of the n calls.
+ */
 void task_share(struct task *task, uint32_t n, uint64_t bytes, threads_piece *piece, void *data);
 
 /* ---- blocks (staging.c) ---------------------------------------------------------------------- */
 
-/* The item's block, for the processor. NULL: no such block, or in another incarnation. */
+/* The item's block, for the processor. NULL if it is gone, or has another generation. */
 uint8_t *task_block(const struct task *task, uint32_t item);
 
-/* Spaces on a GPU: where the item's block is there; 0: no such block. */
-bool task_on_device(const struct task *task);
+bool task_on_device(const struct task *task); /* the space is on a GPU */
+/* Address of the item's block on the GPU; 0 if it is gone, or has another generation. */
 cu_address task_address(const struct task *task, uint32_t item);
-/* The blocks' numbers, as kernels take them: GPU_NO_BLOCK where there is none. NULL: no memory. */
+/* [item]: block number for the kernels, GPU_NO_BLOCK if the block is gone. NULL: out of memory. */
 uint32_t *task_ids(struct task *task);
-/* Writes them into the GPU's memory; what: the job's blocks, of which none may be gone. */
+/* Writes the ids to GPU memory. -ESTALE if a block is gone; what: names the blocks in task->why. */
 int task_send_ids(struct task *task, cu_address to, const char *what);
 
 /*
- * Before and behind a job: brings what it reads within task_block's reach, and what it wrote back.
+ * task_stage, before a job, makes the blocks that it reads available to task_block. task_unstage,
+ * after it, copies the blocks that it wrote back to the GPU.
  */
 enum task_access {
         TASK_NONE,
         TASK_READ,
         TASK_WRITE,
-        TASK_PACK, /* writes the items that are KVD_JOB_DEST, reads the others */
+        TASK_PACK, /* writes the KVD_JOB_DEST items, and reads the others */
 };
 int task_stage(struct task *task, enum task_access access);
 int task_unstage(struct task *task, enum task_access access);
 
-/* ---- blocks, some at a time (batches.c) ------------------------------------------------------ */
+/* ---- batches of blocks (batches.c) ----------------------------------------------------------- */
 
 /*
- * Does something with blocks first to first + n - 1, which task_block finds meanwhile; the processor
- * does. 0 or negative errno.
+ * Processes the blocks of items first to first + n - 1 on the processor; task_block finds them
+ * during the call. 0 or negative errno.
  */
 typedef int batch_fn(void *data, uint32_t first, uint32_t n);
 
 /*
- * All of the job's, in order: those of the host at once; those of a GPU some at a time, while others
- * come (TASK_READ) or go (TASK_WRITE: they are zeros before). Ends with the first that fails. The
- * job does not rest meanwhile.
+ * Calls `some` for all items in order, until it fails. Blocks in host memory are one batch. Blocks
+ * on a GPU are processed in batches, while the copy engine reads later batches (TASK_READ) or
+ * writes the previous one (TASK_WRITE; a batch is zeros before its call). Only for jobs that do not
+ * pause.
  */
 int task_batches(struct task *task, enum task_access access, batch_fn *some, void *data);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Exact copies in memory of the host. The memfd is mapped, so a copy is where its place says, and
- * all threads write and read copies at once. A checksum is of what arrived, so that nothing can
- * happen in between.
+ * Exact copies in host memory. The memfd is mapped, so a copy's address follows from its place, and
+ * all threads write and read copies in parallel. Checksums are computed at the destination, so that
+ * they cover the copying, too.
  */
 
 #include <errno.h>
@@ -24,7 +24,7 @@ struct batch {
 
 static int map(struct worker_copies *w, int fd, uint64_t bytes) {
         void *at = NULL;
-        /* no room at all is fine */
+        /* a tier may have no places */
         int r = bytes ? shared_file_map(fd, bytes, PROT_READ | PROT_WRITE, &at) : 0;
 
         if (r < 0)
