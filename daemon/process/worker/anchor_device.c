@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A sequence's anchor where the blocks are, as score_anchors makes it: what summaries say is added
- * up here, where they are, and only blocks that have none are read for it. It stays on the GPU.
+ * A sequence's anchor on the GPU, as score_anchors makes it. The processor adds up the anchors in
+ * summaries, and the GPU reads only the blocks that have no summary. The anchor stays on the GPU.
  */
 
 #include <errno.h>
@@ -21,7 +21,7 @@ static uint32_t item_tokens(const struct task *task, uint32_t i) {
         return MIN(task->items[i].n_tokens, task->shape.tokens);
 }
 
-/* Whether the item's keys are to be read. */
+/* Adds the anchors in the item's summary. True: it has none, and its keys must be read. */
 static bool add_summary(struct device_anchor *a, uint32_t i) {
         const struct task *task = a->task;
         const struct kvd_job_item *item = &task->items[i];
@@ -51,8 +51,8 @@ static struct gpu_key_rows keys_of(const struct task *task) {
 }
 
 /*
- * Tokens behind `to` that lie side by side: of a run of blocks all are full but for the last one.
- * false: there are none.
+ * Finds the next run of consecutive tokens behind keys->to: all blocks of a run are full, except
+ * for the last one. False: there is none.
  */
 static bool next_run(const struct task *task, struct gpu_keydiff *keys) {
         uint32_t each = task->shape.tokens, n = task->job->n_items, i = DIV_UP(keys->to, each);

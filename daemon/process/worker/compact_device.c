@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * COMPACT where the blocks are: the GPU scores keys and moves tokens; which ones is decided here, of
- * the scores, which are all that comes to the processor. Some layers at a time, so that others have
- * their turns in between. Blocks need not be full: what is behind the last token of one is scored
- * as well, and passed over.
+ * COMPACT for blocks on a GPU. The GPU scores keys and moves tokens. The processor gets only the
+ * scores, and chooses the tokens. A launch does some layers, so that other jobs get their turns in
+ * between. Blocks need not be full: slots behind a block's last token are scored, but never chosen.
  */
 
 #include <errno.h>
@@ -17,7 +16,7 @@
 struct device_packing {
         struct packing *p;
         struct device_anchor anchor;
-        uint32_t slots;          /* of all sources */
+        uint32_t slots;          /* of all source blocks */
         uint32_t most;           /* layers of a launch */
         float *scores;           /* [layer of a launch][head][slot] */
         uint32_t *index;         /* [layer of a launch][head][kept]: slots */
@@ -45,7 +44,7 @@ static int make_rooms(struct device_packing *d) {
         return d->scores && d->index && d->rooms ? 0 : -ENOMEM;
 }
 
-/* Called twice: from 0, to know how much it is, and from where it is. */
+/* Called twice (device_part). */
 static void lay_out(struct device_packing *d, cu_address from) {
         d->next = from;
         anchor_lay_out(&d->anchor, &d->next);
@@ -145,7 +144,7 @@ static int pack_some(struct device_packing *d, struct gpu *gpu, uint32_t first, 
 
 /* ---- the job --------------------------------------------------------------------------------- */
 
-/* What is left of the last one, and the state plane, is zeros. */
+/* Zeros the destinations, since the last one's rest and the state planes stay zeros. */
 static int clear(const struct packing *p) {
         struct task *task = p->task;
         int r = 0;

@@ -3,8 +3,8 @@
 #define KVD_DAEMON_PROCESS_WORKER_COMPARE_H
 
 /*
- * The data of a COMPARE job: job_compare.c has its stages, and compare_device.c the second one on a
- * GPU.
+ * The data of a COMPARE job. job_compare.c has its two stages, and compare_device.c does the second
+ * one on a GPU.
  */
 
 #include "daemon/process/worker/task.h"
@@ -20,28 +20,28 @@ struct compare {
         struct kvd_memshare_shape shape;
         enum kvd_memshare_metric metric;
         double limit;
-        uint32_t half;            /* pairs that are rotated; 0: not aligned */
+        uint32_t half;            /* pairs of dimensions that are rotated; 0: no alignment */
         double *frequencies;      /* [half] */
         float *angles;            /* [thread]: cosine [half], sine [half] */
         float *norms;             /* [item][layer][K, V] */
-        const uint8_t **blocks;   /* [item]; NULL: out of the question */
+        const uint8_t **blocks;   /* [item]; NULL: not compared */
         struct candidate *steps;  /* candidates, best first */
         uint32_t n_steps;
-        struct kvd_match *found;  /* [item of step 0]; source COMPARE_NONE: nothing */
+        struct kvd_match *found;  /* [item of step 0]; source is COMPARE_NONE if none matches */
 };
 
 #define COMPARE_NONE UINT32_MAX
 
-/* May this item stand in for that one? */
+/* May the source replace the target? */
 bool compare_may(const struct compare *c, uint32_t target, uint32_t source);
 
-/* Notes the pair if it is near enough, and nearer than the one before. */
+/* Stores the pair in found if it is near enough, and nearer than the target's pair so far. */
 void compare_keep(struct compare *c, uint32_t target, uint32_t source, float similarity,
                   double distance);
 
-/* Fills found, where the blocks are. -ENOSYS: not in this way, and nothing was done. */
+/* Fills found on the GPU. -ENOSYS: the GPU cannot do it, and nothing was done. */
 int compare_on_device(struct compare *c);
-/* result[i]: distance of items 2 i and 2 i + 1; INFINITY where one is gone. -ENOSYS: as above. */
+/* result[i]: distance of items 2 i and 2 i + 1; INFINITY if one is gone. -ENOSYS: as above. */
 int calibrate_on_device(struct compare *c, float *result);
 
 #endif

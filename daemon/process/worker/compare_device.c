@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * MemShare's second stage where the blocks are: every pair that may be shared is a piece of work
- * for the GPU's kernels, and what comes to the processor is a distance each, of the same bits as
- * the processor's. Which is the nearest is decided here, in the order of job_compare.c. CALIBRATE
- * is the same with pairs that are given.
+ * MemShare's second stage for blocks on a GPU. The GPU computes the distance of every pair that may
+ * be shared, with the same bits as the processor would. The processor then finds the nearest, in
+ * the order of job_compare.c. CALIBRATE does the same for given pairs.
  */
 
 #include <errno.h>
@@ -14,7 +13,7 @@
 #include "kernels/cuda/memshare.h"
 
 #define MOST_PAIRS (1u << 22) /* 80 MiB of the GPU's memory */
-#define MOST_ANGLES 4096u     /* distances of positions, each a row of angles */
+#define MOST_ANGLES 4096u     /* different distances of positions; each has a row of angles */
 
 struct pairs {
         struct compare *c;
@@ -50,7 +49,10 @@ static void count_pair(struct pairs *p, uint32_t target, uint32_t source, float 
         p->n++;
 }
 
-/* Keys of the source turn by as many positions as it lies before the target. */
+/*
+ * The row of angles by which the source's keys are rotated to the target's position; MOST_ANGLES if
+ * there are too many rows.
+ */
 static uint32_t angle_of(struct pairs *p, uint32_t target, uint32_t source) {
         const struct kvd_job_item *items = p->c->task->items;
         int64_t delta = (int64_t)items[target].position - items[source].position;
@@ -151,7 +153,7 @@ static struct gpu_blocks blocks_of(const struct pairs *p, uint32_t first) {
                                    p->d_ids + first * sizeof *p->ids};
 }
 
-/* Of so many items, or pairs, from there on. */
+/* Launches a kernel for n items, or pairs, from first on. */
 typedef int launch_fn(const struct pairs *p, struct gpu *gpu, uint32_t first, uint32_t n);
 
 static int launch_norms(const struct pairs *p, struct gpu *gpu, uint32_t first, uint32_t n) {
@@ -181,7 +183,7 @@ static int launch_pairs(const struct pairs *p, struct gpu *gpu, uint32_t first, 
         return gpu_memshare(gpu, c->task->device->stream, &a);
 }
 
-/* Some at a time, each going through so many blocks; as many as keep a device busy, at least. */
+/* Launches all n, task_launch_bytes at a time. blocks: how many each of the n reads. */
 static int launch(struct pairs *p, struct gpu *gpu, launch_fn *some, uint32_t n, uint32_t blocks) {
         struct task *task = p->c->task;
         uint64_t bytes = blocks * task->shape.block_bytes;
@@ -196,7 +198,7 @@ static int launch(struct pairs *p, struct gpu *gpu, launch_fn *some, uint32_t n,
                 if (r == 0)
                         task_spend(task, k * bytes);
         }
-        return r < 0 ? -ENOSYS : 0; /* whatever it is: there is another way */
+        return r < 0 ? -ENOSYS : 0; /* whatever the error, the processor can do it */
 }
 
 static int run_pairs(struct pairs *p, struct gpu *gpu) {

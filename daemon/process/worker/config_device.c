@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * CONFIG where the blocks are: the GPU counts bits, and what comes to the processor is a number for
- * each row of a pair. One launch goes through so many bytes and no more, so that others have their
- * turns in between.
+ * CONFIG for blocks on a GPU. The GPU counts bits, and the processor gets one number for each row
+ * of a pair. Launches are short (task_launch_bytes), so that other jobs get their turns in between.
  */
 
 #include <errno.h>
@@ -14,7 +13,7 @@ static uint64_t row_bytes(const struct config *c) {
         return 2 * sizeof(uint64_t) * c->words;
 }
 
-/* So many pairs that begin there, and these of their rows. */
+/* Compares rows first to end - 1 of the n pairs that are in d_pairs. */
 static int launch(const struct config *c, uint32_t n, uint32_t first, uint32_t end, uint32_t *to) {
         const struct task *task = c->task;
         struct worker_device *device = task->device;
@@ -36,7 +35,7 @@ static int launch(const struct config *c, uint32_t n, uint32_t first, uint32_t e
         return r < 0 ? task_refuse(c->task, r, "%s", c->gpu->why) : 0;
 }
 
-/* Either several whole pairs at a time, or one and some of its rows. */
+/* Each launch compares several whole pairs, or some rows of one pair. */
 static int compare(const struct config *c, const struct gpu_overlap_pair *pairs, uint32_t n,
                    uint32_t rows, uint32_t *to) {
         uint32_t most = (uint32_t)MIN(MAX(task_launch_bytes(c->task) / row_bytes(c), 1), c->room);

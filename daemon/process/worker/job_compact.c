@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff's compaction: each layer and KV head chooses, among the tokens of the source blocks,
- * those of highest score (job_score.c has the anchor: of the sources and the rest of the sequence)
- * and moves their keys and values into the destination blocks, packed, in order of position. What
- * is left of the last one, and the state plane, is zeros. A layer is a piece of work of its own.
+ * KeyDiff's compaction. Each layer and KV head chooses the tokens of the source blocks that have
+ * the highest scores, and moves their keys and values into the destination blocks, packed, in order
+ * of position. The anchor is that of the whole sequence (job_score.c). The rest of the last
+ * destination and the state planes are zeros. Threads share out the layers.
  */
 
 #include <errno.h>
@@ -28,7 +28,7 @@ static struct kvd_key_rows keys_of(const struct task *task, uint32_t layer) {
                                      .type = s->type};
 }
 
-/* A block at a time: they need not be full. */
+/* One block at a time, since blocks need not be full. */
 static void score_layer(const struct packing *p, uint32_t layer, float *scores, float *scratch) {
         const struct shape *s = &p->task->shape;
         const float *anchor = p->anchors + (size_t)layer * s->heads * s->dim;
@@ -79,7 +79,7 @@ static void pack_layer(void *data, uint32_t layer, uint32_t thread) {
         }
 }
 
-/* ---- what the job names ---------------------------------------------------------------------- */
+/* ---- input ----------------------------------------------------------------------------------- */
 
 static int find_places(struct packing *p) {
         struct task *task = p->task;

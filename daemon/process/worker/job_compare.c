@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * MemShare. Stage 1: earlier steps whose bags of words are like the new one's (step 0). Stage 2:
- * for each block of the new step that may be replaced, the nearest block of those steps that may
- * stand in, if it is near enough. Under memshare.align = rope the candidate's keys are rotated to
- * the target's position first; whoever uses it then rotates queries.
+ * MemShare. Stage 1 finds earlier steps whose bags of words are similar to the new one's (step 0).
+ * Stage 2 finds, for each block of the new step that may be replaced, the nearest block of those
+ * steps that may replace it, if it is near enough. With memshare.align = rope, the source's keys
+ * are rotated to the target's position first; a client that uses the match then rotates its
+ * queries.
  */
 
 #include <errno.h>
@@ -43,7 +44,7 @@ static int make_bag(struct task *task, uint32_t step, struct kvd_bag *bag) {
         return 0;
 }
 
-/* Keeps the list in order, best first, earlier before later; at most so many. */
+/* Inserts into the list: best first, on ties earlier steps first, at most `most` steps. */
 static void keep_best(struct compare *c, struct candidate new, uint32_t most) {
         uint32_t at = c->n_steps;
 
@@ -57,7 +58,7 @@ static void keep_best(struct compare *c, struct candidate new, uint32_t most) {
         c->steps[at] = new;
 }
 
-#define BAG_BYTES 64u /* each token of a bag, when it is sorted in and compared */
+#define BAG_BYTES 64u /* cost of sorting and comparing one token of a bag */
 
 static int find_steps(struct compare *c) {
         struct task *task = c->task;
@@ -85,7 +86,7 @@ static int find_steps(struct compare *c) {
 
 /* ---- stage 2 --------------------------------------------------------------------------------- */
 
-/* Norms come from the summary, or are computed now. */
+/* Norms come from the summary, or are computed if there is none. */
 static void prepare(void *data, uint32_t i, uint32_t thread) {
         struct compare *c = data;
         const struct task *task = c->task;
@@ -164,9 +165,9 @@ static void find_nearest(void *data, uint32_t i, uint32_t thread) {
                         compare_pair(c, target, source, s->similarity, thread);
 }
 
-#define SOURCES_BYTES (UINT64_C(8) << 20) /* that a target is compared with at a time */
+#define SOURCES_BYTES (UINT64_C(8) << 20) /* sources that a target is compared with at a time */
 
-/* Each target meets all sources in the same order, best step first. */
+/* Compares each target with all sources in the same order, best step first. */
 static void find_all(struct compare *c) {
         struct task *task = c->task;
         uint32_t most = (uint32_t)MAX(SOURCES_BYTES / task->shape.block_bytes, 1);
@@ -184,7 +185,7 @@ static void find_all(struct compare *c) {
         }
 }
 
-/* Keys that were stored before rotation are alike wherever they lie. */
+/* Only keys that are stored after rotation depend on their position. */
 static int prepare_rotation(struct compare *c) {
         const struct task *task = c->task;
         uint32_t dims = (uint32_t)task_setting(task, KVD_model_rope_dims) ?: task->shape.dim;
@@ -309,7 +310,7 @@ static int begin_calibration(struct task *task, struct pairs *all) {
         if (r < 0)
                 return r;
         if (task->job->n_items % 2)
-                return task_refuse(task, -EPROTO, "a pair of one");
+                return task_refuse(task, -EPROTO, "an odd number of items makes no pairs");
         *all = (struct pairs){.c = comparison(task)};
         all->c.limit = (double)INFINITY;
         all->result = task_results(task, task->job->n_items / 2, sizeof *all->result);

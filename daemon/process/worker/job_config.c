@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HShare's sharing configuration of one sequence, from what its last prompt queries selected: a row
- * of bits, a bit a token, for each layer, head and query. Heads of a layer are compared query by
- * query, layers head by head and query by query. Layers that are not sparse select nothing that
- * others could use. Bits are counted where the blocks are, and compared here.
+ * HShare's sharing configuration of one sequence, made from the tokens that its last prompt queries
+ * selected: a row of bits, one for each token, for each layer, head and query. Heads of a layer are
+ * compared query by query, layers head by head and query by query. Layers that are not sparse
+ * select nothing that others could use. The GPU counts bits if the blocks are there; the rest is
+ * done here.
  *
  *      items   blocks with u64 [layer][head][query][word], one after the other    param  layers, heads, queries, words
- *      result  u8 [layers]: source of each layer, then u8 [layers][heads]: source of each head of it
+ *      result  u8 [layers]: source of each layer, then u8 [layers][heads]: source of each head
  */
 
 #include <errno.h>
@@ -16,12 +17,12 @@
 #include "daemon/process/worker/config.h"
 #include "daemon/process/worker/jobs.h"
 
-/* Rows from there on that are compared. */
+/* n rows of a pair. */
 struct rows {
         const struct config *c;
         struct gpu_overlap_pair pair;
         uint32_t n;
-        uint32_t *to; /* [row]: bits that both have */
+        uint32_t *to; /* [row]: number of bits that are set in both */
 };
 
 static uint32_t row_of(const struct config *c, uint32_t layer, uint32_t head) {
@@ -41,9 +42,8 @@ static int check(struct config *c) {
         if (!c->layers || c->layers > 256 || !c->heads || c->heads > 256 || !c->queries ||
             c->queries > 4096 || !c->words || c->words > 65536)
                 return task_refuse(c->task, -EINVAL,
-                                   "a configuration is of 1 to 256 layers and heads, 4096 queries, "
-                                   "and "
-                                   "65536 words of bits");
+                                   "a configuration has 1 to 256 layers and heads, 1 to 4096 "
+                                   "queries, and 1 to 65536 words of bits");
         rows = (uint64_t)c->layers * c->heads * c->queries;
         bytes = rows * c->words * sizeof(uint64_t);
         if (rows > KVD_CONFIG_ROWS || bytes > c->task->job->n_items * c->task->shape.block_bytes)
@@ -65,7 +65,7 @@ static int find_blocks(struct config *c) {
         return c->blocks ? 0 : -ENOMEM;
 }
 
-#define ROOM (1u << 16) /* rows of pairs that are compared at a time, if a pair has not more */
+#define ROOM (1u << 16) /* rows that are compared at a time; more if a pair has more */
 
 static int make_room(struct config *c) {
         struct task *task = c->task;
@@ -86,7 +86,7 @@ static int make_room(struct config *c) {
 
 /* ---- rows of bits ---------------------------------------------------------------------------- */
 
-/* Words from that one on that lie in one block, at most so many. */
+/* Address of a word. *n becomes the number of words from there on in its block, if that is less. */
 static const uint64_t *words_at(const struct config *c, uint64_t word, uint32_t *n) {
         uint64_t at = word * sizeof(uint64_t), bytes = c->task->shape.block_bytes;
 
@@ -110,7 +110,7 @@ static uint32_t overlap(const struct config *c, size_t a, size_t b) {
         return sum;
 }
 
-#define ROWS 16u /* that a thread compares at a time */
+#define ROWS 16u /* rows that a thread compares at a time */
 
 static void compare_rows(void *data, uint32_t i, uint32_t thread) {
         const struct rows *r = data;
@@ -132,7 +132,7 @@ static int compare(const struct config *c, const struct gpu_overlap_pair *pairs,
 
 /* ---- similarity ------------------------------------------------------------------------------ */
 
-/* Of n things: thing i has rows from there on, and so many. */
+/* n heads or layers. Thing i has the rows from first + i * rows on. */
 struct things {
         uint32_t n, first, rows;
 };
@@ -141,7 +141,7 @@ static struct gpu_overlap_pair pair_of(const struct things *t, uint32_t i, uint3
         return (struct gpu_overlap_pair){t->first + i * t->rows, t->first + j * t->rows};
 }
 
-/* The pairs of things, row by row of a triangle. */
+/* A pair of things, j < i; next() visits the triangle of all pairs row by row. */
 struct place {
         uint32_t i, j;
 };
@@ -151,7 +151,7 @@ static void next(struct place *at) {
                 *at = (struct place){at->i + 1, 0};
 }
 
-/* As many pairs from there on as there is room for. */
+/* Compares as many pairs from *at on as there is room for, and advances *at. */
 static int compare_some(struct config *c, const struct things *t, struct place *at) {
         struct place from = *at;
         uint32_t n = 0;
@@ -167,7 +167,7 @@ static int compare_some(struct config *c, const struct things *t, struct place *
         return r;
 }
 
-/* That many of the things share. */
+/* Makes a plan in which `share` of the things use the tokens of others. */
 static int plan(struct config *c, const struct things *t, uint32_t share) {
         struct place at = {1, 0};
         int r = 0;
