@@ -2,7 +2,7 @@
 
 /*
  * BiCache's similarity of a prefix's keys and values computed alone with those computed as part of
- * the whole input, layer by layer, in two readings:
+ * the whole input, layer by layer, in two definitions:
  *
  *      token_mean   mean over tokens of the cosines of their keys (all heads together) and of their values
  *      flat         cosine of all keys and values as one vector

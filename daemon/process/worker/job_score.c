@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KeyDiff on blocks: how unlike the other keys of the sequence a block's keys are. The sequence's
- * anchor is the sum of its blocks' (their summaries', or made here); a block's score is the mean
- * over layers and heads of the largest of its tokens', its priority (1 + score) / 2. A block that
- * is not resident adds to the anchor and has priority 0.
+ * KeyDiff on blocks: how different a block's keys are from the other keys of the sequence. The
+ * sequence's anchor is the sum of its blocks' anchors, from their summaries or computed here. A
+ * block's score is the mean over layers and heads of its tokens' largest score, and its priority is
+ * (1 + score) / 2. A block that is not resident has priority 0, and adds to the anchor only if it
+ * has a summary.
  */
 
 #include <errno.h>
@@ -101,7 +102,7 @@ float *score_anchors(struct task *task) {
 
 /* ---- scores ---------------------------------------------------------------------------------- */
 
-/* Mean over the layers; those in which no key is valid have no say. */
+/* Mean over the layers, except those without a valid key (less than -2). */
 static void score(void *data, uint32_t i, uint32_t thread) {
         const struct scores *all = data;
         const struct task *task = all->task;

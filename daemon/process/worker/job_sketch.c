@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * KVReviver's four jobs: blocks leave (an exact copy with its checksum, and into the sketch), come
- * back (from the copy, compared with its checksum where it arrives, or from the sketch), and leave
- * the sketch again; and a sketch that a worker left half written is made anew.
+ * KVReviver's four jobs. SPILL writes blocks to exact copies with checksums, and inserts them into
+ * the sketch. REVIVE brings blocks back: from the copy, whose checksum is compared at the
+ * destination, or from the sketch. FORGET removes blocks from the sketch. REBUILD makes a sketch
+ * again that a worker left half written.
  */
 
 #include <errno.h>
@@ -30,7 +31,7 @@ static void keep_summary(const struct task *task, const struct kvd_job_item *ite
         if (from)
                 task_copy_summary(task, from, to, generation);
         else
-                shm_write_end((shm_u64 *)to, 0); /* of what was here before */
+                shm_write_end((shm_u64 *)to, 0); /* invalidates the row's previous summary */
 }
 
 struct spilling {
@@ -38,11 +39,11 @@ struct spilling {
         struct kvd_spilled *spilled; /* the result */
         struct copy *copies;
         struct sketch_use use;
-        bool later; /* into the sketch: not before the mean is known */
+        bool later; /* insert into the sketch after the mean is known */
         bool begun; /* the sketch is being changed */
 };
 
-/* The blocks that are copied; one that is not there fails. */
+/* Prepares the copy of item i, which fails if the block is gone. */
 static void choose_block(struct spilling *s, uint32_t i) {
         const struct kvd_job_item *item = &s->task->items[i];
         uint8_t *block = task_block(s->task, i);
@@ -73,7 +74,7 @@ static int add_some_to_mean(void *data, uint32_t first, uint32_t n) {
         return sketch_add_to_mean(&s->use);
 }
 
-/* Blocks that were copied go into the sketch, and those that are only to be in the sketch. */
+/* Copies blocks, and inserts them into the sketch if they were copied, or need no copy. */
 static int spill_some(void *data, uint32_t first, uint32_t n) {
         struct spilling *s = data;
         struct task *task = s->task;
@@ -91,7 +92,7 @@ static int spill_some(void *data, uint32_t first, uint32_t n) {
         return r < 0 || !task->sketch || s->later ? r : insert_some(s, first, n);
 }
 
-/* All of them are there twice more, for the first that enter a sketch. */
+/* For the first blocks of a sketch: reads all blocks twice more. */
 static int insert_with_mean(struct spilling *s) {
         int r;
 
@@ -106,7 +107,7 @@ static int insert_with_mean(struct spilling *s) {
         return task_batches(s->task, TASK_READ, insert_some, s);
 }
 
-/* A sketch that something failed in is half written, and stays marked. */
+/* If it fails, the sketch is half written, and stays marked as being changed. */
 static int do_spill(struct task *task) {
         uint32_t n = task->job->n_items;
         struct spilling s = {.task = task};
@@ -141,7 +142,7 @@ struct reviving {
         uint32_t *errors;      /* the result */
         struct copy *copies;
         struct sketch_use use;
-        int sketch;            /* 0, or a negative errno: it cannot be asked */
+        int sketch;            /* 0, or negative errno: the sketch cannot be queried */
 };
 
 static void revive_exact(struct reviving *v, uint32_t first, uint32_t n) {
@@ -179,7 +180,7 @@ static int ask_for(struct reviving *v, uint32_t i) {
         return sketch_add(&v->use, i, dest);
 }
 
-/* Blocks that the sketch cannot answer for do not delay those that have a copy. */
+/* If the sketch fails, blocks that have a copy are still revived. */
 static int revive_some(void *data, uint32_t first, uint32_t n) {
         struct reviving *v = data;
 
@@ -218,15 +219,13 @@ static int do_revive(struct task *task) {
 
 /* ---- FORGET, REBUILD ------------------------------------------------------------------------- */
 
-/* Members of the sketch, and what became of each. */
+/* Exact copies of members of the sketch, and the result for each. */
 struct members {
         struct copy *copies;
         uint32_t *errors;      /* the job's result */
 };
 
-/*
- * A copy is taken out of the sketch, or put in again, only if it is as it was when it was put in.
- */
+/* A copy is removed from the sketch, or inserted again, only if its checksum is still right. */
 static int find_members(struct task *task, struct members *ret) {
         uint32_t n = task->job->n_items;
 
@@ -249,7 +248,7 @@ static int find_members(struct task *task, struct members *ret) {
         return 0;
 }
 
-/* approximate: the items that have no copy, and need none; or those that have. */
+/* approximate: true: the items that have no copy, and need none; false: those that have one. */
 static int add_members(struct sketch_use *use, const struct members *members, bool approximate) {
         static uint8_t any[1];
         struct task *task = use->task;
@@ -313,7 +312,7 @@ static int do_rebuild(struct task *task) {
                         sketch_freeze_mean(&use);
         }
         if (r < 0)
-                return r; /* half written still */
+                return r; /* still half written */
         sketch_insert(&use);
         sketch_end(&use, (int64_t)sketch_tokens(&use));
         return 0;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What is kept of a sealed block (ipc/base/summary.h). A row is written once per incarnation of its
- * block, and clients and the owner read it at any time, so its stamp is 0 meanwhile.
+ * Summaries of sealed blocks (ipc/base/summary.h). A row is written once for each generation of its
+ * block. Clients and the owner may read it at any time, so its stamp is 0 while it is written.
  *
- * The channels that labels have are chosen by the first job of a space, for each layer and head
- * those of the largest mean |k|, and then stay. A list that ascends ends with a number above 0
- * (unless it has one only), and that is written last: so a worker that dies in between has chosen
- * for some heads, and the next one chooses for the others.
+ * The channels of labels are chosen by the first job of a space, and never change: for each layer
+ * and head those with the largest mean |k|. The list of a head ascends, so its last number is above
+ * 0 (unless it is the only one). It is written last, and marks the list as complete. If a worker
+ * dies in between, the next one chooses for the remaining heads.
  */
 
 #include <errno.h>
@@ -47,7 +47,7 @@ struct choice {
         struct task *task;
         float *weights;   /* [thread][dim] */
         uint16_t *chosen; /* [thread][channels] */
-        float *ones;      /* [dim]: |1 k| is |k| */
+        float *ones;      /* [dim]: 1.0 each, so that |k| is added */
 };
 
 static void choose(void *data, uint32_t i, uint32_t thread) {

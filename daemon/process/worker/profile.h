@@ -3,8 +3,8 @@
 #define KVD_DAEMON_PROCESS_WORKER_PROFILE_H
 
 /*
- * The data of a PROFILE job: job_profile.c has what it does, and profile_device.c how a layer is
- * compared on a GPU.
+ * The data of a PROFILE job. job_profile.c does the job, and profile_device.c compares a layer on a
+ * GPU.
  */
 
 #include "daemon/process/worker/task.h"
@@ -13,19 +13,17 @@
 struct profile {
         struct task *task;
         uint32_t groups, n_blocks, n_tokens; /* blocks of one side of one group */
-        uint32_t layer;                      /* of all groups: the one that is compared */
-        /* Fills keys and values with the layer's. 0 or negative errno. */
+        uint32_t layer;                      /* being compared; counted over all groups */
+        /* Fills keys and values with the layer's products. 0 or negative errno. */
         int (*compare)(const struct profile *p);
-        const uint8_t **blocks;              /* [item]: for the processor */
-        struct gpu *gpu;                     /* for the GPU, as the addresses: */
+        const uint8_t **blocks;              /* [item]; only on the processor */
+        struct gpu *gpu;                     /* only on the GPU, as are the addresses: */
         cu_address d_ids, d_products;
-        struct kvd_products *keys, *values;  /* [token] of that layer; values behind keys */
+        struct kvd_products *keys, *values;  /* [token] of the layer; values follows keys */
         float (*result)[2];
 };
 
-/*
- * What compare needs, where the blocks are; -ENOSYS: it is not done there, and nothing was done.
- */
+/* Prepares compare on the GPU. -ENOSYS: the GPU cannot do it, and nothing was done. */
 int profile_on_device(struct profile *p);
 
 #endif

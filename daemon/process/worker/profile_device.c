@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * PROFILE where the blocks are: the GPU makes each token's products, of the processor's bits, and
- * six numbers a token and layer are what comes to the processor. One launch goes through so many
- * bytes and no more, so that others have their turns in between.
+ * PROFILE for blocks on a GPU. The GPU computes each token's products, with the same bits as the
+ * processor would, and the processor gets six numbers for each token and layer. Launches are short
+ * (task_launch_bytes), so that other jobs get their turns in between.
  */
 
 #include <errno.h>
@@ -35,7 +35,7 @@ static struct gpu_products products_of(const struct profile *p, uint32_t first, 
         return a;
 }
 
-/* Tokens of blocks from there on. */
+/* Compares n tokens, from block first on. */
 static int compare_some(const struct profile *p, uint32_t first, uint32_t n) {
         struct worker_device *device = p->task->device;
         const struct gpu_products a = products_of(p, first, n);

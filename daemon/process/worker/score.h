@@ -2,34 +2,34 @@
 #ifndef KVD_DAEMON_PROCESS_WORKER_SCORE_H
 #define KVD_DAEMON_PROCESS_WORKER_SCORE_H
 
-/* KeyDiff: what its jobs share (job_score.c), and scoring on a GPU (score_device.c). */
+/* KeyDiff: anchors, which SCORE and COMPACT share, and scoring on a GPU (score_device.c). */
 
 #include "daemon/process/worker/task.h"
 #include "kernels/cuda/keydiff.h"
 
 /*
- * The sum of the directions of all items' keys, [layer][head][dim], but of KVD_JOB_DEST; NULL: no
- * memory.
+ * Sum of the directions of the keys of all items except KVD_JOB_DEST, [layer][head][dim]. NULL: out
+ * of memory.
  */
 float *score_anchors(struct task *task);
 
-/* The same on a GPU (anchor_device.c), and where the job's keys are there. */
+/* The same on a GPU (anchor_device.c), and the addresses of the job's keys there. */
 struct device_anchor {
         struct task *task;
-        uint32_t *ids;          /* [2][item]: all, and those whose keys are read for it */
-        float *sums;            /* [layer][head][dim]: what summaries say */
+        uint32_t *ids;          /* [2][item]: all, then those whose keys are read for the anchor */
+        float *sums;            /* [layer][head][dim]: sums of the summaries' anchors */
         uint32_t *zeros;        /* [layer][head] */
-        struct gpu_keydiff keys; /* without scores; its ids are all */
+        struct gpu_keydiff keys; /* without scores; its ids are those of all items */
 };
 
-/* -ENOSYS: no kernel takes such keys. -ENOMEM. */
+/* Begins an anchor. 0; -ENOSYS: no kernel can read these keys; -ENOMEM. */
 int anchor_find(struct device_anchor *a, struct task *task);
-/* In a room that is laid out twice (device_part), and anew there before it is made. */
+/* Allocates its parts of a room (device_part). */
 void anchor_lay_out(struct device_anchor *a, cu_address *next);
-/* 0, or a negative errno: of the driver -EIO; others: not in this way. */
+/* Computes the anchor. 0; -EIO: driver error; other negative errno: the GPU cannot do it. */
 int anchor_make(struct device_anchor *a, struct gpu *gpu);
 
-/* SCORE by the GPU. -ENOSYS: not in this way, and nothing was done. */
+/* SCORE on the GPU. -ENOSYS: the GPU cannot do it, and nothing was done. */
 int score_on_device(struct task *task);
 
 #endif

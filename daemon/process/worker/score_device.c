@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * SCORE where the blocks are: as job_score.c, but keys are read by the GPU's own kernels, and what
- * comes to the processor is one number for each layer and block. -ENOSYS: not in this way (no
- * kernels in this build or for this device, shapes they do not take, no memory), and nothing was
- * done.
+ * SCORE for blocks on a GPU: as job_score.c, but the GPU's kernels read the keys, and the processor
+ * gets one number for each layer and block. -ENOSYS: the GPU cannot do it (no kernels in this build
+ * or for this device, a shape that they do not support, out of memory), and nothing was done.
  */
 
 #include <errno.h>
@@ -16,14 +15,14 @@
 struct device_scores {
         struct task *task;
         struct device_anchor anchor;
-        uint32_t n, n_tokens;      /* items; tokens, the last block's as many as it has */
+        uint32_t n, n_tokens;      /* number of items, and of their tokens */
         uint32_t most;             /* blocks of a launch */
         float *means;              /* [layer][block of a launch] */
         cu_address next, d_means, d_best;
         struct gpu_keydiff keys;
 };
 
-/* Blocks lie one behind the other: only the last may be part filled. */
+/* The kernels read all tokens as one run, so only the last block may be partly filled. */
 static int count_tokens(struct device_scores *d) {
         struct task *task = d->task;
         const struct shape *s = &task->shape;
@@ -42,7 +41,7 @@ static int count_tokens(struct device_scores *d) {
 
 /* ---- memory of the GPU ----------------------------------------------------------------------- */
 
-/* Called twice: from 0, to know how much it is, and from where it is. */
+/* Called twice (device_part). */
 static void lay_out(struct device_scores *d, cu_address from) {
         const struct shape *s = &d->task->shape;
         uint64_t heads = (uint64_t)s->layers * s->heads;
@@ -90,7 +89,7 @@ static int launch(const struct device_scores *d, struct gpu *gpu, const struct g
         return r;
 }
 
-/* Mean over the layers; those in which no key is valid have no say. */
+/* Mean over the layers, except those without a valid key (less than -2). */
 static void put_results(const struct device_scores *d, uint32_t n, float *result) {
         for (uint32_t i = 0; i < n; i++) {
                 float mean = 0.0f;
@@ -106,7 +105,7 @@ static void put_results(const struct device_scores *d, uint32_t n, float *result
         }
 }
 
-/* So many blocks from there on. */
+/* Scores n blocks, from block first on. */
 static int score_some(struct device_scores *d, struct gpu *gpu, uint32_t first, uint32_t n,
                       float *result) {
         const struct shape *s = &d->task->shape;
@@ -151,5 +150,5 @@ int score_on_device(struct task *task) {
                 r = make_room(&d);
         if (r == 0)
                 r = score_all(&d, gpu);
-        return r < 0 && r != -EIO && r != -E2BIG ? -ENOSYS : r; /* there is another way */
+        return r < 0 && r != -EIO && r != -E2BIG ? -ENOSYS : r; /* the processor can do it */
 }

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A sketch is cells that tokens' keys and values are added to, at places that a hash of their
- * ordinals gives. From sketch_begin to sketch_end it is marked as being changed, so that a worker
- * that dies in between is noticed.
+ * A sketch consists of cells. Tokens' keys and values are added to the cells at places that a hash
+ * of the tokens' ordinals gives. From sketch_begin to sketch_end the sketch is marked as being
+ * changed, so that the death of a worker in between is noticed.
  *
- * The processor does this for blocks of a GPU, too. A sketch is in host memory: it is there to save
- * the GPU's, and outlives workers. A kernel would read and write a float in each of its rows across
- * the bus for every number (24 bytes, with three rows), and read one in each to answer (12), where
- * the number itself has 2, and comes or goes once, by copy engine.
+ * The processor does this for blocks on a GPU, too. A sketch is in host memory, since its purpose
+ * is to save GPU memory, and since it outlives workers. For every number, a kernel would read and
+ * write a float in each of the sketch's rows across the bus (24 bytes, with three rows), and read
+ * one in each row for a query (12 bytes). The number itself has 2 bytes, and is copied once, by the
+ * copy engine.
  */
 
 #include "daemon/process/worker/sketch.h"
@@ -17,8 +18,8 @@
 #include <string.h>
 
 /*
- * kvreviver.key_mode and kvreviver.hash, as settings.def numbers them; the header has one more, 0
- * is "not begun".
+ * Values of kvreviver.key_mode and kvreviver.hash (settings.def). The header has them plus 1; 0
+ * means that the sketch was not begun.
  */
 enum { KEYS_UNSIGNED, KEYS_SIGNED, KEYS_CENTRED };
 enum { HASH_UNIFORM, HASH_PERMUTATION };
@@ -33,7 +34,7 @@ static void learn_hash(struct sketch_use *use) {
                 .rows = h->rows, .columns = h->columns, .salt = h->salt};
 }
 
-/* A sketch that nothing is in yet is as the settings are now. */
+/* A sketch that was not begun takes the current settings. */
 static void settle_modes(struct sketch_use *use) {
         struct kvd_sketch_header *h = use->header;
 
@@ -56,7 +57,7 @@ int sketch_open(struct task *task, struct sketch_use *use) {
                 return r;
         if (__atomic_load_n(&h->state, __ATOMIC_ACQUIRE) != KVD_SKETCH_IDLE &&
             task->job->kind != KVD_JOB_REBUILD)
-                return task_refuse(task, -ESTALE, "sketch %u is half written; it must be made anew",
+                return task_refuse(task, -ESTALE, "sketch %u is half written; it must be rebuilt",
                                    task->sketch->number);
         plane = (size_t)h->rows * h->columns * h->cell_floats;
         *use = (struct sketch_use){.task = task, .header = h, .mean = (float *)(h + 1)};
@@ -104,8 +105,8 @@ uint64_t sketch_tokens(const struct sketch_use *use) {
 /* ---- the mark -------------------------------------------------------------------------------- */
 
 /*
- * Whoever reads the mark does so after this process has ended, so only the compiler must not move what
- * is written between begin and end.
+ * Other processes read the mark only after this one has ended. So it is enough that the compiler
+ * does not move writes out of the range between begin and end.
  */
 void sketch_begin(struct sketch_use *use) {
         use->header->job = use->task->job->id;
@@ -120,7 +121,7 @@ void sketch_end(struct sketch_use *use, int64_t tokens) {
 
 /* ---- parts ----------------------------------------------------------------------------------- */
 
-/* One layer's and head's keys (plane 0) or values (plane 1). */
+/* The cells of one layer and head (number `at`), for keys or for values. */
 static struct kvd_sketch_part part_of(const struct sketch_use *use, uint32_t at, bool values) {
         const struct kvd_sketch_header *h = use->header;
         uint32_t dim = use->task->shape.dim;
@@ -148,7 +149,7 @@ static struct kvd_sketch_vectors vectors_of(const struct task *task, uint8_t *co
                 .type = s->type};
 }
 
-/* Parts of so many items. */
+/* Calls piece for each part; a call processes n items. */
 static void on_all_parts(struct sketch_use *use, uint32_t n, threads_piece *piece, void *data) {
         struct task *task = use->task;
         uint32_t parts = task->shape.layers * task->shape.heads;
@@ -157,7 +158,7 @@ static void on_all_parts(struct sketch_use *use, uint32_t n, threads_piece *piec
                    data);
 }
 
-/* ---- in -------------------------------------------------------------------------------------- */
+/* ---- insertion ------------------------------------------------------------------------------- */
 
 struct change {
         struct sketch_use *use;
@@ -166,9 +167,9 @@ struct change {
         float *rooms; /* [thread][token][dim] */
 };
 
-#define ITEMS_BYTES (UINT64_C(8) << 20) /* that go in or out at a time */
+#define ITEMS_BYTES (UINT64_C(8) << 20) /* items that are inserted or removed at a time */
 
-/* Items come to every cell in their order, however many go at a time. */
+/* In batches. Each cell gets the items in order, whatever the size of a batch. */
 static void on_all_items(struct sketch_use *use, struct change *change, threads_piece *piece) {
         const struct task *task = use->task;
         uint32_t most = (uint32_t)MAX(ITEMS_BYTES / task->shape.block_bytes, 1);
@@ -199,7 +200,7 @@ static void change_part(void *data, uint32_t at, uint32_t thread) {
         }
 }
 
-/* Keys of one token as floats. */
+/* One token's key as floats. */
 static const float *key_floats(const struct task *task, const uint8_t *key, float *room) {
         if (task->shape.type == KVD_NUMBER_F32)
                 return (const float *)key;
@@ -258,7 +259,7 @@ void sketch_insert(struct sketch_use *use) {
         on_all_items(use, &change, change_part);
 }
 
-/* ---- out ------------------------------------------------------------------------------------- */
+/* ---- removal and queries --------------------------------------------------------------------- */
 
 void sketch_remove(struct sketch_use *use) {
         struct change change = {.use = use, .weight = -1.0f};
@@ -266,7 +267,7 @@ void sketch_remove(struct sketch_use *use) {
         on_all_items(use, &change, change_part);
 }
 
-/* Algorithm 3 of the paper: the estimate is taken out, and parts of others with it. */
+/* Algorithm 3 of the paper: removes the estimate, which contains parts of other tokens. */
 static void remove_estimate(void *data, uint32_t at, uint32_t thread) {
         const struct change *change = data;
         const struct sketch_use *use = change->use;

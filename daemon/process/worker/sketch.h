@@ -3,16 +3,16 @@
 #define KVD_DAEMON_PROCESS_WORKER_SKETCH_H
 
 /*
- * A job's sketch, with its tokens' places. Whole blocks go in and out: their tokens have ordinals
- * one after the other, each layer's keys and values of each head are a part of the cells, and the
- * parts are shared out to the threads.
+ * A job's sketch, and the places of its tokens in it. Whole blocks are inserted and removed: a
+ * block's tokens have consecutive ordinals. The keys and values of each layer and head are a part
+ * of the cells, and the threads share out the parts.
  */
 
 #include "daemon/process/worker/task.h"
 #include "kernels/sketch.h"
 
 struct sketch_member {
-        uint8_t *block;        /* resident, or its exact copy; NULL: not in this */
+        uint8_t *block;        /* resident block, or its exact copy; NULL if not a member */
         uint32_t *places;      /* [token][row] */
         uint32_t n_tokens;
 };
@@ -23,38 +23,35 @@ struct sketch_use {
         struct kvd_sketch_hash hash;
         float *mean, *keys, *values; /* in the sketch's memory */
         struct sketch_member *members; /* one for each item */
-        uint32_t first, n; /* items that what is done next is about; all of them, at first */
+        uint32_t first, n; /* items that the next calls process; all of them by default */
 };
 
-/*
- * -ESTALE: a worker died while it wrote to the sketch. -EPROTO: the job has none. Only who changes
- * it may begin it.
- */
+/* 0; -ESTALE: a worker died while it wrote to the sketch; -EPROTO: the job has none; -ENOMEM. */
 int sketch_open(struct task *task, struct sketch_use *use);
 
-/* Item i takes part, with this block. -ENOMEM. */
+/* Makes item i a member, with this block. 0 or -ENOMEM. */
 int sketch_add(struct sketch_use *use, uint32_t i, uint8_t *block);
-/* What follows is about these items; blocks of those that take part may lie elsewhere now. */
+/* The next calls process these items. Updates the addresses of members' blocks (task_block). */
 void sketch_look_at(struct sketch_use *use, uint32_t first, uint32_t n);
 
 /* From begin to end the sketch is marked as being changed by this job. */
 void sketch_begin(struct sketch_use *use);
-void sketch_end(struct sketch_use *use, int64_t tokens); /* more than before */
+void sketch_end(struct sketch_use *use, int64_t tokens); /* tokens: added, less those removed */
 
 /*
- * The first that enter a sketch decide how it hashes and what is taken off their keys: the mean of
- * all that take part, which has to be known before one of them is inserted.
+ * If keys are centred, the mean of the first members' keys is subtracted from all keys. It must be
+ * known before the first of them is inserted.
  */
 bool sketch_wants_mean(const struct sketch_use *use);
-int sketch_add_to_mean(struct sketch_use *use);      /* -ENOMEM; what is there when all were added */
+int sketch_add_to_mean(struct sketch_use *use);      /* 0 or -ENOMEM; call it for all members */
 void sketch_freeze_mean(struct sketch_use *use);
 void sketch_insert(struct sketch_use *use);
-void sketch_remove(struct sketch_use *use);          /* the blocks as they are in it */
-/* what it says of the items itself (blocks: any) */
+void sketch_remove(struct sketch_use *use);          /* blocks must be as they were inserted */
+/* removes the sketch's own estimates of the members, not their blocks; 0 or -ENOMEM */
 int sketch_remove_estimates(struct sketch_use *use);
-void sketch_query(struct sketch_use *use);           /* into the blocks */
+void sketch_query(struct sketch_use *use);           /* writes estimates to the blocks */
 void sketch_clear(struct sketch_use *use);
 
-uint64_t sketch_tokens(const struct sketch_use *use); /* of all members, looked at or not */
+uint64_t sketch_tokens(const struct sketch_use *use); /* of all members, not only items looked at */
 
 #endif

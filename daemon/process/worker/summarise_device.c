@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * SUMMARISE where the blocks are: as job_summarise.c, and of the same bits, but one launch makes
- * all rows, and these are what comes to the processor. They are put into the summaries here, where
- * the stamps are. Only the first job of a space stages its blocks, to choose channels from.
- * -ENOSYS: not in this way (no kernels in this build or for this device, shapes they do not take,
- * no memory), and no row was touched.
+ * SUMMARISE for blocks on a GPU, with the same bits as job_summarise.c. One launch computes all
+ * rows. The processor gets only these, copies them into the summaries, and sets the stamps. Only
+ * the first job of a space stages its blocks, to choose channels. -ENOSYS: the GPU cannot do it (no
+ * kernels in this build or for this device, a shape that they do not support, out of memory), and
+ * no row was touched.
  */
 
 #include <errno.h>
@@ -17,10 +17,10 @@
 struct device_rows {
         struct task *task;
         uint32_t n;       /* items */
-        uint32_t *ids;    /* [n]; GPU_NO_BLOCK: no such block, or no row to put it */
+        uint32_t *ids;    /* [n]; GPU_NO_BLOCK if there is no such block, or no such row */
         uint32_t *tokens; /* [n] */
         uint8_t *rows;    /* [n]: pinned */
-        uint64_t bytes;   /* of a row, from its norms to behind its labels */
+        uint64_t bytes;   /* of a row, from its norms to the end of its labels */
         cu_address next, d_ids, d_tokens, d_channels, d_rows;
 };
 
@@ -43,7 +43,7 @@ static int choose_channels(struct task *task) {
         r = task_stage(task, TASK_READ);
         if (r == 0)
                 r = summary_choose_channels(task);
-        task->staged = NULL; /* rows are next in that memory */
+        task->staged = NULL; /* the rows will use that memory */
         return r;
 }
 
@@ -120,7 +120,7 @@ static int launch(struct device_rows *d, struct gpu *gpu) {
         return gpu_summarise(gpu, d->task->device->stream, &a);
 }
 
-/* Rows of no block are read, too, and ignored. */
+/* Rows without a block are read, too, and ignored. */
 static int make_rows(struct device_rows *d, struct gpu *gpu) {
         struct worker_device *device = d->task->device;
         int r = make_room(d);
@@ -132,7 +132,7 @@ static int make_rows(struct device_rows *d, struct gpu *gpu) {
         if (device_finish(device) < 0)
                 return task_refuse(d->task, -EIO, "%s", device->why.line);
         if (r < 0)
-                return -ENOSYS; /* whatever it is: there is another way */
+                return -ENOSYS; /* whatever the error, the processor can do it */
         r = device_read(device, d->rows, d->d_rows, d->n * d->task->space->summary.row_bytes);
         if (r < 0 || device_finish(device) < 0)
                 return task_refuse(d->task, -EIO, "%s", device->why.line);
