@@ -30,7 +30,7 @@ EXAMPLES = ROOT / "client/python/examples"
 
 torch.set_num_threads(1)
 warnings.filterwarnings("ignore")
-logging.getLogger("kvd").setLevel(logging.ERROR)
+logging.getLogger("kvd").setLevel(logging.WARNING)
 
 
 def load(implementation: str = "kvd", **options):
