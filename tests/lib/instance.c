@@ -191,12 +191,13 @@ static void start(struct instance *in, bool public, const char *const *settings)
                                                 public ? in->socket : in->dir,
                                                 "--pool", "64M",
                                                 "--set", "daemon.segment=1M",
+                                                "--set", "daemon.pages=small",
                                                 "--set", "daemon.quarantine_ms=20",
                                                 "--set", "daemon.socket_mode=0666",
                                                 /* a busy machine is not a hanging disk */
                                                 "--set", "daemon.file_timeout=1800",
                                                 "--backend", "host"};
-        int n = 14;
+        int n = 16;
 
         if (public && geteuid() == 0) { /* even if user kvd exists */
                 arguments[n++] = "--user";

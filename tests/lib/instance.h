@@ -28,8 +28,9 @@ struct instance {
 
 /*
  * settings: "daemon.pool=4M" and the like, the last one followed by NULL; NULL: none. They override
- * the defaults of tests: a pool of 64 MiB in segments of 1 MiB, a quarantine of 20 ms, and the
- * backend $KVD_TEST_BACKEND, or host.
+ * the defaults of tests: a pool of 64 MiB in segments of 1 MiB, small pages (a test beside this one
+ * may reserve huge pages for a while), a quarantine of 20 ms, and the backend $KVD_TEST_BACKEND, or
+ * host.
  */
 void instance_start(struct instance *in, const char *const *settings);
 /* in the same directory, after it ended */
