@@ -195,7 +195,7 @@ static inline int handle_check(const struct kvd *handle) {
 static inline int space_check(const struct kvd_space *space) {
         deadline_begin();
         return forked(space->handle) ?
-                       client_fail(-ECHILD, "this process was forked from the one that opened the space; open it anew") :
+                       client_fail(-ECHILD, "this process was forked from the one that opened the space; open it again") :
                        0;
 }
 

@@ -28,7 +28,7 @@
  *    inherited; the child must open its own connection.
  *  - If the daemon dies, pinned blocks stay readable and allocated blocks stay writable until they
  *    are released, because the memory belongs to the processes that map it. kvd_alloc, kvd_seal and
- *    other calls that need the daemon return -ECONNRESET or -ECONNREFUSED while there is none. The
+ *    other calls that need the daemon return -ECONNRESET or -ECONNREFUSED while no daemon runs. The
  *    next such call (kvd_catch_up is one) reconnects, and lookups then see the new daemon's cache.
  *    kvd_seal refuses blocks of the old daemon with -ESTALE: free them.
  *  - Every call ends. kvd_lookup, kvd_lookup_keys, kvd_match, kvd_available, kvd_counters,

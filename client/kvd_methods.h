@@ -27,7 +27,7 @@
  *    published with kvd_seal.
  *  - All calls on a sequence must be made by one thread. The rules of kvd.h about errors, fork and
  *    a dead daemon apply. Without its daemon a sequence keeps working on the blocks that it has.
- *    Calls that need the daemon fail with -ECONNRESET or -ECONNREFUSED while there is none, and
+ *    Calls that need the daemon fail with -ECONNRESET or -ECONNREFUSED while no daemon runs, and
  *    with -ESTALE once another daemon has taken its place.
  */
 

@@ -87,7 +87,7 @@ struct hooks {
 
         /*
          * Exact copies, which may be in a file (file/copies.c). copy_cold finds a copy in memory
-         * that is not about to be used: 1: found; 0: there is none; -EAGAIN: *looks is used up
+         * that is not about to be used: 1: found; 0: none; -EAGAIN: *looks is used up
          * before all copies were looked at. copies_went: copies of the space were written to a
          * file, or could not be. copy_came: a copy was read back; error is 0 or a negative errno,
          * and with -EBADMSG or -EIO the copy is lost. copies_give: frees the memory of copies that

@@ -498,7 +498,7 @@ struct store_job {
 
 uint64_t store_jobs_waiting(const struct store *store);
 
-/* Takes the next job and writes its arguments (ipc/base/job.h). False: there is none. */
+/* Takes the next job and writes its arguments (ipc/base/job.h). False if there is none. */
 bool store_next_job(struct store *store, void *arguments, struct store_job *ret);
 
 /* The worker's reply. It is not trusted: sizes and numbers are checked against the request. */
@@ -611,7 +611,7 @@ struct chain_info {
 };
 /*
  * Describes the chain of the first leaf at or after block *cursor, and moves *cursor behind the
- * leaf. -ENOENT: there is none. A call looks at a bounded number of blocks: if ret->leaf is 0, call
+ * leaf. -ENOENT: no such block. A call looks at a bounded number of blocks: if ret->leaf is 0, call
  * again with *cursor and *above as they are. *above must be 0 in the first call.
  */
 int space_next_chain(struct space *space, uint32_t *cursor, uint32_t *above,

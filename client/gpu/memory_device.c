@@ -144,7 +144,7 @@ static void unmap(struct view *view, uint32_t number) {
 
 /*
  * A segment that is mapped read-only and now needs write access belongs to this client alone: none
- * of its blocks is in use here, so it can be mapped anew.
+ * of its blocks is in use here, so it can be mapped again.
  */
 static int map_vmm(struct view *view, uint32_t number, int fd, bool writable) {
         struct kvd_device gpu = view->device->gpu; /* a copy, for its own error message */

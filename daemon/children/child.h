@@ -41,7 +41,7 @@ struct child_ops {
         /* the process is gone, according to the kernel; asked: its unanswered request, or 0 */
         void (*ended)(struct child *, uint32_t asked);
 
-        /* True: sent the next request, or could not send it; false: there is none. */
+        /* True: sent the next request, or could not send it; false: no request was left. */
         bool (*next)(struct child *);
         /* does the reply match the request? NULL: always */
         bool (*fits)(const struct child *, const struct kvd_msg *);

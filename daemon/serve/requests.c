@@ -264,7 +264,7 @@ static int go_on(struct client *c) {
  * While others wait, a client that got an answer waits for its next turn at once, whether or not
  * its next request has come. That takes fewer system calls, and a client that has many requests
  * ready loses no turn. After a post, the socket is polled instead: the client goes on computing,
- * and sends nothing for now.
+ * and sends nothing yet.
  */
 bool request_serve(struct turns_place *place) {
         struct client *c = container_of(place, struct client, place);

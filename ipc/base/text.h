@@ -11,7 +11,7 @@
 /* ---- characters ------------------------------------------------------------------------------ */
 
 /*
- * Length in bytes of the UTF-8 character at the start of text[0..n); 0: there is none, or it is
+ * Length in bytes of the UTF-8 character at the start of text[0..n); 0 if n is 0 or it is
  * overlong, a surrogate, or beyond U+10FFFF.
  */
 size_t kvd_utf8(const char *text, size_t n);

@@ -48,7 +48,7 @@ static int take_cold(struct space *space, struct arena *arena, uint32_t *reads) 
 }
 
 /*
- * Makes at least one block free for the arena, by the cheapest means. 0 or an error: there is none;
+ * Makes at least one block free for the arena, by the cheapest means. 0 or an error: none is free;
  * -EAGAIN: not known yet. While memory of another space is being freed, only one of its own blocks
  * is evicted.
  */

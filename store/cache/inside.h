@@ -48,7 +48,7 @@ int segment_return(struct space *space, struct segment *segment);
 int segment_go_on_returning(struct space *space); /* continues with space->memory.returning */
 /*
  * Gives the segment its memory of the previous daemon: its first n_ready blocks have memory, and
- * stay ABSENT for now. Takes *fd on success.
+ * stay ABSENT until they are adopted. Takes *fd on success.
  */
 int segment_adopt(struct space *space, struct segment *segment, uint32_t n_ready, uint32_t version,
                   int *fd);
@@ -56,7 +56,7 @@ int segment_adopt(struct space *space, struct segment *segment, uint32_t n_ready
 /* unused.c */
 void space_count_unused(struct space *space); /* after it got or lost a segment, or was deleted */
 
-/* take.c: takes memory. 1: a segment's memory is free, 0: there is none, -EAGAIN: not known yet */
+/* take.c: takes memory. 1: a segment's memory is free, 0: none is, -EAGAIN: not known yet */
 /* from other spaces: segments colder than the arena's coldest leaf, or of larger spaces */
 int space_take_cold(struct space *space, struct arena *arena, uint32_t *reads);
 /* from any other space, the coldest first */

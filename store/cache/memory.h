@@ -26,7 +26,7 @@ struct memory_ops {
          */
         uint32_t (*vacant)(const struct space *space, const struct segment *segment);
 
-        /* Assigns memory to the segment; fill provides it. -EAGAIN: there is none at present. */
+        /* Assigns memory to the segment; fill provides it. -EAGAIN: none is free at present. */
         int (*begin)(struct space *space, struct segment *segment);
 
         /* Provides memory for n of the segment's blocks, beginning with block `from` of it. */
@@ -56,7 +56,7 @@ struct memory_ops {
         /* The attachment was given the segment's descriptor. */
         void (*handed_out)(struct attachment *a, uint32_t segment);
 
-        /* Returns a segment that a worker should unmap; false: there is none. */
+        /* Returns a segment that a worker should unmap; false if there is none. */
         bool (*next_unmap)(struct store *store, struct space **space, uint32_t *segment);
 
         /* Is so much memory moving between spaces that no more should be taken? */

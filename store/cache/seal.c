@@ -159,7 +159,7 @@ static uint32_t find_duplicate(struct space *space, const struct growth *g,
 
 /*
  * A lookup of a bidirectional prefix follows the first chain that it finds, and a chain that has
- * lost its end is useless. So a chain that begins anew replaces the old chain of that prefix in the
+ * lost its end is useless. So a chain that is sealed again from its start replaces the old chain of that prefix in the
  * index, and the old one is evicted first.
  */
 static void supersede(struct space *space, const struct kvd_desc *first, const uint32_t *tokens) {

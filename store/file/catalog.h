@@ -75,7 +75,7 @@ struct catalog_file {
         uint64_t copies;           /* number of exact copies, whose bytes are part of bytes */
         bool off;                  /* takes no records, and lookups miss those that it has */
         bool hangs;                /* the same, until it answers */
-        bool closed;               /* takes no records for now; lookups find those that it has */
+        bool closed;               /* takes no new records; lookups find those that it has */
 };
 
 struct catalog_size { /* of a file */
@@ -104,7 +104,7 @@ void catalog_close(struct catalog *c);
 int catalog_space(struct catalog *c, struct kvd_key id, bool enter);
 int catalog_space_of_epoch(const struct catalog *c, uint64_t epoch);
 
-/* The place of the record with that tag; CATALOG_NOWHERE: there is none. */
+/* The place of the record with that tag; CATALOG_NOWHERE if there is none. */
 uint32_t catalog_find(const struct catalog *c, uint64_t tag);
 
 /*
@@ -130,7 +130,7 @@ void catalog_drop(struct catalog *c, uint32_t place);
 /* The write failed: removes the record. Its slot and the extent's free slots are not used again. */
 void catalog_spoil(struct catalog *c, uint32_t place);
 void catalog_touch(struct catalog *c, uint32_t place); /* marks the record as used now */
-/* Nanoseconds since the last use of the file's coldest record; 0: there is none. */
+/* Nanoseconds since the last use of the file's coldest record; 0 if it has none. */
 uint64_t catalog_age(const struct catalog *c, uint32_t file);
 
 /*

@@ -196,7 +196,7 @@ static bool plan_none(struct file *file, struct space *space, uint32_t id, uint3
 
 /*
  * Gives the block a record after its parent's, unless there is one already. -EAGAIN: the disks have
- * enough for now; -ENOSPC: there is no room.
+ * enough to do; -ENOSPC: there is no room.
  */
 static int plan(struct file *file, struct space *space, uint32_t id, uint64_t root) {
         const struct kvd_desc *desc = kvd_index_desc(space->ix, id);

@@ -47,9 +47,9 @@ int set_see_again(struct set *set, uint32_t file, const void *copies);
 bool set_is_seen(const struct set *set);
 /*
  * Called when all files have been seen. Empty files, and those whose superblocks are both broken
- * (SET_LOST), begin anew. Others are not touched and get an error: -EMEDIUMTYPE: something else, or
+ * (SET_LOST), start empty. Others are not touched and get an error: -EMEDIUMTYPE: something else, or
  * another version; -ERANGE: made with another size. Fails with -EXDEV if the files have different
- * secrets. extent_bytes: of files that begin anew; 0: chosen by their size.
+ * secrets. extent_bytes: of files that start empty; 0: chosen by their size.
  */
 int set_judge(struct set *set, uint64_t extent_bytes);
 /* Why a file is not used, in words. */

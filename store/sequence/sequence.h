@@ -99,7 +99,7 @@ struct sketch {
         uint32_t n_tokens;     /* tokens in it: added and not taken out */
         uint32_t n_entries;    /* entries with ordinals in it */
         uint32_t first;        /* one of these, if n_entries > 0 */
-        bool broken;           /* a worker was lost while it wrote: must be made anew */
+        bool broken;           /* a worker was lost while it wrote: must be rebuilt */
 };
 
 struct sequence {

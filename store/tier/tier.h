@@ -86,7 +86,7 @@ static inline bool place_is_here(const struct space *space, uint32_t place) {
 
 /* HERE to GOES: the copy is being written to that record. -ENOMEM: out of memory. */
 int place_goes(struct space *space, uint32_t place, uint32_t record);
-/* WANTED to COMES: gives the place memory to read into. False: there is none. */
+/* WANTED to COMES: gives the place memory to read into. False if none is free. */
 bool place_comes(struct space *space, uint32_t place);
 /*
  * Ends a move: the copy is HERE, or BELOW and without memory. False: the place was erased

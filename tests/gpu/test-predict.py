@@ -94,7 +94,7 @@ def test_the_table_is_of_these_kernels():
     assert list(table) == [name for _, name, _, _ in predict.KERNELS], list(table)
     for image, name, launch, _ in predict.KERNELS:
         warps = predict.warps_of(image, name, launch)
-        assert table[name]['warps'] == warps, f'{name}: {warps} warps by RESOURCES.txt: make PREDICTED.txt anew (predict.py)'
+        assert table[name]['warps'] == warps, f'{name}: {warps} warps by RESOURCES.txt: rebuild PREDICTED.txt (predict.py)'
     assert set(predict.BENCHES.values()) <= set(table)
 
 

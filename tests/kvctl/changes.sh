@@ -58,7 +58,7 @@ kvctl 1 space set tiny polcy=fifo
 complains policy
 kvctl 2 space set tiny policy
 complains KEY=VALUE
-# all or nothing, wherever the fault is, and whoever finds it
+# all or nothing, wherever the fault is and whichever check finds it
 for wrong in foo=1 memshare=perhaps hshare.channels=3 keydiff.recent_frac=7 memshare.foo=on; do
         kvctl 1 space set tiny max_blocks=32 policy=priority $wrong
         kvctl 1 space set tiny $wrong max_blocks=32 policy=priority

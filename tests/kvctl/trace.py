@@ -137,7 +137,7 @@ def test_the_daemon_is_killed(on: Instance) -> None:
         until(lambda: compute(space, list(range(10 * BT))) == 10 * BT, "that they are there again")
         until(lambda: len(trace.there()) == 10, "that the next daemon's are told of")
         before = len(trace.lines("asked"))
-        until(lambda: compute(space, list(range(BT))) and len(trace.lines("asked")) > before, "lookups of then")
+        until(lambda: compute(space, list(range(BT))) and len(trace.lines("asked")) > before, "the first lookups")
         trace.end()
 
 

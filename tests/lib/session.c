@@ -354,7 +354,7 @@ void session_run(const char *socket) {
         ask_everything(socket);
         user_close(&b);
         delete_space(socket, "two");
-        publish(&c, 5, 2); /* starts anew */
+        publish(&c, 5, 2); /* starts again */
         find(&a, 3, 40);
         user_close(&c);
         user_close(&a);

@@ -37,7 +37,7 @@ expect "C, again" "$(as alice /example | head -n 1)" "12 tokens reused, 0 comput
 
 pid=$(show MainPID)
 dpkg -i /new/*.deb >/tmp/log 2>&1 || { cat /tmp/log; exit 1; }
-expect "an upgrade starts it anew" "$([ "$(show MainPID)" != "$pid" ] && show ActiveState)" active
+expect "an upgrade restarts it" "$([ "$(show MainPID)" != "$pid" ] && show ActiveState)" active
 expect "the socket stays" "$(systemctl is-active kvd@0.socket)" active
 expect "and the cache" "$(as alice /example | head -n 1)" "12 tokens reused, 0 computed"
 expect "nothing is broken" "$(as alice kvctl check >/tmp/log; echo $?)" 0

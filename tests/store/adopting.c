@@ -79,7 +79,7 @@ int pidfd_of(pid_t pid) {
 bool arena, all_at_once = true;
 uint64_t quota, pool = POOL, keep_bytes;
 uint32_t attachments = 8;
-uint8_t uuid[16] = "the GPU of then";
+uint8_t uuid[16] = "the earlier GPU.";
 static struct store *killed[64]; /* left as they were when they were killed */
 static uint32_t n_killed;
 

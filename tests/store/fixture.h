@@ -41,7 +41,7 @@ struct space_usage usage_of(struct space *space);
 
 extern struct kvd_job *worker_job; /* arguments of the job that was taken */
 
-bool worker_take(void);            /* takes a job; false: there is none, or it has one already */
+bool worker_take(void);            /* takes a job; false: no job, or it has one already */
 void worker_do(void);              /* does the job, and answers */
 void worker_fail(int error);       /* answers this error */
 void worker_die(void);             /* writes part of the result, and dies */

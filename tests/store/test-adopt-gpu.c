@@ -116,7 +116,7 @@ START_TEST(a_block_is_taken_over_if_its_data_is_there) {
 END_TEST
 
 /* The semaphore page tells waiting readers: no process can write the previous index. */
-START_TEST(whoever_waits_for_a_dead_client_of_before_is_told) {
+START_TEST(waiters_for_a_client_that_died_before_are_told) {
         struct space *space = fixture_space("s", POOL);
         pid_t child = fork();
         struct attachment *a;
@@ -363,7 +363,7 @@ START_TEST(elsewhere_the_space_begins_empty) {
         make_memory();
         for (uint32_t i = 0; i < pool_of(store)->n; i++)
                 ck_assert_uint_ne(inode_of(pool_of(store)->chunks[i].fd), inode);
-        memcpy(uuid, "the GPU of then", sizeof uuid);
+        memcpy(uuid, "the earlier GPU.", sizeof uuid);
 }
 END_TEST
 
@@ -422,7 +422,7 @@ END_TEST
 SUITE("adopt on a GPU",
       FIXTURE(set_up, tear_down),
       LOOPS(ARRAY_SIZE(arrivals), a_block_is_taken_over_if_its_data_is_there),
-      TESTS(whoever_waits_for_a_dead_client_of_before_is_told,
+      TESTS(waiters_for_a_client_that_died_before_are_told,
             a_client_keeps_its_page_over_many_daemons),
       LOOPS(ARRAY_SIZE(damaged), without_semaphores_only_what_waits_is_lost),
       TESTS(a_page_of_a_daemon_that_did_not_get_far_is_replaced),

@@ -9,8 +9,8 @@
 A file depends on another if it names a function or a constant object that only the other defines. This goes by names,
 so a dependency is a place to look at, not a verdict. A circle is a set of files each of which depends, through others,
 on all the others. A foreign field is a mention of a field of struct space (`space->...`) in the store, but outside the
-folder that owns it. A lone hook is a member of struct hooks that one part alone sets: an event that is a call in disguise. Duplicates are runs of at least DUPLICATE lines that occur twice, regardless of spaces and names of
-variables.
+folder that owns it. A lone hook is a member of struct hooks that one part alone sets: an event that is a call in
+disguise. Duplicates are runs of at least DUPLICATE lines that occur twice, regardless of spaces and names of variables.
 """
 import collections
 import itertools
@@ -274,8 +274,19 @@ def self_test():
         same = "".join(f"        call_number_{i}(first_thing, second_thing);\n" for i in range(9))
         (root / "store" / "h.h").write_text("struct space {\n" + "        int a, b; /* c; */\n" * 15 + "};\n")
         (root / "store" / "i.c").write_text("void i(void) {\n" + same + "}\n\nvoid k(void) {\n" + same + "}\n")
+        (root / OWNER).mkdir()
+        (root / OWNER / "own.h").write_text("int own(struct space *space) { return space->own; }\n")
+        (root / "store" / "far.h").write_text("/* space->no */\nint far(struct space *space) { return space->far; }\n")
+        (root / "store" / "hooks.h").write_text("struct hooks {\n        int (*once)(void);\n        int (*twice)(void);\n};\n")
+        for part, members in (("one", (".once", ".twice")), ("two", (".twice",))):
+            (root / "store" / f"{part}.h").write_text(f"const struct hooks {part}_hooks = {{\n" + "".join(
+                f"        {member} = here,\n" for member in members) + "};\n")
         files = list(sources(root))
         found = list(exceeded(files))
+        assert foreign_fields(files) == {"far": 1} and lone(files) == ["once"], (foreign_fields(files), lone(files))
+        LIMITS.update(foreign=0, lone=0)
+        assert ["mentioned 1 times outside" in line or "set by one part (at most 0): once" in line
+                for line in exceeded(files) if line not in found] == [True] * 2, list(exceeded(files))
         assert [any(part in line for line in found) for part in
                 ("circle of 6", "30 fields", "g has 63", "i.c: no note")] == [True] * 4 == [True] * len(found), found
         assert [n for _, _, n in duplicates([f for f in files if f.path.endswith("i.c")])] == [10]

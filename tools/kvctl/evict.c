@@ -107,7 +107,7 @@ static int evict(struct kvctl *kvctl, struct kvd_msg_evict *request, uint64_t *e
 
 #define DEMOTE_PAUSE_US 5000u
 
-/* First writes to the file all blocks that could be fetched back; the pool keeps them for now. */
+/* First writes to the file all blocks that could be fetched back; the pool keeps them. */
 static int demote(struct kvctl *kvctl, const struct kvd_msg_evict *which, uint64_t *no_return) {
         struct kvd_msg_evict request = {.space = which->space, .domain = which->domain, .to = 1};
         struct kvd_msg_evict_reply reply = {0};

@@ -23,7 +23,7 @@ struct stored {
 struct follow_ops {
         void (*stored)(void *arg, const struct stored *block);
         void (*removed)(void *arg, uint64_t hash);
-        void (*cleared)(void *arg);          /* all blocks: the space was deleted or made anew */
+        void (*cleared)(void *arg);          /* all blocks: the space was deleted or recreated */
         void (*away)(void *arg, bool is);    /* the daemon is away, or back; may be NULL */
 };
 
@@ -44,7 +44,7 @@ int follow_step(struct follow *follow);
 /* Reports all blocks to other ops, parents first; follow_step() goes on as if it had not. */
 int follow_tell_all(struct follow *follow, const struct follow_ops *ops, void *arg);
 
-const struct kvd_index *follow_index(const struct follow *follow); /* NULL while there is none */
+const struct kvd_index *follow_index(const struct follow *follow); /* NULL while the space has none */
 
 /* ---- what clients look up: asked.c ----------------------------------------------------------- */
 
@@ -59,7 +59,7 @@ struct pages *pages_new(struct kvctl *kvctl, const struct space_name *space);
 struct pages *pages_free(struct pages *pages);
 void pages_freep(struct pages **pages);
 
-/* Updates the list of clients' pages. capacity: of the index; 0 while there is none. */
+/* Updates the list of clients' pages. capacity: of the index; 0 while the space has none. */
 int pages_find(struct pages *pages, uint32_t capacity);
 void pages_read(struct pages *pages, const struct asked_ops *ops, void *arg);
 

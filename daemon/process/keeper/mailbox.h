@@ -27,14 +27,14 @@ int mailbox_open(struct mailbox *box);
 void mailbox_close(struct mailbox *box);
 
 /*
- * Receives the next message of process from. Returns 0; -EAGAIN: there is none; -EPERM: a message
+ * Receives the next message of process from. Returns 0; -EAGAIN: none has come; -EPERM: a message
  * was invalid, or from another process, and was dropped.
  */
 int mailbox_receive(struct mailbox *box, pid_t from, struct mail *ret);
 
 /* Does the message contain this line? */
 bool mail_has(const struct mail *mail, const char *line);
-/* Copies the value after KEY=, truncated to size; "": there is none. */
+/* Copies the value after KEY=, truncated to size; "" if there is no such key. */
 void mail_value(const struct mail *mail, const char *key, char *to, size_t size);
 
 #endif

@@ -40,7 +40,7 @@ struct talk {
         uint64_t most;                 /* maximum bytes of a string in a reply */
         /* appends the item's command; false: out of memory */
         bool (*ask)(struct talk *talk, uint32_t item, struct link *link);
-        /* reply NULL: there is none */
+        /* reply: NULL if none came */
         void (*answer)(struct talk *talk, uint32_t item, const struct resp *reply);
         const struct link *from;       /* link whose replies are being handled */
         uint8_t sent_on[TALK_ITEMS];   /* number of redirections of each item */

@@ -52,7 +52,7 @@ static struct gpu_key_rows keys_of(const struct task *task) {
 
 /*
  * Finds the next run of consecutive tokens behind keys->to: all blocks of a run are full, except
- * for the last one. False: there is none.
+ * for the last one. False if none is left.
  */
 static bool next_run(const struct task *task, struct gpu_keydiff *keys) {
         uint32_t each = task->shape.tokens, n = task->job->n_items, i = DIV_UP(keys->to, each);

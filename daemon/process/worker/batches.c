@@ -64,7 +64,7 @@ static int copy(const struct batches *b, uint32_t first, uint32_t half) {
         return r < 0 ? refused(b) : 0;
 }
 
-/* Makes the batch from item first on the current one, and waits until its half is ready. */
+/* Makes the batch that starts at item first the current one, and waits until its half is ready. */
 static int take(struct batches *b, uint32_t first, uint32_t half) {
         struct task *task = b->task;
         uint64_t bytes = task->shape.block_bytes;

@@ -18,7 +18,7 @@ struct copy {
         uint8_t *block;        /* put: source; get: destination; read: set to the copy's address */
         uint64_t checksum;     /* XXH3-64. put: set; get, read: expected value */
         /*
-         * An errno: ENODATA: there is no such place; EBADMSG: the checksum differs. get and read
+         * An errno: ENODATA: no such place; EBADMSG: the checksum differs. get and read
          * set it to 0 on success. It is unchanged if the copy was put or skipped.
          */
         uint32_t error;

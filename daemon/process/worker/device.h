@@ -56,7 +56,7 @@ int device_wake(struct worker_device *d, int fd, uint64_t bytes, const uint64_t 
 /* Staging of at least so many bytes; the contents are lost. NULL, with why set, on failure. */
 uint8_t *device_staging(struct worker_device *d, uint64_t bytes);
 
-/* Uninitialized GPU memory of at least so many bytes, until the next call. 0 if out of memory. */
+/* Uninitialized GPU memory of at least so many bytes, until the next call. 0 on failure. */
 cu_address device_room(struct worker_device *d, uint64_t bytes);
 
 /*

@@ -107,7 +107,7 @@ static int insert_with_mean(struct spilling *s) {
         return task_batches(s->task, TASK_READ, insert_some, s);
 }
 
-/* If it fails, the sketch is half written, and stays marked as being changed. */
+/* If it fails after sketch_begin, the sketch is half written, and stays marked as being changed. */
 static int do_spill(struct task *task) {
         uint32_t n = task->job->n_items;
         struct spilling s = {.task = task};

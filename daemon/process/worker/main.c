@@ -28,7 +28,7 @@ struct process {
 
 /* ---- start ----------------------------------------------------------------------------------- */
 
-/* Inference has priority; if memory runs out, the kernel kills the worker first. */
+/* Gives inference priority, and makes the worker a preferred victim if memory runs out. */
 static void step_back(void) {
         int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
 

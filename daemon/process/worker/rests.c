@@ -103,7 +103,7 @@ void task_spend(struct task *task, uint64_t bytes) {
 }
 
 #define LAUNCH_MOST (UINT64_C(1) << 30)
-#define LAUNCH_PIECES 16u /* that a GPU does while the processor would do one */
+#define LAUNCH_PIECES 16u /* a GPU does so many in the time that a processor needs for one */
 
 uint64_t task_launch_bytes(const struct task *task) {
         uint64_t piece = task->job->piece;

@@ -78,8 +78,9 @@ void task_leave(struct task *task); /* frees its rooms, and drops its sketch */
 /*
  * The code of a job is written as if it ran without interruption, and reports here how many bytes
  * it has processed. After a piece (job->piece bytes) this call pauses the job, so that other jobs
- * get their turns. The job keeps its staging and its GPU memory meanwhile, and its stream is empty.
- * If the job is cancelled while it is paused, the call does not return (longjmp).
+ * get their turns, if the daemon allows it. The job keeps its staging and its GPU memory meanwhile,
+ * and its stream is empty. If the job is cancelled while it is paused, the call does not return
+ * (longjmp).
  */
 void task_spend(struct task *task, uint64_t bytes);
 

@@ -295,7 +295,7 @@ static void waits(struct role *role, int wanted) {
         sync_stream(&s);
         r = kvd_check_pin(s.space, &pin);
         if (r != wanted)
-                die("data of before: %d, %s", r, kvd_error());
+                die("the earlier data: %d, %s", r, kvd_error());
         if (r == 0 && wrong_words(&s, 7, BLOCKS))
                 die("wrong words");
         kvd_unpin(s.space, &pin);

@@ -469,7 +469,7 @@ static void misread(struct run *run, bool misreads) {
                 run->images[i].misreads = misreads;
 }
 
-/* Returns the result of opening. A file that begins anew has another secret, and counts from 1. */
+/* Returns the result of opening. A file that starts empty has another secret, and counts from 1. */
 static int try_image(struct run *run, const struct record *before, bool last) {
         static struct erased erased;
         bool misreads = one_in(&run->dice, 8);

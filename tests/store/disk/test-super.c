@@ -110,7 +110,7 @@ START_TEST(another_version_is_left_alone) {
 }
 END_TEST
 
-/* If any byte of one copy is broken, the other copy counts; if of both, the file begins anew. */
+/* If any byte of one copy is broken, the other copy counts; if of both, the file starts empty. */
 START_TEST(a_checksum_is_of_every_byte) {
         uint32_t at = sizeof(struct file_mark) + (uint32_t)_i * 127;
 

@@ -315,8 +315,8 @@ class Ledger:
     # ---- the daemon's life
 
     def lose(self, error: kvd.Error) -> None:
-        """Note that the daemon is gone. AWAY: there is none. STALE: there is a new one, and all blocks of the old one
-        must be released."""
+        """Note that the daemon is gone. AWAY: no daemon runs. STALE: a new one runs, and all blocks of the old one must be
+        released."""
         self.retry = time.perf_counter() + RETRY
         if self.state is self.SERVING:
             logger.warning("kvd: the daemon is gone; running requests continue unshared, new ones wait (%s)", error)
