@@ -61,7 +61,7 @@ all_gone "$filler"
 start_filler llama
 kvctl 0 clients
 says_not STOPPED
-kill -STOP "$filler"
+pause_filler
 kvctl 0 clients
 says '^CLIENT .* STOPPED ' " $filler .* kvctl-filler  yes  *yes " ' kvctl  *yes  *no '
 kvctl 0 top -n 1
@@ -78,7 +78,7 @@ all_gone "$filler"
 
 # the process is stopped, and continues: it releases everything as usual
 start_filler llama
-kill -STOP "$filler"
+pause_filler
 kvctl 0 client end "$(number_of "$filler")"
 kill -CONT "$filler"
 stop_filler || wrong "the filler did not end well"

@@ -59,6 +59,14 @@ stop_filler() {
         wait "$filler"
 }
 
+# A process stops once it is scheduled, which takes a moment on a busy machine.
+pause_filler() {
+        kill -STOP "$filler"
+        until grep -q ') T ' "/proc/$filler/stat"; do
+                sleep 0.01
+        done
+}
+
 wrong() {
         echo "FAILED: $*"
         echo "  stdout: $(head -c 2000 "$dir/out")"
