@@ -18,6 +18,7 @@
 #include "ipc/base/layout.h"
 #include "ipc/base/util.h"
 #include "tests/daemon/children/file_tier.h"
+#include "tests/lib/log_lines.h"
 #include "tests/lib/oracle.h"
 #include "tests/lib/suite.h"
 
@@ -577,6 +578,31 @@ START_TEST(a_file_that_cannot_be_used_costs_nothing) {
 }
 END_TEST
 
+/* The daemon used to try to start a process for such a file for ever, and logged each attempt. */
+START_TEST(a_file_whose_processes_always_die_is_off_and_stays_quiet) {
+        char line[512];
+
+        stop();
+        log_catch();
+        start();
+        while (!tier_is("off")) {
+                pid_t pid = child_of(in.pid, "kvd-disk");
+
+                if (pid > 0)
+                        kill(pid, SIGKILL);
+        }
+        WAIT_UNTIL(child_of(in.pid, "kvd-disk") <= 0);
+        for (int i = 0; i < 100; i++) { /* longer than the longest pause before the next start */
+                usleep(20000);
+                tier();
+        }
+        snprintf(line, sizeof line, "%u, %u", log_count("is off: its process ends again and again"),
+                 log_count("cannot be started"));
+        log_let_go();
+        ck_assert_str_eq(line, "1, 0");
+}
+END_TEST
+
 SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
       TESTS(evicted_blocks_come_back, a_file_full_of_long_chains_goes_on,
             lookups_say_what_is_below, lookups_promise_only_what_fetches_bring,
@@ -587,4 +613,5 @@ SUITE("file", FIXTURE(start, stop), LOOPS(2, warm_after_a_restart),
             a_dropped_space_comes_back,
             evict_to_a_full_file_says_so, a_killed_evict_to_file_leaves_nothing_behind,
             the_disk_dies_during_evict_to_file, a_disk_process_that_dies_is_replaced, rot_is_a_miss,
-            a_full_file_goes_on, a_file_that_cannot_be_used_costs_nothing))
+            a_full_file_goes_on, a_file_that_cannot_be_used_costs_nothing,
+            a_file_whose_processes_always_die_is_off_and_stays_quiet))
