@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "ipc/base/layout.h"
+#include "ipc/base/util.h"
 #include "tests/daemon/blocks.h"
 #include "tests/lib/amount.h"
 #include "tests/lib/oracle.h"
@@ -192,21 +193,31 @@ START_TEST(a_disk_process_that_dies_costs_no_copy) {
 }
 END_TEST
 
+static uint64_t moved(struct peer_end *watcher) {
+        struct kvd_msg_tier_info_reply t = peer_ok(watcher, MSG(tier_info)).tier_info_reply;
+
+        return t.copies_written + t.copies_read;
+}
+
 /*
- * Their lifetime doubles after every eight kills, so that on any machine some die in the middle of
- * work, and some do not.
+ * Three of four die at random; the fourth lives until it has moved a copy, on any machine: a file
+ * whose processes die without a reply again and again is turned off.
  */
 static _Noreturn void kill_disks(pid_t parent) {
-        uint32_t random = 12345, killed = 0;
+        struct peer_end *watcher = peer_attach(in.socket);
+        uint32_t random = 12345;
 
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        while (getppid() == parent) {
-                pid_t pid = child_of(in.pid, "kvd-disk");
+        for (uint32_t i = 0; getppid() == parent; i++) {
+                pid_t pid = disk_process();
+                uint64_t before = moved(watcher);
 
                 random = random * 1103515245 + 12345;
-                usleep(20000 + random % (100000u << MIN(killed / 8, 8u)));
-                if (pid > 0 && kill(pid, SIGKILL) == 0)
-                        killed++;
+                usleep(20000 + random % 100000);
+                if (i % 4 == 3)
+                        WAIT_UNTIL(moved(watcher) != before);
+                kill(pid, SIGKILL);
+                WAIT_UNTIL(child_of(in.pid, "kvd-disk") != pid);
         }
         _exit(0);
 }
@@ -244,10 +255,10 @@ static bool some_are_on_their_way(void) {
 
 /*
  * Stops the disk process while copies are sent to it. If it has other work just then, such as its
- * superblock, no copy is begun before that is done, so try again.
+ * superblock, no copy is begun before that is done: it gets longer and longer to do it.
  */
 static void stop_under_way(pid_t disk) {
-        for (;;) {
+        for (unsigned ms = 1;; ms = MIN(ms * 2, 1000u)) {
                 ck_assert_int_eq(kill(disk, SIGSTOP), 0);
                 for (int i = 0; i < 1000; i++, usleep(1000)) {
                         user_sync(&u);
@@ -255,7 +266,7 @@ static void stop_under_way(pid_t disk) {
                                 return;
                 }
                 ck_assert_int_eq(kill(disk, SIGCONT), 0);
-                usleep(1000);
+                usleep(ms * 1000);
         }
 }
 
