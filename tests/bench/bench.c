@@ -20,15 +20,11 @@ static const struct group {
         const char *name;
         int (*run)(const struct bench *bench);
 } groups[] = {
-        {"floors of this machine", cases_floors},
         {"lookups of chains", cases_lookup},
-        {"lookups of one block", cases_pointer},
         {"index memory, attach", cases_attach},
         {"allocate and seal", cases_publish},
         {"large blocks", cases_blocks},
-        {"other circumstances", cases_beside},
         {"many clients", cases_crowd},
-        {"kernels", cases_kernels},
 };
 
 bool bench_wants(const struct bench *bench, const char *case_name) {
@@ -136,7 +132,6 @@ int main(int argc, char **argv) {
         if (parse(&bench, argc, argv) < 0 || bench.rounds > MAX_ROUNDS || bench.rounds < 1)
                 return usage(argv[0]);
         bench.cpu = bench.cpu < 0 ? process_last_cpu() : bench.cpu;
-        bench.other_cpu = process_other_cpu(bench.cpu);
         process_stay_on(bench.cpu);
         describe_machine();
         for (size_t i = 0; i < ARRAY_SIZE(groups); i++) {

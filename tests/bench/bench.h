@@ -19,7 +19,7 @@ struct bench {
         uint64_t sizes[MAX_SIZES];
         uint32_t n_sizes;
         uint32_t rounds, samples;
-        int cpu, other_cpu; /* other_cpu: -1 if there is only one */
+        int cpu;
 };
 
 bool bench_wants(const struct bench *bench, const char *case_name);
@@ -33,14 +33,10 @@ struct contest bench_contest(const struct bench *bench, const char *name, uint64
 int bench_run(const struct bench *bench, const struct contest *contest);
 
 /* Each returns 0, or a negative errno after a line on standard error. */
-int cases_floors(const struct bench *bench);
 int cases_lookup(const struct bench *bench);
-int cases_pointer(const struct bench *bench);
 int cases_attach(const struct bench *bench);
 int cases_publish(const struct bench *bench);
 int cases_blocks(const struct bench *bench);
-int cases_beside(const struct bench *bench);
 int cases_crowd(const struct bench *bench);
-int cases_kernels(const struct bench *bench);
 
 #endif

@@ -87,30 +87,19 @@ void contest_add(struct contest *contest, struct contender contender) {
                 contest->contenders[contest->n++] = contender;
 }
 
-static uint64_t clock_of(const struct contest *c, const struct contender *who) {
-        struct timespec t;
-
-        if (!c->computes || (c->remote && strcmp(who->name, c->remote) == 0) ||
-            clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t) < 0)
-                return now_ns();
-        return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 /* One sample, in nanoseconds per operation; negative after a wrong answer. */
 static double sample(const struct contest *c, const struct contender *who, uint32_t item) {
-        uint32_t repeat = MAX(c->repeat, 1u), divide = MAX(c->divide, 1u);
         uint64_t begin, end;
         int r = 0;
 
         if (who->prepare)
                 r |= who->prepare(who->ctx, item);
-        begin = clock_of(c, who);
-        for (uint32_t i = 0; i < repeat; i++)
-                r |= who->run(who->ctx);
-        end = clock_of(c, who);
+        begin = now_ns();
+        r |= who->run(who->ctx);
+        end = now_ns();
         if (who->finish)
                 r |= who->finish(who->ctx);
-        return r ? -1 : (double)(end - begin) / repeat / divide;
+        return r ? -1 : (double)(end - begin) / MAX(c->divide, 1u);
 }
 
 static double round_of(const struct contest *c, size_t contender, uint32_t round, double *samples,
@@ -157,14 +146,9 @@ int contest_run(const struct contest *c, struct outcome *ret) {
                 size_t order[MAX_CONTENDERS];
 
                 shuffle(order, c->n, round);
-                for (size_t i = 0; i < c->n; i++) {
-                        int r = c->turn ? c->turn(&c->contenders[order[i]]) : 0;
-
-                        if (r < 0)
-                                return r;
+                for (size_t i = 0; i < c->n; i++)
                         ret->p50[order[i]][round] = round_of(c, order[i], round, samples,
                                                              &ret->wrong);
-                }
         }
         return 0;
 }

@@ -30,11 +30,7 @@ struct contest {
         bool hot;          /* one item per round instead of another one each time */
         uint32_t n_items;  /* items are 0 to n_items - 1 */
         uint32_t rounds, samples;
-        uint32_t repeat;   /* runs per sample; 0 means 1 */
         uint32_t divide;   /* operations in one run; 0 means 1 */
-        bool computes;     /* contenders never wait, so the thread's processor time is measured, */
-        const char *remote; /* except for this contender, whose work another process does */
-        int (*turn)(const struct contender *next); /* not timed, before its samples. May be NULL */
         size_t n;
         /* the first is the subject, the others are its peers */
         struct contender contenders[MAX_CONTENDERS];
