@@ -20,8 +20,7 @@ static const struct group {
         const char *name;
         int (*run)(const struct bench *bench);
 } groups[] = {
-        {"lookups of chains", cases_lookup},
-        {"index memory, attach", cases_attach},
+        {"lookups", cases_lookup},
         {"allocate and seal", cases_publish},
         {"large blocks", cases_blocks},
         {"many clients", cases_crowd},
@@ -38,10 +37,9 @@ bool bench_wants_any(const struct bench *bench, const char *const *case_names) {
         return false;
 }
 
-struct contest bench_contest(const struct bench *bench, const char *name, uint64_t entries,
-                             uint32_t n_items) {
-        return (struct contest){.name = name, .entries = entries, .n_items = n_items,
-                                .rounds = bench->rounds, .samples = bench->samples};
+struct contest bench_contest(const struct bench *bench, const char *name, uint32_t n_items) {
+        return (struct contest){.name = name, .n_items = n_items, .rounds = bench->rounds,
+                                .samples = bench->samples};
 }
 
 int bench_run(const struct bench *bench, const struct contest *contest) {
@@ -50,38 +48,24 @@ int bench_run(const struct bench *bench, const struct contest *contest) {
 
         if (!bench_wants(bench, contest->name))
                 return 0;
-        if (contest->entries)
-                say("%s, %llu entries\n", contest->name, (unsigned long long)contest->entries);
-        else
-                say("%s\n", contest->name);
         r = contest_run(contest, &outcome);
-        if (r < 0)
-                return r;
-        report_contest(contest, &outcome);
-        return 0;
+        if (r >= 0)
+                report_contest(contest, &outcome);
+        return r;
 }
 
 static void describe_machine(void) {
         double load[3] = {0};
 
         getloadavg(load, 3);
-        printf("{\"machine\":{\"processors\":%ld,\"load\":%.2f}}\n", sysconf(_SC_NPROCESSORS_ONLN),
-               load[0]);
         if (load[0] > 0.5)
                 say("the machine is busy (load %.2f): times are high, ratios hold\n", load[0]);
 }
 
 static int usage(const char *name) {
-        say("usage: %s --dir DIR --kvd PATH [--quick] [--only CASE] [--entries N[,N...]] [--rounds N] [--cpu N]\n",
+        say("usage: %s --dir DIR --kvd PATH [--quick] [--only CASE] [--entries N] [--rounds N]\n",
             name);
         return 2;
-}
-
-static void parse_sizes(struct bench *bench, char *list) {
-        bench->n_sizes = 0;
-        for (char *word = strtok(list, ","); word && bench->n_sizes < MAX_SIZES;
-             word = strtok(NULL, ","))
-                bench->sizes[bench->n_sizes++] = strtoull(word, NULL, 0);
 }
 
 static int parse(struct bench *bench, int argc, char **argv) {
@@ -89,7 +73,7 @@ static int parse(struct bench *bench, int argc, char **argv) {
                 {"quick", no_argument, NULL, 'q'},        {"only", required_argument, NULL, 'o'},
                 {"dir", required_argument, NULL, 'd'},    {"kvd", required_argument, NULL, 'k'},
                 {"entries", required_argument, NULL, 'e'}, {"rounds", required_argument, NULL, 'r'},
-                {"cpu", required_argument, NULL, 'c'},    {0},
+                {0},
         };
         int c;
 
@@ -109,13 +93,10 @@ static int parse(struct bench *bench, int argc, char **argv) {
                         bench->kvd = optarg;
                         break;
                 case 'e':
-                        parse_sizes(bench, optarg);
+                        bench->entries = strtoull(optarg, NULL, 0);
                         break;
                 case 'r':
                         bench->rounds = (uint32_t)atoi(optarg);
-                        break;
-                case 'c':
-                        bench->cpu = atoi(optarg);
                         break;
                 default:
                         return -EINVAL;
@@ -125,24 +106,21 @@ static int parse(struct bench *bench, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-        struct bench bench = {
-                .rounds = 15, .samples = 300, .sizes = {65536, 1048576}, .n_sizes = 2, .cpu = -1};
+        struct bench bench = {.rounds = 15, .samples = 300, .entries = 1048576};
         int failed = 0;
 
         if (parse(&bench, argc, argv) < 0 || bench.rounds > MAX_ROUNDS || bench.rounds < 1)
                 return usage(argv[0]);
-        bench.cpu = bench.cpu < 0 ? process_last_cpu() : bench.cpu;
-        process_stay_on(bench.cpu);
+        process_stay();
         describe_machine();
+        report_begin();
         for (size_t i = 0; i < ARRAY_SIZE(groups); i++) {
-                int r;
+                int r = groups[i].run(&bench);
 
-                r = groups[i].run(&bench);
                 if (r < 0) {
                         say("%s: %s\n", groups[i].name, strerror(-r));
                         failed = 1;
                 }
         }
-        report_table();
         return failed || report_wrong() ? 1 : 0;
 }

@@ -6,223 +6,163 @@
  *
  *      chain-cold    another chain each time, out of all: most of its cache lines are not cached
  *      chain-hot     the same chain again
- *      chain-tail    as cold, but the prompt ends inside a run: 127 blocks
- *      chain-new     as cold, but only the shared half is stored: 64 blocks found, the next one missing
+ *      index         bytes of address space per block: descriptor, tokens, tables, runs
+ *      attach        a new client connects, opens the space, and gets its first answer, a whole chain
  */
 
 #include <errno.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/stat.h>
 
-#include "ipc/base/util.h"
+#include "ipc/base/layout.h"
 #include "tests/bench/bench.h"
+#include "tests/bench/kvd_side.h"
 #include "tests/bench/peers.h"
 #include "tests/bench/report.h"
-#include "tests/bench/work.h"
-
-#define TAIL_TOKENS (CHAIN_TOKENS - BLOCK_TOKENS)
-
-/* A lookup request to a peer. */
-struct keys_question {
-        const struct chains *chains;
-        struct lmdb_peer *lmdb;
-        struct redis_peer *redis;
-        struct socket_peer *socket;
-        enum redis_form form;
-        uint64_t sum;
-        struct block_key keys[CHAIN_BLOCKS];
-};
 
 struct world {
-        const struct bench *bench;
         struct chains chains;
         struct kvd_side kvd;
-        struct lmdb_peer *lmdb;
-        struct redis_peer *redis;
-        struct socket_peer *socket;
+        struct peers peers;
+        kvd *handle; /* of a client that attaches, */
+        kvd_space *space;
+        struct kvd_pin pin; /* and of any: the answer, until it is released */
+        uint32_t tokens[CHAIN_TOKENS], ids[CHAIN_BLOCKS];
 };
 
-/* ---- kvd ------------------------------------------------------------------------------------- */
+/* ---- lookups --------------------------------------------------------------------------------- */
 
-static int ask_and_unpin(void *ctx) {
-        struct question *q = ctx;
-        int r;
+static int choose(void *ctx, uint32_t chain) {
+        struct world *w = ctx;
 
-        r = question_ask(q);
-        question_finish(q);
-        return r;
+        chain_tokens(&w->chains, chain, w->tokens);
+        return 0;
 }
 
-static struct contender with_unpin(struct question *q) {
-        return (struct contender){"kvd-and-unpin", question_prepare, ask_and_unpin, NULL, q};
+static int look_up(struct world *w, kvd_space *space) {
+        return kvd_lookup(space, 0, w->tokens, CHAIN_TOKENS, w->ids, CHAIN_BLOCKS, &w->pin) !=
+               CHAIN_TOKENS;
 }
 
-/* ---- peers ----------------------------------------------------------------------------------- */
+static int ask(void *ctx) {
+        struct world *w = ctx;
 
-static int keys_prepare(void *ctx, uint32_t chain) {
-        struct keys_question *q = ctx;
-
-        chain_keys(q->chains, chain, q->keys);
-        return q->redis ? redis_peer_prepare(q->redis, q->form, q->keys, CHAIN_BLOCKS, NULL, 0) : 0;
+        return look_up(w, w->kvd.space);
 }
 
-static int ask_lmdb(void *ctx) {
-        struct keys_question *q = ctx;
+static int unpin(void *ctx) {
+        struct world *w = ctx;
 
-        return lmdb_peer_get(q->lmdb, q->keys, CHAIN_BLOCKS, &q->sum) != CHAIN_BLOCKS;
+        kvd_unpin(w->kvd.space, &w->pin);
+        return 0;
 }
 
-static int ask_redis(void *ctx) {
-        struct keys_question *q = ctx;
+static int choose_keys(void *ctx, uint32_t chain) {
+        struct peer *peer = ctx;
+        struct world *w = peer->world;
 
-        return redis_peer_ask(q->redis) != CHAIN_BLOCKS;
+        peer->verb = PEER_FIND;
+        peer->n = CHAIN_BLOCKS;
+        chain_keys(&w->chains, chain, peer->keys);
+        return peer->prepare ? peer->prepare(peer) : 0;
 }
 
-static int ask_socket(void *ctx) {
-        struct keys_question *q = ctx;
+static int run_chain(const struct bench *bench, struct world *w, const char *name, bool hot) {
+        struct contest contest = bench_contest(bench, name, w->chains.n_chains);
 
-        return socket_peer_get(q->socket, q->keys, CHAIN_BLOCKS) != CHAIN_BLOCKS;
-}
-
-static void add_redis(struct contest *contest, struct world *w, struct keys_question questions[3]) {
-        static const char *const names[] = {[REDIS_PIPELINE] = "redis-pipeline",
-                                            [REDIS_EXISTS] = "redis-exists",
-                                            [REDIS_MGET] = "redis-mget"};
-
-        for (size_t i = 0; i < ARRAY_SIZE(names); i++) {
-                questions[i] = (struct keys_question){.chains = &w->chains, .redis = w->redis};
-                questions[i].form = (enum redis_form)i;
-                contest_add(contest, (struct contender){names[i], keys_prepare, ask_redis, NULL,
-                                                        &questions[i]});
-        }
-}
-
-static void add_peers(struct contest *contest, struct world *w) {
-        static struct keys_question lmdb, socket, redis[3];
-
-        lmdb = (struct keys_question){.chains = &w->chains, .lmdb = w->lmdb};
-        socket = (struct keys_question){.chains = &w->chains, .socket = w->socket};
-        if (w->lmdb)
-                contest_add(contest,
-                            (struct contender){"lmdb", keys_prepare, ask_lmdb, NULL, &lmdb});
-        else
-                report_absent(contest->name, "lmdb", "not installed when this was built");
-        if (w->socket)
-                contest_add(contest,
-                            (struct contender){"socket", keys_prepare, ask_socket, NULL, &socket});
-        if (w->redis)
-                add_redis(contest, w, redis);
-        else
-                report_absent(contest->name, "redis", "not installed");
-}
-
-/* ---- contests -------------------------------------------------------------------------------- */
-
-static int run_chain(struct world *w, const char *name, bool hot, struct question shape,
-                     bool with_peers) {
-        static struct question q, unpinned;
-        struct contest contest = bench_contest(w->bench, name, w->chains.n_blocks,
-                                               w->chains.n_chains);
-
-        if (!bench_wants(w->bench, name))
+        if (!bench_wants(bench, name))
                 return 0;
-        q = unpinned = shape;
-        q.chains = unpinned.chains = &w->chains;
-        q.kvd = unpinned.kvd = &w->kvd;
         contest.hot = hot;
-        contest_add(&contest, (struct contender){"kvd", question_prepare, question_ask,
-                                                 question_finish, &q});
-        contest_add(&contest, with_unpin(&unpinned));
-        if (with_peers)
-                add_peers(&contest, w);
-        return bench_run(w->bench, &contest);
+        contest_add(&contest, (struct contender){"kvd", choose, ask, unpin, w});
+        peers_add(&contest, &w->peers, choose_keys);
+        return bench_run(bench, &contest);
 }
 
-static int run_chains(struct world *w) {
-        struct question whole = {.n_tokens = CHAIN_TOKENS, .expected = CHAIN_TOKENS};
-        struct question tail = {.n_tokens = TAIL_TOKENS, .expected = TAIL_TOKENS};
-        struct question new = {.n_tokens = CHAIN_TOKENS, .expected = TRUNK_BLOCKS * BLOCK_TOKENS,
-                               .unknown_suffix = true};
-        int r;
+/* ---- attaching ------------------------------------------------------------------------------- */
 
-        r = run_chain(w, "chain-cold", false, whole, true);
-        if (r >= 0)
-                r = run_chain(w, "chain-hot", true, whole, true);
-        if (r >= 0)
-                r = run_chain(w, "chain-tail", false, tail, false);
-        return r < 0 ? r : run_chain(w, "chain-new", false, new, false);
+static int attach(void *ctx) {
+        struct world *w = ctx;
+
+        if (kvd_open(w->kvd.socket, &w->handle) < 0 ||
+            kvd_space_open(w->handle, "bench", &w->kvd.geometry, NULL, &w->space) < 0)
+                return 1;
+        return look_up(w, w->space);
+}
+
+static int detach(void *ctx) {
+        struct world *w = ctx;
+
+        if (w->space) {
+                kvd_unpin(w->space, &w->pin);
+                w->space = kvd_space_close(w->space);
+        }
+        if (w->handle)
+                w->handle = kvd_close(w->handle);
+        process_settle(&w->kvd.daemon);
+        return 0;
+}
+
+static int run_attach(const struct bench *bench, struct world *w) {
+        struct contest contest = bench_contest(bench, "attach", w->chains.n_chains);
+
+        contest.samples = bench->quick ? 1 : 3;
+        contest_add(&contest, (struct contender){"kvd", choose, attach, detach, w});
+        return bench_run(bench, &contest);
+}
+
+static void report_index(const struct bench *bench, const struct world *w) {
+        struct kvd_index layout = {.geometry = {.block_tokens = w->kvd.geometry.block_tokens,
+                                                .vocab = w->kvd.geometry.vocab},
+                                   .capacity = (uint32_t)w->chains.n_blocks,
+                                   .run_capacity = (uint32_t)w->chains.n_blocks / KVD_RUN_BLOCKS};
+
+        kvd_index_lay_out(&layout);
+        if (bench_wants(bench, "index"))
+                report_value("index", (double)layout.size / (double)w->chains.n_blocks, " B/block");
 }
 
 /* ---- set-up ---------------------------------------------------------------------------------- */
 
-/* Peers that are not installed stay NULL; the run ends if an installed one fails. */
-static int start_peers(struct world *w, const char *dir) {
-        uint64_t n = w->chains.n_blocks;
+static const char *const chain_cases[] = {"chain-cold", "chain-hot", NULL};
+static const char *const other_cases[] = {"index", "attach", NULL};
+
+static int start(const struct bench *bench, struct world *w, const char *dir) {
         int r;
 
-        say("filling peers with %llu keys\n", (unsigned long long)n);
-        r = lmdb_peer_new(dir, n * 256 + (UINT64_C(64) << 20), &w->lmdb);
+        w->chains = chains_plan(bench->entries);
+        r = kvd_side_start(&w->kvd, bench->kvd, dir, &tiny_geometry, w->chains.n_blocks * 9 / 8,
+                           NULL);
         if (r >= 0)
-                r = lmdb_peer_fill(w->lmdb, n);
-        if (r < 0 && r != -ENOSYS)
+                r = fill_chains(&w->kvd, &w->chains);
+        if (r < 0 || !bench_wants_any(bench, chain_cases))
                 return r;
-        r = redis_peer_new(dir, &w->redis);
+        r = peers_start(&w->peers, dir, w->chains.n_blocks * 256 + (UINT64_C(64) << 20), w);
         if (r >= 0)
-                r = redis_peer_fill(w->redis, n);
-        if (r < 0 && r != -ENOSYS)
-                return r;
-        return socket_peer_new(n, &w->socket);
-}
-
-static int start_world(struct world *w, uint64_t entries, const char *dir) {
-        uint64_t begin;
-        int r;
-
-        w->chains = chains_plan(entries);
-        r = kvd_side_start(&w->kvd, w->bench->kvd, dir, &tiny_geometry,
-                           w->chains.n_blocks + w->chains.n_blocks / 8);
+                r = socket_peer_new(&w->peers.socket);
         if (r < 0)
                 return r;
-        begin = now_ns();
-        r = fill_chains(&w->kvd, &w->chains);
-        if (r < 0)
-                return r;
-        say("kvd filled with %u chains, %llu blocks, in %.1f s\n", w->chains.n_chains,
-            (unsigned long long)w->chains.n_blocks, (double)(now_ns() - begin) / 1e9);
-        return start_peers(w, dir);
-}
-
-static void end_world(struct world *w) {
-        lmdb_peer_free(w->lmdb);
-        redis_peer_free(w->redis);
-        socket_peer_free(w->socket);
-        kvd_side_end(&w->kvd);
-}
-
-static int lookups_among(const struct bench *bench, uint64_t entries) {
-        struct world w = {.bench = bench, .kvd = {.daemon = NO_PROCESS}};
-        char dir[256];
-        int r;
-
-        snprintf(dir, sizeof dir, "%s/lookup-%llu", bench->dir, (unsigned long long)entries);
-        if (mkdir(dir, 0700) < 0)
-                return -errno;
-        r = start_world(&w, entries, dir);
-        if (r >= 0)
-                r = run_chains(&w);
-        end_world(&w);
-        return r;
+        w->peers.socket->world = w;
+        return peers_fill(&w->peers, w->chains.n_blocks);
 }
 
 int cases_lookup(const struct bench *bench) {
-        static const char *const names[] = {"chain-cold", "chain-hot", "chain-tail", "chain-new",
-                                            NULL};
-        int r = 0;
+        static struct world w = {.kvd = {.daemon = NO_PROCESS}};
+        char dir[256];
+        int r;
 
-        if (!bench_wants_any(bench, names))
+        if (!bench_wants_any(bench, chain_cases) && !bench_wants_any(bench, other_cases))
                 return 0;
-        for (uint32_t i = 0; i < bench->n_sizes && r >= 0; i++)
-                r = lookups_among(bench, bench->sizes[i]);
+        snprintf(dir, sizeof dir, "%s/lookup", bench->dir);
+        r = mkdir(dir, 0700) < 0 ? -errno : start(bench, &w, dir);
+        if (r >= 0)
+                r = run_chain(bench, &w, "chain-cold", false);
+        if (r >= 0)
+                r = run_chain(bench, &w, "chain-hot", true);
+        if (r >= 0) {
+                report_index(bench, &w);
+                r = run_attach(bench, &w);
+        }
+        peers_end(&w.peers);
+        kvd_side_end(&w.kvd);
         return r;
 }

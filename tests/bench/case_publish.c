@@ -7,13 +7,11 @@
  *
  *      alloc         256 blocks, taken one at a time: the cost of the library's stock and its refills
  *      seal-N        N blocks that are taken already, as one chain; peer: a SEQPACKET ping-pong of the same size
- *      post-N        N blocks, posted one at a time in a row, as a step of an engine fills them; peer: just a message
- *                    that wakes a process on the same kind of socket
- *      post-1-found  a block is posted, and looked up until it is found; peer: a ping-pong of such a message
+ *      post-N        N blocks, posted one at a time in a row, as a step of an engine fills them
+ *      post-1-found  a block is posted, and looked up until it is found; peer: a ping-pong of a message without fields
  *      publish-N     take and seal N blocks; peers: N keys of 16 bytes put in one transaction, or set in one pipeline
  *      owner-cpu     processor time of the daemon per block taken and sealed, in batches of 16: 500 ns are 5 % of a
  *                    processor at 100 clients with 1,000 blocks a second each
- *      owner-cpu-bare  the same of a server that only reads messages of that size and answers them
  */
 
 #include <errno.h>
@@ -33,162 +31,88 @@
 #define REQUEST_BYTES 64u
 #define REFERENCE_BYTES 9u /* a 64-bit number in msgpack */
 #define TOKEN_BYTES 4u
+#define WAKE_BYTES 16u     /* about the size of a message without fields */
 
 #define POOL_BLOCKS 65536u
 #define FILL_BATCH 16u
+#define OWNER_BATCHES 2000u
 #define LMDB_BYTES (UINT64_C(1) << 30) /* size of the map; little of it is touched */
 
 struct world {
         struct kvd_side kvd;
-        struct lmdb_peer *lmdb;
-        struct redis_peer *redis;
-        struct echo_peer *echo;
+        struct peers peers;
+        struct process echo;
         struct batch batch;
-        struct block_key keys[BATCH_MOST];
 };
 
 /* ---- peers ----------------------------------------------------------------------------------- */
 
-static int prepare_keys(void *ctx, uint32_t item) {
+static int choose_keys(void *ctx, uint32_t item) {
+        struct peer *peer = ctx;
+        struct world *w = peer->world;
+
+        peer->verb = PEER_PUT;
+        peer->value = PEER_VALUE;
+        peer->bytes = sizeof PEER_VALUE;
+        peer->n = w->batch.n;
+        for (uint32_t i = 0; i < peer->n; i++)
+                peer->keys[i] = block_key(w->batch.next++);
+        return peer->prepare ? peer->prepare(peer) : 0;
+}
+
+static int echo_seal(void *ctx) {
+        struct world *w = ctx;
+        uint32_t answer = REQUEST_BYTES + w->batch.n * REFERENCE_BYTES;
+
+        return echo_ask(&w->echo, answer + w->batch.n * BLOCK_TOKENS * TOKEN_BYTES, answer);
+}
+
+static int echo_wake(void *ctx) {
         struct world *w = ctx;
 
-        for (uint32_t i = 0; i < w->batch.n; i++)
-                w->keys[i] = block_key(w->batch.next++);
-        return 0;
+        return echo_ask(&w->echo, WAKE_BYTES, WAKE_BYTES);
 }
 
-static int put_lmdb(void *ctx) {
-        struct world *w = ctx;
+/* ---- figures --------------------------------------------------------------------------------- */
 
-        return lmdb_peer_put(w->lmdb, w->keys, w->batch.n, "a block's place", PEER_VALUE_BYTES) !=
-               (int)w->batch.n;
-}
+#define SEAL {batch_blocks, batch_seal, batch_unpin}, echo_seal
+#define POST {batch_blocks, batch_post, batch_let_go}, NULL
 
-static int prepare_redis(void *ctx, uint32_t item) {
-        struct world *w = ctx;
+static const struct figure {
+        const char *name;
+        uint32_t n;
+        struct {
+                int (*prepare)(void *batch, uint32_t item);
+                int (*run)(void *batch), (*finish)(void *batch);
+        } kvd;
+        int (*echo)(void *world); /* peer */
+        bool stores;              /* the peers are LMDB and Redis */
+} figures[] = {
+        {"alloc", BATCH_MOST, {batch_tokens, batch_take_singly, batch_seal_and_unpin}, NULL, false},
+        {"seal-1", 1, SEAL, false},
+        {"seal-16", 16, SEAL, false},
+        {"seal-64", 64, SEAL, false},
+        {"post-1", 1, POST, false},
+        {"post-16", 16, POST, false},
+        {"post-1-found", 1, {batch_blocks, batch_post_and_find, batch_let_go}, echo_wake, false},
+        {"publish-1", 1, {batch_tokens, batch_put, batch_unpin}, NULL, true},
+        {"publish-16", 16, {batch_tokens, batch_put, batch_unpin}, NULL, true},
+};
 
-        prepare_keys(ctx, item);
-        return redis_peer_prepare(w->redis, REDIS_SET, w->keys, w->batch.n, "a block's place",
-                                  PEER_VALUE_BYTES);
-}
+static int run_figure(const struct bench *bench, struct world *w, const struct figure *f) {
+        struct contest contest = bench_contest(bench, f->name, 1);
 
-static int put_redis(void *ctx) {
-        struct world *w = ctx;
-
-        return redis_peer_ask(w->redis) != (int)w->batch.n;
-}
-
-static int put_echo(void *ctx) {
-        struct world *w = ctx;
-
-        return echo_peer_ask(w->echo,
-                             REQUEST_BYTES + w->batch.n * (REFERENCE_BYTES + BLOCK_TOKENS * TOKEN_BYTES),
-                             REQUEST_BYTES + w->batch.n * REFERENCE_BYTES);
-}
-
-#define WAKE_BYTES 16u /* about the size of a message without fields */
-
-static int wake_echo(void *ctx) {
-        struct world *w = ctx;
-
-        return echo_peer_tell(w->echo, WAKE_BYTES, WAKE_BYTES);
-}
-
-static int hear_echo(void *ctx) {
-        struct world *w = ctx;
-
-        return echo_peer_hear(w->echo, WAKE_BYTES);
-}
-
-static int ask_echo(void *ctx) {
-        struct world *w = ctx;
-
-        return echo_peer_ask(w->echo, WAKE_BYTES, WAKE_BYTES);
-}
-
-/* ---- contests -------------------------------------------------------------------------------- */
-
-static struct contest contest_of(const struct bench *bench, struct world *w, const char *name,
-                                 uint32_t n) {
-        struct contest contest = bench_contest(bench, name, 0, 1);
-
-        w->batch.n = n;
-        contest.divide = n;
-        contest.samples = MAX(bench->samples / 5, 30u);
-        return contest;
-}
-
-static int run_alloc(const struct bench *bench, struct world *w) {
-        struct contest contest = contest_of(bench, w, "alloc", BATCH_MOST);
-
-        contest_add(&contest, (struct contender){"kvd", batch_tokens, batch_take_singly,
-                                                 batch_seal_and_unpin, &w->batch});
-        return bench_run(bench, &contest);
-}
-
-static int run_seal(const struct bench *bench, struct world *w, const char *name, uint32_t n) {
-        struct contest contest = contest_of(bench, w, name, n);
-
-        contest_add(&contest, (struct contender){"kvd", batch_blocks, batch_seal, batch_unpin,
-                                                 &w->batch});
-        contest_add(&contest, (struct contender){"echo", NULL, put_echo, NULL, w});
-        return bench_run(bench, &contest);
-}
-
-static int run_post(const struct bench *bench, struct world *w, const char *name, uint32_t n) {
-        struct contest contest = contest_of(bench, w, name, n);
-
-        contest_add(&contest, (struct contender){"kvd", batch_blocks, batch_post, batch_let_go,
-                                                 &w->batch});
-        contest_add(&contest, (struct contender){"wake", NULL, wake_echo, hear_echo, w});
-        return bench_run(bench, &contest);
-}
-
-static int run_found(const struct bench *bench, struct world *w) {
-        struct contest contest = contest_of(bench, w, "post-1-found", 1);
-
-        contest_add(&contest, (struct contender){"kvd", batch_blocks, batch_post_and_find,
-                                                 batch_let_go, &w->batch});
-        contest_add(&contest, (struct contender){"wake", NULL, ask_echo, NULL, w});
-        return bench_run(bench, &contest);
-}
-
-static int run_publish(const struct bench *bench, struct world *w, const char *name, uint32_t n) {
-        struct contest contest = contest_of(bench, w, name, n);
-
-        if (!bench_wants(bench, name))
+        if (!bench_wants(bench, f->name))
                 return 0;
-        contest_add(&contest, (struct contender){"kvd", batch_tokens, batch_put, batch_unpin,
+        w->batch.n = contest.divide = f->n;
+        contest.samples = MAX(bench->samples / 5, 30u);
+        contest_add(&contest, (struct contender){"kvd", f->kvd.prepare, f->kvd.run, f->kvd.finish,
                                                  &w->batch});
-        if (w->lmdb)
-                contest_add(&contest, (struct contender){"lmdb", prepare_keys, put_lmdb, NULL, w});
-        else
-                report_absent(name, "lmdb", "not installed when this was built");
-        if (w->redis)
-                contest_add(&contest,
-                            (struct contender){"redis-set", prepare_redis, put_redis, NULL, w});
-        else
-                report_absent(name, "redis", "not installed");
+        if (f->echo)
+                contest_add(&contest, (struct contender){"echo", NULL, f->echo, NULL, w});
+        if (f->stores)
+                peers_add(&contest, &w->peers, choose_keys);
         return bench_run(bench, &contest);
-}
-
-#define OWNER_BATCHES 2000u
-
-static int measure_bare(struct world *w) {
-        uint64_t before = 0;
-        int r = 0;
-
-        for (uint32_t i = 0; i < 2 * OWNER_BATCHES && r >= 0; i++) {
-                if (i == OWNER_BATCHES)
-                        before = echo_peer_cpu_ns(w->echo);
-                r = put_echo(w);
-        }
-        if (r >= 0)
-                report_value("owner-cpu-bare", "echo", 0,
-                             (double)(echo_peer_cpu_ns(w->echo) - before) /
-                                     (OWNER_BATCHES * w->batch.n),
-                             "ns");
-        return r;
 }
 
 static int measure_owner(const struct bench *bench, struct world *w) {
@@ -199,76 +123,46 @@ static int measure_owner(const struct bench *bench, struct world *w) {
                 return 0;
         w->batch.n = FILL_BATCH;
         r = batch_publish(&w->batch, OWNER_BATCHES);
-        if (r < 0)
-                return r;
-        report_value("owner-cpu", "kvd", 0,
-                     (double)(process_cpu_ns(&w->kvd.daemon) - before) /
-                             (OWNER_BATCHES * w->batch.n),
-                     "ns");
-        return measure_bare(w);
-}
-
-static int run_all(const struct bench *bench, struct world *w) {
-        int r;
-
-        r = measure_owner(bench, w);
-        if (r >= 0)
-                r = run_alloc(bench, w);
-        if (r >= 0)
-                r = run_seal(bench, w, "seal-1", 1);
-        if (r >= 0)
-                r = run_seal(bench, w, "seal-16", 16);
-        if (r >= 0)
-                r = run_seal(bench, w, "seal-64", 64);
-        if (r >= 0)
-                r = run_post(bench, w, "post-1", 1);
-        if (r >= 0)
-                r = run_post(bench, w, "post-16", 16);
-        if (r >= 0)
-                r = run_found(bench, w);
-        if (r >= 0)
-                r = run_publish(bench, w, "publish-1", 1);
-        if (r >= 0)
-                r = run_publish(bench, w, "publish-16", 16);
-        return r < 0 ? r : run_publish(bench, w, "publish-64", 64);
+        if (r == 0)
+                report_value("owner-cpu",
+                             (double)(process_cpu_ns(&w->kvd.daemon) - before) /
+                                     (OWNER_BATCHES * FILL_BATCH),
+                             "ns");
+        return r;
 }
 
 static int start(struct world *w, const struct bench *bench, const char *dir) {
-        int r = kvd_side_start(&w->kvd, bench->kvd, dir, &tiny_geometry, POOL_BLOCKS);
+        int r = kvd_side_start(&w->kvd, bench->kvd, dir, &tiny_geometry, POOL_BLOCKS, NULL);
 
         if (r < 0)
                 return r;
         w->batch.n = FILL_BATCH;
         r = batch_publish(&w->batch, POOL_BLOCKS / FILL_BATCH * 9 / 8);
-        if (r < 0)
-                return r;
-        r = lmdb_peer_new(dir, LMDB_BYTES, &w->lmdb);
-        if (r < 0 && r != -ENOSYS)
-                return r;
-        r = redis_peer_new(dir, &w->redis);
-        if (r < 0 && r != -ENOSYS)
-                return r;
+        if (r >= 0)
+                r = peers_start(&w->peers, dir, LMDB_BYTES, w);
         process_settle(&w->kvd.daemon);
-        return echo_peer_new(&w->echo);
+        return r < 0 ? r : echo_start(&w->echo);
 }
 
 int cases_publish(const struct bench *bench) {
-        static const char *const names[] = {"owner-cpu", "alloc",     "seal-1",     "seal-16",
-                                            "seal-64",   "post-1",    "post-16",    "post-1-found",
-                                            "publish-1", "publish-16", "publish-64", NULL};
-        static struct world w = {.kvd = {.daemon = NO_PROCESS}, .batch = {.kvd = &w.kvd}};
+        static struct world w = {
+                .kvd = {.daemon = NO_PROCESS}, .echo = NO_PROCESS, .batch = {.kvd = &w.kvd}};
+        bool wanted = bench_wants(bench, "owner-cpu");
         char dir[256];
         int r;
 
-        if (!bench_wants_any(bench, names))
+        for (size_t i = 0; i < ARRAY_SIZE(figures); i++)
+                wanted |= bench_wants(bench, figures[i].name);
+        if (!wanted)
                 return 0;
         snprintf(dir, sizeof dir, "%s/publish", bench->dir);
         r = mkdir(dir, 0700) < 0 ? -errno : start(&w, bench, dir);
         if (r >= 0)
-                r = run_all(bench, &w);
-        lmdb_peer_free(w.lmdb);
-        redis_peer_free(w.redis);
-        echo_peer_free(w.echo);
+                r = measure_owner(bench, &w);
+        for (size_t i = 0; i < ARRAY_SIZE(figures) && r >= 0; i++)
+                r = run_figure(bench, &w, &figures[i]);
+        peers_end(&w.peers);
+        process_end(&w.echo);
         kvd_side_end(&w.kvd);
         return r;
 }

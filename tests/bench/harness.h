@@ -26,7 +26,6 @@ struct contender {
 
 struct contest {
         const char *name;
-        uint64_t entries;  /* size of the index; 0 if it does not matter */
         bool hot;          /* one item per round instead of another one each time */
         uint32_t n_items;  /* items are 0 to n_items - 1 */
         uint32_t rounds, samples;

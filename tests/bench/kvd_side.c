@@ -10,7 +10,6 @@
 #include "tests/bench/kvd_side.h"
 
 #define READY_FD 9
-#define MOST_WORDS 24u /* of the daemon's command line, including the final NULL */
 
 const struct kvd_geometry tiny_geometry = {
         .layers = 1,
@@ -44,15 +43,13 @@ static void say_log(const char *log) {
 }
 
 static int start_daemon(struct kvd_side *side, const char *program, const char *dir,
-                        uint64_t pool_bytes, const char *const *more) {
+                        uint64_t pool_bytes, const char *option) {
         static unsigned number;
         char own[400], log[512], pool[32], ready[16];
-        char *argv[MOST_WORDS] = {(char *)program, "--private", own,          "--backend", "host",
-                                  "--pool",        pool,        "--ready-fd", ready};
+        char *argv[] = {(char *)program, "--private",  own,   "--backend",    "host", "--pool",
+                        pool,            "--ready-fd", ready, (char *)option, NULL};
         int r;
 
-        for (uint32_t i = 9; *more && i + 1 < MOST_WORDS; i++)
-                argv[i] = (char *)*more++;
         snprintf(own, sizeof own, "%s/kvd-%u", dir, number++);
         if (mkdir(own, 0700) < 0)
                 return -errno;
@@ -66,15 +63,14 @@ static int start_daemon(struct kvd_side *side, const char *program, const char *
         return r;
 }
 
-int kvd_side_start_with(struct kvd_side *side, const char *program, const char *dir,
-                        const struct kvd_geometry *geometry, uint64_t n_blocks,
-                        const char *const *more) {
+int kvd_side_start(struct kvd_side *side, const char *program, const char *dir,
+                   const struct kvd_geometry *geometry, uint64_t n_blocks, const char *option) {
         struct kvd_space_options options = {.max_blocks = n_blocks};
         int r;
 
         *side = (struct kvd_side){.daemon = NO_PROCESS, .geometry = *geometry};
         r = start_daemon(side, program, dir,
-                         n_blocks * kvd_block_bytes(geometry) + (UINT64_C(64) << 20), more);
+                         n_blocks * kvd_block_bytes(geometry) + (UINT64_C(64) << 20), option);
         if (r < 0) {
                 say("kvd does not start: %s\n", strerror(-r));
                 return r;
@@ -87,13 +83,6 @@ int kvd_side_start_with(struct kvd_side *side, const char *program, const char *
                 kvd_side_end(side);
         }
         return r;
-}
-
-int kvd_side_start(struct kvd_side *side, const char *program, const char *dir,
-                   const struct kvd_geometry *geometry, uint64_t n_blocks) {
-        const char *const none[] = {NULL};
-
-        return kvd_side_start_with(side, program, dir, geometry, n_blocks, none);
 }
 
 void kvd_side_end(struct kvd_side *side) {
@@ -173,26 +162,4 @@ int fill_chains(struct kvd_side *side, const struct chains *chains) {
                 return r;
         process_settle(&side->daemon);
         return for_all_chains(side, chains, find_chain);
-}
-
-int fill_single(struct kvd_side *side, uint64_t n) {
-        for (uint64_t i = 0; i < n; i++) {
-                uint32_t tokens[BLOCK_TOKENS];
-                struct kvd_block block;
-                struct kvd_pin pin = {0};
-                int r;
-
-                block_tokens(i, tokens);
-                r = take_blocks(side->space, 1, &block);
-                if (r >= 0)
-                        r = kvd_seal(side->space, &pin, 1, &block, tokens, BLOCK_TOKENS);
-                if (r < 0) {
-                        say("kvd, block %llu: %s %s\n", (unsigned long long)i, strerror(-r),
-                            kvd_error());
-                        return r;
-                }
-                kvd_unpin(side->space, &pin);
-        }
-        process_settle(&side->daemon);
-        return 0;
 }

@@ -24,14 +24,10 @@ struct kvd_geometry large_geometry(uint32_t kib);
 
 /*
  * Starts a daemon with its own directory below dir and room for n_blocks blocks, and opens the
- * space.
+ * space. With the option --keep, the keeper is side->daemon; NULL: no option.
  */
 int kvd_side_start(struct kvd_side *side, const char *program, const char *dir,
-                   const struct kvd_geometry *geometry, uint64_t n_blocks);
-/* The same, with more options, up to NULL. With --keep, the keeper is side->daemon. */
-int kvd_side_start_with(struct kvd_side *side, const char *program, const char *dir,
-                        const struct kvd_geometry *geometry, uint64_t n_blocks,
-                        const char *const *more);
+                   const struct kvd_geometry *geometry, uint64_t n_blocks, const char *option);
 void kvd_side_end(struct kvd_side *side);
 
 /* Takes exactly n blocks. */
@@ -39,8 +35,5 @@ int take_blocks(kvd_space *space, uint32_t n, struct kvd_block *blocks);
 
 /* Stores all chains, then looks each up. -ENOMSG if one is missing. */
 int fill_chains(struct kvd_side *side, const struct chains *chains);
-
-/* Stores n chains of one block each, numbers 0 to n - 1. */
-int fill_single(struct kvd_side *side, uint64_t n);
 
 #endif

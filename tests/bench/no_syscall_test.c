@@ -239,12 +239,13 @@ static int check_grown(struct kvd_side *side, const struct chains *chains) {
         return judge("grown", r < 0 ? SET_UP : reached, killed_by);
 }
 
-static int test(const char *program, const char *dir) {
+static int test(char **argv, const char *dir) {
         struct chains chains = chains_plan(8 * 1024);
         struct kvd_side side;
         int r;
 
-        if (kvd_side_start(&side, program, dir, &tiny_geometry, chains.n_blocks * 2) < 0)
+        if (kvd_side_start(&side, argv[1], dir, &tiny_geometry, chains.n_blocks * 2,
+                           NULL) < 0)
                 return 1;
         r = check_grown(&side, &chains);
         if (r == 0)
@@ -254,7 +255,6 @@ static int test(const char *program, const char *dir) {
 }
 
 int main(int argc, char **argv) {
-        char dir[64];
         int r;
 
         if (argc != 2) {
@@ -262,11 +262,8 @@ int main(int argc, char **argv) {
                 return 2;
         }
         stage = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        if (stage == MAP_FAILED || temporary_make(dir, sizeof dir) < 0)
+        if (stage == MAP_FAILED)
                 return 1;
         r = check_filter();
-        if (r == 0)
-                r = test(argv[1], dir);
-        temporary_remove(dir);
-        return r;
+        return r ? r : with_temporary(test, argv) != 0;
 }

@@ -33,26 +33,37 @@ static void die_with(pid_t parent) {
                 _exit(127);
 }
 
-static _Noreturn void become(char *const argv[], const char *log) {
-        int out = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-        int in = open("/dev/null", O_RDONLY | O_CLOEXEC);
-
-        if (out >= 0 && in >= 0 && dup2(in, 0) >= 0 && dup2(out, 1) >= 0 && dup2(out, 2) >= 0)
-                execvp(argv[0], argv);
-        _exit(127);
-}
-
-int process_start(char *const argv[], const char *log, struct process *ret) {
+int process_run(void (*function)(void *), void *ctx, struct process *ret) {
         pid_t parent = getpid(), pid = fork();
 
         if (pid < 0)
                 return -errno;
         if (pid == 0) {
                 die_with(parent);
-                become(argv, log);
+                function(ctx);
+                _exit(0);
         }
         *ret = (struct process){.pid = pid, .fd = -1};
         return 0;
+}
+
+struct program {
+        char *const *argv;
+        const char *log;
+};
+
+static void become(void *ctx) {
+        const struct program *program = ctx;
+        int out = open(program->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+        int in = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+        if (out >= 0 && in >= 0 && dup2(in, 0) >= 0 && dup2(out, 1) >= 0 && dup2(out, 2) >= 0)
+                execvp(program->argv[0], program->argv);
+        _exit(127);
+}
+
+int process_start(char *const argv[], const char *log, struct process *ret) {
+        return process_run(become, &(struct program){argv, log}, ret);
 }
 
 static int wait_ready(int fd, pid_t pid) {
@@ -92,51 +103,35 @@ int process_start_ready(char *const argv[], const char *log, int ready_fd, struc
         return r;
 }
 
-static _Noreturn void respond_forever(int fd, size_t (*respond)(void *, void *, size_t),
-                                      void *ctx) {
+struct responder {
+        int fd;
+        size_t (*respond)(void *ctx, void *message, size_t n);
+        void *ctx;
+};
+
+static void respond_forever(void *ctx) {
         static char message[LARGEST_MESSAGE];
+        const struct responder *r = ctx;
+        ssize_t n;
 
-        for (;;) {
-                ssize_t n = recv(fd, message, sizeof message, 0);
-
-                if (n <= 0 || send(fd, message, respond(ctx, message, (size_t)n), MSG_NOSIGNAL) < 0)
-                        _exit(0);
-        }
+        do
+                n = recv(r->fd, message, sizeof message, 0);
+        while (n > 0 &&
+               send(r->fd, message, r->respond(r->ctx, message, (size_t)n), MSG_NOSIGNAL) >= 0);
 }
 
 int process_fork(size_t (*respond)(void *, void *, size_t), void *ctx, struct process *ret) {
-        pid_t parent = getpid(), pid;
-        int ends[2];
+        int ends[2], r;
 
         if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) < 0)
                 return -errno;
-        pid = fork();
-        if (pid == 0) {
-                die_with(parent);
-                close(ends[0]);
-                respond_forever(ends[1], respond, ctx);
-        }
+        r = process_run(respond_forever, &(struct responder){ends[1], respond, ctx}, ret);
         close(ends[1]);
-        if (pid < 0) {
+        if (r < 0)
                 close(ends[0]);
-                return -errno;
-        }
-        *ret = (struct process){.pid = pid, .fd = ends[0]};
-        return 0;
-}
-
-int process_run(void (*function)(void *), void *ctx, struct process *ret) {
-        pid_t parent = getpid(), pid = fork();
-
-        if (pid < 0)
-                return -errno;
-        if (pid == 0) {
-                die_with(parent);
-                function(ctx);
-                _exit(0);
-        }
-        *ret = (struct process){.pid = pid, .fd = -1};
-        return 0;
+        else
+                ret->fd = ends[0];
+        return r;
 }
 
 /* ---- ending, waiting ------------------------------------------------------------------------- */
@@ -212,19 +207,17 @@ void process_settle(const struct process *process) {
 
 /* ---- processors ------------------------------------------------------------------------------ */
 
-int process_other_cpu(int cpu) {
+int process_stay(void) {
+        int last = CPU_SETSIZE - 1;
         cpu_set_t set;
 
         if (sched_getaffinity(0, sizeof set, &set) < 0)
-                return -1;
-        for (int i = CPU_SETSIZE - 1; i >= 0; i--)
-                if (CPU_ISSET(i, &set) && i != cpu)
-                        return i;
-        return -1;
-}
-
-int process_last_cpu(void) {
-        return process_other_cpu(-1);
+                return -errno;
+        while (last > 0 && !CPU_ISSET(last, &set))
+                last--;
+        CPU_ZERO(&set);
+        CPU_SET(last, &set);
+        return sched_setaffinity(0, sizeof set, &set) < 0 ? -errno : 0;
 }
 
 void process_go_anywhere(void) {
@@ -234,12 +227,4 @@ void process_go_anywhere(void) {
         for (int i = 0; i < CPU_SETSIZE; i++)
                 CPU_SET(i, &set);
         sched_setaffinity(0, sizeof set, &set);
-}
-
-int process_stay_on(int cpu) {
-        cpu_set_t set;
-
-        CPU_ZERO(&set);
-        CPU_SET(cpu < 0 ? process_last_cpu() : cpu, &set);
-        return sched_setaffinity(0, sizeof set, &set) < 0 ? -errno : 0;
 }

@@ -47,17 +47,10 @@ void process_settle(const struct process *process);
 /* Processor time of the process. */
 uint64_t process_cpu_ns(const struct process *process);
 
-/*
- * Keeps this process, and all children that it makes from now on, on one processor; -1: the last
- * one it may use.
- */
-int process_stay_on(int cpu);
+/* Keeps this process, and children that it makes from now on, on the last processor it may use. */
+int process_stay(void);
 
 /* Lets this process, and all children that it makes from now on, use all processors again. */
 void process_go_anywhere(void);
-
-/* Another processor that this process may use; -1 if there is none. */
-int process_other_cpu(int cpu);
-int process_last_cpu(void);
 
 #endif

@@ -162,11 +162,11 @@ static int show_counters(const struct kvd_side *side, const char *kvctl) {
         return system(line) == 0 ? 0 : -EIO;
 }
 
-static int replay(char **argv, const char *dir, uint64_t n_blocks) {
-        uint64_t began, owner_ns, own_ns;
+static int replay(char **argv, const char *dir) {
+        uint64_t n_blocks = strtoull(argv[3], NULL, 10), began, owner_ns, own_ns;
         struct totals totals = {0};
         struct kvd_side side;
-        int r = kvd_side_start(&side, argv[1], dir, &tiny_geometry, n_blocks);
+        int r = kvd_side_start(&side, argv[1], dir, &tiny_geometry, n_blocks, NULL);
 
         if (r < 0)
                 return r;
@@ -190,17 +190,9 @@ static int replay(char **argv, const char *dir, uint64_t n_blocks) {
 }
 
 int main(int argc, char **argv) {
-        char dir[256];
-        int r;
-
         if (argc != 4 || atoll(argv[3]) <= 0) {
                 say("usage: %s KVD KVCTL BLOCKS <REQUESTS\n", argv[0]);
                 return 2;
         }
-        r = temporary_make(dir, sizeof dir);
-        if (r < 0)
-                return 1;
-        r = replay(argv, dir, strtoull(argv[3], NULL, 10));
-        temporary_remove(dir);
-        return r < 0;
+        return with_temporary(replay, argv) < 0;
 }

@@ -3,28 +3,25 @@
 #define KVD_BENCH_REPORT_H
 
 /*
- * Results: a JSON line each on standard output as soon as they are known, and at the end a table
- * with goals and aims on standard error. A release must reach the goal; the aim is where we want to
- * get in the end.
+ * Results: a table on standard output, whose rows are printed as soon as they are known, with goals
+ * and aims. A release must reach the goal; the aim is where we want to get in the end.
  */
 
 #include <stdint.h>
 
 #include "tests/bench/harness.h"
 
-/*
- * One line for the subject, one for each peer, and one for the fastest of the peers named redis-...
- */
+void report_begin(void);
+
+/* One row for the subject, one for each peer. */
 void report_contest(const struct contest *contest, const struct outcome *outcome);
 
-/* A figure that is not a time, or has no rounds. */
-void report_value(const char *case_name, const char *subject, uint64_t entries, double value,
-                  const char *unit);
+/* A figure that has no rounds. */
+void report_value(const char *case_name, double value, const char *unit);
 
 /* A row that could not be measured, and why. */
 void report_absent(const char *case_name, const char *peer, const char *why);
 
-void report_table(void);
 uint64_t report_wrong(void); /* wrong answers so far, of all contests */
 
 #endif

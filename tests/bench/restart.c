@@ -128,9 +128,7 @@ static int show(struct kvd_side *side, const struct chains *chains) {
 static int restart(const char *program, const char *dir, uint64_t n_blocks) {
         struct chains chains = chains_plan(n_blocks);
         struct kvd_side side;
-        const char *const more[] = {"--keep", NULL};
-        int r = kvd_side_start_with(&side, program, dir, &tiny_geometry, n_blocks + 4 * ASKED,
-                                    more);
+        int r = kvd_side_start(&side, program, dir, &tiny_geometry, n_blocks + 4 * ASKED, "--keep");
 
         if (r < 0)
                 return r;
@@ -144,21 +142,20 @@ static int restart(const char *program, const char *dir, uint64_t n_blocks) {
         return r;
 }
 
-int main(int argc, char **argv) {
-        char dir[256];
-        int r;
+static int restart_all(char **argv, const char *dir) {
+        int r = 0;
 
+        setenv("TMPDIR", dir, 1);
+        printf("   blocks  first alloc ms (most)  all served ms (most)  owner ms     found\n");
+        for (char **blocks = argv + 2; r >= 0 && *blocks; blocks++)
+                r = restart(argv[1], dir, strtoull(*blocks, NULL, 0));
+        return r;
+}
+
+int main(int argc, char **argv) {
         if (argc < 3) {
                 say("usage: %s KVD BLOCKS...\n", argv[0]);
                 return 2;
         }
-        r = temporary_make(dir, sizeof dir);
-        if (r < 0)
-                return 1;
-        setenv("TMPDIR", dir, 1);
-        printf("   blocks  first alloc ms (most)  all served ms (most)  owner ms     found\n");
-        for (int i = 2; r >= 0 && i < argc; i++)
-                r = restart(argv[1], dir, strtoull(argv[i], NULL, 0));
-        temporary_remove(dir);
-        return r < 0;
+        return with_temporary(restart_all, argv) < 0;
 }

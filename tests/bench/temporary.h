@@ -2,11 +2,10 @@
 #ifndef KVD_BENCH_TEMPORARY_H
 #define KVD_BENCH_TEMPORARY_H
 
-/* A temporary directory, in memory if there is such a file system. */
-
-#include <stddef.h>
-
-int temporary_make(char *ret, size_t room);
-void temporary_remove(const char *dir); /* with everything in it */
+/*
+ * Calls run with a temporary directory, in memory if there is such a file system, and then removes
+ * it with everything in it. Returns what run returned, or -1.
+ */
+int with_temporary(int (*run)(char **argv, const char *dir), char **argv);
 
 #endif

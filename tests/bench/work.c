@@ -5,8 +5,6 @@
 
 #include "tests/bench/work.h"
 
-/* ---- publishing ------------------------------------------------------------------------------ */
-
 int batch_tokens(void *ctx, uint32_t item) {
         struct batch *b = ctx;
 
@@ -125,29 +123,4 @@ int batch_publish(struct batch *b, uint32_t times) {
                 batch_unpin(b);
         }
         return r;
-}
-
-/* ---- asking ---------------------------------------------------------------------------------- */
-
-int question_prepare(void *ctx, uint32_t chain) {
-        struct question *q = ctx;
-
-        chain_tokens(q->chains, chain, q->tokens);
-        for (uint32_t i = TRUNK_BLOCKS; q->unknown_suffix && i < CHAIN_BLOCKS; i++)
-                block_tokens(q->chains->n_blocks + chain + i, q->tokens + i * BLOCK_TOKENS);
-        return 0;
-}
-
-int question_ask(void *ctx) {
-        struct question *q = ctx;
-
-        return kvd_lookup(q->kvd->space, 0, q->tokens, q->n_tokens, q->ids, CHAIN_BLOCKS,
-                          &q->pin) != q->expected;
-}
-
-int question_finish(void *ctx) {
-        struct question *q = ctx;
-
-        kvd_unpin(q->kvd->space, &q->pin);
-        return 0;
 }

@@ -2,12 +2,7 @@
 #ifndef KVD_BENCH_WORK_H
 #define KVD_BENCH_WORK_H
 
-/*
- * The work of a kvd client, as functions of a contender: publishing blocks, and looking chains up.
- * ctx is the batch or the question, and item is described in harness.h.
- */
-
-#include <stdbool.h>
+/* Publishing blocks, as functions of a contender. ctx is the batch, and item is not used. */
 
 #include "tests/bench/kvd_side.h"
 
@@ -43,20 +38,5 @@ int batch_let_go(void *ctx);
 
 /* Makes tokens, puts and unpins, as many times. */
 int batch_publish(struct batch *batch, uint32_t times);
-
-struct question {
-        const struct chains *chains;
-        struct kvd_side *kvd;
-        uint32_t n_tokens;
-        int64_t expected;
-        bool unknown_suffix;
-        struct kvd_pin pin; /* the answer, until question_finish */
-        uint32_t tokens[CHAIN_TOKENS];
-        uint32_t ids[CHAIN_BLOCKS];
-};
-
-int question_prepare(void *ctx, uint32_t chain);
-int question_ask(void *ctx);
-int question_finish(void *ctx);
 
 #endif
