@@ -37,8 +37,8 @@ struct world {
         struct batch batch;
         uint32_t n_blocks; /* stored in each of kvd, LMDB and Redis */
         uint64_t sum;
-        uint8_t *data;     /* contents of the blocks that are put */
-        size_t bytes;      /* of a block */
+        uint8_t *data; /* contents of the blocks that are put */
+        size_t bytes;  /* of a block */
 };
 
 /* ---- read ------------------------------------------------------------------------------------ */

@@ -84,6 +84,7 @@ static void post(struct client *me, kvd_space *space, struct request *q, uint32_
                  uint64_t *number) {
         uint32_t tokens[REQUEST_BLOCKS * BLOCK_TOKENS], got;
         struct kvd_block *blocks;
+        int posted;
 
         if (q->n + n > REQUEST_BLOCKS) {
                 kvd_free(space, q->n, q->blocks);
@@ -95,9 +96,8 @@ static void post(struct client *me, kvd_space *space, struct request *q, uint32_
         for (uint32_t i = 0; i < got; i++)
                 block_tokens((*number)++, tokens + i * BLOCK_TOKENS);
         q->n += got;
-        if (got)
-                add(&me->posted, (uint64_t)MAX(kvd_post(space, &q->pin, got, blocks, tokens,
-                                                        got * BLOCK_TOKENS), 0));
+        posted = got ? kvd_post(space, &q->pin, got, blocks, tokens, got * BLOCK_TOKENS) : 0;
+        add(&me->posted, (uint64_t)MAX(posted, 0));
 }
 
 static void look_up(struct client *me, kvd_space *space, const struct world *w) {

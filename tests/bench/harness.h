@@ -29,7 +29,7 @@ struct contest {
         bool hot;          /* one item per round instead of another one each time */
         uint32_t n_items;  /* items are 0 to n_items - 1 */
         uint32_t rounds, samples;
-        uint32_t divide;   /* operations in one run; 0 means 1 */
+        uint32_t divide; /* operations in one run; 0 means 1 */
         size_t n;
         /* the first is the subject, the others are its peers */
         struct contender contenders[MAX_CONTENDERS];

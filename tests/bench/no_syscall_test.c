@@ -244,8 +244,7 @@ static int test(char **argv, const char *dir) {
         struct kvd_side side;
         int r;
 
-        if (kvd_side_start(&side, argv[1], dir, &tiny_geometry, chains.n_blocks * 2,
-                           NULL) < 0)
+        if (kvd_side_start(&side, argv[1], dir, &tiny_geometry, chains.n_blocks * 2, NULL) < 0)
                 return 1;
         r = check_grown(&side, &chains);
         if (r == 0)

@@ -65,7 +65,7 @@ static bool reaches(const struct goal *goal, double value, double limit) {
 }
 
 static const char *verdict(const struct goal *goal, double value) {
-        return !goal                              ? "" :
+        return !goal                            ? "" :
                reaches(goal, value, goal->aim)  ? "aim" :
                reaches(goal, value, goal->goal) ? "goal" :
                                                   "missed";
