@@ -9,6 +9,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
@@ -128,18 +129,14 @@ static int bind_to(int fd, const struct address *a) {
 /* With the port that the kernel chose, if it did. */
 static void set_name(struct listener *l) {
         struct address a = {.size = sizeof a.in6};
-        char host[INET6_ADDRSTRLEN] = "";
+        char host[64] = "", port[8] = "";
 
         getsockname(l->fd, &a.any, &a.size);
-        if (a.any.sa_family == AF_INET6) {
-                inet_ntop(AF_INET6, &a.in6.sin6_addr, host, sizeof host);
-                snprintf(l->name, sizeof l->name, "http://[%s]:%u/metrics", host,
-                         ntohs(a.in6.sin6_port));
-        } else {
-                inet_ntop(AF_INET, &a.in.sin_addr, host, sizeof host);
-                snprintf(l->name, sizeof l->name, "http://%s:%u/metrics", host,
-                         ntohs(a.in.sin_port));
-        }
+        getnameinfo(&a.any, a.size, host, sizeof host, port, sizeof port,
+                    NI_NUMERICHOST | NI_NUMERICSERV);
+        snprintf(l->name, sizeof l->name,
+                 a.any.sa_family == AF_INET6 ? "http://[%s]:%s/metrics" : "http://%s:%s/metrics",
+                 host, port);
 }
 
 int listener_open(const char *text, bool everybody, struct listener *ret, struct kvd_why *why) {

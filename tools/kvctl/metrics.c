@@ -423,5 +423,10 @@ int verb_metrics(struct kvctl *kvctl, struct answer *answer) {
         if (args_has(&kvctl->args, FLAG_JSON))
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
                                   "--listen serves text; without it, --json prints once");
+#ifdef KVCTL_LISTENS
         return http_serve(kvctl, kvctl->args.text[FLAG_LISTEN]);
+#else
+        return kvctl_fail(kvctl, KVCTL_NO, -ENOPKG,
+                          "--listen: this kvctl was built without libmicrohttpd");
+#endif
 }
