@@ -83,7 +83,7 @@ void json_u64(struct json *json, const char *name, uint64_t value) {
         fprintf(json->to, "%" PRIu64, value);
 }
 
-void json_real(struct json *json, const char *name, double value) {
+void json_f64(struct json *json, const char *name, double value) {
         begin(json, name);
         if (isfinite(value))
                 fprintf(json->to, "%.9g", value);
@@ -96,7 +96,7 @@ void json_bool(struct json *json, const char *name, bool value) {
         fputs(value ? "true" : "false", json->to);
 }
 
-void json_null(struct json *json, const char *name) {
+void json_nil(struct json *json, const char *name) {
         begin(json, name);
         fputs("null", json->to);
 }

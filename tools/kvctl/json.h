@@ -29,8 +29,8 @@ void json_text(struct json *json, const char *name, const char *text, size_t n);
 /* a list in one line */
 void json_ids(struct json *json, const char *name, const uint32_t *ids, size_t n);
 void json_u64(struct json *json, const char *name, uint64_t value);
-void json_real(struct json *json, const char *name, double value); /* null if it is not finite */
+void json_f64(struct json *json, const char *name, double value); /* null if it is not finite */
 void json_bool(struct json *json, const char *name, bool value);
-void json_null(struct json *json, const char *name);
+void json_nil(struct json *json, const char *name);
 
 #endif

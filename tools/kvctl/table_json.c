@@ -12,7 +12,7 @@
 static void cell_json(const struct cell *cell, const char *name, struct json *json) {
         switch (cell->kind) {
         case CELL_NONE:
-                json_null(json, name);
+                json_nil(json, name);
                 break;
         case CELL_TEXT:
                 json_text(json, name, cell->text, cell->n);
@@ -21,7 +21,7 @@ static void cell_json(const struct cell *cell, const char *name, struct json *js
                 json_u64(json, name, cell->number);
                 break;
         case CELL_REAL:
-                json_real(json, name, cell->real);
+                json_f64(json, name, cell->real);
                 break;
         case CELL_FLAG:
                 json_bool(json, name, cell->number);
