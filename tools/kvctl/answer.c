@@ -140,13 +140,15 @@ int answer_print(const struct answer *answer, const struct screen *screen) {
         return r;
 }
 
-int answer_json(const struct answer *answer, struct json *json) {
+json_t *answer_json(const struct answer *answer) {
+        json_t *json = json_object();
         int r = answer->failed ? -ENOMEM : 0;
 
-        json_open(json, NULL, '{');
         for (size_t i = 0; i < answer->n && r == 0; i++)
                 if (answer->parts[i].table)
                         r = table_json(answer->parts[i].table, json);
-        json_close(json, '}');
-        return r;
+        if (r == 0)
+                return json;
+        json_decref(json);
+        return NULL;
 }

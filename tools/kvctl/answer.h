@@ -30,6 +30,6 @@ void answer_picture(struct answer *answer, char *lines);
 
 /* 0, or -ENOMEM if a part is missing */
 int answer_print(const struct answer *answer, const struct screen *screen);
-int answer_json(const struct answer *answer, struct json *json);
+json_t *answer_json(const struct answer *answer); /* NULL: out of memory, too */
 
 #endif

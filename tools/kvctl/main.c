@@ -28,13 +28,25 @@ static bool wants_json(const struct kvctl *kvctl) {
 
 /* ---- once ------------------------------------------------------------------------------------ */
 
-static int show(struct kvctl *kvctl, const struct answer *answer) {
-        struct json json = JSON_INIT(stdout);
-        int r = kvctl->streams    ? 0 :
-                wants_json(kvctl) ? answer_json(answer, &json) :
-                                    answer_print(answer, &kvctl->screen);
+/* What cannot be written is found at the end of the output. */
+static int print_json(struct kvctl *kvctl, const struct answer *answer, const char *before,
+                      const char *after) {
+        json_t *json = answer_json(answer);
+        int r;
 
-        return r < 0 ? kvctl_out_of_memory(kvctl) : 0;
+        fputs(before, stdout);
+        r = json ? json_dumpf(json, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) : -1;
+        fputs(after, stdout);
+        json_decref(json);
+        return r < 0 && !ferror(stdout) ? kvctl_out_of_memory(kvctl) : 0;
+}
+
+static int show(struct kvctl *kvctl, const struct answer *answer) {
+        if (wants_json(kvctl) && !kvctl->streams)
+                return print_json(kvctl, answer, "", "\n");
+        if (!kvctl->streams && answer_print(answer, &kvctl->screen) < 0)
+                return kvctl_out_of_memory(kvctl);
+        return 0;
 }
 
 static int run_once(struct kvctl *kvctl) {
@@ -59,16 +71,17 @@ struct watch {
         uint64_t count; /* 0: no limit */
         bool paint;     /* on the alternate screen, each picture over the previous one */
         bool json;      /* one document: {"samples": [...]} */
-        struct json document;
 };
 
 static struct watch watch_for(struct kvctl *kvctl) {
         const struct args *args = &kvctl->args;
-        struct watch watch = {.seconds = top_seconds(kvctl), .count = args->number[FLAG_COUNT],
-                              .json = wants_json(kvctl), .document = JSON_INIT(stdout)};
+        bool json = wants_json(kvctl);
 
-        watch.paint = kvctl->screen.escapes && !watch.json && !args_has(args, FLAG_BATCH);
-        return watch;
+        return (struct watch){.seconds = top_seconds(kvctl),
+                              .count = args->number[FLAG_COUNT],
+                              .paint = kvctl->screen.escapes && !json &&
+                                       !args_has(args, FLAG_BATCH),
+                              .json = json};
 }
 
 static bool repeats(const struct args *args) {
@@ -160,7 +173,7 @@ static int show_picture(struct kvctl *kvctl, struct watch *watch, const struct a
         _cleanup_(freep) char *text = NULL;
 
         if (watch->json)
-                return answer_json(answer, &watch->document) < 0 ? kvctl_out_of_memory(kvctl) : 0;
+                return print_json(kvctl, answer, kvctl->pictures ? ",\n" : "", "");
         if (render(kvctl, watch, answer, &text) < 0)
                 return kvctl_out_of_memory(kvctl);
         if (watch->paint)
@@ -193,18 +206,12 @@ static int run_watch(struct kvctl *kvctl) {
         int r;
 
         screen_watch_begin(&kvctl->screen, watch.paint, kvctl->args.verb->run == verb_top);
-        if (watch.json) {
-                json_open(&watch.document, NULL, '{');
-                json_open(&watch.document, "samples", '[');
-        }
+        fputs(watch.json ? "{\"samples\": [\n" : "", stdout);
         do {
                 r = next_picture(kvctl, &watch);
         } while (r == 0 && kvctl->pictures != watch.count &&
                  top_wait(kvctl, watch.seconds));
-        if (watch.json) {
-                json_close(&watch.document, ']');
-                json_close(&watch.document, '}');
-        }
+        fputs(watch.json ? "\n]}\n" : "", stdout);
         screen_watch_end(&kvctl->screen);
         return r == -EINTR ? 0 : r;
 }

@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Cells, filled row by row. What they look like is decided when they are shown (table_show.c) or
- * written (table_json.c).
+ * Cells, filled row by row. They are JSON values, so that the table as JSON only needs their names;
+ * table_show.c shows them to people.
  */
 
 #include "tools/kvctl/table.h"
 
 #include <assert.h>
+#include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <string.h>
 
+#include "tools/json.h"
 #include "tools/kvctl/cells.h"
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -24,19 +27,11 @@ struct table *table_new(const char *name, enum table_form form, const struct col
         return table;
 }
 
-static void cell_clear(struct cell *cell) {
-        if (cell->kind == CELL_TEXT)
-                free(cell->text);
-        if (cell->kind == CELL_IDS)
-                free(cell->ids);
-}
-
 struct table *table_free(struct table *table) {
         if (!table)
                 return NULL;
-        for (size_t i = 0; i < table->n_cells; i++)
-                cell_clear(&table->cells[i]);
-        free(table->cells);
+        table_cut(table, 0);
+        free(table->rows);
         free(table);
         return NULL;
 }
@@ -47,46 +42,36 @@ void table_freep(struct table **table) {
 
 /* ---- fill ------------------------------------------------------------------------------------ */
 
-/* Always returns a cell to write to: a dummy once memory has run out. */
-static struct cell *next_cell(struct table *table) {
-        static struct cell nowhere;
-        size_t room = table->room ? 2 * table->room : 64;
-        struct cell *cells;
+/* The row of the next cell, or NULL. */
+static struct row *row_to_fill(struct table *table) {
+        size_t n = table->n_rows;
+        struct row *rows = table->rows;
 
-        if (table->n_cells == table->room && !table->failed) {
-                cells = realloc(table->cells, room * sizeof *cells);
-                table->failed = !cells;
-                table->cells = cells ? cells : table->cells;
-                table->room = cells ? room : table->room;
-        }
-        return table->failed ? &nowhere : &table->cells[table->n_cells++];
+        if (n && json_array_size(rows[n - 1].cells) < table->n_columns)
+                return &rows[n - 1];
+        if ((n & (n - 1)) == 0) /* full: it has room for a power of two */
+                rows = realloc(rows, MAX(2 * n, 1) * sizeof *rows);
+        if (!rows)
+                return NULL;
+        table->rows = rows;
+        rows[n] = (struct row){.cells = json_array()};
+        return &rows[table->n_rows++];
 }
 
-static void *copied(struct table *table, const void *from, size_t n) {
-        char *to = malloc(n + 1);
+/* Takes the value. NULL: out of memory. */
+static void put(struct table *table, json_t *value) {
+        struct row *row = table->failed ? NULL : row_to_fill(table);
 
-        if (!to) {
+        if (json_array_append_new(row ? row->cells : NULL, value) < 0)
                 table->failed = true;
-                return NULL;
-        }
-        if (n)
-                memcpy(to, from, n);
-        to[n] = 0;
-        return to;
 }
 
 void table_text(struct table *table, const char *text, size_t n) {
-        struct cell *cell = next_cell(table);
-
-        if (!table->failed)
-                *cell = (struct cell){.kind = CELL_TEXT, .text = copied(table, text, n), .n = n};
+        put(table, json_bytes(text, n));
 }
 
 void table_string(struct table *table, const char *text) {
-        if (text)
-                table_text(table, text, strlen(text));
-        else
-                table_none(table);
+        put(table, text ? json_bytes(text, strlen(text)) : json_null());
 }
 
 void table_format(struct table *table, const char *format, ...) {
@@ -97,105 +82,99 @@ void table_format(struct table *table, const char *format, ...) {
         va_start(list, format);
         n = vasprintf(&text, format, list);
         va_end(list);
-        if (n < 0) {
+        if (n < 0)
                 text = NULL;
-                table->failed = true;
-                return;
-        }
-        table_text(table, text, (size_t)n);
+        put(table, text ? json_bytes(text, (size_t)n) : NULL);
 }
 
 void table_number(struct table *table, uint64_t number) {
-        *next_cell(table) = (struct cell){.kind = CELL_NUMBER, .number = number};
+        put(table,
+            number <= INT64_MAX ? json_integer((json_int_t)number) : json_real((double)number));
 }
 
 void table_real(struct table *table, double real) {
-        *next_cell(table) = (struct cell){.kind = CELL_REAL, .real = real};
+        put(table, isfinite(real) ? json_real(real) : json_null());
 }
 
 void table_share(struct table *table, double part, double whole) {
-        if (whole > 0)
-                table_real(table, part / whole);
-        else
-                table_none(table);
+        table_real(table, whole > 0 ? part / whole : NAN);
 }
 
 void table_flag(struct table *table, bool flag) {
-        *next_cell(table) = (struct cell){.kind = CELL_FLAG, .number = flag};
+        put(table, json_boolean(flag));
 }
 
 void table_ids(struct table *table, const uint32_t *ids, size_t n) {
-        struct cell *cell = next_cell(table);
+        json_t *list = json_array();
 
-        if (!table->failed)
-                *cell = (struct cell){.kind = CELL_IDS, .ids = copied(table, ids, n * sizeof *ids), .n = n};
+        for (size_t i = 0; i < n; i++)
+                if (json_array_append_new(list, json_integer(ids[i])) < 0)
+                        table->failed = true;
+        put(table, list);
 }
 
 void table_none(struct table *table) {
-        *next_cell(table) = (struct cell){.kind = CELL_NONE};
+        put(table, json_null());
 }
 
 void table_colour(struct table *table, const char *colour) {
-        if (table->n_cells)
-                table->cells[table->n_cells - 1].colour = colour;
+        struct row *row = table->n_rows ? &table->rows[table->n_rows - 1] : NULL;
+
+        if (!row)
+                return;
+        row->colour = colour;
+        row->coloured = json_array_size(row->cells) - 1;
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 size_t table_rows(const struct table *table) {
-        assert(table->failed || table->n_cells % table->n_columns == 0);
-        return table->n_cells / table->n_columns;
+        assert(table->failed || !table->n_rows ||
+               json_array_size(table->rows[table->n_rows - 1].cells) == table->n_columns);
+        return table->n_rows;
 }
 
 struct order {
-        const struct cell *cell;
-        size_t row;
+        size_t column;
         bool ascending;
 };
 
-static double value_of(const struct cell *cell) {
-        return cell->kind == CELL_REAL ? cell->real : (double)cell->number;
+static double value_of(const json_t *cell) {
+        return json_is_true(cell) ? 1 : json_number_value(cell);
 }
 
 /* Negative: a comes first in ascending order. */
-static int compare_cells(const struct cell *a, const struct cell *b) {
-        if (a->kind == CELL_TEXT && b->kind == CELL_TEXT)
-                return strcmp(a->text, b->text);
-        if (a->kind == CELL_NUMBER && b->kind == CELL_NUMBER)
-                return (a->number > b->number) - (a->number < b->number);
+static int compare_cells(const json_t *a, const json_t *b) {
+        json_int_t x = json_integer_value(a), y = json_integer_value(b);
+
+        if (json_is_string(a) && json_is_string(b))
+                return strcmp(json_string_value(a), json_string_value(b));
+        if (json_is_integer(a) && json_is_integer(b))
+                return (x > y) - (x < y);
         return (value_of(a) > value_of(b)) - (value_of(a) < value_of(b));
 }
 
-static int compare(const void *a, const void *b) {
-        const struct order *x = a, *y = b;
-        bool x_is = x->cell->kind != CELL_NONE, y_is = y->cell->kind != CELL_NONE;
-        int r = x_is && y_is ? compare_cells(x->cell, y->cell) : 0;
+static int compare(const void *a, const void *b, void *arg) {
+        const struct row *x = a, *y = b;
+        const struct order *order = arg;
+        const json_t *p = json_array_get(x->cells, order->column),
+                     *q = json_array_get(y->cells, order->column);
+        int r = json_is_null(p) || json_is_null(q) ? 0 : compare_cells(p, q);
 
-        if (x_is != y_is)
-                return x_is ? -1 : 1;
+        if (json_is_null(p) != json_is_null(q))
+                return json_is_null(q) ? -1 : 1;
         if (r)
-                return x->ascending ? r : -r;
-        return (x->row > y->row) - (x->row < y->row);
+                return order->ascending ? r : -r;
+        return (x->number > y->number) - (x->number < y->number);
 }
 
 void table_sort(struct table *table, size_t column, bool ascending) {
-        size_t rows = table_rows(table), bytes = table->n_columns * sizeof *table->cells;
-        _cleanup_(freep) struct order *order = calloc(rows + 1, sizeof *order);
-        struct cell *sorted = calloc(rows + 1, bytes);
+        struct order order = {column, ascending};
 
-        if (!order || !sorted || table->failed) {
-                table->failed = true;
-                free(sorted);
-                return;
-        }
-        for (size_t i = 0; i < rows; i++)
-                order[i] = (struct order){cell_at(table, i, column), i, ascending};
-        qsort(order, rows, sizeof *order, compare);
-        for (size_t i = 0; i < rows; i++)
-                memcpy(sorted + i * table->n_columns, cell_at(table, order[i].row, 0), bytes);
-        free(table->cells);
-        table->cells = sorted;
-        table->room = (rows + 1) * table->n_columns;
+        for (size_t i = 0; i < table->n_rows; i++)
+                table->rows[i].number = i;
+        if (table->n_rows)
+                qsort_r(table->rows, table->n_rows, sizeof *table->rows, compare, &order);
 }
 
 void table_mark(struct table *table, size_t column) {
@@ -203,7 +182,47 @@ void table_mark(struct table *table, size_t column) {
 }
 
 void table_cut(struct table *table, size_t rows) {
-        while (table_rows(table) > rows)
-                for (size_t i = 0; i < table->n_columns; i++)
-                        cell_clear(&table->cells[--table->n_cells]);
+        while (table->n_rows > rows)
+                json_decref(table->rows[--table->n_rows].cells);
+}
+
+/* ---- as JSON --------------------------------------------------------------------------------- */
+
+/* A column named a.b becomes member b of an object a. */
+static int add_cell(json_t *row, const char *name, json_t *cell) {
+        const char *dot = strchr(name, '.');
+        size_t n = dot ? (size_t)(dot - name) : 0;
+        json_t *object = dot ? json_object_getn(row, name, n) : row;
+
+        if (!object) {
+                object = json_object();
+                if (json_object_setn_new(row, name, n, object) < 0)
+                        return -ENOMEM;
+        }
+        return json_object_set(object, dot ? dot + 1 : name, cell);
+}
+
+static json_t *row_json(const struct table *table, size_t row) {
+        json_t *all = json_object();
+        int r = 0;
+
+        for (size_t i = 0; i < table->n_columns && r == 0; i++)
+                r = add_cell(all, table->columns[i].name, cell_at(table, row, i));
+        if (r == 0)
+                return all;
+        json_decref(all);
+        return NULL;
+}
+
+int table_json(const struct table *table, json_t *to) {
+        json_t *rows = json_array();
+        int r = table->failed ? -ENOMEM : 0;
+
+        for (size_t i = 0; i < table_rows(table) && r == 0; i++)
+                r = json_array_append_new(rows, row_json(table, i));
+        if (r == 0)
+                r = json_object_set(to, table->name,
+                                    table->form == TABLE_RECORD ? json_array_get(rows, 0) : rows);
+        json_decref(rows);
+        return r < 0 ? -ENOMEM : 0;
 }

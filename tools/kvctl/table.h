@@ -8,12 +8,12 @@
  * Running out of memory is remembered and reported when the table is printed.
  */
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvctl/json.h"
 #include "tools/kvctl/screen.h"
 #include "tools/kvctl/units.h"
 
@@ -60,8 +60,8 @@ void table_mark(struct table *table, size_t column); /* highlights its title */
 void table_cut(struct table *table, size_t rows);    /* keeps the first rows */
 
 /* show; -ENOMEM if a cell is missing */
-int table_print(const struct table *table, const struct screen *screen);
-int table_json(const struct table *table, struct json *json);
 bool table_is_shown(const struct table *table); /* has columns for people, and rows */
+int table_print(const struct table *table, const struct screen *screen); /* if it is shown */
+int table_json(const struct table *table, json_t *to); /* as a member of that object */
 
 #endif

@@ -6,8 +6,6 @@
  */
 
 #include <errno.h>
-#include <inttypes.h>
-#include <string.h>
 
 #include "tools/kvctl/cells.h"
 #include "tools/kvctl/text.h"
@@ -15,274 +13,222 @@
 #define IDS_SHOWN 8u
 #define WRAP_MIN 12u /* columns; narrower text is unreadable */
 
-static void put_ids(FILE *to, const uint32_t *ids, size_t n) {
+/* ---- cells as text --------------------------------------------------------------------------- */
+
+static void put_ids(FILE *to, const json_t *ids) {
+        size_t n = json_array_size(ids);
+
         for (size_t i = 0; i < MIN(n, IDS_SHOWN); i++)
-                fprintf(to, "%s%" PRIu32, i ? " " : "", ids[i]);
+                fprintf(to, "%s%" JSON_INTEGER_FORMAT, i ? " " : "",
+                        json_integer_value(json_array_get(ids, i)));
         if (n > IDS_SHOWN)
                 fputs(" ..", to);
 }
 
-static void put_cell(FILE *to, const struct cell *cell, enum unit unit) {
+static void put_cell(FILE *to, const json_t *cell, enum unit unit) {
         char text[UNIT_TEXT_MAX] = "-";
 
-        if (cell->kind == CELL_TEXT) {
-                text_put(to, cell->text, cell->n);
+        if (json_is_string(cell)) {
+                text_put(to, json_string_value(cell), json_string_length(cell));
                 return;
         }
-        if (cell->kind == CELL_IDS) {
-                put_ids(to, cell->ids, cell->n);
+        if (json_is_array(cell)) {
+                put_ids(to, cell);
                 return;
         }
-        if (cell->kind == CELL_NUMBER)
-                unit_format_u64(unit, cell->number, text);
-        else if (cell->kind == CELL_REAL)
-                unit_format(unit, cell->real, text);
-        else if (cell->kind == CELL_FLAG)
-                strcpy(text, cell->number ? "yes" : "no");
-        fputs(text, to);
+        if (json_is_integer(cell))
+                unit_format_u64(unit, (uint64_t)json_integer_value(cell), text);
+        else if (json_is_real(cell))
+                unit_format(unit, json_real_value(cell), text);
+        fputs(json_is_true(cell) ? "yes" : json_is_false(cell) ? "no" : text, to);
+}
+
+/* As people see it; NULL: out of memory. */
+static json_t *cell_text(const json_t *cell, enum unit unit, const char *colour) {
+        _cleanup_(freep) char *text = NULL;
+        size_t n;
+        FILE *to = open_memstream(&text, &n);
+
+        if (!to)
+                return NULL;
+        if (colour)
+                fprintf(to, "\033[%sm", colour);
+        put_cell(to, cell, unit);
+        fputs(colour ? "\033[0m" : "", to);
+        return fclose(to) == 0 ? json_stringn(text, n) : NULL;
+}
+
+/* ---- lines of texts -------------------------------------------------------------------------- */
+
+struct column_layout {
+        size_t from; /* column of the table */
+        bool right;
+        unsigned width, part;
+};
+
+struct layout {
+        struct column_layout *column; /* owned */
+        size_t n;
+        size_t keys;   /* number of columns that begin every part: a space's name and domain */
+        json_t *texts; /* lines of n; owned */
+        bool failed;
+};
+
+static void layout_clear(struct layout *l) {
+        free(l->column);
+        json_decref(l->texts);
+}
+
+static const char *text_at(const struct layout *l, size_t line, size_t column) {
+        return json_string_value(json_array_get(l->texts, line * l->n + column));
+}
+
+static void add(struct layout *l, json_t *text) {
+        l->failed |= json_array_append_new(l->texts, text) < 0;
 }
 
 static enum unit unit_of(const struct table *table, size_t column) {
         return (enum unit)(table->columns[column].how & (COLUMN_QUIET - 1));
 }
 
-/* The cell as text, owned by the caller; NULL: out of memory. */
-static char *cell_text(const struct table *table, size_t row, size_t column) {
-        char *text = NULL;
-        size_t n;
-        FILE *to = open_memstream(&text, &n);
+static bool is_shown(const struct table *table, size_t column) {
+        bool differs = !(table->columns[column].how & COLUMN_QUIET);
 
-        if (!to)
-                return NULL;
-        put_cell(to, cell_at(table, row, column), unit_of(table, column));
-        if (fclose(to) != 0) {
-                free(text);
-                return NULL;
-        }
-        return text;
+        for (size_t row = 1; row < table->n_rows && !differs; row++)
+                differs = !json_equal(cell_at(table, 0, column), cell_at(table, row, column));
+        return table->columns[column].title && differs;
 }
 
-static bool column_is_number(const struct table *table, size_t column) {
-        return unit_of(table, column) != UNIT_NONE ||
-               (table_rows(table) && cell_at(table, 0, column)->kind == CELL_NUMBER);
-}
+static void choose_columns(const struct table *table, struct layout *l) {
+        unsigned names = 0;
 
-static bool column_width(const struct table *table, size_t column, unsigned *width) {
-        *width = text_width(table->columns[column].title);
-        for (size_t row = 0; row < table_rows(table); row++) {
-                _cleanup_(freep) char *text = cell_text(table, row, column);
+        for (size_t i = 0; i < table->n_columns; i++) {
+                bool right = unit_of(table, i) != UNIT_NONE ||
+                             json_is_integer(cell_at(table, 0, i));
 
-                if (!text)
-                        return false;
-                *width = MAX(*width, text_width(text));
-        }
-        return true;
-}
-
-static void put_padding(FILE *to, unsigned width, unsigned used) {
-        fprintf(to, "%*s", (int)(width > used ? width - used : 0), "");
-}
-
-static void put_wrapped(const struct screen *screen, const char *text, unsigned indent) {
-        text_put_wrapped(screen->to, text,
-                         screen->width > indent + WRAP_MIN ? screen->width - indent : 0, indent);
-}
-
-static bool same_text(const struct cell *a, const struct cell *b) {
-        return a->kind == b->kind &&
-               (a->kind != CELL_TEXT || (a->n == b->n && memcmp(a->text, b->text, a->n) == 0)) &&
-               ((a->kind != CELL_NUMBER && a->kind != CELL_FLAG) || a->number == b->number);
-}
-
-static bool shown(const struct table *table, size_t column) {
-        if (!table->columns[column].title || !(table->columns[column].how & COLUMN_QUIET))
-                return table->columns[column].title != NULL;
-        for (size_t row = 1; row < table_rows(table); row++)
-                if (!same_text(cell_at(table, 0, column), cell_at(table, row, column)))
-                        return true;
-        return false;
-}
-
-struct layout {
-        struct column_layout {
-                bool shown, right;
-                unsigned width;
-                unsigned part;
-        } *column;
-        size_t n;
-        size_t keys;    /* number of columns that begin every part: a space's name and domain */
-        unsigned parts; /* at least 1 */
-        unsigned part;  /* being printed */
-        size_t last;    /* last column of that part */
-};
-
-static bool in_part(const struct layout *layout, size_t column) {
-        const struct column_layout *c = &layout->column[column];
-
-        return c->shown && (column < layout->keys || c->part == layout->part);
-}
-
-static void put_coloured(const struct screen *screen, const char *text, const char *colour) {
-        if (screen->colour && colour)
-                fprintf(screen->to, "\033[%sm%s\033[0m", colour, text);
-        else
-                fputs(text, screen->to);
-}
-
-static void put_in_column(const struct screen *screen, const struct layout *layout, size_t column,
-                          const char *text, const char *colour, unsigned *at) {
-        const struct column_layout *c = &layout->column[column];
-
-        if (*at)
-                fputs("  ", screen->to);
-        *at += *at ? 2 : 0;
-        if (c->right)
-                put_padding(screen->to, c->width, text_width(text));
-        if (column == layout->last && !colour)
-                put_wrapped(screen, text, *at);
-        else
-                put_coloured(screen, text, colour);
-        if (column != layout->last)
-                put_padding(screen->to, c->right ? 0 : c->width, text_width(text));
-        *at += c->width;
-}
-
-static void print_header(const struct table *table, const struct screen *screen,
-                         const struct layout *layout) {
-        unsigned at = 0;
-
-        for (size_t i = 0; i < layout->n; i++)
-                if (in_part(layout, i))
-                        put_in_column(screen, layout, i, table->columns[i].title,
-                                      i + 1 == table->marked ? "1;7" : "1", &at);
-        fputc('\n', screen->to);
-}
-
-static int print_row(const struct table *table, const struct screen *screen,
-                     const struct layout *layout, size_t row) {
-        unsigned at = 0;
-
-        for (size_t i = 0; i < layout->n; i++) {
-                _cleanup_(freep) char *text = NULL;
-
-                if (!in_part(layout, i))
+                names += table->columns[i].title && !(table->columns[i].how & COLUMN_QUIET);
+                if (!is_shown(table, i))
                         continue;
-                text = cell_text(table, row, i);
-                if (!text)
-                        return -ENOMEM;
-                put_in_column(screen, layout, i, text, cell_at(table, row, i)->colour, &at);
+                l->column[l->n++] = (struct column_layout){.from = i, .right = right};
+                l->keys = names <= 1 ? l->n : l->keys;
         }
-        fputc('\n', screen->to);
-        return 0;
 }
 
-static size_t skip_quiet(const struct table *table, size_t from) {
-        while (from < table->n_columns && (table->columns[from].how & COLUMN_QUIET ||
-                                           !table->columns[from].title))
-                from++;
-        return from;
+static void add_titles(const struct table *table, bool colour, struct layout *l) {
+        for (size_t i = 0; i < l->n; i++) {
+                const char *title = table->columns[l->column[i].from].title,
+                           *how = l->column[i].from + 1 == table->marked ? "1;7" : "1";
+
+                add(l, colour ? json_sprintf("\033[%sm%s\033[0m", how, title) : json_string(title));
+        }
 }
 
-static int measure(const struct table *table, struct layout *layout) {
-        layout->keys = skip_quiet(table, skip_quiet(table, 0) + 1);
-        for (size_t i = 0; i < layout->n; i++) {
-                struct column_layout *c = &layout->column[i];
+static void add_rows(const struct table *table, bool colour, struct layout *l) {
+        for (size_t row = 0; row < table->n_rows; row++)
+                for (size_t i = 0; i < l->n; i++) {
+                        size_t from = l->column[i].from;
+                        bool coloured = colour && from == table->rows[row].coloured;
 
-                c->shown = shown(table, i);
-                c->right = column_is_number(table, i);
-                if (c->shown && !column_width(table, i, &c->width))
-                        return -ENOMEM;
-                layout->last = c->shown ? i : layout->last;
+                        add(l, cell_text(cell_at(table, row, from), unit_of(table, from),
+                                         coloured ? table->rows[row].colour : NULL));
+                }
+}
+
+/* One line per column that has a value. */
+static void add_record(const struct table *table, struct layout *l) {
+        l->n = 2;
+        l->keys = 1;
+        for (size_t i = 0; i < table->n_columns; i++) {
+                const json_t *cell = cell_at(table, 0, i);
+
+                if (!table->columns[i].title || json_is_null(cell))
+                        continue;
+                add(l, json_string(table->columns[i].title));
+                add(l, cell_text(cell, unit_of(table, i), NULL));
         }
-        return 0;
+}
+
+/* ---- parts that fit -------------------------------------------------------------------------- */
+
+static void measure(struct layout *l) {
+        for (size_t i = 0; i < json_array_size(l->texts); i++) {
+                unsigned *width = &l->column[i % l->n].width;
+
+                *width = MAX(*width, text_width(text_at(l, 0, i)));
+        }
 }
 
 /* Text in the last column is wrapped, unless it would be too narrow to read. */
-static unsigned least_width(const struct table *table, const struct layout *layout, size_t column) {
-        const struct column_layout *c = &layout->column[column];
+static unsigned least_width(const struct layout *l, size_t column) {
+        const struct column_layout *c = &l->column[column];
 
-        return column == layout->last && !c->right ?
-                       MIN(c->width, MAX(text_width(table->columns[column].title), WRAP_MIN + 1)) :
+        return column + 1 == l->n && !c->right ?
+                       MIN(c->width, MAX(text_width(text_at(l, 0, column)), WRAP_MIN + 1)) :
                        c->width;
 }
 
 /* Each column goes to the part of the previous one if it fits, or else begins the next part. */
-static void divide(const struct table *table, struct layout *layout, unsigned room) {
+static void divide(struct layout *l, unsigned room) {
         unsigned at = 0, part = 0, keys = 0;
 
-        for (size_t i = 0; i < layout->n; i++) {
-                struct column_layout *c = &layout->column[i];
-
-                if (!c->shown)
-                        continue;
-                if (room && at > keys && at + 2 + least_width(table, layout, i) > room) {
+        for (size_t i = 0; i < l->n; i++) {
+                if (room && at > keys && at + 2 + least_width(l, i) > room) {
                         part++;
                         at = keys;
                 }
-                at += c->width + (at ? 2 : 0);
-                keys = i < layout->keys ? at : keys;
-                c->part = part;
+                at += l->column[i].width + (at ? 2 : 0);
+                keys = i < l->keys ? at : keys;
+                l->column[i].part = part;
         }
-        layout->parts = part + 1;
 }
 
-static void begin_part(struct layout *layout, unsigned part) {
-        layout->part = part;
-        for (size_t i = 0; i < layout->n; i++)
-                if (in_part(layout, i))
-                        layout->last = i;
-}
+static void print_line(const struct layout *l, const struct screen *screen, size_t line,
+                       unsigned part) {
+        unsigned at = 0, used = 0;
 
-static int print_part(const struct table *table, const struct screen *screen,
-                      const struct layout *layout) {
-        int r = 0;
+        for (size_t i = 0; i < l->n; i++) {
+                const struct column_layout *c = &l->column[i];
+                const char *text = text_at(l, line, i);
+                unsigned width = text_width(text), from = at + (c->right ? c->width - width : 0);
+                bool wraps = i >= l->keys && screen->width > from + WRAP_MIN;
 
-        if (layout->part)
-                fputc('\n', screen->to);
-        print_header(table, screen, layout);
-        for (size_t row = 0; row < table_rows(table) && r == 0; row++)
-                r = print_row(table, screen, layout, row);
-        return r;
-}
-
-static int print_rows(const struct table *table, const struct screen *screen) {
-        _cleanup_(freep) struct column_layout *columns = calloc(table->n_columns, sizeof *columns);
-        struct layout layout = {.column = columns, .n = table->n_columns};
-        int r = columns ? measure(table, &layout) : -ENOMEM;
-
-        if (r < 0)
-                return r;
-        divide(table, &layout, screen->width);
-        for (unsigned part = 0; part < layout.parts && r == 0; part++) {
-                begin_part(&layout, part);
-                r = print_part(table, screen, &layout);
-        }
-        return r;
-}
-
-static bool in_record(const struct table *table, size_t column) {
-        return table->columns[column].title && cell_at(table, 0, column)->kind != CELL_NONE;
-}
-
-/* One line per column that has a value. */
-static int print_record(const struct table *table, const struct screen *screen) {
-        unsigned width = 0;
-
-        for (size_t i = 0; i < table->n_columns; i++)
-                width = in_record(table, i) ? MAX(width, text_width(table->columns[i].title)) :
-                                              width;
-        for (size_t i = 0; i < table->n_columns; i++) {
-                _cleanup_(freep) char *text = in_record(table, i) ? cell_text(table, 0, i) : NULL;
-
-                if (!in_record(table, i))
+                if (i >= l->keys && c->part != part)
                         continue;
-                if (!text)
-                        return -ENOMEM;
-                fputs(table->columns[i].title, screen->to);
-                put_padding(screen->to, width + 2, text_width(table->columns[i].title));
-                put_wrapped(screen, text, width + 2);
-                fputc('\n', screen->to);
+                fprintf(screen->to, "%*s", (int)(from - used), "");
+                text_put_wrapped(screen->to, text, wraps ? screen->width - from : 0, from);
+                used = from + width;
+                at += c->width + 2;
         }
+        fputc('\n', screen->to);
+}
+
+static void print_parts(const struct layout *l, const struct screen *screen) {
+        for (unsigned part = 0; part <= l->column[l->n - 1].part; part++) {
+                if (part)
+                        fputc('\n', screen->to);
+                for (size_t line = 0; line < json_array_size(l->texts) / l->n; line++)
+                        print_line(l, screen, line, part);
+        }
+}
+
+int table_print(const struct table *table, const struct screen *screen) {
+        _cleanup_(layout_clear) struct layout l = {.texts = json_array()};
+
+        l.column = calloc(table->n_columns + 1, sizeof *l.column);
+        if (!l.column || table->failed)
+                return -ENOMEM;
+        if (table->form == TABLE_RECORD) {
+                add_record(table, &l);
+        } else {
+                choose_columns(table, &l);
+                add_titles(table, screen->colour, &l);
+                add_rows(table, screen->colour, &l);
+        }
+        if (l.failed)
+                return -ENOMEM;
+        measure(&l);
+        divide(&l, screen->width);
+        print_parts(&l, screen);
         return 0;
 }
 
@@ -291,12 +237,5 @@ bool table_is_shown(const struct table *table) {
 
         for (size_t i = 0; i < table->n_columns; i++)
                 titles = titles || table->columns[i].title;
-        return titles && table_rows(table) > 0;
-}
-
-int table_print(const struct table *table, const struct screen *screen) {
-        if (table->failed)
-                return -ENOMEM;
-        return table->form == TABLE_RECORD ? print_record(table, screen) :
-                                             print_rows(table, screen);
+        return titles && table->n_rows > 0;
 }

@@ -13,11 +13,22 @@
 #include "ipc/base/text.h"
 #include "ipc/base/util.h"
 
-unsigned text_width(const char *text) {
-        unsigned width = 0;
+/* Bytes of the character or the colour (ESC[...m, which takes no room) at the start of text. */
+static size_t step(const char *text, size_t n, unsigned *width) {
+        bool begins = n > 1 && text[0] == '\033' && text[1] == '[';
+        const char *end = begins ? memchr(text, 'm', n) : NULL;
 
-        for (; *text; text++)
-                width += ((uint8_t)*text & 0xc0) != 0x80;
+        *width = !end;
+        return end ? (size_t)(end - text) + 1 : MAX(kvd_utf8(text, n), (size_t)1);
+}
+
+unsigned text_width(const char *text) {
+        unsigned width = 0, one;
+
+        for (size_t n = strlen(text), bytes; n; text += bytes, n -= bytes) {
+                bytes = step(text, n, &one);
+                width += one;
+        }
         return width;
 }
 
@@ -37,12 +48,15 @@ void text_put(FILE *to, const char *text, size_t n) {
 static size_t wrap_at(const char *text, unsigned width) {
         size_t fits = 0, space = 0, n = strlen(text);
 
-        for (unsigned used = 0; fits < n; fits++) {
-                used += ((uint8_t)text[fits] & 0xc0) != 0x80;
+        for (unsigned used = 0, one; fits < n;) {
+                size_t bytes = step(text + fits, n - fits, &one);
+
+                used += one;
                 if (used > width)
                         break;
                 if (text[fits] == ' ')
                         space = fits;
+                fits += bytes;
         }
         return fits < n && space ? space : fits;
 }
@@ -57,26 +71,13 @@ void text_put_wrapped(FILE *to, const char *text, unsigned width, unsigned inden
         fputs(text, to);
 }
 
-/* Bytes of a colour sequence; 0 if text does not begin with one. */
-static size_t colour_at(const char *text, size_t n) {
-        bool begins = n > 1 && text[0] == '\033' && text[1] == '[';
-        const char *end = begins ? memchr(text, 'm', n) : NULL;
-
-        return end ? (size_t)(end - text) + 1 : 0;
-}
-
 void text_put_cut(FILE *to, const char *text, size_t n, unsigned width) {
-        unsigned used = 0;
+        unsigned used = 0, one;
 
         for (size_t i = 0, bytes; i < n; i += bytes) {
-                bytes = colour_at(text + i, n - i);
-                if (bytes) {
-                        fwrite(text + i, 1, bytes, to);
-                        continue;
-                }
-                bytes = MAX(kvd_utf8(text + i, n - i), (size_t)1);
-                used = text[i] == '\n' ? 0 : used + 1;
-                if (used <= width)
+                bytes = step(text + i, n - i, &one);
+                used = text[i] == '\n' ? 0 : used + one;
+                if (!one || used <= width)
                         fwrite(text + i, 1, bytes, to);
         }
 }

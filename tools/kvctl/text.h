@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-unsigned text_width(const char *text); /* characters */
+unsigned text_width(const char *text); /* characters; colours (ESC[...m) take no room */
 
 /*
  * Writes "?" for what a terminal might obey (control characters) or cannot show (bytes that are not
@@ -21,7 +21,7 @@ void text_put(FILE *to, const char *text, size_t n);
  */
 void text_put_wrapped(FILE *to, const char *text, unsigned width, unsigned indent);
 
-/* Writes n bytes with each line cut at width characters; colours (ESC[...m) take no room. */
+/* Writes n bytes with each line cut at width characters. */
 void text_put_cut(FILE *to, const char *text, size_t n, unsigned width);
 
 /*

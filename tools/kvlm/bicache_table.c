@@ -12,7 +12,7 @@
 
 #include "ipc/base/util.h"
 #include "tools/kvlm/file.h"
-#include "tools/kvlm/json.h"
+#include "tools/json.h"
 #include "tools/kvlm/refuse.h"
 
 static int read_step(const json_t *entry, uint32_t layers, struct kvd_bstep *ret) {

@@ -13,7 +13,7 @@
 
 #include "ipc/base/util.h"
 #include "tools/kvlm/refuse.h"
-#include "tools/kvlm/json.h"
+#include "tools/json.h"
 
 /* Reads a whole number from 1 to most. fallback 0: the member is required. */
 static int read_size(const json_t *j, const char *key, uint32_t fallback, uint32_t most,

@@ -14,7 +14,7 @@
 #include "ipc/base/util.h"
 #include "tools/kvlm/refuse.h"
 #include "tools/kvlm/file.h"
-#include "tools/kvlm/json.h"
+#include "tools/json.h"
 
 struct prompts {
         const struct options *options;

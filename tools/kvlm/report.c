@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvlm/json.h"
+#include "tools/json.h"
 #include "tools/kvlm/refuse.h"
 
 static int finish(void) {

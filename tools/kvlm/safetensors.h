@@ -12,7 +12,7 @@
 
 #include "kernels/ops.h"
 #include "tools/kvlm/file.h"
-#include "tools/kvlm/json.h"
+#include "tools/json.h"
 
 struct safetensors {
         struct mapping file;

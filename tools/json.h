@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVLM_JSON_H
-#define KVLM_JSON_H
+#ifndef TOOLS_JSON_H
+#define TOOLS_JSON_H
 
 /* Helpers around jansson. They accept NULL for a missing value. */
 

@@ -2,7 +2,7 @@
 
 /* Helpers around jansson. Everything else about JSON is in the library. */
 
-#include "tools/kvlm/json.h"
+#include "tools/json.h"
 
 #include <errno.h>
 #include <string.h>
