@@ -25,6 +25,12 @@ struct answer {
         bool failed;
 };
 
+static void part_clear(struct part *part) {
+        table_free(part->table);
+        free(part->sentence);
+        free(part->picture);
+}
+
 struct answer *answer_new(void) {
         return calloc(1, sizeof(struct answer));
 }
@@ -32,11 +38,8 @@ struct answer *answer_new(void) {
 struct answer *answer_free(struct answer *answer) {
         if (!answer)
                 return NULL;
-        for (size_t i = 0; i < answer->n; i++) {
-                table_free(answer->parts[i].table);
-                free(answer->parts[i].sentence);
-                free(answer->parts[i].picture);
-        }
+        for (size_t i = 0; i < answer->n; i++)
+                part_clear(&answer->parts[i]);
         free(answer->parts);
         free(answer);
         return NULL;
@@ -46,10 +49,12 @@ void answer_freep(struct answer **answer) {
         answer_free(*answer);
 }
 
+/* The answer keeps what is in the part. */
 static bool add(struct answer *answer, struct part part) {
         struct part *parts = realloc(answer->parts, (answer->n + 1) * sizeof *parts);
 
         if (!parts) {
+                part_clear(&part);
                 answer->failed = true;
                 return false;
         }
@@ -60,34 +65,28 @@ static bool add(struct answer *answer, struct part part) {
 
 struct table *answer_table(struct answer *answer, const char *name, enum table_form form,
                            const struct column *columns, size_t n_columns) {
-        _cleanup_(table_freep) struct table *table = table_new(name, form, columns, n_columns);
+        struct table *table = table_new(name, form, columns, n_columns);
 
-        if (!table || !add(answer, (struct part){.table = table}))
-                return NULL;
-        return STEAL(table);
+        return table && add(answer, (struct part){.table = table}) ? table : NULL;
 }
 
 void answer_say(struct answer *answer, const char *format, ...) {
-        _cleanup_(freep) char *text = NULL;
+        struct part part = {0};
         va_list list;
-        int n;
 
         va_start(list, format);
-        n = vasprintf(&text, format, list);
-        va_end(list);
-        if (n < 0) {
-                text = NULL;
+        if (vasprintf(&part.sentence, format, list) < 0)
                 answer->failed = true;
-        } else if (add(answer, (struct part){.sentence = text})) {
-                text = NULL;
-        }
+        else
+                add(answer, part);
+        va_end(list);
 }
 
 void answer_picture(struct answer *answer, char *lines) {
         if (!lines)
                 answer->failed = true;
-        else if (!add(answer, (struct part){.picture = lines}))
-                free(lines);
+        else
+                add(answer, (struct part){.picture = lines});
 }
 
 /* An empty line sets tables and pictures apart. Successive sentences have none between them. */

@@ -27,17 +27,12 @@ struct table *table_new(const char *name, enum table_form form, const struct col
         return table;
 }
 
-struct table *table_free(struct table *table) {
+void table_free(struct table *table) {
         if (!table)
-                return NULL;
+                return;
         table_cut(table, 0);
         free(table->rows);
         free(table);
-        return NULL;
-}
-
-void table_freep(struct table **table) {
-        table_free(*table);
 }
 
 /* ---- fill ------------------------------------------------------------------------------------ */

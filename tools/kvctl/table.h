@@ -35,8 +35,7 @@ struct table;
 
 struct table *table_new(const char *name, enum table_form form, const struct column *columns,
                         size_t n_columns);
-struct table *table_free(struct table *table);
-void table_freep(struct table **table);
+void table_free(struct table *table); /* NULL is fine */
 
 /* fill: the next cell */
 void table_text(struct table *table, const char *text, size_t n);
