@@ -38,15 +38,9 @@ static void fill_client(struct table *t, const struct kvd_msg_client_info_reply 
         uint64_t asked = counter_at(info->counters, KVD_CLIENT_TOKENS_ASKED);
         uint64_t found = counter_at(info->counters, KVD_CLIENT_TOKENS_FOUND);
 
-        table_number(t, info->client);
-        table_number(t, info->pid);
-        table_number(t, info->uid);
-        table_text(t, info->name.data, info->name.size);
-        table_text(t, info->domain.data, info->domain.size);
-        table_flag(t, info->connected);
+        table_fields(t, 6, KVD_MSG_client_info_reply, info);
         table_flag(t, info->connected && process_is_stopped(info->pid, info->uid));
-        table_flag(t, info->quarantined);
-        table_number(t, info->spaces);
+        table_fields(t, 2, KVD_MSG_client_info_reply, info);
         table_number(t, info->filling);
         table_number(t, info->pinned);
         table_number(t, held_bytes);

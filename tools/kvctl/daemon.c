@@ -42,38 +42,27 @@ static const struct column daemon_columns[] = {
 
 /* The work of all domains is for administrators only. */
 static void fill_work(struct table *t, bool told, const struct kvd_msg_daemon_info_reply *info) {
-        const uint64_t work[] = {info->requests,    info->request_errors, info->bad_frames,
-                                 info->turn_max_us, info->turn_recent_us, info->worker,
-                                 info->worker_starts, info->jobs,      info->jobs_waiting,
-                                 info->kept};
-
-        for (size_t i = 0; i < ARRAY_SIZE(work); i++)
-                if (told)
-                        table_number(t, work[i]);
-                else
-                        table_none(t);
+        if (told) {
+                table_fields(t, 5, KVD_MSG_daemon_info_reply, info);
+                table_number(t, info->worker);
+                table_fields(t, 4, KVD_MSG_daemon_info_reply, info);
+        }
+        for (unsigned i = 0; i < 10 && !told; i++)
+                table_none(t);
 }
 
 static void fill_daemon(struct table *t, const struct conn *conn, const struct map_sums *bytes,
                         const struct kvd_msg_daemon_info_reply *info) {
-        table_text(t, info->version.data, info->version.size);
-        table_number(t, info->pid);
-        table_number(t, info->uptime_ms);
+        table_fields(t, 3, KVD_MSG_daemon_info_reply, info);
         table_string(t, conn_path(conn));
         table_text(t, conn_peer(conn)->domain.data, conn_peer(conn)->domain.size);
         table_flag(t, conn_peer(conn)->admin);
-        table_text(t, info->backend.data, info->backend.size);
-        table_text(t, info->device.data, info->device.size);
-        table_text(t, info->backend_why.data, info->backend_why.size);
-        table_text(t, info->loop.data, info->loop.size);
-        table_text(t, info->pages.data, info->pages.size);
-        table_number(t, info->pool_bytes);
+        table_fields(t, 6, KVD_MSG_daemon_info_reply, info);
         table_number(t, info->pool_used);
         table_share(t, (double)info->pool_used, (double)info->pool_bytes);
         table_number(t, bytes->held + bytes->filling);
         table_number(t, bytes->evictable);
-        table_number(t, info->spaces);
-        table_number(t, info->clients);
+        table_fields(t, 2, KVD_MSG_daemon_info_reply, info);
         fill_work(t, conn_peer(conn)->admin, info);
 }
 

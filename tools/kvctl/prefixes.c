@@ -43,12 +43,7 @@ static void fill_chain(struct table *t, const struct space_name *space,
         table_string(t, space->domain);
         table_string(t, space->name);
         table_format(t, "%u:%u", kvd_ref_id(info->leaf), kvd_ref_generation(info->leaf));
-        table_number(t, info->group);
-        table_number(t, info->tokens);
-        table_number(t, info->blocks);
-        table_number(t, info->shared_blocks);
-        table_number(t, info->pins);
-        table_number(t, info->idle_ticks);
+        table_fields(t, 6, KVD_MSG_chain_info_reply, info);
         fill_tokens(t, info->head);
 }
 

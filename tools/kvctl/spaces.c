@@ -100,29 +100,10 @@ static void fill_geometry(struct table *t, const struct kvd_shape *g) {
 
 static void fill_blocks(struct table *t, const struct kvd_msg_space_info_reply *info,
                         struct map_sums sums) {
-        table_number(t, info->block_bytes);
-        table_number(t, info->max_blocks);
-        table_number(t, info->capacity);
-        table_number(t, info->index_bytes);
-        table_number(t, info->segment_bytes);
-        table_number(t, info->segments);
-        table_number(t, info->total);
-        table_number(t, info->sealed);
+        table_fields(t, 8, KVD_MSG_space_info_reply, info);
         table_number(t, sums.held);
         table_number(t, sums.evictable);
-        table_number(t, info->filling);
-        table_number(t, info->free);
-        table_number(t, info->limbo);
-        table_number(t, info->leaves);
-        table_number(t, info->private);
-        table_number(t, info->shared);
-        table_number(t, info->spilled);
-        table_number(t, info->vague);
-        table_number(t, info->pending);
-        table_number(t, info->poisoned);
-        table_number(t, info->runs);
-        table_number(t, info->leases);
-        table_number(t, info->clients);
+        table_fields(t, 13, KVD_MSG_space_info_reply, info);
 }
 
 static bool is_method_on(const struct kvd_msg_space_info_reply *info, unsigned which) {
@@ -145,11 +126,7 @@ static void fill_methods(struct table *t, const struct kvd_msg_space_info_reply 
                         n += (size_t)snprintf(names + n, sizeof names - n, "%s%s", n ? "," : "",
                                               kvd_setting_info(i)->method);
         table_string(t, n ? names : NULL);
-        table_number(t, info->sequences);
-        table_number(t, info->spill_slots);
-        table_number(t, info->label_bytes);
-        table_number(t, info->copy_bytes);
-        table_number(t, info->sketch_bytes);
+        table_fields(t, 5, KVD_MSG_space_info_reply, info);
 }
 
 static void fill_space(struct table *t, const struct kvd_msg_space_info_reply *info,
@@ -158,8 +135,7 @@ static void fill_space(struct table *t, const struct kvd_msg_space_info_reply *i
 
         if (info->geometry.size == sizeof geometry)
                 memcpy(&geometry, info->geometry.data, sizeof geometry);
-        table_text(t, info->name.data, info->name.size);
-        table_text(t, info->domain.data, info->domain.size);
+        table_fields(t, 2, KVD_MSG_space_info_reply, info);
         fill_settings(t, info, &geometry);
         fill_geometry(t, &geometry);
         fill_blocks(t, info, sums);

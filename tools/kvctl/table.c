@@ -112,6 +112,42 @@ void table_none(struct table *table) {
         put(table, json_null());
 }
 
+static const struct kvd_field *next_field(const struct table *table,
+                                          const struct kvd_msg_info *message) {
+        size_t filled = table->n_rows ? json_array_size(table->rows[table->n_rows - 1].cells) : 0;
+        const char *name = table->columns[filled % table->n_columns].name, *dot = strchr(name, '.');
+
+        for (const struct kvd_field *field = message->fields;; field++) {
+                assert(field->name);
+                if (strcmp(field->name, dot ? dot + 1 : name) == 0)
+                        return field;
+        }
+}
+
+static void put_field(struct table *table, const struct kvd_field *field, const void *at) {
+        const struct kvd_slice *text = at;
+        const uint64_t *large = at;
+        const uint32_t *small = at;
+
+        if (field->type == KVD_FIELD_str)
+                table_text(table, text->data, text->size);
+        else if (field->limit == 1)
+                table_flag(table, *small);
+        else
+                table_number(table, field->type == KVD_FIELD_u64 ? *large : *small);
+}
+
+void table_fields(struct table *table, size_t n, enum kvd_msg_number number, const void *reply) {
+        const struct kvd_msg_info *message = kvd_msg_info(number);
+
+        for (size_t i = 0; i < n && !table->failed; i++) {
+                const struct kvd_field *field = next_field(table, message);
+
+                put_field(table, field,
+                          (const char *)reply + field->offset - offsetof(struct kvd_msg, attach));
+        }
+}
+
 void table_colour(struct table *table, const char *colour) {
         struct row *row = table->n_rows ? &table->rows[table->n_rows - 1] : NULL;
 

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "ipc/base/util.h"
+#include "ipc/msg.h"
 #include "tools/kvctl/screen.h"
 #include "tools/kvctl/units.h"
 
@@ -48,6 +49,8 @@ void table_share(struct table *table, double part, double whole);
 void table_flag(struct table *table, bool flag);
 void table_ids(struct table *table, const uint32_t *ids, size_t n);
 void table_none(struct table *table); /* "-", null */
+/* the next n cells, whose columns are named after fields of the reply; 0 or 1 is a flag */
+void table_fields(struct table *table, size_t n, enum kvd_msg_number number, const void *reply);
 /* of the cell just filled, as in ESC[...m; a literal */
 void table_colour(struct table *table, const char *colour);
 

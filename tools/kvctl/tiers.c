@@ -51,30 +51,13 @@ static void fill_rates(struct table *t, const struct kvd_msg_tier_info_reply *m,
 static void fill_tier(struct table *t, const struct kvd_msg_tier_info_reply *m,
                       struct tier_work *before) {
         table_text(t, m->name.data, m->name.size);
-        table_text(t, m->state.data, m->state.size);
-        table_number(t, m->bytes);
-        table_number(t, m->used);
-        table_number(t, m->records);
-        table_number(t, m->hits);
-        table_number(t, m->misses);
-        table_number(t, m->wrong);
-        table_number(t, m->queue);
-        table_number(t, m->read_bytes);
-        table_number(t, m->written_bytes);
+        table_fields(t, 10, KVD_MSG_tier_info_reply, m);
         fill_rates(t, m, before);
         if (m->records)
                 table_number(t, m->age_ms);
         else
                 table_none(t);
-        table_number(t, m->evicted);
-        table_number(t, m->copies);
-        table_number(t, m->copies_written);
-        table_number(t, m->copies_read);
-        table_number(t, m->copies_lost);
-        table_number(t, m->errors);
-        table_number(t, m->servers);
-        table_number(t, m->away);
-        table_text(t, m->why.data, m->why.size);
+        table_fields(t, 9, KVD_MSG_tier_info_reply, m);
 }
 
 static int fill_tiers(struct kvctl *kvctl, struct answer *answer, struct table *t) {
