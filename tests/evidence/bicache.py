@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -75,17 +76,17 @@ def space_of(programs: Programs, daemon: Daemon, items: list[dict], model: Path)
 
 def profile(programs: Programs, daemon: Daemon, items: list[dict], space: str, variant: str,
             model: Path = DIFFUSION) -> tuple[list[dict], dict[int, int]]:
-    """Samples taken with kvctl profile run, and the table made from the worker's sums: {percent: depth}."""
+    """Samples that kvlm takes, and the table made from the worker's sums: {percent: depth}."""
     with tempfile.TemporaryDirectory() as directory:
         prompts, samples = Path(directory) / "prompts.jsonl", Path(directory) / "samples.jsonl"
         prompts.write_text("".join(json.dumps(item) + "\n" for item in items))
         daemon.stat("space", "set", space, "bicache=on", f"bicache.profile={variant}")
         daemon.stat("profile", "forget", space)
-        answer = daemon.stat("profile", "run", space, "--", str(programs.kvlm), "--model", str(model), "--prompts",
-                              str(prompts), "--socket", daemon.socket, "--profile-out", str(samples),
-                              "--profile-step", "10", timeout=900)
+        subprocess.run([str(programs.kvlm), "--model", str(model), "--prompts", str(prompts), "--socket",
+                        daemon.socket, "--profile-out", str(samples), "--profile-step", "10"],
+                       stdout=subprocess.DEVNULL, check=True, timeout=900)
         rows = [json.loads(line) for line in samples.read_text().splitlines()]
-    return rows, {row["ratio_percent"]: row["depth"] for row in answer["profile"]}
+    return rows, {row["ratio_percent"]: row["depth"] for row in daemon.stat("profile", "build", space)["profile"]}
 
 
 def similarity(rows: list[dict]) -> dict[int, list[float]]:
@@ -168,7 +169,7 @@ def findings(count: int, rows: list[dict], tables: dict, results: dict[str, dict
                      "A masked-diffusion model of 12 layers. A prefix's keys and values computed alone are compared "
                      "with those computed with the whole request. Shallow layers, where they are similar, are shared in "
                      "the pool; deep ones are recomputed every 16 steps from the boundary state stored with them.",
-                     "bicache=on and a profile run on requests like yours, for bidirectional models only. The larger "
+                     "bicache=on and a table made of requests like yours, for bidirectional models only. The larger "
                      "the prefix's share of a request and the more steps a request has, the more it gains.")
     found.tables = [table, second, depth]
     found.plots = [Plot("Similarity of the prefix alone to the whole input (per token, keys and values)", "layer",

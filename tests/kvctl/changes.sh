@@ -43,6 +43,27 @@ says '^Nothing is cached\.$'
 kvctl 0 blocks tiny
 says 'no memory yet'
 
+# BiCache's table
+printf '{"def": "INCLUDE_GEN", "entries": [[0, 1], [60, 2]]}\n' >"$dir/table.json"
+kvctl 0 profile import tiny "$dir/table.json"
+cmp -s "$dir/table.json" "$dir/out" || wrong "$what: prints another table"
+kvctl 0 profile export tiny
+cmp -s "$dir/table.json" "$dir/out" || wrong "$what: prints another table"
+kvctl 0 profile export tiny --json
+json_is_valid
+says '"ratio_percent": 60' '"depth": 2'
+kvctl 1 profile build tiny
+kvctl 0 profile forget tiny
+kvctl 1 profile export tiny
+complains 'no table'
+kvctl 2 profile import tiny "$dir/none.json"
+complains 'No such file'
+for bad in '{' '[]' '{"def": "INCLUDE_GEN"}' '{"def": "OTHER", "entries": [[0, 1]]}' '{"def": "PROMPT_ONLY", "entries": []}' \
+        '{"def": "PROMPT_ONLY", "entries": [[9, 2], [9, 2]]}' '{"def": "PROMPT_ONLY", "entries": [[0, 2], [9, 1]]}'; do
+        echo "$bad" >"$dir/table.json"
+        kvctl 2 profile import tiny "$dir/table.json"
+done
+
 kvctl 0 space set tiny policy=lru max_blocks=64
 says '^tiny: policy=lru$' '^tiny: max_blocks=64$'
 kvctl 0 spaces --json

@@ -32,7 +32,7 @@ says_not "$escape"
 for term in dumb '' unset; do
         export TERM="$term"
         [ "$term" != unset ] || unset TERM
-        for asked in '0 blocks' '0 top -n 2 --watch 0.1' '1 profile run llama -- sleep 0.3' '0 evict llama --blocks 1'; do
+        for asked in '0 blocks' '0 top -n 2 --watch 0.1' '1 profile build llama' '0 evict llama --blocks 1'; do
                 on_terminal ${asked%% *} 40 60 '' ${asked#* }
                 says_not "$escape"
         done

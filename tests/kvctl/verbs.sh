@@ -49,8 +49,8 @@ kvctl 0 methods
 says '^METHOD  *ON  *PROFILE  *CHANGED$' '^memshare  *off  *serve  *-$' '^pressure  *on '
 kvctl 0 methods llama --settings
 says '^memshare.tau_block  *0.27  *0.8  *0.27  *0 to 1e+09  *stage 2' '^hshare.algo  *star  *greedy_root  *star  *greedy_root star '
-kvctl 0 profile show
-says '^llama: 0 samples, no table yet'
+kvctl 1 profile export
+complains 'space "llama" has no table; "kvctl profile build llama" makes one from samples'
 kvctl 0 proto
 says ' seal_reply  *blocks  *bin  *32768 ' '^ *1  attach  *-  *-  *-  first request of a connection'
 
@@ -67,7 +67,7 @@ assert sum(s["blocks"] for s in d["states"] if s["held"]) == 26, d["states"]
 EOS
 
 # the same for programs
-for verb in ping status spaces clients methods 'profile show' 'blocks llama' prefixes 'prefixes --limit 1' stat check proto dump \
+for verb in ping status spaces clients methods 'profile forget llama' 'blocks llama' prefixes 'prefixes --limit 1' stat check proto dump \
         'top -n 2 --watch 0.1' 'blocks --watch 0.1 --rows 2'; do
         case $verb in
         *'--rows 2') continue ;; # has no end of its own: terminal.sh

@@ -5,72 +5,60 @@
  * grows are written, because the table is a step function.
  */
 
+#include "tools/kvctl/profile.h"
+
 #include <errno.h>
 #include <jansson.h>
-#include <stdbool.h>
 #include <string.h>
 
 #include "ipc/base/util.h"
-#include "tools/kvctl/profile.h"
 
 static const char *const defs[] = {NULL, "INCLUDE_GEN", "PROMPT_ONLY"};
 
-void profile_write(const struct profile *p, FILE *to) {
-        uint8_t last = 0;
-        bool first = true;
+char *profile_line(const uint8_t depth[PROFILE_RATIOS], uint32_t def) {
+        json_auto_t *table = json_pack("{s:s, s:[]}", "def", defs[def], "entries");
+        json_t *entries = json_object_get(table, "entries");
+        unsigned last = 0;
 
-        fprintf(to, "{\"def\": \"%s\", \"entries\": [", defs[p->def]);
         for (unsigned r = 0; r < PROFILE_RATIOS; r++) {
-                if (p->depth[r] == last)
-                        continue;
-                fprintf(to, "%s[%u, %u]", first ? "" : ", ", r, p->depth[r]);
-                last = p->depth[r];
-                first = false;
+                if (depth[r] != last &&
+                    json_array_append_new(entries, json_pack("[i, i]", r, depth[r])) < 0)
+                        return NULL;
+                last = depth[r];
         }
-        fputs("]}\n", to);
+        return json_dumps(table, 0);
 }
 
-/* [r, b]: r is above the previous one, b not below it. */
-static bool take_entry(const json_t *entry, json_int_t *r, json_int_t *b) {
-        const json_t *first = json_array_get(entry, 0), *second = json_array_get(entry, 1);
-        json_int_t last_r = *r, last_b = *b;
-
-        if (json_array_size(entry) != 2 || !json_is_integer(first) || !json_is_integer(second))
-                return false;
-        *r = json_integer_value(first);
-        *b = json_integer_value(second);
-        return *r > last_r && *r < PROFILE_RATIOS && *b >= last_b && *b <= UINT8_MAX;
-}
-
-static int take_entries(const json_t *entries, uint8_t depth[PROFILE_RATIOS]) {
-        json_int_t r = -1, b = 0;
+static bool read_entries(json_t *entries, uint8_t depth[PROFILE_RATIOS]) {
+        json_int_t r, b, last = -1, deepest = 0;
         json_t *entry;
         size_t i;
 
-        memset(depth, 0, PROFILE_RATIOS);
         json_array_foreach(entries, i, entry) {
-                if (!take_entry(entry, &r, &b))
-                        return -EINVAL;
+                if (json_unpack(entry, "[II!]", &r, &b) < 0 || r <= last || r >= PROFILE_RATIOS ||
+                    b < deepest || b > UINT8_MAX)
+                        return false;
                 memset(depth + r, (int)b, PROFILE_RATIOS - (size_t)r);
+                last = r;
+                deepest = b;
         }
-        return json_array_size(entries) ? 0 : -EINVAL;
+        return last >= 0;
 }
 
-static uint32_t find_def(const char *name) {
-        uint32_t def = ARRAY_SIZE(defs);
+int profile_read(const char *path, uint8_t depth[PROFILE_RATIOS], uint32_t *def,
+                 struct kvd_why *why) {
+        json_error_t error;
+        json_auto_t *table = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
+        const char *name = json_string_value(json_object_get(table, "def"));
 
-        while (--def && (!name || strcmp(name, defs[def]) != 0))
-                ;
-        return def;
-}
-
-int profile_read(const char *text, uint8_t depth[PROFILE_RATIOS], uint32_t *def) {
-        json_t *table = json_loads(text, JSON_REJECT_DUPLICATES, NULL);
-        int r = -EINVAL;
-
-        *def = find_def(json_string_value(json_object_get(table, "def")));
-        if (*def)
-                r = take_entries(json_object_get(table, "entries"), depth);
-        json_decref(table);
-        return r;
+        if (!table)
+                return kvd_refuse(why, -EINVAL, "%s: %s", path, error.text);
+        for (*def = ARRAY_SIZE(defs) - 1; *def && (!name || strcmp(name, defs[*def]) != 0);)
+                --*def;
+        if (*def && read_entries(json_object_get(table, "entries"), depth))
+                return 0;
+        return kvd_refuse(why, -EINVAL,
+                          "%s is not a table such as {\"def\": \"INCLUDE_GEN\", \"entries\": "
+                          "[[0, 1], [60, 3]]} with ratios and depths that rise",
+                          path);
 }
