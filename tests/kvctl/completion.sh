@@ -57,6 +57,8 @@ for shell in bash zsh fish; do
         offers $shell status stat -- stat
         offers $shell create set delete -- space ''
         offers $shell f32 f16 -- space create --dtype f
+        offers $shell i8 -- space create --dtype i
+        offers $shell --rows -- --socket "$KVD_SOCKET" blocks --r
         offers $shell --rows -- blocks --r
         offers $shell llama -- blocks l
         offers $shell llama -- space set ll

@@ -111,10 +111,9 @@ static unsigned words_of(const struct verb *verb, const struct reader *reader) {
 static int take_group(struct reader *reader) {
         const char *group = reader->word[0];
 
-        if (args_has(reader->args, FLAG_HELP)) {
-                reader->args->group = group;
+        reader->args->group = group;
+        if (args_has(reader->args, FLAG_HELP))
                 return 0;
-        }
         return kvd_refuse(reader->why, -EINVAL,
                           "\"%s\" wants another word; \"kvctl %s --help\" lists them", group,
                           group);

@@ -54,7 +54,8 @@ static int call(struct kvctl *kvctl, struct answer *answer, struct kvd_msg_profi
         r = kvctl_call(kvctl, KVD_MSG_profile, request, &reply);
         if (r < 0 || request->op == FORGET)
                 return r;
-        if (reply.depth.size != PROFILE_RATIOS || reply.samples.size != PROFILE_RATIOS * sizeof(uint32_t))
+        if (reply.depth.size != PROFILE_RATIOS ||
+            reply.samples.size != PROFILE_RATIOS * sizeof(uint32_t))
                 return kvctl_fail(kvctl, KVCTL_NO, -ENODATA,
                                   "space \"%s\" has no table; \"kvctl profile build %s\" makes one from samples",
                                   space.name, space.name);
