@@ -10,17 +10,20 @@
 
 #define OPTIONS_MAX_SET 64u
 
+enum options_action {
+        OPTIONS_RUN,
+        OPTIONS_PRINT_CONFIG,
+        OPTIONS_CHECK_CONFIG,
+        OPTIONS_VERSION,
+        OPTIONS_HELP
+};
+
 struct options {
-        enum {
-                OPTIONS_RUN,
-                OPTIONS_PRINT_CONFIG,
-                OPTIONS_CHECK_CONFIG,
-                OPTIONS_VERSION,
-                OPTIONS_HELP
-        } action;
+        enum options_action action;
         const char *config;      /* NULL: defaults only */
         bool config_optional;
-        const char *instance;
+        const char *instance; /* as given */
+        uint32_t instance_number;
         const char *private_dir; /* NULL: not private */
         const char *set[OPTIONS_MAX_SET]; /* "section.key=value", in the order given */
         unsigned n_set;

@@ -13,6 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "ipc/base/util.h"
+
 /* ---- characters ------------------------------------------------------------------------------ */
 
 static size_t length_by_lead(uint8_t lead) {
@@ -119,4 +121,95 @@ int kvd_end_output(FILE *to) {
         int r = kvd_flush_output(to);
 
         return fclose(to) != 0 && errno != EBADF && r == 0 ? -errno : r;
+}
+
+/* ---- width ----------------------------------------------------------------------------------- */
+
+size_t kvd_text_step(const char *text, size_t n, unsigned *width) {
+        bool begins = n > 1 && text[0] == '\033' && text[1] == '[';
+        const char *end = begins ? memchr(text, 'm', n) : NULL;
+
+        *width = !end;
+        return end ? (size_t)(end - text) + 1 : MAX(kvd_utf8(text, n), (size_t)1);
+}
+
+unsigned kvd_text_width(const char *text) {
+        unsigned width = 0, one;
+
+        for (size_t n = strlen(text), bytes; n; text += bytes, n -= bytes) {
+                bytes = kvd_text_step(text, n, &one);
+                width += one;
+        }
+        return width;
+}
+
+/* Bytes of text that fit into width, ending at a space where there is one. */
+static size_t wrap_at(const char *text, unsigned width) {
+        size_t fits = 0, space = 0, n = strlen(text);
+
+        for (unsigned used = 0, one; fits < n;) {
+                size_t bytes = kvd_text_step(text + fits, n - fits, &one);
+
+                used += one;
+                if (used > width)
+                        break;
+                if (text[fits] == ' ')
+                        space = fits;
+                fits += bytes;
+        }
+        return fits < n && space ? space : fits;
+}
+
+void kvd_put_wrapped(FILE *to, const char *text, unsigned width, unsigned indent) {
+        while (width && kvd_text_width(text) > width) {
+                size_t n = wrap_at(text, width);
+
+                fprintf(to, "%.*s\n%*s", (int)n, text, (int)indent, "");
+                text += n + (text[n] == ' ');
+        }
+        fputs(text, to);
+}
+
+/* ---- suggestions ----------------------------------------------------------------------------- */
+
+#define DISTANCE_MAX 32u /* no verb or flag is longer */
+
+unsigned kvd_distance(const char *a, const char *b) {
+        unsigned rows[3][DISTANCE_MAX + 1], *before = rows[0], *last = rows[1], *row = rows[2];
+        size_t m = MIN(strlen(a), DISTANCE_MAX), n = MIN(strlen(b), DISTANCE_MAX);
+
+        for (unsigned j = 0; j <= n; j++)
+                last[j] = j;
+        for (unsigned i = 1; i <= m; i++) {
+                unsigned *free_row = before;
+
+                row[0] = i;
+                for (unsigned j = 1; j <= n; j++) {
+                        row[j] = MIN(MIN(last[j], row[j - 1]) + 1,
+                                     last[j - 1] + (a[i - 1] != b[j - 1]));
+                        if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+                                row[j] = MIN(row[j], before[j - 2] + 1);
+                }
+                before = last;
+                last = row;
+                row = free_row;
+        }
+        return last[n];
+}
+
+/* A short word may have fewer wrong letters: three of three make another word. */
+struct kvd_nearest kvd_nearest_to(const char *given) {
+        return (struct kvd_nearest){given, NULL, MIN((unsigned)strlen(given) / 3 + 2, 4u)};
+}
+
+void kvd_consider(struct kvd_nearest *nearest, const char *name) {
+        size_t n = strlen(nearest->given);
+        unsigned distance = kvd_distance(nearest->given, name);
+
+        if (n >= 2 && strncmp(nearest->given, name, n) == 0)
+                distance = MIN(distance, 1u);
+        if (distance < nearest->distance) {
+                nearest->name = name;
+                nearest->distance = distance;
+        }
 }

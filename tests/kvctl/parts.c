@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "ipc/base/text.h"
 #include "ipc/base/util.h"
 #include "tests/lib/suite.h"
 #include "tools/kvctl/answer.h"
@@ -75,17 +76,17 @@ START_TEST(text_wraps_at_spaces) {
         char to[64] = "";
         FILE *file = fmemopen(to, sizeof to, "w");
 
-        text_put_wrapped(file, "one two three", 8, 2);
+        kvd_put_wrapped(file, "one two three", 8, 2);
         fclose(file);
         ck_assert_str_eq(to, "one two\n  three");
 }
 END_TEST
 
 START_TEST(text_distances) {
-        ck_assert_uint_eq(text_distance("stauts", "status"), 1); /* a swapped pair */
-        ck_assert_uint_eq(text_distance("kitten", "sitting"), 3);
-        ck_assert_uint_eq(text_distance("", "abc"), 3);
-        ck_assert_uint_eq(text_distance("same", "same"), 0);
+        ck_assert_uint_eq(kvd_distance("stauts", "status"), 1); /* a swapped pair */
+        ck_assert_uint_eq(kvd_distance("kitten", "sitting"), 3);
+        ck_assert_uint_eq(kvd_distance("", "abc"), 3);
+        ck_assert_uint_eq(kvd_distance("same", "same"), 0);
 }
 END_TEST
 
@@ -338,14 +339,14 @@ static const struct {
         {"stauts", "no verb \"stauts\"; did you mean \"status\"?"},
         {"space creat x", "no verb \"space creat\"; did you mean \"space create\"?"},
         {"xyzzy", "no verb \"xyzzy\"; \"kvctl --help\" lists them"},
-        {"blocks --row 3", "no flag --row; did you mean --rows?"},
-        {"--row 3 blocks", "no verb"},
-        {"blocks -x", "no flag -x"},
+        {"blocks --row 3", "no option --row; did you mean --rows?"},
+        {"--row 3 blocks", "no option --row; did you mean --rows?"},
+        {"blocks -x", "no option -x; \"kvctl --help\" lists them"},
         {"blocks --limit 3", "\"blocks\" takes no --limit"},
         {"blocks --rows", "--rows wants a value"},
         {"blocks --rows -3", "--rows takes a whole number, not \"-3\""},
         {"blocks --rows 99999999999999999999", "--rows takes a whole number"},
-        {"blocks --watch nan", "--watch takes seconds"},
+        {"blocks --watch nan", "--watch takes a number from 0.01 to 86400, not \"nan\""},
         {"blocks --json=yes", "--json takes no value"},
         {"blocks a b", "\"blocks\" does not know what to do with \"b\""},
         {"space set", "\"space set\" wants NAME KEY=VALUE..."},

@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <string.h>
 
+#include "ipc/base/text.h"
 #include "tools/kvctl/text.h"
 
 struct part { /* one of these */
@@ -108,7 +109,7 @@ static int print_sentence(const char *sentence, const struct screen *screen) {
         text_put(to, sentence, strlen(sentence));
         if (fclose(to) != 0)
                 return -ENOMEM;
-        text_put_wrapped(screen->to, text, screen->width > INDENT ? screen->width - INDENT : 0, INDENT);
+        kvd_put_wrapped(screen->to, text, screen->width > INDENT ? screen->width - INDENT : 0, INDENT);
         fputc('\n', screen->to);
         return 0;
 }

@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Parses the command line by the tables verbs.def and flags.def. The refusal of an unknown word
- * suggests the nearest known one.
- */
+/* Parses the command line by the tables verbs.def and flags.def. */
 
 #include "tools/kvctl/args.h"
 
-#include <ctype.h>
 #include <errno.h>
-#include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "ipc/base/enums.h"
+#include "ipc/base/text.h"
 #include "ipc/base/util.h"
-#include "tools/kvctl/text.h"
 
-const struct flag_row flags[N_FLAGS] = {
-#define FLAG(id, name, letter, value, kind, text) {name, letter, value, FLAG_##kind, text},
+#define AT(member, id) .at = offsetof(struct args, member[FLAG_##id])
+#define KIND_BARE(id) .kind = KVD_OPTION_NONE
+#define KIND_TEXT(id) .kind = KVD_OPTION_TEXT, AT(text, id)
+#define KIND_NUMBER(id) .kind = KVD_OPTION_U64, AT(number, id)
+#define KIND_SECONDS(id) .kind = KVD_OPTION_DOUBLE, AT(seconds, id), .least = 0.01, .most = 86400
+
+const struct kvd_option flags[N_FLAGS] = {
+#define FLAG(id, name, letter, value, kind, text) {name, letter, value, text, KIND_##kind(id)},
 #include "tools/kvctl/flags.def"
 #undef FLAG
 };
@@ -25,70 +27,24 @@ const struct flag_row flags[N_FLAGS] = {
 /* State of the parser; errors go to why. */
 struct reader {
         struct args *args;
-        char **argv;
-        int argc, at;
         const char *word[ARGS_OPERANDS_MAX + 2]; /* verb and operands */
         unsigned n_words;
-        char unknown[64]; /* first flag that does not exist; the verb decides what to suggest */
         struct kvd_why *why;
 };
 
-/* ---- suggestions ----------------------------------------------------------------------------- */
-
-struct nearest {
-        const char *name;
-        unsigned distance;
-};
-
-static void consider(struct nearest *nearest, const char *given, const char *name) {
-        unsigned distance = text_distance(given, name);
-        bool begins = strlen(given) >= 2 && strncmp(given, name, strlen(given)) == 0;
-
-        distance = begins ? MIN(distance, 1u) : distance;
-        if (distance < nearest->distance)
-                *nearest = (struct nearest){name, distance};
-}
-
-/* A short word may have fewer wrong letters: three of three make another word. */
-static struct nearest nearest_for(const char *given) {
-        return (struct nearest){NULL, MIN((unsigned)strlen(given) / 3 + 2, 4u)};
-}
+/* ---- verb ------------------------------------------------------------------------------------ */
 
 static int unknown_verb(struct reader *reader, const char *given) {
-        struct nearest nearest = nearest_for(given);
+        struct kvd_nearest nearest = kvd_nearest_to(given);
 
         for (unsigned i = 0; i < n_verbs; i++)
-                consider(&nearest, given, verbs[i].name);
+                kvd_consider(&nearest, verbs[i].name);
         if (nearest.name)
                 return kvd_refuse(reader->why, -EINVAL, "no verb \"%s\"; did you mean \"%s\"?",
                                   given, nearest.name);
         return kvd_refuse(reader->why, -EINVAL, "no verb \"%s\"; \"kvctl --help\" lists them",
                           given);
 }
-
-static uint64_t allowed(const struct verb *verb) {
-        return FLAGS_GLOBAL | (verb ? verb->required | verb->optional : 0);
-}
-
-static int unknown_flag(struct reader *reader) {
-        const char *given = reader->unknown;
-        const struct verb *verb = reader->args->verb;
-        struct nearest nearest = nearest_for(given);
-
-        for (unsigned i = 0; i < N_FLAGS; i++)
-                if (!verb || allowed(verb) & FLAG_BIT(i))
-                        consider(&nearest, given, flags[i].name);
-        if (nearest.name)
-                return kvd_refuse(reader->why, -EINVAL, "no flag --%s; did you mean --%s?", given,
-                                  nearest.name);
-        if (verb)
-                return kvd_refuse(reader->why, -EINVAL,
-                                  "no flag --%s; \"kvctl %s --help\" lists them", given,
-                                  verb->name);
-        return kvd_refuse(reader->why, -EINVAL, "no flag --%s; \"kvctl --help\" lists them", given);
-}
-
-/* ---- verb ------------------------------------------------------------------------------------ */
 
 /* Number of words in the verb's name if the given words begin with all of them, else 0. */
 static unsigned words_of(const struct verb *verb, const struct reader *reader) {
@@ -158,98 +114,30 @@ static int find_verb(struct reader *reader) {
         return 0;
 }
 
-/* ---- flags ----------------------------------------------------------------------------------- */
+/* ---- words ----------------------------------------------------------------------------------- */
 
-static int read_number(struct reader *reader, enum flag flag, const char *text) {
-        uint64_t *number = &reader->args->number[flag];
-        char *end;
+static int take_word(struct reader *reader, const struct kvd_words *words) {
+        ptrdiff_t flag = words->option - flags;
 
-        errno = 0;
-        *number = strtoull(text, &end, 10);
-        if (!isdigit((unsigned char)*text) || *end || errno)
-                return kvd_refuse(reader->why, -EINVAL, "--%s takes a whole number, not \"%s\"",
-                                  flags[flag].name, text);
-        return 0;
-}
-
-static int read_seconds(struct reader *reader, enum flag flag, const char *text) {
-        double *seconds = &reader->args->seconds[flag];
-        char *end;
-
-        *seconds = strtod(text, &end);
-        if (end == text || *end || !(*seconds >= 0.01 && *seconds <= 86400))
-                return kvd_refuse(reader->why, -EINVAL,
-                                  "--%s takes seconds, 0.01 to 86400, not \"%s\"", flags[flag].name,
-                                  text);
-        return 0;
-}
-
-static int read_value(struct reader *reader, enum flag flag, const char *text) {
-        reader->args->text[flag] = text;
-        if (flags[flag].kind == FLAG_NUMBER)
-                return read_number(reader, flag, text);
-        if (flags[flag].kind == FLAG_SECONDS)
-                return read_seconds(reader, flag, text);
-        return 0;
-}
-
-static int take_flag(struct reader *reader, enum flag flag, const char *value) {
-        const struct flag_row *row = &flags[flag];
-
-        reader->args->given |= FLAG_BIT(flag);
-        if (row->kind == FLAG_BARE)
-                return value ? kvd_refuse(reader->why, -EINVAL, "--%s takes no value", row->name) :
-                               0;
-        if (!value) {
-                if (reader->at + 1 >= reader->argc)
-                        return kvd_refuse(reader->why, -EINVAL, "--%s wants a value: --%s %s",
-                                          row->name, row->name, row->value);
-                value = reader->argv[++reader->at];
+        if (words->option) {
+                reader->args->given |= FLAG_BIT(flag);
+                return kvd_option_store(words->option, words->value, reader->args, reader->why);
         }
-        return read_value(reader, flag, value);
-}
-
-static int take_long(struct reader *reader, const char *word) {
-        const char *equals = strchr(word, '=');
-        size_t n = equals ? (size_t)(equals - word) : strlen(word);
-
-        for (unsigned i = 0; i < N_FLAGS; i++)
-                if (strlen(flags[i].name) == n && strncmp(flags[i].name, word, n) == 0)
-                        return take_flag(reader, (enum flag)i, equals ? equals + 1 : NULL);
-        if (!*reader->unknown)
-                snprintf(reader->unknown, sizeof reader->unknown, "%.*s", (int)MIN(n, (size_t)100),
-                         word);
-        return 0;
-}
-
-static int take_short(struct reader *reader, const char *word) {
-        for (unsigned i = 0; i < N_FLAGS; i++)
-                if (flags[i].letter == word[0])
-                        return take_flag(reader, (enum flag)i, word[1] ? word + 1 : NULL);
-        return kvd_refuse(reader->why, -EINVAL, "no flag -%s; \"kvctl --help\" lists them", word);
-}
-
-static int take_word(struct reader *reader, const char *word) {
         if (reader->n_words == ARRAY_SIZE(reader->word))
-                return kvd_refuse(reader->why, -EINVAL, "too many arguments, from \"%s\" on", word);
-        reader->word[reader->n_words++] = word;
+                return kvd_refuse(reader->why, -EINVAL, "too many arguments, from \"%s\" on",
+                                  words->value);
+        reader->word[reader->n_words++] = words->value;
         return 0;
 }
 
-static int take_all(struct reader *reader) {
-        bool flags_end = false;
-        int r = 0;
+static int take_all(struct reader *reader, int argc, char **argv) {
+        struct kvd_words words = {"kvctl", flags, N_FLAGS, argc, argv, .why = reader->why};
+        int r;
 
-        for (reader->at = 1; reader->at < reader->argc && r == 0; reader->at++) {
-                const char *word = reader->argv[reader->at];
-
-                if (flags_end || word[0] != '-' || !word[1])
-                        r = take_word(reader, word);
-                else if (strcmp(word, "--") == 0)
-                        flags_end = true;
-                else
-                        r = word[1] == '-' ? take_long(reader, word + 2) :
-                                             take_short(reader, word + 1);
+        while ((r = kvd_next_option(&words)) > 0) {
+                r = take_word(reader, &words);
+                if (r < 0)
+                        break;
         }
         return r;
 }
@@ -266,8 +154,8 @@ static uint64_t required(const struct args *args) {
 static int check_flags(struct reader *reader) {
         const struct args *args = reader->args;
         const char *verb = args->verb->name;
-        uint64_t surplus = args->given & ~allowed(args->verb),
-                 missing = required(args) & ~args->given;
+        uint64_t taken = FLAGS_GLOBAL | args->verb->required | args->verb->optional,
+                 surplus = args->given & ~taken, missing = required(args) & ~args->given;
 
         for (unsigned i = 0; i < N_FLAGS; i++) {
                 if (surplus & FLAG_BIT(i))
@@ -298,15 +186,13 @@ static int check_operands(struct reader *reader) {
 }
 
 int args_parse(struct args *args, int argc, char **argv, struct kvd_why *why) {
-        struct reader reader = {.args = args, .argv = argv, .argc = argc, .why = why};
+        struct reader reader = {.args = args, .why = why};
         int r;
 
         *args = (struct args){0};
-        r = take_all(&reader);
+        r = take_all(&reader, argc, argv);
         if (r == 0)
                 r = find_verb(&reader);
-        if (r == 0 && *reader.unknown)
-                r = unknown_flag(&reader);
         if (r < 0)
                 return r;
         if (args_has(args, FLAG_HELP) || args_has(args, FLAG_VERSION) || !args->verb)

@@ -6,14 +6,10 @@
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <stdio.h>
-
-#include "ipc/base/why.h"
+#include "ipc/base/options.h"
 
 struct kvctl;
 struct answer;
-
-enum flag_kind { FLAG_BARE, FLAG_TEXT, FLAG_NUMBER, FLAG_SECONDS };
 
 enum flag {
 #define FLAG(id, name, letter, value, kind, text) FLAG_##id,
@@ -22,15 +18,7 @@ enum flag {
         N_FLAGS
 };
 
-struct flag_row {
-        const char *name;
-        char letter;       /* 0 if none */
-        const char *value; /* name of the value in help; NULL if the flag takes none */
-        enum flag_kind kind;
-        const char *text;
-};
-
-extern const struct flag_row flags[N_FLAGS];
+extern const struct kvd_option flags[N_FLAGS];
 
 #define FLAG_BIT(flag) (UINT64_C(1) << (flag))
 #define FLAGS_GLOBAL (FLAG_BIT(FLAG_WATCH) - 1)

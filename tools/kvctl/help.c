@@ -7,13 +7,10 @@
 #include <stdarg.h>
 #include <string.h>
 
-#include "ipc/base/util.h"
-#include "tools/kvctl/text.h"
+#include "ipc/base/text.h"
 
-#define WIDTH 79u
 #define INDENT 8u
-#define VERB_TEXT 18u /* columns before the text of a verb, and of a flag */
-#define FLAG_TEXT 28u
+#define VERB_TEXT 18u /* columns before the text of a verb */
 
 /* Lines after the first are indented. */
 _printf_(3, 4) static void put_line(FILE *to, unsigned indent, const char *format, ...) {
@@ -23,7 +20,7 @@ _printf_(3, 4) static void put_line(FILE *to, unsigned indent, const char *forma
         va_start(list, format);
         vsnprintf(line, sizeof line, format, list);
         va_end(list);
-        text_put_wrapped(to, line, WIDTH, indent);
+        kvd_put_wrapped(to, line, KVD_HELP_WIDTH, indent);
         fputc('\n', to);
 }
 
@@ -32,32 +29,16 @@ static void put_verb(FILE *to, const struct verb *verb) {
 }
 
 static void put_flag_usage(FILE *to, enum flag flag, bool required) {
-        const struct flag_row *row = &flags[flag];
+        const struct kvd_option *row = &flags[flag];
         const char *value = row->value ? row->value : "", *gap = row->value ? " " : "";
 
         fprintf(to, required ? " --%s%s%s" : " [--%s%s%s]", row->name, gap, value);
 }
 
-static void put_flag(FILE *to, enum flag flag) {
-        const struct flag_row *row = &flags[flag];
-        char left[64], letter[] = "    ";
-
-        if (row->letter)
-                snprintf(letter, sizeof letter, "-%c, ", row->letter);
-        snprintf(left, sizeof left, "--%s%s%s", row->name, row->value ? " " : "",
-                 row->value ? row->value : "");
-        if (strlen(left) > 20) {
-                fprintf(to, "  %s%s\n", letter, left);
-                put_line(to, FLAG_TEXT, "%-28s%s", "", row->text);
-        } else {
-                put_line(to, FLAG_TEXT, "  %s%-20s  %s", letter, left, row->text);
-        }
-}
-
 static void put_flags(FILE *to, uint64_t mask) {
         for (unsigned i = 0; i < N_FLAGS; i++)
                 if (mask & FLAG_BIT(i))
-                        put_flag(to, (enum flag)i);
+                        kvd_option_help(to, &flags[i]);
 }
 
 static void put_usage(FILE *to, const struct verb *verb) {
@@ -72,7 +53,7 @@ static void put_usage(FILE *to, const struct verb *verb) {
                 if ((verb->required | verb->optional) & FLAG_BIT(i))
                         put_flag_usage(whole, (enum flag)i, verb->required & FLAG_BIT(i));
         fclose(whole);
-        text_put_wrapped(to, line, WIDTH, INDENT);
+        kvd_put_wrapped(to, line, KVD_HELP_WIDTH, INDENT);
 }
 
 void help_verb(FILE *to, const struct verb *verb) {

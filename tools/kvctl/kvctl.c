@@ -205,17 +205,13 @@ static int all_spaces(struct kvctl *kvctl, struct space_list *list) {
 }
 
 static int no_such_space(struct kvctl *kvctl, const struct space_list *all, const char *name) {
-        const char *nearest = NULL;
-        unsigned distance = 3;
+        struct kvd_nearest nearest = kvd_nearest_to(name);
 
         for (size_t i = 0; i < all->n; i++)
-                if (text_distance(name, all->spaces[i].name) < distance) {
-                        distance = text_distance(name, all->spaces[i].name);
-                        nearest = all->spaces[i].name;
-                }
-        if (nearest)
+                kvd_consider(&nearest, all->spaces[i].name);
+        if (nearest.name)
                 return kvctl_fail(kvctl, KVCTL_NO, -ENOENT, "no space \"%s\"; did you mean \"%s\"?",
-                                  name, nearest);
+                                  name, nearest.name);
         return kvctl_fail(kvctl, KVCTL_NO, -ENOENT, "no space \"%s\"; \"kvctl spaces\" lists them",
                           name);
 }

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 
+#include "ipc/base/text.h"
 #include "tools/kvctl/cells.h"
 #include "tools/kvctl/text.h"
 
@@ -154,7 +155,7 @@ static void measure(struct layout *l) {
         for (size_t i = 0; i < json_array_size(l->texts); i++) {
                 unsigned *width = &l->column[i % l->n].width;
 
-                *width = MAX(*width, text_width(text_at(l, 0, i)));
+                *width = MAX(*width, kvd_text_width(text_at(l, 0, i)));
         }
 }
 
@@ -163,7 +164,7 @@ static unsigned least_width(const struct layout *l, size_t column) {
         const struct column_layout *c = &l->column[column];
 
         return column + 1 == l->n && !c->right ?
-                       MIN(c->width, MAX(text_width(text_at(l, 0, column)), WRAP_MIN + 1)) :
+                       MIN(c->width, MAX(kvd_text_width(text_at(l, 0, column)), WRAP_MIN + 1)) :
                        c->width;
 }
 
@@ -189,13 +190,13 @@ static void print_line(const struct layout *l, const struct screen *screen, size
         for (size_t i = 0; i < l->n; i++) {
                 const struct column_layout *c = &l->column[i];
                 const char *text = text_at(l, line, i);
-                unsigned width = text_width(text), from = at + (c->right ? c->width - width : 0);
+                unsigned width = kvd_text_width(text), from = at + (c->right ? c->width - width : 0);
                 bool wraps = i >= l->keys && screen->width > from + WRAP_MIN;
 
                 if (i >= l->keys && c->part != part)
                         continue;
                 fprintf(screen->to, "%*s", (int)(from - used), "");
-                text_put_wrapped(screen->to, text, wraps ? screen->width - from : 0, from);
+                kvd_put_wrapped(screen->to, text, wraps ? screen->width - from : 0, from);
                 used = from + width;
                 at += c->width + 2;
         }

@@ -342,12 +342,14 @@ static const struct {
         char *argv[4];
         const char *why;
 } bad_lines[] = {
-        {{"kvd", "--pol"}, "option '--pol' is unknown; see kvd --help"},
-        {{"kvd", "--set"}, "option '--set' needs a value; see kvd --help"},
-        {{"kvd", "-x"}, "option '-x' is unknown; see kvd --help"},
-        {{"kvd", "-hxV"}, "option '-x' is unknown; see kvd --help"},
+        {{"kvd", "--pol"}, "no option --pol; did you mean --pool?"},
+        {{"kvd", "--frobnicate"}, "no option --frobnicate; \"kvd --help\" lists them"},
+        {{"kvd", "--set"}, "--set wants a value: --set SECTION.KEY=VALUE"},
+        {{"kvd", "--keep=1"}, "--keep takes no value"},
+        {{"kvd", "-x"}, "no option -x; \"kvd --help\" lists them"},
+        {{"kvd", "-hxV"}, "no option -x; \"kvd --help\" lists them"},
         {{"kvd", "start"}, "'start' is not an option; see kvd --help"},
-        {{"kvd", "--instance", "x"}, "--instance: 'x' is not a number from 0 to 9999"},
+        {{"kvd", "--instance", "x"}, "--instance takes a number from 0 to 9999, not \"x\""},
         {{"kvd", "--set", "pool=1G"},
          "--set pool=1G: write section.key=value, such as daemon.pool=4G"},
         {{"kvd", "--set", "daemon.x=1"},
