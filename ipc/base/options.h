@@ -9,12 +9,12 @@
 #include "ipc/base/why.h"
 
 enum kvd_option_kind {
-        KVD_OPTION_NONE,   /* nothing is stored */
-        KVD_OPTION_BOOL,   /* bool: true if most is not 0 */
-        KVD_OPTION_YES,    /* bool: yes or no */
-        KVD_OPTION_TEXT,   /* const char *: the value itself */
-        KVD_OPTION_WORD,   /* int: least for the first of the words, and so on */
-        KVD_OPTION_U32,    /* numbers from least to most; if most is 0, any of the type */
+        KVD_OPTION_NONE, /* nothing is stored */
+        KVD_OPTION_BOOL, /* bool: true if most is not 0 */
+        KVD_OPTION_YES,  /* bool: yes or no */
+        KVD_OPTION_TEXT, /* const char *: the value itself */
+        KVD_OPTION_WORD, /* int: least for the first of the words, and so on */
+        KVD_OPTION_U32,  /* numbers from least to most; if most is 0, any of the type */
         KVD_OPTION_U64,
         KVD_OPTION_FLOAT,
         KVD_OPTION_DOUBLE,

@@ -58,7 +58,7 @@ kvctl 1 profile export tiny
 complains 'no table'
 kvctl 2 profile import tiny "$dir/none.json"
 complains 'No such file'
-for bad in '{' '[]' '{"def": "INCLUDE_GEN"}' '{"def": "OTHER", "entries": [[0, 1]]}' '{"def": "PROMPT_ONLY", "entries": []}' \
+for bad in '{' '[]' '{"def": "INCLUDE_GEN"}' '{"def": "OTHER", "entries": [[0, 1]]}' '{"def": "PROMPT_ONLY", "entries": [[1, 0]]}' \
         '{"def": "PROMPT_ONLY", "entries": [[9, 2], [9, 2]]}' '{"def": "PROMPT_ONLY", "entries": [[0, 2], [9, 1]]}'; do
         echo "$bad" >"$dir/table.json"
         kvctl 2 profile import tiny "$dir/table.json"

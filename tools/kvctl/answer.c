@@ -109,7 +109,8 @@ static int print_sentence(const char *sentence, const struct screen *screen) {
         text_put(to, sentence, strlen(sentence));
         if (fclose(to) != 0)
                 return -ENOMEM;
-        kvd_put_wrapped(screen->to, text, screen->width > INDENT ? screen->width - INDENT : 0, INDENT);
+        kvd_put_wrapped(screen->to, text, screen->width > INDENT ? screen->width - INDENT : 0,
+                        INDENT);
         fputc('\n', screen->to);
         return 0;
 }

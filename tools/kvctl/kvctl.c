@@ -15,7 +15,6 @@
 #include "client/conn/conn.h"
 #include "client/conn/deadline.h"
 #include "client/kvd.h"
-#include "tools/kvctl/text.h"
 
 int kvctl_out_of_memory(struct kvctl *kvctl) {
         return kvctl_fail(kvctl, KVCTL_NO, -ENOMEM, "out of memory");

@@ -80,7 +80,7 @@ int verb_profile_forget(struct kvctl *kvctl, struct answer *answer) {
 }
 
 int verb_profile_import(struct kvctl *kvctl, struct answer *answer) {
-        uint8_t depth[PROFILE_RATIOS] = {0};
+        uint8_t depth[PROFILE_RATIOS];
         struct kvd_msg_profile request = {.op = IMPORT, .depth = {depth, sizeof depth}};
         int r = profile_read(kvctl->args.operand[1], depth, &request.def, &kvctl->why);
 

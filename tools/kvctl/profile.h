@@ -12,7 +12,7 @@
 
 /* The table as one line, owned by the caller; NULL: out of memory. def: 1 or 2, as in ipc/msg.def. */
 char *profile_line(const uint8_t depth[PROFILE_RATIOS], uint32_t def);
-/* depth is all 0 before. -EINVAL, with a line in why: the file is not such a table. */
+/* -EINVAL, with a line in why: the file is not such a table. */
 int profile_read(const char *path, uint8_t depth[PROFILE_RATIOS], uint32_t *def,
                  struct kvd_why *why);
 

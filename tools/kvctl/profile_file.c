@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * BiCache's table in a file, as kvlm --bicache-table reads it. Only the ratios at which the depth
- * grows are written, because the table is a step function.
+ * BiCache's table in a file, for kvctl and kvlm. Only the ratios at which the depth grows are
+ * written, because the table is a step function.
  */
 
 #include "tools/kvctl/profile.h"
@@ -29,11 +29,13 @@ char *profile_line(const uint8_t depth[PROFILE_RATIOS], uint32_t def) {
         return json_dumps(table, 0);
 }
 
+/* Below the first entry, one layer is reused, because it does not depend on other tokens. */
 static bool read_entries(json_t *entries, uint8_t depth[PROFILE_RATIOS]) {
-        json_int_t r, b, last = -1, deepest = 0;
+        json_int_t r, b, last = -1, deepest = 1;
         json_t *entry;
         size_t i;
 
+        memset(depth, 1, PROFILE_RATIOS);
         json_array_foreach(entries, i, entry) {
                 if (json_unpack(entry, "[II!]", &r, &b) < 0 || r <= last || r >= PROFILE_RATIOS ||
                     b < deepest || b > UINT8_MAX)
@@ -42,7 +44,7 @@ static bool read_entries(json_t *entries, uint8_t depth[PROFILE_RATIOS]) {
                 last = r;
                 deepest = b;
         }
-        return last >= 0;
+        return json_is_array(entries);
 }
 
 int profile_read(const char *path, uint8_t depth[PROFILE_RATIOS], uint32_t *def,
@@ -52,7 +54,7 @@ int profile_read(const char *path, uint8_t depth[PROFILE_RATIOS], uint32_t *def,
         const char *name = json_string_value(json_object_get(table, "def"));
 
         if (!table)
-                return kvd_refuse(why, -EINVAL, "%s: %s", path, error.text);
+                return kvd_refuse(why, -EINVAL, "table %s: %s", path, error.text);
         for (*def = ARRAY_SIZE(defs) - 1; *def && (!name || strcmp(name, defs[*def]) != 0);)
                 --*def;
         if (*def && read_entries(json_object_get(table, "entries"), depth))

@@ -14,7 +14,6 @@
 #include "ipc/base/enums.h"
 #include "ipc/base/settings.h"
 #include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/text.h"
 #include "tools/kvctl/verbs.h"
 
 #define MEMBER(name) offsetof(struct kvd_msg_space, name)
