@@ -127,10 +127,7 @@ static int store_real(const struct kvd_option *o, const char *value, void *to,
         if (end == value || *end || !(number >= o->least && number <= o->most))
                 return kvd_refuse(why, -EINVAL, "--%s takes a number from %g to %g, not \"%s\"",
                                   o->name, o->least, o->most, value);
-        if (o->kind == KVD_OPTION_FLOAT)
-                *(float *)to = (float)number;
-        else
-                *(double *)to = number;
+        *(float *)to = (float)number;
         return 0;
 }
 
@@ -162,12 +159,11 @@ int kvd_option_store(const struct kvd_option *option, const char *value, void *b
         case KVD_OPTION_YES:
                 return store_word(option, "no yes", value, to, why);
         case KVD_OPTION_WORD:
-                return store_word(option, option->words, value, to, why);
+                return store_word(option, option->words ?: option->value, value, to, why);
         case KVD_OPTION_U32:
         case KVD_OPTION_U64:
                 return store_whole(option, value, to, why);
         case KVD_OPTION_FLOAT:
-        case KVD_OPTION_DOUBLE:
                 return store_real(option, value, to, why);
         }
         return 0;

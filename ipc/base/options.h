@@ -17,7 +17,6 @@ enum kvd_option_kind {
         KVD_OPTION_U32,  /* numbers from least to most; if most is 0, any of the type */
         KVD_OPTION_U64,
         KVD_OPTION_FLOAT,
-        KVD_OPTION_DOUBLE,
         KVD_OPTION_OWN, /* this and higher ones: the program's own kinds */
 };
 
@@ -29,7 +28,7 @@ struct kvd_option {
         int kind;
         size_t at;          /* where its value is stored: offset in the program's struct */
         double least, most; /* range of a number */
-        const char *words;  /* the choices, separated by blanks */
+        const char *words;  /* the choices, separated by blanks; NULL: value has them, as in on|off */
 };
 
 /* ---- reading --------------------------------------------------------------------------------- */

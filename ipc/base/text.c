@@ -89,8 +89,8 @@ bool kvd_is_name(const char *text, size_t most) {
 /* ---- words ----------------------------------------------------------------------------------- */
 
 const char *kvd_word_at(const char *words, int index, size_t *bytes) {
-        for (; *words; words += *bytes + (words[*bytes] == ' ')) {
-                *bytes = strcspn(words, " ");
+        for (; *words; words += *bytes + (words[*bytes] != '\0')) {
+                *bytes = strcspn(words, " |");
                 if (index-- == 0)
                         return words;
         }

@@ -11,12 +11,25 @@
 #include "ipc/base/enums.h"
 #include "ipc/base/text.h"
 #include "ipc/base/util.h"
+#include "tools/kvctl/verbs.h"
+
+#define F(id) FLAG_BIT(FLAG_##id)
+
+const struct verb verbs[] = {
+#define VERB(name, run, operands, least, most, required, optional, text, more, example) \
+        {name, run, operands, least, most, required, optional, text, more, example},
+#include "tools/kvctl/verbs.def"
+#undef VERB
+};
+
+const unsigned n_verbs = ARRAY_SIZE(verbs);
 
 #define AT(member, id) .at = offsetof(struct args, member[FLAG_##id])
 #define KIND_BARE(id) .kind = KVD_OPTION_NONE
 #define KIND_TEXT(id) .kind = KVD_OPTION_TEXT, AT(text, id)
 #define KIND_NUMBER(id) .kind = KVD_OPTION_U64, AT(number, id)
-#define KIND_SECONDS(id) .kind = KVD_OPTION_DOUBLE, AT(seconds, id), .least = 0.01, .most = 86400
+#define KIND_SECONDS(id) .kind = KVD_OPTION_FLOAT, AT(seconds, id), .least = 0.01, .most = 86400
+#define KIND_WORD(id) .kind = KVD_OPTION_WORD, AT(word, id), .least = 1
 
 const struct kvd_option flags[N_FLAGS] = {
 #define FLAG(id, name, letter, value, kind, text) {name, letter, value, text, KIND_##kind(id)},
@@ -46,23 +59,6 @@ static int unknown_verb(struct reader *reader, const char *given) {
                           given);
 }
 
-/* Number of words in the verb's name if the given words begin with all of them, else 0. */
-static unsigned words_of(const struct verb *verb, const struct reader *reader) {
-        const char *name = verb->name;
-        unsigned n = 0;
-
-        while (*name) {
-                size_t length = strcspn(name, " ");
-
-                if (n == reader->n_words || strlen(reader->word[n]) != length ||
-                    strncmp(reader->word[n], name, length) != 0)
-                        return 0;
-                name += length + (name[length] == ' ');
-                n++;
-        }
-        return n;
-}
-
 /* Only the first word of several verbs was given, which is valid with --help. */
 static int take_group(struct reader *reader) {
         const char *group = reader->word[0];
@@ -75,21 +71,6 @@ static int take_group(struct reader *reader) {
                           group);
 }
 
-static int no_verb(struct reader *reader) {
-        char two[128];
-
-        for (unsigned i = 0; i < n_verbs && reader->n_words == 1; i++)
-                if (verb_is_of(&verbs[i], reader->word[0]))
-                        return take_group(reader);
-        if (reader->n_words >= 2) {
-                snprintf(two, sizeof two, "%s %s", reader->word[0], reader->word[1]);
-                for (unsigned i = 0; i < n_verbs; i++)
-                        if (strncmp(verbs[i].name, two, strlen(reader->word[0]) + 1) == 0)
-                                return unknown_verb(reader, two);
-        }
-        return unknown_verb(reader, reader->word[0]);
-}
-
 /* "help VERB" is "VERB --help". */
 static void take_help(struct reader *reader) {
         if (!reader->n_words || strcmp(reader->word[0], "help") != 0)
@@ -98,20 +79,35 @@ static void take_help(struct reader *reader) {
         memmove(reader->word, reader->word + 1, --reader->n_words * sizeof *reader->word);
 }
 
-static int find_verb(struct reader *reader) {
-        struct args *args = reader->args;
-        unsigned n = 0;
+static bool find(struct args *args, const char *name) {
+        for (unsigned i = 0; i < n_verbs && !args->verb; i++)
+                if (strcmp(verbs[i].name, name) == 0)
+                        args->verb = &verbs[i];
+        return args->verb;
+}
 
-        take_help(reader);
-        for (unsigned i = 0; i < n_verbs && !n; i++) {
-                n = words_of(&verbs[i], reader);
-                args->verb = n ? &verbs[i] : NULL;
+/* A verb has one word or two. */
+static int find_verb(struct reader *reader) {
+        const char *first = reader->word[0], *second = reader->word[1];
+        struct args *args = reader->args;
+        bool group = false;
+        char two[128];
+        unsigned n;
+
+        if (!reader->n_words)
+                return 0;
+        snprintf(two, sizeof two, "%s %s", first, reader->n_words > 1 ? second : "");
+        n = find(args, two) ? 2 : 1;
+        if (find(args, first)) {
+                args->n_operands = reader->n_words - n;
+                memcpy(args->operand, reader->word + n, args->n_operands * sizeof *args->operand);
+                return 0;
         }
-        if (!n && reader->n_words)
-                return no_verb(reader);
-        args->n_operands = reader->n_words - n;
-        memcpy(args->operand, reader->word + n, args->n_operands * sizeof *args->operand);
-        return 0;
+        for (unsigned i = 0; i < n_verbs; i++)
+                group |= verb_is_of(&verbs[i], first);
+        if (group && reader->n_words == 1)
+                return take_group(reader);
+        return unknown_verb(reader, group ? two : first);
 }
 
 /* ---- words ----------------------------------------------------------------------------------- */
@@ -191,6 +187,7 @@ int args_parse(struct args *args, int argc, char **argv, struct kvd_why *why) {
 
         *args = (struct args){0};
         r = take_all(&reader, argc, argv);
+        take_help(&reader);
         if (r == 0)
                 r = find_verb(&reader);
         if (r < 0)

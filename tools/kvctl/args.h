@@ -48,7 +48,8 @@ struct args {
         uint64_t given; /* FLAG_BIT of the flags */
         const char *text[N_FLAGS];
         uint64_t number[N_FLAGS];
-        double seconds[N_FLAGS];
+        float seconds[N_FLAGS];
+        int word[N_FLAGS]; /* number of the word, from 1 as in ipc/base/enums.h; 0: not given */
 };
 
 /*

@@ -24,14 +24,11 @@ struct need {
 /* ---- the model ------------------------------------------------------------------------------- */
 
 static int take_dtype(struct kvctl *kvctl, const struct model_config *model, uint32_t *ret) {
-        const char *given = kvctl->args.text[FLAG_DTYPE];
+        int given = kvctl->args.word[FLAG_DTYPE];
 
-        *ret = given ? kvd_enum_number(KVD_ENUM_dtype, given) : model->dtype;
+        *ret = given ? (uint32_t)given : model->dtype;
         if (*ret)
                 return 0;
-        if (given)
-                return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--dtype takes " KVD_BARS(dtype) ", not \"%s\"",
-                                  given);
         return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL,
                           "%s does not name the type of the cache's elements: say --dtype",
                           kvctl->args.operand[0]);

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "client/kvd.h"
-#include "ipc/base/enums.h"
 #include "ipc/base/settings.h"
 #include "tools/kvctl/kvctl.h"
 #include "tools/kvctl/verbs.h"
@@ -30,26 +29,23 @@ static int check_name(struct kvctl *kvctl) {
 
 /* ---- create ---------------------------------------------------------------------------------- */
 
-#define NUMBER -1
-
 static const struct {
         enum flag flag;
         size_t member; /* u32 */
-        int words;     /* enum kvd_enum, or NUMBER */
 } settings[] = {
-        {FLAG_LAYERS, MEMBER(layers), NUMBER},
-        {FLAG_KV_HEADS, MEMBER(kv_heads), NUMBER},
-        {FLAG_HEAD_DIM, MEMBER(head_dim), NUMBER},
-        {FLAG_VOCAB, MEMBER(vocab), NUMBER},
-        {FLAG_BLOCK_TOKENS, MEMBER(block_tokens), NUMBER},
-        {FLAG_LAYER_GROUPS, MEMBER(layer_groups), NUMBER},
-        {FLAG_STATE_WIDTH, MEMBER(state_width), NUMBER},
-        {FLAG_DTYPE, MEMBER(dtype), KVD_ENUM_dtype},
-        {FLAG_ORDER, MEMBER(order), KVD_ENUM_order},
-        {FLAG_ROPE, MEMBER(rope), KVD_ENUM_rope},
-        {FLAG_KIND, MEMBER(kind), KVD_ENUM_kind},
-        {FLAG_KEYS, MEMBER(keys), KVD_ENUM_keys},
-        {FLAG_POLICY, MEMBER(policy), KVD_ENUM_policy},
+        {FLAG_LAYERS, MEMBER(layers)},
+        {FLAG_KV_HEADS, MEMBER(kv_heads)},
+        {FLAG_HEAD_DIM, MEMBER(head_dim)},
+        {FLAG_VOCAB, MEMBER(vocab)},
+        {FLAG_BLOCK_TOKENS, MEMBER(block_tokens)},
+        {FLAG_LAYER_GROUPS, MEMBER(layer_groups)},
+        {FLAG_STATE_WIDTH, MEMBER(state_width)},
+        {FLAG_DTYPE, MEMBER(dtype)},
+        {FLAG_ORDER, MEMBER(order)},
+        {FLAG_ROPE, MEMBER(rope)},
+        {FLAG_KIND, MEMBER(kind)},
+        {FLAG_KEYS, MEMBER(keys)},
+        {FLAG_POLICY, MEMBER(policy)},
 };
 
 /* The largest value that the message takes for this member. */
@@ -63,23 +59,15 @@ static uint64_t limit_of(size_t member) {
 }
 
 static int take_number(struct kvctl *kvctl, enum flag flag, size_t member, uint32_t *ret) {
-        uint64_t value = kvctl->args.number[flag], limit = limit_of(member);
+        const struct args *args = &kvctl->args;
+        uint64_t value = args->word[flag] ? (unsigned)args->word[flag] : args->number[flag];
+        uint64_t limit = limit_of(member);
 
         if (value > limit)
                 return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--%s takes at most %llu",
                                   flags[flag].name, (unsigned long long)limit);
         *ret = (uint32_t)value;
         return 0;
-}
-
-static int take_word(struct kvctl *kvctl, enum flag flag, enum kvd_enum words, uint32_t *ret) {
-        const char *given = kvctl->args.text[flag];
-
-        *ret = kvd_enum_number(words, given);
-        if (*ret)
-                return 0;
-        return kvctl_fail(kvctl, KVCTL_USAGE, -EINVAL, "--%s takes %s, not \"%s\"",
-                          flags[flag].name, flags[flag].value, given);
 }
 
 /* Up to 32 hex digits, highest first. */
@@ -110,12 +98,7 @@ static int take_settings(struct kvctl *kvctl, struct kvd_msg_space *request) {
         for (size_t i = 0; i < ARRAY_SIZE(settings) && r == 0; i++) {
                 uint32_t *member = (uint32_t *)((char *)request + settings[i].member);
 
-                if (!args_has(&kvctl->args, settings[i].flag))
-                        continue;
-                if (settings[i].words != NUMBER)
-                        r = take_word(kvctl, settings[i].flag, (enum kvd_enum)settings[i].words,
-                                      member);
-                else
+                if (args_has(&kvctl->args, settings[i].flag))
                         r = take_number(kvctl, settings[i].flag, settings[i].member, member);
         }
         take_opaque(&kvctl->args, request);
