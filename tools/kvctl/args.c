@@ -11,7 +11,6 @@
 #include "ipc/base/enums.h"
 #include "ipc/base/text.h"
 #include "ipc/base/util.h"
-#include "tools/kvctl/verbs.h"
 
 #define F(id) FLAG_BIT(FLAG_##id)
 

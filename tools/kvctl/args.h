@@ -26,6 +26,10 @@ extern const struct kvd_option flags[N_FLAGS];
 /* Fills the answer. 0; 1: the answer is "no"; negative errno, noted with kvctl_fail(). */
 typedef int verb_fn(struct kvctl *kvctl, struct answer *answer);
 
+#define VERB(name, run, operands, least, most, required, optional, text, more, example) verb_fn run;
+#include "tools/kvctl/verbs.def"
+#undef VERB
+
 struct verb {
         const char *name;
         verb_fn *run;

@@ -8,7 +8,6 @@
 #include "ipc/base/degraded.h"
 #include "ipc/base/layout.h"
 #include "tools/kvctl/holders.h"
-#include "tools/kvctl/verbs.h"
 
 enum shade {
         SHADE_LIMBO,

@@ -6,7 +6,6 @@
  */
 
 #include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/verbs.h"
 
 static const struct column check_columns[] = {
         {"domain", "DOMAIN", UNIT_NONE | COLUMN_QUIET},

@@ -12,7 +12,6 @@
 
 #include "tools/kvctl/map.h"
 #include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/verbs.h"
 
 static const struct column end_columns[] = {
         {"client", NULL, UNIT_NONE},

@@ -8,7 +8,6 @@
 #include "ipc/base/layout.h"
 #include "tools/kvctl/holders.h"
 #include "tools/kvctl/process.h"
-#include "tools/kvctl/verbs.h"
 
 static const struct column client_columns[] = {
         {"client", "CLIENT", UNIT_NONE},

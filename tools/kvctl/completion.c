@@ -9,7 +9,6 @@
 #include <errno.h>
 
 #include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/verbs.h"
 
 /* A shell lists files if there is no answer; fish must be told where. */
 static const struct {

@@ -7,7 +7,6 @@
 
 #include "ipc/base/sys.h"
 #include "tools/kvctl/holders.h"
-#include "tools/kvctl/verbs.h"
 
 static const struct column daemon_columns[] = {
         {"version", "kvd", UNIT_NONE},

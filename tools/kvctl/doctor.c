@@ -11,7 +11,6 @@
 
 #include "tools/kvctl/doctor.h"
 #include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/verbs.h"
 
 static const struct column finding_columns[] = {
         {"part", "PART", UNIT_NONE},

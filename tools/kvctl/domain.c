@@ -7,7 +7,6 @@
 
 #include "ipc/base/cost.h"
 #include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/verbs.h"
 
 static const struct column cost_columns[] = {
         {"domain", "DOMAIN", UNIT_NONE | COLUMN_QUIET},

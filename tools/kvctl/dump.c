@@ -6,7 +6,6 @@
  */
 
 #include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/verbs.h"
 
 typedef int add_fn(struct kvctl *kvctl, struct answer *answer);
 typedef int add_of_spaces_fn(struct kvctl *kvctl, struct answer *answer,

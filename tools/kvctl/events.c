@@ -24,7 +24,6 @@
 #include "tools/kvctl/follow.h"
 #include "tools/kvctl/publish.h"
 #include "tools/kvctl/replays.h"
-#include "tools/kvctl/verbs.h"
 
 #define POLL_S 0.01
 #define KEPT 10000u                /* batches, as many as vLLM keeps */

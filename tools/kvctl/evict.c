@@ -12,7 +12,6 @@
 #include "ipc/base/layout.h"
 #include "ipc/base/sys.h"
 #include "tools/kvctl/map.h"
-#include "tools/kvctl/verbs.h"
 
 #define PROGRESS_NS UINT64_C(200000000)
 

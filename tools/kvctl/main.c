@@ -14,7 +14,6 @@
 #include "tools/kvctl/kvctl.h"
 #include "tools/kvctl/text.h"
 #include "tools/kvctl/top.h"
-#include "tools/kvctl/verbs.h"
 
 static void complain(const char *why) {
         fputs("kvctl: ", stderr);

@@ -11,7 +11,6 @@
 #include "ipc/base/layout.h"
 #include "ipc/base/settings.h"
 #include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/verbs.h"
 
 static const struct column method_columns[] = {
         {"domain", "DOMAIN", UNIT_NONE | COLUMN_QUIET},

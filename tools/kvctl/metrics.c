@@ -17,7 +17,6 @@
 #include "tools/kvctl/http.h"
 #include "tools/kvctl/openmetrics.h"
 #include "tools/kvctl/snapshot.h"
-#include "tools/kvctl/verbs.h"
 
 struct row { /* of metrics.def */
         struct family family;

@@ -10,7 +10,6 @@
 
 #include "ipc/base/layout.h"
 #include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/verbs.h"
 
 enum { COLUMN_TOKENS = 4 };
 

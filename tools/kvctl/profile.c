@@ -10,7 +10,6 @@
 #include <errno.h>
 
 #include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/verbs.h"
 
 enum { SHOW = 1, FORGET, BUILD, IMPORT };
 

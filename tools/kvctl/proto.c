@@ -5,7 +5,6 @@
  */
 
 #include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/verbs.h"
 
 static const struct column proto_columns[] = {
         {"number", "NUMBER", UNIT_NONE},

@@ -11,7 +11,6 @@
 #include "ipc/base/layout.h"
 #include "tools/kvctl/kvctl.h"
 #include "tools/kvctl/model_config.h"
-#include "tools/kvctl/verbs.h"
 
 #define BLOCK_TOKENS 16u /* a space's default */
 

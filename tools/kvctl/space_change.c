@@ -13,7 +13,6 @@
 #include "client/kvd.h"
 #include "ipc/base/settings.h"
 #include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/verbs.h"
 
 #define MEMBER(name) offsetof(struct kvd_msg_space, name)
 

@@ -11,7 +11,6 @@
 #include "ipc/base/layout.h"
 #include "ipc/base/settings.h"
 #include "tools/kvctl/map.h"
-#include "tools/kvctl/verbs.h"
 
 static const struct column space_columns[] = {
         {"name", "SPACE", UNIT_NONE},

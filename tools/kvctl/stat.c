@@ -9,7 +9,6 @@
 
 #include "ipc/base/layout.h"
 #include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/verbs.h"
 
 static const struct column counter_columns[] = {
         {"domain", "DOMAIN", UNIT_NONE | COLUMN_QUIET},

@@ -5,7 +5,6 @@
 #include <errno.h>
 
 #include "tools/kvctl/kvctl.h"
-#include "tools/kvctl/verbs.h"
 
 static const struct column tier_columns[] = {
         {"tier", "TIER", UNIT_NONE},

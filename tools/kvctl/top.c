@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "ipc/base/sys.h"
-#include "tools/kvctl/verbs.h"
 
 #define SECONDS_DEFAULT 1.0
 

@@ -13,7 +13,6 @@
 
 #include "ipc/base/sys.h"
 #include "tools/kvctl/follow.h"
-#include "tools/kvctl/verbs.h"
 
 struct trace {
         uint64_t began_ns;

@@ -13,7 +13,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "tools/kvctl/verbs.h"
 #include "tools/kvctl/whatif.h"
 
 struct whatif {

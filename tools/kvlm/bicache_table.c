@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+/* Makes the kernels' table of steps from a table file, which gives the depth at each percentage. */
+
 #include "tools/kvlm/bicache_table.h"
 
 #include <errno.h>
