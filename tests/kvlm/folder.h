@@ -49,12 +49,6 @@ void folder_vocabulary(const char *name, uint32_t n); /* 260 or more */
 const float *model_weights(const struct random_model *, const char *format, ...)
         __attribute__((format(printf, 2, 3)));
 
-/*
- * Logits in double precision, computed directly from the definition: [n][vocab], valid until
- * folder_remove().
- */
-double *reference_logits(const struct random_model *, const uint32_t *tokens, uint32_t n);
-
 /* ---- runs ---- */
 
 extern const char *kvlm_program;

@@ -1,149 +1,158 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * A Llama model straight from its definition, in double precision and without a cache: the
- * reference for kvlm's logits.
- */
+/* A Llama model straight from its definition: the reference for kvlm's logits. */
+
+#include "tests/kvlm/reference.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "tests/kvlm/folder.h"
+static const float *weights(const struct reference *s, uint32_t layer, const char *name) {
+        return model_weights(s->m, "model.layers.%u.%s.weight", layer, name);
+}
 
-struct text {
-        const struct random_model *m;
-        uint32_t n; /* tokens */
-};
-
-/* y[t] = matrix x[t] for every token */
-static double *multiply(const struct text *t, const float *matrix, const double *x, uint32_t n_in,
+static double *multiply(const float *matrix, const double *x, uint32_t n, uint32_t n_in,
                         uint32_t n_out) {
-        double *y = folder_memory(sizeof *y * t->n * n_out);
-
-        for (uint32_t i = 0; i < t->n; i++)
-                for (uint32_t o = 0; o < n_out; o++)
-                        for (uint32_t k = 0; k < n_in; k++)
-                                y[i * n_out + o] += (double)matrix[o * n_in + k] * x[i * n_in + k];
-        return y;
-}
-
-static double *norm(const struct text *t, const float *w, const double *x) {
-        uint32_t hidden = t->m->shape.hidden;
-        double *y = folder_memory(sizeof *y * t->n * hidden);
-
-        for (uint32_t i = 0; i < t->n; i++) {
-                double squares = 0.0;
-
-                for (uint32_t d = 0; d < hidden; d++)
-                        squares += x[i * hidden + d] * x[i * hidden + d];
-                for (uint32_t d = 0; d < hidden; d++)
-                        y[i * hidden + d] = x[i * hidden + d] / sqrt(squares / hidden + 1e-5) *
-                                            (double)w[d];
-        }
-        return y;
-}
-
-static void rotate(const struct text *t, double *x, uint32_t heads) {
-        uint32_t dim = t->m->shape.head_dim, half = dim / 2;
-
-        for (uint32_t i = 0; i < t->n; i++)
-                for (uint32_t h = 0; h < heads; h++)
-                        for (uint32_t d = 0; d < half; d++) {
-                                double *low = x + (i * heads + h) * dim + d, *high = low + half,
-                                       old = *low;
-                                double angle = i / pow(10000.0, 2.0 * d / dim);
-
-                                *low = old * cos(angle) - *high * sin(angle);
-                                *high = *high * cos(angle) + old * sin(angle);
-                        }
-}
-
-static double dot(const double *a, const double *b, uint32_t n) {
-        double sum = 0.0;
+        double *y = folder_memory(sizeof *y * n * n_out);
 
         for (uint32_t i = 0; i < n; i++)
-                sum += a[i] * b[i];
-        return sum;
-}
-
-/* Attention of one query head of token i. */
-static void attend_token(const struct text *t, uint32_t i, uint32_t h, const double *q,
-                         const double *k, const double *v, double *to) {
-        const struct shape *s = &t->m->shape;
-        uint32_t kv = h / (s->heads / s->kv_heads);
-        double *weight = folder_memory(sizeof *weight * t->n), total = 0.0;
-
-        for (uint32_t j = 0; j <= i; j++) {
-                weight[j] = exp(dot(q + (i * s->heads + h) * s->head_dim,
-                                    k + (j * s->kv_heads + kv) * s->head_dim, s->head_dim) /
-                                sqrt(s->head_dim));
-                total += weight[j];
-        }
-        for (uint32_t j = 0; j <= i; j++)
-                for (uint32_t d = 0; d < s->head_dim; d++)
-                        to[d] += weight[j] / total * v[(j * s->kv_heads + kv) * s->head_dim + d];
-}
-
-static double *attend(const struct text *t, const double *q, const double *k, const double *v) {
-        const struct shape *s = &t->m->shape;
-        double *y = folder_memory(sizeof *y * t->n * s->heads * s->head_dim);
-
-        for (uint32_t i = 0; i < t->n; i++)
-                for (uint32_t h = 0; h < s->heads; h++)
-                        attend_token(t, i, h, q, k, v, y + (i * s->heads + h) * s->head_dim);
+                for (uint32_t o = 0; o < n_out; o++)
+                        for (uint32_t j = 0; j < n_in; j++)
+                                y[i * n_out + o] += (double)matrix[o * n_in + j] * x[i * n_in + j];
         return y;
 }
 
-static void add(const struct text *t, double *x, const double *change) {
-        for (uint32_t i = 0; i < t->n * t->m->shape.hidden; i++)
+static double *norm(const float *w, const double *x, uint32_t n, uint32_t hidden) {
+        double *y = folder_memory(sizeof *y * n * hidden);
+
+        for (uint32_t i = 0; i < n; i++) {
+                double squares = 0.0;
+
+                for (uint32_t j = 0; j < hidden; j++)
+                        squares += x[i * hidden + j] * x[i * hidden + j];
+                for (uint32_t j = 0; j < hidden; j++)
+                        y[i * hidden + j] = x[i * hidden + j] / sqrt(squares / hidden + 1e-5) *
+                                            (double)w[j];
+        }
+        return y;
+}
+
+static void rotate(double *x, uint32_t first, uint32_t n, uint32_t heads, uint32_t dim) {
+        for (uint32_t i = 0; i < n * heads; i++)
+                for (uint32_t j = 0; j < dim / 2; j++) {
+                        double angle = (first + i / heads) / pow(10000.0, 2.0 * j / dim);
+                        double low = x[i * dim + j], high = x[i * dim + j + dim / 2];
+
+                        x[i * dim + j] = low * cos(angle) - high * sin(angle);
+                        x[i * dim + j + dim / 2] = high * cos(angle) + low * sin(angle);
+                }
+}
+
+/* Attention of n rows from row from on. */
+static double *attend(const struct reference *s, uint32_t layer, const double *q, uint32_t from,
+                      uint32_t n, uint32_t n_keys) {
+        const struct shape *p = &s->m->shape;
+        uint32_t dim = p->head_dim, q_width = p->heads * dim, kv_width = p->kv_heads * dim;
+        double *y = folder_memory(sizeof *y * n * q_width),
+               *weight = folder_memory(sizeof *y * n_keys);
+
+        for (uint32_t i = 0; i < n * p->heads; i++) {
+                uint32_t head = i % p->heads, at = head / (p->heads / p->kv_heads) * dim;
+                const double *query = q + i / p->heads * q_width + head * dim;
+                uint32_t seen = s->causal ? from + i / p->heads + 1 : n_keys;
+                double total = 0.0;
+
+                for (uint32_t j = 0; j < seen; j++) {
+                        double dot = 0.0;
+
+                        for (uint32_t e = 0; e < dim; e++)
+                                dot += query[e] * s->k[layer][j * kv_width + at + e];
+                        weight[j] = exp(dot / sqrt(dim));
+                        total += weight[j];
+                }
+                for (uint32_t j = 0; j < seen; j++)
+                        for (uint32_t e = 0; e < dim; e++)
+                                y[i * dim + e] += weight[j] / total *
+                                                  s->v[layer][j * kv_width + at + e];
+        }
+        return y;
+}
+
+static void add(double *x, const double *change, size_t n) {
+        for (size_t i = 0; i < n; i++)
                 x[i] += change[i];
 }
 
-static const float *layer_weights(const struct text *t, uint32_t layer, const char *name) {
-        return model_weights(t->m, "model.layers.%u.%s.weight", layer, name);
+static void attention_part(struct reference *s, uint32_t layer, uint32_t from, uint32_t to,
+                           uint32_t n_keys) {
+        const struct shape *p = &s->m->shape;
+        uint32_t n = to - from, q_width = p->heads * p->head_dim,
+                 kv_width = p->kv_heads * p->head_dim;
+        double *x = s->x + from * p->hidden;
+        double *y = norm(weights(s, layer, "input_layernorm"), x, n, p->hidden);
+        double *q = multiply(weights(s, layer, "self_attn.q_proj"), y, n, p->hidden, q_width);
+        double *k = multiply(weights(s, layer, "self_attn.k_proj"), y, n, p->hidden, kv_width);
+        double *v = multiply(weights(s, layer, "self_attn.v_proj"), y, n, p->hidden, kv_width);
+
+        rotate(q, from, n, p->heads, p->head_dim);
+        rotate(k, from, n, p->kv_heads, p->head_dim);
+        memcpy(s->k[layer] + from * kv_width, k, sizeof *k * n * kv_width);
+        memcpy(s->v[layer] + from * kv_width, v, sizeof *v * n * kv_width);
+        y = attend(s, layer, q, from, n, n_keys);
+        add(x, multiply(weights(s, layer, "self_attn.o_proj"), y, n, q_width, p->hidden),
+            (size_t)n * p->hidden);
 }
 
-static void attention_part(const struct text *t, uint32_t layer, double *x) {
-        const struct shape *s = &t->m->shape;
-        uint32_t q_width = s->heads * s->head_dim, kv_width = s->kv_heads * s->head_dim;
-        double *y = norm(t, layer_weights(t, layer, "input_layernorm"), x);
-        double *q = multiply(t, layer_weights(t, layer, "self_attn.q_proj"), y, s->hidden, q_width);
-        double *k = multiply(t, layer_weights(t, layer, "self_attn.k_proj"), y, s->hidden,
-                             kv_width);
-        double *v = multiply(t, layer_weights(t, layer, "self_attn.v_proj"), y, s->hidden,
-                             kv_width);
+static void ffn_part(struct reference *s, uint32_t layer, uint32_t from, uint32_t to) {
+        const struct shape *p = &s->m->shape;
+        uint32_t n = to - from;
+        double *x = s->x + from * p->hidden;
+        double *y = norm(weights(s, layer, "post_attention_layernorm"), x, n, p->hidden);
+        double *gate = multiply(weights(s, layer, "mlp.gate_proj"), y, n, p->hidden, p->ffn);
+        double *up = multiply(weights(s, layer, "mlp.up_proj"), y, n, p->hidden, p->ffn);
 
-        rotate(t, q, s->heads);
-        rotate(t, k, s->kv_heads);
-        add(t, x,
-            multiply(t, layer_weights(t, layer, "self_attn.o_proj"), attend(t, q, k, v), q_width,
-                     s->hidden));
-}
-
-static void ffn_part(const struct text *t, uint32_t layer, double *x) {
-        const struct shape *s = &t->m->shape;
-        double *y = norm(t, layer_weights(t, layer, "post_attention_layernorm"), x);
-        double *gate = multiply(t, layer_weights(t, layer, "mlp.gate_proj"), y, s->hidden, s->ffn);
-        double *up = multiply(t, layer_weights(t, layer, "mlp.up_proj"), y, s->hidden, s->ffn);
-
-        for (uint32_t i = 0; i < t->n * s->ffn; i++)
+        for (uint32_t i = 0; i < n * p->ffn; i++)
                 gate[i] = gate[i] / (1.0 + exp(-gate[i])) * up[i];
-        add(t, x, multiply(t, layer_weights(t, layer, "mlp.down_proj"), gate, s->ffn, s->hidden));
+        add(x, multiply(weights(s, layer, "mlp.down_proj"), gate, n, p->ffn, p->hidden),
+            (size_t)n * p->hidden);
 }
 
-double *reference_logits(const struct random_model *m, const uint32_t *tokens, uint32_t n) {
-        const struct shape *s = &m->shape;
-        const struct text t = {m, n};
-        const float *embedding = model_weights(m, "model.embed_tokens.weight");
-        double *x = folder_memory(sizeof *x * n * s->hidden);
-
-        for (uint32_t i = 0; i < n; i++)
-                for (uint32_t d = 0; d < s->hidden; d++)
-                        x[i * s->hidden + d] = (double)embedding[tokens[i] * s->hidden + d];
-        for (uint32_t layer = 0; layer < s->layers; layer++) {
-                attention_part(&t, layer, x);
-                ffn_part(&t, layer, x);
+void reference_layers(struct reference *s, uint32_t layer, uint32_t end, uint32_t from, uint32_t to,
+                      uint32_t n_keys) {
+        for (; layer < end; layer++) {
+                attention_part(s, layer, from, to, n_keys);
+                ffn_part(s, layer, from, to);
         }
-        return multiply(&t, s->tied ? embedding : model_weights(m, "lm_head.weight"),
-                        norm(&t, model_weights(m, "model.norm.weight"), x), s->hidden, s->vocab);
+}
+
+struct reference reference_new(const struct random_model *m, uint32_t n, bool causal) {
+        const struct shape *p = &m->shape;
+        struct reference s = {.m = m, .n = n, .causal = causal};
+
+        s.x = folder_memory(sizeof *s.x * n * p->hidden);
+        for (uint32_t l = 0; l < p->layers; l++) {
+                s.k[l] = folder_memory(sizeof *s.x * n * p->kv_heads * p->head_dim);
+                s.v[l] = folder_memory(sizeof *s.x * n * p->kv_heads * p->head_dim);
+        }
+        return s;
+}
+
+void reference_embed(struct reference *s, const uint32_t *tokens, uint32_t from, uint32_t to) {
+        const float *embedding = model_weights(s->m, "model.embed_tokens.weight");
+        uint32_t hidden = s->m->shape.hidden;
+
+        for (uint32_t i = from; i < to; i++)
+                for (uint32_t j = 0; j < hidden; j++)
+                        s->x[i * hidden + j] = (double)embedding[tokens[i] * hidden + j];
+}
+
+double *reference_logits(const struct reference *s, uint32_t from) {
+        const struct shape *p = &s->m->shape;
+        const double *x = s->x + from * p->hidden;
+        uint32_t n = s->n - from;
+
+        return multiply(model_weights(s->m,
+                                      p->tied ? "model.embed_tokens.weight" : "lm_head.weight"),
+                        norm(model_weights(s->m, "model.norm.weight"), x, n, p->hidden), n,
+                        p->hidden, p->vocab);
 }

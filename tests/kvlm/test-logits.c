@@ -8,6 +8,7 @@
 
 #include "ipc/base/util.h"
 #include "tests/kvlm/folder.h"
+#include "tests/kvlm/reference.h"
 #include "tests/lib/suite.h"
 
 enum { N = 150 };
@@ -50,12 +51,15 @@ static bool runs_here(const char *variant) {
 
 static double worst_error(const struct shape *shape, uint32_t seed, const char *name) {
         const struct random_model *m = folder_model(name, shape, seed);
+        struct reference reference = reference_new(m, N, true);
         const float *got;
         double *expected, worst = 0.0;
 
         write_tokens(shape->vocab);
         got = logits(name, "64", "1", "scalar", "f32", shape->vocab);
-        expected = reference_logits(m, tokens, N);
+        reference_embed(&reference, tokens, 0, N);
+        reference_layers(&reference, 0, shape->layers, 0, N, N);
+        expected = reference_logits(&reference, 0);
         for (size_t i = 0; i < (size_t)N * shape->vocab; i++)
                 worst = fmax(worst, fabs((double)got[i] - expected[i]));
         return worst;
