@@ -11,7 +11,7 @@ static struct mapping {
         uint8_t *at;
         size_t size; /* between the guard pages */
         bool taken;
-} mappings[4096];
+} mappings[16384];
 static uint32_t state = 1;
 void (*buffers_prepare)(void *at, size_t bytes);
 

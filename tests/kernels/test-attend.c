@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attention over blocks: compared with an oracle in double precision; the bits do not depend on the
- * variant, on the number of tokens in a call, or on the size of a block.
+ * Attention over blocks, in all forms: causal, bidirectional, over chosen positions, over tables
+ * with holes, with rotated queries, with mass. The bits do not depend on the variant, on the number
+ * of tokens in a call, on the size of a block, or on what is not seen. The values are checked in
+ * tests/kernels/methods/test_attention.py.
  */
 
 #include <math.h>
@@ -13,160 +15,326 @@
 #include "tests/kernels/buffers.h"
 #include "tests/lib/suite.h"
 
-enum { N = 61 }; /* tokens of the sequence under test */
+enum { USUAL_KEYS = 200, MOST_KEYS = 1400 };
 
-struct head { /* one key/value head's data by position, and its queries */
-        uint32_t dim, group;
-        float *k, *v, *q;
+struct form {
+        uint32_t n_keys, first, n, group, dim, block_tokens;
+        bool both_ways, sparse, holes, rotated;
+        enum kvd_number type;
 };
 
-static struct head random_head(uint32_t dim, uint32_t group) {
-        struct head h = {dim, group, random_floats(N * dim), random_floats(N * dim),
-                         random_floats(N * group * dim)};
+struct scene { /* the memory of one call */
+        struct form form;
+        struct kvd_attention call;
+        float *k, *v, *q;       /* by position and token */
+        bool stored[MOST_KEYS]; /* resident and chosen */
+        uint32_t n_blocks;
+};
 
-        for (uint32_t i = 0; i < N * group * dim; i++)
-                h.q[i] *= 4.0f; /* some weights near 1, some near 0 */
-        return h;
+static size_t element(enum kvd_number type) {
+        return type == KVD_NUMBER_F32 ? 4 : 2;
 }
 
-static void store(uint8_t *to, const float *from, uint32_t dim, enum kvd_number type) {
+static void put(uint8_t *to, const float *row, uint32_t dim, enum kvd_number type) {
         if (type == KVD_NUMBER_F32)
-                memcpy(to, from, dim * sizeof *from);
+                memcpy(to, row, dim * sizeof *row);
         else
-                kvd_ops_pick("scalar")->narrow((uint16_t *)to, from, dim, type);
+                kvd_ops_pick("scalar")->narrow((uint16_t *)to, row, dim, type);
 }
 
-/*
- * Blocks with a K plane and a V plane after 64 bytes of other data. Everything that is not a token
- * is NaN.
- */
-static const uint8_t **blocks_of(const struct head *h, uint32_t block_tokens, size_t stride,
-                                 enum kvd_number type) {
-        size_t element = type == KVD_NUMBER_F32 ? 4 : 2, plane = block_tokens * stride * element;
-        uint32_t n_blocks = DIV_UP(N, block_tokens);
-        uint8_t **blocks = buffer(n_blocks * sizeof *blocks);
+/* A K plane and a V plane after 64 bytes of other data. Everything that is not a token is NaN. */
+static void make_blocks(struct scene *s) {
+        const struct form *f = &s->form;
+        size_t plane = (size_t)f->block_tokens * s->call.stride * element(f->type);
+        uint8_t **blocks = buffer(s->n_blocks * sizeof *blocks);
 
-        for (uint32_t b = 0; b < n_blocks; b++) {
+        for (uint32_t b = 0; b < s->n_blocks; b++) {
                 blocks[b] = buffer(64 + 2 * plane);
                 memset(blocks[b], 0xff, 64 + 2 * plane);
         }
-        for (uint32_t i = 0; i < N; i++) {
-                uint8_t *slot = blocks[i / block_tokens] + 64 + i % block_tokens * stride * element;
+        for (uint32_t i = 0; i < f->n_keys; i++) {
+                uint8_t *slot = blocks[i / f->block_tokens] + 64 +
+                                i % f->block_tokens * s->call.stride * element(f->type);
 
-                store(slot, h->k + i * h->dim, h->dim, type);
-                store(slot + plane, h->v + i * h->dim, h->dim, type);
+                put(slot, s->k + (size_t)i * f->dim, f->dim, f->type);
+                put(slot + plane, s->v + (size_t)i * f->dim, f->dim, f->type);
         }
-        return (const uint8_t **)blocks;
+        for (uint32_t b = 0; b < s->n_blocks && f->holes; b++)
+                if (random_u32() % 3 == 0)
+                        blocks[b] = NULL;
+        s->call.blocks = (const uint8_t *const *)blocks;
+        s->call.v_offset = 64 + plane;
 }
 
-/* Processes the whole sequence, chunk tokens per call. */
-static float *attend(const struct kvd_ops *ops, const struct head *h, const uint8_t **blocks,
-                     uint32_t block_tokens, size_t stride, enum kvd_number type, uint32_t chunk) {
-        size_t width = h->group * h->dim;
-        struct kvd_attention a = {
-                .ops = ops,
-                .blocks = blocks,
+static void choose(struct scene *s) {
+        uint32_t *chosen = buffer(s->form.n_keys * sizeof *chosen), density = 1 + random_u32() % 7;
+
+        for (uint32_t i = 0; i < s->form.n_keys; i++) {
+                s->stored[i] = s->call.blocks[i / s->form.block_tokens];
+                if (s->form.sparse && random_u32() % 8 >= density)
+                        s->stored[i] = false;
+                else if (s->form.sparse) /* a hole may be chosen; it is masked anyway */
+                        chosen[s->call.n_chosen++] = i;
+        }
+        if (s->form.sparse)
+                s->call.chosen = chosen;
+}
+
+static void make_turns(struct scene *s) {
+        uint32_t half = s->form.dim / 2, *rotation = buffer(s->n_blocks * sizeof *rotation);
+        float *rotations = buffer((size_t)s->n_blocks * s->form.dim * sizeof *rotations);
+        int32_t *deltas = buffer(s->n_blocks * sizeof *deltas);
+
+        for (uint32_t b = 0; b < s->n_blocks; b++)
+                deltas[b] = random_u32() % 2 ? 0 : (int32_t)(random_u32() % 5) * 16 - 24;
+        kvd_rotations(deltas, s->n_blocks, random_floats(half), half, rotation, rotations,
+                      s->n_blocks);
+        s->call.rotation = rotation;
+        s->call.rotations = rotations;
+}
+
+static struct scene make_scene(const struct form *f) {
+        size_t width = (size_t)f->group * f->dim;
+        struct scene s = {.form = *f, .n_blocks = DIV_UP(f->n_keys, f->block_tokens)};
+
+        s.k = random_floats((size_t)f->n_keys * f->dim);
+        s.v = random_floats((size_t)f->n_keys * f->dim);
+        s.q = random_floats(f->n * width);
+        for (size_t i = 0; i < f->n * width; i++)
+                s.q[i] *= 4.0f;
+        s.call = (struct kvd_attention){
                 .k_offset = 64,
-                .v_offset = 64 + block_tokens * stride * (type == KVD_NUMBER_F32 ? 4 : 2),
-                .stride = stride,
-                .type = type,
-                .block_tokens = block_tokens,
-                .dim = h->dim,
-                .n = N,
-                .group = h->group,
-                .scale = 1.0f / sqrtf((float)h->dim),
+                .stride = f->dim + random_u32() % 3 * 4,
+                .type = f->type,
+                .block_tokens = f->block_tokens,
+                .dim = f->dim,
+                .first = f->both_ways ? 0 : f->first,
+                .n_keys = f->both_ways ? f->n_keys : 0,
+                .n = f->n,
+                .group = f->group,
+                .scale = 1.0f / sqrtf((float)f->dim),
+                .q = s.q,
                 .ldq = width,
                 .ldo = width,
         };
-        float *out = buffer(N * width * sizeof *out);
+        make_blocks(&s);
+        choose(&s);
+        if (f->rotated)
+                make_turns(&s);
+        return s;
+}
 
-        /* enough for every call */
-        a.scratch = buffer(kvd_attend_scratch(&a) * sizeof *a.scratch);
-        for (a.first = 0; a.first < N; a.first += a.n) {
-                a.n = MIN(chunk, N - a.first);
-                a.q = h->q + a.first * width;
-                a.out = out + a.first * width;
+/* ---- running ---- */
+
+struct result {
+        float *out, *block_mass, *token_mass;
+        size_t n_out;
+};
+
+static struct result attend(const struct scene *s, const struct kvd_ops *ops, uint32_t chunk) {
+        struct kvd_attention a = s->call;
+        struct result r = {.n_out = (size_t)a.n * a.ldo};
+
+        a.ops = ops;
+        r.out = buffer(r.n_out * sizeof *r.out);
+        a.block_mass = r.block_mass = buffer(s->n_blocks * sizeof *r.block_mass);
+        a.token_mass = r.token_mass = buffer(s->form.n_keys * sizeof *r.token_mass);
+        for (uint32_t t = 0; t < s->form.n; t += a.n) {
+                a.first = s->call.first + t;
+                a.n = MIN(chunk, s->form.n - t);
+                a.q = s->q + t * a.ldq;
+                a.out = r.out + t * a.ldo;
+                a.scratch = buffer(kvd_attend_scratch(&a) * sizeof *a.scratch);
+                memset(a.scratch, 0xff, kvd_attend_scratch(&a) * sizeof *a.scratch);
                 kvd_attend(&a);
         }
-        return out;
+        return r;
 }
 
-static double oracle(const struct head *h, uint32_t token, uint32_t g, uint32_t d) {
-        const float *q = h->q + (token * h->group + g) * h->dim;
-        double score[N], most = -INFINITY, total = 0.0, sum = 0.0;
+/* The positions in blocks of another size. */
+static struct scene moved(const struct scene *s, uint32_t block_tokens) {
+        struct scene other = *s;
 
-        for (uint32_t i = 0; i <= token; i++) {
-                score[i] = 0.0;
-                for (uint32_t e = 0; e < h->dim; e++)
-                        score[i] += (double)q[e] * (double)h->k[i * h->dim + e];
-                score[i] /= sqrt(h->dim);
-                most = fmax(most, score[i]);
-        }
-        for (uint32_t i = 0; i <= token; i++) {
-                total += exp(score[i] - most);
-                sum += exp(score[i] - most) * (double)h->v[i * h->dim + d];
-        }
-        return sum / total;
+        other.form.block_tokens = other.call.block_tokens = block_tokens;
+        other.n_blocks = DIV_UP(s->form.n_keys, block_tokens);
+        make_blocks(&other);
+        return other;
 }
 
-START_TEST(attention_is_right) {
-        static const uint32_t dims[] = {1, 8, 31, 32, 64, 80};
+static void check_form(const struct form *f) {
+        struct scene s = make_scene(f);
+        struct result expected = attend(&s, kvd_ops_pick("scalar"), f->n), got;
 
-        for (size_t i = 0; i < ARRAY_SIZE(dims); i++)
-                for (uint32_t group = 1; group <= 3; group++) {
-                        struct head h = random_head(dims[i], group);
-                        const uint8_t **blocks = blocks_of(&h, 16, dims[i], KVD_NUMBER_F32);
-                        float *out = attend(kvd_ops_pick(NULL), &h, blocks, 16, dims[i],
-                                            KVD_NUMBER_F32, 16);
-                        double worst = 0.0;
-
-                        for (uint32_t j = 0; j < N * group * dims[i]; j++)
-                                worst = fmax(worst, fabs((double)out[j] -
-                                                         oracle(&h, j / (group * dims[i]),
-                                                                j / dims[i] % group, j % dims[i])));
-                        ck_assert_double_lt(worst, 2e-6);
-                        buffers_free();
+        for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++)
+                for (uint32_t chunk = 1; (*v)->works() && chunk <= f->n;
+                     chunk = chunk == 1 ? 3 : chunk * 4) {
+                        got = attend(&s, *v, chunk);
+                        assert_same_bits(expected.out, got.out, got.n_out, (*v)->name);
+                        assert_same_bits(expected.block_mass, got.block_mass, s.n_blocks,
+                                         (*v)->name);
+                        assert_same_bits(expected.token_mass, got.token_mass, f->n_keys,
+                                         (*v)->name);
                 }
-}
-END_TEST
+        if (!f->holes && !f->rotated) {
+                struct scene other = moved(&s, random_u32() % 2 ? 1 + random_u32() % 64 : 16);
 
-static void same_bits_case(uint32_t dim, uint32_t group, enum kvd_number type) {
-        static const uint32_t chunks[] = {1, 3, 7, 16, N}, block_sizes[] = {1, 5, 16, 24, 64};
-        struct head h = random_head(dim, group);
-        float *expected = attend(kvd_ops_pick("scalar"), &h, blocks_of(&h, 16, dim, type), 16, dim,
-                                 type, N);
-
-        for (size_t b = 0; b < ARRAY_SIZE(block_sizes); b++) {
-                size_t stride = dim + b * 4;
-                const uint8_t **blocks = blocks_of(&h, block_sizes[b], stride, type);
-
-                for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++)
-                        for (size_t c = 0; c < ARRAY_SIZE(chunks) && (*v)->works(); c++)
-                                assert_same_bits(expected,
-                                                 attend(*v, &h, blocks, block_sizes[b], stride,
-                                                        type, chunks[c]),
-                                                 N * group * dim, (*v)->name);
+                got = attend(&other, kvd_ops_pick(NULL), f->n);
+                assert_same_bits(expected.out, got.out, got.n_out, "blocks of another size");
         }
         buffers_free();
 }
 
-START_TEST(bits_do_not_depend_on_variant_chunk_or_block_size) {
-        static const uint32_t dims[] = {1, 13, 16, 32, 40};
+static struct form random_form(uint32_t options) {
+        static const uint32_t dims[] = {1, 2, 13, 16, 18, 31, 32, 40, 64, 80, 96, 127, 128, 160},
+                              blocks[] = {1, 5, 16, 24, 64};
+        struct form f = {
+                .n = 1 + random_u32() % 20,
+                .group = 1 + random_u32() % 9,
+                .dim = dims[random_u32() % ARRAY_SIZE(dims)],
+                .block_tokens = blocks[random_u32() % ARRAY_SIZE(blocks)],
+                .both_ways = options & 1,
+                .sparse = options & 2,
+                .holes = options & 4,
+                .rotated = options & 8,
+                .type = random_u32() % 3 + KVD_NUMBER_F32,
+        };
 
-        for (size_t i = 0; i < ARRAY_SIZE(dims); i++)
-                for (uint32_t group = 1; group <= 9; group += group < 3 ? 1 : 6)
-                        same_bits_case(dims[i], group, KVD_NUMBER_F32);
-        for (enum kvd_number type = KVD_NUMBER_F32; type <= KVD_NUMBER_BF16; type++) {
-                same_bits_case(128, 4, type);
-                same_bits_case(80, 1, type);
-                same_bits_case(127, 5, type);
+        f.dim = f.rotated ? ALIGN_UP(f.dim, 2) : f.dim;
+        f.first = random_u32() % (USUAL_KEYS - f.n);
+        f.n_keys = f.first + f.n;
+        return f;
+}
+
+START_TEST(every_form_is_the_same_in_every_variant) {
+        random_seed((uint32_t)_i + 1);
+        for (int round = 0; round < 12; round++) {
+                struct form f = random_form((uint32_t)_i);
+
+                check_form(&f);
+                f.n = 1; /* decode */
+                f.n_keys = f.first + 1;
+                check_form(&f);
         }
-        same_bits_case(32, 2, KVD_NUMBER_F16);
-        same_bits_case(13, 3, KVD_NUMBER_F16);
-        same_bits_case(32, 2, KVD_NUMBER_BF16);
-        same_bits_case(13, 3, KVD_NUMBER_BF16);
+}
+END_TEST
+
+/*
+ * A single token takes a different code path than many. Tests contexts longer than one step of that
+ * path.
+ */
+START_TEST(a_token_alone_has_the_bits_of_one_among_others) {
+        static const uint32_t dims[] = {1, 3, 17, 32, 33, 47, 64, 80, 96, 112, 127, 128, 160};
+
+        random_seed((uint32_t)_i + 100);
+        for (size_t i = 0; i < ARRAY_SIZE(dims); i++) {
+                struct form f = random_form((uint32_t)_i);
+
+                f.dim = f.rotated ? ALIGN_UP(dims[i], 2) : dims[i];
+                f.group = 1 + (uint32_t)(_i + i) % 9;
+                f.n = 2;
+                f.first = 900 + random_u32() % 400;
+                f.n_keys = f.first + f.n;
+                for (const struct kvd_ops *const *v = kvd_ops_list(); *v; v++) {
+                        struct scene s = make_scene(&f);
+                        struct result many, alone;
+
+                        if (!(*v)->works())
+                                continue;
+                        many = attend(&s, *v, 2);
+                        alone = attend(&s, *v, 1);
+                        assert_same_bits(many.out, alone.out, many.n_out, (*v)->name);
+                        assert_same_bits(many.block_mass, alone.block_mass, s.n_blocks, (*v)->name);
+                        assert_same_bits(many.token_mass, alone.token_mass, f.n_keys, (*v)->name);
+                        buffers_free();
+                }
+        }
+}
+END_TEST
+
+/* ---- slots that are not seen, as if they did not exist ---- */
+
+/* Makes a scene that holds only what the last token of s sees, one block after the other. */
+static struct scene compacted(const struct scene *s, uint32_t *n) {
+        struct form f = s->form;
+        struct scene c;
+
+        f.sparse = f.holes = f.rotated = f.both_ways = false;
+        c = make_scene(&f);
+        *n = 0;
+        for (uint32_t i = 0; i < f.n_keys; i++) {
+                if (!s->stored[i])
+                        continue;
+                memcpy(c.k + (size_t)*n * f.dim, s->k + (size_t)i * f.dim, f.dim * sizeof *c.k);
+                memcpy(c.v + (size_t)*n * f.dim, s->v + (size_t)i * f.dim, f.dim * sizeof *c.v);
+                ++*n;
+        }
+        make_blocks(&c);
+        return c;
+}
+
+START_TEST(what_is_left_out_leaves_no_trace) {
+        random_seed(77);
+        for (int round = 0; round < 60; round++) {
+                struct form f = random_form(2 | (round % 2 ? 4 : 0) | (round % 3 ? 1 : 0));
+                struct scene s, c;
+                struct result r, plain;
+                uint32_t n;
+
+                f.n = 1;
+                f.n_keys = f.first + 1;
+                s = make_scene(&f);
+                c = compacted(&s, &n);
+                if (n == 0)
+                        continue;
+                memcpy(c.q, s.q, f.group * f.dim * sizeof *s.q);
+                c.call.first = n - 1; /* everything stored is visible to the token */
+                r = attend(&s, kvd_ops_pick(NULL), 1);
+                plain = attend(&c, kvd_ops_pick(NULL), 1);
+                assert_same_bits(plain.out, r.out, r.n_out, "compacted");
+                buffers_free();
+        }
+}
+END_TEST
+
+/*
+ * A delta of 0 does not change bits: a table with rotations, none of them used, gives the plain
+ * result.
+ */
+START_TEST(no_turn_changes_no_bits) {
+        struct form f = {.n_keys = 100,
+                         .first = 80,
+                         .n = 20,
+                         .group = 2,
+                         .dim = 64,
+                         .block_tokens = 16,
+                         .type = KVD_NUMBER_F32};
+        struct scene s = make_scene(&f);
+        uint32_t rotation[7] = {0};
+        struct result plain = attend(&s, kvd_ops_pick(NULL), 20), rotated;
+
+        s.call.rotation = rotation;
+        rotated = attend(&s, kvd_ops_pick(NULL), 20);
+        assert_same_bits(plain.out, rotated.out, plain.n_out, "no rotation");
+        buffers_free();
+}
+END_TEST
+
+START_TEST(turns_are_numbered_once) {
+        static const int32_t deltas[] = {0, 5, -3, 5, 0, -3, 7};
+        static const uint32_t expected[] = {0, 1, 2, 1, 0, 2, 3};
+        float frequencies[] = {1.0f, 0.25f}, rotations[12];
+        uint32_t rotation[7];
+
+        ck_assert_uint_eq(kvd_rotations(deltas, 7, frequencies, 2, rotation, rotations, 3), 3);
+        ck_assert_mem_eq(rotation, expected, sizeof rotation);
+        ck_assert_float_eq_tol(rotations[4 + 1], cosf(0.75f), 1e-7f);
+        ck_assert_float_eq_tol(rotations[4 + 3], sinf(0.75f), 1e-7f);
+        ck_assert_uint_eq(kvd_rotations(deltas, 7, frequencies, 2, rotation, rotations, 2),
+                          UINT32_MAX);
 }
 END_TEST
 
 SUITE("kernels: attention",
-      TESTS(attention_is_right, bits_do_not_depend_on_variant_chunk_or_block_size))
+      LOOPS(16, every_form_is_the_same_in_every_variant,
+            a_token_alone_has_the_bits_of_one_among_others),
+      TESTS(what_is_left_out_leaves_no_trace, no_turn_changes_no_bits, turns_are_numbered_once))

@@ -15,9 +15,9 @@ from choose import Choice   # noqa: E402
 
 # changed file: (tests that it can affect, tests that it cannot affect)
 EXPECTED = {
-    "store/file/super.c": ({"super", "crash", "kvctl verbs", "layers"}, {"scan", "kernels-sketch"}),
-    "ipc/scan.h": ({"scan", "replay-scan"}, {"kernels-sketch", "volume"}),
-    "kernels/sketch.c": ({"kernels-sketch"}, {"scan"}),
+    "store/file/super.c": ({"super", "crash", "kvctl verbs", "layers"}, {"scan", "kernels-variants"}),
+    "ipc/scan.h": ({"scan", "replay-scan"}, {"kernels-variants", "volume"}),
+    "kernels/sketch.c": ({"kernels-variants"}, {"scan"}),
     "tests/store/fixture.c": ({"store", "eviction"}, {"kvctl verbs", "volume"}),
     "tests/kvctl/lib.sh": ({"kvctl verbs", "kvctl pages"}, {"super", "pasted README.md"}),
     "README.md": ({"pasted README.md", "every setting is read"}, {"super", "kvctl verbs"}),

@@ -271,6 +271,7 @@ def test_blocks_and_priorities():
         p = ops.keydiff_priority(scores.ravel()).reshape(scores.shape)
         assert np.allclose(p, np.where(np.isfinite(scores), (1 + scores) / 2, 0), atol=1e-7)
         assert p.min() >= 0 and p.max() <= 1
+        assert ops.keydiff_priority(np.array([np.nan, 1.5, -1.5], np.float32)).tolist() == [0, 1, 0]
 
 
 def test_mistakes_are_refused():

@@ -94,6 +94,21 @@ def test_permutation_hash_permutes_every_round():
         assert (key == plain[1]).all() and (value == plain[2]).all()  # signs do not depend on the columns' hash
 
 
+def test_tokens_of_different_rounds_meet_by_chance():
+    """Rounds, rows and salts are independent: two tokens collide with probability 1 / columns, in two rows with its
+    square."""
+    salts, rows = 1500, 3
+    for columns in 2, 3, 5, 8, 14, 39:
+        pairs = (np.array([s % columns, columns + s % 7], np.uint64) for s in range(salts))
+        both = [hashed(pair, rows, columns, salt=s) for s, pair in enumerate(pairs)]
+        meet = np.array([column[0] == column[1] for column, _, _ in both])
+        signs = np.array([[key, key * value] for _, key, value in both])
+        twice = meet & np.roll(meet, 1, 1)
+        for found, want in (meet.sum(), salts * rows / columns), (twice.sum(), salts * rows / columns**2):
+            assert abs(found - want) < 4.5 * want**0.5 + 5, (columns, found, want)
+        assert abs(signs.sum()) < 4.5 * signs.size**0.5
+
+
 # ---- the median ----------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +203,26 @@ def test_deleting_undoes_inserting():
     residue = np.sqrt((narrow.astype(np.float64) ** 2).mean())
     assert residue > bound
     return f"seed 4: residue {max(residues):.1e} in fp32, {residue:.2f} if cells were bf16; the bound is {bound:.1e}"
+
+
+def test_deletion_is_exact_where_sums_are():
+    x = np.random.default_rng(4).integers(-256, 256, (48, 33)) / np.float32(64)
+    for _ in variants():
+        sketch = Sketch(5, 33)
+        sketch.insert(numbers(0, 48), x)
+        sketch.delete(numbers(0, 48), x)
+        assert not sketch.cells.any()
+
+
+def test_nan_stays_where_it_is():
+    x = np.random.default_rng(4).standard_normal((4, 40)).astype(np.float32)
+    x[1, 17], x[1, 39] = np.nan, np.inf
+    for _ in variants():
+        sketch = Sketch(1, 40)
+        sketch.insert(numbers(0, 4), x)
+        assert np.array_equal(np.isnan(sketch.query(numbers(0, 4))), np.tile(np.arange(40) == 17, (4, 1)))
+        sketch.delete(numbers(0, 4), x)
+        assert np.isnan(sketch.query(numbers(0, 4))[:, [17, 39]]).all()
 
 
 def test_without_collisions_a_query_is_exact():
