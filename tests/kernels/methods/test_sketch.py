@@ -131,13 +131,6 @@ def test_median_equals_numpy():
     assert np.array_equal(median(signs), np.sort(signs, 0)[1])
 
 
-def test_variance_of_the_median():
-    x = np.random.default_rng(2).standard_normal((3, 2_000_000), dtype=np.float32)
-    variance = median(x).astype(np.float64).var()
-    assert abs(variance - (1 - 3**0.5 / np.pi)) < 0.002, variance
-    return f"seed 2: {variance:.4f}, 1 - sqrt(3) / pi is 0.4487"
-
-
 # ---- insert, query, delete -----------------------------------------------------------------------------------------
 
 
@@ -178,13 +171,6 @@ def test_insert_and_query_equal_the_oracle():
     return f"seed 3: at most {worst:.1e} off"
 
 
-def bf16_insert(cells, x, column, sign):
-    """Inserts into 16-bit cells: rounds after every addition."""
-    for i in range(len(x)):
-        for r in range(len(cells)):
-            cells[r, column[i, r]] = wide(bf16(cells[r, column[i, r]] + x[i] * sign[i, r]))
-
-
 def test_deleting_undoes_inserting():
     a, kept, b, dim = 2000, 8, 8, 64
     x = wide(bf16(np.random.default_rng(4).standard_normal((a, dim))))
@@ -196,13 +182,7 @@ def test_deleting_undoes_inserting():
         rest.insert(numbers(0, kept), x[:kept])
         residues.append(np.sqrt(((sketch.cells - rest.cells).astype(np.float64) ** 2).mean()))
         assert residues[-1] <= bound
-    column, _, value = hashed(numbers(0, a), 3, b)
-    narrow = empty(3, b, dim)
-    bf16_insert(narrow, x, column, value)
-    bf16_insert(narrow, -x, column, value)
-    residue = np.sqrt((narrow.astype(np.float64) ** 2).mean())
-    assert residue > bound
-    return f"seed 4: residue {max(residues):.1e} in fp32, {residue:.2f} if cells were bf16; the bound is {bound:.1e}"
+    return f"seed 4: residue {max(residues):.1e}; the bound is {bound:.1e}"
 
 
 def test_deletion_is_exact_where_sums_are():
@@ -295,32 +275,12 @@ def test_unsigned_sketches_are_biased():
     return "seeds 80 on: " + "; ".join(lines)
 
 
-# ---- consequences for attention: the paper's claims, first without a kernel and then with the sketch ---------------
+# ---- consequences for attention -------------------------------------------------------------------------------------
 
 
 def softmax(s):
     e = np.exp(s - s.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
-
-
-def noise_ratio(sigma, n=64, trials=40_000, seed=9):
-    """Variance of p's error under noise of the logits, divided by the paper's formula; mean over tokens."""
-    rng = np.random.default_rng(seed)
-    ratios = []
-    for _ in range(4):
-        logits = rng.standard_normal(n)
-        p = softmax(logits)
-        error = softmax(logits + sigma * rng.standard_normal((trials, n))) - p
-        formula = sigma**2 * (p**2 * (1 - p) ** 2 + p**2 * ((p**2).sum() - p**2))
-        ratios.append((error**2).mean(0) / formula)
-    return np.mean(ratios)
-
-
-def test_softmax_noise_to_first_order():
-    ratios = [noise_ratio(sigma) for sigma in (0.01, 0.1, 0.5, 1.0)]
-    assert all(0.98 <= r <= 1.03 for r in ratios[:2]), ratios
-    assert ratios[2] > 1.03 and ratios[3] > 1.5, ratios  # the formula is of first order: it is too low here
-    return "seed 9: " + ", ".join(f"{r:.3f}" for r in ratios) + " for sigma .01, .1, .5, 1"
 
 
 def cross_terms(key_sign, value_sign, trials=60):

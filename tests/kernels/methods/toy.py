@@ -2,7 +2,7 @@
 """A transformer with random weights, for properties that need no training: causal (toy_lm) or not (toy_encoder).
 
 Pre-LN, RoPE (half-split), ReLU feed-forward of twice the width; weights N(0, 1/fan_in), embeddings N(0, 1); in fp64.
-K and V are [layer, head, token, dim] with keys after RoPE; O is [layer, token, width]: the hidden state after a layer.
+K and V are [layer, head, token, dim], with keys after RoPE.
 """
 import numpy as np
 
@@ -41,33 +41,25 @@ class Toy:
     def split(self, x):
         return x.reshape(len(x), self.heads, self.width // self.heads).transpose(1, 0, 2)
 
-    def keys_values(self, layer, x, positions):
-        """The keys (after RoPE) and values of this layer for hidden states x [token, width]: [head, token, dim]."""
+    def layer(self, layer, x, positions):
+        """Runs one layer: returns x, keys (after RoPE), values."""
         w, y = self.weights[layer], normalise(x)
-        return rope(self.split(y @ w['k']), positions), self.split(y @ w['v'])
-
-    def layer(self, layer, x, positions, before=None, after=None):
-        """Runs one layer for the tokens x, which also see the stored pairs (K, V) before and after. Returns x, K, V."""
-        w, own = self.weights[layer], self.keys_values(layer, x, positions)
-        parts = [p for p in (before, own, after) if p is not None]
-        k, v = (np.concatenate([p[i] for p in parts], 1) for i in (0, 1))
-        q = rope(self.split(normalise(x) @ w['q']), positions)
+        q, k = (rope(self.split(y @ w[name]), positions) for name in "qk")
+        v = self.split(y @ w['v'])
         scores = q @ k.transpose(0, 2, 1) / np.sqrt(k.shape[-1])
         if self.causal:
-            first = 0 if before is None else before[0].shape[1]
-            scores = np.where(np.arange(k.shape[1]) <= first + np.arange(len(x))[:, None], scores, -np.inf)
-        heads = softmax(scores) @ v
-        x = x + heads.transpose(1, 0, 2).reshape(len(x), self.width) @ w['o']
+            scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
+        x = x + (softmax(scores) @ v).transpose(1, 0, 2).reshape(len(x), self.width) @ w['o']
         x = x + np.maximum(normalise(x) @ w['up'], 0) @ w['down']
-        return x, own[0], own[1]
+        return x, k, v
 
     def forward(self, ids):
-        """Runs all tokens, from position 0, through all layers. Returns K, V, O."""
-        x, positions, k, v, o = self.embedding[ids], np.arange(len(ids)), [], [], []
+        """Runs all tokens, from position 0, through all layers. Returns K, V."""
+        x, positions, k, v = self.embedding[ids], np.arange(len(ids)), [], []
         for layer in range(self.layers):
             x, key, value = self.layer(layer, x, positions)
-            k.append(key), v.append(value), o.append(x)
-        return np.array(k), np.array(v), np.array(o)
+            k.append(key), v.append(value)
+        return np.array(k), np.array(v)
 
 
 def toy_lm(rng, layers=8, width=128, heads=4, vocab=1000):
