@@ -23,10 +23,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "tools/kvlm/model"
-sys.path.insert(0, str(ROOT / "tools/kvlm/train"))
+sys.path.insert(0, str(ROOT / "tools/kvlm"))
 
-from cases import recall_case         # noqa: E402  (needs the path above)
-from corpus import TOKENS, Writer     # noqa: E402
+from language import TOKENS, Writer, recall_case      # noqa: E402  (needs the path above)
 
 LAYERS, HEADS, KV_HEADS, DIM, HIDDEN = 4, 16, 4, 128, 256
 SETTINGS = {"dense": None, "1/4": (4, 1), "1/4, shared": (4, 0.75), "1/8": (8, 1), "1/8, shared": (8, 0.75)}

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import before
 import gathering
-import tasks  # noqa: F401  (finds the training's modules)
+import tasks  # noqa: F401  (finds language.py)
 from baselines import ask
 from certainty import Recall, Times, better, kept
 from engine import DIFFUSION, ROOT, Daemon, Failed, Programs, mean, threads
 from findings import HOLDS, NOT_REACHED, NOT_SHOWN, Aim, Claim, Findings, Plot, Table, claim_better, compared, verdict
 from progress import Progress
 
-import make_diffusion_demo as demo
+from language import TOKENS, Writer
 
 RATIOS = (10, 30, 50, 70, 90)
 OFF, NAIVE, EVER, OURS = "no reuse", "naive: all layers, for ever", "BiCache, never refreshed", "BiCache"
@@ -37,13 +37,16 @@ def requests(quick: bool) -> list[dict]:
 
 
 def others(quick: bool) -> list[dict]:
-    """Requests to fit the table on: other prefixes, other questions."""
-    kept_seed, demo.SEED = demo.SEED, "evidence-profile"
-    try:
-        return [{**line, "steps": line["gen_length"]} for share, length in demo.SETS
-                for line in demo.lines(share, length)[:2 if quick else 4]]
-    finally:
-        demo.SEED = kept_seed
+    """Requests of the same lengths to fit the table on: other prefixes, other questions."""
+    writer, made = Writer("evidence-profile", held_out=True), []
+    for like in requests(quick):
+        facts = writer.facts(len(like["prefix_ids"]) // 16, 0.0)
+        prefix = writer.paragraphs(writer.body(facts, len(like["prefix_ids"]), repeats=0.0))
+        own = writer.paragraphs(writer.body([], len(like["prompt_ids"]) - 20))
+        names = ",".join(TOKENS.decode([fact.name]) for fact in writer.rng.sample(facts, 6))
+        made.append({"document": TOKENS.decode(prefix), "gen_length": like["gen_length"], "steps": like["gen_length"],
+                     "prompt": f"{TOKENS.decode(own)}\nQuestion: What is known of{names}?\nAnswer:"})
+    return made
 
 
 def steps(quick: bool) -> int:

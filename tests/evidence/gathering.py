@@ -22,10 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from engine import DIFFUSION
-import tasks  # noqa: F401  (finds the training's modules)
+import tasks  # noqa: F401  (finds language.py)
 
-from corpus import NAME_IDS, TOKENS
-import vocabulary as v
+from language import BOS, NAME_IDS, TOKENS, UNK
 
 NAMES, LISTED = 24, 10              # names and as many twins; how many a text lists
 HIDDEN, HEADS, WIDTH, READERS, FFN, THETA = 128, 2, 64, 3, 64, 1e12
@@ -40,7 +39,7 @@ def embedding() -> np.ndarray:
     for i in range(NAMES):
         table[NAME_IDS[i], CODE + i] = 1
         table[NAME_IDS[NAMES + i], TWIN + i] = 1
-    table[v.BOS, FIRST], table[v.UNK, EMPTY] = 1, 1
+    table[BOS, FIRST], table[UNK, EMPTY] = 1, 1
     return table
 
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from engine import ROOT
 
-sys.path.insert(0, str(ROOT / "tools/kvlm/train"))
+sys.path.insert(0, str(ROOT / "tools/kvlm"))
 
-from cases import find, recall_case             # noqa: E402  (needs the path above)
-from corpus import BLANK, TOKENS, Fact, Writer  # noqa: E402
+from language import BLANK, TOKENS, Fact, Writer, find, recall_case      # noqa: E402  (needs the path above)
 
 
 @dataclass

@@ -15,11 +15,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "tools/kvlm/model"
-sys.path[:0] = [str(ROOT / "tools/kvlm/train"), str(ROOT / "tests/lib")]
+sys.path[:0] = [str(ROOT / "tools/kvlm"), str(ROOT / "tests/lib")]
 
-from cases import recall_case         # noqa: E402  (needs the path above)
-from corpus import TOKENS, Writer     # noqa: E402
-from instance import Instance         # noqa: E402
+from instance import Instance                         # noqa: E402  (needs the path above)
+from language import TOKENS, Writer, recall_case      # noqa: E402
 
 QUESTIONS, LENGTH, TAIL = 8, 600, 24
 WRITER = Writer("kvlm-methods", held_out=True)

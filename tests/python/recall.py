@@ -17,10 +17,9 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools" / "kvlm" / "train"))
+sys.path.insert(0, str(ROOT / "tools/kvlm"))
 
-from cases import Case, recall_case         # noqa: E402  (needs the path above)
-from corpus import TOKENS, Writer           # noqa: E402
+from language import TOKENS, Case, Writer, recall_case      # noqa: E402  (needs the path above)
 
 SKIPPED = 77
 

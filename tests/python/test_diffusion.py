@@ -2,9 +2,10 @@
 
     KVLM=build/tools/kvlm/kvlm python tests/python/test_diffusion.py [--model DIR]
 
-`denoise.py` defines a step. `Reference` adds what BiCache's official code does with the prefix's keys and
-values (the paper's `naive` reuse, and restarting deep layers from the state after layer b), written after its
-control flow and independent of kvlm's structure. Exit status 77 means skipped: no KVLM, or no torch here.
+A step fixes the most likely tokens, as tools/kvlm/diffuse_pick.h defines. `Reference` adds what BiCache's official code
+does with the prefix's keys and values (the paper's `naive` reuse, and restarting deep layers from the state after layer
+b), written after its control flow and independent of kvlm's structure. The prompts are those of demo/diffusion.jsonl.
+Exit status 77 means skipped: no KVLM, or no torch here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tools" / "kvlm" / "train"))
+sys.path.insert(0, str(ROOT / "tools/kvlm"))
 
 SKIPPED = 77
 GREATEST = 1e-3         # difference of a logit; logits reach about 20
@@ -34,15 +35,13 @@ try:
     import numpy as np
     import torch
     import torch.nn.functional as F
+    from safetensors.torch import load_file
 except ImportError as missing:
     skip(f"{missing.name} is not installed")
 
-from torch import Tensor                                        # noqa: E402
+from torch import Tensor                            # noqa: E402
 
-from denoise import best, denoise, tokens_of_step               # noqa: E402  (needs the path above)
-from infill import Infiller                                     # noqa: E402
-from infill_cases import MAKERS, page                           # noqa: E402
-from model import Layer, Llama, rotate                          # noqa: E402
+from train import KINDS, Layer, Llama, rotate       # noqa: E402  (needs the path above)
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,16 @@ class Way:
     mode: str
     b: int = 0
     delta: int = 16
+
+
+def best(logits: Tensor, mask: int) -> tuple[Tensor, Tensor]:
+    """Per row the best id other than the mask, the lowest among equals, and its log odds in double precision."""
+    logits = logits.double().clone()
+    logits[:, mask] = -torch.inf
+    # Not argmax, which does not define the order of equals.
+    tokens = torch.tensor([int((row == row.max()).nonzero()[0]) for row in logits])
+    top = logits.gather(1, tokens[:, None])[:, 0]
+    return tokens, top - logits.scatter(1, tokens[:, None], -torch.inf).logsumexp(1)
 
 
 class Reference:
@@ -121,7 +130,7 @@ class Reference:
             masked = [p for p, token in enumerate(region) if token == mask]
             tokens, odds = best(rows[masked], mask)
             ranked = sorted(range(len(masked)), key=lambda j: (-odds[j].item(), masked[j]))
-            for j in ranked[:tokens_of_step(length, steps, i + 1)]:
+            for j in ranked[:length // steps + (i < length % steps)]:
                 region[masked[j]] = int(tokens[j])
         return np.stack(logits), region
 
@@ -140,6 +149,13 @@ def kvlm(program: str, folder: Path, prompt: list[int], prefix: int, length: int
         return np.fromfile(out, dtype="<f4").reshape(steps, length, -1), json.loads(done.stdout)["tokens"]
 
 
+def load(folder: Path) -> Llama:
+    model = Llama(KINDS["diffusion"].shape)
+    weights = load_file(folder / "model.safetensors")
+    model.load_state_dict({name.removeprefix("model."): weight for name, weight in weights.items()})
+    return model.eval()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=ROOT / "tools/kvlm/diffusion")
@@ -147,26 +163,23 @@ def main() -> int:
     if "KVLM" not in os.environ:
         skip("KVLM does not name the program")
     torch.set_num_threads(1)
-    model, wrong = Llama.load(options.model).eval(), []
+    model, wrong = load(options.model), []
     layers = model.shape.layers
     ways = [Way("off"), Way("naive", layers), Way("on", 1, 1), Way("on", 3, 4), Way("on", layers // 2),
             Way("on", layers - 1, 3)]
-    writer = Infiller("denoising")
-    for n, (kind, make) in enumerate(MAKERS.items()):
-        shown = page(writer, (160, 241, 400)[n % 3], 5)
-        case, way = make(writer, shown), ways[n % len(ways)]
-        prompt, length = shown.ids + case.prompt, case.gen_length
+    asked = [json.loads(one) for one in (ROOT / "tools/kvlm/demo/diffusion.jsonl").read_text().splitlines()]
+    for n, case in enumerate(asked[::11]):      # one after each prefix
+        way, kind, prefix = ways[n % len(ways)], f"{case['set']}, {case['kind']}", len(case["prefix_ids"])
+        prompt, length = case["prefix_ids"] + case["prompt_ids"], case["gen_length"]
         steps = max(1, length // (1 + n % 2))
-        expected, region = Reference(model, prompt, len(shown.ids), way).run(length, steps)
-        got, tokens = kvlm(os.environ["KVLM"], options.model, prompt, len(shown.ids), length, steps, way)
+        expected, region = Reference(model, prompt, prefix, way).run(length, steps)
+        got, tokens = kvlm(os.environ["KVLM"], options.model, prompt, prefix, length, steps, way)
         error = np.abs(got - expected).max()
-        print(f"{kind}: prefix {len(shown.ids)} of {len(prompt)} + {length} tokens, {steps} steps, {way}: greatest "
+        print(f"{kind}: prefix {prefix} of {len(prompt)} + {length} tokens, {steps} steps, {way}: greatest "
               f"difference {error:.2e}, {sum(a != b for a, b in zip(tokens, region))} other tokens, "
-              f"{'right' if region == case.region() else 'wrong'}")
+              f"{'right' if region == case['answer_ids'] else 'wrong'}")
         if not error < GREATEST or tokens != region:
             wrong.append(f"{kind}: kvlm's logits or tokens differ from torch's")
-        if way.mode == "off" and region != denoise(model, prompt, length, steps)[0]:
-            wrong.append(f"{kind}: this reference differs from denoise.py")
     print("\n".join(wrong) or "ok")
     return 1 if wrong else 0
 

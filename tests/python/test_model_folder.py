@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files for Hugging Face's libraries next to tools/kvlm/model/vocab.txt are those that the training code makes.
+"""The vocabulary of tools/kvlm/model and its files for Hugging Face's libraries are those that language.py makes.
 
 Needs only the standard library. test_hf_equality.py checks with transformers that they are equivalent to vocab.txt.
 """
@@ -12,13 +12,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "tools/kvlm/model"
-sys.path.insert(0, str(ROOT / "tools/kvlm/train"))
+sys.path.insert(0, str(ROOT / "tools/kvlm"))
 
-from hf_tokenizer import pattern_of, texts_of, tree_of      # noqa: E402  (needs the path above)
+from language import hugging_face_files, pattern_of, tree_of, vocab_txt      # noqa: E402  (needs the path above)
 
 
 def stale(folder: Path) -> list[str]:
-    return [name for name, text in texts_of(folder).items() if (folder / name).read_text() != text]
+    made = {"vocab.txt": vocab_txt(), **hugging_face_files()}
+    return [name for name, text in made.items() if (folder / name).read_text() != text]
 
 
 def first_match(pieces: list[str], text: str) -> str:
@@ -29,7 +30,7 @@ def first_match(pieces: list[str], text: str) -> str:
 
 
 def main() -> int:
-    wrong = [f"{MODEL / name} differs from the output of tools/kvlm/train/hf_tokenizer.py" for name in stale(MODEL)]
+    wrong = [f"{MODEL / name} differs from the output of tools/kvlm/language.py" for name in stale(MODEL)]
     pieces = ["a", "abc", "abcde", "?", "?\nA", " ", "\\", "xyz"]
     for text, longest in {"abcdX": "abc", "abcde": "abcde", "abX": "a", "?\nB": "?", "?\nA": "?\nA", "xy": "",
                           "\\x": "\\", "  ": " ", "b": ""}.items():
