@@ -34,10 +34,6 @@ static const char *const texts[] = {
 #undef KVD_COST
 };
 
-static uint64_t less(uint64_t a, uint64_t b) {
-        return a - MIN(a, b);
-}
-
 /* ---- shares ---------------------------------------------------------------------------------- */
 
 static uint64_t share_of(const struct store *store, enum kvd_cost cost, uint64_t pool_bytes) {
@@ -180,7 +176,7 @@ void account_open(struct store *store) {
 /* ---- charges --------------------------------------------------------------------------------- */
 
 static void change(struct space *space, enum kvd_cost cost, uint64_t n) {
-        struct domain *d = space->domain;
+        struct domain *d = space_domain(space);
         struct account *account = &d->store->account;
 
         account->reserved[cost] -= reserved_for(d, cost);
@@ -194,13 +190,14 @@ static void change(struct space *space, enum kvd_cost cost, uint64_t n) {
 }
 
 void account_unused(struct space *space, uint64_t bytes) {
-        struct domain *d = space->domain;
+        struct space_account *own = &space->account;
+        struct domain *d = space_domain(space);
 
         d->store->account.spare -= spare(d);
         if (bytes)
-                d->largest = MAX(d->largest, space->ix->segment_bytes);
-        d->unused += bytes - space->account.unused;
-        space->account.unused = bytes;
+                d->largest = MAX(d->largest, space_index(space)->segment_bytes);
+        d->unused += bytes - own->unused;
+        own->unused = bytes;
         d->store->account.spare += spare(d);
 }
 
@@ -220,7 +217,7 @@ void account_close(struct space *space) {
 
 /* The message reveals nothing about other domains. */
 static int refuse(struct space *space, enum kvd_cost cost, uint64_t n) {
-        const struct domain *d = space->domain;
+        const struct domain *d = space_domain(space);
 
         d->store->account.short_of = (struct short_of){cost, n};
         if (d->used[cost] + n > domain_most(d, cost))
@@ -233,7 +230,7 @@ static int refuse(struct space *space, enum kvd_cost cost, uint64_t n) {
 }
 
 int account_charge(struct space *space, enum kvd_cost cost, uint64_t n) {
-        if (n > account_room(space->domain, cost))
+        if (n > account_room(space_domain(space), cost))
                 return refuse(space, cost, n);
         change(space, cost, n);
         return 0;

@@ -151,6 +151,16 @@ struct domain {
         struct roll spaces;    /* owned; by place */
 };
 
+/* a - b, but not less than 0 */
+static inline uint64_t less(uint64_t a, uint64_t b) {
+        return a - MIN(a, b);
+}
+
+/* The space created after that one; after NULL, the first one. NULL: there are no more. */
+struct space *store_space_after(struct store *store, const struct space *space);
+/* The space whose turn it is, after which *turn is the next one's. Not if there are no spaces. */
+struct space *store_space_in_turn(struct store *store, uint32_t *turn);
+
 /* Uses small pages even if there are enough huge ones. Only before there is a space. */
 void store_take_small_pages(struct store *store);
 

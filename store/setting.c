@@ -27,24 +27,15 @@ static int check_policy(struct space *space, const char *value) {
         return policy_goes_by_worth(policy) ? space_refuse_opaque(space, what) : 0;
 }
 
-static void set_policy(struct space *space, const char *value) {
-        uint32_t policy = kvd_enum_number(KVD_ENUM_policy, value);
-
-        if (policy == space->ix->policy)
-                return;
-        space->ix->policy = policy;
-        evict_policy_changed(space);
-}
-
 static int check_max_blocks(struct space *space, const char *value) {
         char *end;
         unsigned long long n = strtoull(value, &end, 10);
 
-        if (*end || end == value || n > space->ix->capacity)
+        if (*end || end == value || n > space_index(space)->capacity)
                 return store_refuse(space_store(space), -EINVAL,
                                     "max_blocks is 1 to %u (the space's index holds no "
                                     "more), or 0 for what quota and pool allow; not '%s'",
-                                    space->ix->capacity, value);
+                                    space_index(space)->capacity, value);
         return 0;
 }
 
@@ -70,7 +61,7 @@ static int refuse_value(struct space *space, enum kvd_setting which, const char 
 static int refuse_channels(struct space *space) {
         return store_refuse(space_store(space), -EINVAL,
                             "hshare.channels is fixed when a space is made; it is %u in space '%s'",
-                            space->ix->label_channels, space->name);
+                            space_index(space)->label_channels, space_name(space));
 }
 
 static void tell_channels(struct kvd_index *ix) {
@@ -85,7 +76,7 @@ static int check_method(struct space *space, enum kvd_setting which, const char 
                 return r;
         if (kvd_setting_parse(which, text, &value) < 0)
                 return refuse_value(space, which, text);
-        if (which == KVD_hshare_channels && value != space->ix->label_channels)
+        if (which == KVD_hshare_channels && value != space_index(space)->label_channels)
                 return refuse_channels(space);
         /* methods need a worker, and that needs the summaries: allocate them now, or refuse */
         if (value != 0 && strcmp(kvd_setting_info(which)->name, "on") == 0)
@@ -94,11 +85,12 @@ static int check_method(struct space *space, enum kvd_setting which, const char 
 }
 
 static void set_method(struct space *space, enum kvd_setting which, const char *text) {
+        struct kvd_index *ix = space->ix;
         double value = 0;
 
         kvd_setting_parse(which, text, &value);
-        kvd_setting_put(space->ix->settings, which, value);
-        tell_channels(space->ix); /* a profile may have changed it */
+        kvd_setting_put(ix->settings, which, value);
+        tell_channels(ix); /* a profile may have changed it */
         hooks_setting_changed(space);
 }
 
@@ -129,7 +121,7 @@ int space_set(struct space *space, const char *key, const char *value) {
         if (r < 0)
                 return r;
         if (strcmp(key, "policy") == 0)
-                set_policy(space, value);
+                evict_set_policy(space, kvd_enum_number(KVD_ENUM_policy, value));
         else if (strcmp(key, "max_blocks") == 0)
                 set_max_blocks(space, value);
         else

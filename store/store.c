@@ -183,12 +183,25 @@ struct space *store_next_space(struct store *store, uint32_t cursor) {
         return roll_from(&store->spaces.all, cursor);
 }
 
-struct space *domain_next_space(struct domain *domain, uint32_t cursor) {
-        return roll_from(&domain->spaces, cursor);
+struct space *store_space_by_number(struct store *store, uint32_t number) {
+        struct space *space = store_next_space(store, number);
+
+        return space && space_number(space) == number ? space : NULL;
 }
 
-uint32_t space_place(const struct space *space) {
-        return space->listed.place;
+struct space *store_space_after(struct store *store, const struct space *space) {
+        return store_next_space(store, space ? space_number(space) + 1 : 0);
+}
+
+struct space *store_space_in_turn(struct store *store, uint32_t *turn) {
+        struct space *space = store_next_space(store, *turn) ?: store_next_space(store, 0);
+
+        *turn = space_number(space) + 1;
+        return space;
+}
+
+struct space *domain_next_space(struct domain *domain, uint32_t cursor) {
+        return roll_from(&domain->spaces, cursor);
 }
 
 uint32_t store_spaces(const struct store *store) {

@@ -204,6 +204,8 @@ bool space_take_over(struct space *space);
  * The first space of all domains, in order of creation, whose number is at least cursor, or NULL.
  */
 struct space *store_next_space(struct store *store, uint32_t cursor);
+/* NULL: it was deleted */
+struct space *store_space_by_number(struct store *store, uint32_t number);
 
 /*
  * The same for one domain, by place. Places count the spaces of the domain only, so they reveal
@@ -219,7 +221,7 @@ const char *space_name(const struct space *space);
 struct domain *space_domain(const struct space *space);
 uint32_t space_number(const struct space *space);
 const struct kvd_index *space_index(const struct space *space); /* header, geometry, counters */
-/* read-only descriptor for clients */
+/* read-only descriptor for clients and workers */
 int space_index_fd(const struct space *space);
 
 struct space_usage {
@@ -521,7 +523,6 @@ void store_job_lost(struct store *store, uint64_t id);
 void store_on_job(struct store *store, void (*called)(void *data), void *data);
 
 /* Descriptors that a worker needs; created at first use. */
-int space_index_fd_for_worker(struct space *space); /* read-only */
 int space_summary_fd(struct space *space, bool writable);
 int space_tier_fd(struct space *space, uint32_t tier, uint64_t *bytes); /* tier: enum kvd_tier */
 int space_sketch_fd(struct space *space, uint32_t sketch, uint64_t *bytes);

@@ -45,16 +45,10 @@ void worker_files_forget_all(struct worker_files *f) {
         worker_files_forget_sketch(f);
 }
 
-struct space *worker_files_space(struct store *store, uint32_t number) {
-        struct space *space = store_next_space(store, number);
-
-        return space && space_number(space) == number ? space : NULL;
-}
-
 bool worker_files_deleted(const struct worker_files *f, struct store *store, uint32_t *ret) {
         const struct known_space *k = f->known;
 
-        while (k && worker_files_space(store, k->number))
+        while (k && store_space_by_number(store, k->number))
                 k = k->next;
         *ret = k ? k->number : 0;
         return k != NULL;
@@ -103,7 +97,7 @@ static int add_file(struct kvd_fds *fds, int fd) {
  */
 static int space_files(struct space *space, int arguments, struct kvd_fds *fds,
                        uint64_t tier_bytes[KVD_N_TIERS]) {
-        int r = add_file(fds, space_index_fd_for_worker(space));
+        int r = add_file(fds, space_index_fd(space));
 
         if (r == 0)
                 r = add_file(fds, space_summary_fd(space, true));

@@ -21,9 +21,6 @@ void worker_files_forget(struct worker_files *files, uint32_t space);
 void worker_files_forget_all(struct worker_files *files);
 void worker_files_forget_sketch(struct worker_files *files);
 
-/* The space with that number; NULL: it was deleted. */
-struct space *worker_files_space(struct store *store, uint32_t space);
-
 /* True: the worker still has a deleted space mapped; *ret is its number. */
 bool worker_files_deleted(const struct worker_files *files, struct store *store, uint32_t *ret);
 

@@ -128,7 +128,7 @@ static bool take_job(struct worker *w) {
 /* Sends files that the job needs, one message per call, and then the job. */
 static int ask_for_job(struct worker *w) {
         struct kvd_msg msg = {.number = KVD_MSG_work, .work = {w->job.id, w->job.bytes}};
-        struct space *space = worker_files_space(w->store, w->job_space);
+        struct space *space = store_space_by_number(w->store, w->job_space);
         int r;
 
         if (!space)
@@ -193,7 +193,7 @@ static bool unmap_segment(struct worker *w) {
 }
 
 static void unmapped(struct worker *w) {
-        struct space *space = worker_files_space(w->store, w->unmapping[0]);
+        struct space *space = store_space_by_number(w->store, w->unmapping[0]);
 
         if (space)
                 space_worker_unmapped(space, w->unmapping[1]);

@@ -265,10 +265,7 @@ static void process_ended(struct loop_source *source, short revents) {
 
 /* NULL: none, or the space was deleted. No other space gets its number. */
 static struct space *followed_space(const struct client *c) {
-        struct space *space = c->followed ? store_next_space(c->server->store, c->followed - 1) :
-                                            NULL;
-
-        return space && space_number(space) == c->followed - 1 ? space : NULL;
+        return c->followed ? store_space_by_number(c->server->store, c->followed - 1) : NULL;
 }
 
 void client_follow(struct client *c, struct space *space) {

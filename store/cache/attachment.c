@@ -188,9 +188,9 @@ static uint32_t free_seat(struct space *space) {
 
 /* Frees an attachment that has ended, though its times of use were not copied. False: none. */
 static bool bury_one(struct space *space) {
-        for (uint32_t i = 0; i < space->n_attachments; i++)
-                if (space->attachments[i] && has_ended(space->attachments[i])) {
-                        bury(space->attachments[i]);
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));)
+                if (has_ended(a)) {
+                        bury(a);
                         return true;
                 }
         return false;
@@ -283,9 +283,8 @@ bool attachment_is_inherited(const struct attachment *a) {
  * until all of them have ended. One of them has it, and passes it to another when it ends.
  */
 bool block_inherit(struct space *space, uint32_t id) {
-        for (uint32_t i = 0; space->account.inherited.n && i < space->n_attachments; i++) {
-                struct attachment *a = space->attachments[i];
-
+        for (struct attachment *a = NULL;
+             space->account.inherited.n && (a = space_next_attachment(space, a));) {
                 if (!attachment_is_inherited(a))
                         continue;
                 space->blocks[id].owner = a->seat;
@@ -385,11 +384,7 @@ struct attachment *attachment_free(struct attachment *a, bool died) {
  * Or it is left to the next daemon, and so is all that the attachments have.
  */
 void attachments_end(struct space *space) {
-        for (uint32_t i = 0; i < space->n_attachments; i++) {
-                struct attachment *a = space->attachments[i];
-
-                if (!a)
-                        continue;
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));) {
                 a->posts_left = 0;
                 if (a->state == FOLDING)
                         continue;
@@ -404,10 +399,8 @@ void attachments_end(struct space *space) {
 
 /* Called when an allocation finds no free block. */
 bool attachments_give(struct space *space) {
-        for (uint32_t i = 0; i < space->n_attachments; i++) {
-                struct attachment *a = space->attachments[i];
-
-                if (!a || a->state != FOLDING || a->posts_left || a->stopping || !a->filling.n)
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));) {
+                if (a->state != FOLDING || a->posts_left || a->stopping || !a->filling.n)
                         continue;
                 discard(a, AT_ONCE);
                 return true;
@@ -470,11 +463,7 @@ static bool give_back_piece(struct attachment *a) {
  * there may be more.
  */
 bool attachment_fold(struct space *space) {
-        for (uint32_t i = 0; i < space->n_attachments; i++) {
-                struct attachment *a = space->attachments[i];
-
-                if (!a)
-                        continue;
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));) {
                 if (clear_up(a, PIECE))
                         return true;
                 if (!has_ended(a) && (space_lives(space) || hooks_attachment_lingers(a)))

@@ -14,10 +14,6 @@
 
 /* ---- the number ------------------------------------------------------------------------------ */
 
-static uint64_t less(uint64_t a, uint64_t b) {
-        return a - MIN(a, b);
-}
-
 uint32_t fill_limit(const struct space *space) {
         uint64_t quota = space->domain->config.client_quota;
         uint64_t limit = quota ? quota / space->ix->block_bytes : space->memory.max_blocks / 2;
@@ -101,16 +97,10 @@ void available_tell(struct attachment *a) {
                               memory_order_relaxed);
 }
 
-static struct attachment *live(const struct space *space, uint32_t seat) {
-        struct attachment *a = space->attachments[seat];
-
-        return a && a->state != FOLDING ? a : NULL;
-}
-
 static void tell_all(struct space *space) {
-        for (uint32_t i = 0; i < space->n_attachments; i++)
-                if (live(space, i))
-                        available_tell(space->attachments[i]);
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));)
+                if (a->state != FOLDING)
+                        available_tell(a);
 }
 
 /* ---- held blocks ----------------------------------------------------------------------------- */
@@ -152,9 +142,9 @@ static void mark_chain(struct space *space, struct attachment *a, uint32_t *budg
 uint64_t pins_state(const struct space *space) {
         uint64_t state = 0;
 
-        for (uint32_t i = 0; i < space->n_attachments; i++)
-                if (live(space, i))
-                        state = state * 31 + atomic_load(&space->attachments[i]->page->held) + 1;
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));)
+                if (a->state != FOLDING)
+                        state = state * 31 + atomic_load(&a->page->held) + 1;
         return state;
 }
 
@@ -180,9 +170,8 @@ static void begin(struct space *space, uint64_t state) {
                                     .n_held = space->look.n_held,
                                     .round = space->look.round + 1,
                                     .state = state};
-        for (uint32_t i = 0; i < space->n_attachments; i++)
-                if (space->attachments[i])
-                        space->attachments[i]->look = (struct attachment_look){0};
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));)
+                a->look = (struct attachment_look){0};
 }
 
 static void end(struct space *space) {
@@ -190,10 +179,8 @@ static void end(struct space *space) {
         space->look.under_way = false;
         space->look.n_held = space->look.found;
         space->look.rest = space->look.pieces / 8; /* long rounds are made less often */
-        for (uint32_t i = 0; i < space->n_attachments; i++) {
-                struct attachment *a = live(space, i);
-
-                if (!a)
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));) {
+                if (a->state == FOLDING)
                         continue;
                 a->pinned = a->look.pinned;
                 atomic_store_explicit(&a->page->held_seen, a->look.held, memory_order_relaxed);
@@ -237,9 +224,9 @@ bool available_look(struct space *space) {
                 end(space);
                 return false;
         }
-        a = live(space, look->seat);
+        a = space->attachments[look->seat];
         look->pieces++;
-        if (!a || look_through(space, a)) {
+        if (!a || a->state == FOLDING || look_through(space, a)) {
                 look->seat++;
                 look->id = 0;
                 look->up = NONE;

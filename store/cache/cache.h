@@ -104,7 +104,7 @@ struct block {
         bool private : 1;
         bool summarised : 1;   /* its row of the summaries is made */
         bool reviving : 1;     /* FILLING, by a worker: in no attachment's list */
-        bool pending : 1;      /* SEALED, its data is not known to be there (semaphore.c) */
+        bool pending : 1;      /* SEALED, its data is not known to be there (unready.c) */
         bool poisoned : 1;     /* SEALED, it or a block before it never got its data */
         bool kept : 1;         /* counted in its segment's n_kept */
 };
@@ -272,7 +272,7 @@ struct private_blocks { /* private.c */
         struct block_list garbage; /* blocks without references and holds, oldest first */
 };
 
-struct unready { /* blocks whose data is not there yet, or never will be: device/semaphore.c */
+struct unready { /* blocks whose data is not there yet, or never will be: unready.c */
         uint64_t n_pending;
         struct block_list poisoned; /* poisoned blocks that are no longer pending */
         struct poisoning {       /* poisons a block and its descendants, in pieces */
@@ -400,6 +400,19 @@ static inline struct store *space_store(const struct space *s) {
         return s->domain->store;
 }
 
+/* What its blocks hold: layers, layout, tokens. */
+static inline const struct kvd_shape *space_geometry(const struct space *s) {
+        return &s->ix->geometry;
+}
+
+static inline uint32_t space_block_tokens(const struct space *s) {
+        return s->ix->geometry.block_tokens;
+}
+
+static inline uint64_t space_block_bytes(const struct space *s) {
+        return s->ix->block_bytes;
+}
+
 /* Are prefixes found either whole or not at all? */
 static inline bool space_finds_whole(const struct space *s) {
         return s->ix->kind == KVD_kind_bidirectional;
@@ -419,12 +432,25 @@ static inline uint32_t space_ids(const struct space *s) {
                                 atomic_load_explicit(&s->ix->n_segments, memory_order_relaxed));
 }
 
+static inline struct segment *space_segment(const struct space *s, uint32_t number) {
+        return &s->memory.segments[number];
+}
+
 static inline struct segment *block_segment(const struct space *s, uint32_t id) {
-        return &s->memory.segments[kvd_segment_of(s->ix, id)];
+        return space_segment(s, kvd_segment_of(s->ix, id));
 }
 
 static inline struct arena *block_arena(struct space *s, uint32_t id) {
         return s->ix->arena ? block_segment(s, id)->arena : s->memory.arenas;
+}
+
+/* What the daemon knows of the block, and what clients read of it. */
+static inline const struct block *block_of(const struct space *s, uint32_t id) {
+        return &s->blocks[id];
+}
+
+static inline const struct kvd_desc *block_desc(const struct space *s, uint32_t id) {
+        return kvd_index_desc(s->ix, id);
 }
 
 static inline uint32_t block_generation(const struct space *s, uint32_t id) {
@@ -438,6 +464,16 @@ static inline kvd_ref block_ref(const struct space *s, uint32_t id) {
 /* Are its blocks still being taken over (adopt.c)? Nothing else changes the space then. */
 static inline bool space_is_incomplete(const struct space *s) {
         return s->memory.before != NULL;
+}
+
+/* Are there blocks whose data is still to come? */
+static inline bool space_awaits_data(const struct space *s) {
+        return s->unready.n_pending;
+}
+
+/* Left to the next daemon: nothing of it changes any more. */
+static inline bool space_is_left(const struct space *s) {
+        return s->memory.left;
 }
 
 /* False: it was deleted, and is being freed in pieces. */
@@ -459,6 +495,11 @@ static inline void space_changes(struct space *s) {
                 space_is_busy(s);
 }
 
+/* For the tiers below, which say what is in it. */
+static inline struct block_record *block_record(const struct space *s, uint32_t id) {
+        return &s->records[id];
+}
+
 /* place: in the file, plus 1; handle: the clients' name for the record. All 0: no record. */
 static inline void block_set_record(struct space *s, uint32_t id, uint32_t place, uint32_t mark,
                                     uint64_t handle) {
@@ -476,11 +517,28 @@ static inline void space_set_below(struct space *s, enum kvd_below which, bool o
                               memory_order_relaxed);
 }
 
+/* counters.c: adds a call to the histogram that the clients' own calls are counted in */
+void space_count_latency(struct space *space, enum kvd_latency which, uint64_t ns);
+
 static inline void space_count(struct space *s, enum kvd_space_counter which, uint64_t n) {
         shm_u64 *counter = &s->ix->counters[which];
 
         atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + n,
                               memory_order_relaxed);
+}
+
+/* Maximum number of attachments so far: a look at a block may read a pin page of each. */
+static inline uint32_t space_seats(const struct space *s) {
+        return s->n_attachments;
+}
+
+/* The attachment after that one, by seat; after NULL, the first one. NULL: there are no more. */
+static inline struct attachment *space_next_attachment(const struct space *s,
+                                                       const struct attachment *a) {
+        for (uint32_t i = a ? a->seat + 1 : 0; i < s->n_attachments; i++)
+                if (s->attachments[i])
+                        return s->attachments[i];
+        return NULL;
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
@@ -510,6 +568,19 @@ bool block_current(const struct space *space, kvd_ref ref); /* sealed, with that
 /* position of its first token when it was written, in tokens */
 uint32_t block_position(const struct space *space, uint32_t id);
 bool block_is_garbage(const struct block *b);
+/* blocks that cannot simply be evicted: private ones but for garbage, and those being filled */
+uint64_t blocks_committed(const struct space *space);
+
+/* unready.c: blocks whose data is still to come (pending), or never will (poisoned) */
+/* The block waits for its data, in that list. */
+void block_awaits(struct space *space, struct block_list *list, uint32_t id);
+/* It leaves the list, and is swept as soon as nobody pins it if it is poisoned. */
+void block_awaits_no_more(struct space *space, struct block_list *list, uint32_t id);
+/* Poisons a block and all blocks behind it. False: *budget ran out; poison_goes_on continues. */
+bool block_poison(struct space *space, uint32_t id, uint32_t *budget);
+bool poison_goes_on(struct space *space, uint32_t *budget);
+/* frees poisoned blocks that are not pinned any more. True: some are left */
+bool poisoned_sweep(struct space *space);
 
 /*
  * Maximum number of words of pin pages that one turn of the loop reads. This bounds the time that
@@ -575,7 +646,7 @@ uint32_t tenant_most(uint32_t of);
 /* ---- eviction -------------------------------------------------------------------------------- */
 
 bool policy_goes_by_worth(uint32_t policy); /* does it ask the methods what a block is worth? */
-void evict_policy_changed(struct space *space);
+void evict_set_policy(struct space *space, uint32_t policy);
 void block_restamp(struct space *space, uint32_t id); /* updates a leaf's place in its heap */
 void block_condemn(struct space *space, uint32_t id); /* it is evicted before all others */
 /* false: it is in use */

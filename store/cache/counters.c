@@ -55,3 +55,10 @@ void counters_add(const struct attachment *a, uint64_t *sums) {
         for (uint32_t i = 0; i < KVD_CLIENT_WORDS; i++)
                 sums[i] += MIN(words[i], UINT64_MAX - sums[i]);
 }
+
+void space_count_latency(struct space *space, enum kvd_latency which, uint64_t ns) {
+        uint64_t *words = space->account.past_counters;
+
+        words[kvd_latency_sum(which)] += ns;
+        words[kvd_latency_bucket(which, ns)]++;
+}

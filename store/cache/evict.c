@@ -346,7 +346,10 @@ void block_condemn(struct space *space, uint32_t id) {
 }
 
 /* Policies interpret stamps differently, so idle work computes all stamps again. */
-void evict_policy_changed(struct space *space) {
+void evict_set_policy(struct space *space, uint32_t policy) {
+        if (policy == space->ix->policy)
+                return;
+        space->ix->policy = policy;
         space->leaves.n_old = space_ids(space);
         space_is_busy(space);
 }

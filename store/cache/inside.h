@@ -85,6 +85,12 @@ void block_append_free(struct space *space, uint32_t id); /* to be allocated las
 uint32_t block_pop_free(struct space *space, struct arena *arena); /* or NONE */
 void block_fill_begin(struct space *space, uint32_t id, struct attachment *a);
 
+/*
+ * private.c: frees up to `most` blocks of the list that no client pins. Pinned ones go to its end,
+ * so that a call looks at each once. True: some were freed.
+ */
+bool block_list_sweep(struct space *space, struct block_list *list, uint32_t most);
+
 /* available.c */
 uint32_t fill_limit(const struct space *space); /* blocks that a process may be filling at once */
 void available_tell(struct attachment *a);

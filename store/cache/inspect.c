@@ -13,10 +13,8 @@
 
 static void sum_clients(struct space *space, struct space_usage *ret) {
         memcpy(ret->client_counters, space->account.past_counters, sizeof ret->client_counters);
-        for (uint32_t i = 0; i < space->n_attachments; i++) {
-                struct attachment *a = space->attachments[i];
-
-                if (!a || a->state == FOLDING)
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));) {
+                if (a->state == FOLDING)
                         continue;
                 ret->attachments++;
                 counters_add(a, ret->client_counters);

@@ -198,10 +198,8 @@ static void take_piece(struct attachment *a) {
  * refused takes a window first.
  */
 bool posts_take_left(struct space *space) {
-        for (uint32_t i = 0; i < space->n_attachments; i++) {
-                struct attachment *a = space->attachments[i];
-
-                if (!a || !a->posts_left)
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));) {
+                if (!a->posts_left)
                         continue;
                 take_piece(a);
                 return true;

@@ -30,23 +30,30 @@ static void becomes_garbage(struct space *space, uint32_t id) {
         block_list_append(space, &space->private.garbage, id);
 }
 
-/* A pinned block moves to the end of the list, so that a call looks at it once. */
-bool garbage_sweep(struct space *space, uint32_t budget) {
-        uint64_t n = MIN(space->private.garbage.n, budget);
+bool block_list_sweep(struct space *space, struct block_list *list, uint32_t most) {
         uint32_t reads = KVD_PIN_READS;
         bool freed = false;
 
-        for (; n > 0 && reads; n--) {
-                uint32_t id = space->private.garbage.first;
+        for (uint32_t n = MIN(list->n, most); n && reads; n--) {
+                uint32_t id = list->first;
 
-                if (evict_leaf(space, id, &reads)) {
+                if (space->blocks[id].child == NONE && evict_leaf(space, id, &reads)) {
                         freed = true;
                         continue;
                 }
-                block_list_remove(space, &space->private.garbage, id);
-                block_list_append(space, &space->private.garbage, id);
+                block_list_remove(space, list, id);
+                block_list_append(space, list, id);
         }
         return freed;
+}
+
+bool garbage_sweep(struct space *space, uint32_t budget) {
+        return block_list_sweep(space, &space->private.garbage, budget);
+}
+
+uint64_t blocks_committed(const struct space *space) {
+        return space->count[KVD_FILLING] + space->count[KVD_LIMBO] + space->private.n -
+               space->private.garbage.n;
 }
 
 /* ---- references and holds -------------------------------------------------------------------- */

@@ -298,13 +298,6 @@ int space_open(struct domain *domain, const struct space_spec *wanted, bool crea
 
 /* ---- deleting -------------------------------------------------------------------------------- */
 
-static bool has_attachments(const struct space *space) {
-        for (uint32_t i = 0; i < space->n_attachments; i++)
-                if (space->attachments[i])
-                        return true;
-        return false;
-}
-
 #define LET_GO_BYTES (UINT64_C(4) << 20) /* of the daemon's own memory in one call */
 
 /*
@@ -354,7 +347,7 @@ bool store_bury(struct store *store) {
         if (attachment_fold(space) || hooks_space_buried(space))
                 return true;
         /* streams that wait for their data must be woken first: semaphore.c */
-        if (has_attachments(space))
+        if (space_next_attachment(space, NULL))
                 return false;
         if (let_go_piece(space))
                 return true;
@@ -397,9 +390,7 @@ int space_delete(struct space *space, bool force) {
 }
 
 void store_hand_on(struct store *store) {
-        struct space *space = store_next_space(store, 0);
-
-        for (; space; space = store_next_space(store, space->number + 1))
+        for (struct space *space = NULL; (space = store_space_after(store, space));)
                 if (space_outlives(space)) {
                         space->memory.left = true;
                         attachments_end(space);
@@ -415,27 +406,7 @@ void space_leave(struct space *space) {
         }
 }
 
-/* ---- questions ------------------------------------------------------------------------------- */
-
-const char *space_name(const struct space *space) {
-        return space->name;
-}
-
-struct domain *space_domain(const struct space *space) {
-        return space->domain;
-}
-
-uint32_t space_number(const struct space *space) {
-        return space->number;
-}
-
-const struct kvd_index *space_index(const struct space *space) {
-        return space->ix;
-}
-
-int space_index_fd(const struct space *space) {
-        return space->index.fd_ro;
-}
+/* ---- segments' descriptors ------------------------------------------------------------------- */
 
 int space_segment_fd(struct attachment *a, uint32_t number, bool *writable) {
         struct space *space = a->space;
@@ -454,10 +425,6 @@ int space_segment_fd(struct attachment *a, uint32_t number, bool *writable) {
 }
 
 /* ---- the same for workers -------------------------------------------------------------------- */
-
-int space_index_fd_for_worker(struct space *space) {
-        return space->index.fd_ro;
-}
 
 int space_worker_segment_fd(struct space *space, uint32_t segment) {
         struct segment *s = &space->memory.segments[segment];

@@ -133,7 +133,7 @@ bool carry_shrink(struct carry *c) {
 }
 
 void carry_take_back(struct carry *c, struct space *space, uint32_t place) {
-        uint64_t most = MIN(MAX(c->most / space->ix->block_bytes, 1), CARRY_MOST);
+        uint64_t most = MIN(MAX(c->most / space_block_bytes(space), 1), CARRY_MOST);
 
         space_changes(space);
         if (space == c->last && c->n_spare < most)
@@ -173,12 +173,12 @@ void carry_add_copy(struct carry *c, kvd_ref block, uint32_t place, uint64_t che
 
 int carry_memory(const struct carry *c, uint32_t item, struct space *space, kvd_ref block,
                  uint64_t *offset) {
-        uint32_t id = kvd_ref_id(block), segment = kvd_segment_of(space->ix, id);
+        uint32_t id = kvd_ref_id(block), segment = kvd_segment_of(space_index(space), id);
 
         if (c)
                 return place_memory(space, c->items[item].place, offset);
-        *offset = (id - kvd_segments_ids(space->ix, segment)) * space->ix->block_bytes;
-        return space_store(space)->memory->descriptor(space, &space->memory.segments[segment], true);
+        *offset = (id - kvd_segments_ids(space_index(space), segment)) * space_block_bytes(space);
+        return space_store(space)->memory->descriptor(space, space_segment(space, segment), true);
 }
 
 uint32_t carry_give(struct carry *c, uint32_t item) {
@@ -229,10 +229,6 @@ static uint64_t needs(const struct store *store, const struct carry *carry, uint
         return most / 2 >= all ? carry->most : most / 2 * carry->most / all;
 }
 
-static uint64_t less(uint64_t a, uint64_t b) {
-        return a - MIN(a, b);
-}
-
 static uint64_t places_of(const struct carry *c) {
         uint64_t n = c->n_spare;
 
@@ -253,13 +249,13 @@ static uint64_t held_by(const struct carry *c, const struct domain *domain) {
 /* Bytes reserved for copies that are read from files: enough for at least one. */
 static uint64_t come_back(const struct space *space, uint64_t most) {
         return space_store(space)->account.copies_below ?
-                       MAX(most / COME_BACK, space->ix->block_bytes) :
+                       MAX(most / COME_BACK, space_block_bytes(space)) :
                        0;
 }
 
 bool carry_spares(const struct space *space, uint64_t bytes) {
         const struct store *store = space_store(space);
-        const struct domain *domain = space->domain;
+        const struct domain *domain = space_domain(space);
         uint64_t limit = store->account.limit[KVD_COST_spill];
         uint64_t own = bytes + come_back(space, domain_most(domain, KVD_COST_spill));
         uint64_t all = bytes + come_back(space, limit);
@@ -267,7 +263,7 @@ bool carry_spares(const struct space *space, uint64_t bytes) {
         for (const struct carry *c = store->account.carries; c; c = c->next) {
                 uint64_t most = needs(store, c, domain_most(domain, KVD_COST_spill));
 
-                own += less(MAX(most, space->ix->block_bytes), held_by(c, domain));
+                own += less(MAX(most, space_block_bytes(space)), held_by(c, domain));
                 all += less(needs(store, c, limit), held_by(c, NULL));
         }
         return own <= account_room(domain, KVD_COST_spill) &&
@@ -276,20 +272,21 @@ bool carry_spares(const struct space *space, uint64_t bytes) {
 
 bool carry_spares_place(const struct space *space) {
         const struct store *store = space_store(space);
-        uint64_t bytes = space->ix->block_bytes, kept = 0;
+        uint64_t all = domain_most(space_domain(space), KVD_COST_spill), kept = 0;
+        uint64_t bytes = space_block_bytes(space);
 
         for (const struct carry *c = store->account.carries; c; c = c->next) {
-                uint64_t most = needs(store, c, domain_most(space->domain, KVD_COST_spill)) / bytes;
+                uint64_t most = needs(store, c, all) / bytes;
 
                 most = MIN(MAX(most, 1), CARRY_MOST);
                 kept += less(most, c->last == space ? places_of(c) : 0);
         }
-        return places_free(space) > MIN(kept, kvd_places(space->ix) / 2) &&
+        return places_free(space) > MIN(kept, kvd_places(space_index(space)) / 2) &&
                carry_spares(space, bytes);
 }
 
 uint64_t carry_changes(const struct carry *c, const struct space *space) {
-        return c ? atomic_load(&space->ix->counters[KVD_SPACE_ALLOCATED]) +
-                           atomic_load(&space->ix->counters[KVD_SPACE_SEALED]) :
+        return c ? atomic_load(&space_index(space)->counters[KVD_SPACE_ALLOCATED]) +
+                           atomic_load(&space_index(space)->counters[KVD_SPACE_SEALED]) :
                    space->audit.changes;
 }

@@ -387,10 +387,6 @@ static uint64_t unused_bytes(const struct space *space) {
         return n * space->ix->segment_bytes;
 }
 
-static uint64_t less(uint64_t a, uint64_t b) {
-        return a > b ? a - b : 0;
-}
-
 /* Bytes that others could give to the space, above their guarantees and within its quota. */
 static uint64_t bytes_of_others(const struct world *w, const struct user *u) {
         const struct domain *own = u->space->domain;
