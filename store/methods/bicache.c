@@ -43,13 +43,13 @@ struct profile {
         double sums[];                 /* sums of sim[0], then of sim[1] */
 };
 
-static double setting(const struct space *space, enum kvd_setting which) {
-        return kvd_setting_get(space->ix->settings, which);
+static struct profile *profile_of(const struct space *space) {
+        return space->parts.profile;
 }
 
 static int refuse(struct space *space, int error, const char *what) {
-        return store_refuse(space_store(space), error, "profile of space '%s': %s", space->name,
-                            what);
+        return store_refuse(space_store(space), error, "profile of space '%s': %s",
+                            space_name(space), what);
 }
 
 static float threshold(const struct space *space) {
@@ -57,18 +57,18 @@ static float threshold(const struct space *space) {
 }
 
 static const struct kvd_bprofile *chosen(const struct space *space) {
-        return &space->parts.profile->sim[(int)setting(space, KVD_bicache_sim)];
+        return &profile_of(space)->sim[(int)setting(space, KVD_bicache_sim)];
 }
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
 static void begin(struct space *space) {
-        struct profile *p = space->parts.profile;
-        size_t n = (size_t)RATIOS * space->ix->geometry.layers;
+        struct profile *p = profile_of(space);
+        size_t n = (size_t)RATIOS * space_geometry(space)->layers;
 
         memset(p->sums, 0, 2 * n * sizeof p->sums[0]);
         for (uint32_t i = 0; i < ARRAY_SIZE(p->sim); i++)
-                p->sim[i] = (struct kvd_bprofile){.n_layers = space->ix->geometry.layers,
+                p->sim[i] = (struct kvd_bprofile){.n_layers = space_geometry(space)->layers,
                                                   .tau = threshold(space),
                                                   .sum = p->sums + i * n};
 }
@@ -76,7 +76,7 @@ static void begin(struct space *space) {
 /* Adds results[layer][token_mean, flat]. Returns false if a result is not finite. */
 static bool add(struct space *space, uint32_t r, const float (*results)[2]) {
         static const int place[] = {[SIM_FLAT] = 1, [SIM_TOKEN_MEAN] = 0};
-        struct profile *p = space->parts.profile;
+        struct profile *p = profile_of(space);
         bool good = true;
 
         for (uint32_t sim = 0; sim < ARRAY_SIZE(p->sim); sim++) {
@@ -88,7 +88,7 @@ static bool add(struct space *space, uint32_t r, const float (*results)[2]) {
 }
 
 static void pop(struct space *space, bool failed) {
-        struct profile *p = space->parts.profile;
+        struct profile *p = profile_of(space);
         struct sample *s = p->first;
 
         p->first = s->next;
@@ -106,7 +106,7 @@ static bool still_there(const struct sample *s) {
 
 static bool write_profile(struct ticket *t, struct job *job) {
         struct space *space = t->space;
-        struct profile *p = space->parts.profile;
+        struct profile *p = profile_of(space);
 
         while (p->first && !still_there(p->first))
                 pop(space, true);
@@ -115,12 +115,12 @@ static bool write_profile(struct ticket *t, struct job *job) {
         for (uint32_t i = 0; i < p->first->n_blocks; i++)
                 job_add(job, p->first->blocks[i], i);
         job_param(job, 0, p->first->n_tokens);
-        job_results(job, space->ix->geometry.layers);
+        job_results(job, space_geometry(space)->layers);
         return true;
 }
 
 static void settle_profile(struct job *job, enum job_end end, const void *results, uint32_t n) {
-        struct profile *p = job->space->parts.profile;
+        struct profile *p = profile_of(job->space);
 
         if (!job->ticket || end == JOB_AGAIN)
                 return;
@@ -137,25 +137,22 @@ static const struct job_kind job_profile = {.number = KVD_JOB_PROFILE,
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-static struct profile *profile_of(struct space *space) {
-        size_t layers = space->ix->geometry.layers, n = 2 * RATIOS * layers;
-        struct profile *p = space->parts.profile;
+static struct profile *profile_new(struct space *space) {
+        size_t layers = space_geometry(space)->layers, n = 2 * RATIOS * layers;
+        struct profile *p = space->parts.profile =
+                sys->calloc(1, sizeof *p + n * sizeof p->sums[0] + layers * sizeof *p->one);
 
-        if (p)
-                return p;
-        p = sys->calloc(1, sizeof *p + n * sizeof p->sums[0] + layers * sizeof *p->one);
         if (!p)
                 return NULL;
         p->end = &p->first;
         p->one = (float *)(p->sums + n);
         ticket_init(&p->ticket, &job_profile, space, NULL);
-        space->parts.profile = p;
         begin(space);
         return p;
 }
 
 static void profile_free(struct space *space) {
-        struct profile *p = space->parts.profile;
+        struct profile *p = profile_of(space);
 
         if (!p)
                 return;
@@ -172,7 +169,7 @@ static void profile_free(struct space *space) {
 
 /* The attachment's samples are removed when their turn comes. */
 static bool profile_leave(struct attachment *a) {
-        struct profile *p = a->space->parts.profile;
+        struct profile *p = profile_of(a->space);
 
         for (struct sample *s = p ? p->first : NULL; s; s = s->next)
                 if (s->attachment == a)
@@ -186,7 +183,7 @@ static bool profile_leave(struct attachment *a) {
 
 static int check_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_ref *blocks,
                         uint32_t n) {
-        const struct kvd_shape *g = &a->space->ix->geometry;
+        const struct kvd_shape *g = space_geometry(a->space);
         uint32_t side = n / g->layer_groups / 2;
 
         if (r >= RATIOS)
@@ -212,7 +209,7 @@ int space_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_
                 error = check_sample(a, r, n_tokens, blocks, n_blocks);
         if (error < 0)
                 return error;
-        p = profile_of(a->space);
+        p = profile_of(a->space) ?: profile_new(a->space);
         if (p && p->n_asked - p->n_done >= SAMPLES_WAITING)
                 return refuse(a->space, -EBUSY,
                               "too many samples wait to be measured; ask whether one is done");
@@ -230,7 +227,7 @@ int space_sample(struct attachment *a, uint32_t r, uint32_t n_tokens, const kvd_
 }
 
 int space_sample_done(struct attachment *a, uint64_t ticket) {
-        const struct profile *p = a->space->parts.profile;
+        const struct profile *p = profile_of(a->space);
 
         if (!p || ticket == 0 || ticket > p->n_asked)
                 return refuse(a->space, -ENOENT, "there is no sample of that ticket");
@@ -246,7 +243,7 @@ int space_sample_done(struct attachment *a, uint64_t ticket) {
 /* ---- the table ------------------------------------------------------------------------------- */
 
 static bool has_samples(const struct space *space) {
-        for (uint32_t r = 0; space->parts.profile && r < RATIOS; r++)
+        for (uint32_t r = 0; profile_of(space) && r < RATIOS; r++)
                 if (chosen(space)->requests[r])
                         return true;
         return false;
@@ -298,7 +295,7 @@ int space_profile_import(struct space *space, const uint8_t depth[101], uint32_t
                 return refuse(space, -EINVAL,
                               "the table was made with the other bicache.r_def; make it again, or change the setting");
         for (uint32_t r = 0; r < RATIOS; r++)
-                if (depth[r] == 0 || depth[r] > space->ix->geometry.layers ||
+                if (depth[r] == 0 || depth[r] > space_geometry(space)->layers ||
                     (r && depth[r] < depth[r - 1]))
                         return refuse(space, -EINVAL,
                                       "depths are 1 to the number of layers, and never decrease");
@@ -310,7 +307,7 @@ void space_profile_forget(struct space *space) {
         static const uint8_t none[RATIOS];
 
         set_table(space, none, 0);
-        if (space->parts.profile)
+        if (profile_of(space))
                 begin(space);
 }
 
@@ -332,7 +329,7 @@ static void tell_similarity(const struct kvd_bprofile *profile, struct profile_r
 }
 
 void space_profile(struct space *space, struct profile_report *ret) {
-        const struct kvd_index *ix = space->ix;
+        const struct kvd_index *ix = space_index(space);
 
         ret->layers = ix->geometry.layers;
         ret->def = atomic_load(&ix->depth_def);
@@ -340,7 +337,7 @@ void space_profile(struct space *space, struct profile_report *ret) {
                 ret->depth[r] = (uint8_t)atomic_load(&ix->depth[r]);
         ret->n_similarity = 0;
         memset(ret->samples, 0, sizeof ret->samples);
-        if (space->parts.profile)
+        if (profile_of(space))
                 tell_similarity(chosen(space), ret);
 }
 

@@ -29,7 +29,7 @@ static size_t answer_bytes(const struct kvd_shape *g) {
 
 static int refuse(struct attachment *a, int error, const char *what) {
         return store_refuse(space_store(a->space), error, "sharing configuration in space '%s': %s",
-                            a->space->name, what);
+                            space_name(a->space), what);
 }
 
 /* ---- the job --------------------------------------------------------------------------------- */
@@ -38,7 +38,7 @@ static int refuse(struct attachment *a, int error, const char *what) {
 static bool write_config(struct ticket *t, struct job *job) {
         struct sequence *q = t->owner;
         struct critical *c = q->critical;
-        const struct kvd_shape *g = &q->space->ix->geometry;
+        const struct kvd_shape *g = space_geometry(q->space);
         const uint32_t params[] = {g->layers, g->kv_heads, c->queries, c->words, c->selected};
 
         if (!c->wanted || !blocks_filled_by(q->attachment, c->blocks, c->n_blocks)) {
@@ -78,7 +78,7 @@ static void settle_config(struct job *job, enum job_end end, const void *results
         if (!c || end == JOB_AGAIN)
                 return;
         c->wanted = false;
-        c->ready = end == JOB_DONE && answer_is_sound(&q->space->ix->geometry, results);
+        c->ready = end == JOB_DONE && answer_is_sound(space_geometry(q->space), results);
         if (c->ready)
                 memcpy(c->answer, results, n);
         sync_news(q->space);
@@ -108,14 +108,14 @@ static bool pending(struct sequence *q) {
 static struct critical *critical_of(struct sequence *q) {
         if (q->critical)
                 return q->critical;
-        q->critical = sys->calloc(1, sizeof *q->critical + answer_bytes(&q->space->ix->geometry));
+        q->critical = sys->calloc(1, sizeof *q->critical + answer_bytes(space_geometry(q->space)));
         if (q->critical)
                 ticket_init(&q->critical->ticket, &job_config, q->space, q);
         return q->critical;
 }
 
 static int check(struct attachment *a, const struct critical_request *req) {
-        const struct kvd_index *ix = a->space->ix;
+        const struct kvd_index *ix = space_index(a->space);
         const struct kvd_shape *g = &ix->geometry;
         uint64_t bits = (uint64_t)g->layers * g->kv_heads * req->queries * req->words *
                         sizeof(uint64_t);
@@ -162,7 +162,7 @@ int sequence_critical(struct attachment *a, uint32_t number, const struct critic
 }
 
 int sequence_sharing(struct attachment *a, uint32_t number, uint8_t *layers, uint8_t *heads) {
-        const struct kvd_shape *g = &a->space->ix->geometry;
+        const struct kvd_shape *g = space_geometry(a->space);
         struct sequence *q = sequence_find(a, number);
         const struct critical *c = q ? q->critical : NULL;
 
@@ -178,7 +178,7 @@ int sequence_sharing(struct attachment *a, uint32_t number, uint8_t *layers, uin
 }
 
 static bool reads_summaries(const struct space *space) {
-        return kvd_setting_on(space->ix->settings, KVD_hshare_on);
+        return is_on(space, KVD_hshare_on);
 }
 
 const struct hooks hshare_hooks = {

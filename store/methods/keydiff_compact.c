@@ -20,7 +20,7 @@
 
 static int refuse(struct attachment *a, int error, const char *what) {
         return store_refuse(space_store(a->space), error, "compacting in space '%s': %s",
-                            a->space->name, what);
+                            space_name(a->space), what);
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -30,7 +30,7 @@ static bool can_compact(const struct entry *e) {
 }
 
 static int check_space(struct attachment *a) {
-        const struct kvd_index *ix = a->space->ix;
+        const struct kvd_index *ix = space_index(a->space);
 
         if (!kvd_setting_on(ix->settings, KVD_keydiff_on))
                 return refuse(a, -EOPNOTSUPP, "keydiff is off");
@@ -109,7 +109,7 @@ full:
 int sequence_compact(struct attachment *a, uint32_t number, uint32_t first, uint32_t n,
                      uint32_t keep) {
         struct sequence *q = sequence_find(a, number);
-        uint32_t bt = a->space->ix->geometry.block_tokens, entries, n_to;
+        uint32_t bt = space_block_tokens(a->space), entries, n_to;
         uint64_t tokens;
         int r = q ? check_space(a) : -ENOENT;
 
@@ -192,7 +192,7 @@ static uint32_t count_items(const struct job *job, uint32_t flag) {
 /* The i-th source's entry gets the i-th new block, if there is one. */
 static void offer_all(struct sequence *q, struct job *job) {
         uint32_t n = count_items(job, KVD_JOB_SOURCE), n_to = count_items(job, KVD_JOB_DEST);
-        uint32_t bt = q->space->ix->geometry.block_tokens;
+        uint32_t bt = space_block_tokens(q->space);
 
         for (uint32_t i = 0; i < n; i++) {
                 uint32_t at = job->items[i].at;
@@ -281,7 +281,7 @@ static void end(struct sequence *q) {
 }
 
 static bool reads_summaries(const struct space *space) {
-        return kvd_setting_on(space->ix->settings, KVD_keydiff_on);
+        return is_on(space, KVD_keydiff_on);
 }
 
 const struct hooks keydiff_compact_hooks = {

@@ -15,10 +15,6 @@
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 
-static double setting(const struct space *space, enum kvd_setting which) {
-        return kvd_setting_get(space->ix->settings, which);
-}
-
 static struct kvd_use use_of(const struct attachment *a, uint32_t id) {
         uint32_t word = atomic_load_explicit(&a->use[id], memory_order_relaxed);
         struct kvd_use use;
@@ -155,13 +151,12 @@ static double squash(uint32_t v) {
 
 /* Returns 0 to 1. Blocks of chains are not ranked, since many sequences use them. */
 static double worth(const struct space *space, uint32_t id) {
-        const struct block *b = &space->blocks[id];
+        const struct block *b = block_of(space, id);
         double sum = 0, weights = 0, w;
         struct kvd_use most = {0};
 
-        for (uint32_t i = 0; i < space->n_attachments; i++) {
-                const struct attachment *a = space->attachments[i];
-                struct kvd_use use = a && a->state != FOLDING ? use_of(a, id) : (struct kvd_use){0};
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));) {
+                struct kvd_use use = a->state != FOLDING ? use_of(a, id) : (struct kvd_use){0};
 
                 most.mass = MAX(most.mass, use.mass);
                 most.hits = MAX(most.hits, use.hits);
@@ -229,22 +224,21 @@ static bool write_score_chain(struct ticket *t, struct job *job) {
         uint32_t ids[KVD_JOB_ITEMS], n = 0;
 
         if (!block_current(space, chain_scores_of(space)->leaf) ||
-            space->blocks[kvd_ref_id(chain_scores_of(space)->leaf)].private)
+            block_of(space, kvd_ref_id(chain_scores_of(space)->leaf))->private)
                 return false;
         for (uint32_t id = kvd_ref_id(chain_scores_of(space)->leaf);
-             id != NONE && n < KVD_JOB_ITEMS; id = space->blocks[id].parent) {
-                if (space->blocks[id].pending || space->blocks[id].poisoned)
+             id != NONE && n < KVD_JOB_ITEMS; id = block_of(space, id)->parent) {
+                if (block_of(space, id)->pending || block_of(space, id)->poisoned)
                         return false;
                 ids[n++] = id;
         }
         while (n-- > 0) {
-                const struct kvd_desc *desc = kvd_index_desc(space->ix, ids[n]);
                 struct kvd_job_item *item = job_add(job, block_ref(space, ids[n]), ids[n]);
 
                 if (!item)
                         break;
-                item->position = (int32_t)(desc->depth * space->ix->geometry.block_tokens);
-                item->n_tokens = desc->n_tokens;
+                item->position = (int32_t)block_position(space, ids[n]);
+                item->n_tokens = block_desc(space, ids[n])->n_tokens;
         }
         return true;
 }
@@ -254,10 +248,9 @@ static void settle_score_chain(struct job *job, enum job_end end, const void *re
         const float *score = results;
 
         for (uint32_t i = 0; end != JOB_AGAIN && i < job->n_items; i++) {
-                struct block *b = &job->space->blocks[job->items[i].at];
                 uint16_t s = end == JOB_DONE ? from_float(score[i]) : 0;
 
-                b->score = s ? s : UINT16_MAX / 2;
+                job->space->blocks[job->items[i].at].score = s ? s : UINT16_MAX / 2;
                 block_restamp(job->space, job->items[i].at);
         }
 }
@@ -275,13 +268,13 @@ static const struct job_kind job_score_chains = {.number = KVD_JOB_SCORE,
  * asks for scores of those without one.
  */
 static bool idle(struct space *space) {
-        uint32_t n = space_ids(space), looks = LOOKS / (1 + space->n_attachments / 4);
+        uint32_t n = space_ids(space), looks = LOOKS / (1 + space_seats(space) / 4);
 
-        if (!policy_goes_by_worth(space->ix->policy) || !n)
+        if (!policy_goes_by_worth(space_index(space)->policy) || !n)
                 return false;
         for (uint32_t i = 0; i < MIN(n, looks); i++) {
                 uint32_t id = chain_scores_of(space)->hand++ % n;
-                const struct block *b = &space->blocks[id];
+                const struct block *b = block_of(space, id);
 
                 if (!b->heap || b->private)
                         continue;
@@ -297,9 +290,8 @@ static bool idle(struct space *space) {
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static int begin_space(struct space *space) {
-        struct chain_scores *scores = sys->calloc(1, sizeof *scores);
+        struct chain_scores *scores = space->parts.chain_scores = sys->calloc(1, sizeof *scores);
 
-        space->parts.chain_scores = scores;
         if (!scores)
                 return -ENOMEM;
         ticket_init(&scores->ticket, &job_score_chains, space, NULL);
@@ -311,7 +303,7 @@ static void leave_space(struct space *space) {
 }
 
 static void end_space(struct space *space) {
-        free(space->parts.chain_scores);
+        free(chain_scores_of(space));
 }
 
 static void begin(struct sequence *q) {

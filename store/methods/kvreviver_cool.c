@@ -12,10 +12,6 @@
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 
-static bool is_on(const struct space *space, enum kvd_setting which) {
-        return kvd_setting_on(space->ix->settings, which);
-}
-
 /* Entries that wait to be revived may find room now. */
 static void room_again(struct sequence *q) {
         if (q->revive.n)
@@ -60,7 +56,7 @@ static bool can_be_copied(struct space *space, enum kvd_cool how, bool *full) {
 bool cool_entry(struct sequence *q, uint32_t at, enum kvd_cool how, bool *full) {
         struct entry *e = &q->entries[at];
 
-        if (e->busy != IDLE || !entry_is_own(e) || q->space->blocks[kvd_ref_id(e->ref)].refs > 1)
+        if (e->busy != IDLE || !entry_is_own(e) || block_of(q->space, kvd_ref_id(e->ref))->refs > 1)
                 return false;
         if (how == KVD_COOL_DROP) {
                 offer_leave(q, at, KVD_ENTRY_DROPPED);
@@ -131,8 +127,8 @@ static void add_spill(struct sequence *q, uint32_t at, struct sketch *s, uint32_
         if (s)
                 sketch_enter(q, e, s);
         item->place = job->items[job->n_items - 1].place = place;
-        e->summarised = q->space->blocks[kvd_ref_id(e->ref)].summarised;
-        item->to_row = place == KVD_NOWHERE ? NONE : kvd_copy_row(q->space->ix, place);
+        e->summarised = block_of(q->space, kvd_ref_id(e->ref))->summarised;
+        item->to_row = place == KVD_NOWHERE ? NONE : kvd_copy_row(space_index(q->space), place);
         item->ordinal = e->ordinal;
         item->position = (int32_t)e->position;
         item->n_tokens = e->slots;
@@ -293,7 +289,7 @@ static void end(struct sequence *q) {
 }
 
 static bool reads_summaries(const struct space *space) {
-        return kvd_setting_on(space->ix->settings, KVD_kvreviver_on);
+        return is_on(space, KVD_kvreviver_on);
 }
 
 const struct hooks kvreviver_cool_hooks = {

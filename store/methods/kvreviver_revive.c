@@ -78,7 +78,8 @@ static void add_revive(struct sequence *q, uint32_t at, kvd_ref to, bool approx,
         struct kvd_job_item *item = job_add(job, to, at);
 
         job->items[job->n_items - 1].flags = item->flags = approx ? KVD_ENTRY_APPROX : 0;
-        item->row = e->place == KVD_NOWHERE || approx ? NONE : kvd_copy_row(q->space->ix, e->place);
+        item->row = e->place == KVD_NOWHERE || approx ? NONE :
+                                                        kvd_copy_row(space_index(q->space), e->place);
         item->to_row = kvd_ref_id(to);
         item->place = approx ? NONE : e->place;
         item->checksum = approx ? 0 : e->checksum;

@@ -28,23 +28,18 @@
 #include "store/methods/methods.h"
 #include "store/tier/carry.h"
 
-static double setting(const struct space *space, enum kvd_setting which) {
-        return kvd_setting_get(space->ix->settings, which);
-}
-
 /* ---- one sketch ------------------------------------------------------------------------------ */
 
 /* The number of tokens of an epoch: at most the blocks that one REBUILD job can take. */
 static uint32_t epoch_tokens(const struct sequence *q) {
-        uint32_t bt = q->space->ix->geometry.block_tokens;
+        uint32_t bt = space_block_tokens(q->space);
         double most = MIN((double)q->max_blocks, KVD_JOB_ITEMS) * bt;
 
         return (uint32_t)MIN(MAX(setting(q->space, KVD_kvreviver_epoch), bt), most);
 }
 
-static uint32_t cell_floats(const struct kvd_index *ix) {
-        return ix->geometry.layers / ix->geometry.layer_groups * ix->geometry.kv_heads *
-               ix->geometry.head_dim;
+static uint32_t cell_floats(const struct kvd_shape *g) {
+        return g->layers / g->layer_groups * g->kv_heads * g->head_dim;
 }
 
 /* Columns for the vague share of the budget of an epoch's tokens. 0: there is no such share. */
@@ -123,14 +118,14 @@ static bool bury_one(struct space *space) {
 
 static struct sketch *sketch_new(struct sequence *q) {
         uint32_t rows = (uint32_t)setting(q->space, KVD_kvreviver_rows),
-                 floats = cell_floats(q->space->ix);
+                 floats = cell_floats(space_geometry(q->space));
         uint32_t b = columns(q, rows);
         uint64_t bytes = ALIGN_UP(kvd_sketch_bytes(rows, b, floats), sys_page_bytes());
         struct sketch *s;
 
-        if (!b || !account_room(q->space->domain, KVD_COST_sketches) ||
-            !account_room(q->space->domain, KVD_COST_files) || !carry_spares(q->space, bytes) ||
-            !spill_charge(q->space, bytes))
+        if (!b || !account_room(space_domain(q->space), KVD_COST_sketches) ||
+            !account_room(space_domain(q->space), KVD_COST_files) ||
+            !carry_spares(q->space, bytes) || !spill_charge(q->space, bytes))
                 return NULL;
         s = sys->calloc(1, sizeof *s);
         if (!s) {
@@ -224,17 +219,16 @@ static void close_all(struct sequence *q) {
 
 int space_sketch_fd(struct space *space, uint32_t number, uint64_t *bytes) {
         for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++) {
-                struct sketch *s = sequences_of(space)->at[i] ?
-                                           sketch_find(sequences_of(space)->at[i], number) :
-                                           NULL;
+                struct sequence *q = sequences_of(space)->at[i];
+                struct sketch *s = q ? sketch_find(q, number) : NULL;
 
                 if (!s)
                         continue;
                 *bytes = s->bytes;
                 return s->fd;
         }
-        return store_refuse(space_store(space), -ENOENT, "space '%s' has no sketch %u", space->name,
-                            number);
+        return store_refuse(space_store(space), -ENOENT, "space '%s' has no sketch %u",
+                            space_name(space), number);
 }
 
 /* ---- an entry and its sketch ----------------------------------------------------------------- */
@@ -504,8 +498,8 @@ static const struct job_kind job_rebuild = {.number = KVD_JOB_REBUILD,
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static int begin_space(struct space *space) {
-        space->parts.sketches = sys->calloc(1, sizeof *space->parts.sketches);
-        return space->parts.sketches ? 0 : -ENOMEM;
+        space->parts.sketches = sys->calloc(1, sizeof *sketches_of(space));
+        return sketches_of(space) ? 0 : -ENOMEM;
 }
 
 static void end_space(struct space *space) {

@@ -16,10 +16,6 @@
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 
-static double setting(const struct space *space, enum kvd_setting which) {
-        return kvd_setting_get(space->ix->settings, which);
-}
-
 /* ---- steps ----------------------------------------------------------------------------------- */
 
 /* A step consists of the blocks that lie completely inside it. */
@@ -44,7 +40,7 @@ int sequence_share(struct attachment *a, uint32_t number, uint32_t first, uint32
         if (!n || first > q->n_tokens || n > q->n_tokens - first)
                 return store_refuse(space_store(a->space), -EINVAL,
                                     "sequence in space '%s': it has %u tokens, not the %u from %u on",
-                                    a->space->name, q->n_tokens, n, first);
+                                    space_name(a->space), q->n_tokens, n, first);
         if (!setting(a->space, KVD_memshare_on) ||
             n < setting(a->space, KVD_memshare_min_step_tokens) || q->n_steps == q->max_blocks)
                 return 0;
@@ -71,7 +67,7 @@ bool sequence_compare_all(struct sequence *q) {
 /* ---- targets and sources --------------------------------------------------------------------- */
 
 static bool is_full(const struct space *space, const struct entry *e) {
-        return e->n_tokens == space->ix->geometry.block_tokens;
+        return e->n_tokens == space_block_tokens(space);
 }
 
 static bool is_target(const struct sequence *q, uint32_t at) {
@@ -82,7 +78,7 @@ static bool is_target(const struct sequence *q, uint32_t at) {
                at + setting(q->space, KVD_memshare_recent_guard) < q->n_entries &&
                e->busy == IDLE && entry_is_own(e) &&
                !(e->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_COMPACT)) && is_full(q->space, e) &&
-               q->space->blocks[kvd_ref_id(e->ref)].refs == 1;
+               block_of(q->space, kvd_ref_id(e->ref))->refs == 1;
 }
 
 static bool is_source(const struct sequence *q, const struct sequence *of, const struct entry *e) {
@@ -320,7 +316,7 @@ static void end(struct sequence *q) {
 }
 
 static bool reads_summaries(const struct space *space) {
-        return kvd_setting_on(space->ix->settings, KVD_memshare_on);
+        return is_on(space, KVD_memshare_on);
 }
 
 const struct hooks memshare_hooks = {

@@ -23,10 +23,6 @@
 #define BLOCKS_LEAST 16u /* private blocks of the space: fewer make too few pairs */
 #define TRIES (16u * PAIRS)
 
-static double setting(const struct space *space, enum kvd_setting which) {
-        return kvd_setting_get(space->ix->settings, which);
-}
-
 /* ---- the threshold --------------------------------------------------------------------------- */
 
 static void tell(struct space *space) {
@@ -64,8 +60,7 @@ static uint32_t draw(struct space *space, uint32_t n) {
 
 static bool is_measured(const struct sequence *q, const struct entry *e) {
         return entry_is_own(e) && e->ref && !(e->flags & (KVD_ENTRY_APPROX | KVD_ENTRY_COMPACT)) &&
-               e->n_tokens == q->space->ix->geometry.block_tokens &&
-               block_current(q->space, e->ref);
+               e->n_tokens == space_block_tokens(q->space) && block_current(q->space, e->ref);
 }
 
 struct draw {
@@ -93,7 +88,7 @@ static const uint32_t *tokens_of(const struct draw *p) {
 
 static bool are_strangers(const struct draw *a, const struct draw *b) {
         const uint32_t *x = tokens_of(a), *y = tokens_of(b);
-        uint32_t bt = a->q->space->ix->geometry.block_tokens, common = 0;
+        uint32_t bt = space_block_tokens(a->q->space), common = 0;
 
         for (uint32_t i = 0; i < bt; i++)
                 for (uint32_t k = 0; k < bt; k++)
@@ -168,9 +163,8 @@ static const struct job_kind job_calibrate = {.number = KVD_JOB_CALIBRATE,
                                               .settle = settle_calibrate};
 
 static int begin(struct space *space) {
-        struct memshare *m = sys->calloc(1, sizeof *m);
+        struct memshare *m = space->parts.memshare = sys->calloc(1, sizeof *m);
 
-        space->parts.memshare = m;
         if (!m)
                 return -ENOMEM;
         ticket_init(&m->calibrate, &job_calibrate, space, NULL);
@@ -182,7 +176,7 @@ static void leave(struct space *space) {
 }
 
 static void end(struct space *space) {
-        free(space->parts.memshare);
+        free(memshare_of(space));
 }
 
 const struct hooks memshare_calibrate_hooks = {

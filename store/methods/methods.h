@@ -9,6 +9,14 @@
 
 #include "store/sequence/sequence.h"
 
+static inline double setting(const struct space *space, enum kvd_setting which) {
+        return kvd_setting_get(space_index(space)->settings, which);
+}
+
+static inline bool is_on(const struct space *space, enum kvd_setting which) {
+        return kvd_setting_on(space_index(space)->settings, which);
+}
+
 /* MemShare's state of a space. */
 struct memshare {
         struct ticket calibrate;

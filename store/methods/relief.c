@@ -25,23 +25,14 @@
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 
-static double setting(const struct space *space, enum kvd_setting which) {
-        return kvd_setting_get(space->ix->settings, which);
-}
-
-static bool is_on(const struct space *space, enum kvd_setting which) {
-        return kvd_setting_on(space->ix->settings, which);
+static struct pressure *pressure_of(struct space *space) {
+        return &space->pressure;
 }
 
 /* ---- how much -------------------------------------------------------------------------------- */
 
-static uint64_t committed(const struct space *space) {
-        return space->count[KVD_FILLING] + space->count[KVD_LIMBO] + space->private.n -
-               space->private.garbage.n;
-}
-
 static void end_of_need(struct space *space) {
-        space->pressure.relieving = false;
+        pressure_of(space)->relieving = false;
         for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++)
                 if (sequences_of(space)->at[i]) {
                         sequences_of(space)->at[i]->passed = false;
@@ -54,17 +45,19 @@ static void end_of_need(struct space *space) {
 
 /* Counts the blocks that should leave in addition to those that are leaving already. */
 static uint64_t blocks_needed(struct space *space) {
-        double high = setting(space, KVD_pressure_high) * space->memory.max_blocks;
-        double low = setting(space, KVD_pressure_low) * space->memory.max_blocks;
-        uint64_t now = committed(space), want = 0;
+        struct pressure *p = pressure_of(space);
+        double all = space->memory.max_blocks;
+        double high = setting(space, KVD_pressure_high) * all;
+        double low = setting(space, KVD_pressure_low) * all;
+        uint64_t now = blocks_committed(space), want = 0;
 
         if (now > high)
-                space->pressure.relieving = true;
-        if (space->pressure.relieving && now > low)
+                p->relieving = true;
+        if (p->relieving && now > low)
                 want = now - (uint64_t)low;
-        else if (space->pressure.relieving)
+        else if (p->relieving)
                 end_of_need(space);
-        if (space->pressure.starved)
+        if (p->starved)
                 want = MAX(want, STARVED_BLOCKS);
         return want > sequences_of(space)->n_leaving ? want - sequences_of(space)->n_leaving : 0;
 }
@@ -115,7 +108,7 @@ static uint64_t above_budget(const struct sequence *q) {
 
 static bool may_leave(const struct sequence *q, const struct entry *e) {
         return e->busy == IDLE && entry_is_own(e) && e->priority < PRIORITY_MOST &&
-               q->space->blocks[kvd_ref_id(e->ref)].refs == 1;
+               block_of(q->space, kvd_ref_id(e->ref))->refs == 1;
 }
 
 /* Returns the priority up to which n of the ranked entries may leave. */
@@ -151,7 +144,7 @@ static uint32_t cool_lowest(struct sequence *q, uint64_t n, enum kvd_cool how) {
         if (q->changes.n > offered)
                 sync_news(q->space);
         space_count(q->space, KVD_SPACE_RELIEVED, cooled);
-        q->space->pressure.starved &= !cooled;
+        pressure_of(q->space)->starved &= !cooled;
         q->ranked.in_vain = cooled ? 0 : q->ranked.in_vain;
         return cooled;
 }
@@ -213,7 +206,7 @@ static bool idle(struct space *space) {
         need = blocks_needed(space);
         q = need ? largest(space) : NULL;
         if (!q) {
-                space->pressure.starved = false;
+                pressure_of(space)->starved = false;
                 return false;
         }
         r = relieve(q, need);

@@ -44,10 +44,10 @@ static void readable(struct space *space, uint32_t id) {
 
 /* Blocks that were sealed while all methods were off need a summary, too. */
 static void setting_changed(struct space *space) {
-        bool before = space->parts.watched;
+        bool before = space->parts.watched, now = hooks_reads_summaries(space);
 
-        space->parts.watched = hooks_reads_summaries(space);
-        if (before || !space->parts.watched)
+        space->parts.watched = now;
+        if (before || !now)
                 return;
         summaries_of(space)->n_old = space_ids(space);
         space_is_busy(space);
@@ -61,7 +61,7 @@ static bool mark_old(struct space *space) {
         if (!all->n_old)
                 return false;
         for (uint32_t i = 0; all->n_old && i < OLD_LOOKS; i++)
-                if (space->blocks[--all->n_old].state == KVD_SEALED)
+                if (block_of(space, --all->n_old)->state == KVD_SEALED)
                         mark(space, all->n_old);
         if (all->n_marked)
                 job_ask(&all->ticket);
@@ -72,7 +72,7 @@ static bool mark_old(struct space *space) {
 
 /* Returns the next marked block at or after the hand, and clears its mark. NONE if there is none. */
 static uint32_t next_marked(struct space *space) {
-        uint32_t words = DIV_UP(space->ix->capacity, 64), at = summaries_of(space)->hand;
+        uint32_t words = DIV_UP(space_index(space)->capacity, 64), at = summaries_of(space)->hand;
 
         if (!summaries_of(space)->n_marked)
                 return NONE;
@@ -93,18 +93,18 @@ static bool write_summarise(struct ticket *t, struct job *job) {
 
         for (; job->n_items < room && job->looks < MARK_LOOKS && (id = next_marked(space)) != NONE;
              job->looks++) {
+                const struct block *b = block_of(space, id);
                 struct kvd_job_item *item;
 
-                if (space->blocks[id].state != KVD_SEALED || block_is_garbage(&space->blocks[id]) ||
-                    /* pending: marked again later */
-                    space->blocks[id].pending || space->blocks[id].poisoned)
+                if (b->state != KVD_SEALED || block_is_garbage(b) || b->poisoned ||
+                    b->pending) /* marked again later */
                         continue;
                 item = job_add(job, block_ref(space, id), id);
                 if (!item) {
                         mark(space, id);
                         break;
                 }
-                item->n_tokens = kvd_index_desc(space->ix, id)->n_tokens;
+                item->n_tokens = block_desc(space, id)->n_tokens;
                 item->position = (int32_t)block_position(space, id);
         }
         if (summaries_of(space)->n_marked)
@@ -133,7 +133,7 @@ static const struct job_kind job_summarise = {
 
 /* Charges the whole size, since clients that read the sparse file may allocate all its pages. */
 static int make_file(struct space *space, struct shared_file *file) {
-        uint64_t bytes = kvd_summary_of(space->ix).size;
+        uint64_t bytes = kvd_summary_of(space_index(space)).size;
         int r = account_charge(space, KVD_COST_overhead, bytes);
 
         if (r < 0)
@@ -143,7 +143,7 @@ static int make_file(struct space *space, struct shared_file *file) {
                 return 0;
         account_discharge(space, KVD_COST_overhead, bytes);
         return store_refuse(space_store(space), r, "no memory for the summaries of space '%s': %s",
-                            space->name, strerror(-r));
+                            space_name(space), strerror(-r));
 }
 
 /* Workers map the summaries of every space; those of opaque blocks stay empty. */
@@ -160,20 +160,19 @@ int space_summary_fd(struct space *space, bool writable) {
 }
 
 uint64_t summaries_bytes(const struct space *space) {
-        return summaries_of(space)->file.fd >= 0 ? kvd_summary_of(space->ix).size : 0;
+        return summaries_of(space)->file.fd >= 0 ? kvd_summary_of(space_index(space)).size : 0;
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static int begin(struct space *space) {
-        struct summaries *all = sys->calloc(1, sizeof *all);
+        struct summaries *all = space->parts.summaries = sys->calloc(1, sizeof *all);
 
-        space->parts.summaries = all;
         if (!all)
                 return -ENOMEM;
         all->file = SHARED_FILE_NONE;
         ticket_init(&all->ticket, &job_summarise, space, NULL);
-        all->marks = sys->calloc(DIV_UP(space->ix->capacity, 64), sizeof *all->marks);
+        all->marks = sys->calloc(DIV_UP(space_index(space)->capacity, 64), sizeof *all->marks);
         if (!all->marks)
                 return -ENOMEM;
         setting_changed(space);
@@ -221,7 +220,7 @@ static bool pending(struct sequence *q) {
                 kvd_ref ref = q->entries[at].ref;
 
                 q->unsummarised = at;
-                if (ref && !space->blocks[kvd_ref_id(ref)].summarised) {
+                if (ref && !block_of(space, kvd_ref_id(ref))->summarised) {
                         q->n_summarised = 0;
                         return true;
                 }
