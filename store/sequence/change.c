@@ -92,7 +92,7 @@ static struct kvd_change describe(const struct sequence *q, uint32_t at) {
         /* An entry that leaves, or an approximation, has the labels of the exact copy. */
         if (e->place != KVD_NOWHERE &&
             (e->change == KVD_CHANGE_LEAVE || (e->new_flags & KVD_ENTRY_APPROX))) {
-                c.row = kvd_copy_row(q->space->ix, e->place);
+                c.row = kvd_copy_row(space_index(q->space), e->place);
                 c.row_generation = e->row_generation;
         } else if (e->other) {
                 c.row = kvd_ref_id(e->other);
@@ -117,7 +117,7 @@ int sequence_sync(struct attachment *a, uint32_t number, const uint32_t *taken, 
         if (n_taken > q->n_sent)
                 return store_refuse(space_store(a->space), -EINVAL,
                                     "sync in space '%s': the client answers %u changes, but only %u were proposed",
-                                    a->space->name, n_taken, q->n_sent);
+                                    space_name(a->space), n_taken, q->n_sent);
         for (uint32_t i = 0; i < n_taken; i++)
                 settle(q, list_pop(q, &q->changes), taken[i] == 1);
         for (uint32_t at = q->changes.first; n < MIN(q->changes.n, KVD_SYNC_CHANGES); n++) {

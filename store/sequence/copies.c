@@ -35,7 +35,7 @@ static bool is_clean(const struct entry *e) {
  * round that finds none clears has_clean, until copies_clean sets it again.
  */
 static uint32_t reclaim(struct space *space) {
-        uint32_t each = (uint32_t)MIN(space->ix->block_bytes / RECLAIM_BYTES, RECLAIM_LOOKS);
+        uint32_t each = (uint32_t)MIN(space_block_bytes(space) / RECLAIM_BYTES, RECLAIM_LOOKS);
         uint32_t given = 0, looks;
 
         for (looks = 0; looks < RECLAIM_LOOKS && given < RECLAIM_COPIES; looks++) {

@@ -18,7 +18,7 @@ struct sequence *sequence_find(struct attachment *a, uint32_t number) {
                 return q;
         store_refuse(space_store(a->space), -ENOENT,
                      "sequence in space '%s': this client has no sequence of that number",
-                     a->space->name);
+                     space_name(a->space));
         return NULL;
 }
 
@@ -31,7 +31,7 @@ int sequence_check_entries(struct attachment *a, const struct sequence *q, uint3
                 if (entries[i] >= q->n_entries)
                         return store_refuse(space_store(a->space), -EINVAL,
                                             "sequence in space '%s': it has %u entries, so there is no entry %u",
-                                            a->space->name, q->n_entries, entries[i]);
+                                            space_name(a->space), q->n_entries, entries[i]);
         return 0;
 }
 
@@ -122,7 +122,7 @@ uint32_t sequence_entry_at(const struct sequence *q, uint32_t token) {
 
 /* Only references to private blocks are counted. */
 void entry_drop_block(struct sequence *q, struct entry *e) {
-        if (e->ref && q->space->blocks[kvd_ref_id(e->ref)].private &&
+        if (e->ref && block_of(q->space, kvd_ref_id(e->ref))->private &&
             block_current(q->space, e->ref))
                 block_ref_down(q->space, kvd_ref_id(e->ref));
         e->ref = 0;
@@ -131,7 +131,7 @@ void entry_drop_block(struct sequence *q, struct entry *e) {
 void entry_take_block(struct sequence *q, struct entry *e) {
         uint32_t id = kvd_ref_id(e->other);
 
-        if (q->space->blocks[id].private)
+        if (block_of(q->space, id)->private)
                 block_ref_up(q->space, id);
         entry_drop_block(q, e);
         e->ref = e->other;

@@ -16,7 +16,7 @@ void sequence_report(struct attachment *a, uint32_t number, struct sequence_repo
         if (!q)
                 return;
         ret->pending = q->changes.n || hooks_sequence_pending(q->space, q);
-        ret->copy_bytes = q->n_copies * a->space->ix->block_bytes;
+        ret->copy_bytes = q->n_copies * space_block_bytes(a->space);
         for (const struct sketch *s = q->sketches; s; s = s->next)
                 ret->sketch_bytes += s->bytes;
 }

@@ -16,7 +16,7 @@
 
 static int refuse(struct attachment *a, int error, const char *what) {
         return store_refuse(space_store(a->space), error, "sequence in space '%s': %s",
-                            a->space->name, what);
+                            space_name(a->space), what);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -27,14 +27,14 @@ static int refuse(struct attachment *a, int error, const char *what) {
 #define ENTRIES_IN_ALL 16u
 
 static int check_room(struct attachment *a, uint32_t max_blocks) {
-        uint64_t most = (uint64_t)a->space->ix->capacity * ENTRIES_PER_BLOCK;
+        uint64_t most = (uint64_t)space_index(a->space)->capacity * ENTRIES_PER_BLOCK;
 
         if (!max_blocks)
                 return refuse(a, -EINVAL, "it must have room for at least one block");
         if (max_blocks > most)
                 return store_refuse(space_store(a->space), -EDQUOT,
                                     "a sequence in space '%s' has at most %llu blocks, not %u",
-                                    a->space->name, (unsigned long long)most, max_blocks);
+                                    space_name(a->space), (unsigned long long)most, max_blocks);
         return 0;
 }
 
@@ -48,7 +48,7 @@ static uint32_t free_seat(const struct space *space) {
 /* Memory of an entry is allocated when it is used, and freed with the sequence. */
 uint64_t sequence_entry_bytes(const struct space *space) {
         return sizeof(struct entry) + sizeof(struct step) +
-               space->ix->geometry.block_tokens * sizeof(uint32_t);
+               space_block_tokens(space) * sizeof(uint32_t);
 }
 
 static void sequence_free(struct sequence *q) {
@@ -122,7 +122,7 @@ int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
         if (seat == NONE || a->tenant->n_sequences >= tenant_most(KVD_MAX_SEQUENCES))
                 return store_refuse(space_store(space), -EUSERS,
                                     "space '%s' already has %u sequences, the maximum; close some",
-                                    space->name, KVD_MAX_SEQUENCES);
+                                    space_name(space), KVD_MAX_SEQUENCES);
         r = charge(space);
         if (r < 0)
                 return r;
@@ -143,7 +143,7 @@ int sequence_open(struct attachment *a, uint32_t max_blocks, uint32_t *ret) {
 
 static int check_append(struct attachment *a, const struct sequence *q,
                         const struct append_request *req) {
-        const struct kvd_shape *g = &a->space->ix->geometry;
+        const struct kvd_shape *g = space_geometry(a->space);
         uint64_t room = (uint64_t)req->n_blocks * g->block_tokens;
 
         if (!req->n_blocks || req->n_tokens > room || req->n_tokens + g->block_tokens <= room)
@@ -156,7 +156,7 @@ static int check_append(struct attachment *a, const struct sequence *q,
         if (req->n_blocks > q->max_blocks - q->n_entries)
                 return refuse(a, -ENOSPC, "its table is full");
         if (sequences_of(a->space)->n_entries + req->n_blocks >
-            (uint64_t)a->space->ix->capacity * ENTRIES_IN_ALL)
+            (uint64_t)space_index(a->space)->capacity * ENTRIES_IN_ALL)
                 return refuse(a, -ENOSPC, "all tables of the space together are too long");
         return 0;
 }
@@ -165,20 +165,20 @@ static int check_append(struct attachment *a, const struct sequence *q,
 static int check_borrowed(struct attachment *a, const struct sequence *q,
                           const struct append_request *req) {
         struct space *space = a->space;
-        uint32_t bt = space->ix->geometry.block_tokens;
+        uint32_t bt = space_block_tokens(space);
         uint32_t group = q->group;
 
         for (uint32_t i = 0; i < req->n_blocks; i++) {
                 uint32_t id = kvd_ref_id(req->blocks[i]);
                 const struct kvd_desc *desc;
 
-                if (!block_current(space, req->blocks[i]) || space->blocks[id].private)
+                if (!block_current(space, req->blocks[i]) || block_of(space, id)->private)
                         return refuse(a, -ESTALE,
                                       "a block is not in the cache (any more); look up again");
-                if (space->blocks[id].pending || space->blocks[id].poisoned)
+                if (block_of(space, id)->pending || block_of(space, id)->poisoned)
                         return refuse(a, -EAGAIN,
                                       "a block's data is not there (yet); see kvd_check_pin");
-                desc = kvd_index_desc(space->ix, id);
+                desc = block_desc(space, id);
                 if (i == 0 && !q->n_entries)
                         group = desc->group;
                 if (desc->group != group || desc->n_tokens != bt ||
@@ -222,12 +222,12 @@ static void seal_own(struct sequence *q, kvd_ref block, const uint32_t *tokens, 
 int sequence_append(struct attachment *a, uint32_t number, const struct append_request *req,
                     uint32_t *first) {
         struct sequence *q = sequence_find(a, number);
-        uint32_t bt = a->space->ix->geometry.block_tokens;
+        uint32_t bt = space_block_tokens(a->space);
         int r;
 
         if (!q)
                 return -ENOENT;
-        if (!req->own && a->space->unready.n_pending)
+        if (!req->own && space_awaits_data(a->space))
                 hooks_look(a->space);
         r = check_append(a, q, req);
         if (r == 0 && req->own && !blocks_filled_by(a, req->blocks, req->n_blocks))
@@ -242,7 +242,7 @@ int sequence_append(struct attachment *a, uint32_t number, const struct append_r
                 return r;
         *first = q->n_entries;
         if (!req->own && !q->n_entries)
-                q->group = kvd_index_desc(a->space->ix, kvd_ref_id(req->blocks[0]))->group;
+                q->group = block_desc(a->space, kvd_ref_id(req->blocks[0]))->group;
         for (uint32_t i = 0; i < req->n_blocks; i++) {
                 uint32_t n = MIN(bt, req->n_tokens - i * bt);
 
@@ -308,7 +308,7 @@ static bool let_go(struct sequence *q, struct entry *e) {
         if (e->busy == COMPACT_WANTED)
                 entry_drop_room(q, e);
         if (e->ref && !(e->flags & KVD_ENTRY_BORROWED) &&
-            space->blocks[kvd_ref_id(e->ref)].private && block_current(space, e->ref))
+            block_of(space, kvd_ref_id(e->ref))->private && block_current(space, e->ref))
                 block_ref_down(space, kvd_ref_id(e->ref));
         if (erased)
                 place_erase(space, e->place);
@@ -332,7 +332,7 @@ static bool table_goes(struct sequence *q) {
 
 static bool tidy(struct space *space) {
         struct sequence *q = sequences_of(space)->closing;
-        uint64_t bytes = 0, each = MAX(space->ix->block_bytes, CLOSE_BYTES / CLOSE_COPIES);
+        uint64_t bytes = 0, each = MAX(space_block_bytes(space), CLOSE_BYTES / CLOSE_COPIES);
 
         if (!q)
                 return false;
@@ -350,8 +350,8 @@ static bool tidy(struct space *space) {
 /* ---- of a space ------------------------------------------------------------------------------ */
 
 static int begin(struct space *space) {
-        space->parts.sequences = sys->calloc(1, sizeof *space->parts.sequences);
-        return space->parts.sequences ? 0 : -ENOMEM;
+        space->parts.sequences = sys->calloc(1, sizeof *sequences_of(space));
+        return sequences_of(space) ? 0 : -ENOMEM;
 }
 
 /* Frees a piece of one sequence. Its entries are not released, since the whole space is freed. */

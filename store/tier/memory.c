@@ -41,7 +41,7 @@ static uint64_t count(const struct space *space, const struct kvd_index *ix, uin
 /* ---- budget ---------------------------------------------------------------------------------- */
 
 static bool fits(const struct space *space, uint64_t bytes) {
-        return bytes <= account_room(space->domain, KVD_COST_spill);
+        return bytes <= account_room(space_domain(space), KVD_COST_spill);
 }
 
 bool spill_charge(struct space *space, uint64_t bytes) {
@@ -58,14 +58,14 @@ void spill_discharge(struct space *space, uint64_t bytes) {
 }
 
 static bool has_room(const struct space *space) {
-        return fits(space, space->ix->block_bytes);
+        return fits(space, space_block_bytes(space));
 }
 
 static void charge(struct space *space, int64_t copies) {
         if (copies > 0)
-                spill_charge(space, (uint64_t)copies * space->ix->block_bytes);
+                spill_charge(space, (uint64_t)copies * space_block_bytes(space));
         else
-                spill_discharge(space, (uint64_t)-copies * space->ix->block_bytes);
+                spill_discharge(space, (uint64_t)-copies * space_block_bytes(space));
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */

@@ -36,7 +36,7 @@ static void lay_out(const struct space *space, uint64_t max_blocks, struct kvd_i
 
 /* Erasing many copies takes long, so it is done piece by piece, from the end. */
 static bool bury_piece(const struct space *space, uint32_t tier, struct tier_places *p) {
-        uint64_t bytes = space->ix->block_bytes;
+        uint64_t bytes = space_block_bytes(space);
         uint32_t n = (uint32_t)MIN(p->end, DIV_UP(BURY_BYTES, bytes));
 
         if (!n)
@@ -49,12 +49,12 @@ static bool bury_piece(const struct space *space, uint32_t tier, struct tier_pla
 int space_tier_fd(struct space *space, uint32_t tier, uint64_t *bytes) {
         struct tier_places *p = &tiers_of(space)->places[tier];
 
-        *bytes = ALIGN_UP(MAX(p->n * space->ix->block_bytes, 1), sys_page_bytes());
+        *bytes = ALIGN_UP(MAX(p->n * space_block_bytes(space), 1), sys_page_bytes());
         if (p->fd < 0)
                 p->fd = tiers[tier]->open(space, *bytes);
         if (p->fd < 0)
                 return store_refuse(space_store(space), p->fd, "no %s for copies of space '%s'",
-                                    tiers[tier]->what, space->name);
+                                    tiers[tier]->what, space_name(space));
         return p->fd;
 }
 
@@ -100,7 +100,7 @@ uint32_t place_take(struct space *space) {
         p->end = MAX(p->end, number + 1);
         space_changes(space);
         tiers[tier]->charge(space, 1);
-        return kvd_tier_first(space->ix, tier) + number;
+        return kvd_tier_first(space_index(space), tier) + number;
 }
 
 /* Makes the place free. It has no memory any more. */
@@ -112,8 +112,8 @@ static void give_number(struct space *space, uint32_t tier, uint32_t number) {
 }
 
 static void give_memory(struct space *space, uint32_t tier, uint32_t number) {
-        tiers[tier]->erase(tiers_of(space)->places[tier].fd, number * space->ix->block_bytes,
-                           space->ix->block_bytes);
+        tiers[tier]->erase(tiers_of(space)->places[tier].fd, number * space_block_bytes(space),
+                           space_block_bytes(space));
         tiers[tier]->charge(space, -1);
 }
 
@@ -125,8 +125,8 @@ static void erase_below(struct space *space, struct place *p) {
 }
 
 void place_erase(struct space *space, uint32_t place) {
-        uint32_t tier = kvd_place_tier(space->ix, place);
-        uint32_t number = place - kvd_tier_first(space->ix, tier);
+        uint32_t tier = kvd_place_tier(space_index(space), place);
+        uint32_t number = place - kvd_tier_first(space_index(space), tier);
         struct place *p = place_moved(space, place);
 
         space_changes(space);
@@ -147,8 +147,8 @@ int place_memory(struct space *space, uint32_t place, uint64_t *offset) {
 
         if (place == KVD_NOWHERE)
                 return -ENOSPC;
-        tier = kvd_place_tier(space->ix, place);
-        *offset = (place - kvd_tier_first(space->ix, tier)) * space->ix->block_bytes;
+        tier = kvd_place_tier(space_index(space), place);
+        *offset = (place - kvd_tier_first(space_index(space), tier)) * space_block_bytes(space);
         return space_tier_fd(space, tier, &bytes);
 }
 
@@ -157,7 +157,8 @@ uint64_t places_used(const struct space *space, uint32_t tier) {
 }
 
 uint32_t place_free_at(const struct space *space, uint32_t tier, uint32_t i) {
-        return kvd_tier_first(space->ix, tier) + number_at(&tiers_of(space)->places[tier], i);
+        return kvd_tier_first(space_index(space), tier) +
+               number_at(&tiers_of(space)->places[tier], i);
 }
 
 /* ---- copies in files ------------------------------------------------------------------------- */
@@ -187,7 +188,7 @@ int place_goes(struct space *space, uint32_t place, uint32_t record) {
 }
 
 bool place_comes(struct space *space, uint32_t place) {
-        if (!spill_charge(space, space->ix->block_bytes))
+        if (!spill_charge(space, space_block_bytes(space)))
                 return false;
         tiers_of(space)->n_below--;
         tiers_of(space)->moved[place].state = PLACE_COMES;
@@ -231,7 +232,7 @@ static bool bury_below(struct space *space) {
 /* ---- life ------------------------------------------------------------------------------------ */
 
 static int begin(struct space *space) {
-        struct tiers *all = space->parts.tiers = sys->calloc(1, sizeof *space->parts.tiers);
+        struct tiers *all = space->parts.tiers = sys->calloc(1, sizeof *all);
 
         if (!all)
                 return -ENOMEM;
@@ -240,7 +241,8 @@ static int begin(struct space *space) {
         for (uint32_t t = 0; t < KVD_N_TIERS; t++) {
                 struct tier_places *p = &all->places[t];
 
-                p->n = p->n_free = space->ix->tier_end[t] - kvd_tier_first(space->ix, t);
+                p->n = p->n_free = space_index(space)->tier_end[t] -
+                                   kvd_tier_first(space_index(space), t);
                 p->free = sys->calloc(MAX(p->n, 1), sizeof *p->free);
                 if (!p->free)
                         return -ENOMEM;
@@ -274,13 +276,13 @@ static void end(struct space *space) {
 
 uint64_t tiers_copy_bytes(const struct space *space) {
         return (places_used(space, KVD_TIER_memory) - tiers_of(space)->n_below) *
-               space->ix->block_bytes;
+               space_block_bytes(space);
 }
 
 static void usage(const struct space *space, struct space_usage *ret) {
         ret->copy_bytes = tiers_copy_bytes(space);
         ret->sketch_bytes = tiers_of(space)->spill_bytes - ret->copy_bytes;
-        ret->spill_slots = kvd_places(space->ix);
+        ret->spill_slots = kvd_places(space_index(space));
 }
 
 const struct hooks tier_hooks = {

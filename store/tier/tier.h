@@ -74,8 +74,7 @@ struct tier {
 static inline struct place *place_moved(const struct space *space, uint32_t place) {
         const struct tiers *all = tiers_of(space);
 
-        return all->moved && place < space->ix->tier_end[KVD_TIER_memory] ? &all->moved[place] :
-                                                                            NULL;
+        return all->moved && place < all->places[KVD_TIER_memory].n ? &all->moved[place] : NULL;
 }
 /* Are the bytes of the copy in memory? */
 static inline bool place_is_here(const struct space *space, uint32_t place) {
