@@ -10,30 +10,32 @@
 #include "store/cache/inside.h"
 #include "store/file/admit.h"
 
-bool admit_can_be_written(const struct block *b) {
+bool admit_can_be_written(const struct space *space, uint32_t id) {
+        const struct block *b = block_of(space, id);
+
         return b->state == KVD_SEALED && !b->private && !b->pending && !b->poisoned;
 }
 
 bool admit_can_return(const struct space *space, uint32_t id) {
-        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
-        uint32_t bt = space->ix->geometry.block_tokens;
+        const struct kvd_desc *desc = block_desc(space, id);
+        uint32_t bt = space_block_tokens(space);
 
         return space_finds_whole(space) ? kvd_fetch_takes(desc->root, bt) :
                                           desc->n_tokens == bt && kvd_fetch_reaches(desc->depth, bt);
 }
 
 bool admit_can_lead(const struct space *space, uint32_t id) {
-        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+        const struct kvd_desc *desc = block_desc(space, id);
 
-        return admit_can_be_written(&space->blocks[id]) && admit_can_return(space, id) &&
+        return admit_can_be_written(space, id) && admit_can_return(space, id) &&
                (!space_finds_whole(space) || !tokens_at(space, desc->root, desc->depth + 1));
 }
 
 /* Remembers the block's last use when it is first found unpinned; a later use is its second. */
 static bool used_again(struct space *space, uint32_t id, uint32_t *reads) {
-        uint32_t *mark = &space->records[id].mark, last;
+        uint32_t *mark = &block_record(space, id)->mark, last;
 
-        *reads -= MIN(*reads, space->n_attachments);
+        *reads -= MIN(*reads, space_seats(space));
         if (!*mark && block_pinned(space, id, NULL))
                 return false;
         last = (uint32_t)block_last_use(space, id) | 1;
@@ -43,8 +45,8 @@ static bool used_again(struct space *space, uint32_t id, uint32_t *reads) {
 }
 
 bool admit_block(struct space *space, uint32_t id, uint32_t depth, uint32_t *reads) {
-        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
-        uint64_t end = (uint64_t)desc->depth * space->ix->geometry.block_tokens + desc->n_tokens;
+        const struct kvd_desc *desc = block_desc(space, id);
+        uint64_t end = (uint64_t)desc->depth * space_block_tokens(space) + desc->n_tokens;
 
-        return end >= depth || space->records[id].place || used_again(space, id, reads);
+        return end >= depth || block_record(space, id)->place || used_again(space, id, reads);
 }

@@ -6,7 +6,7 @@
 
 #include "store/cache/cache.h"
 
-bool admit_can_be_written(const struct block *b);
+bool admit_can_be_written(const struct space *space, uint32_t id);
 /* Could a fetch bring the block back? Not if it is too deep in its chain, or not full. */
 bool admit_can_return(const struct space *space, uint32_t id);
 /*

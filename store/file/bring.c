@@ -24,23 +24,22 @@ static struct chain_at begin_of(const struct space *space, const struct fetch_re
 
 /* Number of tokens from the chain's beginning to the end of the next block. */
 static uint64_t next_end(const struct space *space, const struct chain_at *at) {
-        return (uint64_t)at->depth * space->ix->geometry.block_tokens +
+        return (uint64_t)at->depth * space_block_tokens(space) +
                tokens_at(space, at->root, at->depth);
 }
 
 struct chain_at bring_walk(const struct space *space, const struct fetch_request *q) {
         struct chain_at begin = begin_of(space, q), at = begin;
-        uint32_t bt = space->ix->geometry.block_tokens;
 
         while (at.depth < KVD_FETCH_DEPTH && next_end(space, &at) <= q->n_tokens &&
-               chain_step(space, &at, q->tokens + (uint64_t)at.depth * bt))
+               chain_step(space, &at, q->tokens + (uint64_t)at.depth * space_block_tokens(space)))
                 ;
         return space_finds_whole(space) && tokens_at(space, at.root, at.depth) ? begin : at;
 }
 
 bool bring_reaches(const struct space *space, const struct fetch_request *q,
                    const struct chain_at *at) {
-        uint32_t bt = space->ix->geometry.block_tokens;
+        uint32_t bt = space_block_tokens(space);
 
         if (space_finds_whole(space))
                 return tokens_at(space, at->root, at->depth) && kvd_fetch_takes(q->n_tokens, bt);
@@ -71,7 +70,7 @@ static int take_turn(const struct kvd_list *queue, const struct attachment *a, u
         for (struct kvd_list_node *node = queue->first; node; node = node->next) {
                 const struct bringing *b = bringing_of(node);
 
-                if (b->space->domain != a->space->domain)
+                if (space_domain(b->space) != space_domain(a->space))
                         continue;
                 if (!n++)
                         turn = MAX(turn, b->turn);
@@ -84,7 +83,7 @@ static int take_turn(const struct kvd_list *queue, const struct attachment *a, u
                 return store_refuse(space_store(a->space), -EBUSY,
                                     "%llu fetches of domain '%s' wait already, "
                                     "%llu of them this client's; ask again when some have ended",
-                                    (unsigned long long)n, a->space->domain->config.name,
+                                    (unsigned long long)n, space_domain(a->space)->config.name,
                                     (unsigned long long)own);
         *ret = turn;
         return 0;
@@ -106,7 +105,7 @@ static void insert(struct kvd_list *queue, struct bringing *b) {
  * position of the domain's next one.
  */
 static void enqueue(struct kvd_list *queue, struct bringing *b) {
-        const struct domain *domain = b->space->domain;
+        const struct domain *domain = space_domain(b->space);
         uint64_t round = queue->first ? bringing_of(queue->first)->round : 0;
         bool displaces = false;
         struct kvd_list_node *next;
@@ -115,7 +114,7 @@ static void enqueue(struct kvd_list *queue, struct bringing *b) {
                 struct bringing *other = bringing_of(node);
 
                 next = node->next;
-                if (other->space->domain != domain)
+                if (space_domain(other->space) != domain)
                         continue;
                 round = other->round + 1;
                 displaces = displaces || other->turn > b->turn;
@@ -194,21 +193,13 @@ int bring_begin(struct kvd_list *queue, size_t bytes, struct attachment *a,
 
 /* ---- its end --------------------------------------------------------------------------------- */
 
-/* Adds the fetch to the latency histogram that the clients' own calls are counted in. */
-static void count_latency(struct bringing *b) {
-        uint64_t *words = b->space->account.past_counters, ns = sys_now_ns() - b->begun_ns;
-
-        words[kvd_latency_sum(KVD_LATENCY_FETCH)] += ns;
-        words[kvd_latency_bucket(KVD_LATENCY_FETCH, ns)]++;
-}
-
 /* The result of write does not matter: it fails only if the eventfd is readable already. */
 void bring_tell(struct bringing *b) {
         uint64_t one = 1;
 
         if (b->fd < 0)
                 return;
-        count_latency(b);
+        space_count_latency(b->space, KVD_LATENCY_FETCH, sys_now_ns() - b->begun_ns);
         (void)!write(b->fd, &one, sizeof one);
         closep(&b->fd);
         b->fd = -1;
@@ -216,7 +207,7 @@ void bring_tell(struct bringing *b) {
 
 /* Only a part of a bidirectional prefix arrived. */
 static bool is_useless(const struct bringing *b) {
-        const struct kvd_desc *last = kvd_index_desc(b->space->ix, kvd_ref_id(b->last));
+        const struct kvd_desc *last = block_desc(b->space, kvd_ref_id(b->last));
 
         return space_finds_whole(b->space) && tokens_at(b->space, last->root, last->depth + 1);
 }

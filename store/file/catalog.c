@@ -355,12 +355,12 @@ static void parent_changes(struct catalog *c, uint32_t place, int by) {
 }
 
 static void count(struct catalog *c, uint32_t place, int by) {
-        struct catalog_namespace *space = &c->spaces[c->entries[place].space];
+        struct catalog_namespace *of = &c->spaces[c->entries[place].space];
         struct catalog_file *file = catalog_file(c, place);
         uint64_t bytes = (uint64_t)by * extent_of(c, place)->slot_bytes;
 
-        space->bytes += bytes;
-        space->records += (uint64_t)by;
+        of->bytes += bytes;
+        of->records += (uint64_t)by;
         file->bytes += bytes;
         file->records += (uint64_t)by;
         c->bytes += bytes;
@@ -410,14 +410,14 @@ static void record_leaves(struct catalog *c, uint32_t place) {
 }
 
 static void leave(struct catalog *c, uint32_t place) {
-        struct catalog_namespace *space = &c->spaces[c->entries[place].space];
+        struct catalog_namespace *of = &c->spaces[c->entries[place].space];
 
         if (c->entries[place].state == CATALOG_COPY)
                 count_copy(c, place, -1);
         else
                 record_leaves(c, place);
-        if (space->dead && !space->records && !space->copy_bytes)
-                *space = (struct catalog_namespace){0};
+        if (of->dead && !of->records && !of->copy_bytes)
+                *of = (struct catalog_namespace){0};
 }
 
 void catalog_drop(struct catalog *c, uint32_t place) {

@@ -68,7 +68,7 @@ static void end(struct file *file, uint32_t disk) {
 static bool is_full(const struct file *file, uint32_t disk) {
         const struct store_disk_question *q = &file->disks[disk].question;
 
-        return q->n && ((q->n + 1) * q->space->ix->block_bytes > ONCE_BYTES ||
+        return q->n && ((q->n + 1) * space_block_bytes(q->space) > ONCE_BYTES ||
                         file_question_is_full(file, disk));
 }
 
@@ -76,8 +76,8 @@ static bool is_full(const struct file *file, uint32_t disk) {
 
 /* Memory of copies that are being written counts as free. */
 static bool is_short(const struct file *file, const struct space *space) {
-        uint64_t part = MAX(domain_most(space->domain, KVD_COST_spill) / FREE_PART,
-                            space->ix->block_bytes);
+        uint64_t part = MAX(domain_most(space_domain(space), KVD_COST_spill) / FREE_PART,
+                            space_block_bytes(space));
 
         return !carry_spares(space, part - MIN(part, file->copies_go));
 }
@@ -89,13 +89,13 @@ static int number_of(struct file *file, struct space *space) {
         if (number < 0 && file_enter_space(file, space) >= 0)
                 number = file_space_number(file, space);
         if (number >= 0)
-                file->catalog.spaces[number].owner = space->domain;
+                file->catalog.spaces[number].owner = space_domain(space);
         return number;
 }
 
 /* A slot on that disk, or CATALOG_NOWHERE. */
 static uint32_t take_slot(struct file *file, uint32_t disk, struct space *space) {
-        uint32_t slot_bytes = file_slot_bytes(space->ix->block_bytes);
+        uint32_t slot_bytes = file_slot_bytes(space_block_bytes(space));
         int number = number_of(file, space);
 
         if (number < 0)
@@ -145,11 +145,8 @@ static void write_next(struct file *file, uint32_t disk, bool *later) {
         uint32_t n = MIN(store_spaces(file->store), SPACES), looks = LOOKS;
 
         for (uint32_t i = 0; i < n; i++) {
-                struct space *space = store_next_space(file->store, file->copies_turn);
+                struct space *space = store_space_in_turn(file->store, &file->copies_turn);
 
-                if (!space)
-                        space = store_next_space(file->store, 0);
-                file->copies_turn = space_number(space) + 1;
                 if (file_for(space) != file || !is_short(file, space) ||
                     places_used(space, KVD_TIER_memory) == tiers_of(space)->n_below)
                         continue;

@@ -21,7 +21,7 @@
 #define PATH 1024u   /* maximum length of a path: a block and those before it */
 
 uint64_t demote_most(const struct file *file, const struct space *space) {
-        uint64_t pool = file->store->config.pool_bytes, quota = space->domain->config.quota;
+        uint64_t pool = file->store->config.pool_bytes, quota = space_domain(space)->config.quota;
 
         if (!quota || quota >= pool)
                 return file_bytes(file);
@@ -120,7 +120,7 @@ static uint32_t take_place(struct file *file, const struct space *space, uint32_
         if (parent)
                 parent->busy++;
         closed = close_without_room(file, space);
-        place = catalog_take(&file->catalog, file_slot_bytes(space->ix->block_bytes), number,
+        place = catalog_take(&file->catalog, file_slot_bytes(space_block_bytes(space)), number,
                              demote_most(file, space),
                              is_wanted(space) ? file_space_of(space)->since_ns : UINT64_MAX);
         for (uint32_t i = 0; i < file->config.n_files; i++)
@@ -141,7 +141,7 @@ static void keep(struct file *file, const struct space *space, uint32_t place) {
 
 static void enter(struct file *file, struct space *space, uint32_t id, uint32_t place,
                   struct kvd_record_key key, const struct kvd_label *label, uint32_t up) {
-        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+        const struct kvd_desc *desc = block_desc(space, id);
         uint32_t disk = file_disk_of(file, place);
 
         catalog_enter(&file->catalog, place, key, label, up, file_space_of(space)->number);
@@ -157,7 +157,7 @@ static void enter(struct file *file, struct space *space, uint32_t id, uint32_t 
 
 static struct kvd_label label_of(struct file *file, struct space *space, uint32_t id,
                                  uint64_t root) {
-        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+        const struct kvd_desc *desc = block_desc(space, id);
         int number = file_space_number(file, space);
 
         return (struct kvd_label){.epoch = file->catalog.spaces[number].epoch,
@@ -199,13 +199,13 @@ static bool plan_none(struct file *file, struct space *space, uint32_t id, uint3
  * enough to do; -ENOSPC: there is no room.
  */
 static int plan(struct file *file, struct space *space, uint32_t id, uint64_t root) {
-        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+        const struct kvd_desc *desc = block_desc(space, id);
         struct kvd_label label = label_of(file, space, id, root);
         uint32_t up = CATALOG_NOWHERE, place;
         struct kvd_record_key key;
 
-        if (space->blocks[id].parent != NONE) {
-                up = file_record_of(file, space, space->blocks[id].parent);
+        if (block_of(space, id)->parent != NONE) {
+                up = file_record_of(file, space, block_of(space, id)->parent);
                 label.parent = file->catalog.entries[up].sequence;
         }
         key = file_key(file->set.super.secret, &label, desc->tokens);
@@ -231,10 +231,10 @@ static int plan_path(struct file *file, struct space *space, uint32_t id, uint32
         int r = 0;
 
         while (id != NONE && n < PATH && file_record_of(file, space, id) == CATALOG_NOWHERE) {
-                if (!admit_can_be_written(&space->blocks[id]))
+                if (!admit_can_be_written(space, id))
                         return -EPERM;
                 path[n++] = id;
-                id = space->blocks[id].parent;
+                id = block_of(space, id)->parent;
         }
         *looks += n;
         if (n == PATH && id != NONE && file_record_of(file, space, id) == CATALOG_NOWHERE)
@@ -242,7 +242,7 @@ static int plan_path(struct file *file, struct space *space, uint32_t id, uint32
         while (n && r == 0) {
                 uint32_t next = path[--n];
 
-                r = plan(file, space, next, kvd_index_desc(space->ix, next)->root);
+                r = plan(file, space, next, block_desc(space, next)->root);
         }
         return r;
 }
@@ -257,25 +257,25 @@ struct prefix {
 /* Also collects its tokens, in file->prefix. False: some block cannot be written (yet). */
 static bool take_prefix(struct file *file, struct space *space, uint32_t last,
                         struct prefix *ret) {
-        uint32_t bt = space->ix->geometry.block_tokens;
+        uint32_t bt = space_block_tokens(space);
 
         ret->n = 0;
-        for (uint32_t id = last; id != NONE; id = space->blocks[id].parent) {
-                const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
+        for (uint32_t id = last; id != NONE; id = block_of(space, id)->parent) {
+                const struct kvd_desc *desc = block_desc(space, id);
 
-                if (ret->n == KVD_FETCH_BLOCKS || !admit_can_be_written(&space->blocks[id]))
+                if (ret->n == KVD_FETCH_BLOCKS || !admit_can_be_written(space, id))
                         return false;
                 ret->path[ret->n++] = id;
                 memcpy(file->prefix + desc->depth * bt, desc->tokens,
                        desc->n_tokens * sizeof *desc->tokens);
         }
-        ret->root = file_root(space, kvd_index_desc(space->ix, last)->root, file->prefix);
+        ret->root = file_root(space, block_desc(space, last)->root, file->prefix);
         return true;
 }
 
 /* Place of the prefix's last record if the files have all of them, or CATALOG_NOWHERE. */
 static uint32_t find_prefix(struct file *file, struct space *space, const struct prefix *p) {
-        uint32_t place = CATALOG_NOWHERE, bt = space->ix->geometry.block_tokens;
+        uint32_t place = CATALOG_NOWHERE, bt = space_block_tokens(space);
 
         for (uint32_t i = 0; i < p->n; i++) {
                 struct kvd_label label =
@@ -338,7 +338,7 @@ static void look_at(struct file *file, struct space *space, uint32_t *looks, uin
         fs->hand = id + 1 < space_ids(space) ? id + 1 : 0;
         fs->looked++;
         file_forget_stale(file, space, id);
-        fs->no_return += is_wanted(space) && admit_can_be_written(&space->blocks[id]) &&
+        fs->no_return += is_wanted(space) && admit_can_be_written(space, id) &&
                          !admit_can_return(space, id);
         if (!admit_can_lead(space, id))
                 return;
@@ -423,7 +423,7 @@ static bool try_space(struct file *file, struct space *space) {
         }
         if (!is_named(file, number))
                 return false;
-        file->catalog.spaces[number].owner = space->domain;
+        file->catalog.spaces[number].owner = space_domain(space);
         if (is_wanted(space))
                 file_want(file, true); /* even if this piece finds nothing */
         if (begin_questions(file, space))
@@ -475,11 +475,8 @@ void demote_next(struct file *file, bool *later) {
         uint32_t n = file_any_idle(file) ? MIN(store_spaces(file->store), 64) : 0;
 
         for (uint32_t i = 0; i < n; i++) {
-                struct space *space = store_next_space(file->store, file->turn);
+                struct space *space = store_space_in_turn(file->store, &file->turn);
 
-                if (!space)
-                        space = store_next_space(file->store, 0);
-                file->turn = space_number(space) + 1;
                 if (file_for(space) != file || !file_space_of(space)->unswept)
                         continue;
                 *later = true;

@@ -61,7 +61,7 @@ void store_disk_off(struct store *store, const char *why) {
                 file->copies->miss(file, i);
         }
         file_changes(file);
-        fetches_end_all(file);
+        fetches_end(file, NULL, NULL);
 }
 
 static bool is_any_used(const struct file *file) {
@@ -231,7 +231,7 @@ static uint64_t most_bytes(const struct file *file) {
 
 bool file_question_is_full(const struct file *file, uint32_t i) {
         const struct store_disk_question *q = &file->disks[i].question;
-        const struct kvd_index *ix = q->space->ix;
+        const struct kvd_index *ix = space_index(q->space);
 
         return q->n == KVD_DISK_ITEMS || q->n_segments == KVD_DISK_FILES ||
                (q->n + 1) * ix->geometry.block_tokens > KVD_DISK_TOKENS ||
@@ -240,7 +240,7 @@ bool file_question_is_full(const struct file *file, uint32_t i) {
 
 void file_question_add(struct file *file, uint32_t i, const struct store_disk_item *item) {
         struct store_disk_question *q = &file->disks[i].question;
-        const struct kvd_index *ix = q->space->ix;
+        const struct kvd_index *ix = space_index(q->space);
         uint32_t segment = kvd_segment_of(ix, kvd_ref_id(item->block));
         bool new = true;
 

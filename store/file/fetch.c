@@ -68,7 +68,6 @@ static void forget(struct file *file, struct fetch *f) {
         f->under_way = 0;
 }
 
-/* a: NULL: the space is deleted, with all of its blocks. */
 void fetches_end(struct file *file, const struct space *space, const struct attachment *a) {
         struct kvd_list_node *next;
 
@@ -76,22 +75,10 @@ void fetches_end(struct file *file, const struct space *space, const struct atta
                 struct fetch *f = fetch_of(node);
 
                 next = node->next;
-                if (f->to.space != space || (a && f->to.attachment != a))
+                if ((space && f->to.space != space) || (a && f->to.attachment != a))
                         continue;
-                if (!a)
+                if (space && !a)
                         forget(file, f);
-                f->to.attachment = NULL;
-                end_if_over(f);
-        }
-}
-
-void fetches_end_all(struct file *file) {
-        struct kvd_list_node *next;
-
-        for (struct kvd_list_node *node = file->fetches.first; node; node = next) {
-                struct fetch *f = fetch_of(node);
-
-                next = node->next;
                 f->to.attachment = NULL;
                 end_if_over(f);
         }
@@ -141,7 +128,7 @@ static uint32_t find_step(struct file *file, struct kvd_label *label, uint32_t u
 /* Finds the records after the resident blocks, one after the other. */
 static void find_steps(struct file *file, struct space *space, const struct fetch_request *q,
                        struct found *found) {
-        uint32_t bt = space->ix->geometry.block_tokens, up = found->up;
+        uint32_t bt = space_block_tokens(space), up = found->up;
         struct chain_at at = found->at;
         int number = file_space_number(file, space);
         struct kvd_label label = {.epoch = file->catalog.spaces[number].epoch, .group = q->group};
@@ -159,15 +146,16 @@ static void find_steps(struct file *file, struct space *space, const struct fetc
 }
 
 /* Number of the chain's tokens that are resident or will be. */
-static int64_t tokens_of(const struct found *found, const struct fetch_request *q, uint32_t bt) {
-        return (int64_t)MIN((uint64_t)(found->at.depth + found->n) * bt, q->n_tokens);
+static int64_t tokens_of(const struct space *space, const struct found *found,
+                         const struct fetch_request *q) {
+        uint64_t n = (uint64_t)(found->at.depth + found->n) * space_block_tokens(space);
+
+        return (int64_t)MIN(n, q->n_tokens);
 }
 
 /* Finds all of a bidirectional prefix or nothing. */
 static void find(struct file *file, struct space *space, const struct fetch_request *q,
                  struct found *ret) {
-        uint32_t bt = space->ix->geometry.block_tokens;
-
         *ret = (struct found){.at = bring_walk(space, q), .up = CATALOG_NOWHERE};
         if (!file || file_space_number(file, space) < 0)
                 return;
@@ -176,7 +164,7 @@ static void find(struct file *file, struct space *space, const struct fetch_requ
         if (ret->at.leaf && ret->up == CATALOG_NOWHERE)
                 return;
         find_steps(file, space, q, ret);
-        if (space_finds_whole(space) && tokens_of(ret, q, bt) != q->n_tokens)
+        if (space_finds_whole(space) && tokens_of(space, ret, q) != q->n_tokens)
                 ret->n = 0;
 }
 
@@ -188,10 +176,9 @@ static void warm_up(struct fetch *f) {
 
 static int begin(struct file *file, struct attachment *a, const struct fetch_request *q,
                  const struct found *found, int *fd) {
-        uint32_t first = found->at.depth * a->space->ix->geometry.block_tokens;
+        uint32_t first = found->at.depth * space_block_tokens(a->space);
         size_t steps = found->n * sizeof(struct fetch_step);
-        size_t tokens = ((size_t)tokens_of(found, q, a->space->ix->geometry.block_tokens) - first) *
-                        sizeof(uint32_t);
+        size_t tokens = ((size_t)tokens_of(a->space, found, q) - first) * sizeof(uint32_t);
         struct bringing *to;
         struct fetch *f;
         int r = bring_begin(&file->fetches, sizeof *f + steps + tokens, a, q, &found->at, &to);
@@ -221,14 +208,14 @@ int64_t space_fetch(struct attachment *a, const struct fetch_request *q, int *fd
         int r = 0;
 
         *fd = -1;
-        if (q->group >= space->ix->geometry.layer_groups)
+        if (q->group >= space_geometry(space)->layer_groups)
                 return store_refuse(space_store(space), -EINVAL, "there is no such layer group");
         if (q->salt && space_finds_whole(space))
                 return store_refuse(space_store(space), -EINVAL, "salts are for causal spaces");
         find(file, space, q, &found);
         if (found.n)
                 r = begin(file, a, q, &found, fd);
-        return r < 0 ? r : tokens_of(&found, q, space->ix->geometry.block_tokens);
+        return r < 0 ? r : tokens_of(space, &found, q);
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -271,7 +258,7 @@ static bool take_room(struct fetch *f, uint32_t *reads) {
 /* False: the disk's request takes no more. */
 static bool add_read(struct fetch *f, uint32_t i) {
         uint32_t disk = file_disk_of(f->file, f->steps[i].place);
-        uint32_t bt = f->to.space->ix->geometry.block_tokens;
+        uint32_t bt = space_block_tokens(f->to.space);
         struct fetch_step *step = &f->steps[i];
 
         if (!host_takes(f->file, disk, step->place)) {
@@ -392,7 +379,7 @@ static void step_read(struct fetch *f, const struct store_disk_item *item, int e
 
 /* Seals the next steps of the chain, as far as they have been read without a gap. */
 static void go_on(struct file *file, struct fetch *f) {
-        uint32_t bt = f->to.space->ix->geometry.block_tokens;
+        uint32_t bt = space_block_tokens(f->to.space);
 
         while (f->at < f->taken && f->steps[f->at].state == FETCH_HERE) {
                 struct fetch_step *step = &f->steps[f->at];

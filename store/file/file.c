@@ -37,12 +37,7 @@ void file_tell_below(struct space *space) {
 }
 
 void file_changes(struct file *file) {
-        for (uint32_t number = 0;; number++) {
-                struct space *space = store_next_space(file->store, number);
-
-                if (!space)
-                        return;
-                number = space_number(space);
+        for (struct space *space = NULL; (space = store_space_after(file->store, space));) {
                 file_space_of(space)->changes = UINT64_MAX; /* sweep again: a file may be lost */
                 file_tell_below(space);
                 space_is_busy(space);
@@ -144,18 +139,18 @@ void store_disk_note(struct store *store, uint32_t number, const char *why) {
 
 struct file *file_for(const struct space *space) {
         struct file *file = space_store(space)->file;
-        bool right = file && file->state == STORE_DISK_ON &&
-                     !file_space_of(space)->refused && (!file->host || kvd_places(space->ix));
+        bool right = file && file->state == STORE_DISK_ON && !file_space_of(space)->refused &&
+                     (!file->host || kvd_places(space_index(space)));
 
         return right ? file : NULL;
 }
 
 void file_name_of(const struct space *space, struct file_name *ret) {
         memset(ret, 0, sizeof *ret);
-        snprintf(ret->domain, sizeof ret->domain, "%s", space->domain->config.name);
-        snprintf(ret->space, sizeof ret->space, "%s", space->name);
-        memcpy(&ret->geometry, &space->ix->geometry, sizeof ret->geometry);
-        ret->kind = space->ix->kind;
+        snprintf(ret->domain, sizeof ret->domain, "%s", space_domain(space)->config.name);
+        snprintf(ret->space, sizeof ret->space, "%s", space_name(space));
+        memcpy(&ret->geometry, space_geometry(space), sizeof ret->geometry);
+        ret->kind = space_index(space)->kind;
 }
 
 static struct kvd_key id_of(const struct file *file, const struct file_name *name) {
@@ -220,7 +215,7 @@ uint32_t file_record_behind(const struct file *file, struct kvd_label *label, ui
 }
 
 uint32_t file_record_of(const struct file *file, const struct space *space, uint32_t id) {
-        const struct block_record *record = &space->records[id];
+        const struct block_record *record = block_record(space, id);
         uint32_t place = record->place - 1;
 
         if (!record->place || file->catalog.entries[place].state == CATALOG_FREE ||
@@ -231,7 +226,7 @@ uint32_t file_record_of(const struct file *file, const struct space *space, uint
 }
 
 void file_forget_stale(const struct file *file, struct space *space, uint32_t id) {
-        if (space->records[id].place && file_record_of(file, space, id) == CATALOG_NOWHERE)
+        if (block_record(space, id)->place && file_record_of(file, space, id) == CATALOG_NOWHERE)
                 block_set_record(space, id, 0, 0, 0);
 }
 

@@ -231,8 +231,8 @@ void copies_space_leaves(struct file *file, struct space *space);
 /* fetch.c: makes read requests. False: out of pin reads, so call again before anything else. */
 bool fetch_next(struct file *file, bool *later);
 void fetch_done(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n);
+/* Ends a client's fetches; a is NULL: those of a deleted space; both are NULL: all. */
 void fetches_end(struct file *file, const struct space *space, const struct attachment *a);
-void fetches_end_all(struct file *file);
 /* Cuts all fetches before the first step that needs that disk, except but, which may be NULL. */
 void fetches_miss(struct file *file, uint32_t disk, const struct fetch *but);
 

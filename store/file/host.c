@@ -123,7 +123,8 @@ static void drop(struct host *h, uint32_t record) {
 static bool helps(const struct host *h, uint32_t record, const struct space *space) {
         const struct space *other = space_of(h, record);
 
-        return other == space || (other && other->domain == space->domain && places_free(space));
+        return other == space ||
+               (other && space_domain(other) == space_domain(space) && places_free(space));
 }
 
 /* Evicts the coldest copy, or the coldest that helps that space. False: none was found. */

@@ -90,7 +90,7 @@ static int space_begins(struct space *space) {
 }
 
 static void space_ends(struct space *space) {
-        free(space->parts.file);
+        free(file_space_of(space));
 }
 
 /* If blocks have changed, the space is swept when a disk is idle. */

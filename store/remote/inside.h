@@ -64,6 +64,10 @@ struct remote_space {
         struct remote_name names[];   /* by block id */
 };
 
+static inline struct remote_space *remote_space_of(const struct space *space) {
+        return space->parts.remote;
+}
+
 /* NULL if there are no servers, all are away, or the space cannot use them. */
 struct remote *remote_for(const struct space *space);
 void remote_want(struct remote *remote, bool soon);

@@ -21,15 +21,15 @@
 
 /* behind: number of its parent's item in the request, plus 1; 0 if there is none. */
 static void plan(struct remote *remote, struct space *space, uint32_t id, uint32_t behind) {
-        const struct kvd_desc *desc = kvd_index_desc(space->ix, id);
-        const struct remote_space *rs = space->parts.remote;
+        const struct kvd_desc *desc = block_desc(space, id);
+        const struct remote_space *rs = remote_space_of(space);
         struct store_remote_item item = {.item = {.root = desc->root,
                                                   .behind = behind,
                                                   .group = desc->group,
                                                   .n_tokens = desc->n_tokens},
                                          .block = block_ref(space, id),
                                          .tokens = desc->tokens};
-        uint32_t parent = space->blocks[id].parent;
+        uint32_t parent = block_of(space, id)->parent;
 
         if (!behind && parent != NONE)
                 item.item.parent = *remote_name_of(remote, space, parent);
@@ -54,9 +54,9 @@ static uint32_t planned(const struct remote *remote, const struct space *space, 
  * False: the request has items already.
  */
 static bool look_for(struct remote *remote, struct space *space, uint32_t last) {
-        const struct kvd_desc *desc = kvd_index_desc(space->ix, last);
+        const struct kvd_desc *desc = block_desc(space, last);
         struct store_remote_question *q = &remote->question;
-        uint32_t bt = space->ix->geometry.block_tokens;
+        uint32_t bt = space_block_tokens(space);
 
         if (q->n)
                 return false;
@@ -67,8 +67,8 @@ static bool look_for(struct remote *remote, struct space *space, uint32_t last) 
         q->tokens = remote->prefix;
         q->n_tokens = (uint32_t)desc->root;
         remote->looking = block_ref(space, last);
-        for (uint32_t id = last; id != NONE; id = space->blocks[id].parent) {
-                desc = kvd_index_desc(space->ix, id);
+        for (uint32_t id = last; id != NONE; id = block_of(space, id)->parent) {
+                desc = block_desc(space, id);
                 memcpy(remote->prefix + desc->depth * bt, desc->tokens,
                        desc->n_tokens * sizeof *desc->tokens);
         }
@@ -84,9 +84,9 @@ void push_found(struct remote *remote, const struct kvd_key *names, uint32_t n) 
         remote->looking = 0;
         if (!space || !n || !block_current(space, last))
                 return;
-        rs = space->parts.remote;
-        for (uint32_t id = kvd_ref_id(last); id != NONE; id = space->blocks[id].parent) {
-                uint32_t at = kvd_index_desc(space->ix, id)->depth + 1;
+        rs = remote_space_of(space);
+        for (uint32_t id = kvd_ref_id(last); id != NONE; id = block_of(space, id)->parent) {
+                uint32_t at = block_desc(space, id)->depth + 1;
 
                 if (at < n)
                         remote_note(remote, space, id, names[at]);
@@ -108,14 +108,14 @@ static bool plan_path(struct remote *remote, struct space *space, uint32_t id, u
 
         while (id != NONE && !remote_name_of(remote, space, id) &&
                !(behind = planned(remote, space, id))) {
-                if (n == PATH || !admit_can_be_written(&space->blocks[id]))
+                if (n == PATH || !admit_can_be_written(space, id))
                         return true;
                 path[n++] = id;
-                id = space->blocks[id].parent;
+                id = block_of(space, id)->parent;
         }
         *looks += n;
         if (id == NONE && space_finds_whole(space) &&
-            space->parts.remote->first != block_ref(space, path[n - 1]))
+            remote_space_of(space)->first != block_ref(space, path[n - 1]))
                 return look_for(remote, space, last);
         while (n && !remote_question_is_full(remote) && remote_has_room(remote)) {
                 plan(remote, space, path[--n], behind);
@@ -125,7 +125,7 @@ static bool plan_path(struct remote *remote, struct space *space, uint32_t id, u
 }
 
 static void go_on(struct space *space) {
-        struct remote_space *rs = space->parts.remote;
+        struct remote_space *rs = remote_space_of(space);
 
         rs->hand = rs->hand + 1 < space_ids(space) ? rs->hand + 1 : 0;
         rs->looked++;
@@ -133,7 +133,7 @@ static void go_on(struct space *space) {
 
 /* False: the request ends here, and the next one continues with the same block. */
 static bool look_at(struct remote *remote, struct space *space, uint32_t *looks, uint32_t *reads) {
-        uint32_t id = space->parts.remote->hand;
+        uint32_t id = remote_space_of(space)->hand;
 
         if (admit_can_lead(space, id) && !remote_name_of(remote, space, id) &&
             !planned(remote, space, id) && admit_block(space, id, remote->config.depth, reads) &&
@@ -144,7 +144,7 @@ static bool look_at(struct remote *remote, struct space *space, uint32_t *looks,
 }
 
 static bool sweep(struct remote *remote, struct space *space) {
-        struct remote_space *rs = space->parts.remote;
+        struct remote_space *rs = remote_space_of(space);
         uint32_t reads = KVD_PIN_READS;
 
         remote_begin_question(remote, STORE_REMOTE_PUT, space);
@@ -169,12 +169,9 @@ bool push_next(struct remote *remote, bool *later) {
                 return false;
         }
         for (uint32_t i = 0; i < n; i++) {
-                struct space *space = store_next_space(remote->store, remote->turn);
+                struct space *space = store_space_in_turn(remote->store, &remote->turn);
 
-                if (!space)
-                        space = store_next_space(remote->store, 0);
-                remote->turn = space_number(space) + 1;
-                if (remote_for(space) != remote || !space->parts.remote->unswept)
+                if (remote_for(space) != remote || !remote_space_of(space)->unswept)
                         continue;
                 *later = true;
                 if (!remote_may_begin(remote, space)) {
@@ -217,13 +214,13 @@ void push_done(struct remote *remote, const struct kvd_key *names, const int32_t
                 if (!written)
                         continue;
                 remote_note(remote, q->space, kvd_ref_id(q->items[i].block), names[i]);
-                remote->info.written_bytes += q->space->ix->block_bytes;
+                remote->info.written_bytes += space_block_bytes(q->space);
         }
         pause_after(remote, all, q->n);
         if (!q->space || all == q->n)
                 return;
         if (space_finds_whole(q->space))
                 go_on(q->space); /* do not retry it at once */
-        q->space->parts.remote->unswept = true;
-        q->space->parts.remote->looked = 0;
+        remote_space_of(q->space)->unswept = true;
+        remote_space_of(q->space)->looked = 0;
 }

@@ -68,22 +68,14 @@ static void tell_below(struct space *space) {
 }
 
 static void tell_all(struct remote *remote) {
-        struct space *space;
-
-        for (uint32_t number = 0; (space = store_next_space(remote->store, number));
-             number = space_number(space) + 1)
+        for (struct space *space = NULL; (space = store_space_after(remote->store, space));)
                 tell_below(space);
 }
 
 /* Sweeps all spaces again, for blocks that were not written while servers were away. */
 static void look_at_all(struct remote *remote) {
-        for (uint32_t number = 0;; number++) {
-                struct space *space = store_next_space(remote->store, number);
-
-                if (!space)
-                        return;
-                number = space_number(space);
-                space->parts.remote->changes = UINT64_MAX;
+        for (struct space *space = NULL; (space = store_space_after(remote->store, space));) {
+                remote_space_of(space)->changes = UINT64_MAX;
                 space_is_busy(space);
         }
 }
@@ -140,31 +132,31 @@ static int space_begins(struct space *space) {
 
         if (!space_store(space)->remote)
                 return 0;
-        r = account_charge(space, KVD_COST_overhead, remote_space_bytes(space->ix));
+        r = account_charge(space, KVD_COST_overhead, remote_space_bytes(space_index(space)));
         if (r < 0)
                 return r;
-        space->parts.remote = sys->calloc(1, remote_space_bytes(space->ix));
+        space->parts.remote = sys->calloc(1, remote_space_bytes(space_index(space)));
         tell_below(space);
-        return space->parts.remote ? 0 : -ENOMEM;
+        return remote_space_of(space) ? 0 : -ENOMEM;
 }
 
 static void space_ends(struct space *space) {
-        free(space->parts.remote);
+        free(remote_space_of(space));
 }
 
 struct remote *remote_for(const struct space *space) {
         struct remote *remote = space_store(space)->remote;
         bool right = remote &&
                      (remote->state == STORE_REMOTE_ON || remote->state == STORE_REMOTE_PARTLY) &&
-                     space->ix->block_bytes <= KVD_REMOTE_MOST &&
-                     (!remote->carry || kvd_places(space->ix));
+                     space_block_bytes(space) <= KVD_REMOTE_MOST &&
+                     (!remote->carry || kvd_places(space_index(space)));
 
         return right ? remote : NULL;
 }
 
 /* If blocks have changed, the space is swept when no request is outstanding. */
 static bool idle(struct space *space) {
-        struct remote_space *rs = space->parts.remote;
+        struct remote_space *rs = remote_space_of(space);
         struct remote *remote = remote_for(space);
         uint64_t changes = remote ? carry_changes(remote->carry, space) : 0;
 
@@ -187,7 +179,7 @@ static void attachment_ends(struct attachment *a) {
 
 const struct kvd_key *remote_name_of(const struct remote *remote, const struct space *space,
                                      uint32_t id) {
-        const struct remote_name *name = &space->parts.remote->names[id];
+        const struct remote_name *name = &remote_space_of(space)->names[id];
 
         return name->epoch == remote->epoch && name->block == block_ref(space, id) ? &name->name :
                                                                                      NULL;
@@ -195,7 +187,7 @@ const struct kvd_key *remote_name_of(const struct remote *remote, const struct s
 
 void remote_note(const struct remote *remote, struct space *space, uint32_t id,
                  struct kvd_key name) {
-        space->parts.remote->names[id] = (struct remote_name){
+        remote_space_of(space)->names[id] = (struct remote_name){
                 .name = name, .block = block_ref(space, id), .epoch = remote->epoch};
 }
 
@@ -208,7 +200,7 @@ static bool has_fingerprint(const struct kvd_shape *shape) {
 void remote_begin_question(struct remote *remote, enum store_remote_ask what,
                            struct space *space) {
         struct store_remote_question *q = &remote->question;
-        const struct domain_config *domain = &space->domain->config;
+        const struct domain_config *domain = &space_domain(space)->config;
 
         q->what = what;
         q->space = space;
@@ -216,13 +208,13 @@ void remote_begin_question(struct remote *remote, enum store_remote_ask what,
         q->checksums = remote->carry && what == STORE_REMOTE_GET;
         q->tenant = domain->remote_prefix[0] ? domain->remote_prefix : domain->name;
         memset(&q->content, 0, sizeof q->content);
-        memcpy(&q->content.geometry, &space->ix->geometry, sizeof q->content.geometry);
+        memcpy(&q->content.geometry, space_geometry(space), sizeof q->content.geometry);
         if (!has_fingerprint(&q->content.geometry))
-                snprintf(q->content.space, sizeof q->content.space, "%s", space->name);
+                snprintf(q->content.space, sizeof q->content.space, "%s", space_name(space));
 }
 
 bool remote_question_is_full(const struct remote *remote) {
-        const struct kvd_index *ix = remote->question.space->ix;
+        const struct kvd_index *ix = space_index(remote->question.space);
         uint32_t n = remote->question.n;
 
         return n == KVD_REMOTE_ITEMS || (n + 1) * ix->geometry.block_tokens > KVD_REMOTE_TOKENS ||
@@ -400,7 +392,7 @@ void store_remote_lost(struct store *store) {
 
 /* If all blocks have arrived in host memory, the request is sent to the servers next. */
 static void carried_down(struct remote *remote, bool failed) {
-        struct remote_space *rs = remote->carry->space->parts.remote;
+        struct remote_space *rs = remote_space_of(remote->carry->space);
 
         if (carry_is_whole(remote->carry)) {
                 remote->asked = false;
