@@ -92,7 +92,7 @@ static struct need need_of(const struct kvd_desc *desc) {
         return need;
 }
 
-/* True: the data of all blocks is there. Partner: set_pending in store/device/semaphore.c. */
+/* True: the data of all blocks is there. Partner: set_pending in store/cache/unready.c. */
 static bool nothing_pending(const struct view *view) {
         return !view->device ||
                atomic_load_explicit(&view->ix->n_pending, memory_order_acquire) == 0;

@@ -21,7 +21,7 @@
 #include "store/hooks.h"
 
 static uint32_t n_words(const struct space *space) {
-        return DIV_UP(space->ix->max_segments, 64);
+        return DIV_UP(space_index(space)->max_segments, 64);
 }
 
 static bool bit(const uint64_t *bits, uint32_t i) {
@@ -33,7 +33,7 @@ static void set(uint64_t *bits, uint32_t i, bool to) {
 }
 
 static int enter(struct attachment *a) {
-        if (a->space->ix->backend != KVD_BACKEND_VMM)
+        if (space_index(a->space)->backend != KVD_BACKEND_VMM)
                 return 0;
         a->mapped = sys->calloc(2 * n_words(a->space), sizeof *a->mapped);
         a->told = a->mapped ? a->mapped + n_words(a->space) : NULL;
@@ -43,11 +43,11 @@ static int enter(struct attachment *a) {
 static void put_away(struct attachment *a, uint32_t segment) {
         set(a->mapped, segment, false);
         set(a->told, segment, false);
-        device_undrain(a->space, &a->space->memory.segments[segment]);
+        device_undrain(a->space, space_segment(a->space, segment));
 }
 
 static void leave(struct attachment *a) {
-        for (uint32_t i = 0; a->mapped && i < a->space->ix->max_segments; i++)
+        for (uint32_t i = 0; a->mapped && i < space_index(a->space)->max_segments; i++)
                 if (bit(a->mapped, i))
                         put_away(a, i);
 }
@@ -58,22 +58,22 @@ void drain_handed_out(struct attachment *a, uint32_t segment) {
 }
 
 bool drain_mapped(const struct space *space, uint32_t segment) {
-        for (uint32_t i = 0; i < space->n_attachments; i++)
-                if (space->attachments[i] && bit(space->attachments[i]->mapped, segment))
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));)
+                if (bit(a->mapped, segment))
                         return true;
         return false;
 }
 
 bool drain_told(const struct space *space, uint32_t segment) {
-        for (uint32_t i = 0; i < space->n_attachments; i++)
-                if (space->attachments[i] && bit(space->attachments[i]->told, segment))
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));)
+                if (bit(a->told, segment))
                         return true;
         return false;
 }
 
 uint32_t attachment_drain(struct attachment *a, const uint32_t *unmapped, uint32_t n,
                           uint32_t *wanted, uint32_t n_wanted) {
-        uint32_t n_segments = a->space->ix->n_segments, found = 0;
+        uint32_t n_segments = space_index(a->space)->n_segments, found = 0;
 
         if (!a->mapped)
                 return 0;
@@ -81,7 +81,7 @@ uint32_t attachment_drain(struct attachment *a, const uint32_t *unmapped, uint32
                 if (unmapped[i] < n_segments && bit(a->mapped, unmapped[i]))
                         put_away(a, unmapped[i]);
         for (uint32_t i = 0; i < n_segments && found < n_wanted; i++) {
-                if (!bit(a->mapped, i) || !device_draining(&a->space->memory.segments[i]))
+                if (!bit(a->mapped, i) || !device_draining(space_segment(a->space, i)))
                         continue;
                 set(a->told, i, true);
                 wanted[found++] = i;

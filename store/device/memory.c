@@ -43,10 +43,10 @@ static void place(struct space *space, struct segment *segment, struct chunk *ch
                   uint32_t version) {
         chunk->space = space;
         chunk->segment = segment;
-        chunk->domain = space->domain;
+        chunk->domain = space_domain(space);
         segment->chunk = chunk;
         segment->memory_version = version;
-        atomic_store(&kvd_index_memory(space->ix)[segment->number], version);
+        atomic_store(&kvd_index_memory(space_index(space))[segment->number], version);
 }
 
 /* The chunk's descriptor goes to the keeper before any client gets a block of it. */
@@ -55,7 +55,7 @@ static int begin(struct space *space, struct segment *segment) {
         struct device_pool *pool = pool_of(store);
 
         if (!segment->chunk) {
-                struct chunk *chunk = find_chunk(pool, RETURNED, space->domain) ?:
+                struct chunk *chunk = find_chunk(pool, RETURNED, space_domain(space)) ?:
                                                 find_chunk(pool, CLEAN, NULL);
 
                 if (!chunk)
@@ -79,9 +79,8 @@ static int adopt(struct space *space, struct segment *segment, uint32_t version,
                 return r;
         place(space, segment, chunk, version);
         chunk_set_state(pool, chunk, USED);
-        for (uint32_t i = 0; i < space->n_attachments; i++)
-                if (space->attachments[i])
-                        drain_handed_out(space->attachments[i], segment->number);
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));)
+                drain_handed_out(a, segment->number);
         return 0;
 }
 
@@ -117,7 +116,7 @@ static void give_up(struct space *space, struct segment *segment) {
         struct chunk *chunk = segment->chunk;
 
         leave(chunk);
-        if (space->memory.left)
+        if (space_is_left(space))
                 chunk_unmake(pool_of(space_store(space)), chunk);
         else
                 chunk_remake(space_store(space), chunk);
@@ -128,7 +127,7 @@ static void give_up(struct space *space, struct segment *segment) {
  * while. So these chunks are freed, not drained.
  */
 static bool let_go(struct space *space, struct segment *segment) {
-        if (!space->ix->alive) {
+        if (!space_index(space)->alive) {
                 give_up(space, segment);
                 return true;
         }
@@ -194,11 +193,12 @@ static void close_pool(struct store *store) {
 }
 
 const uint8_t *space_segment_handle(const struct space *space, uint32_t segment) {
-        const struct chunk *chunk = segment < space->ix->max_segments ?
-                                            space->memory.segments[segment].chunk :
-                                            NULL;
+        const struct kvd_index *ix = space_index(space);
+        bool there = segment < ix->max_segments && space_segment(space, segment)->chunk;
 
-        return space->ix->backend == KVD_BACKEND_LEGACY && chunk ? chunk->handle.bytes : NULL;
+        return there && ix->backend == KVD_BACKEND_LEGACY ?
+                       space_segment(space, segment)->chunk->handle.bytes :
+                       NULL;
 }
 
 /* ---- the worker ------------------------------------------------------------------------------ */
@@ -238,8 +238,8 @@ bool store_next_unmap(struct store *store, struct space **space, uint32_t *segme
 }
 
 void space_worker_unmapped(struct space *space, uint32_t segment) {
-        space->memory.segments[segment].worker = false;
-        device_undrain(space, &space->memory.segments[segment]);
+        space_segment(space, segment)->worker = false;
+        device_undrain(space, space_segment(space, segment));
 }
 
 void store_worker_gone(struct store *store) {

@@ -78,8 +78,12 @@ struct promises {
         uint32_t n;                   /* number of blocks in all lists */
 };
 
+static struct semaphores *semaphores_of(const struct space *space) {
+        return space->parts.semaphores;
+}
+
 static uint64_t page_bytes(const struct space *space) {
-        return semaphore_page_bytes(space->ix->semaphore_rows);
+        return semaphore_page_bytes(space_index(space)->semaphore_rows);
 }
 
 static shm_u64 *semaphore_word(const struct attachment *a, uint32_t at) {
@@ -87,7 +91,7 @@ static shm_u64 *semaphore_word(const struct attachment *a, uint32_t at) {
 }
 
 static bool is_of_before(const struct attachment *a) {
-        return a->promises->page != &a->space->parts.semaphores->page;
+        return a->promises->page != &semaphores_of(a->space)->page;
 }
 
 /* ---- life ------------------------------------------------------------------------------------ */
@@ -96,7 +100,7 @@ int semaphores_new(struct space *space) {
         struct semaphores *all;
         int r;
 
-        if (!space->ix->semaphore_rows)
+        if (!space_index(space)->semaphore_rows)
                 return 0;
         r = account_charge(space, KVD_COST_overhead, page_bytes(space));
         if (r < 0)
@@ -122,19 +126,19 @@ static void close_before(struct space *space, struct semaphore_page **link) {
 }
 
 static void end_space(struct space *space) {
-        struct semaphores *all = space->parts.semaphores;
+        struct semaphores *all = semaphores_of(space);
 
         if (!all)
                 return;
         while (all->before)
                 close_before(space, &all->before);
-        drop_semaphores(space, space->ix->life);
+        drop_semaphores(space, space_index(space)->life);
         shared_file_close(&all->page);
         free(all);
 }
 
 static const struct semaphore_page *page_before(const struct space *space, uint32_t life) {
-        const struct semaphore_page *page = space->parts.semaphores->before;
+        const struct semaphore_page *page = semaphores_of(space)->before;
 
         while (page && page->life != life)
                 page = page->next;
@@ -143,7 +147,7 @@ static const struct semaphore_page *page_before(const struct space *space, uint3
 
 /* A client of a previous daemon keeps its old row. */
 static void find_row(struct attachment *a) {
-        const struct shared_file *page = &a->space->parts.semaphores->page;
+        const struct shared_file *page = &semaphores_of(a->space)->page;
         uint32_t row = a->seat;
 
         if (a->state == ORPHANED) { /* only inherited attachments begin in this state */
@@ -159,7 +163,7 @@ static void find_row(struct attachment *a) {
 }
 
 static int enter(struct attachment *a) {
-        if (!a->space->parts.semaphores)
+        if (!semaphores_of(a->space))
                 return 0;
         a->promises = sys->calloc(1, sizeof *a->promises);
         if (!a->promises)
@@ -170,18 +174,17 @@ static int enter(struct attachment *a) {
 }
 
 static bool in_use(const struct space *space, const struct semaphore_page *page) {
-        for (uint32_t i = 0; i < space->n_attachments; i++)
-                if (space->attachments[i] && space->attachments[i]->promises &&
-                    space->attachments[i]->promises->page == &page->file)
+        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));)
+                if (a->promises && a->promises->page == &page->file)
                         return true;
         return false;
 }
 
 /* Closes pages without clients. */
 static void tidy(struct space *space) {
-        struct semaphore_page **link = &space->parts.semaphores->before;
+        struct semaphore_page **link = &semaphores_of(space)->before;
 
-        while (space->parts.semaphores->settled && *link) {
+        while (semaphores_of(space)->settled && *link) {
                 if (in_use(space, *link))
                         link = &(*link)->next;
                 else
@@ -201,7 +204,7 @@ static void bury(struct attachment *a) {
 /* ---- pages of previous daemons --------------------------------------------------------------- */
 
 static int inherit(struct space *space, uint32_t life, int *fd) {
-        struct semaphore_page *page = space->parts.semaphores ? sys->calloc(1, sizeof *page) : NULL;
+        struct semaphore_page *page = semaphores_of(space) ? sys->calloc(1, sizeof *page) : NULL;
         struct stat st;
         int r = page && fstat(*fd, &st) == 0 && st.st_size > 0 ? 0 : -EPROTO;
 
@@ -214,8 +217,8 @@ static int inherit(struct space *space, uint32_t life, int *fd) {
         account_add(space, KVD_COST_overhead, page->file.bytes);
         account_add(space, KVD_COST_files, 1);
         page->life = life;
-        page->next = space->parts.semaphores->before;
-        space->parts.semaphores->before = page;
+        page->next = semaphores_of(space)->before;
+        semaphores_of(space)->before = page;
         return 0;
 }
 
@@ -229,14 +232,14 @@ static bool was_reached(const struct space *space, uint32_t life, uint32_t semap
 }
 
 static void inherited(struct space *space) {
-        if (!space->parts.semaphores)
+        if (!semaphores_of(space))
                 return;
-        space->parts.semaphores->settled = true;
+        semaphores_of(space)->settled = true;
         tidy(space);
 }
 
 uint32_t semaphores_before(const struct space *space) {
-        const struct semaphores *all = space->parts.semaphores;
+        const struct semaphores *all = semaphores_of(space);
         uint32_t n = 0;
 
         for (const struct semaphore_page *page = all ? all->before : NULL; page; page = page->next)
@@ -245,7 +248,7 @@ uint32_t semaphores_before(const struct space *space) {
 }
 
 uint64_t semaphores_bytes(const struct space *space) {
-        const struct semaphores *all = space->parts.semaphores;
+        const struct semaphores *all = semaphores_of(space);
         uint64_t bytes = all ? all->page.bytes : 0;
 
         for (const struct semaphore_page *page = all ? all->before : NULL; page; page = page->next)
@@ -255,18 +258,9 @@ uint64_t semaphores_bytes(const struct space *space) {
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
-/* Partner: nothing_pending in client/gpu/stream.c. */
-static void set_pending(struct space *space, uint64_t n) {
-        space->unready.n_pending = n;
-        atomic_store_explicit(&space->ix->n_pending, (uint32_t)MIN(n, UINT32_MAX),
-                              memory_order_release);
-}
-
 static void push(struct attachment *a, uint32_t at, uint32_t id) {
-        a->space->blocks[id].pending = true;
-        block_list_append(a->space, &a->promises->blocks[at], id);
+        block_awaits(a->space, &a->promises->blocks[at], id);
         a->promises->n++;
-        set_pending(a->space, a->space->unready.n_pending + 1);
         a->promises->busy |= UINT64_C(1) << at;
 }
 
@@ -274,13 +268,10 @@ static uint32_t pop(struct attachment *a, uint32_t at) {
         struct promises *p = a->promises;
         uint32_t id = p->blocks[at].first;
 
-        block_list_remove(a->space, &p->blocks[at], id);
+        block_awaits_no_more(a->space, &p->blocks[at], id);
         if (!p->blocks[at].n)
                 p->busy &= ~(UINT64_C(1) << at);
         p->n--;
-        a->space->blocks[id].pending = false;
-        block_count_kept(a->space, id);
-        set_pending(a->space, a->space->unready.n_pending - 1);
         return id;
 }
 
@@ -320,16 +311,14 @@ static void promised(struct attachment *a, uint32_t id, const struct kvd_desc *f
 static bool reached(const struct attachment *a, uint32_t at) {
         uint32_t id = a->promises->blocks[at].first;
 
-        return shm_load(semaphore_word(a, at)) >= kvd_index_desc(a->space->ix, id)->semaphore_value;
+        return shm_load(semaphore_word(a, at)) >= block_desc(a->space, id)->semaphore_value;
 }
 
 static void arrived(struct attachment *a, uint32_t at) {
         uint32_t id = pop(a, at);
 
-        if (a->space->blocks[id].poisoned) { /* because a block before it was */
-                block_list_push(a->space, &a->space->unready.poisoned, id);
+        if (block_of(a->space, id)->poisoned) /* because a block before it was */
                 return;
-        }
         index_arrived(a->space, id);
         hooks_readable(a->space, id);
 }
@@ -346,90 +335,22 @@ static void look(struct attachment *a, uint32_t *budget) {
 }
 
 #define LOOKS 4096u   /* blocks in one call */
-#define RETRIES 1024u /* poisoned blocks in one call */
 
-/* Frees poisoned blocks that are not pinned any more. Others go to the end of the list. */
-static void sweep_poisoned(struct space *space) {
-        struct block_list *poisoned = &space->unready.poisoned;
-        uint32_t reads = KVD_PIN_READS;
+bool semaphores_look(struct space *space) {
+        uint32_t budget = LOOKS;
 
-        for (uint32_t n = MIN(poisoned->n, RETRIES); reads && n; n--) {
-                uint32_t id = poisoned->first;
-
-                if (space->blocks[id].child == NONE && evict_leaf(space, id, &reads))
-                        continue;
-                block_list_remove(space, poisoned, id);
-                block_list_append(space, poisoned, id);
-        }
+        for (struct attachment *a = NULL;
+             space_awaits_data(space) && budget && (a = space_next_attachment(space, a));)
+                if (a->promises)
+                        look(a, &budget);
+        return poisoned_sweep(space) || space_awaits_data(space);
 }
 
 static void look_at(struct space *space) {
-        uint32_t budget = LOOKS;
-
-        for (uint32_t i = 0; space->unready.n_pending && budget && i < space->n_attachments; i++)
-                if (space->attachments[i] && space->attachments[i]->promises)
-                        look(space->attachments[i], &budget);
-        if (space->unready.poisoned.n)
-                sweep_poisoned(space);
+        semaphores_look(space);
 }
 
-bool semaphores_look(struct space *space) {
-        look_at(space);
-        return space->unready.n_pending || space->unready.poisoned.n;
-}
-
-/* ---- the data will never be there (O4 to O7) ------------------------------------------------- */
-
-/* Steps O5 and O6. Children follow in any order: they cannot be found once their parent is gone. */
-static void poison_one(struct space *space, uint32_t id) {
-        struct kvd_desc *desc = kvd_index_desc(space->ix, id);
-        struct block *b = &space->blocks[id];
-
-        if (b->poisoned)
-                return;
-        __atomic_store_n(&desc->flags, desc->flags | KVD_DESC_POISONED, __ATOMIC_RELEASE);
-        index_leave(space, id);
-        b->poisoned = true;
-        block_condemn(space, id);
-        if (!b->pending)
-                block_list_push(space, &space->unready.poisoned, id);
-        space_count(space, KVD_SPACE_POISONED, 1);
-}
-
-static void go_to(struct space *space, uint32_t id) {
-        space->unready.poisoning.at = id;
-        space->unready.poisoning.up = false;
-        poison_one(space, id);
-}
-
-static void poison_next(struct space *space) {
-        struct poisoning *p = &space->unready.poisoning;
-        const struct block *b = &space->blocks[p->at];
-
-        if (!p->up && b->child != NONE) {
-                go_to(space, b->child);
-        } else if (p->at == p->top) {
-                p->under_way = false;
-        } else if (b->sib_next != NONE) {
-                go_to(space, b->sib_next);
-        } else {
-                p->at = b->parent;
-                p->up = true;
-        }
-}
-
-/* Continues to poison a block and all blocks behind it. True: done. */
-static bool poison_on(struct space *space, uint32_t *budget) {
-        for (; *budget && space->unready.poisoning.under_way; --*budget)
-                poison_next(space);
-        return !space->unready.poisoning.under_way;
-}
-
-static bool poison(struct space *space, uint32_t top, uint32_t *budget) {
-        space->unready.poisoning = (struct poisoning){.under_way = true, .top = top};
-        go_to(space, top);
-        return poison_on(space, budget);
-}
+/* ---- the data will never be there (O4 to O7; O5 and O6: cache/unready.c) --------------------- */
 
 /* Step O7. */
 static void release(struct attachment *a, uint32_t at) {
@@ -464,10 +385,8 @@ static void resolve_one(struct attachment *a, uint32_t at, uint32_t *budget) {
                 return;
         }
         /* poisoned already, with all blocks behind it, if a block before it was */
-        if (!space->blocks[id].poisoned && !poison(space, id, budget))
-                return;
-        pop(a, at);
-        block_list_push(space, &space->unready.poisoned, id);
+        if (block_of(space, id)->poisoned || block_poison(space, id, budget))
+                pop(a, at);
 }
 
 #define RESOLVES 2048u /* blocks of one call */
@@ -479,13 +398,13 @@ static bool resolve(struct attachment *a) {
 
         if (!p || !p->over)
                 return false;
-        while (poison_on(a->space, &budget) && p->busy && budget)
+        while (poison_goes_on(a->space, &budget) && p->busy && budget)
                 resolve_one(a, (uint32_t)__builtin_ctzll(p->busy), &budget);
         if (p->busy || !budget)
                 return true;
         for (uint32_t at = 0; p->page && at < SEMAPHORES; at++)
                 release(a, at);
-        sweep_poisoned(a->space);
+        poisoned_sweep(a->space);
         p->over = false;
         return false;
 }
@@ -495,7 +414,7 @@ static bool resolve(struct attachment *a) {
  * If the space is left to the next daemon, that daemon resolves them.
  */
 static void leave(struct attachment *a) {
-        if (a->promises && !a->space->memory.left)
+        if (a->promises && !space_is_left(a->space))
                 a->promises->over = true;
 }
 
@@ -527,7 +446,7 @@ bool store_next_wake(struct store *store, struct store_wake *ret) {
         a = first->of;
         first->asked = true;
         *ret = (struct store_wake){.fd = first->page->fd, .bytes = first->page->bytes};
-        memcpy(ret->device, a->space->ix->device, sizeof ret->device);
+        memcpy(ret->device, space_index(a->space)->device, sizeof ret->device);
         for (uint64_t left = a->promises->wakes; left; left &= left - 1) {
                 uint32_t at = (uint32_t)__builtin_ctzll(left);
 
@@ -552,7 +471,7 @@ void store_wake_done(struct store *store, bool done) {
 /* ---- queries --------------------------------------------------------------------------------- */
 
 int space_semaphore_fd(const struct space *space) {
-        return space->parts.semaphores ? space->parts.semaphores->page.fd : -1;
+        return semaphores_of(space) ? semaphores_of(space)->page.fd : -1;
 }
 
 uint32_t attachment_semaphore_row(const struct attachment *a) {
