@@ -26,7 +26,7 @@ static bool space_idle(struct space *space) {
         if (!space_take_over(space))
                 return true;
         return hooks_idle(space) ||
-               garbage_sweep(space, SWEEP / (1 + space->n_attachments / 8)) ||
+               garbage_sweep(space, SWEEP / (1 + space_seats(space) / 8)) ||
                posts_take_left(space) || attachment_fold(space) || evict_restamp(space) ||
                space_trim(space) ||
                space_tidy(space) || space_fill_ahead(space) || available_look(space);
@@ -74,7 +74,7 @@ static enum store_again go_round(struct store *store, struct round *round,
 
         for (uint32_t i = 0; space && i < ROUND_SPACES && done < ROUND_CLIENTS; i++) {
                 done += look(space);
-                round->next = space->number + 1;
+                round->next = space_number(space) + 1;
                 space = store_next_space(store, round->next);
         }
         round->found += done;

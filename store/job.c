@@ -70,7 +70,7 @@ static void put_aside(struct jobs *jobs, struct job *job) {
 }
 
 uint32_t job_blocks(const struct job *job) {
-        uint64_t n = MIN(MAX(READ_BYTES / job->space->ix->block_bytes, 1), KVD_JOB_ITEMS);
+        uint64_t n = MIN(MAX(READ_BYTES / space_block_bytes(job->space), 1), KVD_JOB_ITEMS);
 
         return (uint32_t)(job->kind->result_bytes ?
                                   MIN(n, JOB_RESULT_BYTES / job->kind->result_bytes) :
@@ -122,7 +122,7 @@ static void one_less(struct domain *domain) {
 }
 
 static void enqueue(struct ticket *t, bool first) {
-        struct domain *domain = t->space->domain;
+        struct domain *domain = space_domain(t->space);
         struct kvd_list *queue = &domain->jobs.waiting[t->kind->urgent ? 0 : 1];
 
         kvd_list_insert(queue, first ? queue->first : NULL, &t->waiting);
@@ -131,7 +131,7 @@ static void enqueue(struct ticket *t, bool first) {
 
 static void dequeue(struct ticket *t) {
         if (kvd_list_remove(&t->waiting))
-                one_less(t->space->domain);
+                one_less(space_domain(t->space));
 }
 
 static uint64_t weight_of(const struct domain *domain) {
@@ -145,7 +145,7 @@ static uint64_t weight_of(const struct domain *domain) {
  * The bytes that a job reads, or one piece if it can pause: go_on charges for each further piece.
  */
 static uint64_t cost_of(const struct job *job) {
-        uint64_t read = job->n_items * job->space->ix->block_bytes;
+        uint64_t read = job->n_items * space_block_bytes(job->space);
 
         return LEAST_BYTES + (job->kind->rests ? MIN(read, PIECE_BYTES) :
                               job->sketch      ? SKETCH_PASSES * read :
@@ -269,7 +269,7 @@ static void finish(struct job *job, struct store_job *ret) {
         job->id = ++job->store->jobs.last_id;
         space_changes(job->space);
         job->to->kind = job->kind->number;
-        job->to->space = job->space->number;
+        job->to->space = space_number(job->space);
         job->to->id = job->id;
         job->to->n_items = job->n_items;
         job->to->n_tokens = job->n_tokens;
@@ -318,7 +318,7 @@ static bool go_on(struct domain *domain, bool urgent, void *arguments, struct st
         jobs->job = job;
         *(struct kvd_job *)arguments =
                 (struct kvd_job){.kind = job->kind->number,
-                                 .space = job->space->number,
+                                 .space = space_number(job->space),
                                  .id = job->id,
                                  .turn = job->ticket ? KVD_JOB_GO_ON : KVD_JOB_END,
                                  .piece = PIECE_BYTES};
@@ -335,7 +335,7 @@ static bool write_job(struct job *job, struct ticket *t, void *arguments, uint32
         dequeue(t);
         begin(job, t, arguments);
         written = t->kind->write(t, job);
-        charge(job->space->domain, cost_of(job));
+        charge(space_domain(job->space), cost_of(job));
         if (written)
                 return true;
         *spent += EFFORT_TICKET + job->looks + job->n_items;
@@ -437,7 +437,7 @@ void store_job_rests(struct store *store, uint64_t id) {
                 settle(job, JOB_FAILED, NULL, 0);
                 return;
         }
-        domain = job->space->domain;
+        domain = space_domain(job->space);
         jobs->job = jobs->spare;
         jobs->spare = jobs->job->next;
         domain->jobs.resting[job->kind->urgent ? 0 : 1] = job;
@@ -450,7 +450,7 @@ static struct job *take_resting(struct job **resting) {
         struct job *job = *resting;
 
         *resting = NULL;
-        one_less(job->space->domain);
+        one_less(space_domain(job->space));
         return job;
 }
 
@@ -492,9 +492,9 @@ static void forget(struct job *job) {
 
 void jobs_forget_space(struct space *space) {
         struct jobs *jobs = &space_store(space)->jobs;
-        struct job **resting = space->domain->jobs.resting, *job;
+        struct job **resting = space_domain(space)->jobs.resting, *job;
 
-        for (uint32_t i = 0; i < ARRAY_SIZE(space->domain->jobs.resting); i++) {
+        for (uint32_t i = 0; i < ARRAY_SIZE(space_domain(space)->jobs.resting); i++) {
                 if (!resting[i] || resting[i]->space != space)
                         continue;
                 job = take_resting(&resting[i]);
@@ -508,8 +508,8 @@ void jobs_forget_space(struct space *space) {
 
 const struct job *job_in_flight(const struct space *space, const struct job *after) {
         const struct jobs *jobs = &space_store(space)->jobs;
-        const struct job *all[] = {jobs->job, space->domain->jobs.resting[0],
-                                   space->domain->jobs.resting[1]};
+        const struct job *all[] = {jobs->job, space_domain(space)->jobs.resting[0],
+                                   space_domain(space)->jobs.resting[1]};
         bool past = !after;
 
         for (uint32_t i = 0; i < ARRAY_SIZE(all); i++) {

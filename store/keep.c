@@ -14,6 +14,7 @@
 #include "store/keep.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -26,42 +27,36 @@ struct name {
         char text[KEEP_NAME_MAX];
 };
 
-static struct name index_name(const struct space *s, uint32_t life) {
+/* SPACE, then the rest */
+_printf_(2, 3) static struct name name_of(const struct space *s, const char *rest, ...) {
         struct name name;
+        int n = snprintf(name.text, sizeof name.text, "%016" PRIx64, space_index(s)->instance[0]);
+        va_list values;
 
-        snprintf(name.text, sizeof name.text, "%016" PRIx64 ".i.%u", s->ix->instance[0], life);
+        va_start(values, rest);
+        vsnprintf(name.text + n, sizeof name.text - (size_t)n, rest, values);
+        va_end(values);
         return name;
+}
+
+static struct name index_name(const struct space *s, uint32_t life) {
+        return name_of(s, ".i.%u", life);
 }
 
 static struct name segment_name(const struct space *s, const struct segment *segment) {
-        struct name name;
-
-        snprintf(name.text, sizeof name.text, "%016" PRIx64 ".s.%u.%u", s->ix->instance[0],
-                 segment->number, segment->memory_version);
-        return name;
+        return name_of(s, ".s.%u.%u", segment->number, segment->memory_version);
 }
 
 static struct name page_name(const struct attachment *a) {
-        struct name name;
-
-        snprintf(name.text, sizeof name.text, "%016" PRIx64 ".p.%u.%u.%" PRIu64,
-                 a->space->ix->instance[0], a->kept.life, a->kept.seat, a->kept.process);
-        return name;
+        return name_of(a->space, ".p.%u.%u.%" PRIu64, a->kept.life, a->kept.seat, a->kept.process);
 }
 
 static struct name semaphores_name(const struct space *s, uint32_t life) {
-        struct name name;
-
-        snprintf(name.text, sizeof name.text, "%016" PRIx64 ".w.%u", s->ix->instance[0], life);
-        return name;
+        return name_of(s, ".w.%u", life);
 }
 
 static struct name process_name(const struct attachment *a) {
-        struct name name;
-
-        snprintf(name.text, sizeof name.text, "%016" PRIx64 ".o.%u.%u",
-                 a->space->ix->instance[0], a->kept.life, a->kept.seat);
-        return name;
+        return name_of(a->space, ".o.%u.%u", a->kept.life, a->kept.seat);
 }
 
 /* ---- what is kept ---------------------------------------------------------------------------- */
@@ -119,7 +114,7 @@ static void charge_segment(struct space *space, struct segment *segment) {
 /* ---- each kind ------------------------------------------------------------------------------- */
 
 void keep_index(const struct space *space) {
-        keep(space, index_name(space, space->ix->life), space->index.fd_ro);
+        keep(space, index_name(space, space_index(space)->life), space_index_fd(space));
 }
 
 void drop_index(const struct space *space, uint32_t life) {
@@ -127,7 +122,7 @@ void drop_index(const struct space *space, uint32_t life) {
 }
 
 void keep_semaphores(const struct space *space, int fd) {
-        keep(space, semaphores_name(space, space->ix->life), fd);
+        keep(space, semaphores_name(space, space_index(space)->life), fd);
 }
 
 void drop_semaphores(const struct space *space, uint32_t life) {
@@ -135,7 +130,7 @@ void drop_semaphores(const struct space *space, uint32_t life) {
 }
 
 static bool has_room(const struct space *space, const struct segment *segment) {
-        const struct domain *d = space->domain;
+        const struct domain *d = space_domain(space);
         uint64_t room = account_room(d, KVD_COST_kept), all = d->used[KVD_COST_kept] + room;
 
         return room >= bytes_of(space, segment_name(space, segment)) + all / 4;
@@ -154,7 +149,7 @@ void keep_adopted(struct space *space, struct segment *segment) {
 }
 
 void drop_segment(struct space *space, struct segment *segment) {
-        if (!segment->kept || space->memory.left)
+        if (!segment->kept || space_is_left(space))
                 return;
         drop(space, segment_name(space, segment));
         account_discharge(space, KVD_COST_kept, segment->kept);
@@ -171,7 +166,8 @@ int attachment_keep(struct attachment *a, int pidfd) {
 
         if (!keeps(a->space))
                 return 0;
-        a->kept = (struct attachment_kept){true, a->space->ix->life, a->seat, a->tenant->process};
+        a->kept = (struct attachment_kept){true, space_index(a->space)->life, a->seat,
+                                           a->tenant->process};
         r = account_charge(a->space, KVD_COST_kept, attachment_kept_bytes(a));
         if (r < 0) {
                 a->kept.is = false;
@@ -184,7 +180,7 @@ int attachment_keep(struct attachment *a, int pidfd) {
 }
 
 void drop_attachment(struct attachment *a) {
-        if (!a->kept.is || a->space->memory.left)
+        if (!a->kept.is || space_is_left(a->space))
                 return;
         account_discharge(a->space, KVD_COST_kept, attachment_kept_bytes(a));
         a->kept.is = false;

@@ -14,10 +14,10 @@ const char *store_why(const struct store *store) {
 }
 
 int space_refuse_opaque(const struct space *space, const char *what) {
-        if (!kvd_shape_is_opaque(&space->ix->geometry))
+        if (!kvd_shape_is_opaque(space_geometry(space)))
                 return 0;
         return store_refuse(space_store(space), -EOPNOTSUPP,
                             "space '%s' has opaque blocks (%.31s), which the methods "
                             "cannot look into: no %s",
-                            space->name, space->ix->geometry.layout, what);
+                            space_name(space), space_geometry(space)->layout, what);
 }

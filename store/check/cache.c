@@ -345,7 +345,7 @@ static void count_block(struct audit *audit, const struct block *b, uint32_t id)
 }
 
 static void end_segment(struct walk *w, uint32_t number) {
-        expect(w, !w->audit->whole || w->audit->free == w->space->memory.segments[number].free.n,
+        expect(w, !w->audit->whole || w->audit->free == space_segment(w->space, number)->free.n,
                "S7 free list of segment %u is not as long as it says", number);
         w->audit->free = 0;
 }

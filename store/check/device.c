@@ -19,7 +19,7 @@ static const char *wrong(const struct chunk *chunk) {
                 return "a chunk's state does not fit its segment";
         if (placed && chunk->segment->chunk != chunk)
                 return "a chunk and its segment do not name each other";
-        if (placed && chunk->domain != chunk->space->domain)
+        if (placed && chunk->domain != space_domain(chunk->space))
                 return "a chunk has changed domains";
         if (chunk->state < USED && chunk->domain)
                 return "a chunk that a domain had used is handed out as new";
@@ -38,10 +38,10 @@ void check_chunks(struct walk *w) {
                 count[pool->chunks[i].state]++;
                 what = what ?: wrong(&pool->chunks[i]);
         }
-        for (uint32_t i = 0; pool && i < space->ix->max_segments; i++) {
-                const struct chunk *chunk = space->memory.segments[i].chunk;
+        for (uint32_t i = 0; pool && i < space_index(space)->max_segments; i++) {
+                const struct chunk *chunk = space_segment(space, i)->chunk;
 
-                if (space->memory.segments[i].n_ready && (!chunk || chunk->state != USED))
+                if (space_segment(space, i)->n_ready && (!chunk || chunk->state != USED))
                         what = "a segment has blocks and no memory";
         }
         if (pool && !what && memcmp(count, pool->count, sizeof count) != 0)

@@ -37,7 +37,7 @@ static void check_descriptor(struct walk *w, uint32_t id) {
 }
 
 void check_private(struct walk *w, uint32_t id) {
-        const struct block *b = &w->space->blocks[id];
+        const struct block *b = block_of(w->space, id);
 
         if (b->private && b->state == KVD_SEALED)
                 check_descriptor(w, id);
@@ -330,7 +330,7 @@ static void check_moved(struct walk *w) {
 
         if (file && file_space_of(w->space)->number >= 0)
                 slots = file->catalog.spaces[file_space_of(w->space)->number].copy_bytes /
-                        file_slot_bytes(w->space->ix->block_bytes);
+                        file_slot_bytes(space_block_bytes(w->space));
         expect(w, audit->below == tiers_of(w->space)->n_below && audit->moved == slots,
                "Q25 a copy in a file has no place, or a place has no copy");
 }
@@ -343,7 +343,7 @@ static void count_place(struct walk *w, uint32_t tier, uint32_t number) {
         const struct tier_places *p = &tiers_of(w->space)->places[tier];
         uint32_t on_stack = p->n - p->end + number;
 
-        w->audit->places -= check_mixed(kvd_tier_first(w->space->ix, tier) + number);
+        w->audit->places -= check_mixed(kvd_tier_first(space_index(w->space), tier) + number);
         w->audit->n_places--;
         if (tier == KVD_TIER_memory)
                 count_moved(w, number);
@@ -379,7 +379,7 @@ static void count_job(struct walk *w, const struct job *job) {
                 uint32_t id = kvd_ref_id(item->held);
 
                 audit->holds -= item->held ? check_mixed(id) : 0;
-                audit->waiting += item->held && w->space->blocks[id].reviving;
+                audit->waiting += item->held && block_of(w->space, id)->reviving;
                 audit->places += item->place != KVD_NOWHERE ? check_mixed(item->place) : 0;
                 audit->n_places += item->place != KVD_NOWHERE;
         }
@@ -387,7 +387,7 @@ static void count_job(struct walk *w, const struct job *job) {
 
 static void count_moving(struct walk *w, kvd_ref block) {
         w->audit->holds -= check_mixed(kvd_ref_id(block));
-        w->audit->waiting += w->space->blocks[kvd_ref_id(block)].reviving;
+        w->audit->waiting += block_of(w->space, kvd_ref_id(block))->reviving;
 }
 
 static void count_bringing(struct walk *w, const struct bringing *b) {

@@ -32,9 +32,7 @@ static bool (*const phases[])(struct walk *, uint64_t *) = {
  * There is one audit: a walk that begins takes it over from an earlier one. If that one continues
  * nevertheless, the sums of neither are compared.
  */
-static void resume(struct space *space, uint64_t cursor) {
-        struct audit *audit = &space->audit;
-
+static void resume(struct audit *audit, uint64_t cursor) {
         if (cursor == 0)
                 *audit = (struct audit){.whole = true, .changes = audit->changes,
                                          .began = audit->changes};
@@ -43,16 +41,17 @@ static void resume(struct space *space, uint64_t cursor) {
 }
 
 void space_check(struct space *space, uint64_t *cursor, struct check_report *report) {
-        struct walk w = {.space = space, .report = report, .audit = &space->audit};
+        struct audit *audit = &space->audit;
+        struct walk w = {.space = space, .report = report, .audit = audit};
         uint64_t phase = *cursor >> AT_BITS, at = *cursor & ((UINT64_C(1) << AT_BITS) - 1);
 
         *report = (struct check_report){0};
-        resume(space, *cursor);
+        resume(audit, *cursor);
         while (phase < ARRAY_SIZE(phases) && check_may_go_on(&w))
                 if (phases[phase](&w, &at)) {
                         phase++;
                         at = 0;
                 }
         *cursor = phase < ARRAY_SIZE(phases) ? phase << AT_BITS | at : 0;
-        space->audit.next = *cursor;
+        audit->next = *cursor;
 }

@@ -32,7 +32,7 @@ COLUMNS = 100
 LIMITS = {
     "circle client": 4, "circle daemon": 4, "circle ipc": 4, "circle store": 4, "circle tools/kvctl": 4,
     "circle tools/kvlm": 4, "circle kernels": 4, "fields space": 24, "fields store": 20, "function": 48, "notes": 0,
-    "foreign": 446, "lone": 18,
+    "foreign": 47, "lone": 18,
 }
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
