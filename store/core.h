@@ -6,13 +6,14 @@
  * Shared by all folders of the store: the store, its domains, tickets for jobs, refusals. The
  * folders:
  *
- *      cache      index, blocks, segments, eviction, spaces, attachments; calls the others only by hooks (hooks.h)
+ *      cache      index, blocks, segments, eviction, spaces, attachments, blocks whose data is still to come; calls
+ *                 the others only by hooks (hooks.h)
  *      tier       tiers of exact copies
  *      file       the file tier
  *      remote     the remote tier
  *      sequence   sequences, and the changes that are proposed to clients
  *      methods    one file or more for each method
- *      device     spaces on a GPU: memory, and blocks whose data is still to come
+ *      device     memory of spaces on a GPU
  *      check      invariants of all of them
  *
  * Lists are linked through ids or pointers and end with NONE or NULL. No request's path allocates
@@ -111,9 +112,9 @@ struct space_lists {
         uint64_t searches;     /* number of searches for other spaces' memory (cache/take.c) */
 };
 
-struct store_wakes { /* semaphore.c */
+struct store_wakes { /* cache/semaphore.c */
         bool on;                 /* a worker can write semaphores by a stream */
-        struct kvd_list waiting; /* promises whose semaphores must be written, in order */
+        struct kvd_list waiting; /* attachments whose semaphores must be written, in order */
 };
 
 struct store {

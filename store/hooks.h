@@ -29,24 +29,12 @@ struct hooks {
         void (*setting_changed)(struct space *space);
         /* does a piece of deferred work. True: there is more */
         bool (*idle)(struct space *space);
-        /* finds blocks whose data has arrived, before blocks are evicted or borrowed */
-        void (*look)(struct space *space);
         /* the space was deleted: withdraws its jobs */
         void (*space_leaves)(struct space *space);
         /* frees a piece of the space's memory. True: there is more */
         bool (*space_buried)(struct space *space);
         void (*space_ends)(struct space *space);
         void (*usage)(const struct space *space, struct space_usage *ret); /* the part's figures */
-
-        /*
-         * A space that is taken over from the previous daemon. inherit: takes the semaphore page of
-         * that life from *fd, if it succeeds. was_reached: did the semaphore of that life reach the
-         * value? inherited: clients and blocks have been taken over.
-         */
-        int (*inherit)(struct space *space, uint32_t life, int *fd);
-        bool (*was_reached)(const struct space *space, uint32_t life, uint32_t semaphore,
-                            uint64_t value);
-        void (*inherited)(struct space *space);
 
         void (*store_ends)(struct store *store); /* before its spaces do */
 
@@ -57,17 +45,10 @@ struct hooks {
         int (*attachment_begins)(struct attachment *a);
         bool (*attachment_stops)(struct attachment *a); /* does a piece. True: there is more */
         void (*attachment_ends)(struct attachment *a);
-        /* True: its seat cannot be given to another attachment yet */
-        bool (*attachment_lingers)(const struct attachment *a);
         /* frees the part's data of the attachment */
         void (*attachment_buried)(struct attachment *a);
 
-        /* A block. promise: the data of a sealed block is still to come; -EINVAL: *why is set. */
-        int (*promise)(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields,
-                       const char **why);
-        /* the same block, right before it becomes SEALED */
-        void (*promised)(struct attachment *a, uint32_t id, const struct kvd_desc *fields);
-        /* the block is sealed and its data is there; only if space->parts.watched */
+        /* A block: it is sealed and its data is there; only if space->parts.watched */
         void (*readable)(struct space *space, uint32_t id);
         /* 0 to 1, for policies that evict by worth */
         double (*worth)(const struct space *space, uint32_t id);
@@ -121,27 +102,17 @@ void hooks_lay_out(const struct space *space, uint64_t max_blocks, struct kvd_in
 int hooks_space_begins(struct space *space);
 void hooks_setting_changed(struct space *space);
 bool hooks_idle(struct space *space);
-void hooks_look(struct space *space);
 void hooks_space_leaves(struct space *space);
 bool hooks_space_buried(struct space *space);
 void hooks_space_ends(struct space *space);
 void hooks_store_ends(struct store *store);
 void hooks_usage(const struct space *space, struct space_usage *ret);
 
-int hooks_inherit(struct space *space, uint32_t life, int *fd);
-bool hooks_was_reached(const struct space *space, uint32_t life, uint32_t semaphore,
-                       uint64_t value);
-void hooks_inherited(struct space *space);
-
 int hooks_attachment_begins(struct attachment *a);
 bool hooks_attachment_stops(struct attachment *a);
 void hooks_attachment_ends(struct attachment *a);
-bool hooks_attachment_lingers(const struct attachment *a);
 void hooks_attachment_buried(struct attachment *a);
 
-int hooks_promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields,
-                  const char **why);
-void hooks_promised(struct attachment *a, uint32_t id, const struct kvd_desc *fields);
 void hooks_readable(struct space *space, uint32_t id);
 bool hooks_reads_summaries(const struct space *space);
 double hooks_worth(const struct space *space, uint32_t id);

@@ -350,7 +350,7 @@ bool attachment_take_posts(struct attachment *attachment);
 /* number of posts that were not taken yet, limited to the number of blocks that it is filling */
 uint32_t attachment_posts(const struct attachment *attachment);
 
-/* ---- semaphores of spaces on a GPU, see device/semaphore.c ----------------------------------- */
+/* ---- semaphores of spaces on a GPU, see cache/semaphore.c ------------------------------------ */
 
 int space_semaphore_fd(const struct space *space); /* the semaphore page; -1 in host spaces */
 uint32_t attachment_semaphore_row(const struct attachment *attachment);

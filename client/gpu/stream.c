@@ -3,7 +3,7 @@
 /*
  * The calls of kvd_cuda.h: seal, read and release in stream order. A block's descriptor names a
  * semaphore, and the value that it has once the data is there: see ipc/base/semaphore.h.
- * store/device/semaphore.c explains why that is enough even if processes die.
+ * store/cache/semaphore.c explains why that is enough even if processes die.
  */
 
 #include <errno.h>

@@ -117,7 +117,7 @@ static void inherit_semaphores(struct space *space, const struct before *b,
         for (struct part *p = parts->at; p < parts->at + parts->n; p++)
                 if (p->cache == cache && p->kind == 'w' && p->file->fd >= 0 &&
                     (p->number[0] == b->header.life || has_client_of(parts, cache, p->number[0])))
-                        hooks_inherit(space, (uint32_t)p->number[0], &p->file->fd);
+                        semaphores_inherit(space, (uint32_t)p->number[0], &p->file->fd);
 }
 
 /* Takes the old clients' pin pages. False: one is missing. */
@@ -246,7 +246,7 @@ static void complete(struct space *space, struct before *b) {
         space->memory.before = NULL;
         space->clock = clock;
         atomic_store(&space->ix->clock, (uint32_t)clock);
-        hooks_inherited(space);
+        semaphores_settle(space);
         keep_index(space);
         store_close_file(space_store(space), &last);
         b->file.fd = -1;

@@ -17,9 +17,12 @@
 
 /* Returns the number of blocks freed; 0: all are in use; -EAGAIN: not all were looked at. */
 static int evict(struct space *space, struct arena *arena, uint32_t want, uint32_t *reads) {
-        uint32_t evicted = evict_coldest(space, arena, want, reads);
+        uint32_t evicted;
 
-        return evicted ? (int)evicted : evict_goes_on(arena, *reads) ? -EAGAIN : 0;
+        if (space->unready.n_pending)
+                semaphores_look(space);
+        evicted = evict_coldest(space, arena, want, reads);
+        return evicted ? (int)evicted : !*reads && arena_worth_looking(arena) ? -EAGAIN : 0;
 }
 
 /* Takes unused memory. -EAGAIN: memory of deleted spaces is still being freed. */

@@ -172,9 +172,14 @@ static void bury(struct attachment *a) {
         attachment_unmake(a);
 }
 
+/* Its seat is not given to another client before a stream has written its semaphores. */
+static bool is_waking(const struct attachment *a) {
+        return a->waking.in && space_store(a->space)->wakes.on;
+}
+
 static bool has_ended(const struct attachment *a) {
         return a->state == FOLDING && !a->posts_left && !a->stopping && !a->filling.n &&
-               !hooks_attachment_lingers(a);
+               !is_waking(a);
 }
 
 static uint32_t free_seat(struct space *space) {
@@ -466,7 +471,7 @@ bool attachment_fold(struct space *space) {
         for (struct attachment *a = NULL; (a = space_next_attachment(space, a));) {
                 if (clear_up(a, PIECE))
                         return true;
-                if (!has_ended(a) && (space_lives(space) || hooks_attachment_lingers(a)))
+                if (!has_ended(a) && (space_lives(space) || is_waking(a)))
                         continue;
                 if (!fold_piece(a) && !give_back_piece(a))
                         bury(a);

@@ -162,7 +162,7 @@ static bool is_proven(const struct before *b, const struct space *space, const s
                 return true;
         waits.semaphore = c->semaphore;
         return c->semaphore && c->proof == block_proof(&b->header, ref, &waits) &&
-               hooks_was_reached(space, b->header.life, c->semaphore, waits.semaphore_value);
+               semaphores_reached(space, b->header.life, c->semaphore, waits.semaphore_value);
 }
 
 static bool is_complete(const struct before *b, const struct space *space,

@@ -167,6 +167,7 @@ struct attachment {
         uint64_t pinned;       /* blocks that it pinned, by the last round through the pins */
         struct arena *arena;   /* where its new blocks come from */
         struct promises *promises; /* owned; spaces on a GPU (semaphore.c) */
+        struct kvd_list_node waking; /* in store->wakes.waiting */
         struct attachment_kept kept;
         /*
          * inherit.c: owned; pidfd (or lifeline) of a client of the previous daemon; -1 for a client
@@ -280,6 +281,18 @@ struct unready { /* blocks whose data is not there yet, or never will be: unread
                 uint32_t top, at; /* at: current block; not evicted meanwhile */
                 bool up;         /* the descendants of `at` are poisoned */
         } poisoning;
+};
+
+struct semaphore_page { /* of a previous daemon, while one of its clients exists */
+        struct semaphore_page *next;
+        struct shared_file file; /* owned */
+        uint32_t life;
+};
+
+struct semaphores { /* of a space on a GPU: semaphore.c */
+        struct shared_file page; /* owned */
+        struct semaphore_page *before; /* owned; list */
+        bool settled;            /* all kept clients of these pages have been taken over */
 };
 
 struct pressure { /* methods/relief.c */
@@ -693,7 +706,16 @@ uint32_t inherited_look(struct space *space);
  * changed. Returns the number of clients, plus 1 if the space needs further calls without them.
  */
 uint32_t available_round(struct space *space);
-/* finds out whose data has come, and frees poisoned blocks. True: look again */
+
+/* ---- blocks whose data is still to come: semaphore.c ----------------------------------------- */
+
+int semaphores_new(struct space *space); /* creates the page, if the space is on a GPU */
+uint64_t semaphores_bytes(const struct space *space); /* bytes of all its pages, for its account */
+uint32_t semaphores_before(const struct space *space); /* number of pages of previous daemons */
+/*
+ * Finds blocks whose data has arrived, and frees poisoned blocks, a bounded number. True: look
+ * again. Called by a timer, and before blocks are evicted or borrowed.
+ */
 bool semaphores_look(struct space *space);
 
 #endif

@@ -13,7 +13,6 @@
 
 #include "store/account.h"
 #include "store/cache/inside.h"
-#include "store/hooks.h"
 
 static bool is_idle(const struct space *space) {
         return space_users(space) == 0 && !space_is_incomplete(space);

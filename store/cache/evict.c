@@ -29,8 +29,6 @@
  * only when the heap is empty and the whole shelf was looked at in vain.
  */
 
-#include <errno.h>
-
 #include "ipc/base/enums.h"
 #include "store/cache/inside.h"
 #include "store/hooks.h"
@@ -543,8 +541,7 @@ static void look_again(struct space *space, struct arena *arena, uint32_t *reads
         shelf->in_vain = 0;
 }
 
-/* Might there be a leaf to evict? False: each was looked at since pins last changed. */
-static bool worth_looking(const struct arena *arena) {
+bool arena_worth_looking(const struct arena *arena) {
         return arena->n_heap || arena->shelf.in_vain < arena->shelf.n;
 }
 
@@ -553,7 +550,7 @@ static void begin_round(struct space *space, struct arena *arena, uint32_t *read
         uint64_t state = pins_state(space);
 
         spend(reads, space->n_attachments);
-        if (!worth_looking(arena) && state != arena->shelf.state)
+        if (!arena_worth_looking(arena) && state != arena->shelf.state)
                 arena->shelf.in_vain = 0;
         if (arena->shelf.in_vain == 0)
                 arena->shelf.state = state;
@@ -562,8 +559,6 @@ static void begin_round(struct space *space, struct arena *arena, uint32_t *read
 uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n, uint32_t *reads) {
         uint32_t evicted = 0, again = 0, ahead = 0;
 
-        if (space->unready.n_pending)
-                hooks_look(space);
         begin_round(space, arena, reads);
         while (evicted < n && *reads && (arena->n_heap || again < arena->shelf.n)) {
                 if (arena->shelf.n) {
@@ -576,10 +571,6 @@ uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n, uin
                 }
         }
         return evicted;
-}
-
-bool evict_goes_on(const struct arena *arena, uint32_t reads) {
-        return !reads && worth_looking(arena);
 }
 
 #define STEPS_PER_READ 4u /* steps down a chain that cost as much as one read */
@@ -619,61 +610,4 @@ bool evict_subtree(struct space *space, uint32_t id, uint32_t *at, uint32_t *rea
                         return space->blocks[id].state != KVD_SEALED;
         }
         return false;
-}
-
-/* The block where the last call for this chain stopped, if it is still there. */
-static uint32_t stopped_at(const struct space *space, kvd_ref chain) {
-        const struct leaves *leaves = &space->leaves;
-
-        return leaves->chain == chain && leaves->at && block_current(space, leaves->at) ?
-                       kvd_ref_id(leaves->at) :
-                       NONE;
-}
-
-static int64_t evict_chain(struct space *space, kvd_ref chain, uint32_t *reads, bool *more) {
-        uint32_t id = kvd_ref_id(chain), at, evicted = 0;
-
-        if (id >= space->ix->capacity || space->blocks[id].state != KVD_SEALED ||
-            block_ref(space, id) != chain)
-                return store_refuse(space_store(space), -ENOENT,
-                                    "block %u of generation %u is not cached (any more)", id,
-                                    kvd_ref_generation(chain));
-        at = stopped_at(space, chain);
-        evict_subtree(space, id, &at, reads, &evicted);
-        *more = at != NONE;
-        space->leaves.chain = chain;
-        space->leaves.at = *more ? block_ref(space, at) : 0;
-        return evicted;
-}
-
-#define EVICT_PIECE 4096u
-
-/* Arenas whose leaves are known to be in use come last. */
-static uint32_t evict_anywhere(struct space *space, uint32_t n, uint32_t *reads) {
-        uint32_t evicted = 0;
-
-        for (int known = 0; known < 2; known++)
-                for (struct arena *arena = space->memory.arenas; arena; arena = arena->next)
-                        if (worth_looking(arena) == !known)
-                                evicted += evict_coldest(space, arena, n - evicted, reads);
-        return evicted;
-}
-
-static bool any_worth_looking(const struct space *space) {
-        for (struct arena *arena = space->memory.arenas; arena; arena = arena->next)
-                if (worth_looking(arena))
-                        return true;
-        return false;
-}
-
-int64_t space_evict(struct space *space, uint64_t n, kvd_ref chain, bool *more) {
-        uint32_t want = (uint32_t)(n ? MIN(n, EVICT_PIECE) : EVICT_PIECE), evicted;
-        uint32_t reads = KVD_PIN_READS;
-
-        *more = false;
-        if (chain != KVD_ROOT)
-                return evict_chain(space, chain, &reads, more);
-        evicted = evict_anywhere(space, want, &reads);
-        *more = (evicted == want ? want != n : !reads) && any_worth_looking(space);
-        return evicted;
 }

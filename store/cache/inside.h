@@ -130,8 +130,8 @@ void block_warm(const struct attachment *a, uint32_t id);
 uint32_t evict_effort(const struct space *space);
 /* evicts up to n blocks of an arena, while there are reads left */
 uint32_t evict_coldest(struct space *space, struct arena *arena, uint32_t n, uint32_t *reads);
-/* after evict_coldest returned 0: did it only run out of reads? */
-bool evict_goes_on(const struct arena *arena, uint32_t reads);
+/* might it have a leaf to evict? False: each was looked at since pins last changed */
+bool arena_worth_looking(const struct arena *arena);
 bool evict_subtree(struct space *space, uint32_t id, uint32_t *at, uint32_t *reads,
                    uint32_t *evicted);
 
@@ -163,6 +163,22 @@ int space_succeed(struct domain *domain, const struct kvd_index *before, struct 
 
 /* adopt.c: stops taking over; what was not taken over stays with the keeper */
 void adopt_leave(struct space *space);
+
+/* semaphore.c */
+/*
+ * Sets the semaphore words of a request's blocks, to 0 if their data is there. -EINVAL: *why is
+ * set.
+ */
+int semaphores_promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields,
+                       const char **why);
+/* the same for one block, right before it becomes SEALED: it waits for its data */
+void semaphores_promised(struct attachment *a, uint32_t id, const struct kvd_desc *fields);
+/* takes the page of a previous daemon from *fd, if it succeeds */
+int semaphores_inherit(struct space *space, uint32_t life, int *fd);
+/* did the semaphore of that life reach the value? */
+bool semaphores_reached(const struct space *space, uint32_t life, uint32_t semaphore,
+                        uint64_t value);
+void semaphores_settle(struct space *space); /* clients and blocks have been taken over */
 
 /* inherit.c: clients of the previous daemon */
 /* takes *page and *process on success */

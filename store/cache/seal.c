@@ -196,7 +196,7 @@ static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, s
         space->blocks[id].parent = g->parent; /* publish_run follows it */
         index_write(space, id, &g->fields, tokens);
         if (g->fields.semaphore)
-                hooks_promised(a, id, &g->fields);
+                semaphores_promised(a, id, &g->fields);
         block_set_state(space, id, KVD_SEALED, kvd_ref_generation(block));
         index_enter(space, id, g->root);
         block_link(space, id, g->parent);
@@ -256,7 +256,7 @@ int blocks_seal(struct attachment *a, const struct seal_request *q, const struct
                 r = find_parent(a, q, &growth);
         if (r == 0)
                 r = check_prefix_end(a, q, growth.fields.depth);
-        if (r == 0 && q->semaphore && hooks_promise(a, q, &growth.fields, &why) < 0)
+        if (r == 0 && q->semaphore && semaphores_promise(a, q, &growth.fields, &why) < 0)
                 r = refuse(a, -EINVAL, why);
         if (r < 0)
                 return r;

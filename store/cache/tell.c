@@ -50,12 +50,6 @@ bool hooks_idle(struct space *space) {
         return more;
 }
 
-void hooks_look(struct space *space) {
-        EACH(space, h)
-                if (h->look)
-                        h->look(space);
-}
-
 void hooks_space_leaves(struct space *space) {
         EACH(space, h)
                 if (h->space_leaves)
@@ -67,27 +61,6 @@ bool hooks_space_buried(struct space *space) {
                 if (h->space_buried && h->space_buried(space))
                         return true;
         return false;
-}
-
-int hooks_inherit(struct space *space, uint32_t life, int *fd) {
-        EACH(space, h)
-                if (h->inherit)
-                        return h->inherit(space, life, fd);
-        return -ENOENT;
-}
-
-bool hooks_was_reached(const struct space *space, uint32_t life, uint32_t semaphore,
-                       uint64_t value) {
-        EACH(space, h)
-                if (h->was_reached)
-                        return h->was_reached(space, life, semaphore, value);
-        return false;
-}
-
-void hooks_inherited(struct space *space) {
-        EACH(space, h)
-                if (h->inherited)
-                        h->inherited(space);
 }
 
 void hooks_store_ends(struct store *store) {
@@ -140,13 +113,6 @@ void hooks_attachment_ends(struct attachment *a) {
                         h->attachment_ends(a);
 }
 
-bool hooks_attachment_lingers(const struct attachment *a) {
-        EACH(a->space, h)
-                if (h->attachment_lingers && h->attachment_lingers(a))
-                        return true;
-        return false;
-}
-
 void hooks_attachment_buried(struct attachment *a) {
         EACH(a->space, h)
                 if (h->attachment_buried)
@@ -154,20 +120,6 @@ void hooks_attachment_buried(struct attachment *a) {
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
-
-int hooks_promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields,
-                  const char **why) {
-        EACH(a->space, h)
-                if (h->promise)
-                        return h->promise(a, q, fields, why);
-        return 0;
-}
-
-void hooks_promised(struct attachment *a, uint32_t id, const struct kvd_desc *fields) {
-        EACH(a->space, h)
-                if (h->promised)
-                        h->promised(a, id, fields);
-}
 
 void hooks_readable(struct space *space, uint32_t id) {
         if (!space->parts.watched)

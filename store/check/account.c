@@ -7,7 +7,6 @@
 
 #include "store/account.h"
 #include "store/check/check.h"
-#include "store/device/device.h"
 #include "store/file/file.h"
 #include "store/kept.h"
 #include "store/methods/methods.h"

@@ -228,7 +228,7 @@ int sequence_append(struct attachment *a, uint32_t number, const struct append_r
         if (!q)
                 return -ENOENT;
         if (!req->own && space_awaits_data(a->space))
-                hooks_look(a->space);
+                semaphores_look(a->space);
         r = check_append(a, q, req);
         if (r == 0 && req->own && !blocks_filled_by(a, req->blocks, req->n_blocks))
                 r = refuse(a, -ESTALE,

@@ -21,7 +21,6 @@
 #include "ipc/base/semaphore.h"
 #include "ipc/base/sys.h"
 #include "store/device/chunk.h"
-#include "store/device/device.h"
 #include "tests/lib/suite.h"
 #include "tests/store/adopting.h"
 

@@ -21,7 +21,6 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "store/cache/cache.h"
-#include "store/device/device.h"
 #include "store/sequence/sequence.h"
 #include "store/tier/tier.h"
 #include "tests/lib/sanitized.h"

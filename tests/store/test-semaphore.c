@@ -13,7 +13,6 @@
 
 #include "ipc/base/semaphore.h"
 #include "store/cache/cache.h"
-#include "store/device/device.h"
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 

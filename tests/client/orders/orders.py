@@ -74,7 +74,7 @@ ACCESSES = {
     "arrive": ("store/cache/index.c", r"__atomic_\w+\(&desc->semaphore, 0"),
     "look at semaphore": ("client/gpu/stream.c", r"__atomic_\w+\(&desc->semaphore"),
     "poison": ("store/cache/unready.c", r"__atomic_\w+\(&desc->flags"),
-    "release": ("store/device/semaphore.c", r"atomic_store\w*\(word, p->highest\[at\]"),
+    "release": ("store/cache/semaphore.c", r"atomic_store\w*\(word, p->highest\[at\]"),
     "look at flags": ("client/gpu/stream.c", r"__atomic_\w+\(&desc->flags"),
     "epoch": ("store/cache/epoch.c", r"atomic_\w+\(epoch, 1"),
     "look at epoch": ("client/methods/sync.c", r"atomic_\w+\(epoch"),

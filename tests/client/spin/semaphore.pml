@@ -2,7 +2,7 @@
 
 /*
  * Order: blocks on a GPU are sealed before their data is there. A reader reads a block's data, or is told that the
- * data never came. The steps P1 to P3, R1 to R5 and O1 to O8 are named in store/device/semaphore.c; they are the same
+ * data never came. The steps P1 to P3, R1 to R5 and O1 to O8 are named in store/cache/semaphore.c; they are the same
  * here.
  *
  * One block is filled twice. Client A seals it, at any time before or after its stream has written data and slot, and

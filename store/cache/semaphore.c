@@ -53,8 +53,7 @@
 #include "ipc/base/sys.h"
 #include "ipc/base/semaphore.h"
 #include "store/account.h"
-#include "store/cache/cache.h"
-#include "store/device/device.h"
+#include "store/cache/inside.h"
 #include "store/hooks.h"
 #include "store/job.h"
 #include "store/kept.h"
@@ -65,10 +64,8 @@
  * is there may wait for the block before it in the list, which is harmless.
  */
 struct promises {
-        struct attachment *of;
         const struct shared_file *page; /* page with its row; NULL: the page was not kept */
         shm_u64 *row;
-        struct kvd_list_node waking;  /* in the store's list, while wakes is not 0 */
         bool over;                    /* values that are not reached yet never will be */
         uint64_t busy;                /* bit i: semaphore i has pending blocks */
         uint64_t wakes;               /* bit i: a stream must write semaphore i, too */
@@ -168,7 +165,6 @@ static int enter(struct attachment *a) {
         a->promises = sys->calloc(1, sizeof *a->promises);
         if (!a->promises)
                 return -ENOMEM;
-        a->promises->of = a;
         find_row(a);
         return 0;
 }
@@ -195,7 +191,7 @@ static void tidy(struct space *space) {
 static void bury(struct attachment *a) {
         if (!a->promises)
                 return;
-        kvd_list_remove(&a->promises->waking);
+        kvd_list_remove(&a->waking);
         free(a->promises);
         a->promises = NULL;
         tidy(a->space);
@@ -203,7 +199,7 @@ static void bury(struct attachment *a) {
 
 /* ---- pages of previous daemons --------------------------------------------------------------- */
 
-static int inherit(struct space *space, uint32_t life, int *fd) {
+int semaphores_inherit(struct space *space, uint32_t life, int *fd) {
         struct semaphore_page *page = semaphores_of(space) ? sys->calloc(1, sizeof *page) : NULL;
         struct stat st;
         int r = page && fstat(*fd, &st) == 0 && st.st_size > 0 ? 0 : -EPROTO;
@@ -222,7 +218,7 @@ static int inherit(struct space *space, uint32_t life, int *fd) {
         return 0;
 }
 
-static bool was_reached(const struct space *space, uint32_t life, uint32_t semaphore,
+bool semaphores_reached(const struct space *space, uint32_t life, uint32_t semaphore,
                         uint64_t value) {
         const struct semaphore_page *page = page_before(space, life);
         const shm_u64 *words = page ? page->file.at : NULL;
@@ -231,7 +227,7 @@ static bool was_reached(const struct space *space, uint32_t life, uint32_t semap
                semaphore_was_reached(shm_load(&words[semaphore - 1]), value);
 }
 
-static void inherited(struct space *space) {
+void semaphores_settle(struct space *space) {
         if (!semaphores_of(space))
                 return;
         semaphores_of(space)->settled = true;
@@ -277,12 +273,8 @@ static uint32_t pop(struct attachment *a, uint32_t at) {
 
 /* ---- the seal (O1) --------------------------------------------------------------------------- */
 
-/*
- * Sets the semaphore words of a request's blocks, to 0 if their data is there. -EINVAL: *why is
- * set.
- */
-static int promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields,
-                   const char **why) {
+int semaphores_promise(struct attachment *a, const struct seal_request *q, struct kvd_desc *fields,
+                       const char **why) {
         uint32_t at = q->semaphore;
         uint64_t value = q->semaphore_value;
         struct promises *p = a->promises;
@@ -301,7 +293,7 @@ static int promise(struct attachment *a, const struct seal_request *q, struct kv
         return 0;
 }
 
-static void promised(struct attachment *a, uint32_t id, const struct kvd_desc *fields) {
+void semaphores_promised(struct attachment *a, uint32_t id, const struct kvd_desc *fields) {
         push(a, (fields->semaphore - 1) % SEMAPHORES, id);
         space_count(a->space, KVD_SPACE_ORDERED, 1);
 }
@@ -346,10 +338,6 @@ bool semaphores_look(struct space *space) {
         return poisoned_sweep(space) || space_awaits_data(space);
 }
 
-static void look_at(struct space *space) {
-        semaphores_look(space);
-}
-
 /* ---- the data will never be there (O4 to O7; O5 and O6: cache/unready.c) --------------------- */
 
 /* Step O7. */
@@ -366,8 +354,8 @@ static void release(struct attachment *a, uint32_t at) {
         if (!store->wakes.on)
                 return;
         p->wakes |= UINT64_C(1) << at;
-        if (!p->waking.in)
-                kvd_list_insert(&store->wakes.waiting, NULL, &p->waking);
+        if (!a->waking.in)
+                kvd_list_insert(&store->wakes.waiting, NULL, &a->waking);
         jobs_want_worker(store);
 }
 
@@ -424,13 +412,8 @@ void store_set_wakes(struct store *store, bool wakes) {
         store->wakes.on = wakes;
 }
 
-/* Step O8 comes only after a stream has written the semaphores. */
-static bool waking(const struct attachment *a) {
-        return a->promises && a->promises->wakes != 0 && space_store(a->space)->wakes.on;
-}
-
-static struct promises *first_waking(const struct store *store) {
-        return kvd_list_first(&store->wakes.waiting, struct promises, waking);
+static struct attachment *first_waking(const struct store *store) {
+        return kvd_list_first(&store->wakes.waiting, struct attachment, waking);
 }
 
 bool store_wants_wake(struct store *store) {
@@ -438,12 +421,11 @@ bool store_wants_wake(struct store *store) {
 }
 
 bool store_next_wake(struct store *store, struct store_wake *ret) {
-        struct promises *first = store->wakes.on ? first_waking(store) : NULL;
-        struct attachment *a;
+        struct attachment *a = store->wakes.on ? first_waking(store) : NULL;
+        struct promises *first = a ? a->promises : NULL;
 
         if (!first || first->asked)
                 return false;
-        a = first->of;
         first->asked = true;
         *ret = (struct store_wake){.fd = first->page->fd, .bytes = first->page->bytes};
         memcpy(ret->device, space_index(a->space)->device, sizeof ret->device);
@@ -457,15 +439,15 @@ bool store_next_wake(struct store *store, struct store_wake *ret) {
 }
 
 void store_wake_done(struct store *store, bool done) {
-        struct promises *first = first_waking(store);
+        struct attachment *a = first_waking(store);
 
-        if (!first || !first->asked)
+        if (!a || !a->promises->asked)
                 return;
-        first->asked = false;
+        a->promises->asked = false;
         if (!done)
                 return;
-        first->wakes = 0;
-        kvd_list_remove(&first->waking);
+        a->promises->wakes = 0;
+        kvd_list_remove(&a->waking);
 }
 
 /* ---- queries --------------------------------------------------------------------------------- */
@@ -483,8 +465,6 @@ uint64_t attachment_pending(const struct attachment *a) {
 }
 
 const struct hooks semaphore_hooks = {
-        .inherit = inherit, .was_reached = was_reached, .inherited = inherited,
-        .space_begins = semaphores_new, .space_ends = end_space, .look = look_at,
+        .space_begins = semaphores_new, .space_ends = end_space,
         .attachment_begins = enter, .attachment_ends = leave, .attachment_stops = resolve,
-        .attachment_lingers = waking,
-        .attachment_buried = bury, .promise = promise, .promised = promised};
+        .attachment_buried = bury};
