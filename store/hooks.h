@@ -48,13 +48,11 @@ struct hooks {
         /* frees the part's data of the attachment */
         void (*attachment_buried)(struct attachment *a);
 
-        /* A block: it is sealed and its data is there; only if space->parts.watched */
-        void (*readable)(struct space *space, uint32_t id);
-        /* 0 to 1, for policies that evict by worth */
+        /* A block: 0 to 1, for policies that evict by worth */
         double (*worth)(const struct space *space, uint32_t id);
 
         /*
-         * Is the part on, and does it read summaries? If any does, methods/summaries.c makes them.
+         * Is the part on, and does it read summaries? If any does, summaries.c makes them.
          */
         bool (*reads_summaries)(const struct space *space);
 
@@ -113,7 +111,6 @@ bool hooks_attachment_stops(struct attachment *a);
 void hooks_attachment_ends(struct attachment *a);
 void hooks_attachment_buried(struct attachment *a);
 
-void hooks_readable(struct space *space, uint32_t id);
 bool hooks_reads_summaries(const struct space *space);
 double hooks_worth(const struct space *space, uint32_t id);
 

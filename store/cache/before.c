@@ -27,7 +27,7 @@
 #include "ipc/base/enums.h"
 #include "ipc/base/sys.h"
 #include "store/cache/inside.h"
-#include "store/hooks.h"
+#include "store/summaries.h"
 
 /* ---- the old index --------------------------------------------------------------------------- */
 
@@ -213,7 +213,7 @@ static void take(struct space *space, const struct claim *c, struct kvd_key root
         block_set_state(space, c->id, KVD_SEALED, kvd_slot_generation(c->slot));
         index_enter(space, c->id, root);
         block_link(space, c->id, c->parent);
-        hooks_readable(space, c->id);
+        summary_want(space, c->id);
         space_count(space, KVD_SPACE_ADOPTED, 1);
 }
 

@@ -321,7 +321,7 @@ struct audit {
 /* Each part's state for a space: owned by the part, and defined in its folder. */
 struct space_parts {
         uint32_t n_begun;              /* number of parts whose space_begins was called */
-        bool watched;                  /* a part wants hooks_readable */
+        bool watched;                  /* a part reads summaries */
         struct sequences *sequences;
         struct tiers *tiers;
         struct semaphores *semaphores; /* NULL in host memory */

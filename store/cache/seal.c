@@ -11,7 +11,7 @@
 
 #include "ipc/base/enums.h"
 #include "store/cache/inside.h"
-#include "store/hooks.h"
+#include "store/summaries.h"
 
 /* A chain as it grows during one seal. */
 struct growth {
@@ -202,7 +202,7 @@ static kvd_ref seal_one(struct attachment *a, struct growth *g, kvd_ref block, s
         block_link(space, id, g->parent);
         space_count(space, KVD_SPACE_SEALED, 1);
         if (!space->blocks[id].pending)
-                hooks_readable(space, id);
+                summary_want(space, id);
         step(space, g, id);
         return block;
 }
@@ -357,6 +357,6 @@ kvd_ref block_arrives(struct space *space, const struct arrival *arrival) {
         index_enter(space, id, arrival->chain->key);
         block_link(space, id, space->blocks[id].parent);
         space_count(space, KVD_SPACE_FETCHED, 1);
-        hooks_readable(space, id);
+        summary_want(space, id);
         return arrival->block;
 }

@@ -57,6 +57,7 @@
 #include "store/hooks.h"
 #include "store/job.h"
 #include "store/kept.h"
+#include "store/summaries.h"
 
 /*
  * One attachment's promises: for each semaphore, a list of blocks in the order of their seals.
@@ -312,7 +313,7 @@ static void arrived(struct attachment *a, uint32_t at) {
         if (block_of(a->space, id)->poisoned) /* because a block before it was */
                 return;
         index_arrived(a->space, id);
-        hooks_readable(a->space, id);
+        summary_want(a->space, id);
 }
 
 static void look(struct attachment *a, uint32_t *budget) {

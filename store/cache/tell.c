@@ -121,14 +121,6 @@ void hooks_attachment_buried(struct attachment *a) {
 
 /* ---- blocks ---------------------------------------------------------------------------------- */
 
-void hooks_readable(struct space *space, uint32_t id) {
-        if (!space->parts.watched)
-                return;
-        EACH(space, h)
-                if (h->readable)
-                        h->readable(space, id);
-}
-
 bool hooks_reads_summaries(const struct space *space) {
         EACH(space, h)
                 if (h->reads_summaries && h->reads_summaries(space))

@@ -9,8 +9,9 @@
 #include "store/check/check.h"
 #include "store/file/file.h"
 #include "store/kept.h"
-#include "store/methods/methods.h"
 #include "store/remote/inside.h"
+#include "store/sequence/sequence.h"
+#include "store/summaries.h"
 
 static uint64_t n_attachments(const struct space *s) {
         uint64_t n = 0;

@@ -17,6 +17,7 @@
 #include "ipc/base/enums.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
+#include "store/summaries.h"
 
 static int refuse(struct attachment *a, int error, const char *what) {
         return store_refuse(space_store(a->space), error, "compacting in space '%s': %s",
@@ -207,7 +208,7 @@ static void offer_all(struct sequence *q, struct job *job) {
                 }
                 change_offer(q, at, &offer);
                 if (offer.block)
-                        hooks_readable(q->space, kvd_ref_id(offer.block));
+                        summary_want(q->space, kvd_ref_id(offer.block));
         }
         sync_news(q->space);
 }

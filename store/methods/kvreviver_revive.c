@@ -16,6 +16,7 @@
 
 #include "store/hooks.h"
 #include "store/methods/methods.h"
+#include "store/summaries.h"
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
@@ -228,7 +229,7 @@ static void arrived(struct sequence *q, const struct job_item *item) {
         change_offer(q, item->at, &offer);
         q->space->blocks[kvd_ref_id(item->held)].summarised = !approx && e->summarised;
         if (approx ? e->place == KVD_NOWHERE : !e->summarised)
-                hooks_readable(q->space, kvd_ref_id(item->held));
+                summary_want(q->space, kvd_ref_id(item->held));
 }
 
 /* The exact copy is damaged, so it is never used. */

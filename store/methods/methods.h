@@ -84,7 +84,4 @@ void priority_rank(struct sequence *sequence); /* ranks the next piece of it: se
  */
 int relief_swap(struct sequence *sequence, uint32_t n);
 
-/* summaries.c: bytes of the file of summaries; 0 if there is none yet */
-uint64_t summaries_bytes(const struct space *space);
-
 #endif

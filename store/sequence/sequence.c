@@ -13,6 +13,7 @@
 #include "store/account.h"
 #include "store/hooks.h"
 #include "store/sequence/sequence.h"
+#include "store/summaries.h"
 
 static int refuse(struct attachment *a, int error, const char *what) {
         return store_refuse(space_store(a->space), error, "sequence in space '%s': %s",
@@ -216,7 +217,7 @@ static void seal_own(struct sequence *q, kvd_ref block, const uint32_t *tokens, 
         block_seal_private(q->space, id, &fields, tokens);
         block_ref_up(q->space, id);
         add_entry(q, block, KVD_ENTRY_OWN, tokens, n);
-        hooks_readable(q->space, id);
+        summary_want(q->space, id);
 }
 
 int sequence_append(struct attachment *a, uint32_t number, const struct append_request *req,

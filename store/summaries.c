@@ -14,7 +14,8 @@
 #include "ipc/base/sys.h"
 #include "store/account.h"
 #include "store/hooks.h"
-#include "store/methods/methods.h"
+#include "store/sequence/sequence.h"
+#include "store/summaries.h"
 
 /* The blocks of a space that need a summary, and the file of its summaries. */
 struct summaries {
@@ -37,7 +38,9 @@ static void mark(struct space *space, uint32_t id) {
         summaries_of(space)->marks[id / 64] |= bit;
 }
 
-static void readable(struct space *space, uint32_t id) {
+void summary_want(struct space *space, uint32_t id) {
+        if (!space->parts.watched)
+                return;
         mark(space, id);
         job_ask(&summaries_of(space)->ticket);
 }
@@ -236,4 +239,4 @@ static bool pending(struct sequence *q) {
 
 const struct hooks summaries_hooks = {
         .space_begins = begin, .setting_changed = setting_changed, .idle = mark_old,
-        .space_leaves = leave, .space_ends = end, .usage = usage, .readable = readable, .sequence_pending = pending};
+        .space_leaves = leave, .space_ends = end, .usage = usage, .sequence_pending = pending};
