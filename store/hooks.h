@@ -48,9 +48,6 @@ struct hooks {
         /* frees the part's data of the attachment */
         void (*attachment_buried)(struct attachment *a);
 
-        /* A block: 0 to 1, for policies that evict by worth */
-        double (*worth)(const struct space *space, uint32_t id);
-
         /*
          * Is the part on, and does it read summaries? If any does, summaries.c makes them.
          */
@@ -112,7 +109,6 @@ void hooks_attachment_ends(struct attachment *a);
 void hooks_attachment_buried(struct attachment *a);
 
 bool hooks_reads_summaries(const struct space *space);
-double hooks_worth(const struct space *space, uint32_t id);
 
 void hooks_sequence_begins(struct space *space, struct sequence *q);
 bool hooks_sequence_pending(const struct space *space, struct sequence *q);

@@ -656,9 +656,12 @@ enum index_slot index_slot(const struct space *space, enum index_table table, ui
 /* tenant.c: how many of `of` one process may have */
 uint32_t tenant_most(uint32_t of);
 
+/* worth.c: attention that the client reports for the block */
+struct kvd_use block_use(const struct attachment *a, uint32_t id);
+
 /* ---- eviction -------------------------------------------------------------------------------- */
 
-bool policy_goes_by_worth(uint32_t policy); /* does it ask the methods what a block is worth? */
+bool policy_goes_by_worth(uint32_t policy); /* does it go by what a block is worth? */
 void evict_set_policy(struct space *space, uint32_t policy);
 void block_restamp(struct space *space, uint32_t id); /* updates a leaf's place in its heap */
 void block_condemn(struct space *space, uint32_t id); /* it is evicted before all others */

@@ -31,7 +31,6 @@
 
 #include "ipc/base/enums.h"
 #include "store/cache/inside.h"
-#include "store/hooks.h"
 
 /* ---- pins ------------------------------------------------------------------------------------ */
 
@@ -133,12 +132,12 @@ static uint64_t clock_alone(const struct space *space, uint32_t id, uint64_t clo
 #define LEVELS 32u /* of priority; blocks of one level are evicted in the order of their last use */
 
 static uint64_t priority_stamp(const struct space *space, uint32_t id, uint64_t clock) {
-        uint64_t level = 1 + (uint64_t)(hooks_worth(space, id) * (LEVELS - 1));
+        uint64_t level = 1 + (uint64_t)(block_worth(space, id) * (LEVELS - 1));
 
         return level << 48 | MIN(clock, CLOCK);
 }
 
-/* The methods do not know its worth yet, so it gets the middle level. */
+/* Its worth is not known yet, so it gets the middle level. */
 static uint64_t priority_first(struct space *space) {
         return (uint64_t)(1 + (LEVELS - 1) / 2) << 48 | space->clock;
 }

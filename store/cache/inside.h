@@ -135,6 +135,9 @@ bool arena_worth_looking(const struct arena *arena);
 bool evict_subtree(struct space *space, uint32_t id, uint32_t *at, uint32_t *reads,
                    uint32_t *evicted);
 
+/* worth.c: 0 to 1 */
+double block_worth(const struct space *space, uint32_t id);
+
 /* ahead.c: prefetches for the next n evictions; returns for how many it did so, at least 1 */
 uint32_t evict_ahead(const struct space *space, const struct arena *arena, uint32_t n);
 

@@ -128,14 +128,6 @@ bool hooks_reads_summaries(const struct space *space) {
         return false;
 }
 
-/* 0.5 if no part rates blocks. */
-double hooks_worth(const struct space *space, uint32_t id) {
-        EACH(space, h)
-                if (h->worth)
-                        return h->worth(space, id);
-        return 0.5;
-}
-
 /* ---- sequences ------------------------------------------------------------------------------- */
 
 void hooks_sequence_begins(struct space *space, struct sequence *q) {

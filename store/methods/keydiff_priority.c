@@ -5,6 +5,7 @@
  * pin pages, and from KeyDiff's score, which a worker computes. In a sequence, each signal counts
  * by its rank among the sequence's blocks. A signal without values is ignored, and its weight goes
  * to the others. A client that reports wrong values only affects the order in which blocks leave.
+ * Blocks of chains are not ranked (cache/worth.c).
  */
 
 #include <errno.h>
@@ -14,14 +15,6 @@
 #include "ipc/base/sys.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
-
-static struct kvd_use use_of(const struct attachment *a, uint32_t id) {
-        uint32_t word = atomic_load_explicit(&a->use[id], memory_order_relaxed);
-        struct kvd_use use;
-
-        memcpy(&use, &word, sizeof use);
-        return use;
-}
 
 /* State for scoring a space's chains with KeyDiff, one leaf at a time. */
 struct chain_scores {
@@ -46,7 +39,7 @@ static uint16_t signal_of(const struct sequence *q, const struct entry *e, enum 
 
         if (which == KEYDIFF)
                 return e->score;
-        use = use_of(q->attachment, kvd_ref_id(e->ref));
+        use = block_use(q->attachment, kvd_ref_id(e->ref));
         return which == MASS ? use.mass : use.hits;
 }
 
@@ -140,37 +133,6 @@ void priority_rank(struct sequence *q) {
                                                 all);
         }
         protect(q, weights);
-}
-
-/* ---- priorities in a chain ------------------------------------------------------------------- */
-
-/* Maps a signal to 0 to 1; the average, 256, becomes 0.5. */
-static double squash(uint32_t v) {
-        return (double)v / (v + 256);
-}
-
-/* Returns 0 to 1. Blocks of chains are not ranked, since many sequences use them. */
-static double worth(const struct space *space, uint32_t id) {
-        const struct block *b = block_of(space, id);
-        double sum = 0, weights = 0, w;
-        struct kvd_use most = {0};
-
-        for (struct attachment *a = NULL; (a = space_next_attachment(space, a));) {
-                struct kvd_use use = a->state != FOLDING ? use_of(a, id) : (struct kvd_use){0};
-
-                most.mass = MAX(most.mass, use.mass);
-                most.hits = MAX(most.hits, use.hits);
-        }
-        w = most.mass ? setting(space, KVD_pressure_mass) : 0;
-        sum += w * squash(most.mass);
-        weights += w;
-        w = most.hits ? setting(space, KVD_pressure_hits) : 0;
-        sum += w * squash(most.hits);
-        weights += w;
-        w = b->score ? setting(space, KVD_pressure_keydiff) : 0;
-        sum += w * b->score / UINT16_MAX;
-        weights += w;
-        return weights > 0 ? sum / weights : 0.5;
 }
 
 /* ---- SCORE: KeyDiff's scores ----------------------------------------------------------------- */
@@ -317,4 +279,4 @@ static void end(struct sequence *q) {
 const struct hooks keydiff_priority_hooks = {
         .space_begins = begin_space, .space_leaves = leave_space,
         .space_ends = end_space, .idle = idle,
-        .worth = worth, .sequence_begins = begin, .sequence_ends = end};
+        .sequence_begins = begin, .sequence_ends = end};
