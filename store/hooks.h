@@ -57,9 +57,8 @@ struct hooks {
         void (*sequence_begins)(struct sequence *q);
         /* is work under way that the client waits for? */
         bool (*sequence_pending)(struct sequence *q);
-        /* the sequence was closed: withdraws its jobs */
+        /* the sequence was closed: withdraws its jobs, and frees the part's data of it */
         void (*sequence_ends)(struct sequence *q);
-        void (*sequence_buried)(struct sequence *q); /* frees the part's data of the sequence */
 
         /*
          * Exact copies, which may be in a file (file/copies.c). copy_cold finds a copy in memory
@@ -113,7 +112,6 @@ bool hooks_reads_summaries(const struct space *space);
 void hooks_sequence_begins(struct space *space, struct sequence *q);
 bool hooks_sequence_pending(const struct space *space, struct sequence *q);
 void hooks_sequence_ends(struct space *space, struct sequence *q);
-void hooks_sequence_buried(struct space *space, struct sequence *q);
 
 int hooks_copy_cold(struct space *space, uint32_t *looks, struct copy_owner *ret);
 bool hooks_copy_is_cold(struct space *space, const struct copy_owner *owner);

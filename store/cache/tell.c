@@ -149,12 +149,6 @@ void hooks_sequence_ends(struct space *space, struct sequence *q) {
                         h->sequence_ends(q);
 }
 
-void hooks_sequence_buried(struct space *space, struct sequence *q) {
-        EACH(space, h)
-                if (h->sequence_buried)
-                        h->sequence_buried(q);
-}
-
 /* ---- exact copies ---------------------------------------------------------------------------- */
 
 int hooks_copy_cold(struct space *space, uint32_t *looks, struct copy_owner *ret) {

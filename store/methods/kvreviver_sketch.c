@@ -520,6 +520,7 @@ static bool pending(struct sequence *q) {
 static void end(struct sequence *q) {
         job_withdraw(&q->forgetting);
         job_withdraw(&q->rebuilding);
+        close_all(q);
 }
 
 const struct hooks kvreviver_sketch_hooks = {.space_begins = begin_space,
@@ -528,5 +529,4 @@ const struct hooks kvreviver_sketch_hooks = {.space_begins = begin_space,
                                              .space_ends = end_space,
                                              .sequence_begins = begin,
                                              .sequence_pending = pending,
-                                             .sequence_ends = end,
-                                             .sequence_buried = close_all};
+                                             .sequence_ends = end};

@@ -58,7 +58,6 @@ static void sequence_free(struct sequence *q) {
         account_discharge(q->space, KVD_COST_sequences, 1);
         account_discharge(q->space, KVD_COST_overhead,
                           sizeof *q + q->n_entries * sequence_entry_bytes(q->space));
-        hooks_sequence_buried(q->space, q);
         if (q->entries)
                 munmap(q->entries, q->table_bytes);
         free(q);
