@@ -24,7 +24,6 @@
         ROW(kvreviver_sketch) \
         ROW(tier) \
         ROW(file) \
-        ROW(copies) \
         ROW(remote)
 
 #define DECLARE(part) extern const struct hooks part##_hooks;

@@ -13,10 +13,6 @@
 
 struct sequence;
 
-struct copy_owner { /* owner of an exact copy */
-        uint32_t place, sequence, entry; /* place of the copy, number of the sequence, its entry */
-};
-
 struct hooks {
         /* A space's index is laid out: sets the fields that describe what the part needs. */
         void (*lay_out)(const struct space *space, uint64_t max_blocks, struct kvd_index *ix);
@@ -48,9 +44,7 @@ struct hooks {
         /* frees the part's data of the attachment */
         void (*attachment_buried)(struct attachment *a);
 
-        /*
-         * Is the part on, and does it read summaries? If any does, summaries.c makes them.
-         */
+        /* Is the part on, and does it read summaries? If any does, summaries.c makes them. */
         bool (*reads_summaries)(const struct space *space);
 
         /* A sequence. */
@@ -59,29 +53,6 @@ struct hooks {
         bool (*sequence_pending)(struct sequence *q);
         /* the sequence was closed: withdraws its jobs, and frees the part's data of it */
         void (*sequence_ends)(struct sequence *q);
-
-        /*
-         * Exact copies, which may be in a file (file/copies.c). copy_cold finds a copy in memory
-         * that is not about to be used: 1: found; 0: none; -EAGAIN: *looks is used up
-         * before all copies were looked at. copies_went: copies of the space were written to a
-         * file, or could not be. copy_came: a copy was read back; error is 0 or a negative errno,
-         * and with -EBADMSG or -EIO the copy is lost. copies_give: frees the memory of copies that
-         * are dispensable.
-         */
-        int (*copy_cold)(struct space *space, uint32_t *looks, struct copy_owner *ret);
-        bool (*copy_is_cold)(struct space *space, const struct copy_owner *owner);
-        void (*copies_went)(struct space *space);
-        void (*copy_came)(struct space *space, const struct copy_owner *owner, int error);
-        void (*copies_give)(struct space *space);
-        /*
-         * For the file tier. copy_made: there is one more copy in memory, or one more that may
-         * leave memory. copy_wanted: a copy in a file is needed in memory; 0: copy_came will
-         * follow, else an error as for copy_came. copy_erased: a copy in a file has no owner any
-         * more.
-         */
-        void (*copy_made)(struct space *space);
-        int (*copy_wanted)(struct space *space, const struct copy_owner *owner);
-        void (*copy_erased)(struct space *space, uint32_t record);
 
         /* The client has taken, or not taken, a proposed change of this kind. */
         enum kvd_change_kind change;
@@ -112,15 +83,6 @@ bool hooks_reads_summaries(const struct space *space);
 void hooks_sequence_begins(struct space *space, struct sequence *q);
 bool hooks_sequence_pending(const struct space *space, struct sequence *q);
 void hooks_sequence_ends(struct space *space, struct sequence *q);
-
-int hooks_copy_cold(struct space *space, uint32_t *looks, struct copy_owner *ret);
-bool hooks_copy_is_cold(struct space *space, const struct copy_owner *owner);
-void hooks_copies_went(struct space *space);
-void hooks_copy_came(struct space *space, const struct copy_owner *owner, int error);
-void hooks_copies_give(struct space *space);
-void hooks_copy_made(struct space *space);
-int hooks_copy_wanted(struct space *space, const struct copy_owner *owner);
-void hooks_copy_erased(struct space *space, uint32_t record);
 
 const struct hooks *hooks_of_change(const struct space *space, enum kvd_change_kind kind);
 

@@ -5,8 +5,6 @@
  * cache does not know which parts there are.
  */
 
-#include <errno.h>
-
 #include "store/cache/inside.h"
 #include "store/hooks.h"
 
@@ -147,59 +145,6 @@ void hooks_sequence_ends(struct space *space, struct sequence *q) {
         EACH(space, h)
                 if (h->sequence_ends)
                         h->sequence_ends(q);
-}
-
-/* ---- exact copies ---------------------------------------------------------------------------- */
-
-int hooks_copy_cold(struct space *space, uint32_t *looks, struct copy_owner *ret) {
-        EACH(space, h)
-                if (h->copy_cold)
-                        return h->copy_cold(space, looks, ret);
-        return 0;
-}
-
-bool hooks_copy_is_cold(struct space *space, const struct copy_owner *owner) {
-        EACH(space, h)
-                if (h->copy_is_cold)
-                        return h->copy_is_cold(space, owner);
-        return false;
-}
-
-void hooks_copies_went(struct space *space) {
-        EACH(space, h)
-                if (h->copies_went)
-                        h->copies_went(space);
-}
-
-void hooks_copy_came(struct space *space, const struct copy_owner *owner, int error) {
-        EACH(space, h)
-                if (h->copy_came)
-                        h->copy_came(space, owner, error);
-}
-
-void hooks_copies_give(struct space *space) {
-        EACH(space, h)
-                if (h->copies_give)
-                        h->copies_give(space);
-}
-
-void hooks_copy_made(struct space *space) {
-        EACH(space, h)
-                if (h->copy_made)
-                        h->copy_made(space);
-}
-
-int hooks_copy_wanted(struct space *space, const struct copy_owner *owner) {
-        EACH(space, h)
-                if (h->copy_wanted)
-                        return h->copy_wanted(space, owner);
-        return -EIO;
-}
-
-void hooks_copy_erased(struct space *space, uint32_t record) {
-        EACH(space, h)
-                if (h->copy_erased)
-                        h->copy_erased(space, record);
 }
 
 const struct hooks *hooks_of_change(const struct space *space, enum kvd_change_kind kind) {

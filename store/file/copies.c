@@ -13,8 +13,9 @@
 #include <errno.h>
 
 #include "ipc/base/sys.h"
+#include "store/file/copies.h"
 #include "store/file/file.h"
-#include "store/hooks.h"
+#include "store/sequence/sequence.h"
 #include "store/tier/tier.h"
 
 #define FREE_PART 4u  /* memory is short if less than 1/4 of a domain's limit is free for copies */
@@ -106,10 +107,15 @@ static uint32_t take_slot(struct file *file, uint32_t disk, struct space *space)
                                  ++file->sequence);
 }
 
+static void drop(struct space *space, uint32_t record) {
+        if (space_store(space)->file)
+                catalog_drop(&space_store(space)->file->catalog, record);
+}
+
 /* Adds a cold copy. 1: added; 0: no copy of the space can be written; -EAGAIN: out of looks. */
 static int write_one(struct file *file, uint32_t disk, struct space *space, uint32_t *looks) {
         struct copy_owner owner;
-        int r = hooks_copy_cold(space, looks, &owner);
+        int r = copies_cold(space, looks, &owner);
         uint32_t record;
 
         if (r <= 0)
@@ -117,7 +123,7 @@ static int write_one(struct file *file, uint32_t disk, struct space *space, uint
         record = take_slot(file, disk, space);
         if (record == CATALOG_NOWHERE)
                 return 0;
-        if (place_goes(space, owner.place, record) < 0) {
+        if (place_goes(space, owner.place, record, drop) < 0) {
                 catalog_drop(&file->catalog, record);
                 return 0;
         }
@@ -156,7 +162,7 @@ static void write_next(struct file *file, uint32_t disk, bool *later) {
         }
 }
 
-static void copy_made(struct space *space) {
+void copy_made(struct space *space) {
         struct file *file = file_for(space);
 
         if (file && !host_is_all(file) && is_short(file, space))
@@ -174,7 +180,7 @@ static void written(struct file *file, struct space *space, const struct store_d
         if (!error)
                 count->written_bytes += bytes_of(file, record);
         owner = space ? owner_of(space, item->copy) : (struct copy_owner){0};
-        if (space && !error && hooks_copy_is_cold(space, &owner)) {
+        if (space && !error && copies_are_cold(space, &owner)) {
                 count->copies_written++;
                 place_ends(space, item->copy, PLACE_BELOW);
                 return;
@@ -222,7 +228,7 @@ static int said(struct file *file, uint32_t record, int error) {
 }
 
 /* A copy whose read was given up (miss_question) but has not ended cannot be read again yet. */
-static int copy_wanted(struct space *space, const struct copy_owner *owner) {
+int copy_wanted(struct space *space, const struct copy_owner *owner) {
         struct file *file = space_store(space)->file;
         struct place *p = place_moved(space, owner->place);
         int r = readable(file, p->record);
@@ -245,7 +251,7 @@ static void not_come(struct file *file, struct space *space, uint32_t place, int
         struct copy_owner owner = owner_of(space, place);
 
         if (place_ends(space, place, PLACE_BELOW) && owner.sequence)
-                hooks_copy_came(space, &owner, said(file, record, error));
+                copy_came(space, &owner, said(file, record, error));
 }
 
 /* Reports up to MISSES waiting copies as missed. Their owners may ask again. */
@@ -258,7 +264,7 @@ static void miss_some(struct file *file, struct file_wanted *w, int error) {
 static bool find_memory(struct space *space, uint32_t place) {
         if (place_comes(space, place))
                 return true;
-        hooks_copies_give(space);
+        copies_have_room(space);
         return place_comes(space, place);
 }
 
@@ -309,7 +315,7 @@ static void came(struct file *file, struct space *space, const struct store_disk
 
         catalog_drop(&file->catalog, (uint32_t)item->place);
         if (there && owner.sequence)
-                hooks_copy_came(space, &owner, 0);
+                copy_came(space, &owner, 0);
 }
 
 /* The disk process was lost, but not the copy. True: it is requested again. */
@@ -378,7 +384,7 @@ static void done(struct file *file, uint32_t disk, const int32_t *errors, uint32
                 (writes ? written : has_read)(file, q->space, &q->items[i], error, i < n);
         }
         if (writes && q->space)
-                hooks_copies_went(q->space);
+                copies_room_again(q->space);
 }
 
 /* Tells the owners of copies that are being read that they miss. The reads themselves go on. */
@@ -392,7 +398,7 @@ static void miss_question(struct file *file, uint32_t disk) {
 
                 p->sequence = 0;
                 if (owner.sequence && !p->erased)
-                        hooks_copy_came(q->space, &owner,
+                        copy_came(q->space, &owner,
                                         said(file, p->record, readable(file, p->record)));
         }
 }
@@ -430,11 +436,3 @@ void copies_space_leaves(struct file *file, struct space *space) {
         for (uint32_t i = 0; i < file->config.n_files; i++)
                 kvd_list_remove(&file_space_of(space)->wanted[i].node);
 }
-
-static void copy_erased(struct space *space, uint32_t record) {
-        if (space_store(space)->file)
-                catalog_drop(&space_store(space)->file->catalog, record);
-}
-
-const struct hooks copies_hooks = {
-        .copy_made = copy_made, .copy_wanted = copy_wanted, .copy_erased = copy_erased};

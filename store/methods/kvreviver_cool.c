@@ -9,6 +9,7 @@
 
 #include <errno.h>
 
+#include "store/file/copies.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 
@@ -256,7 +257,7 @@ static void taken(struct sequence *q, uint32_t at) {
         }
         entry_set_flags(q, e, e->new_flags);
         if (e->new_flags & KVD_ENTRY_SPILLED)
-                hooks_copy_made(space);
+                copy_made(space);
         if (!(e->new_flags & KVD_ENTRY_VAGUE))
                 sketch_leave(q, e, false);
         if (!(e->new_flags & KVD_ENTRY_SPILLED))

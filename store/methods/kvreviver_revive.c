@@ -14,6 +14,7 @@
 
 #include <errno.h>
 
+#include "store/file/copies.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 #include "store/summaries.h"
@@ -65,15 +66,6 @@ int sequence_revive(struct attachment *a, uint32_t number, uint32_t how, const u
 
 /* ---- the filling ----------------------------------------------------------------------------- */
 
-static void refused(struct sequence *q, uint32_t at) {
-        struct entry *e = &q->entries[at];
-
-        space_count(q->space, KVD_SPACE_REVIVE_REFUSED, 1);
-        e->busy = IDLE;
-        e->want = 0;
-        change_tell(q, at);
-}
-
 static void add_revive(struct sequence *q, uint32_t at, kvd_ref to, bool approx, struct job *job) {
         struct entry *e = &q->entries[at];
         struct kvd_job_item *item = job_add(job, to, at);
@@ -121,11 +113,9 @@ static enum written no_room(struct sequence *q, uint32_t at, bool later, struct 
         }
         if (way > 0)
                 return NO_ROOM;
-        refused(q, at);
+        revival_refused(q, at);
         return WRITTEN;
 }
-
-static void copy_broken(struct sequence *q, uint32_t at);
 
 /* Reads the entry's copy from a file; as many at a time as one job can revive. */
 static enum written fetch_copy(struct sequence *q, uint32_t at) {
@@ -135,40 +125,16 @@ static enum written fetch_copy(struct sequence *q, uint32_t at) {
 
         if (q->n_fetching == REVIVE_BLOCKS)
                 return NO_ROOM;
-        r = hooks_copy_wanted(q->space, &owner);
+        r = copy_wanted(q->space, &owner);
         if (r == -EIO)
                 copy_broken(q, at);
         else if (r < 0)
-                refused(q, at);
+                revival_refused(q, at);
         if (r < 0)
                 return WRITTEN;
         e->busy = FETCHING;
         q->n_fetching++;
         return WRITTEN;
-}
-
-/* The entry goes to the front, so that it does not wait for other reads. */
-static void fetched(struct sequence *q, uint32_t at, int error) {
-        q->n_fetching--;
-        if (error == 0) {
-                q->entries[at].busy = REVIVE_WANTED;
-                list_push_first(q, &q->revive, at);
-        } else if (error == -EBADMSG || error == -EIO) {
-                copy_broken(q, at);
-        } else {
-                refused(q, at);
-        }
-        if (q->revive.n)
-                job_ask(&q->reviving);
-        if (q->changes.n || !q->n_fetching)
-                sync_news(q->space);
-}
-
-static void copy_came(struct space *space, const struct copy_owner *owner, int error) {
-        struct sequence *q = sequences_of(space)->at[SEQUENCE_SEAT(owner->sequence)];
-
-        if (q && q->number == owner->sequence)
-                fetched(q, owner->entry, error);
 }
 
 /* Writes one entry into the job: its approximation first, if that is wanted and still possible. */
@@ -180,7 +146,7 @@ static enum written write_one_revive(struct sequence *q, uint32_t at, uint32_t *
         kvd_ref to;
 
         if (!approx && (!(e->want & KVD_REVIVE_EXACT) || e->place == KVD_NOWHERE)) {
-                refused(q, at);
+                revival_refused(q, at);
                 return WRITTEN;
         }
         if (approx && job->sketch && job->sketch != s->number)
@@ -232,23 +198,6 @@ static void arrived(struct sequence *q, const struct job_item *item) {
                 summary_want(q->space, kvd_ref_id(item->held));
 }
 
-/* The exact copy is damaged, so it is never used. */
-static void copy_broken(struct sequence *q, uint32_t at) {
-        struct entry *e = &q->entries[at];
-
-        space_count(q->space, KVD_SPACE_REVIVE_BROKEN, 1);
-        e->busy = IDLE;
-        e->want = 0;
-        entry_erase_copy(q, e);
-        if (e->ref)
-                return;
-        entry_set_flags(q, e,
-                        KVD_ENTRY_OWN | (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE :
-                                                                        KVD_ENTRY_DROPPED));
-        e->untold = true;
-        change_tell(q, at);
-}
-
 static void not_arrived(struct sequence *q, const struct job_item *item, uint32_t error) {
         struct entry *e = &q->entries[item->at];
         bool approx = item->flags & KVD_ENTRY_APPROX;
@@ -260,7 +209,7 @@ static void not_arrived(struct sequence *q, const struct job_item *item, uint32_
                 list_push(q, &q->revive, item->at);
                 job_ask(&q->reviving);
         } else {
-                refused(q, item->at);
+                revival_refused(q, item->at);
         }
 }
 
@@ -326,7 +275,7 @@ static void taken(struct sequence *q, uint32_t at) {
         if (!approx)
                 entry_forget_sketch(q, at);
         if (!approx)
-                hooks_copy_made(q->space);
+                copy_made(q->space);
         want_the_rest(q, at);
 }
 
@@ -344,5 +293,4 @@ static void end(struct sequence *q) {
 
 const struct hooks kvreviver_revive_hooks = {
         .sequence_begins = begin, .sequence_pending = pending, .sequence_ends = end,
-        .copy_came = copy_came,
         .change = KVD_CHANGE_ARRIVE, .taken = taken, .not_taken = want_the_rest};

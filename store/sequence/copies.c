@@ -4,7 +4,7 @@
  * Manages the exact copies of entries. An entry that is resident again keeps its copy, so that it
  * may leave again at once. Such copies are clean, and are freed when other copies need the room.
  * When memory for copies is short, copies of entries that have left go to a file, if there is one.
- * This file chooses them; methods/kvreviver_revive.c reads them back.
+ * This file chooses them, and sees them come back when they are to be revived.
  */
 
 #include <errno.h>
@@ -94,10 +94,6 @@ uint32_t copy_take(struct space *space) {
         return copies_have_room(space) ? place_take(space) : KVD_NOWHERE;
 }
 
-void copies_give_up(struct space *space) {
-        copies_have_room(space);
-}
-
 /* ---- those that may go to a file ------------------------------------------------------------- */
 
 /* Is the copy needed only to revive the entry? Rebuilding a sketch reads copies in memory. */
@@ -156,10 +152,60 @@ bool copies_are_cold(struct space *space, const struct copy_owner *owner) {
         return e && is_cold(q, e) && e->place == owner->place;
 }
 
-/* Sequences that found no room may try again. */
 void copies_room_again(struct space *space) {
         for (uint32_t i = 0; i < KVD_MAX_SEQUENCES; i++)
                 if (sequences_of(space)->at[i])
                         sequences_of(space)->at[i]->spent = 0;
         space_is_busy(space);
+}
+
+/* ---- those that come back -------------------------------------------------------------------- */
+
+void revival_refused(struct sequence *q, uint32_t at) {
+        struct entry *e = &q->entries[at];
+
+        space_count(q->space, KVD_SPACE_REVIVE_REFUSED, 1);
+        e->busy = IDLE;
+        e->want = 0;
+        change_tell(q, at);
+}
+
+void copy_broken(struct sequence *q, uint32_t at) {
+        struct entry *e = &q->entries[at];
+
+        space_count(q->space, KVD_SPACE_REVIVE_BROKEN, 1);
+        e->busy = IDLE;
+        e->want = 0;
+        entry_erase_copy(q, e);
+        if (e->ref)
+                return;
+        entry_set_flags(q, e,
+                        KVD_ENTRY_OWN | (e->ordinal != KVD_NO_ORDINAL ? KVD_ENTRY_VAGUE :
+                                                                        KVD_ENTRY_DROPPED));
+        e->untold = true;
+        change_tell(q, at);
+}
+
+/* The entry goes to the front, so that it does not wait for other reads. */
+static void fetched(struct sequence *q, uint32_t at, int error) {
+        q->n_fetching--;
+        if (error == 0) {
+                q->entries[at].busy = REVIVE_WANTED;
+                list_push_first(q, &q->revive, at);
+        } else if (error == -EBADMSG || error == -EIO) {
+                copy_broken(q, at);
+        } else {
+                revival_refused(q, at);
+        }
+        if (q->revive.n)
+                job_ask(&q->reviving);
+        if (q->changes.n || !q->n_fetching)
+                sync_news(q->space);
+}
+
+void copy_came(struct space *space, const struct copy_owner *owner, int error) {
+        struct sequence *q = sequences_of(space)->at[SEQUENCE_SEAT(owner->sequence)];
+
+        if (q && q->number == owner->sequence)
+                fetched(q, owner->entry, error);
 }

@@ -387,8 +387,4 @@ const struct hooks sequence_hooks = {.space_begins = begin,
                                      .space_buried = bury,
                                      .space_ends = end,
                                      .usage = usage,
-                                     .copy_cold = copies_cold,
-                                     .copy_is_cold = copies_are_cold,
-                                     .copies_went = copies_room_again,
-                                     .copies_give = copies_give_up,
                                      .attachment_stops = close_some};

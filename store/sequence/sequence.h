@@ -23,7 +23,6 @@
 #include "client/kvd_methods.h"
 #include "ipc/base/job.h"
 #include "ipc/base/sequence.h"
-#include "store/hooks.h"
 #include "store/job.h"
 #include "store/tier/tier.h"
 
@@ -76,6 +75,10 @@ struct entry {
          * block, or 0 (keydiff_compact.c).
          */
         kvd_ref other;
+};
+
+struct copy_owner { /* owner of an exact copy */
+        uint32_t place, sequence, entry; /* place of the copy, number of the sequence, its entry */
 };
 
 struct list { /* of entries */
@@ -223,12 +226,26 @@ void change_tell(struct sequence *sequence, uint32_t at);
 /* is there room for one more copy? Frees copies of resident entries if necessary */
 bool copies_have_room(struct space *space);
 uint32_t copy_take(struct space *space); /* a place, or KVD_NOWHERE */
-/* hooks that move copies to a file and back (file/copies.c) */
-int copies_cold(struct space *space, uint32_t *looks, struct copy_owner *ret);
-bool copies_are_cold(struct space *space, const struct copy_owner *owner);
-void copies_room_again(struct space *space);
-void copies_give_up(struct space *space);
 void copies_clean(struct space *space); /* an entry with a copy is resident again */
 void entry_erase_copy(struct sequence *sequence, struct entry *entry);
+/* it is not revived */
+void revival_refused(struct sequence *sequence, uint32_t at);
+/* the copy is damaged, so it is never used */
+void copy_broken(struct sequence *sequence, uint32_t at);
+
+/* for the file tier, which moves copies to a file and back (file/copies.c) */
+/*
+ * Finds a copy in memory that is not about to be used. 1: found; 0: none; -EAGAIN: *looks is used
+ * up before all copies were looked at.
+ */
+int copies_cold(struct space *space, uint32_t *looks, struct copy_owner *ret);
+bool copies_are_cold(struct space *space, const struct copy_owner *owner);
+/* copies of the space were written to a file, or could not be: others may find room */
+void copies_room_again(struct space *space);
+/*
+ * A copy was read back, or was not: error is 0 or a negative errno. With -EBADMSG or -EIO the copy
+ * is lost.
+ */
+void copy_came(struct space *space, const struct copy_owner *owner, int error);
 
 #endif

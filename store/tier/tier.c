@@ -119,7 +119,7 @@ static void give_memory(struct space *space, uint32_t tier, uint32_t number) {
 
 /* The copy is in a file. */
 static void erase_below(struct space *space, struct place *p) {
-        hooks_copy_erased(space, p->record);
+        tiers_of(space)->drop(space, p->record);
         tiers_of(space)->n_below--;
         *p = (struct place){0};
 }
@@ -175,13 +175,15 @@ static struct place *make_moved(const struct space *space) {
         return at == MAP_FAILED ? NULL : at;
 }
 
-int place_goes(struct space *space, uint32_t place, uint32_t record) {
+int place_goes(struct space *space, uint32_t place, uint32_t record,
+               void (*drop)(struct space *space, uint32_t record)) {
         struct tiers *all = tiers_of(space);
 
         if (!all->moved)
                 all->moved = make_moved(space);
         if (!all->moved)
                 return -ENOMEM;
+        all->drop = drop;
         all->moved[place] = (struct place){.record = record, .state = PLACE_GOES};
         space_changes(space);
         return 0;

@@ -45,6 +45,8 @@ struct tiers { /* of a space */
         struct tier_places places[KVD_N_TIERS];
         uint64_t spill_bytes;  /* of copies in memory and of sketches, charged to the store */
         struct place *moved;   /* owned; by place; NULL: no copy ever left memory */
+        /* drops the record of a place that is erased while BELOW */
+        void (*drop)(struct space *space, uint32_t record);
         uint32_t n_below;      /* used places without memory: copies in files */
         uint32_t buried;       /* places that bury_below has looked at */
 };
@@ -83,8 +85,12 @@ static inline bool place_is_here(const struct space *space, uint32_t place) {
         return !p || p->state <= PLACE_GOES;
 }
 
-/* HERE to GOES: the copy is being written to that record. -ENOMEM: out of memory. */
-int place_goes(struct space *space, uint32_t place, uint32_t record);
+/*
+ * HERE to GOES: the copy is being written to that record, which drop drops if the place is erased.
+ * -ENOMEM: out of memory.
+ */
+int place_goes(struct space *space, uint32_t place, uint32_t record,
+               void (*drop)(struct space *space, uint32_t record));
 /* WANTED to COMES: gives the place memory to read into. False if none is free. */
 bool place_comes(struct space *space, uint32_t place);
 /*

@@ -32,7 +32,7 @@ COLUMNS = 100
 LIMITS = {
     "circle client": 4, "circle daemon": 4, "circle ipc": 4, "circle store": 4, "circle tools/kvctl": 4,
     "circle tools/kvlm": 4, "circle kernels": 4, "fields space": 24, "fields store": 20, "function": 48, "notes": 0,
-    "foreign": 47, "lone": 18,
+    "foreign": 47, "lone": 0,
 }
 
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
@@ -284,11 +284,11 @@ def self_test():
         files = list(sources(root))
         found = list(exceeded(files))
         assert foreign_fields(files) == {"far": 1} and lone(files) == ["once"], (foreign_fields(files), lone(files))
-        LIMITS.update(foreign=0, lone=0)
-        assert ["mentioned 1 times outside" in line or "set by one part (at most 0): once" in line
-                for line in exceeded(files) if line not in found] == [True] * 2, list(exceeded(files))
+        LIMITS.update(foreign=0)
+        assert ["mentioned 1 times outside" in line for line in exceeded(files) if line not in found] == [True], found
         assert [any(part in line for line in found) for part in
-                ("circle of 6", "30 fields", "g has 63", "i.c: no note")] == [True] * 4 == [True] * len(found), found
+                ("circle of 6", "30 fields", "g has 63", "i.c: no note", "set by one part (at most 0): once")] == [
+                    True] * 5 == [True] * len(found), found
         assert [n for _, _, n in duplicates([f for f in files if f.path.endswith("i.c")])] == [10]
 
 
