@@ -101,7 +101,7 @@ struct view {
         uint8_t *sealed;             /* inside it: a second, read-only mapping; on a GPU: base */
         uint64_t reserved;           /* bytes of each of the two mappings */
         const struct mapping_kind *mapping; /* NULL if not yet known */
-        struct device *device;       /* owned; NULL in host memory (device.h) */
+        struct device *device;       /* owned; NULL in host memory (gpu_view.h) */
 
         alignas(64) _Atomic uint64_t refs; /* number of lookups, pins, caller's blocks and so on */
         _Atomic bool wanted;         /* a lookup found blocks of a segment that is not mapped */

@@ -21,7 +21,7 @@
 #include <string.h>
 
 #include "store/cache/cache.h"
-#include "store/disk.h"
+#include "store/file_tier.h"
 
 #define OVERHEAD_LEAST (UINT64_C(2) << 30)
 /* each is a descriptor, and clients decide how small they are */

@@ -6,8 +6,8 @@
  * Shared by all folders of the store: the store, its domains, tickets for jobs, refusals. The
  * folders:
  *
- *      cache      index, blocks, segments, eviction, spaces, attachments, blocks whose data is still to come; calls
- *                 the others only by hooks (hooks.h)
+ *      cache      index, blocks, segments, eviction, spaces, attachments, data that is still to come;
+ *                 calls the other folders only by hooks (hooks.h)
  *      tier       tiers of exact copies
  *      file       the file tier
  *      remote     the remote tier
@@ -21,10 +21,10 @@
  */
 
 #include "ipc/base/cost.h"
-#include "ipc/base/file.h"
 #include "ipc/base/key.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/list.h"
+#include "ipc/base/shared_file.h"
 #include "ipc/base/why.h"
 #include "store/roll.h"
 #include "store/store.h"
@@ -128,7 +128,7 @@ struct store {
         struct space *deleted;  /* owned; list of spaces whose memory is being freed */
         const struct memory_ops *memory;
         const struct hooks *const *hooks; /* of all parts; ends with NULL */
-        struct owed owed;       /* host memory to be freed: cache/memory.c */
+        struct owed owed;       /* host memory to be freed: cache/host_memory.c */
         struct on_close on_close;
         struct device_pool *device_pool; /* owned; GPU memory, or NULL */
         bool exporter_gone;      /* legacy handles: memory that clients have mapped is gone */
@@ -179,7 +179,7 @@ void store_close_file(struct store *store, struct shared_file *file);
  */
 int space_refuse_opaque(const struct space *space, const char *what);
 
-/* setting.c */
+/* space_setting.c */
 /* channels of a key in its label, or head_dim if that is less; fixed when a space is created */
 #define SETTING_LABEL_CHANNELS 32u
 void settings_init(struct kvd_index *ix); /* after its geometry was set */

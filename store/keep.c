@@ -21,7 +21,7 @@
 #include "ipc/base/device.h"
 #include "store/account.h"
 #include "store/cache/cache.h"
-#include "store/kept.h"
+#include "store/keep_inside.h"
 
 struct name {
         char text[KEEP_NAME_MAX];

@@ -13,7 +13,7 @@
 #include "ipc/base/sys.h"
 #include "store/account.h"
 #include "store/cache/memory.h"
-#include "store/device/device.h"
+#include "store/device/chunk.h"
 #include "store/hooks.h"
 #include "store/job.h"
 

@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <sys/stat.h>
 
-#include "ipc/base/file.h"
+#include "ipc/base/shared_file.h"
 #include "ipc/base/summary.h"
 #include "ipc/base/sys.h"
 #include "store/account.h"

@@ -7,7 +7,7 @@
 
 #include <errno.h>
 
-#include "client/gpu/device.h"
+#include "client/gpu/gpu_view.h"
 
 #define PIECE 256u
 

@@ -12,7 +12,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "client/gpu/device.h"
+#include "client/gpu/gpu_view.h"
 #include "ipc/base/key.h"
 #include "ipc/base/sys.h"
 

@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "client/gpu/device.h"
+#include "client/gpu/gpu_view.h"
 #include "ipc/base/sys.h"
 
 /* ---- mapping --------------------------------------------------------------------------------- */

@@ -9,7 +9,7 @@
 
 #include <errno.h>
 
-#include "client/gpu/device.h"
+#include "client/gpu/gpu_view.h"
 
 /* ---- one reply ------------------------------------------------------------------------------- */
 

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "client/gpu/device.h"
+#include "client/gpu/gpu_view.h"
 #include "ipc/base/enums.h"
 #include "ipc/base/sys.h"
 

@@ -11,8 +11,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "client/gpu/device.h"
-#include "ipc/base/file.h"
+#include "client/gpu/gpu_view.h"
+#include "ipc/base/shared_file.h"
 #include "ipc/base/sys.h"
 
 /* ---- references ------------------------------------------------------------------------------ */

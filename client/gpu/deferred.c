@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-#include "client/gpu/device.h"
+#include "client/gpu/gpu_view.h"
 #include "ipc/base/sys.h"
 
 static void let_go(struct view *view, const struct deferred *deferred, uint32_t n) {

@@ -9,8 +9,8 @@
 #include <dlfcn.h>
 #include <errno.h>
 
-#include "client/gpu/device.h"
 #include "client/gpu/dlpack.h"
+#include "client/gpu/gpu_view.h"
 #include "ipc/base/sys.h"
 
 #define DIMENSIONS 5

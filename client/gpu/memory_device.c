@@ -17,7 +17,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "client/gpu/device.h"
+#include "client/gpu/gpu_view.h"
 #include "ipc/base/sys.h"
 
 static int open_gpu(struct view *view, struct device *d) {

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "client/gpu/device.h"
+#include "client/gpu/gpu_view.h"
 #include "ipc/base/sys.h"
 
 #define PROBE_SEMAPHORE (SEMAPHORES - 1)

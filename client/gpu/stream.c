@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "client/gpu/device.h"
+#include "client/gpu/gpu_view.h"
 
 int kvd_space_place(struct kvd_space *space, struct kvd_place *ret) {
         struct view *view;

@@ -11,7 +11,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "client/gpu/device.h"
+#include "client/gpu/gpu_view.h"
 #include "ipc/base/sys.h"
 #include "kernels/attend.h"
 

@@ -19,7 +19,7 @@
 #include "daemon/base/memory_limit.h"
 #include "daemon/children/exporter_child.h"
 #include "ipc/base/util.h"
-#include "store/disk.h"
+#include "store/file_tier.h"
 
 static int check(struct backend *b, cu_result error, const char *what) {
         char text[128];

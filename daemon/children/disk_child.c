@@ -24,7 +24,7 @@
 #include "daemon/children/tier_errors.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
-#include "store/disk.h"
+#include "store/file_tier.h"
 
 #define MOST_PAUSE_NS UINT64_C(1000000000)
 #define LATER_NS UINT64_C(200000000)   /* between two checks for blocks to write */

@@ -4,9 +4,9 @@
 
 /*
  * The owner's side of the disk processes (kvd --disk), which read and write the files of the file
- * tier (store/disk.h). Each file has one, started with the daemon. A process that hangs is killed.
- * Until it is gone, according to the kernel, and the next one has opened the file, nothing in its
- * file is used, and no client waits for it.
+ * tier (store/file_tier.h). Each file has one, started with the daemon. A process that hangs is
+ * killed. Until it is gone, according to the kernel, and the next one has opened the file, nothing
+ * in its file is used, and no client waits for it.
  */
 
 #include <stddef.h>

@@ -7,7 +7,7 @@
 #include <errno.h>
 
 #include "ipc/base/sys.h"
-#include "store/disk.h"
+#include "store/file_tier.h"
 
 #define LATER_NS UINT64_C(200000000) /* between two checks for blocks to write */
 

@@ -21,7 +21,7 @@
 #include "daemon/process/remote/sealed.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
-#include "store/remote.h"
+#include "store/remote_tier.h"
 
 #define MOST_PAUSE_NS UINT64_C(1000000000)
 #define LATER_NS UINT64_C(200000000)      /* between two checks for blocks to write */

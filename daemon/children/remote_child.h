@@ -4,7 +4,7 @@
 
 /*
  * The owner's side of the remote process (kvd --remote), which talks to the servers of the remote
- * tier (store/remote.h). Servers that do not answer are retried after a pause, which doubles.
+ * tier (store/remote_tier.h). Servers that do not answer are retried after a pause, which doubles.
  * Meanwhile they get no requests, and no client waits.
  */
 

@@ -17,8 +17,8 @@
 #include "daemon/base/degraded.h"
 #include "daemon/base/log.h"
 #include "daemon/children/worker_files.h"
-#include "ipc/base/file.h"
 #include "ipc/base/job.h"
+#include "ipc/base/shared_file.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 

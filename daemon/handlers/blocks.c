@@ -13,7 +13,7 @@
 #include "daemon/base/degraded.h"
 #include "daemon/base/log.h"
 #include "daemon/handlers/arrays.h"
-#include "store/remote.h"
+#include "store/remote_tier.h"
 
 static struct kvd_slice blocks_slice(const kvd_ref *blocks, uint32_t n) {
         return (struct kvd_slice){blocks, n * (uint32_t)sizeof *blocks};

@@ -6,7 +6,7 @@
  * cover only that domain.
  */
 
-#include "daemon/children/keep.h"
+#include "daemon/children/keeper_link.h"
 #include "daemon/handlers/handlers.h"
 
 #include <errno.h>
@@ -18,7 +18,7 @@
 #include "daemon/children/tier_errors.h"
 #include "daemon/children/worker_jobs.h"
 #include "ipc/base/sys.h"
-#include "store/disk.h"
+#include "store/file_tier.h"
 
 static uint64_t ms_since(uint64_t ns) {
         return (sys_now_ns() - ns) / 1000000;

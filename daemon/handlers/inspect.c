@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "daemon/base/log.h"
-#include "ipc/base/file.h"
+#include "ipc/base/shared_file.h"
 #include "ipc/base/util.h"
 
 /* ---- blocks ---------------------------------------------------------------------------------- */

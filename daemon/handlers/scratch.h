@@ -13,7 +13,7 @@
 #include "ipc/base/why.h"
 #include "ipc/frame.h"
 #include "ipc/msg.h"
-#include "store/remote.h"
+#include "store/remote_tier.h"
 
 struct scratch {
         uint8_t in[KVD_FRAME_MAX], out[KVD_FRAME_MAX];

@@ -30,7 +30,7 @@
 #include "daemon/children/disk_child.h"
 #include "daemon/children/gpu_clear.h"
 #include "daemon/children/host_tier.h"
-#include "daemon/children/keep.h"
+#include "daemon/children/keeper_link.h"
 #include "daemon/children/remote_child.h"
 #include "daemon/children/worker_jobs.h"
 #include "daemon/main/activation.h"
@@ -38,7 +38,7 @@
 #include "daemon/main/reload.h"
 #include "daemon/serve/listener.h"
 #include "daemon/serve/server.h"
-#include "ipc/base/file.h"
+#include "ipc/base/shared_file.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 

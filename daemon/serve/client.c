@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
-#include "daemon/children/keep.h"
+#include "daemon/children/keeper_link.h"
 #include "daemon/children/worker_jobs.h"
 #include "daemon/serve/closer.h"
 #include "daemon/serve/mates.h"

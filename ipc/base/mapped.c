@@ -6,7 +6,7 @@
 
 #include <sys/mman.h>
 
-#include "ipc/base/file.h"
+#include "ipc/base/shared_file.h"
 #include "ipc/base/sys.h"
 
 void *mapped_begin(int fd, uint64_t offset, uint64_t bytes, struct mapped *ret) {

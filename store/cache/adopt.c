@@ -36,7 +36,7 @@
 #include "store/cache/before.h"
 #include "store/cache/inside.h"
 #include "store/hooks.h"
-#include "store/kept.h"
+#include "store/keep_inside.h"
 
 /* ---- kept files ------------------------------------------------------------------------------ */
 

@@ -23,7 +23,7 @@
 #include "store/cache/inside.h"
 #include "store/cache/memory.h"
 #include "store/hooks.h"
-#include "store/kept.h"
+#include "store/keep_inside.h"
 
 /* ---- arenas ---------------------------------------------------------------------------------- */
 

@@ -100,7 +100,7 @@ struct block {
         uint8_t state;         /* enum kvd_state: the daemon's own copy */
         bool indexed : 1;      /* in the block table */
         bool marked : 1;       /* seal.c: named by the current request */
-        /* SEALED, belongs to sequences: in no table and no chain (private.c) */
+        /* SEALED, belongs to sequences: in no table and no chain (private_blocks.c) */
         bool private : 1;
         bool summarised : 1;   /* its row of the summaries is made */
         bool reviving : 1;     /* FILLING, by a worker: in no attachment's list */
@@ -231,7 +231,7 @@ struct space_memory { /* segment.c */
                 uint64_t id;      /* 0 if none is under way */
                 uint32_t n_asked; /* spaces asked so far */
         } cold, any;
-        uint32_t tidy;            /* segment to look at next for memory without blocks (memory.c) */
+        uint32_t tidy;            /* segment whose memory host_memory.c looks at next */
         uint32_t n_buried;        /* deleted space: segments freed so far */
         uint64_t let_go;          /* deleted space: bytes of its tables freed so far */
 };
@@ -268,7 +268,7 @@ struct leases { /* lease.c */
         uint32_t n;
 };
 
-struct private_blocks { /* private.c */
+struct private_blocks { /* private_blocks.c */
         uint64_t n, n_reviving;    /* private blocks; blocks that workers fill */
         struct block_list garbage; /* blocks without references and holds, oldest first */
 };
@@ -568,7 +568,7 @@ bool block_filled_by(const struct attachment *a, kvd_ref ref);
 /* block_filled_by for all of them; false also if one is named twice */
 bool blocks_filled_by(const struct attachment *a, const kvd_ref *refs, uint32_t n);
 
-/* private.c: blocks of sequences, references and holds */
+/* private_blocks.c: blocks of sequences, references and holds */
 void block_seal_private(struct space *space, uint32_t id, const struct kvd_desc *fields,
                         const uint32_t *tokens);
 void block_ref_up(struct space *space, uint32_t id);   /* private blocks only */

@@ -19,7 +19,7 @@
 #include "store/account.h"
 #include "store/cache/inside.h"
 #include "store/hooks.h"
-#include "store/kept.h"
+#include "store/keep_inside.h"
 
 /* ---- taking over ----------------------------------------------------------------------------- */
 

@@ -6,10 +6,10 @@
  * Where a segment's memory comes from. segment.c decides which segment gets how many bytes; one of
  * these tables provides them. The daemon does not map this memory.
  *
- *      cache/memory.c    memfds: pages are allocated a few MiB at a time, and freed by punching
+ *      host_memory.c     memfds: pages are allocated a few MiB at a time, and freed by punching
  *                        holes, while clients keep their mappings
- *      device/memory.c   chunks of a GPU's memory, all made at the start; clients must unmap one
- *                        before another space can have it (drain.c)
+ *      device_memory.c   chunks of a GPU's memory, all made at the start; clients must unmap one
+ *                        before another space can have it (device/drain.c)
  */
 
 #include "store/core.h"

@@ -56,7 +56,7 @@
 #include "store/cache/inside.h"
 #include "store/hooks.h"
 #include "store/job.h"
-#include "store/kept.h"
+#include "store/keep_inside.h"
 #include "store/summaries.h"
 
 /*

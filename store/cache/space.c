@@ -19,7 +19,7 @@
 #include "store/cache/memory.h"
 #include "store/hooks.h"
 #include "store/job.h"
-#include "store/kept.h"
+#include "store/keep_inside.h"
 
 /* ---- finding and comparing ------------------------------------------------------------------- */
 

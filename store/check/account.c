@@ -8,7 +8,7 @@
 #include "store/account.h"
 #include "store/check/check.h"
 #include "store/file/file.h"
-#include "store/kept.h"
+#include "store/keep_inside.h"
 #include "store/remote/inside.h"
 #include "store/sequence/sequence.h"
 #include "store/summaries.h"

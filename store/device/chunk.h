@@ -23,7 +23,7 @@
 
 #include "ipc/base/device.h"
 #include "store/cache/cache.h"
-#include "store/device/device.h"
+#include "store/cache/memory.h"
 #include "store/job.h"
 
 enum chunk_state { MISSING, DIRTY, CLEARING, CLEAN, USED, DRAINING, RETURNED, N_STATES };
@@ -54,6 +54,9 @@ static inline struct device_pool *pool_of(const struct store *store) {
         return store->device_pool;
 }
 
+int device_open(struct store *store);
+void chunks_lost(struct store *store); /* legacy handles: the exporter is gone */
+
 void chunk_set_state(struct device_pool *pool, struct chunk *chunk, enum chunk_state state);
 /* frees it, and allocates another one in its place */
 void chunk_remake(struct store *store, struct chunk *chunk);
@@ -62,7 +65,8 @@ int chunk_export(struct store *store, struct chunk *chunk);  /* a descriptor, ow
 int chunk_import(struct store *store, struct chunk *chunk, int *fd);
 void chunk_unmake(struct device_pool *pool, struct chunk *chunk);
 
-/* memory.c */
+/* device_memory.c */
+extern const struct memory_ops memory_device;
 /* frees a draining segment's chunk if no process has it mapped */
 void device_undrain(struct space *space, struct segment *segment);
 bool device_draining(const struct segment *segment);

@@ -5,7 +5,7 @@
 /* Fetching a chain block by block, from whichever tier has it. */
 
 #include "store/cache/cache.h"
-#include "store/disk.h"
+#include "store/file_tier.h"
 
 #define BRING_IN_A_ROW 8u /* consecutive requests for fetches before writes get a turn */
 

@@ -34,8 +34,8 @@ struct catalog_namespace {
 };
 
 /*
- * BAD: a write failed; the slot is not used again before a restart. COPY: an exact copy (copies.c),
- * which is never found by a key and never evicted.
+ * BAD: a write failed; the slot is not used again before a restart. COPY: an exact copy
+ * (cold_copies.c), which is never found by a key and never evicted.
  */
 enum catalog_state { CATALOG_FREE, CATALOG_WRITING, CATALOG_THERE, CATALOG_BAD, CATALOG_COPY };
 

@@ -8,11 +8,11 @@
  */
 
 #include "store/cache/cache.h"
-#include "store/disk.h"
 #include "store/file/bring.h"
 #include "store/file/catalog.h"
 #include "store/file/host.h"
 #include "store/file/set.h"
+#include "store/file_tier.h"
 
 /* ROOM: has a block, not requested yet; ASKED: requested; HERE: read into the block */
 enum fetch_step_state { FETCH_WANTED, FETCH_ROOM, FETCH_ASKED, FETCH_HERE };
@@ -79,7 +79,7 @@ struct file_disk {
         uint64_t read_ns, write_ns;   /* total time of its requests */
 };
 
-/* Requests of exact copies. disks.c calls copies.c only through this table. */
+/* Requests of exact copies. disks.c calls cold_copies.c only through this table. */
 struct file_copies {
         void (*next)(struct file *file, uint32_t disk, bool *later);
         void (*done)(struct file *file, uint32_t disk, const int32_t *errors, uint32_t n);
@@ -222,7 +222,7 @@ void demote_done(struct file *file, uint32_t disk, const int32_t *errors, uint32
 /* Maximum bytes of the domain's records and copies. */
 uint64_t demote_most(const struct file *file, const struct space *space);
 
-/* copies.c: makes requests to write and read exact copies. */
+/* cold_copies.c: makes requests to write and read exact copies. */
 extern const struct file_copies file_copies;
 /* Reports some copies as missed that wait for files that are off or hang. True: there are more. */
 bool copies_miss_some(struct file *file, struct space *space);

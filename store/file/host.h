@@ -9,7 +9,7 @@
  * none of this: file->host is NULL, and the functions here do nothing.
  */
 
-#include "store/disk.h"
+#include "store/file_tier.h"
 #include "store/tier/carry.h"
 
 struct file;

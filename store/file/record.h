@@ -19,8 +19,8 @@
  * A namespace is a space with its domain and geometry. An epoch is never used twice, so all records
  * of a namespace are erased once the superblock has it with another epoch, or not at all.
  *
- * A record with the epoch FILE_NO_EPOCH, which no namespace has, is an exact copy (copies.c). It
- * counts only for the daemon that wrote it; after a restart its slot is free.
+ * A record with the epoch FILE_NO_EPOCH, which no namespace has, is an exact copy (cold_copies.c).
+ * It counts only for the daemon that wrote it; after a restart its slot is free.
  *
  * Several files share one superblock. Each has a copy, and every change is written to all of them,
  * though not at the same time. A record may follow one in another file, and is written to a file
@@ -37,8 +37,8 @@
 
 #include "ipc/base/disk.h"
 #include "ipc/base/key.h"
-#include "store/disk.h"
-#include "store/file/disk.h"
+#include "store/file/disk_ops.h"
+#include "store/file_tier.h"
 
 #define FILE_MAGIC UINT64_C(0x656c69660064766b) /* "kvd\0file" */
 #define FILE_VERSION 1u

@@ -9,7 +9,7 @@
 
 #include <errno.h>
 
-#include "store/file/copies.h"
+#include "store/file/cold_copies.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 

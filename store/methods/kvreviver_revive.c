@@ -5,7 +5,7 @@
  * yet, from the exact copy or from the sketch; then the change is proposed to the client. If both
  * were requested, the approximation comes first and the exact block replaces it. An approximation
  * is marked as one as long as it exists. A copy with a wrong checksum is never used. A copy that is
- * in a file (file/copies.c) is read into memory first.
+ * in a file (file/cold_copies.c) is read into memory first.
  *
  * If there is no room, blocks are swapped: resident entries of the same sequence with the lowest
  * priority leave (at once, if they have a copy), and the revival waits until the client has
@@ -14,7 +14,7 @@
 
 #include <errno.h>
 
-#include "store/file/copies.h"
+#include "store/file/cold_copies.h"
 #include "store/hooks.h"
 #include "store/methods/methods.h"
 #include "store/summaries.h"

@@ -21,7 +21,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "ipc/base/file.h"
+#include "ipc/base/shared_file.h"
 #include "ipc/base/sys.h"
 #include "store/account.h"
 #include "store/hooks.h"
@@ -275,8 +275,8 @@ static bool deletes_estimates(const struct space *space) {
 
 /*
  * The entry is resident and exact: removes its tokens from the sketch, if that is possible. Its
- * copy stays until its memory is needed (copies.c), so that the entry can leave again without a
- * job.
+ * copy stays until its memory is needed (entry_copies.c), so that the entry can leave again without
+ * a job.
  */
 void entry_forget_sketch(struct sequence *q, uint32_t at) {
         struct entry *e = &q->entries[at];

@@ -5,7 +5,7 @@
  * private blocks that sequences use, and blocks being filled. Prefixes are evicted only by
  * allocations that need room; until then they stay useful. The cheapest loss comes first:
  *
- *      1  private blocks without references (private.c)          in every allocation, and as idle work
+ *      1  private blocks without references (private_blocks.c)   in every allocation, and as idle work
  *      2  unused prefixes (evict.c)                              in every allocation
  *      3  the largest sequences are compared once more           MemShare
  *      4  their blocks of lowest priority leave, copied exactly  KVReviver, down to its budget of each sequence

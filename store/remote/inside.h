@@ -9,7 +9,7 @@
 
 #include "store/cache/cache.h"
 #include "store/file/bring.h"
-#include "store/remote.h"
+#include "store/remote_tier.h"
 #include "store/tier/carry.h"
 
 struct pull {

@@ -156,7 +156,7 @@ struct sequences { /* of a space */
         uint64_t n_entries;        /* of all tables */
         uint64_t n_shared, n_spilled, n_vague, n_leaving; /* entries */
 
-        /* copies.c */
+        /* entry_copies.c */
         bool has_clean;            /* there may be copies of entries that are resident again */
         uint32_t clean_sequence, clean_entry; /* where the search for these continues */
         uint64_t clean_looks;      /* looks since the last one was found */
@@ -222,7 +222,7 @@ bool change_withdraw(struct sequence *sequence, uint32_t at);
 /* if the entry is idle, offers flags that the client was not told */
 void change_tell(struct sequence *sequence, uint32_t at);
 
-/* copies.c */
+/* entry_copies.c */
 /* is there room for one more copy? Frees copies of resident entries if necessary */
 bool copies_have_room(struct space *space);
 uint32_t copy_take(struct space *space); /* a place, or KVD_NOWHERE */
@@ -233,7 +233,7 @@ void revival_refused(struct sequence *sequence, uint32_t at);
 /* the copy is damaged, so it is never used */
 void copy_broken(struct sequence *sequence, uint32_t at);
 
-/* for the file tier, which moves copies to a file and back (file/copies.c) */
+/* for the file tier, which moves copies to a file and back (file/cold_copies.c) */
 /*
  * Finds a copy in memory that is not about to be used. 1: found; 0: none; -EAGAIN: *looks is used
  * up before all copies were looked at.

@@ -12,7 +12,7 @@
 
 #include "store/account.h"
 #include "store/cache/memory.h"
-#include "store/disk.h"
+#include "store/file_tier.h"
 #include "store/job.h"
 #include "store/tier/tier.h"
 

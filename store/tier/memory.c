@@ -10,7 +10,7 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 
-#include "ipc/base/file.h"
+#include "ipc/base/shared_file.h"
 #include "ipc/base/summary.h"
 #include "ipc/base/sys.h"
 #include "store/account.h"

@@ -15,7 +15,7 @@
 /*
  * Where the bytes of a copy are: in memory (also while they are being written to a file), or in a
  * file (also while they are being read). The place does not change, and neither does its row of the
- * summaries. Only file/copies.c moves the bytes.
+ * summaries. Only file/cold_copies.c moves the bytes.
  *
  *      HERE ──► GOES ──► BELOW ──wanted──► WANTED ──► COMES ──► HERE
  *       ▲         │        ▲                  │         │

@@ -30,7 +30,7 @@ from array import array
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DEPTH = 64          # daemon/process/disk/device.c
+DEPTH = 64          # daemon/process/disk/disk_device.c
 SECTOR = 4096       # bytes of a record before its payload
 BLOCK_TOKENS = 16
 CHAIN = 64          # blocks

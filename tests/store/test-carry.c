@@ -7,7 +7,7 @@
 
 #include <stdio.h>
 
-#include "store/disk.h"
+#include "store/file_tier.h"
 #include "store/sequence/sequence.h"
 #include "store/tier/carry.h"
 #include "store/tier/tier.h"

@@ -9,8 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "store/disk.h"
 #include "store/file/file.h"
+#include "store/file_tier.h"
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 

@@ -13,8 +13,8 @@
 
 #include "ipc/base/key.h"
 #include "store/account.h"
-#include "store/disk.h"
 #include "store/file/catalog.h"
+#include "store/file_tier.h"
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 

@@ -9,9 +9,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "store/disk.h"
 #include "store/file/volume.h"
-#include "store/remote.h"
+#include "store/file_tier.h"
+#include "store/remote_tier.h"
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 

@@ -5,8 +5,8 @@
  * for descriptors of a limited number of segments.
  */
 
-#include "store/disk.h"
 #include "store/file/volume.h"
+#include "store/file_tier.h"
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 

@@ -2,9 +2,9 @@
 
 /* A tier below the pool takes exactly those blocks of a long chain that fetches can bring back. */
 
-#include "store/disk.h"
 #include "store/file/volume.h"
-#include "store/remote.h"
+#include "store/file_tier.h"
+#include "store/remote_tier.h"
 #include "tests/lib/suite.h"
 #include "tests/store/fixture.h"
 

@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include "ipc/base/file.h"
+#include "ipc/base/shared_file.h"
 #include "tools/kvctl/follow.h"
 
 struct page {

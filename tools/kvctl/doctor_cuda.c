@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "ipc/base/device.h"
-#include "ipc/base/file.h"
+#include "ipc/base/shared_file.h"
 #include "kernels/cuda/cublas.h"
 #include "kernels/cuda/keydiff.h"
 #include "tools/kvctl/doctor.h"

@@ -19,7 +19,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "ipc/base/file.h"
+#include "ipc/base/shared_file.h"
 #include "tools/kvctl/doctor.h"
 
 #ifndef SO_PEERPIDFD

@@ -16,7 +16,7 @@
 #include <errno.h>
 #include <sys/mman.h>
 
-#include "ipc/base/file.h"
+#include "ipc/base/shared_file.h"
 #include "ipc/base/sys.h"
 
 #define LOOK_NS UINT64_C(500000000) /* interval between checks of the connection */

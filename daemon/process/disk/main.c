@@ -11,10 +11,10 @@
 #include <string.h>
 #include <xxhash.h>
 
-#include "daemon/process/asked.h"
-#include "daemon/process/disk/device.h"
-#include "ipc/base/file.h"
+#include "daemon/process/child_end.h"
+#include "daemon/process/disk/disk_device.h"
 #include "ipc/base/mapped.h"
+#include "ipc/base/shared_file.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "store/file/volume.h"

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/process/asked.h"
+#include "daemon/process/child_end.h"
 #include "ipc/base/device.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"

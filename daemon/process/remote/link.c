@@ -17,7 +17,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "daemon/process/remote/lookup.h"
+#include "daemon/process/remote/name_lookup.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 

@@ -16,8 +16,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/process/remote/address.h"
 #include "daemon/process/remote/resp.h"
+#include "daemon/process/remote/server_address.h"
 #include "daemon/process/remote/wire.h"
 #include "ipc/base/why.h"
 

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-#include "daemon/process/asked.h"
+#include "daemon/process/child_end.h"
 #include "daemon/process/remote/dialect.h"
 #include "daemon/process/remote/sealed.h"
 #include "ipc/base/mapped.h"

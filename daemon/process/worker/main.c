@@ -12,7 +12,7 @@
 #include <sys/resource.h>
 
 #include "daemon/base/log.h"
-#include "daemon/process/asked.h"
+#include "daemon/process/child_end.h"
 #include "daemon/process/worker/main.h"
 #include "daemon/process/worker/rests.h"
 #include "ipc/base/sys.h"

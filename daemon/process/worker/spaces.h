@@ -8,7 +8,7 @@
  */
 
 #include "daemon/process/worker/copies.h"
-#include "daemon/process/worker/device.h"
+#include "daemon/process/worker/gpu_context.h"
 #include "ipc/base/job.h"
 #include "ipc/base/summary.h"
 #include "ipc/base/why.h"

@@ -13,7 +13,7 @@
 
 #include "daemon/process/worker/copies.h"
 #include "daemon/process/worker/task.h"
-#include "ipc/base/file.h"
+#include "ipc/base/shared_file.h"
 
 struct batch {
         const struct task *task;

@@ -10,9 +10,9 @@
 
 #include "client/conn/conn.h"
 #include "client/kvd.h"
-#include "ipc/base/file.h"
 #include "ipc/base/layout.h"
 #include "ipc/base/mapped.h"
+#include "ipc/base/shared_file.h"
 #include "tests/lib/inproc.h"
 #include "tests/lib/large_pages.h"
 #include "tests/lib/oracle.h"

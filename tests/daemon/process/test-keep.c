@@ -19,7 +19,7 @@
 
 #include "daemon/base/loop.h"
 #include "daemon/base/notify.h"
-#include "daemon/children/keep.h"
+#include "daemon/children/keeper_link.h"
 #include "ipc/base/util.h"
 #include "ipc/frame.h"
 #include "tests/lib/instance.h"

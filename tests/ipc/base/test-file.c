@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "ipc/base/file.h"
+#include "ipc/base/shared_file.h"
 #include "ipc/base/sys.h"
 #include "ipc/base/util.h"
 #include "tests/lib/suite.h"

@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 
-#include "store/file/disk.h"
+#include "store/file/disk_ops.h"
 
 #define SIMULATED_HEAD (UINT64_C(128) << 10) /* bytes, of which only two sectors exist */
 #define SIMULATED_SECTORS 64u

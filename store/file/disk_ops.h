@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_STORE_FILE_DISK_H
-#define KVD_STORE_FILE_DISK_H
+#ifndef KVD_STORE_FILE_DISK_OPS_H
+#define KVD_STORE_FILE_DISK_OPS_H
 
 /*
  * A disk as the file tier needs it: reads and writes of whole sectors of a file, many at once and

@@ -5,7 +5,7 @@
  * until one of them answers.
  */
 
-#include "daemon/process/remote/address.h"
+#include "daemon/process/remote/server_address.h"
 
 #include <netdb.h>
 #include <stdio.h>

@@ -11,7 +11,7 @@
  * the keeper closes it before it gets a later one.
  */
 
-#include "daemon/children/keep.h"
+#include "daemon/children/keeper_link.h"
 
 #include <errno.h>
 #include <fcntl.h>

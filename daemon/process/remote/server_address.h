@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_DAEMON_PROCESS_REMOTE_ADDRESS_H
-#define KVD_DAEMON_PROCESS_REMOTE_ADDRESS_H
+#ifndef KVD_DAEMON_PROCESS_REMOTE_SERVER_ADDRESS_H
+#define KVD_DAEMON_PROCESS_REMOTE_SERVER_ADDRESS_H
 
 /* The addresses of a server's name: one of them may answer where another does not. */
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "store/device/chunk.h"
-#include "store/kept.h"
+#include "store/keep_inside.h"
 
 /* ---- segments -------------------------------------------------------------------------------- */
 

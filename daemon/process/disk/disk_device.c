@@ -6,7 +6,7 @@
  * on the disk.
  */
 
-#include "daemon/process/disk/device.h"
+#include "daemon/process/disk/disk_device.h"
 
 #include <errno.h>
 #include <liburing.h>

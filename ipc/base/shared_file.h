@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_BASE_FILE_H
-#define KVD_BASE_FILE_H
+#ifndef KVD_BASE_SHARED_FILE_H
+#define KVD_BASE_SHARED_FILE_H
 
 /* Creates shared memory, and maps shared memory that another process has created. */
 

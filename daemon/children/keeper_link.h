@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_DAEMON_CHILDREN_KEEP_H
-#define KVD_DAEMON_CHILDREN_KEEP_H
+#ifndef KVD_DAEMON_CHILDREN_KEEPER_LINK_H
+#define KVD_DAEMON_CHILDREN_KEEPER_LINK_H
 
 /*
  * Hands descriptors to a keeper, which holds them for the next daemon: systemd's file descriptor

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_STORE_DISK_H
-#define KVD_STORE_DISK_H
+#ifndef KVD_STORE_FILE_TIER_H
+#define KVD_STORE_FILE_TIER_H
 
 /*
  * The file tier, as the daemon sees it. The store has the catalog of the files' records, and
@@ -15,8 +15,8 @@
  * may stay, also without a file.
  *
  * Exact copies of a sequence's blocks are written to the files when memory for them is short, and
- * read back when they are needed (file/copies.c). They belong to that sequence only, and do not
- * survive a restart.
+ * read back when they are needed (file/cold_copies.c). They belong to that sequence only, and do
+ * not survive a restart.
  *
  * Blocks are written ahead of need, so that eviction can drop blocks that are in the file already:
  * blocks used a second time, and blocks deep in a chain. A block is never written before its

@@ -13,7 +13,7 @@
 #include <errno.h>
 
 #include "ipc/base/sys.h"
-#include "store/file/copies.h"
+#include "store/file/cold_copies.h"
 #include "store/file/file.h"
 #include "store/sequence/sequence.h"
 #include "store/tier/tier.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_DAEMON_PROCESS_WORKER_DEVICE_H
-#define KVD_DAEMON_PROCESS_WORKER_DEVICE_H
+#ifndef KVD_DAEMON_PROCESS_WORKER_GPU_CONTEXT_H
+#define KVD_DAEMON_PROCESS_WORKER_GPU_CONTEXT_H
 
 /*
  * The worker's GPU: its context, made at first use, one stream of the lowest priority, and pinned

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_STORE_KEPT_H
-#define KVD_STORE_KEPT_H
+#ifndef KVD_STORE_KEEP_INSIDE_H
+#define KVD_STORE_KEEP_INSIDE_H
 
 /*
  * keep.c, for the rest of the store. keep: after a descriptor was made; drop: before it is closed.

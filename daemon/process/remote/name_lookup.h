@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_DAEMON_PROCESS_REMOTE_LOOKUP_H
-#define KVD_DAEMON_PROCESS_REMOTE_LOOKUP_H
+#ifndef KVD_DAEMON_PROCESS_REMOTE_NAME_LOOKUP_H
+#define KVD_DAEMON_PROCESS_REMOTE_NAME_LOOKUP_H
 
 /*
  * Looks up names in threads, since getaddrinfo may take half a minute if a name server is silent. A
@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#include "daemon/process/remote/address.h"
+#include "daemon/process/remote/server_address.h"
 #include "ipc/base/why.h"
 
 struct lookup;

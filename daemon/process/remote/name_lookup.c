@@ -6,7 +6,7 @@
  * bound.
  */
 
-#include "daemon/process/remote/lookup.h"
+#include "daemon/process/remote/name_lookup.h"
 
 #include <errno.h>
 #include <netdb.h>

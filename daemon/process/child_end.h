@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_DAEMON_PROCESS_ASKED_H
-#define KVD_DAEMON_PROCESS_ASKED_H
+#ifndef KVD_DAEMON_PROCESS_CHILD_END_H
+#define KVD_DAEMON_PROCESS_CHILD_END_H
 
 /*
  * The other end of a child (daemon/children/child.h): a process that serves requests on the

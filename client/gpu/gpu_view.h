@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_CLIENT_GPU_DEVICE_H
-#define KVD_CLIENT_GPU_DEVICE_H
+#ifndef KVD_CLIENT_GPU_GPU_VIEW_H
+#define KVD_CLIENT_GPU_GPU_VIEW_H
 
 /*
  * What a view of a pool on a GPU has in addition: the device, and this process's streams that read

@@ -5,7 +5,7 @@
  * failure the context is not used again: the worker ends, and the next one makes a new context.
  */
 
-#include "daemon/process/worker/device.h"
+#include "daemon/process/worker/gpu_context.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -5,7 +5,7 @@
  * that it was started with, and replies are sent there.
  */
 
-#include "daemon/process/asked.h"
+#include "daemon/process/child_end.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_STORE_REMOTE_H
-#define KVD_STORE_REMOTE_H
+#ifndef KVD_STORE_REMOTE_TIER_H
+#define KVD_STORE_REMOTE_TIER_H
 
 /*
  * The remote tier, as the daemon sees it: servers that several machines share. The store decides
@@ -10,12 +10,12 @@
  *      connecting ──► on ◄──► partly, away     as the process reports
  *
  * While all servers are away there are no requests, and no client waits. The rules for writing are
- * those of the file tier (store/disk.h). Blocks that neither the pool nor the file has are fetched
- * from here.
+ * those of the file tier (store/file_tier.h). Blocks that neither the pool nor the file has are
+ * fetched from here.
  */
 
 #include "ipc/base/remote.h"
-#include "store/disk.h"
+#include "store/file_tier.h"
 
 struct store_remote_config {
         uint32_t depth;       /* tokens; blocks ending there or later are written at first use */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef KVD_DAEMON_PROCESS_DISK_DEVICE_H
-#define KVD_DAEMON_PROCESS_DISK_DEVICE_H
+#ifndef KVD_DAEMON_PROCESS_DISK_DISK_DEVICE_H
+#define KVD_DAEMON_PROCESS_DISK_DISK_DEVICE_H
 
 /* A file or block device as the disk of a volume, through io_uring where that is allowed. */
 
-#include "store/file/disk.h"
+#include "store/file/disk_ops.h"
 
 struct device;
 

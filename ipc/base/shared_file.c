@@ -6,7 +6,7 @@
  * mappings after it was mapped here; in addition, its readers get a descriptor opened read-only.
  */
 
-#include "ipc/base/file.h"
+#include "ipc/base/shared_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -23,7 +23,7 @@
 #include "store/cache/inside.h"
 #include "store/cache/memory.h"
 #include "store/job.h"
-#include "store/kept.h"
+#include "store/keep_inside.h"
 
 #define FREE_BYTES (UINT64_C(4) << 20) /* given back at once: about a millisecond */
 
