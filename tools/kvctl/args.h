@@ -47,7 +47,7 @@ extern const unsigned n_verbs;
 struct args {
         const struct verb *verb; /* NULL if none was given */
         const char *group;       /* first word of several verbs, as in "space --help"; or NULL */
-        const char *operand[ARGS_OPERANDS_MAX];
+        const char *operand[ARGS_OPERANDS_MAX + 1]; /* one too many, for the refusal */
         unsigned n_operands;
         uint64_t given; /* FLAG_BIT of the flags */
         const char *text[N_FLAGS];
