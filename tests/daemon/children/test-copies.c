@@ -253,37 +253,42 @@ static bool some_are_on_their_way(void) {
         return t.copies > t.copies_written;
 }
 
+static void spill_each(void) {
+        for (uint32_t i = 0; i < USER_BLOCKS; i++)
+                ck_assert_int_ge(kvd_sequence_cool(u.sequence, 1, &i, KVD_COOL_SPILL), 0);
+}
+
 /*
- * Stops the disk process while copies are sent to it. If it has other work just then, such as its
- * superblock, no copy is begun before that is done: it gets longer and longer to do it.
+ * Stops the disk process, and spills until copies are sent to it. If it is stopped in the middle of
+ * other work, such as its superblock, no copy is sent before that is done: all is repeated then.
  */
 static void stop_under_way(pid_t disk) {
-        for (unsigned ms = 1;; ms = MIN(ms * 2, 1000u)) {
+        for (;;) {
                 ck_assert_int_eq(kill(disk, SIGSTOP), 0);
+                spill_each();
                 for (int i = 0; i < 1000; i++, usleep(1000)) {
                         user_sync(&u);
                         if (some_are_on_their_way())
                                 return;
                 }
                 ck_assert_int_eq(kill(disk, SIGCONT), 0);
-                usleep(ms * 1000);
+                user_revive(&u);
         }
 }
 
 /* Moves copies until it is killed. read: from the file, otherwise to it. */
 static _Noreturn void move_copies(bool read) {
+        pid_t disk = disk_process();
+
         connect_to_it();
         if (read) {
                 spill();
                 WAIT_UNTIL(tier().copies_written == tier().copies);
-                ck_assert_int_eq(kill(child_of(in.pid, "kvd-disk"), SIGSTOP), 0);
+                ck_assert_int_eq(kill(disk, SIGSTOP), 0);
                 ask_for_all();
         } else {
-                ck_assert_int_eq(kill(child_of(in.pid, "kvd-disk"), SIGSTOP), 0);
                 user_append(&u, USER_BLOCKS);
-                for (uint32_t i = 0; i < USER_BLOCKS; i++)
-                        ck_assert_int_ge(kvd_sequence_cool(u.sequence, 1, &i, KVD_COOL_SPILL), 0);
-                stop_under_way(child_of(in.pid, "kvd-disk"));
+                stop_under_way(disk);
         }
         for (;; usleep(1000))
                 user_sync(&u);

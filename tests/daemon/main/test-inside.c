@@ -107,9 +107,10 @@ START_TEST(connections_allocate_nothing) {
 END_TEST
 
 START_TEST(stopped_while_clients_are_busy) {
-        struct peer_end *p = peer_attach(it.in.socket), *q = peer_connect(it.in.socket);
+        struct peer_end *p = peer_attach(it.in.socket), *q;
 
         peer_ok(p, MSG(allocate, .space = peer_open_space(p, "s"), .count = 4));
+        q = peer_connect(it.in.socket);
         peer_send(q, &MSG(attach, .protocol = KVD_PROTOCOL));
         end_daemon();
         peer_close(p);
