@@ -146,8 +146,6 @@ static int start(struct child *c) {
         return watch(c);
 }
 
-static bool is_wanted(struct child *c) { return !c->ops->wanted || c->ops->wanted(c); }
-
 static void pause_and_start(struct child *c) {
         loop_timer_set(c->loop, &c->retry, sys_now_ns() + c->pause_ns);
         c->pause_ns = c->pause_ns ? MIN(c->pause_ns * 2, c->most_pause_ns) : FIRST_PAUSE_NS;
@@ -162,8 +160,8 @@ static void start_again(struct loop_timer *timer) {
                 child_look(c);
                 return;
         }
-        if (!is_wanted(c))
-                return; /* preparing the start ended the reason for it */
+        if (r == -ECANCELED)
+                return;
         log_limited(LOG_WARNING, "the %s cannot be started: %s; trying again", c->ops->name,
                     strerror(-r));
         give_up(c);
@@ -273,6 +271,8 @@ void child_look(struct child *c) {
         if (!c->stopped && !loop_timer_is_set(&c->look))
                 loop_timer_set(c->loop, &c->look, 0);
 }
+
+static bool is_wanted(struct child *c) { return !c->ops->wanted || c->ops->wanted(c); }
 
 static void look_now(struct loop_timer *timer) {
         struct child *c = container_of(timer, struct child, look);

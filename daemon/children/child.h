@@ -33,7 +33,8 @@ struct child_ops {
 
         /* is there a reason to start it? NULL: always */
         bool (*wanted)(struct child *);
-        int (*prepare)(struct child *);        /* before each start; sets arguments */
+        /* before each start; sets arguments. -ECANCELED: it is not wanted any more */
+        int (*prepare)(struct child *);
         void (*not_started)(struct child *);   /* a start failed; may be NULL */
         /* there was no reply for slow_ns; it may still come */
         void (*slow)(struct child *);
