@@ -61,7 +61,7 @@ void open_space(struct machine *m, const char *name, const struct kvd_geometry *
 void start_machine(struct machine *m, const char *state);
 void stop_machine(struct machine *m);
 void kill_machine(struct machine *m); /* and starts it again, with an empty pool */
-/* Process id of the remote process; 0 if there is none. */
+/* Process id of the remote process; 0 if none. */
 pid_t remote_process(const struct machine *m);
 void kill_remote_process(struct machine *m); /* and waits for the next one */
 

@@ -195,7 +195,7 @@ static const struct operation {
 
 /* ---- the daemon ------------------------------------------------------------------------------ */
 
-/* The keeper's child; 0 if there is none at the moment. */
+/* The keeper's child; 0 if none at the moment. */
 static pid_t kvd_pid(void) {
         return child_of(t.daemon.pid, NULL);
 }
