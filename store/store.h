@@ -500,7 +500,7 @@ struct store_job {
 
 uint64_t store_jobs_waiting(const struct store *store);
 
-/* Takes the next job and writes its arguments (ipc/base/job.h). False if there is none. */
+/* Takes the next job and writes its arguments (ipc/base/job.h). False if none. */
 bool store_next_job(struct store *store, void *arguments, struct store_job *ret);
 
 /* The worker's reply. It is not trusted: sizes and numbers are checked against the request. */

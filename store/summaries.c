@@ -73,7 +73,7 @@ static bool mark_old(struct space *space) {
 
 /* ---- the job --------------------------------------------------------------------------------- */
 
-/* Returns the next marked block at or after the hand, and clears its mark. NONE if there is none. */
+/* Returns the next marked block at or after the hand, and clears its mark. NONE if none. */
 static uint32_t next_marked(struct space *space) {
         uint32_t words = DIV_UP(space_index(space)->capacity, 64), at = summaries_of(space)->hand;
 

@@ -8,7 +8,7 @@
 
 /* The block is sealed and its data is there: it needs a summary, if a method reads summaries. */
 void summary_want(struct space *space, uint32_t id);
-/* bytes of the file of summaries; 0 if there is none yet */
+/* bytes of the file of summaries; 0 if none yet */
 uint64_t summaries_bytes(const struct space *space);
 
 #endif

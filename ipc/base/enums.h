@@ -84,7 +84,7 @@ enum kvd_enum {
 #undef KVD_ENUM_
 };
 
-const char *kvd_enum_word(enum kvd_enum which, uint32_t number); /* "?" if there is none */
+const char *kvd_enum_word(enum kvd_enum which, uint32_t number); /* "?" if none */
 uint32_t kvd_enum_number(enum kvd_enum which, const char *word); /* 0 if there is no such word */
 
 #endif

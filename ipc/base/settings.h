@@ -34,7 +34,7 @@ struct kvd_setting_info {
 /* NULL after the last one. */
 const struct kvd_setting_info *kvd_setting_info(enum kvd_setting which);
 
-/* name: "memshare" or "memshare.on", "memshare.tau_step", ... Returns -1 if there is none. */
+/* name: "memshare" or "memshare.on", "memshare.tau_step", ... Returns -1 if none. */
 int kvd_setting_by_name(const char *name);
 
 /* Parses a value as users write it. 0, or -EINVAL. */

@@ -587,7 +587,7 @@ uint64_t blocks_committed(const struct space *space);
 /* unready.c: blocks whose data is still to come (pending), or never will (poisoned) */
 /* The block waits for its data, in that list. */
 void block_awaits(struct space *space, struct block_list *list, uint32_t id);
-/* It leaves the list, and is swept as soon as nobody pins it if it is poisoned. */
+/* It leaves the list. If poisoned, it is freed once no client pins it. */
 void block_awaits_no_more(struct space *space, struct block_list *list, uint32_t id);
 /* Poisons a block and all blocks behind it. False: *budget ran out; poison_goes_on continues. */
 bool block_poison(struct space *space, uint32_t id, uint32_t *budget);

@@ -57,7 +57,7 @@ static struct space *oldest_of_others(const struct domain *than, enum kvd_cost c
         return oldest;
 }
 
-/* The space to delete. NULL if there is none, or if all of them together would not be enough. */
+/* The space to delete. NULL: no space can be deleted, or all of them together are not enough. */
 static struct space *choose(const struct domain *domain, const struct space *except, int error) {
         const struct short_of *missing = &domain->store->account.short_of;
         uint64_t has = 0, of_others = 0, used = domain_used(domain, missing->cost);

@@ -153,7 +153,7 @@ void attachment_charge(struct space *space); /* charges an attachment, even beyo
 void attachment_enter(struct attachment *a);
 void attachment_unmake(struct attachment *a);
 uint32_t space_users(const struct space *space); /* attachments that have not ended */
-/* The first block at or after id whose words may be other than 0; capacity if there is none. */
+/* The first block at or after id whose words may be other than 0; capacity if none. */
 uint32_t attachment_words_from(const struct attachment *a, uint32_t id);
 void attachments_end(struct space *space); /* the space is deleted, or left to the next daemon */
 /* frees some blocks that clients were filling when they ended; false: there are none */

@@ -56,7 +56,7 @@ struct memory_ops {
         /* The attachment was given the segment's descriptor. */
         void (*handed_out)(struct attachment *a, uint32_t segment);
 
-        /* Returns a segment that a worker should unmap; false if there is none. */
+        /* Returns a segment that a worker should unmap; false if none. */
         bool (*next_unmap)(struct store *store, struct space **space, uint32_t *segment);
 
         /* Is so much memory moving between spaces that no more should be taken? */

@@ -49,7 +49,7 @@ void bring_end(struct bringing *b);
  * Seals a block of room_take, which the caller holds, as the chain's next one if it was filled, and
  * frees it otherwise. tokens: those of the block; of a bidirectional prefix's first block: those of
  * the whole prefix. Returns the block that has the content now, which may be another one that had
- * it already; the next block follows it. 0 if there is none.
+ * it already; the next block follows it. 0 if none.
  */
 kvd_ref bring_settle(struct bringing *b, kvd_ref block, const uint32_t *tokens, bool filled);
 

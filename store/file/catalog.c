@@ -294,7 +294,7 @@ static void slot_give(struct catalog *c, uint32_t place) {
 
 /* ---- hints for clients ----------------------------------------------------------------------- */
 
-/* The slot with a record's hint; with value 0: the first free slot for one. NULL if there is none. */
+/* The slot with a record's hint; with value 0: the first free slot for one. NULL if none. */
 static shm_u64 *hint_find(const struct kvd_index *ix, uint64_t hint, uint64_t value) {
         for (uint32_t i = 0; i < KVD_BUCKETS * KVD_BUCKET_SLOTS; i++) {
                 shm_u64 *slot = kvd_index_hint(ix, hint, i);

@@ -104,7 +104,7 @@ void catalog_close(struct catalog *c);
 int catalog_space(struct catalog *c, struct kvd_key id, bool enter);
 int catalog_space_of_epoch(const struct catalog *c, uint64_t epoch);
 
-/* The place of the record with that tag; CATALOG_NOWHERE if there is none. */
+/* The place of the record with that tag; CATALOG_NOWHERE if none. */
 uint32_t catalog_find(const struct catalog *c, uint64_t tag);
 
 /*

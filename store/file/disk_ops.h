@@ -25,7 +25,7 @@ struct disk_io {
 struct disk {
         uint64_t bytes; /* size; parts that are not allocated yet read as zeros */
         void (*begin)(struct disk *disk, struct disk_io *io, bool writes);
-        /* Waits for an I/O in flight, whichever completes first. NULL if there is none. */
+        /* Waits for an I/O in flight, whichever completes first. NULL if none. */
         struct disk_io *(*end)(struct disk *disk);
         int (*flush)(struct disk *disk); /* only while no I/O is in flight */
         /* announces the buffer of most I/Os, which outlives the disk; NULL: no need for it */

@@ -24,7 +24,7 @@
 
 struct host_record {
         uint64_t checksum;
-        uint32_t place;                 /* of the exact copy, plus 1; 0 if there is none */
+        uint32_t place;                 /* of the exact copy, plus 1; 0 if none */
         uint32_t colder, warmer;        /* LRU list of records with copies: record plus 1; 0: end */
 };
 

@@ -168,7 +168,7 @@ static int draw(struct set *set, void *ret, size_t bytes) {
         return 0;
 }
 
-/* newest: NULL if there is none; then the first file gets life 0. */
+/* newest: NULL if none; then the first file gets life 0. */
 static void judge_file(struct set *set, uint32_t file, uint64_t extent_bytes,
                        const struct file_super *newest) {
         struct set_file *f = &set->files[file];

@@ -108,7 +108,7 @@ static void stay(struct sequence *q, struct entry *e) {
 }
 
 /*
- * Finds a place for the copy. Returns false if there is none, but a copy is required. *full: as
+ * Finds a place for the copy. False: no place is left, but a copy is required. *full: as
  * above, per job.
  */
 static bool find_copy_room(struct sequence *q, bool vague, bool *full, uint32_t *ret) {

@@ -215,6 +215,7 @@ static void close_all(struct sequence *q) {
                 q->sketches = s->next;
                 sketch_close(q->space, s);
         }
+        q->sketch_found = NULL;
 }
 
 int space_sketch_fd(struct space *space, uint32_t number, uint64_t *bytes) {

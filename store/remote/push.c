@@ -19,7 +19,7 @@
 #define FIRST_PAUSE_NS UINT64_C(100000000)
 #define MOST_PAUSE_NS UINT64_C(10000000000)
 
-/* behind: number of its parent's item in the request, plus 1; 0 if there is none. */
+/* behind: number of its parent's item in the request, plus 1; 0 if none. */
 static void plan(struct remote *remote, struct space *space, uint32_t id, uint32_t behind) {
         const struct kvd_desc *desc = block_desc(space, id);
         const struct remote_space *rs = remote_space_of(space);

@@ -55,7 +55,7 @@ void instance_run(struct instance *in, const char *const *arguments, bool ready)
 /* Call before the start. Returns a descriptor on which kvd reports its state (sd_notify). */
 int instance_notified(struct instance *in);
 const char *next_state(int fd); /* the next state but WATCHDOG=1; valid until the next call */
-/* A child of a process with this name, or any child if name is NULL; 0 if there is none now. */
+/* A child of a process with this name, or any child if name is NULL; 0 if none now. */
 pid_t child_of(pid_t parent, const char *name);
 
 bool instance_on_gpu(void); /* $KVD_TEST_BACKEND names a backend other than host */

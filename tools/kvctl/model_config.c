@@ -67,7 +67,7 @@ static bool slides(const json_t *config) {
                !json_object_get(config, "layer_types");
 }
 
-/* The type of the first layer without full attention; NULL if there is none. */
+/* The type of the first layer without full attention; NULL if none. */
 static const char *other_layer(const json_t *config) {
         json_t *types = json_object_get(config, "layer_types"), *type;
         size_t i;

@@ -197,7 +197,7 @@ void publisher_answer(struct publisher *p, const char *topic, uint64_t seq, cons
         send_parts(p, p->replay, topic, seq, payload, size);
 }
 
-/* Receives a part of a message; false if there is none. *size is above room if it was cut. */
+/* Receives a part of a message; false if none. *size is above room if it was cut. */
 static bool receive_part(struct publisher *p, bool first, void *to, size_t room, size_t *size) {
         size_t n = sizeof(int);
         int more = 0, got;

@@ -29,7 +29,7 @@ bool cache_connected(struct cache *);
  */
 bool cache_is_here(const struct cache *);
 
-/* private memory for block i of a sequence; NULL, with a message, if there is none */
+/* private memory for block i of a sequence; NULL, with a message, if none */
 uint8_t *cache_take(struct sequence *, uint32_t i);
 void cache_give(struct cache *, uint8_t *block);
 

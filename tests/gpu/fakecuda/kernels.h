@@ -23,7 +23,7 @@ struct fake_kernel {
         void (*run)(const struct fake_launch *launch, const void *argument);
 };
 
-/* Finds a kernel by its name ("kvd_gather"); NULL if there is none. */
+/* Finds a kernel by its name ("kvd_gather"); NULL if none. */
 const struct fake_kernel *fake_kernel_find(const char *name);
 
 /* Bytes of its static shared memory, on the target where it is largest. */
