@@ -331,8 +331,6 @@ static void remember(const struct donor *donor) {
                 space->memory.warm = space_store(space)->spaces.clock;
 }
 
-#define SPACES_PER_READ 4u /* spaces that are compared at the cost of one read */
-
 static int end_search(struct search *search, int r) {
         *search = (struct search){0};
         return r;
@@ -353,17 +351,17 @@ static int go_on_searching(struct space *space, struct search *search, uint64_t 
         if (!search->id)
                 search->id = ++all->searches;
         for (; search->n_asked <= all->all.n; search->n_asked++) {
-                donor = next_donor(space, search->id, when);
-                if (!donor.space)
-                        break;
                 if (!*reads)
                         return -EAGAIN;
+                donor = next_donor(space, search->id, when);
+                *reads -= MIN(*reads, all->all.n);
+                if (!donor.space)
+                        break;
                 r = ask(&donor, reads);
                 if (r)
                         return r < 0 ? r : end_search(search, r);
                 donor.space->memory.asked_in = search->id;
                 remember(&donor);
-                *reads -= MIN(*reads, all->all.n / SPACES_PER_READ);
         }
         return end_search(search, 0);
 }
